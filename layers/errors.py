@@ -1,0 +1,78 @@
+"""What can go wrong with a cache, as one tree.
+
+::
+
+    CachectlError
+    ├── BadRequest            (ValueError)       the caller asked for something that cannot be meant
+    └── LayerError            .layer .path
+        ├── Refused           (PermissionError)  a rule forbids it; .ability, and the reason in words
+        ├── Busy              (TimeoutError)     somebody else holds the lock
+        ├── Damaged           (ValueError)       the bytes are not what their format promises
+        ├── ForeignForm       (ValueError)       an artifact made for another layer or format version
+        ├── EntryExists       (FileExistsError)  a different entry has that key already
+        └── Unreachable       (OSError)          the file system said no
+
+A *miss* is not an error: it is ``None``.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+
+class CachectlError(Exception):
+    """Anything cachectl raises on purpose; its text is one line that a user can act on."""
+
+
+class BadRequest(CachectlError, ValueError):
+    """A layer, key, size, age or option that does not exist or cannot be read."""
+
+
+class LayerError(CachectlError):
+    """A failure of one layer, at one path where there is one."""
+
+    def __init__(self, layer: str, message: str, path: Path | str | None = None) -> None:
+        self.layer = layer
+        self.message = message
+        self.path = path
+        # A name on disk may hold newlines or undecodable bytes; the line stays one line.
+        self.line = f"{layer}: {message}" + (f" ({printable(path)})" if path is not None else "")
+        super().__init__(self.line)
+
+    def __str__(self) -> str:
+        return self.line
+
+
+class Refused(LayerError, PermissionError):
+    """The layer cannot, or must not, do this here; the message says why."""
+
+
+class Busy(LayerError, TimeoutError):
+    """A lock was not to be had in the time allowed."""
+
+
+class Damaged(LayerError, ValueError):
+    """Content that its own library could not use."""
+
+
+class ForeignForm(LayerError, ValueError):
+    """An artifact whose layer or format version is not this layer's."""
+
+
+class EntryExists(LayerError, FileExistsError):
+    """The key is taken by a different entry, and replacing it was not asked for."""
+
+    def __init__(self, layer: str, path: Path | str | None = None) -> None:
+        super().__init__(layer, "a different entry has this key; --replace puts the new one there", path)
+
+
+class Unreachable(LayerError, OSError):
+    """The operating system refused to read or write; the cause is chained."""
+
+
+def printable(path: Path | str) -> str:
+    """Spell a path on one line: control and undecodable characters are escaped."""
+    return "".join(
+        character if character.isprintable() else character.encode("unicode_escape", "surrogatepass").decode()
+        for character in str(path)
+    )

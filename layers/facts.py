@@ -1,0 +1,306 @@
+"""The facts that layers answer with: frozen, plain, free of behaviour that touches a disk.
+
+Sizes are bytes, times are epoch seconds. ``None`` is *unknown*; zero is zero.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+
+
+class Scope(Enum):
+    """Who owns what lies in a root."""
+
+    USER = "user"
+    SYSTEM = "system"
+
+
+class Condition(Enum):
+    """Whether a layer takes part in a run started from this environment."""
+
+    ENABLED = "enabled"
+    DISABLED = "disabled"
+    BYPASSED = "bypassed"
+    ABSENT = "absent"
+    UNKNOWN = "unknown"
+
+
+class Ability(Enum):
+    """What a layer may be asked to do."""
+
+    GET = "get"
+    PUT = "put"
+    CLEAR = "clear"
+    DISABLE = "disable"
+    RELOCATE = "relocate"
+    KERNELS = "kernels"
+
+
+class When(Enum):
+    """The moment from which a switch counts."""
+
+    NOW = "now"
+    NEXT_IMPORT = "at the next import"
+    NEXT_START = "at the next driver start"
+
+
+@dataclass(frozen=True, slots=True)
+class Root:
+    """One place where a layer keeps entries.
+
+    ``source`` says in words why it is there (which variable, which default); ``role`` tells a layer's own
+    roots apart where they differ in meaning (PoCL's ``kcache`` and ``uncached``).
+    """
+
+    path: Path
+    scope: Scope
+    source: str
+    role: str = ""
+
+    @property
+    def exists(self) -> bool:
+        """Tell whether something is there now."""
+        return self.path.exists()
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """A layer's condition, with the reason in words."""
+
+    condition: Condition
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One thing a cache can hit.
+
+    ``written_before`` bounds the age of an entry that has no time of its own: a row is no younger than the
+    last write to its file. ``kernels`` is ``None`` where the bytes do not tell, or were not asked.
+    """
+
+    layer: str
+    key: str
+    root: Path
+    bytes: int
+    files: int
+    created: float | None = None
+    modified: float | None = None
+    used: float | None = None
+    written_before: float | None = None
+    kernels: tuple[str, ...] | None = None
+    device: str | None = None
+    versions: Mapping[str, str] = field(default_factory=dict)
+    stale: bool | None = None
+    stale_because: str | None = None
+    detail: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Orphan:
+    """Files of the layer's own making that no lookup can ever reach: leaked temporaries, left-over builds.
+
+    ``key`` is the path relative to the root. ``idle_only`` marks those that a live process may still be
+    writing.
+    """
+
+    key: str
+    root: Path
+    bytes: int
+    files: int
+    modified: float
+    why: str
+    idle_only: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Housekeeping:
+    """Files that belong to the cache as a whole (an index, an empty dictionary), and so to no entry.
+
+    ``stale`` says of a dictionary that nothing will open it again.
+    """
+
+    key: str
+    root: Path
+    bytes: int
+    files: int = 1
+    modified: float | None = None
+    stale: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Something in a root that does not look as its library would have left it."""
+
+    path: Path
+    code: str
+    message: str
+
+
+Found = Entry | Orphan | Housekeeping | Problem
+
+
+@dataclass(frozen=True, slots=True)
+class Census:
+    """What one root holds, counted.
+
+    ``files`` and ``bytes`` are what lies on disk for the layer, orphans apart; ``stale_*`` is ``None`` where
+    the layer cannot tell a dead entry from a live one.
+    """
+
+    entries: int = 0
+    files: int = 0
+    bytes: int = 0
+    orphan_files: int = 0
+    orphan_bytes: int = 0
+    stale_entries: int | None = None
+    stale_bytes: int | None = None
+    oldest: float | None = None
+    newest: float | None = None
+    problems: tuple[Problem, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Artifact:
+    """The bytes of one entry, with the tag that says how to read them.
+
+    ``form`` names layer and format version (``pocl-entry/1``). ``data`` is the raw value of a one-file
+    entry, or a deterministic tar of a many-file one.
+    """
+
+    layer: str
+    key: str
+    form: str
+    data: bytes
+    detail: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """One line of a plan: what is to be removed, and what it looked like when it was planned.
+
+    ``entries`` is 0 for an orphan and may be many for a whole table; ``mark`` is the store's own
+    fingerprint, compared again before anything is removed.
+    """
+
+    root: Path
+    key: str
+    bytes: int
+    entries: int
+    mark: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """A key and the reason why it was skipped, or why it failed."""
+
+    key: str
+    because: str
+
+
+@dataclass(frozen=True, slots=True)
+class ClearPlan:
+    """Exactly what a clear of one layer would remove, before anything is touched."""
+
+    layer: str
+    targets: tuple[Target, ...] = ()
+    skipped: tuple[Note, ...] = ()
+    failed: tuple[Note, ...] = ()
+
+    @property
+    def entries(self) -> int:
+        """Count the entries that would go."""
+        return sum(target.entries for target in self.targets)
+
+    @property
+    def bytes(self) -> int:
+        """Sum the bytes of what would go."""
+        return sum(target.bytes for target in self.targets)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a clear did. ``bytes_freed`` is what vanished from the disk, measured."""
+
+    layer: str
+    removed: int = 0
+    bytes_freed: int = 0
+    skipped: tuple[Note, ...] = ()
+    failed: tuple[Note, ...] = ()
+
+    def plus(self, other: Outcome) -> Outcome:
+        """Return both outcomes as one."""
+        return Outcome(
+            self.layer,
+            self.removed + other.removed,
+            self.bytes_freed + other.bytes_freed,
+            self.skipped + other.skipped,
+            self.failed + other.failed,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Flag:
+    """A module attribute that switches a cache in a running process, and the value to give it."""
+
+    module: str
+    attribute: str
+    value: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Patch:
+    """A method to be replaced while a layer is off, for a library that has no switch of its own."""
+
+    module: str
+    owner: str
+    method: str
+    replacement: Callable[..., object]
+
+
+@dataclass(frozen=True, slots=True)
+class Switch:
+    """How to turn a layer on or off, as data: nothing is changed by having one.
+
+    ``flags`` act on modules that are loaded; ``patches`` replace methods of a library without a switch;
+    ``drops`` are ``(module, function)`` pairs that empty in-memory copies; ``reloads`` are ``(module,
+    attribute)`` pairs: such a module, first imported while the layer was off, lacks the attribute and must be
+    executed again. The variables are read only once, when a library whose file name begins with one of
+    ``latches`` starts, or when one of ``latching_modules`` is imported.
+    """
+
+    layer: str
+    set: Mapping[str, str] = field(default_factory=dict)
+    unset: frozenset[str] = frozenset()
+    flags: tuple[Flag, ...] = ()
+    patches: tuple[Patch, ...] = ()
+    drops: tuple[tuple[str, str], ...] = ()
+    reloads: tuple[tuple[str, str], ...] = ()
+    latches: tuple[str, ...] = ()
+    latching_modules: tuple[str, ...] = ()
+    takes_effect: When = When.NEXT_START
+
+
+class Severity(Enum):
+    """What damage does to the program that meets it."""
+
+    FAILS = "fails every run"
+    RECOMPILES = "recompiles every run"
+    WASTES = "wastes space"
+    HARMLESS = "harmless"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that is wrong, with the command that mends it."""
+
+    layer: str
+    root: Path
+    key: str | None
+    severity: Severity
+    code: str
+    message: str
+    fix: str

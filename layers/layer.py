@@ -1,0 +1,292 @@
+"""The contract every layer keeps: a uniform face, and the few things a product must say for itself.
+
+A layer is a small class that knows one product. What users call (:meth:`Layer.get`, :meth:`Layer.put`,
+:meth:`Layer.plan_clear`, :meth:`Layer.clear`, :meth:`Layer.disable`) is written once, here; an adapter
+supplies what differs, and composes a store of :mod:`cachectl.layers.stores` for everything that touches a
+disk.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import ClassVar, final
+
+from cachectl.layers.environment import Environment
+from cachectl.layers.errors import ForeignForm, LayerError, Refused
+from cachectl.layers.facts import (
+    Ability,
+    Artifact,
+    Census,
+    ClearPlan,
+    Entry,
+    Finding,
+    Found,
+    Housekeeping,
+    Note,
+    Orphan,
+    Outcome,
+    Problem,
+    Root,
+    Scope,
+    State,
+    Switch,
+    Target,
+)
+from cachectl.layers.selection import ALL, Selection
+
+
+class Layer(ABC):
+    """One cache of the OpenCL stack, as one environment would meet it."""
+
+    #: What users type.
+    name: ClassVar[str]
+    #: One line for tables.
+    title: ClassVar[str]
+    scope: ClassVar[Scope] = Scope.USER
+    #: Hours of tuning rather than a cache that a rerun refills: removed only when named.
+    precious: ClassVar[bool] = False
+    #: Artifact forms that :meth:`put` takes; the first is what :meth:`get` gives.
+    forms: ClassVar[tuple[str, ...]]
+
+    def __init__(self, environment: Environment) -> None:
+        self.environment = environment
+
+    # ------------------------------------------------------------------ what a product says for itself
+
+    @abstractmethod
+    def roots(self) -> tuple[Root, ...]:
+        """Resolve every place the library would use, whether or not it exists, the one it writes to first.
+
+        Pure: an answer of the environment alone.
+        """
+
+    @abstractmethod
+    def state(self) -> State:
+        """Say whether a program started in this environment would use the cache, and why."""
+
+    @abstractmethod
+    def scan(self, root: Root, *, kernels: bool = True) -> Iterator[Found]:
+        """Yield what lies in a root, a thing at a time; damage is yielded as a problem, never raised.
+
+        With ``kernels=False`` the bytes are not looked into for kernel names.
+        """
+
+    @abstractmethod
+    def read(self, root: Root, key: str) -> Artifact | None:
+        """Read one entry, or return ``None`` where the root has no such key."""
+
+    @abstractmethod
+    def write(self, root: Root, key: str, artifact: Artifact, *, replace: bool) -> None:
+        """Verify, stage and place an entry; the form has been checked."""
+
+    @abstractmethod
+    def remove(self, root: Root, targets: tuple[Target, ...]) -> Outcome:
+        """Remove what a plan lists in one root, skipping what has changed since."""
+
+    @abstractmethod
+    def mark(self, root: Root, found: Entry | Orphan | Housekeeping) -> tuple[int, ...] | None:
+        """Fingerprint a found thing so that a later change is noticed; ``None`` if it has gone."""
+
+    @abstractmethod
+    def switch(self, *, on: bool) -> Switch:
+        """Say how to turn the layer on or off."""
+
+    @abstractmethod
+    def relocate(self, folder: Path) -> Switch:
+        """Say how to make the layer keep everything under another folder."""
+
+    @abstractmethod
+    def verify(self, root: Root) -> Iterator[Finding]:
+        """Check every entry the way its library would, and yield what it could not use."""
+
+    def refusals(self) -> Mapping[Ability, str]:
+        """Name what cannot be done here and now, each with the reason."""
+        return {}
+
+    def idle_gate(self, targets: Iterable[Entry | Orphan]) -> Iterator[tuple[Entry | Orphan, str | None]]:
+        """Pair each thing to be cleared with the reason to leave it alone for now, or ``None``."""
+        for target in targets:
+            yield target, None
+
+    def plan_everything(self, root: Root) -> ClearPlan | None:
+        """Plan a whole root without listing its entries, where the store can; else ``None``."""
+        del root
+        return None
+
+    def census(self, root: Root) -> Census:
+        """Count a root. Stores that can count without listing override this."""
+        return tally(self.scan(root, kernels=False))
+
+    # ------------------------------------------------------------------ the face, the same for every layer
+
+    @final
+    def abilities(self) -> Mapping[Ability, str | None]:
+        """Map every ability to ``None`` where the layer has it here, else to the reason it has not."""
+        refusals = self.refusals()
+        return {ability: refusals.get(ability) for ability in Ability}
+
+    @final
+    def entries(self, selection: Selection = ALL) -> Iterator[Entry]:
+        """Yield the selected entries of every root."""
+        for root in self.roots():
+            for found in self.scan(root, kernels=True):
+                if isinstance(found, Entry) and selection.matches(found):
+                    yield found
+
+    @final
+    def get(self, key: str) -> Artifact | None:
+        """Return the artifact of a key, or ``None`` where no root has it.
+
+        Raises :class:`Refused` where the layer cannot, :class:`Damaged` where the entry is not whole.
+        """
+        self._demand(Ability.GET)
+        for root in self.roots():
+            artifact = self.read(root, key)
+            if artifact is not None:
+                return artifact
+        return None
+
+    @final
+    def put(self, key: str, artifact: Artifact, *, replace: bool = False) -> None:
+        """Place an artifact under a key, so that the library itself would hit it.
+
+        Raises :class:`Refused`, :class:`ForeignForm`, :class:`Damaged`, or :class:`EntryExists` where a
+        different entry has the key and ``replace`` is not set. Putting equal bytes again does nothing.
+        """
+        self._demand(Ability.PUT)
+        if artifact.layer != self.name or artifact.form not in self.forms:
+            expected = " or ".join(self.forms)
+            raise ForeignForm(
+                self.name, f"takes {expected}, this is {artifact.form} of layer {artifact.layer}; put it there instead"
+            )
+        roots = self.roots()
+        if not roots:
+            raise Refused(self.name, f"cannot put: no place to keep entries in this environment ({self.state().why})")
+        self.write(roots[0], key, artifact, replace=replace)
+
+    @final
+    def plan_clear(self, selection: Selection = ALL) -> ClearPlan:
+        """List exactly what clearing the selection would remove. Nothing is touched.
+
+        Raises :class:`Refused` where the layer must not be cleared.
+        """
+        self._demand(Ability.CLEAR)
+        if selection.needs_kernels and (reason := self.refusals().get(Ability.KERNELS)) is not None:
+            return ClearPlan(self.name, skipped=(Note("*", f"cannot be selected by kernel: {reason}"),))
+        targets: list[Target] = []
+        skipped: list[Note] = []
+        failed: list[Note] = []
+        for root in self.roots():
+            try:
+                part = self._plan_root(root, selection)
+            except LayerError as error:
+                failed.append(Note(str(root.path), error.message))
+                continue
+            targets.extend(part.targets)
+            skipped.extend(part.skipped)
+            failed.extend(part.failed)
+        return ClearPlan(self.name, tuple(targets), tuple(skipped), tuple(failed))
+
+    @final
+    def clear(self, plan: ClearPlan) -> Outcome:
+        """Remove what a plan lists; what has changed since is skipped, and said."""
+        self._demand(Ability.CLEAR)
+        outcome = Outcome(self.name, skipped=plan.skipped, failed=plan.failed)
+        for root in self.roots():
+            targets = tuple(target for target in plan.targets if target.root == root.path)
+            if not targets:
+                continue
+            try:
+                outcome = outcome.plus(self.remove(root, targets))
+            except LayerError as error:
+                outcome = outcome.plus(Outcome(self.name, failed=(Note(str(root.path), error.message),)))
+        return outcome
+
+    @final
+    def disable(self) -> Switch:
+        """Say, as data, how to turn the layer off. Raises :class:`Refused` where nothing does."""
+        self._demand(Ability.DISABLE)
+        return self.switch(on=False)
+
+    @final
+    def enable(self) -> Switch:
+        """Say, as data, how to turn the layer on."""
+        self._demand(Ability.DISABLE)
+        return self.switch(on=True)
+
+    def _demand(self, ability: Ability) -> None:
+        reason = self.refusals().get(ability)
+        if reason is not None:
+            raise Refused(self.name, f"cannot {ability.value}: {reason}")
+
+    def _plan_root(self, root: Root, selection: Selection) -> ClearPlan:
+        if selection.everything and (whole := self.plan_everything(root)) is not None:
+            return whole
+        chosen: list[Entry | Orphan] = []
+        nameless = 0
+        for found in self.scan(root, kernels=selection.needs_kernels):
+            if isinstance(found, Entry):
+                nameless += selection.needs_kernels and found.kernels is None
+                if selection.matches(found):
+                    chosen.append(found)
+            elif isinstance(found, Orphan) and selection.matches_orphan(found):
+                chosen.append(found)
+        targets: list[Target] = []
+        skipped: list[Note] = []
+        if nameless:
+            skipped.append(Note("*", f"{nameless} entries in {root.path} do not tell their kernel's name"))
+        for thing, reason in self.idle_gate(chosen):
+            if reason is not None:
+                skipped.append(Note(thing.key, reason))
+            elif (mark := self.mark(root, thing)) is not None:
+                entries = 1 if isinstance(thing, Entry) else 0
+                targets.append(Target(root.path, thing.key, thing.bytes, entries, mark))
+        return ClearPlan(self.name, tuple(targets), tuple(skipped))
+
+
+def tally(found: Iterable[Found]) -> Census:
+    """Fold a scan into numbers, holding no more than one thing at a time."""
+    entries = files = total = orphan_files = orphan_bytes = stale_entries = stale_bytes = 0
+    knows_stale = False
+    oldest: float | None = None
+    newest: float | None = None
+    problems: list[Problem] = []
+    for thing in found:
+        if isinstance(thing, Problem):
+            problems.append(thing)
+        elif isinstance(thing, Orphan):
+            orphan_files += thing.files
+            orphan_bytes += thing.bytes
+        elif isinstance(thing, Housekeeping):
+            files += thing.files
+            total += thing.bytes
+            if thing.stale is not None:
+                knows_stale = True
+                stale_bytes += thing.bytes if thing.stale else 0
+        else:
+            entries += 1
+            files += thing.files
+            total += thing.bytes
+            if thing.stale is not None:
+                knows_stale = True
+                stale_entries += thing.stale
+                stale_bytes += thing.bytes if thing.stale else 0
+            moment = thing.modified if thing.modified is not None else thing.written_before
+            if moment is not None:
+                oldest = moment if oldest is None or moment < oldest else oldest
+                newest = moment if newest is None or moment > newest else newest
+    return Census(
+        entries=entries,
+        files=files,
+        bytes=total,
+        orphan_files=orphan_files,
+        orphan_bytes=orphan_bytes,
+        stale_entries=stale_entries if knows_stale else None,
+        stale_bytes=stale_bytes if knows_stale else None,
+        oldest=oldest,
+        newest=newest,
+        problems=tuple(problems),
+    )
+

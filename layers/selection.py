@@ -1,0 +1,106 @@
+"""Which entries a verb is about: by kernel, key, age, size or staleness."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Final
+
+from cachectl.layers.errors import BadRequest
+from cachectl.layers.facts import Entry, Housekeeping, Orphan
+
+_AGE_UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
+_SIZE_UNITS: Final = {
+    "": 1,
+    "B": 1,
+    **{f"{letter}{suffix}": 1024**power for power, letter in enumerate("KMGT", 1) for suffix in ("", "B", "IB")},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """A conjunction of conditions; the empty one selects everything.
+
+    ``before`` and ``after`` are moments (epoch seconds) that an entry's last change is held against;
+    ``larger_than`` is bytes; ``kernel`` a shell pattern on kernel names.
+    """
+
+    kernel: str | None = None
+    key: str | None = None
+    before: float | None = None
+    after: float | None = None
+    larger_than: int | None = None
+    stale: bool = False
+
+    @property
+    def everything(self) -> bool:
+        """Tell whether nothing is left out."""
+        return self == Selection()
+
+    @property
+    def needs_kernels(self) -> bool:
+        """Tell whether entries must be looked into for kernel names."""
+        return self.kernel is not None
+
+    def matches(self, entry: Entry) -> bool:
+        """Tell whether an entry meets every condition; what is unknown meets none."""
+        return (
+            self._matches_kernel(entry.kernels)
+            and (self.key is None or self.key == entry.key)
+            and self._matches_time(entry)
+            and (self.larger_than is None or entry.bytes > self.larger_than)
+            and (not self.stale or entry.stale is True)
+        )
+
+    def matches_orphan(self, orphan: Orphan | Housekeeping) -> bool:
+        """Tell the same of an orphan, which has no kernel and is never hit: it counts as stale."""
+        if self.kernel is not None or orphan.modified is None:
+            return False
+        return (
+            (self.key is None or self.key == orphan.key)
+            and (self.before is None or orphan.modified < self.before)
+            and (self.after is None or orphan.modified > self.after)
+            and (self.larger_than is None or orphan.bytes > self.larger_than)
+        )
+
+    def _matches_kernel(self, kernels: tuple[str, ...] | None) -> bool:
+        if self.kernel is None:
+            return True
+        pattern = self.kernel
+        return kernels is not None and any(fnmatchcase(kernel, pattern) for kernel in kernels)
+
+    def _matches_time(self, entry: Entry) -> bool:
+        last = entry.used if entry.used is not None else entry.modified
+        if self.before is not None:
+            youngest = last if last is not None else entry.written_before
+            if youngest is None or youngest >= self.before:
+                return False
+        return self.after is None or (last is not None and last > self.after)
+
+
+ALL: Final = Selection()
+
+
+def parse_age(text: str) -> float:
+    """Read ``30d``, ``12h``, ``2w``, ``90m`` or ``45s`` as seconds.
+
+    Raises :class:`BadRequest` for anything else.
+    """
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhdw])", text.strip())
+    if match is None:
+        message = f"cannot read {text!r} as an age; write a number and s, m, h, d or w, such as 30d"
+        raise BadRequest(message)
+    return float(match[1]) * _AGE_UNITS[match[2]]
+
+
+def parse_size(text: str) -> int:
+    """Read ``500M``, ``2GiB`` or a plain number as bytes; units are powers of 1024.
+
+    Raises :class:`BadRequest` for anything else.
+    """
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", text.strip())
+    if match is None or match[2].upper() not in _SIZE_UNITS:
+        message = f"cannot read {text!r} as a size; write bytes or a number and K, M, G or T, such as 500M"
+        raise BadRequest(message)
+    return int(float(match[1]) * _SIZE_UNITS[match[2].upper()])
