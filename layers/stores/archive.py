@@ -1,0 +1,98 @@
+"""Deterministic tars: the bytes of a many-file entry, and the file that carries an artifact."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+from collections.abc import Mapping
+from pathlib import PurePosixPath
+from typing import Final
+
+from cachectl.layers.errors import BadRequest
+from cachectl.layers.facts import Artifact
+
+_HEADER: Final = "artifact.json"
+_DATA: Final = "data"
+_SCHEMA: Final = "cachectl/artifact/1"
+
+
+def pack(members: Mapping[str, bytes]) -> bytes:
+    """Write named contents as a tar whose bytes depend on nothing else: no times, owners or order."""
+    import tarfile
+
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as tar:
+        for name in sorted(members):
+            info = tarfile.TarInfo(name)
+            info.size = len(members[name])
+            info.mode = 0o600
+            tar.addfile(info, io.BytesIO(members[name]))
+    return buffer.getvalue()
+
+
+def unpack(data: bytes) -> dict[str, bytes]:
+    """Read back what :func:`pack` wrote.
+
+    Raises :class:`ValueError` for anything but plain files at relative paths inside the archive: links,
+    devices, ``..``, absolute and doubled names are refused.
+    """
+    import tarfile
+
+    members: dict[str, bytes] = {}
+    try:
+        with tarfile.open(fileobj=io.BytesIO(data), mode="r:") as tar:
+            for info in tar:
+                path = PurePosixPath(info.name)
+                if not info.isreg() or path.is_absolute() or ".." in path.parts or not path.parts:
+                    message = f"unsafe member {info.name!r}"
+                    raise ValueError(message)
+                if str(path) in members:
+                    message = f"member {info.name!r} stands twice"
+                    raise ValueError(message)
+                content = tar.extractfile(info)
+                members[str(path)] = content.read() if content is not None else b""
+    except (tarfile.TarError, EOFError) as error:
+        message = f"not a tar: {error}"
+        raise ValueError(message) from error
+    return members
+
+
+def artifact_to_bytes(artifact: Artifact) -> bytes:
+    """Write an artifact as the file that ``cachectl get`` gives: a tar of ``artifact.json`` and ``data``."""
+    header = {
+        "schema": _SCHEMA,
+        "layer": artifact.layer,
+        "key": artifact.key,
+        "form": artifact.form,
+        "detail": dict(sorted(artifact.detail.items())),
+        "sha256": hashlib.sha256(artifact.data).hexdigest(),
+    }
+    text = json.dumps(header, indent=1, sort_keys=True).encode()
+    return pack({_HEADER: text, _DATA: artifact.data})
+
+
+def artifact_from_bytes(data: bytes) -> Artifact:
+    """Read such a file. Raises :class:`BadRequest` where it is not one, or its checksum does not hold."""
+    try:
+        members = unpack(data)
+        header = json.loads(members[_HEADER])
+        content = members[_DATA]
+        if header["schema"] != _SCHEMA:
+            message = f"unknown schema {header['schema']!r}"
+            raise ValueError(message)
+        artifact = Artifact(
+            layer=str(header["layer"]),
+            key=str(header["key"]),
+            form=str(header["form"]),
+            data=content,
+            detail={str(name): str(value) for name, value in header["detail"].items()},
+        )
+        digest = str(header["sha256"])
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        message = f"not an artifact file of cachectl get: {error}"
+        raise BadRequest(message) from error
+    if hashlib.sha256(content).hexdigest() != digest:
+        message = "the artifact file is damaged: its checksum does not hold"
+        raise BadRequest(message)
+    return artifact

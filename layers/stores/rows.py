@@ -1,0 +1,289 @@
+"""Rows of a sqlite file: counted, read, inserted and deleted without ever replacing the file.
+
+A live program may hold the file open; unlinking, renaming over or truncating it would break that program, so
+a :class:`RowFile` only ever deletes rows and then gives the space back with ``VACUUM``, in short
+transactions with a finite wait.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sqlite3
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+from urllib.parse import quote
+
+from cachectl.layers.errors import Busy, Damaged, EntryExists, LayerError, Unreachable
+
+#: Seconds to wait for a lock that another process holds.
+PATIENCE: Final = 5.0
+_MAGIC: Final = b"SQLite format 3\0"
+_WAL_MODE: Final = b"\x02\x02"
+_COMPANIONS: Final = ("-journal", "-wal", "-shm")
+
+
+@dataclass(frozen=True, slots=True)
+class Schema:
+    """One table: how to make it, what identifies a row, and what it holds.
+
+    ``key`` and ``values`` are column names; ``size`` is the sql expression of a row's bytes.
+    """
+
+    table: str
+    create: tuple[str, ...]
+    key: tuple[str, ...]
+    values: tuple[str, ...]
+    size: str
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Name all columns, key first."""
+        return self.key + self.values
+
+    @property
+    def where_key(self) -> str:
+        """Spell the condition that picks one row."""
+        return " and ".join(f'"{column}" = ?' for column in self.key)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """The place and weight of one row; ``key`` has a value per key column."""
+
+    rowid: int
+    key: tuple[str, ...]
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Weight:
+    """Row count, summed bytes and highest row id of a table."""
+
+    rows: int
+    bytes: int
+    last: int
+
+
+def disk_usage(path: Path) -> tuple[int, int]:
+    """Return how many files a database has (journals included) and their bytes."""
+    files = total = 0
+    for companion in ("", *_COMPANIONS):
+        try:
+            size = path.with_name(path.name + companion).stat().st_size
+        except FileNotFoundError:
+            continue
+        files += 1
+        total += size
+    return files, total
+
+
+class RowFile:
+    """One sqlite file holding rows of one schema.
+
+    Every method raises :class:`Busy` when a lock outlasts ``patience`` seconds, :class:`Damaged` when the file
+    is not such a database, and :class:`Unreachable` when the operating system refuses.
+    """
+
+    def __init__(self, layer: str, path: Path, schema: Schema, patience: float = PATIENCE) -> None:
+        self.layer = layer
+        self.path = path
+        self.schema = schema
+        self.patience = patience
+
+    # ------------------------------------------------------------------ reading
+
+    def count(self) -> int:
+        """Count the rows."""
+        with self._reading() as connection:
+            return int(connection.execute(f"select count(*) from {self.schema.table}").fetchone()[0])
+
+    def weigh(self) -> Weight:
+        """Count and sum the rows, and note the last row id: together they mark the table's state."""
+        query = f"select count(*), coalesce(sum({self.schema.size}), 0), coalesce(max(rowid), 0)"
+        with self._reading() as connection:
+            rows, total, last = connection.execute(f"{query} from {self.schema.table}").fetchone()
+            return Weight(int(rows), int(total), int(last))
+
+    def rows(self) -> Iterator[Row]:
+        """Yield every row's key and size, in the order of insertion."""
+        keys = ", ".join(f'"{column}"' for column in self.schema.key)
+        query = f"select rowid, {self.schema.size}, {keys} from {self.schema.table} order by rowid"
+        with self._reading() as connection:
+            for rowid, size, *key in connection.execute(query):
+                yield Row(int(rowid), tuple(str(part) for part in key), int(size or 0))
+
+    def rows_with(self, *columns: str) -> Iterator[tuple[Row, tuple[object, ...]]]:
+        """Yield every row together with some of its values."""
+        names = ", ".join(f'"{column}"' for column in (*self.schema.key, *columns))
+        query = f"select rowid, {self.schema.size}, {names} from {self.schema.table} order by rowid"
+        width = len(self.schema.key)
+        with self._reading() as connection:
+            for rowid, size, *rest in connection.execute(query):
+                yield Row(int(rowid), tuple(str(part) for part in rest[:width]), int(size or 0)), tuple(rest[width:])
+
+    def read(self, key: Sequence[str]) -> tuple[object, ...] | None:
+        """Return the value columns of a row, or ``None`` where there is no such row or no such file."""
+        if not self.path.exists():
+            return None
+        values = ", ".join(f'"{column}"' for column in self.schema.values)
+        query = f"select {values} from {self.schema.table} where {self.schema.where_key}"
+        with self._reading() as connection:
+            row = connection.execute(query, tuple(key)).fetchone()
+            return None if row is None else tuple(row)
+
+    def row(self, key: Sequence[str]) -> Row | None:
+        """Return the place and weight of one row."""
+        query = f"select rowid, {self.schema.size} from {self.schema.table} where {self.schema.where_key}"
+        with self._reading() as connection:
+            found = connection.execute(query, tuple(key)).fetchone()
+            return None if found is None else Row(int(found[0]), tuple(key), int(found[1] or 0))
+
+    def columns(self) -> frozenset[str]:
+        """Name the columns that the table has; none where there is no such table."""
+        with self._reading() as connection:
+            return frozenset(str(row[1]) for row in connection.execute(f"pragma table_info({self.schema.table})"))
+
+    def check(self) -> str | None:
+        """Run sqlite's own integrity check; return its complaint, or ``None`` where all is well."""
+        with self._reading() as connection:
+            verdict = str(connection.execute("pragma quick_check(1)").fetchone()[0])
+            if verdict != "ok":
+                return verdict
+            present = {str(row[1]) for row in connection.execute(f"pragma table_info({self.schema.table})")}
+        missing = sorted(set(self.schema.columns) - present)
+        return f"table {self.schema.table} lacks the columns {', '.join(missing)}" if missing else None
+
+    # ------------------------------------------------------------------ writing
+
+    def insert(self, key: Sequence[str], values: Sequence[object], *, replace: bool) -> None:
+        """Insert one row in one transaction, making file and table if there are none.
+
+        Raises :class:`EntryExists` where a different row has the key and ``replace`` is not set.
+        """
+        places = ", ".join("?" for _ in self.schema.columns)
+        names = ", ".join(f'"{column}"' for column in self.schema.columns)
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise Unreachable(self.layer, f"cannot make the folder: {error.strerror}", self.path.parent) from error
+        with self._writing(create=True) as connection:
+            connection.execute("begin immediate")
+            for statement in self.schema.create:
+                connection.execute(statement)
+            standing = self._values_in(connection, key)
+            if standing is not None and standing != tuple(values) and not replace:
+                connection.execute("rollback")
+                raise EntryExists(self.layer, self.path)
+            if standing != tuple(values):
+                statement = f"insert or replace into {self.schema.table} ({names}) values ({places})"
+                connection.execute(statement, (*key, *values))
+            connection.execute("commit")
+
+    def delete(self, rows: Sequence[Row]) -> list[Row]:
+        """Delete exactly these rows, each only if it still has its size and row id; return those that went."""
+        if not rows:
+            return []
+        statement = (
+            f"delete from {self.schema.table} where rowid = ? and {self.schema.size} = ? and {self.schema.where_key}"
+        )
+        with self._writing() as connection:
+            connection.execute("begin immediate")
+            gone = [row for row in rows if connection.execute(statement, (row.rowid, row.bytes, *row.key)).rowcount]
+            connection.execute("commit")
+        return gone
+
+    def delete_up_to(self, last: int) -> int:
+        """Delete every row up to a row id, and so none that came later; return how many went."""
+        with self._writing() as connection:
+            connection.execute("begin immediate")
+            removed = connection.execute(f"delete from {self.schema.table} where rowid <= ?", (last,)).rowcount
+            connection.execute("commit")
+        return removed
+
+    def vacuum(self) -> bool:
+        """Give deleted rows' space back to the disk; ``False`` where others keep the file too busy for it."""
+        try:
+            with self._writing() as connection:
+                connection.execute("vacuum")
+                connection.execute("pragma wal_checkpoint(truncate)")
+        except Busy:
+            return False
+        return True
+
+    # ------------------------------------------------------------------ connections
+
+    def _values_in(self, connection: sqlite3.Connection, key: Sequence[str]) -> tuple[object, ...] | None:
+        values = ", ".join(f'"{column}"' for column in self.schema.values)
+        query = f"select {values} from {self.schema.table} where {self.schema.where_key}"
+        row = connection.execute(query, tuple(key)).fetchone()
+        return None if row is None else tuple(row)
+
+    @contextmanager
+    def _reading(self) -> Iterator[sqlite3.Connection]:
+        with ExitStack() as stack:
+            with self._translated():
+                uri = stack.enter_context(self._readable_uri())
+                connection = sqlite3.connect(uri, timeout=self.patience, uri=True, isolation_level=None)
+                stack.enter_context(closing(connection))
+                connection.execute("pragma query_only = on")
+            with self._translated():
+                yield connection
+
+    @contextmanager
+    def _readable_uri(self) -> Iterator[str]:
+        """Spell a way to open the file that leaves nothing behind.
+
+        A plain read-only open of a WAL-mode file creates ``-wal`` and ``-shm`` beside it: such a file is
+        opened as immutable when no log is pending, and copied with its log when one is.
+        """
+        with self.path.open("rb") as file:
+            header = file.read(20)
+        if header and not header.startswith(_MAGIC):
+            raise sqlite3.DatabaseError("file is not a database")
+        location = f"file:{quote(os.fsencode(self.path))}"
+        if header[18:20] != _WAL_MODE:
+            yield f"{location}?mode=ro"
+            return
+        log = self.path.with_name(self.path.name + "-wal")
+        if not log.exists() or log.stat().st_size == 0:
+            yield f"{location}?mode=ro&immutable=1"
+            return
+        with tempfile.TemporaryDirectory(prefix="cachectl-") as folder:
+            copy = Path(folder, "copy.sqlite")
+            shutil.copyfile(self.path, copy)
+            shutil.copyfile(log, copy.with_name("copy.sqlite-wal"))
+            yield f"file:{quote(os.fsencode(copy))}"
+
+    @contextmanager
+    def _writing(self, *, create: bool = False) -> Iterator[sqlite3.Connection]:
+        mode = "rwc" if create else "rw"
+        with self._translated():
+            uri = f"file:{quote(os.fsencode(self.path))}?mode={mode}"
+            with closing(sqlite3.connect(uri, timeout=self.patience, uri=True, isolation_level=None)) as connection:
+                yield connection
+
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
+        try:
+            yield
+        except LayerError:
+            raise
+        except sqlite3.OperationalError as error:
+            raise self._operational(error) from error
+        except sqlite3.DatabaseError as error:
+            raise Damaged(self.layer, f"not a usable database: {error}", self.path) from error
+        except OSError as error:
+            raise Unreachable(self.layer, f"cannot open: {error.strerror or error}", self.path) from error
+
+    def _operational(self, error: sqlite3.OperationalError) -> LayerError:
+        text = str(error)
+        if "locked" in text or "busy" in text:
+            return Busy(self.layer, f"locked by another process for more than {self.patience:g} s", self.path)
+        if "no such table" in text or "no such column" in text or "malformed" in text:
+            return Damaged(self.layer, f"not a usable database: {text}", self.path)
+        return Unreachable(self.layer, f"sqlite cannot use it: {text}", self.path)
