@@ -1,0 +1,166 @@
+"""The CUDA ComputeCache, decoded: entries, their keys, and the index.
+
+NVIDIA publishes no format; this one was decoded from caches that driver 580.159.04 wrote and checked on every
+entry of them. All numbers are little endian. Everything here is gated on the version and on two checksums, so
+another format is noticed and never guessed at.
+
+An entry is a header of 28 bytes (u32 version, u64 key length, u64 payload length, u64 FNV-1a of the payload),
+the key, the payload. Its file name is the FNV-1a of the key, as 16 hex digits split ``a/b/14 digits``. The
+index is u32 version, u32 count, u64 total, then per entry its id and its size without the header.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from cachectl.layers.formats.opencl_source import kernel_names
+
+VERSION: Final = 0x41
+HEADER: Final = struct.Struct("<IQQQ")
+_INDEX_HEADER: Final = struct.Struct("<IIQ")
+_INDEX_RECORD: Final = struct.Struct("<QQ")
+_OFFSET_BASIS: Final = 0xCBF29CE484222325
+_PRIME: Final = 0x100000001B3
+_MASK: Final = 0xFFFFFFFFFFFFFFFF
+
+_DEVICE: Final = re.compile(rb"\bsm_\d+[a-z]?")
+_PTX_ENTRY: Final = re.compile(rb"\.entry\s+([\w$]+)")
+_DRIVER: Final = re.compile(rb"\x00(\d{3,4}\.\d+(?:\.\d+)?)\x00")
+_BUILD: Final = re.compile(
+    rb"((?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec) [ \d]\d \d{4}).{0,4}?(\d\d:\d\d:\d\d)", re.DOTALL
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """The fixed part of an entry; lengths are bytes."""
+
+    version: int
+    key_length: int
+    payload_length: int
+    checksum: int
+
+    @property
+    def known(self) -> bool:
+        """Tell whether this is the format described here."""
+        return self.version == VERSION
+
+    @property
+    def file_size(self) -> int:
+        """Return how long the whole file must be."""
+        return HEADER.size + self.key_length + self.payload_length
+
+
+def fnv1a(data: bytes) -> int:
+    """Return the standard 64-bit FNV-1a hash."""
+    value = _OFFSET_BASIS
+    for byte in data:
+        value = ((value ^ byte) * _PRIME) & _MASK
+    return value
+
+
+def read_header(data: bytes) -> Header | None:
+    """Read the first 28 bytes; ``None`` where there are fewer."""
+    return Header(*HEADER.unpack_from(data)) if len(data) >= HEADER.size else None
+
+
+def name_of(identifier: int) -> str:
+    """Spell an id as the relative path of its file."""
+    digits = f"{identifier:016x}"
+    return f"{digits[0]}/{digits[1]}/{digits[2:]}"
+
+
+def identifier_of(name: str) -> int:
+    """Read a relative path back as the id."""
+    return int(name.replace("/", ""), 16)
+
+
+def complaint(name: str, data: bytes) -> str | None:
+    """Say what is wrong with an entry of the known version, or ``None``: lengths, name and checksum."""
+    header = read_header(data)
+    if header is None:
+        return f"is cut short at {len(data)} bytes"
+    if not header.known:
+        return f"has format version {header.version:#x}, not {VERSION:#x}"
+    if len(data) != header.file_size:
+        return f"is {len(data)} bytes long, its header says {header.file_size}"
+    key = data[HEADER.size : HEADER.size + header.key_length]
+    if fnv1a(key) != identifier_of(name):
+        return "its name is not the hash of its key"
+    if fnv1a(data[HEADER.size + header.key_length :]) != header.checksum:
+        return "its payload does not match its checksum"
+    return None
+
+
+def key_of(data: bytes) -> bytes | None:
+    """Return the key of an entry of the known version, ``None`` where it is cut short or unknown."""
+    header = read_header(data)
+    if header is None or not header.known or len(data) < HEADER.size + header.key_length:
+        return None
+    return data[HEADER.size : HEADER.size + header.key_length]
+
+
+def device(key: bytes) -> str | None:
+    """Return the compute architecture a key names (``sm_90``)."""
+    match = _DEVICE.search(key)
+    return None if match is None else match[0].decode()
+
+
+def kernels(key: bytes) -> tuple[str, ...] | None:
+    """Return the kernels a key names: from OpenCL source, or from the entries of PTX.
+
+    ``None`` where it names none, as for the driver's own helpers.
+    """
+    ptx = {match[1].decode() for match in _PTX_ENTRY.finditer(key)}
+    return tuple(sorted(ptx | set(kernel_names(key) or ()))) or None
+
+
+def driver(key: bytes) -> dict[str, str]:
+    """Return the driver version a key names, or the date at which the compiler was built."""
+    version = _DRIVER.search(key)
+    if version is not None:
+        return {"driver": version[1].decode()}
+    build = _BUILD.search(key)
+    return {} if build is None else {"compiler_built": f"{build[1].decode()} {build[2].decode()}"}
+
+
+def half(key: bytes) -> str:
+    """Tell the two entries of one OpenCL program apart: the key of the back end is PTX."""
+    return "back end" if b".target" in key and b".version" in key else "front end"
+
+
+@dataclass(frozen=True, slots=True)
+class Index:
+    """The index: ids with their sizes (bytes without the header), in the order in which they were stored."""
+
+    records: tuple[tuple[int, int], ...]
+
+    @property
+    def total(self) -> int:
+        """Sum the sizes, which is what the driver holds against its cap."""
+        return sum(size for _, size in self.records)
+
+
+def read_index(data: bytes) -> Index | None:
+    """Read an index; ``None`` where it is not whole, or another version. An empty file is an empty index."""
+    if not data:
+        return Index(())
+    if len(data) < _INDEX_HEADER.size:
+        return None
+    version, count, total = _INDEX_HEADER.unpack_from(data)
+    if version != VERSION or len(data) != _INDEX_HEADER.size + count * _INDEX_RECORD.size:
+        return None
+    index = Index(tuple(_INDEX_RECORD.iter_unpack(data[_INDEX_HEADER.size :])))
+    return index if index.total == total else None
+
+
+def write_index(records: Sequence[tuple[int, int]]) -> bytes:
+    """Spell an index."""
+    total = sum(size for _, size in records)
+    return _INDEX_HEADER.pack(VERSION, len(records), total) + b"".join(
+        _INDEX_RECORD.pack(*record) for record in records
+    )

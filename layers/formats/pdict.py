@@ -1,0 +1,124 @@
+"""File names of pytools persistent dictionaries, and the kernel names in their rows.
+
+Source: ``pytools/persistent_dict.py`` of every generation. v2 to v4 are folders, v5 is one sqlite file with
+(2026.1 on) or without (2024.1.4 to 2025.2.5) a dash between identifier and Python version.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from cachectl.layers.formats.pickles import Thing, attributes, things, walk
+from cachectl.layers.stores.rows import Schema
+
+SCHEMA: Final = Schema(
+    table="dict",
+    create=("create table if not exists dict (keyhash text not null primary key, key_value text not null)",),
+    key=("keyhash",),
+    values=("key_value",),
+    size="length(key_value)",
+)
+
+_VERSION: Final = r"\d+\.\d+\.\d+\.(?:alpha|beta|candidate|final)\.\d+"
+_SQLITE: Final = re.compile(rf"pdict-v5-(?P<identifier>.+?)(?P<dash>-?)(?P<python>{_VERSION})\.sqlite")
+_FOLDER: Final = re.compile(rf"pdict-v(?P<generation>[234])-(?P<identifier>.+)-py(?P<python>{_VERSION})")
+
+#: Folders of a v2 and of a v3 or v4 dictionary, below ``pdict-v…``: the hash, whole or fanned out.
+V2_LEVELS: Final = (re.compile(r"pdict-v2-.+"), re.compile(r"[0-9a-f]{16,64}"))
+V4_LEVELS: Final = (
+    re.compile(r"pdict-v[34]-.+"),
+    re.compile(r"[0-9a-f]{3}"),
+    re.compile(r"[0-9a-f]{3}"),
+    re.compile(r"[0-9a-f]{10,58}"),
+)
+
+_DATA_MODEL: Final = re.compile(r"-(?P<loopy>\d[^-]*)-islpy(?P<islpy>[^-]+)-cgen(?P<cgen>[^-]+)-v\d+$")
+# Names that loopy and PyOpenCL derive from a kernel's own. A pickled short string is its length in one byte,
+# then the text: the length tells where the name ends.
+_DERIVED: Final = re.compile(rb"\x8c(.)(?=(invoke_|_lpy_host_|enqueue_knl_))", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class DictionaryName:
+    """What the name of a dictionary tells."""
+
+    file: str
+    generation: str
+    identifier: str
+    python: str
+    dash: bool
+
+    @property
+    def packages(self) -> dict[str, str]:
+        """Return the versions of loopy, islpy and cgen in the identifier of a loopy dictionary."""
+        match = _DATA_MODEL.search(self.identifier)
+        return {} if match is None else match.groupdict()
+
+
+def parse_name(file: str, python: str) -> DictionaryName | None:
+    """Read a file or folder name; ``None`` if it is no dictionary.
+
+    ``python`` is the running version: without a dash an identifier that ends in a digit is ambiguous
+    (``…-v2`` and ``3.11…`` run together), and the running version is tried first.
+    """
+    if file.startswith("pdict-v5-") and file.endswith(f"{python}.sqlite"):
+        identifier = file[len("pdict-v5-") : -len(f"{python}.sqlite")]
+        if identifier.rstrip("-"):
+            return DictionaryName(file, "v5", identifier.removesuffix("-"), python, identifier.endswith("-"))
+    match = _SQLITE.fullmatch(file)
+    if match is not None:
+        return DictionaryName(file, "v5", match["identifier"], match["python"], bool(match["dash"]))
+    match = _FOLDER.fullmatch(file)
+    if match is not None:
+        return DictionaryName(file, f"v{match['generation']}", match["identifier"], match["python"], dash=True)
+    return None
+
+
+def kernel_names(data: bytes) -> tuple[str, ...] | None:
+    """Find the kernel names in a pickled row of loopy or PyOpenCL, without unpickling.
+
+    ``None`` where the row names none. Values hold names derived from the kernel's; loopy's keys hold a
+    translation unit (``entrypoints``) or, in the schedule dictionary, a kernel (``name``).
+    """
+    derived = set(_derived_names(data))
+    if derived:
+        return tuple(sorted(derived))
+    if b"loopy" not in data:
+        return None
+    try:
+        top, _ = walk(data)
+    except ValueError:
+        # A row cut short names nothing; verify reports the damage.
+        return None
+    return tuple(sorted(set(_names_in(top)))) or None
+
+
+def _derived_names(data: bytes) -> Iterator[str]:
+    for match in _DERIVED.finditer(data):
+        text = data[match.end() : match.end() + match[1][0]].decode(errors="replace")
+        name = text.removeprefix(match[2].decode())
+        if match[2] != b"invoke_":
+            yield name
+        elif name.endswith("_loopy_kernel"):
+            yield name.removesuffix("_loopy_kernel")
+
+
+def _names_in(top: object) -> Iterator[str]:
+    for thing in things(top):
+        found = attributes(thing)
+        entrypoints = found.get("entrypoints")
+        name = found.get("name")
+        if isinstance(entrypoints, Thing):
+            yield from (text for text in _texts(entrypoints) if text)
+        elif isinstance(name, str) and "instructions" in found:
+            yield name
+
+
+def _texts(thing: Thing) -> Iterator[str]:
+    """Yield the strings of a set, however the pickle spells it (a frozenset, or a call of one on a list)."""
+    for part in things(thing):
+        if part.kind != "global":
+            yield from (item for item in part.items if isinstance(item, str))
