@@ -1,0 +1,39 @@
+"""The layer ``loopy``: its schedule, code generation, invoker and memo dictionaries.
+
+Sources: ``loopy/__init__.py`` (switches), ``loopy/tools.py`` (the list of dictionaries).
+"""
+
+from __future__ import annotations
+
+from cachectl.layers.facts import Flag, State, Switch, When
+from cachectl.layers.pytools_dictionaries import PytoolsDictionaries, strtobool_state
+
+_VARIABLES = ("LOOPY_NO_CACHE", "CG_NO_CACHE")
+
+
+class LoopyDictionaries(PytoolsDictionaries):
+    """What loopy remembers of kernels it has scheduled, generated and wrapped."""
+
+    name = "loopy"
+    title = "loopy code generation"
+    forms = ("loopy-pdict/5", "loopy-pdict/4")
+    opened_by = ("loopy",)
+
+    def owns(self, identifier: str) -> bool:
+        """Tell whether loopy made a dictionary."""
+        return identifier.startswith("loopy-")
+
+    def state(self) -> State:
+        """Judge the two variables, both read when loopy is imported."""
+        return strtobool_state(self, "loopy", _VARIABLES)
+
+    def switch(self, *, on: bool) -> Switch:
+        """Give the variable for the next import, and the flag that every call site reads in a running one."""
+        return Switch(
+            self.name,
+            set={} if on else {"LOOPY_NO_CACHE": "1"},
+            unset=frozenset(_VARIABLES) if on else frozenset(),
+            flags=(Flag("loopy", "CACHING_ENABLED", on),),
+            drops=(("loopy", "clear_in_mem_caches"),),
+            takes_effect=When.NOW,
+        )

@@ -1,0 +1,263 @@
+"""The layer ``pyopencl``: PyOpenCL's cache of program sources and binaries.
+
+Sources: ``pyopencl/cache.py`` (layout, lock, header check), ``pyopencl/__init__.py`` (when it is bypassed).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Final
+
+from cachectl.layers.drivers import opencl_drivers
+from cachectl.layers.environment import user_cache_folder
+from cachectl.layers.errors import Damaged, LayerError
+from cachectl.layers.facts import (
+    Ability,
+    Artifact,
+    Condition,
+    Entry,
+    Finding,
+    Found,
+    Housekeeping,
+    Note,
+    Orphan,
+    Outcome,
+    Problem,
+    Root,
+    Scope,
+    Severity,
+    State,
+    Switch,
+    Target,
+)
+from cachectl.layers.formats.opencl_source import kernel_names
+from cachectl.layers.formats.pickles import Thing, attributes, things, walk
+from cachectl.layers.layer import Layer
+from cachectl.layers.pyopencl_invoker import VARIABLE, no_cache_switch
+from cachectl.layers.pytools_dictionaries import relocate_user_cache
+from cachectl.layers.stores.archive import unpack
+from cachectl.layers.stores.locks import presence_lock
+from cachectl.layers.stores.tree import HANDLES, NO_HANDLES, Leaf, Shape, Tree
+from cachectl.layers.switches import strtobool
+
+#: Platforms whose drivers cache source builds, so that PyOpenCL leaves its own cache alone
+#: (``pyopencl/characterize/__init__.py``, ``has_src_build_cache``).
+BYPASSED_ON: Final = frozenset({"PoCL", "NVIDIA"})
+_BASE: Final = re.compile(r"pyopencl-compiler-cache-v\d+-(?:uid\w+-)?py(?P<python>[\w.]+)")
+_SHAPE: Final = Shape((_BASE, re.compile("[0-9a-f]{32}")), folders=True)
+_FILES: Final = frozenset({"source.cl", "binary", "info"})
+
+
+class PyOpenCLBinaries(Layer):
+    """Programs that PyOpenCL has built from source, with the binaries it read back."""
+
+    name = "pyopencl"
+    title = "PyOpenCL program binaries"
+    forms = ("pyopencl-binary/2",)
+
+    # ------------------------------------------------------------------ where and whether
+
+    def roots(self) -> tuple[Root, ...]:
+        """Return the folder above the per-Python caches; a context's own ``cache_dir`` cannot be known."""
+        path, source = user_cache_folder(self.environment, "pyopencl")
+        return (Root(path, Scope.USER, source),)
+
+    def state(self) -> State:
+        """Judge the variable, then the drivers: on PoCL and NVIDIA this cache is not consulted."""
+        value = self.environment.get(VARIABLE)
+        verdict = None if value is None else strtobool(value)
+        if value is not None and verdict is None:
+            why = f"{VARIABLE}={value!r} is not a boolean: import pyopencl raises ValueError; use 1, or unset it"
+            return State(Condition.DISABLED, why)
+        if verdict:
+            return State(Condition.DISABLED, f"{VARIABLE}={value}")
+        if self.environment.installed("pyopencl") is None and not self.roots()[0].exists:
+            return State(Condition.ABSENT, "pyopencl is not installed here and has left no binaries")
+        drivers = opencl_drivers(self.environment)
+        bypassed = [driver for driver in drivers if driver in BYPASSED_ON]
+        if not drivers:
+            return State(Condition.UNKNOWN, "no OpenCL driver is registered here")
+        if len(bypassed) == len(drivers):
+            return State(Condition.BYPASSED, f"PyOpenCL leaves {' and '.join(bypassed)} to the driver's own cache")
+        used = [driver for driver in drivers if driver not in BYPASSED_ON]
+        return State(Condition.ENABLED, " ".join(["on for", *used, *(["but not", *bypassed] if bypassed else [])]))
+
+    def switch(self, *, on: bool) -> Switch:
+        """Give PyOpenCL's one switch, consulted at every build."""
+        return no_cache_switch(self.name, on=on)
+
+    def relocate(self, folder: Path) -> Switch:
+        """Move the user cache folder, which PyOpenCL resolves at every build."""
+        return relocate_user_cache(self, folder)
+
+    def refusals(self) -> Mapping[Ability, str]:
+        """Refuse what needs directory handles where there are none."""
+        return {} if HANDLES else {Ability.PUT: NO_HANDLES, Ability.CLEAR: NO_HANDLES}
+
+    # ------------------------------------------------------------------ listing
+
+    def scan(self, root: Root, *, kernels: bool = True) -> Iterator[Found]:
+        """Yield programs; one that lacks a half is listed and named as a problem."""
+        tree = self._tree(root)
+        for leaf in tree.scan():
+            if isinstance(leaf, Problem):
+                yield leaf
+            elif leaf.stray is not None or not leaf.members:
+                why = "an empty program folder" if leaf.stray is None else leaf.stray.why
+                yield Orphan(leaf.key, root.path, leaf.bytes, len(leaf.members), leaf.modified, why)
+            else:
+                yield from self._describe(root, tree, leaf, kernels=kernels)
+
+    def _describe(self, root: Root, tree: Tree, leaf: Leaf, *, kernels: bool) -> Iterator[Found]:
+        foreign = sorted({member.path for member in leaf.members} - _FILES)
+        if foreign:
+            message = f"holds {foreign[0]!r}, which PyOpenCL does not make; left alone"
+            yield Problem(root.path / leaf.key, "unrecognised", message)
+            return
+        for half in ("info", "binary"):
+            member = leaf.member(half)
+            if member is None or not member.bytes:
+                yield Problem(root.path / leaf.key, "half", f"{half} is {'missing' if member is None else 'empty'}")
+        python = _python_of(leaf.key)
+        because = None
+        if python != self.environment.python:
+            because = f"built under Python {python}, this is {self.environment.python}"
+        elif kernels:
+            because = _changed_header(tree.read_file(leaf.key, "info") or b"")
+        source = tree.read_file(leaf.key, "source.cl") if kernels else None
+        yield Entry(
+            layer=self.name,
+            key=leaf.key,
+            root=root.path,
+            bytes=leaf.bytes,
+            files=len(leaf.members),
+            modified=leaf.modified,
+            kernels=None if source is None else kernel_names(source),
+            versions={"python": python},
+            stale=because is not None,
+            stale_because=because,
+        )
+
+    def _tree(self, root: Root) -> Tree:
+        return Tree(self.name, root.path, _SHAPE)
+
+    # ------------------------------------------------------------------ get and put
+
+    def read(self, root: Root, key: str) -> Artifact | None:
+        """Read source, binary and info as a deterministic tar."""
+        data = self._tree(root).read(key)
+        return None if data is None else Artifact(self.name, key, self.forms[0], data, {"python": _python_of(key)})
+
+    def write(self, root: Root, key: str, artifact: Artifact, *, replace: bool) -> None:
+        """Place a program folder whole, under PyOpenCL's lock: a bad one fails its program for ever."""
+        if not _SHAPE.accepts(key):
+            raise LayerError(self.name, f"{key!r} is not a key of this layer; cachectl ls {self.name} lists keys")
+        try:
+            members = unpack(artifact.data)
+        except ValueError as error:
+            raise Damaged(self.name, str(error), key) from error
+        if not {"binary", "info"} <= set(members) <= _FILES:
+            raise Damaged(self.name, f"needs binary and info, has {', '.join(sorted(members)) or 'nothing'}", key)
+        if not members["binary"] or (complaint := _info_complaint(members["info"])):
+            raise Damaged(self.name, "binary is empty" if not members["binary"] else str(complaint), key)
+        base = root.path / key.partition("/")[0]
+        base.mkdir(parents=True, exist_ok=True)
+        with presence_lock(self.name, base / "lock"):
+            self._tree(root).write(key, artifact.data, replace=replace)
+
+    # ------------------------------------------------------------------ clear
+
+    def mark(self, root: Root, found: Entry | Orphan | Housekeeping) -> tuple[int, ...] | None:
+        """Fingerprint files, bytes and newest change of the folder."""
+        leaf = self._tree(root).find(found.key)
+        return None if leaf is None else leaf.mark
+
+    def remove(self, root: Root, targets: tuple[Target, ...]) -> Outcome:
+        """Remove program folders, those of one Python under its lock; the bases stay."""
+        outcome = Outcome(self.name)
+        for base in sorted({target.key.partition("/")[0] for target in targets}):
+            planned = tuple(target for target in targets if target.key.partition("/")[0] == base)
+            try:
+                part = self._remove_from(root, base, planned)
+            except LayerError as error:
+                part = Outcome(self.name, failed=(Note(base, error.message),))
+            outcome = outcome.plus(part)
+        return outcome
+
+    def _remove_from(self, root: Root, base: str, planned: tuple[Target, ...]) -> Outcome:
+        if not _BASE.fullmatch(base):
+            return self._tree(root).remove(planned)
+        with presence_lock(self.name, root.path / base / "lock"):
+            return self._tree(root).remove(planned)
+
+    # ------------------------------------------------------------------ verify
+
+    def verify(self, root: Root) -> Iterator[Finding]:
+        """Check that both halves are there and that info is a pickle of what PyOpenCL stores."""
+        tree = self._tree(root)
+        for leaf in tree.scan():
+            if isinstance(leaf, Problem) or leaf.stray is not None or not leaf.members:
+                continue
+            binary = leaf.member("binary")
+            info = tree.read_file(leaf.key, "info")
+            complaint = None if binary is not None and binary.bytes else "binary is missing or empty"
+            if complaint is None and info:
+                complaint = _info_complaint(info)
+            if complaint is not None:
+                fix = f"cachectl purge pyopencl --key {leaf.key}"
+                yield Finding(self.name, root.path, leaf.key, Severity.FAILS, "damaged", complaint, fix)
+            elif not info:
+                message, fix = "info is missing or empty", "nothing: PyOpenCL rebuilds the entry when it is asked for"
+                yield Finding(self.name, root.path, leaf.key, Severity.HARMLESS, "info", message, fix)
+
+
+def _python_of(key: str) -> str:
+    match = _BASE.fullmatch(key.partition("/")[0])
+    return "" if match is None else match["python"]
+
+
+def _source_info(info: bytes) -> dict[str, object] | None:
+    """Return the attributes of the pickled ``_SourceInfo``, without unpickling; ``None`` if it is none."""
+    try:
+        top, length = walk(info)
+    except ValueError:
+        return None
+    if not isinstance(top, Thing) or length != len(info):
+        return None
+    globals_ = [thing.items for thing in things(top) if thing.kind == "global"]
+    if not any(str(items[-1]).split()[-1].endswith("_SourceInfo") for items in globals_ if items):
+        return None
+    return attributes(top)
+
+
+def _info_complaint(info: bytes) -> str | None:
+    return "info is not the pickle that PyOpenCL stores" if _source_info(info) is None else None
+
+
+def _dependencies(info: bytes) -> Iterator[tuple[str, float, str]]:
+    """Yield the included headers that an entry was built with: path, change (epoch seconds), md5."""
+    found = (_source_info(info) or {}).get("dependencies")
+    for item in found.items if isinstance(found, Thing) else ():
+        if isinstance(item, Thing) and len(item.items) == 3:  # noqa: PLR2004 - path, time, md5
+            path, changed, digest = item.items
+            if isinstance(path, str) and isinstance(changed, float) and isinstance(digest, str):
+                yield path, changed, digest
+
+
+def _changed_header(info: bytes) -> str | None:
+    """Say which header has changed, judging as ``check_dependencies`` does: by time, then by md5 of the text."""
+    for path, changed, digest in _dependencies(info):
+        try:
+            if os.stat(path).st_mtime == changed:
+                continue
+            with open(path, encoding="utf-8", errors="surrogateescape") as file:
+                text = file.read().encode("utf-8", "surrogateescape")
+        except OSError:
+            return f"includes {path}, which is gone"
+        if hashlib.md5(text, usedforsecurity=False).hexdigest() != digest:
+            return f"includes {path}, which has changed"
+    return None

@@ -1,0 +1,51 @@
+"""The layer ``pyopencl-invoker``: the dictionaries of PyOpenCL's generated Python wrappers.
+
+Sources: ``pyopencl/invoker.py``, ``pyopencl/scan.py``.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from cachectl.layers.facts import Flag, State, Switch, When
+from cachectl.layers.pytools_dictionaries import PytoolsDictionaries, strtobool_state
+
+VARIABLE: Final = "PYOPENCL_NO_CACHE"
+
+
+def no_cache_switch(layer: str, *, on: bool) -> Switch:
+    """Give the one switch that PyOpenCL has for its invokers and its binaries.
+
+    ``pyopencl.invoker`` makes its dictionary only if the flag is off while it is imported, and later looks for
+    it whenever the flag is off: hence the reloads.
+    """
+    return Switch(
+        layer,
+        set={} if on else {VARIABLE: "1"},
+        unset=frozenset({VARIABLE}) if on else frozenset(),
+        flags=(Flag("pyopencl", "_PYOPENCL_NO_CACHE", not on),),
+        drops=(("pyopencl.tools", "clear_first_arg_caches"),),
+        reloads=(("pyopencl.invoker", "invoker_cache"), ("pyopencl.scan", "generic_scan_kernel_cache")),
+        takes_effect=When.NOW,
+    )
+
+
+class PyOpenCLInvoker(PytoolsDictionaries):
+    """What PyOpenCL remembers of the Python code that calls a kernel."""
+
+    name = "pyopencl-invoker"
+    title = "PyOpenCL kernel invokers"
+    forms = ("pyopencl-invoker-pdict/5", "pyopencl-invoker-pdict/4")
+    opened_by = ("pyopencl.invoker", "pyopencl.scan")
+
+    def owns(self, identifier: str) -> bool:
+        """Tell whether PyOpenCL made a dictionary."""
+        return identifier.startswith("pyopencl-")
+
+    def state(self) -> State:
+        """Judge the variable, read when PyOpenCL is imported."""
+        return strtobool_state(self, "pyopencl", (VARIABLE,))
+
+    def switch(self, *, on: bool) -> Switch:
+        """Give PyOpenCL's one switch."""
+        return no_cache_switch(self.name, on=on)

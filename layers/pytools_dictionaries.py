@@ -1,0 +1,372 @@
+"""The layers ``pytools``, ``loopy`` and ``pyopencl-invoker`` share one folder of persistent dictionaries.
+
+:class:`PytoolsDictionaries` is the layer ``pytools`` (sumpy, pytato, user code) and the base of the other two,
+which own the dictionaries whose identifier starts with theirs. Source: ``pytools/persistent_dict.py``.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import ClassVar
+
+from cachectl.layers.environment import user_cache_folder
+from cachectl.layers.errors import Damaged, LayerError
+from cachectl.layers.facts import (
+    Artifact,
+    ClearPlan,
+    Condition,
+    Entry,
+    Finding,
+    Found,
+    Housekeeping,
+    Note,
+    Orphan,
+    Outcome,
+    Patch,
+    Problem,
+    Root,
+    Scope,
+    Severity,
+    State,
+    Switch,
+    Target,
+    When,
+)
+from cachectl.layers.formats import pdict
+from cachectl.layers.formats.pickles import walk
+from cachectl.layers.layer import Layer
+from cachectl.layers.stores.rows import Row, RowFile, disk_usage
+from cachectl.layers.stores.tree import Shape, Tree
+from cachectl.layers.switches import strtobool
+
+_FOLDERS = (Shape(pdict.V4_LEVELS, folders=True), Shape(pdict.V2_LEVELS, folders=True))
+
+
+class PytoolsDictionaries(Layer):
+    """Persistent dictionaries that belong to neither loopy nor PyOpenCL."""
+
+    name = "pytools"
+    title = "other pytools persistent dictionaries"
+    forms = ("pytools-pdict/5", "pytools-pdict/4")
+    #: Beginnings of the identifiers of dictionaries that have a layer of their own.
+    taken: ClassVar[tuple[str, ...]] = ("loopy-", "pyopencl-")
+    #: Modules that open the layer's dictionaries when they are imported.
+    opened_by: ClassVar[tuple[str, ...]] = ()
+
+    def owns(self, identifier: str) -> bool:
+        """Tell whether a dictionary belongs to this layer."""
+        return not identifier.startswith(self.taken)
+
+    def roots(self) -> tuple[Root, ...]:
+        """Return the pytools folder; the environment is read anew whenever a dictionary is opened."""
+        path, source = user_cache_folder(self.environment, "pytools")
+        return (Root(path, Scope.USER, source),)
+
+    def state(self) -> State:
+        """Say that nothing but its users' own switches turns such a dictionary off."""
+        if self.environment.get("SUMPY_NO_CACHE") is not None:
+            return State(Condition.ENABLED, "off for sumpy alone (SUMPY_NO_CACHE is set, its value is not read)")
+        return self._presence("pytools", "pytools has no switch of its own")
+
+    def switch(self, *, on: bool) -> Switch:
+        """Give sumpy's variable, and for this process a stand-in for the switch that pytools lacks."""
+        if on:
+            return Switch(self.name, unset=frozenset({"SUMPY_NO_CACHE"}), takes_effect=When.NEXT_IMPORT)
+        module = "pytools.persistent_dict"
+        patches = tuple(
+            Patch(module, owner, method, replacement)
+            for owner in ("PersistentDict", "WriteOncePersistentDict")
+            for method, replacement in (("fetch", _miss), ("store", _forget), ("store_if_not_present", _forget))
+        )
+        return Switch(self.name, {"SUMPY_NO_CACHE": "1"}, patches=patches, takes_effect=When.NOW)
+
+    def relocate(self, folder: Path) -> Switch:
+        """Move the user cache folder; dictionaries already open stay where they are."""
+        return relocate_user_cache(self, folder, self.opened_by)
+
+    # ------------------------------------------------------------------ listing
+
+    def scan(self, root: Root, *, kernels: bool = True) -> Iterator[Found]:
+        """Yield rows of v5 dictionaries and folders of older ones."""
+        for name in self._dictionaries(root):
+            if name.generation == "v5":
+                yield from self._scan_file(root, name, kernels=kernels)
+        yield from self._scan_folders(root)
+
+    def _dictionaries(self, root: Root) -> Iterator[pdict.DictionaryName]:
+        try:
+            files = sorted(os.listdir(root.path))
+        except (FileNotFoundError, NotADirectoryError):
+            return
+        for file in files:
+            name = pdict.parse_name(file, self.environment.python)
+            if name is not None and self.owns(name.identifier):
+                yield name
+
+    def _scan_file(self, root: Root, name: pdict.DictionaryName, *, kernels: bool) -> Iterator[Found]:
+        path = root.path / name.file
+        if path.is_symlink() or not path.is_file():
+            yield Problem(path, "link", "a link, or no file, under a dictionary's name is not followed")
+            return
+        because = self._stale_because(name)
+        rows = RowFile(self.name, path, pdict.SCHEMA)
+        payload = 0
+        try:
+            modified = path.stat().st_mtime
+            listing = rows.rows_with("key_value") if kernels else ((row, (None,)) for row in rows.rows())
+            for row, (value,) in listing:
+                payload += row.bytes
+                yield Entry(
+                    layer=self.name,
+                    key=f"{name.file}/{row.key[0]}",
+                    root=root.path,
+                    bytes=row.bytes,
+                    files=0,
+                    written_before=modified,
+                    kernels=pdict.kernel_names(_as_bytes(value)) if kernels else None,
+                    versions={"python": name.python, **name.packages},
+                    stale=because is not None,
+                    stale_because=because,
+                    detail={"dictionary": name.identifier},
+                )
+            files, total = disk_usage(path)
+        except (LayerError, FileNotFoundError) as error:
+            yield Problem(path, "damaged", error.message if isinstance(error, LayerError) else "vanished meanwhile")
+            return
+        yield Housekeeping(name.file, root.path, total - payload, files, modified, because is not None)
+
+    def _scan_folders(self, root: Root) -> Iterator[Found]:
+        for shape in _FOLDERS:
+            for leaf in Tree(self.name, root.path, shape).scan():
+                if isinstance(leaf, Problem):
+                    yield leaf
+                    continue
+                name = pdict.parse_name(leaf.key.split("/")[0], self.environment.python)
+                if name is None or not self.owns(name.identifier) or leaf.stray is not None:
+                    continue
+                because = self._stale_because(name)
+                yield Entry(
+                    layer=self.name,
+                    key=leaf.key,
+                    root=root.path,
+                    bytes=leaf.bytes,
+                    files=len(leaf.members),
+                    modified=leaf.modified,
+                    versions={"python": name.python, **name.packages},
+                    stale=because is not None,
+                    stale_because=because,
+                    detail={"dictionary": name.identifier},
+                )
+
+    def _stale_because(self, name: pdict.DictionaryName) -> str | None:
+        """Say why nothing started in this environment would open the dictionary."""
+        if name.python != self.environment.python:
+            return f"written by Python {name.python}, this is {self.environment.python}"
+        pytools = self.environment.installed("pytools")
+        current = _generation(pytools)
+        if current is not None and (name.generation, name.dash) != current:
+            return f"pytools {pytools} spells and stores its dictionaries otherwise"
+        for package, version in name.packages.items():
+            installed = self.environment.installed(package)
+            if installed is not None and version not in (installed, "_UNKNOWN_"):
+                return f"written with {package} {version}, {installed} is installed"
+        return None
+
+    def _presence(self, distribution: str, why: str) -> State:
+        root = self.roots()[0]
+        if self.environment.installed(distribution) is None and next(self._dictionaries(root), None) is None:
+            return State(Condition.ABSENT, f"{distribution} is not installed here and has left no dictionary")
+        return State(Condition.ENABLED, why)
+
+    # ------------------------------------------------------------------ get and put
+
+    def read(self, root: Root, key: str) -> Artifact | None:
+        """Read one row as its raw pickle, or one folder of an old dictionary as a tar."""
+        file, _, digest = key.partition("/")
+        name = pdict.parse_name(file, self.environment.python)
+        if name is None or not self.owns(name.identifier):
+            return None
+        detail = {"dictionary": name.identifier, "python": name.python}
+        if name.generation == "v5":
+            values = RowFile(self.name, root.path / file, pdict.SCHEMA).read((digest,))
+            return None if values is None else Artifact(self.name, key, self.forms[0], _as_bytes(values[0]), detail)
+        for shape in _FOLDERS:
+            data = Tree(self.name, root.path, shape).read(key)
+            if data is not None:
+                return Artifact(self.name, key, self.forms[1], data, detail)
+        return None
+
+    def write(self, root: Root, key: str, artifact: Artifact, *, replace: bool) -> None:
+        """Insert a row, exactly as pytools would have stored it."""
+        file, _, digest = key.partition("/")
+        name = pdict.parse_name(file, self.environment.python)
+        if name is None or not self.owns(name.identifier):
+            raise LayerError(self.name, f"{key!r} is not a key of this layer; cachectl ls {self.name} lists keys")
+        if (name.generation == "v5") != (artifact.form == self.forms[0]):
+            raise Damaged(self.name, f"form {artifact.form} does not go into a {name.generation} dictionary", key)
+        if name.generation != "v5":
+            shape = _FOLDERS[name.generation == "v2"]
+            Tree(self.name, root.path, shape).write(key, artifact.data, replace=replace)
+            return
+        if complaint := _pickle_complaint(artifact.data):
+            raise Damaged(self.name, complaint, key)
+        if not digest or "/" in digest:
+            raise LayerError(self.name, f"{key!r} names no row; a key is FILE/HASH")
+        rows = RowFile(self.name, root.path / file, pdict.SCHEMA)
+        rows.insert((digest,), (artifact.data,), replace=replace)
+
+    # ------------------------------------------------------------------ clear
+
+    def plan_everything(self, root: Root) -> ClearPlan | None:
+        """Plan whole dictionaries by row count and last row id, without listing their rows."""
+        targets: list[Target] = []
+        failed: list[Note] = []
+        for name in self._dictionaries(root):
+            path = root.path / name.file
+            if name.generation != "v5":
+                return None
+            if path.is_symlink() or not path.is_file():
+                continue
+            try:
+                weight = RowFile(self.name, path, pdict.SCHEMA).weigh()
+            except LayerError as error:
+                failed.append(Note(name.file, error.message))
+                continue
+            if weight.rows:
+                targets.append(Target(root.path, name.file, weight.bytes, weight.rows, (weight.last,)))
+        return ClearPlan(self.name, tuple(targets), failed=tuple(failed))
+
+    def mark(self, root: Root, found: Entry | Orphan | Housekeeping) -> tuple[int, ...] | None:
+        """Fingerprint a row by its id and size, a folder by its files."""
+        file, _, digest = found.key.partition("/")
+        if file.endswith(".sqlite"):
+            row = RowFile(self.name, root.path / file, pdict.SCHEMA).row((digest,))
+            return None if row is None else (row.rowid, row.bytes)
+        leaf = next((leaf for shape in _FOLDERS if (leaf := Tree(self.name, root.path, shape).find(found.key))), None)
+        return None if leaf is None else leaf.mark
+
+    def remove(self, root: Root, targets: tuple[Target, ...]) -> Outcome:
+        """Delete rows, then vacuum; a file that somebody may have open is never unlinked."""
+        by_file: dict[str, list[Target]] = {}
+        for target in targets:
+            by_file.setdefault(target.key.partition("/")[0], []).append(target)
+        outcome = Outcome(self.name)
+        for file, planned in by_file.items():
+            if file.endswith(".sqlite"):
+                outcome = outcome.plus(self._remove_rows(root, file, planned))
+            else:
+                shape = _FOLDERS[file.startswith("pdict-v2-")]
+                outcome = outcome.plus(Tree(self.name, root.path, shape).remove(planned, tidy=True))
+        return outcome
+
+    def _remove_rows(self, root: Root, file: str, targets: list[Target]) -> Outcome:
+        path = root.path / file
+        rows = RowFile(self.name, path, pdict.SCHEMA)
+        before = disk_usage(path)[1]
+        try:
+            removed, skipped = _delete_rows(rows, targets)
+            shrunk = rows.vacuum()
+        except LayerError as error:
+            return Outcome(self.name, failed=(Note(file, error.message),))
+        if not shrunk:
+            skipped.append(Note(file, "its rows are gone, but it is too busy to be made smaller now"))
+        return Outcome(self.name, removed, max(0, before - disk_usage(path)[1]), tuple(skipped))
+
+    # ------------------------------------------------------------------ verify
+
+    def verify(self, root: Root) -> Iterator[Finding]:
+        """Check every file with sqlite's own check, and the framing of every pickled row."""
+        for name in self._dictionaries(root):
+            if name.generation != "v5":
+                continue
+            rows = RowFile(self.name, root.path / name.file, pdict.SCHEMA)
+            try:
+                complaint = rows.check()
+                if complaint is not None:
+                    yield self._damaged(root, name.file, Severity.FAILS, "sqlite", complaint)
+                    continue
+                for row, (value,) in rows.rows_with("key_value"):
+                    if complaint := _pickle_complaint(_as_bytes(value)):
+                        yield self._damaged(root, f"{name.file}/{row.key[0]}", Severity.FAILS, "pickle", complaint)
+            except LayerError as error:
+                yield self._damaged(root, name.file, Severity.FAILS, "sqlite", error.message)
+
+    def _damaged(self, root: Root, key: str, severity: Severity, code: str, message: str) -> Finding:
+        fix = f"cachectl purge {self.name} --key '{key}'"
+        if "/" not in key:
+            fix = f"end every program that has it open, then move {root.path / key} away"
+        return Finding(self.name, root.path, key, severity, code, message, fix)
+
+
+def relocate_user_cache(layer: Layer, folder: Path, opened_by: tuple[str, ...] = ()) -> Switch:
+    """Point the user cache folder itself elsewhere: what pytools and PyOpenCL follow."""
+    variable = "WIN_PD_OVERRIDE_LOCAL_APPDATA" if layer.environment.platform == "win32" else "XDG_CACHE_HOME"
+    return Switch(
+        layer.name, {variable: str(folder / "xdg")}, latching_modules=opened_by, takes_effect=When.NEXT_IMPORT
+    )
+
+
+def strtobool_state(layer: PytoolsDictionaries, distribution: str, variables: tuple[str, ...]) -> State:
+    """Judge the variables that a library reads with ``pytools.strtobool`` when it is imported."""
+    for variable in variables:
+        value = layer.environment.get(variable)
+        if value is None:
+            continue
+        verdict = strtobool(value)
+        if verdict is None:
+            why = f"{variable}={value!r} is not a boolean: import {distribution} raises ValueError; use 1, or unset it"
+            return State(Condition.DISABLED, why)
+        if verdict:
+            return State(Condition.DISABLED, f"{variable}={value}")
+    return layer._presence(distribution, "on unless " + " or ".join(variables) + " says no")  # noqa: SLF001 - one family
+
+
+def _generation(pytools: str | None) -> tuple[str, bool] | None:
+    """Return generation and dash of the dictionaries that a pytools version makes."""
+    if pytools is None:
+        return None
+    try:
+        release = tuple(int(part) for part in pytools.split(".")[:3])
+    except ValueError:
+        return None
+    if release >= (2026, 1):
+        return "v5", True
+    return ("v5", False) if release >= (2024, 1, 4) else ("v4", True)
+
+
+def _delete_rows(rows: RowFile, targets: list[Target]) -> tuple[int, list[Note]]:
+    skipped: list[Note] = []
+    whole = [target for target in targets if "/" not in target.key]
+    if whole:
+        removed = rows.delete_up_to(max(target.mark[0] for target in whole))
+        return removed, skipped
+    planned = [Row(target.mark[0], (target.key.partition("/")[2],), target.mark[1]) for target in targets]
+    gone = set(rows.delete(planned))
+    for target, row in zip(targets, planned, strict=True):
+        if row not in gone:
+            skipped.append(Note(target.key, "changed since it was planned"))
+    return len(gone), skipped
+
+
+def _pickle_complaint(data: bytes) -> str | None:
+    try:
+        _, length = walk(data)
+    except ValueError as error:
+        return str(error)
+    return None if length == len(data) else f"{len(data) - length} bytes follow the end of the pickle"
+
+
+def _as_bytes(value: object) -> bytes:
+    return value if isinstance(value, bytes) else str(value).encode()
+
+
+def _miss(_dictionary: object, key: object) -> object:
+    from pytools.persistent_dict import NoSuchEntryError
+
+    raise NoSuchEntryError(key)
+
+
+def _forget(*_arguments: object, **_options: object) -> None:
+    """Store nothing."""
