@@ -1,0 +1,160 @@
+"""Real content for every test: programs run once on PoCL, in homes of their own."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cachectl.layers.environment import Environment
+
+HERE = Path(__file__).parent
+PROGRAMS = HERE / "programs"
+KERNELS = 8
+
+#: Every variable that moves or switches a layer: none of the tester's own may leak into a test.
+SWITCHES = (
+    *("XDG_CACHE_HOME", "LOOPY_NO_CACHE", "CG_NO_CACHE", "SUMPY_NO_CACHE", "PYOPENCL_NO_CACHE"),
+    *("POCL_CACHE_DIR", "POCL_KERNEL_CACHE", "CUDA_CACHE_PATH", "CUDA_CACHE_DISABLE", "CUDA_CACHE_MAXSIZE"),
+    *("MIOPEN_CUSTOM_CACHE_DIR", "MIOPEN_USER_DB_PATH", "MIOPEN_SYSTEM_DB_PATH", "MIOPEN_DISABLE_CACHE"),
+    *("OCL_ICD_VENDORS", "OPENCL_VENDOR_PATH"),
+)
+
+
+def _missing() -> str | None:
+    missing = [name for name in ("loopy", "pyopencl") if importlib.util.find_spec(name) is None]
+    return f"needs {' and '.join(missing)}, which is not installed" if missing else None
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip what needs the real libraries where they are absent, but never in CI."""
+    reason = _missing()
+    if reason is None:
+        return
+    if os.environ.get("CI"):
+        pytest.exit(f"CI {reason}", returncode=1)
+    for item in items:
+        if "real" in item.keywords:
+            item.add_marker(pytest.mark.skip(reason=reason))
+
+
+@dataclass(frozen=True)
+class Home:
+    """A home folder, and programs run in it."""
+
+    path: Path
+    variables: Mapping[str, str]
+
+    def environment(self, **changes: str) -> Environment:
+        """Describe the environment of a program in this home."""
+        here = Environment.here()
+        return Environment(
+            {**self.variables, **changes},
+            home=self.path,
+            cwd=self.path,
+            temporary=self.path / "tmp",
+            site=here.site,
+            installed=here.installed,
+        )
+
+    def run(self, *command: str, check: bool = True, **changes: str) -> subprocess.CompletedProcess[str]:
+        """Run a command here, with some variables changed."""
+        done = subprocess.run(
+            command,
+            env={**self.variables, **changes},
+            cwd=self.path,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=300,
+        )
+        if check and done.returncode:
+            pytest.fail(f"{command} ended with {done.returncode}:\n{done.stdout}\n{done.stderr}")
+        return done
+
+    def python(self, program: str, *arguments: str, **changes: str) -> Any:  # noqa: ANN401 - whatever JSON it prints
+        """Run a program of tests/programs and read the JSON it prints last."""
+        done = self.run(sys.executable, str(PROGRAMS / program), *arguments, **changes)
+        return {**json.loads(done.stdout.splitlines()[-1]), "stderr": done.stderr}
+
+    def cachectl(self, *arguments: str, check: bool = True, **changes: str) -> subprocess.CompletedProcess[str]:
+        """Run the real command."""
+        return self.run(sys.executable, "-m", "cachectl", *arguments, check=check, **changes)
+
+    def json(self, *arguments: str, check: bool = True) -> Any:  # noqa: ANN401 - JSON
+        """Run the real command with --json and read what it prints."""
+        return json.loads(self.cachectl(*arguments, "--json", check=check).stdout)
+
+
+def make_home(path: Path) -> Home:
+    """Make an empty home."""
+    path.mkdir(parents=True, exist_ok=True)
+    kept = {name: value for name, value in os.environ.items() if name not in SWITCHES}
+    return Home(path, {**kept, "HOME": str(path)})
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Home:
+    """Return an empty home."""
+    return make_home(tmp_path / "home")
+
+
+@pytest.fixture(scope="session")
+def filled(tmp_path_factory: pytest.TempPathFactory) -> Home:
+    """Return a home in which the loopy program has run once; copy it before changing anything."""
+    home = make_home(tmp_path_factory.mktemp("filled") / "home")
+    home.python("kernels.py", str(KERNELS))
+    home.python("binaries.py", "3")
+    return home
+
+
+@pytest.fixture
+def warm(filled: Home, tmp_path: Path) -> Home:
+    """Return a copy of the filled home, to do with as one likes."""
+    shutil.copytree(filled.path, tmp_path / "home", symlinks=True)
+    return make_home(tmp_path / "home")
+
+
+@pytest.fixture(scope="session")
+def fill(filled: Home) -> Callable[[Environment], None]:
+    """Return a way to fill the home of any environment with what the real libraries wrote."""
+
+    def copy(environment: Environment) -> None:
+        shutil.copytree(filled.path, environment.home, symlinks=True, dirs_exist_ok=True)
+
+    return copy
+
+
+@pytest.fixture(scope="session")
+def compute_cache() -> Callable[[Path], None]:
+    """Return a way to unpack the ComputeCache that a real driver wrote on an H200."""
+
+    def unpack(folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tarfile.open(HERE / "data" / "computecache-h200-opencl.tar.gz") as tar:
+            for member in tar:
+                tar.extract(member, folder, set_attrs=False)
+
+    return unpack
+
+
+@pytest.fixture(scope="session")
+def fill_sumpy(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Environment], None]:
+    """Return a way to fill a home with a dictionary that is neither loopy's nor PyOpenCL's."""
+    home = make_home(tmp_path_factory.mktemp("dictionary") / "home")
+    home.python("dictionary.py", "4")
+
+    def copy(environment: Environment) -> None:
+        shutil.copytree(home.path, environment.home, symlinks=True, dirs_exist_ok=True)
+
+    return copy

@@ -1,0 +1,51 @@
+"""Build N plain PyOpenCL programs ``pk0`` … with PyOpenCL's own binary cache live; print what it said, as JSON.
+
+PyOpenCL leaves PoCL to the driver's cache. Its own suite lifts that bypass in the same way (test_array.py), so
+this is PyOpenCL's real code path.
+"""
+
+import json
+import logging
+import sys
+import warnings
+
+import numpy as np
+import pyopencl as cl
+import pyopencl.characterize as characterize
+from kernels import device
+
+warnings.filterwarnings("ignore")
+
+
+def build_and_check(context, queue, index):
+    numbers = np.arange(16, dtype=np.float32)
+    result = np.empty_like(numbers)
+    flags = cl.mem_flags
+    source = cl.Buffer(context, flags.READ_ONLY | flags.COPY_HOST_PTR, hostbuf=numbers)
+    target = cl.Buffer(context, flags.WRITE_ONLY, result.nbytes)
+    program = cl.Program(
+        context,
+        f"""__kernel void pk{index}(__global const float *a, __global float *b)
+        {{ int i = get_global_id(0); b[i] = a[i] * {index + 2} + {index}; }}""",
+    ).build()
+    cl.Kernel(program, f"pk{index}")(queue, numbers.shape, None, source, target)
+    cl.enqueue_copy(queue, result, target)
+    assert np.allclose(result, numbers * (index + 2) + index)
+
+
+if __name__ == "__main__":
+    said = []
+
+    class Listener(logging.Handler):
+        def emit(self, record):
+            said.append(record.getMessage())
+
+    characterize.has_src_build_cache = lambda _device: None
+    logging.getLogger("pyopencl.cache").addHandler(Listener())
+    logging.getLogger("pyopencl.cache").setLevel(logging.DEBUG)
+    context = cl.Context([device()])
+    queue = cl.CommandQueue(context)
+    for index in range(int(sys.argv[1])):
+        build_and_check(context, queue, index)
+    print()
+    print(json.dumps({"said": said}))

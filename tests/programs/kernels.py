@@ -1,0 +1,43 @@
+"""Compile and check N loopy kernels ``lk0`` … on PoCL; print what loopy said of its caches, as JSON."""
+
+import json
+import logging
+import sys
+import warnings
+
+import loopy
+import numpy as np
+import pyopencl as cl
+
+warnings.filterwarnings("ignore")
+
+
+def device():
+    return next(p for p in cl.get_platforms() if p.name == "Portable Computing Language").get_devices()[0]
+
+
+def compile_and_check(context, queue, index):
+    numbers = np.arange(16, dtype=np.float64)
+    kernel = loopy.make_kernel(
+        "{[i]: 0 <= i < 16}", f"out[i] = {index + 2} * a[i] + {index}", name=f"lk{index}", lang_version=(2018, 2)
+    )
+    _, (out,) = kernel.executor(context)(queue, a=numbers)
+    assert np.allclose(out, (index + 2) * numbers + index)
+
+
+if __name__ == "__main__":
+    said = []
+
+    class Listener(logging.Handler):
+        def emit(self, record):
+            said.append(record.getMessage())
+
+    for name in ("loopy", "pyopencl.cache"):
+        logging.getLogger(name).addHandler(Listener())
+        logging.getLogger(name).setLevel(logging.DEBUG)
+    context = cl.Context([device()])
+    queue = cl.CommandQueue(context)
+    for index in range(int(sys.argv[1])):
+        compile_and_check(context, queue, index)
+    print()
+    print(json.dumps({"said": said}))
