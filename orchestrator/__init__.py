@@ -1,0 +1,30 @@
+"""cachectl: see, clear, switch and prove every kernel cache of the OpenCL stack.
+
+Importing this package costs next to nothing; each public name is loaded when it is first used.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from cachectl.session import disabled, isolated
+    from cachectl.stack import Stack
+
+__version__: Final = "0.1.0"
+__all__ = ["Stack", "__version__", "disabled", "isolated"]
+
+_HOMES: Final = {"Stack": "cachectl.stack", "disabled": "cachectl.session", "isolated": "cachectl.session"}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        message = f"module {__name__!r} has no attribute {name!r}"
+        raise AttributeError(message)
+    from importlib import import_module
+
+    return getattr(import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,0 +1,7 @@
+"""``python -m cachectl``."""
+
+import sys
+
+from cachectl.cli import main
+
+sys.exit(main())

@@ -1,0 +1,105 @@
+"""A command run with its caches off, or on in empty roots."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from cachectl.layers.errors import CachectlError
+from cachectl.layers.facts import Ability, Switch
+from cachectl.scratch import can_switch, companions, relocations, shadow_user_cache
+
+if TYPE_CHECKING:
+    from cachectl.layers.environment import Environment
+    from cachectl.layers.layer import Layer
+    from cachectl.stack import Stack
+
+
+class CannotStart(CachectlError, OSError):
+    """The command could not be started; ``status`` is what a shell would give (126, 127)."""
+
+    def __init__(self, command: str, error: OSError) -> None:
+        self.line = f"cannot start {command!r}: {error.strerror}"
+        self.status = 127 if isinstance(error, FileNotFoundError) else 126
+        super().__init__(self.line)
+
+    def __str__(self) -> str:
+        return self.line
+
+
+def variables_off(layers: Iterable[Layer], stack: Stack, folder: Path) -> dict[str, str | None]:
+    """Return the variables for a child in which the given layers are off; ``None`` unsets one.
+
+    They are both switched off and moved to a folder to throw away: some libraries write although they are
+    off, and pytools has no switch. Layers that would only move along stay where they are.
+    """
+    chosen = tuple(layers)
+    changes = _merged(layer.disable() for layer in chosen if can_switch(layer))
+    along = companions(chosen, stack, folder)
+    staying = {variable for name in along for variable in stack[name].relocate(folder).set}
+    moved = relocations(chosen, folder).values()
+    changes.update(_merged(switch for switch in moved if not staying & switch.set.keys()))
+    shadow_user_cache(stack.environment, chosen, folder)
+    return changes
+
+
+def variables_isolated(layers: Iterable[Layer], stack: Stack, folder: Path) -> dict[str, str | None]:
+    """Return the variables for a child in which the given layers are on, and keep everything in a folder."""
+    chosen = tuple(layers)
+    along = companions(chosen, stack, folder)
+    changes = _merged(layer.enable() for layer in chosen if can_switch(layer))
+    changes.update(_merged(relocations(chosen, folder).values()))
+    shadow_user_cache(stack.environment, [*chosen, *(stack[name] for name in along)], folder)
+    return changes
+
+
+def run(command: Sequence[str], changes: Mapping[str, str | None], environment: Environment) -> int:
+    """Run a command to its end; return its exit status, 128+n where signal n ended it.
+
+    Raises :class:`CannotStart` where there is no such command.
+    """
+    unset = frozenset(name for name, value in changes.items() if value is None)
+    put = {name: value for name, value in changes.items() if value is not None}
+    variables = dict(environment.with_variables(put, unset).variables)
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        with subprocess.Popen(list(command), env=variables) as child:  # noqa: S603 - the user's own command
+            # An interrupt reaches the child from the terminal; its answer is the answer.
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+            status = child.wait()
+    except OSError as error:
+        raise CannotStart(os.fspath(command[0]), error) from error
+    finally:
+        signal.signal(signal.SIGINT, before)
+    return status if status >= 0 else 128 - status
+
+
+def _merged(switches: Iterable[Switch]) -> dict[str, str | None]:
+    changes: dict[str, str | None] = {}
+    for switch in switches:
+        changes.update(switch.set)
+        changes.update(dict.fromkeys(switch.unset, None))
+    return changes
+
+
+def variables_for(
+    layers: Iterable[Layer], *, on: bool, root: Path | None = None
+) -> tuple[dict[str, str | None], tuple[str, ...]]:
+    """Return the variables that switch layers on or off, or move them to ``root``; and what they cannot do."""
+    switches: list[Switch] = []
+    notes: list[str] = []
+    ability = Ability.DISABLE if root is None else Ability.RELOCATE
+    for layer in layers:
+        reason = layer.abilities()[ability]
+        if reason is not None:
+            notes.append(f"{layer.name} cannot {ability.value}: {reason}")
+            continue
+        switch = layer.relocate(root) if root is not None else layer.enable() if on else layer.disable()
+        switches.append(switch)
+        if switch.patches:
+            notes.append(f"{layer.name}: no variable switches it off; cachectl run --no-cache does")
+    return _merged(switches), tuple(notes)

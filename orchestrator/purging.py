@@ -1,0 +1,64 @@
+"""Purge: plan exactly what would go in every layer, then let it go."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from cachectl.layers.errors import Refused
+from cachectl.layers.facts import ClearPlan, Note, Outcome
+from cachectl.layers.selection import Selection
+
+if TYPE_CHECKING:
+    from cachectl.layers.layer import Layer
+
+
+@dataclass(frozen=True, slots=True)
+class PurgeResult:
+    """What a purge did, or (``dry_run``) would do, layer by layer."""
+
+    dry_run: bool
+    outcomes: tuple[Outcome, ...]
+
+    @property
+    def failed(self) -> bool:
+        """Tell whether anything failed or was refused."""
+        return any(outcome.failed for outcome in self.outcomes)
+
+
+@dataclass(frozen=True, slots=True)
+class PurgePlan:
+    """The plans of several layers; nothing that is not listed in one of them will be touched."""
+
+    parts: tuple[tuple[Layer, ClearPlan], ...]
+
+    @property
+    def plans(self) -> tuple[ClearPlan, ...]:
+        """Return the plan of each layer."""
+        return tuple(plan for _, plan in self.parts)
+
+    def foreseen(self) -> PurgeResult:
+        """Say what applying the plan would do."""
+        outcomes = (Outcome(plan.layer, plan.entries, plan.bytes, plan.skipped, plan.failed) for plan in self.plans)
+        return PurgeResult(dry_run=True, outcomes=tuple(outcomes))
+
+    def apply(self) -> PurgeResult:
+        """Remove what is listed. A layer that fails is named, and the others are done all the same."""
+        outcomes = (
+            layer.clear(plan) if plan.targets else Outcome(plan.layer, skipped=plan.skipped, failed=plan.failed)
+            for layer, plan in self.parts
+        )
+        return PurgeResult(dry_run=False, outcomes=tuple(outcomes))
+
+
+def plan(layers: Iterable[Layer], selection: Selection) -> PurgePlan:
+    """Plan the purge of a selection in each layer; a refusal is part of the plan."""
+    return PurgePlan(tuple((layer, _plan_one(layer, selection)) for layer in layers))
+
+
+def _plan_one(layer: Layer, selection: Selection) -> ClearPlan:
+    try:
+        return layer.plan_clear(selection)
+    except Refused as error:
+        return ClearPlan(layer.name, failed=(Note("*", error.message),))

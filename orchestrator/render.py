@@ -1,0 +1,434 @@
+"""Facts as text and as JSON. Beside the command line, the only module that prints."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, Literal
+
+from cachectl.layers.errors import printable
+from cachectl.layers.facts import Ability, Census, Entry, Finding, Outcome
+
+if TYPE_CHECKING:
+    from cachectl.layers.layer import Layer
+    from cachectl.layers.registry import Broken
+    from cachectl.purging import PurgeResult
+    from cachectl.survey import LayerReport, Report, RootReport
+
+_DASH: Final = "-"
+_NARROW: Final = 80
+_PATIENCE: Final = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Headings and rows of text; ``right`` are the columns of numbers. The last column gives way to fit."""
+
+    headings: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    right: frozenset[int] = frozenset()
+
+
+# ---------------------------------------------------------------------- words
+
+
+def size(amount: int | None) -> str:
+    """Spell bytes in powers of 1024, a dash for unknown."""
+    if amount is None:
+        return _DASH
+    value = float(amount)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if value < 1024:  # noqa: PLR2004 - the definition of the units
+            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1024
+    return f"{value:.1f} TiB"
+
+
+def count(amount: int | None) -> str:
+    """Spell a number, a dash for unknown."""
+    return _DASH if amount is None else f"{amount:,}"
+
+
+def age(moment: float | None, now: float) -> str:
+    """Spell how long ago a moment was, a dash for unknown."""
+    if moment is None:
+        return _DASH
+    seconds = max(0.0, now - moment)
+    for unit, length in (("d", 86400), ("h", 3600), ("m", 60)):
+        if seconds >= length:
+            return f"{seconds / length:.0f}{unit}"
+    return f"{seconds:.0f}s"
+
+
+def _shorten(text: str, width: int) -> str:
+    if len(text) <= width:
+        return text
+    tail = max(0, width // 2)
+    return text[: width - tail - 1] + "…" + text[len(text) - tail :]
+
+
+# ---------------------------------------------------------------------- printing
+
+
+def show_json(value: object) -> None:
+    """Print a JSON document."""
+    print(json.dumps(value, indent=2))
+
+
+def show_lines(lines: Iterable[str]) -> None:
+    """Print lines of text."""
+    for line in lines:
+        print(printable(line))
+
+
+def show_raw(lines: Iterable[str]) -> None:
+    """Print lines that are meant for a machine, byte for byte."""
+    for line in lines:
+        print(line.encode("utf-8", "surrogateescape").decode("utf-8", "replace"))
+
+
+def show_bytes(data: bytes) -> None:
+    """Write bytes to standard output."""
+    sys.stdout.buffer.write(data)
+    sys.stdout.buffer.flush()
+
+
+def warn(line: str) -> None:
+    """Print one line where it does not disturb the output."""
+    print(f"cachectl: {printable(line)}", file=sys.stderr)
+
+
+def show_table(table: Table) -> None:
+    """Print a table: with lines and colour on a terminal, plain elsewhere; never wider than the screen."""
+    if sys.stdout.isatty():
+        _show_rich(table)
+    else:
+        show_lines(plain_table(table, _NARROW))
+
+
+def plain_table(table: Table, width: int) -> list[str]:
+    """Lay a table out in columns, the last one shortened in the middle where it would not fit."""
+    widths = [max(len(row[column]) for row in (table.headings, *table.rows)) for column in range(len(table.headings))]
+    room = width - sum(widths[:-1]) - 2 * (len(widths) - 1)
+    widths[-1] = max(len(table.headings[-1]), min(widths[-1], room))
+    lines = []
+    for row in (table.headings, *table.rows):
+        cells = [
+            cell.rjust(widths[column])
+            if column in table.right
+            else _shorten(cell, widths[column]).ljust(widths[column])
+            for column, cell in enumerate(row)
+        ]
+        lines.append("  ".join(cells).rstrip())
+    return lines
+
+
+def _show_rich(table: Table) -> None:
+    from rich.console import Console
+    from rich.table import Table as RichTable
+    from rich.text import Text
+
+    drawn = RichTable(box=None, pad_edge=False, header_style="bold")
+    last = len(table.headings) - 1
+    for column, heading in enumerate(table.headings):
+        justify: Literal["left", "right"] = "right" if column in table.right else "left"
+        ratio = 1 if column == last and not table.right & {last} else None
+        drawn.add_column(heading, justify=justify, no_wrap=True, overflow="ellipsis", ratio=ratio)
+    for row in table.rows:
+        drawn.add_row(*(Text(printable(cell)) for cell in row))
+    Console(width=max(_NARROW, shutil.get_terminal_size().columns)).print(drawn)
+
+
+@contextmanager
+def working(what: str) -> Iterator[None]:
+    """Show on a terminal, from the first half second on, that something is being done."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    finished = threading.Event()
+
+    def spin() -> None:
+        if finished.wait(_PATIENCE):
+            return
+        from rich.console import Console
+
+        with Console(stderr=True).status(what):
+            finished.wait()
+
+    spinner = threading.Thread(target=spin, daemon=True)
+    spinner.start()
+    try:
+        yield
+    finally:
+        finished.set()
+        spinner.join()
+
+
+# ---------------------------------------------------------------------- report
+
+
+def report_json(report: Report) -> dict[str, object]:
+    """Spell a report as ``cachectl/report/1``."""
+    return {
+        "schema": "cachectl/report/1",
+        "generated": report.generated,
+        "layers": [_layer_json(layer) for layer in report.layers],
+        "total": {"entries": report.entries, "files": report.files, "bytes": report.bytes},
+        "broken": _broken_json(report.broken),
+    }
+
+
+def _layer_json(layer: LayerReport) -> dict[str, object]:
+    return {
+        "layer": layer.layer,
+        "title": layer.title,
+        "state": layer.state.condition.value,
+        "why": layer.state.why,
+        "scope": layer.scope.value,
+        "precious": layer.precious,
+        "entries": layer.entries,
+        "files": layer.files,
+        "bytes": layer.bytes,
+        "stale_entries": layer.stale_entries,
+        "stale_bytes": layer.stale_bytes,
+        "roots": [_root_json(root) for root in layer.roots],
+    }
+
+
+def _root_json(root: RootReport) -> dict[str, object]:
+    census: Census = root.census
+    return {
+        "path": str(root.root.path),
+        "source": root.root.source,
+        "scope": root.root.scope.value,
+        "role": root.root.role or None,
+        "exists": root.exists,
+        "entries": census.entries,
+        "files": census.files,
+        "bytes": census.bytes,
+        "orphan_files": census.orphan_files,
+        "orphan_bytes": census.orphan_bytes,
+        "oldest": census.oldest,
+        "newest": census.newest,
+        "problems": [
+            {"path": str(problem.path), "code": problem.code, "message": problem.message} for problem in census.problems
+        ],
+    }
+
+
+def _broken_json(broken: Iterable[Broken]) -> list[dict[str, str]]:
+    return [{"name": plugin.name, "why": plugin.why} for plugin in broken]
+
+
+def show_report(report: Report, home: str) -> None:
+    """Print the report: a table of layers, then places, reasons and problems."""
+    rows = [
+        (
+            layer.layer,
+            layer.state.condition.value,
+            count(layer.entries),
+            count(layer.files),
+            size(layer.bytes),
+            size(layer.stale_bytes),
+        )
+        for layer in report.layers
+    ]
+    rows.append(("total", "", count(report.entries), count(report.files), size(report.bytes), ""))
+    headings = ("layer", "state", "entries", "files", "size", "stale")
+    show_table(Table(headings, tuple(rows), frozenset({2, 3, 4, 5})))
+    show_lines(_places(report, home))
+    for plugin in report.broken:
+        warn(f"plug-in {plugin.name}: {plugin.why}")
+
+
+def _places(report: Report, home: str) -> Iterator[str]:
+    for layer in report.layers:
+        present = [root for root in layer.roots if root.exists]
+        if not present and layer.state.condition.value == "absent":
+            continue
+        yield ""
+        yield f"{layer.layer}: {layer.state.condition.value}, {layer.state.why}"
+        for root in layer.roots:
+            orphans = root.census.orphan_files
+            notes = [root.root.source, *([] if root.exists else ["not there"])]
+            notes += [f"{orphans} orphans, {size(root.census.orphan_bytes)}"] if orphans else []
+            yield f"  {_short_home(str(root.root.path), home)}  ({'; '.join(notes)})"
+        for problem in layer.problems:
+            yield f"  problem: {_short_home(str(problem.path), home)}: {problem.message}"
+
+
+def _short_home(path: str, home: str) -> str:
+    return "~" + path[len(home) :] if home != "/" and path.startswith(home.rstrip("/") + "/") else path
+
+
+# ---------------------------------------------------------------------- ls
+
+
+def entries_json(entries: Iterable[Entry]) -> dict[str, object]:
+    """Spell entries as ``cachectl/ls/1``."""
+    return {"schema": "cachectl/ls/1", "entries": [_entry_json(entry) for entry in entries]}
+
+
+def _entry_json(entry: Entry) -> dict[str, object]:
+    return {
+        "layer": entry.layer,
+        "key": entry.key,
+        "root": str(entry.root),
+        "bytes": entry.bytes,
+        "files": entry.files,
+        "created": entry.created,
+        "modified": entry.modified,
+        "used": entry.used,
+        "written_before": entry.written_before,
+        "kernels": None if entry.kernels is None else list(entry.kernels),
+        "device": entry.device,
+        "versions": dict(entry.versions),
+        "stale": entry.stale,
+        "stale_because": entry.stale_because,
+        "detail": dict(entry.detail),
+    }
+
+
+def show_entries(entries: Sequence[Entry], now: float) -> None:
+    """Print entries as a table."""
+    rows = tuple(
+        (
+            entry.layer,
+            _shorten(" ".join(entry.kernels or (_DASH,)), 18),
+            size(entry.bytes),
+            age(_last(entry), now),
+            "stale" if entry.stale else "",
+            printable(entry.key),
+        )
+        for entry in entries
+    )
+    show_table(Table(("layer", "kernels", "size", "age", "", "key"), rows, frozenset({2, 3})))
+
+
+def _last(entry: Entry) -> float | None:
+    return entry.used if entry.used is not None else entry.modified
+
+
+# ---------------------------------------------------------------------- purge
+
+
+def purge_json(result: PurgeResult) -> dict[str, object]:
+    """Spell what a purge did as ``cachectl/purge/1``."""
+    return {
+        "schema": "cachectl/purge/1",
+        "dry_run": result.dry_run,
+        "layers": [_outcome_json(outcome) for outcome in result.outcomes],
+        "total": {
+            "removed": sum(outcome.removed for outcome in result.outcomes),
+            "bytes_freed": sum(outcome.bytes_freed for outcome in result.outcomes),
+            "skipped": sum(len(outcome.skipped) for outcome in result.outcomes),
+            "failed": sum(len(outcome.failed) for outcome in result.outcomes),
+        },
+    }
+
+
+def _outcome_json(outcome: Outcome) -> dict[str, object]:
+    return {
+        "layer": outcome.layer,
+        "removed": outcome.removed,
+        "bytes_freed": outcome.bytes_freed,
+        "skipped": [{"key": note.key, "because": note.because} for note in outcome.skipped],
+        "failed": [{"key": note.key, "because": note.because} for note in outcome.failed],
+    }
+
+
+def show_purge(result: PurgeResult) -> None:
+    """Print what a purge did, or would do; reasons for what was left go to standard error."""
+    rows = [
+        (outcome.layer, count(outcome.removed), size(outcome.bytes_freed), count(len(outcome.skipped)))
+        for outcome in result.outcomes
+        if not outcome.failed or outcome.removed
+    ]
+    if rows:
+        total = sum(outcome.removed for outcome in result.outcomes)
+        freed = sum(outcome.bytes_freed for outcome in result.outcomes)
+        skipped = sum(len(outcome.skipped) for outcome in result.outcomes)
+        rows.append(("total", count(total), size(freed), count(skipped)))
+        verb = "would go" if result.dry_run else "removed"
+        show_table(Table(("layer", verb, "size", "skipped"), tuple(rows), frozenset({1, 2, 3})))
+    for outcome in result.outcomes:
+        for note in outcome.skipped[:_MANY]:
+            warn(f"{outcome.layer}: skipped {note.key}: {note.because}")
+        if len(outcome.skipped) > _MANY:
+            warn(f"{outcome.layer}: skipped {len(outcome.skipped) - _MANY} more; --json lists them all")
+        for note in outcome.failed:
+            warn(f"{outcome.layer}: {'' if note.key == '*' else note.key + ': '}{note.because}")
+
+
+_MANY: Final = 3
+
+
+# ---------------------------------------------------------------------- verify, layers
+
+
+def findings_json(findings: Iterable[Finding]) -> dict[str, object]:
+    """Spell findings as ``cachectl/findings/1``."""
+    return {
+        "schema": "cachectl/findings/1",
+        "findings": [
+            {
+                "layer": finding.layer,
+                "root": str(finding.root),
+                "key": finding.key,
+                "severity": finding.severity.value,
+                "code": finding.code,
+                "message": finding.message,
+                "fix": finding.fix,
+            }
+            for finding in findings
+        ],
+    }
+
+
+def show_findings(findings: Sequence[Finding]) -> None:
+    """Print each finding with what it does and what mends it."""
+    for finding in findings:
+        where = finding.key if finding.key is not None else str(finding.root)
+        show_lines(
+            [f"{finding.layer}: {where}: {finding.message} ({finding.severity.value})", f"  mend: {finding.fix}"]
+        )
+    if not findings:
+        show_lines(["no damage found"])
+
+
+def layers_json(layers: Iterable[Layer], broken: Iterable[Broken]) -> dict[str, object]:
+    """Spell layers and abilities as ``cachectl/layers/1``; an ability is ``null``, or why it is absent."""
+    return {
+        "schema": "cachectl/layers/1",
+        "layers": [
+            {
+                "layer": layer.name,
+                "title": layer.title,
+                "scope": layer.scope.value,
+                "precious": layer.precious,
+                "abilities": {ability.value: reason for ability, reason in layer.abilities().items()},
+            }
+            for layer in layers
+        ],
+        "broken": _broken_json(broken),
+    }
+
+
+def show_layers(layers: Sequence[Layer], broken: Iterable[Broken]) -> None:
+    """Print which layer can do what, and below why not."""
+    headings = ("layer", *(ability.value for ability in Ability))
+    rows = tuple(
+        (layer.name, *("no" if reason else "yes" for reason in layer.abilities().values())) for layer in layers
+    )
+    show_table(Table(headings, rows))
+    for layer in layers:
+        for ability, reason in layer.abilities().items():
+            if reason is not None:
+                show_lines([f"{layer.name} cannot {ability.value}: {reason}"])
+    for plugin in broken:
+        warn(f"plug-in {plugin.name}: {plugin.why}")

@@ -1,0 +1,113 @@
+"""The report: where every layer keeps its entries, whether it is on, and how much there is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from cachectl.layers.errors import LayerError
+from cachectl.layers.facts import Census, Problem, Root, Scope, State
+
+if TYPE_CHECKING:
+    from cachectl.layers.layer import Layer
+    from cachectl.layers.registry import Broken
+    from cachectl.stack import Stack
+
+
+@dataclass(frozen=True, slots=True)
+class RootReport:
+    """One root and what it holds."""
+
+    root: Root
+    exists: bool
+    census: Census
+
+
+@dataclass(frozen=True, slots=True)
+class LayerReport:
+    """One layer: its state and its roots."""
+
+    layer: str
+    title: str
+    state: State
+    scope: Scope
+    precious: bool
+    roots: tuple[RootReport, ...]
+
+    @property
+    def entries(self) -> int:
+        """Count the entries of all roots."""
+        return sum(root.census.entries for root in self.roots)
+
+    @property
+    def files(self) -> int:
+        """Count the files of all roots, orphans included."""
+        return sum(root.census.files + root.census.orphan_files for root in self.roots)
+
+    @property
+    def bytes(self) -> int:
+        """Sum the bytes of all roots, orphans included."""
+        return sum(root.census.bytes + root.census.orphan_bytes for root in self.roots)
+
+    @property
+    def stale_entries(self) -> int | None:
+        """Count dead entries; ``None`` where the layer cannot tell."""
+        return _known_sum(root.census.stale_entries for root in self.roots)
+
+    @property
+    def stale_bytes(self) -> int | None:
+        """Sum the bytes of dead entries; ``None`` where the layer cannot tell."""
+        return _known_sum(root.census.stale_bytes for root in self.roots)
+
+    @property
+    def problems(self) -> tuple[Problem, ...]:
+        """Return the problems of all roots."""
+        return tuple(problem for root in self.roots for problem in root.census.problems)
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """The whole stack at one moment (epoch seconds)."""
+
+    generated: float
+    layers: tuple[LayerReport, ...]
+    broken: tuple[Broken, ...] = ()
+
+    @property
+    def entries(self) -> int:
+        """Count the entries of all layers."""
+        return sum(layer.entries for layer in self.layers)
+
+    @property
+    def files(self) -> int:
+        """Count the files of all layers."""
+        return sum(layer.files for layer in self.layers)
+
+    @property
+    def bytes(self) -> int:
+        """Sum the bytes of all layers."""
+        return sum(layer.bytes for layer in self.layers)
+
+
+def survey(stack: Stack, layers: Iterable[Layer]) -> Report:
+    """Count every root of the given layers."""
+    return Report(stack.environment.clock(), tuple(_layer_report(layer) for layer in layers), stack.broken)
+
+
+def _layer_report(layer: Layer) -> LayerReport:
+    roots = tuple(RootReport(root, root.exists, _census(layer, root)) for root in layer.roots())
+    return LayerReport(layer.name, layer.title, layer.state(), layer.scope, layer.precious, roots)
+
+
+def _census(layer: Layer, root: Root) -> Census:
+    try:
+        return layer.census(root)
+    except (LayerError, OSError) as error:
+        message = error.message if isinstance(error, LayerError) else str(error.strerror or error)
+        return Census(problems=(Problem(root.path, "unreadable", message),))
+
+
+def _known_sum(values: Iterable[int | None]) -> int | None:
+    known = [value for value in values if value is not None]
+    return sum(known) if known else None
