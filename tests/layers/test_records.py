@@ -1,0 +1,157 @@
+"""Text records: the reader's rules, and rewrites that leave every neighbour as it was."""
+
+from __future__ import annotations
+
+import os
+import stat
+import tempfile
+import zlib
+from contextlib import nullcontext
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cachectl.layers.errors import Damaged, EntryExists, Refused, Unreachable
+from cachectl.layers.stores.records import Fault, Record, RecordFile, place
+
+PART = st.text(st.characters(blacklist_characters="=:;\n", blacklist_categories=["Cs"]), min_size=1, max_size=12)
+CONTENTS = st.dictionaries(PART, PART, min_size=1, max_size=4)
+DATABASES = st.dictionaries(PART, CONTENTS, max_size=8)
+
+
+def store(path: Path) -> RecordFile:
+    return RecordFile("test", path, nullcontext)
+
+
+def line_of(key: str, items: dict[str, str]) -> bytes:
+    return f"{key}={';'.join(f'{name}:{values}' for name, values in items.items())}".encode()
+
+
+def records(path: Path) -> dict[str, Record]:
+    return {found.key: found for found in store(path).scan() if isinstance(found, Record)}
+
+
+def faults(path: Path) -> list[tuple[int, str]]:
+    return [(found.number, found.code) for found in store(path).scan() if isinstance(found, Fault)]
+
+
+@given(DATABASES)
+def test_what_is_put_reads_back(database: dict[str, dict[str, str]]) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "records.txt")
+        for key, items in database.items():
+            store(path).put(line_of(key, items), replace=False)
+        assert {key: record.items for key, record in records(path).items()} == database
+        assert faults(path) == []
+        for key, items in database.items():
+            record = store(path).read(key)
+            assert record is not None
+            assert record.line == line_of(key, items)
+
+
+@given(DATABASES, st.data())
+def test_neighbours_of_what_is_deleted_stay_byte_for_byte(
+    database: dict[str, dict[str, str]], data: st.DataObject
+) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "records.txt")
+        lines = {key: line_of(key, items) for key, items in database.items()}
+        junk = data.draw(
+            st.lists(st.sampled_from([b"", b"no equals sign", b"=nothing before", b"\xff\xfe"]), max_size=3)
+        )
+        path.write_bytes(b"".join(line + b"\n" for line in [*lines.values(), *junk]))
+        gone = data.draw(st.sets(st.sampled_from(sorted(lines)))) if lines else set()
+        assert store(path).delete({key: zlib.crc32(lines[key]) for key in gone}) == gone
+        kept = b"".join(line + b"\n" for line in [*(lines[key] for key in lines if key not in gone), *junk])
+        if gone and not kept.strip(b"\n"):
+            assert not path.exists()
+        else:
+            assert path.read_bytes() == kept
+
+
+def test_the_readers_rules(tmp_path: Path) -> None:
+    path = tmp_path / "records.txt"
+    path.write_bytes(b"a=S:1\n\nno equals\n=S:1\nb=\nc=S\nd=S:1;T\na=S:2\ne=S:1;S:2\nc=S:3\nf=S:1,x:y")
+    assert set(records(path)) == {"a", "e", "f"}
+    assert records(path)["a"].line == b"a=S:1"
+    assert records(path)["e"].items == {"S": "1"}
+    assert records(path)["f"].items == {"S": "1,x:y"}
+    assert faults(path) == [
+        *((3, "malformed"), (4, "malformed"), (5, "malformed"), (6, "malformed"), (7, "malformed")),
+        *((8, "duplicate"), (9, "duplicate-id"), (10, "duplicate"), (11, "newline")),
+    ]
+    # The first line with a key decides, also where it cannot be used.
+    with pytest.raises(Damaged, match="line 6"):
+        store(path).read("c")
+    assert store(path).read("g") is None
+
+
+def test_a_record_is_never_glued_to_an_unfinished_line(tmp_path: Path) -> None:
+    path = tmp_path / "records.txt"
+    path.write_bytes(b"k8=A:1")
+    store(path).put(b"k9=Z:1", replace=False)
+    assert path.read_bytes() == b"k8=A:1\nk9=Z:1\n"
+
+
+def test_another_record_is_replaced_only_on_request_and_in_its_place(tmp_path: Path) -> None:
+    path = tmp_path / "records.txt"
+    path.write_bytes(b"a=S:1\nb=S:1\n")
+    path.chmod(0o640)
+    standing = path.stat().st_ino
+    store(path).put(b"a=S:1", replace=False)
+    assert path.stat().st_ino == standing
+    with pytest.raises(EntryExists):
+        store(path).put(b"a=S:2", replace=False)
+    assert path.read_bytes() == b"a=S:1\nb=S:1\n"
+    store(path).put(b"a=S:2", replace=True)
+    assert path.read_bytes() == b"a=S:2\nb=S:1\n"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o640
+    assert os.listdir(tmp_path) == ["records.txt"]
+
+
+def test_deleting_a_record_does_not_bring_back_one_it_hid(tmp_path: Path) -> None:
+    path = tmp_path / "records.txt"
+    path.write_bytes(b"a=S:1\nb=S:1\na=S:2\n")
+    assert store(path).delete({"a": zlib.crc32(b"a=S:1")}) == {"a"}
+    assert path.read_bytes() == b"b=S:1\n"
+
+
+def test_a_changed_record_is_not_deleted(tmp_path: Path) -> None:
+    path = tmp_path / "records.txt"
+    path.write_bytes(b"a=S:2\n")
+    assert store(path).delete({"a": zlib.crc32(b"a=S:1"), "b": 0}) == set()
+    assert path.read_bytes() == b"a=S:2\n"
+
+
+@pytest.mark.parametrize("line", [b"", b"a", b"=S:1", b"a=", b"a=S", b"a=S:1\nb=S:1", b"a=S:1\n"])
+def test_what_is_no_record_is_not_put(tmp_path: Path, line: bytes) -> None:
+    with pytest.raises(Damaged):
+        store(tmp_path / "records.txt").put(line, replace=True)
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_link_is_neither_read_nor_written_through(tmp_path: Path) -> None:
+    target = tmp_path / "elsewhere.txt"
+    target.write_bytes(b"a=S:1\n")
+    path = tmp_path / "records.txt"
+    path.symlink_to(target)
+    for attempt in (
+        lambda: list(store(path).scan()),
+        lambda: store(path).put(b"b=S:1", replace=True),
+        lambda: store(path).delete({"a": zlib.crc32(b"a=S:1")}),
+    ):
+        with pytest.raises(Refused, match="link"):
+            attempt()
+    assert target.read_bytes() == b"a=S:1\n"
+    assert path.is_symlink()
+
+
+def test_a_failed_rewrite_leaves_nothing_behind(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(IsADirectoryError):
+        place(tmp_path / "folder", b"x")
+    assert os.listdir(tmp_path) == ["folder"]
+    with pytest.raises(Unreachable):
+        store(tmp_path / "no folder" / "records.txt").put(b"a=S:1", replace=False)

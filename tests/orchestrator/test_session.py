@@ -1,0 +1,75 @@
+"""``cachectl.disabled()`` and ``cachectl.isolated()`` in real programs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from conftest import Home
+
+pytestmark = pytest.mark.real
+
+NOTHING = {"loopy": 0, "pyopencl-invoker": 0, "pyopencl": 0, "pocl": 0}
+
+
+def test_disabled_before_opencl_is_used_keeps_every_layer_empty(home: Home) -> None:
+    seen = home.python("session.py", "before_first_use")
+    assert set(seen["status"].values()) == {"off"}
+    assert seen["inside"] == NOTHING
+    # PoCL latched its switch while it started; loopy and PyOpenCL cache again.
+    assert seen["after"] == {"loopy": 10, "pyopencl-invoker": 2, "pyopencl": 0, "pocl": 0}
+
+
+def test_disabled_after_a_driver_has_started_says_so(home: Home) -> None:
+    seen = home.python("session.py", "after_first_use")
+    assert "entered" not in seen
+    assert seen["still_on"] == ["pocl"]
+    assert seen["before"] == {"loopy": 5, "pyopencl-invoker": 1, "pyopencl": 0, "pocl": 1}
+    assert seen["inside"] == {"loopy": 5, "pyopencl-invoker": 1, "pyopencl": 0, "pocl": 2}
+    assert seen["after"] == {"loopy": 10, "pyopencl-invoker": 2, "pyopencl": 0, "pocl": 2}
+    assert seen["pocl"] == "on"
+    assert [line for line in seen["warned"] if line.startswith("pocl stays as it is")]
+
+
+def test_children_of_the_block_are_off_too(home: Home) -> None:
+    seen = home.python("session.py", "children")
+    assert seen["inside"] == NOTHING
+    assert seen["after"] == {"loopy": 10, "pyopencl-invoker": 2, "pyopencl": 0, "pocl": 2}
+
+
+def test_isolated_starts_empty_and_leaves_nothing(warm: Home) -> None:
+    seen = warm.python("session.py", "isolated")
+    assert seen["inside"] == {"loopy": 10, "pyopencl-invoker": 2, "pyopencl": 0, "pocl": 2}
+    assert seen["under_root"]
+    assert seen["outside"][0] == seen["outside"][1]
+    assert seen["gone"]
+
+
+def test_isolated_after_the_libraries_have_opened_their_caches_says_so(home: Home) -> None:
+    seen = home.python("session.py", "isolated_too_late")
+    assert "entered" not in seen
+    assert {"loopy", "pocl", "pyopencl-invoker"} <= set(seen["still_on"])
+    assert seen["restored"]
+
+
+def test_blocks_that_overlap_in_threads_are_restored_by_the_last(home: Home) -> None:
+    seen = home.python("session.py", "threads")
+    assert seen["one_left"] == [False, "1"]
+    assert seen["none_left"] == [True, None]
+    assert seen["restored"]
+
+
+def test_nesting_and_exceptions_restore_exactly(home: Home) -> None:
+    seen = home.python("session.py", "nested_and_raising")
+    assert seen["inside"] == [False, True]
+    assert seen["outside"] == [True, False]
+    assert seen["restored"]
+
+
+def test_a_users_own_dictionary_is_off_and_on_again(home: Home) -> None:
+    seen = home.python("session.py", "user_dictionary")
+    assert seen["inside"] == [False, False]
+    assert seen["outside"] == [True, False]
+    assert seen["restored"]

@@ -1,0 +1,179 @@
+"""The main job on real input: a loopy program on PoCL, seen, cleared and carried, layer by layer."""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import closing
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from conftest import Home
+
+pytestmark = pytest.mark.real
+
+LAYERS = ("loopy", "pyopencl-invoker", "pyopencl", "pocl")
+KERNELS = [f"lk{index}" for index in range(8)]
+
+
+def rows(home: Home, pattern: str) -> int:
+    """Count rows with sqlite itself."""
+    total = 0
+    for file in (home.path / ".cache" / "pytools").glob(pattern):
+        with closing(sqlite3.connect(file)) as connection:
+            total += connection.execute("select count(*) from dict").fetchone()[0]
+    return total
+
+
+def programs(home: Home) -> int:
+    """Count PoCL's program folders by their bitcode."""
+    return len(list((home.path / ".cache" / "pocl" / "kcache").glob("??/*/program.bc")))
+
+
+def binaries(home: Home) -> int:
+    """Count PyOpenCL's entries by their binaries."""
+    return len(list((home.path / ".cache" / "pyopencl").glob("*/*/binary")))
+
+
+def counted(home: Home) -> dict[str, int]:
+    """Count every layer directly."""
+    return {
+        "loopy": rows(home, "pdict-v5-loopy-*.sqlite"),
+        "pyopencl-invoker": rows(home, "pdict-v5-pyopencl-*.sqlite"),
+        "pyopencl": binaries(home),
+        "pocl": programs(home),
+    }
+
+
+def reported(home: Home) -> dict[str, int]:
+    """Count every layer by the report."""
+    return {layer["layer"]: layer["entries"] for layer in home.json("report", *LAYERS)["layers"]}
+
+
+def run_again(home: Home) -> dict[str, list[str]]:
+    """Run both programs and return what the libraries said of their caches."""
+    return {
+        "loopy": home.python("kernels.py", "8")["said"],
+        "pyopencl": home.python("binaries.py", "3")["said"],
+    }
+
+
+def test_the_report_agrees_with_direct_counting(warm: Home) -> None:
+    expected = counted(warm)
+    assert expected == {"loopy": 40, "pyopencl-invoker": 11, "pyopencl": 3, "pocl": 11}
+    run_again(warm)
+    assert counted(warm) == expected
+    assert reported(warm) == expected
+
+
+def test_bytes_and_files_are_those_on_disk(warm: Home) -> None:
+    report = warm.json("report", *LAYERS)
+    folder = warm.path / ".cache"
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    assert report["total"]["files"] == len(files)
+    assert report["total"]["bytes"] == sum(path.stat().st_size for path in files)
+
+
+@pytest.mark.parametrize("layer", ["loopy", "pocl"])
+def test_every_kernel_is_listed_by_name(warm: Home, layer: str) -> None:
+    for kernel in KERNELS:
+        entries = warm.json("ls", layer, "--kernel", kernel)["entries"]
+        assert entries
+        assert all(entry["kernels"] == [kernel] for entry in entries)
+
+
+def test_purge_all_makes_everything_compile_again(warm: Home) -> None:
+    full = counted(warm)
+    purged = warm.json("purge", "--all")
+    assert purged["total"] == {"removed": sum(full.values()), "failed": 0, "skipped": 0} | {
+        "bytes_freed": purged["total"]["bytes_freed"]
+    }
+    assert set(counted(warm).values()) == {0}
+    said = run_again(warm)
+    assert counted(warm) == full
+    assert not [line for line in said["pyopencl"] if "cache hit" in line]
+    run_again(warm)
+    assert counted(warm) == full
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+def test_purging_one_layer_leaves_the_others_alone(warm: Home, layer: str) -> None:
+    full = counted(warm)
+    warm.cachectl("purge", layer)
+    assert counted(warm) == {**full, layer: 0}
+    run_again(warm)
+    after = counted(warm)
+    if layer == "pyopencl":
+        # A miss there gives the driver a source of its own (a random line), so PoCL compiles it anew.
+        assert after.pop("pocl") == full.pop("pocl") + 3
+    assert after == full
+
+
+def test_purging_one_kernel_recompiles_that_kernel_alone(warm: Home) -> None:
+    full = counted(warm)
+    result = warm.cachectl("purge", "--all", "--kernel", "lk3")
+    assert {"loopy": 35, "pyopencl-invoker": 10, "pyopencl": 3, "pocl": 10} == counted(warm), result.stdout
+    kcache = warm.path / ".cache" / "pocl" / "kcache"
+    untouched = {path: path.stat().st_mtime_ns for path in kcache.glob("??/*/program.bc")}
+    said = run_again(warm)["loopy"]
+    assert counted(warm) == full
+    assert {path: path.stat().st_mtime_ns for path in untouched} == untouched
+    recompiled = {path.name for path in kcache.glob("??/*/*") if path.is_dir() and path.parent / "program.bc" not in untouched}
+    assert recompiled == {"lk3"}
+    assert [line for line in said if line.endswith(" miss")] == [
+        "frozenset({'lk3'}): typed-and-scheduled cache miss",
+        "lk3: schedule cache miss",
+        "TranslationUnit with entrypoints frozenset({'lk3'}): code generation cache miss",
+        "lk3: invoker cache miss",
+    ]
+
+
+def test_dry_run_foresees_what_purge_does(warm: Home) -> None:
+    full = counted(warm)
+    foreseen = warm.json("purge", "--all", "--dry-run")
+    assert counted(warm) == full
+    done = warm.json("purge", "--all")
+    assert foreseen["dry_run"]
+    assert [layer["removed"] for layer in foreseen["layers"]] == [layer["removed"] for layer in done["layers"]]
+
+
+def carried(home: Home, layer: str, keys: list[str], folder: Path) -> None:
+    """Take entries out with get, purge the layer, and place them again with put."""
+    folder.mkdir()
+    for number, key in enumerate(keys):
+        home.cachectl("get", layer, key, "-o", str(folder / str(number)))
+    home.cachectl("purge", layer)
+    for number, key in enumerate(keys):
+        home.cachectl("put", layer, key, str(folder / str(number)))
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+def test_the_library_hits_what_put_wrote(warm: Home, layer: str, tmp_path: Path) -> None:
+    full = counted(warm)
+    kernel = {"pyopencl": "pk1"}.get(layer, "lk1")
+    keys = warm.cachectl("ls", layer, "--kernel", kernel, "-q").stdout.splitlines()
+    carried(warm, layer, keys, tmp_path / "carried")
+    assert counted(warm) == {**full, layer: len(keys)}
+    before = counted(warm)
+    if layer == "pyopencl":
+        said = warm.python("binaries.py", "2")["said"]
+        # pk0 was purged and misses, pk1 was put back and hits.
+        assert [("hit" in line) for line in said if "binary cache" in line] == [False, True]
+        assert counted(warm)[layer] == len(keys) + 1
+        return
+    # Two kernels: lk0 was purged and misses, lk1 was put back and hits.
+    debug = warm.python("kernels.py", "2", POCL_DEBUG="general,llvm")
+    gained = {name: number - before[name] for name, number in counted(warm).items()}
+    assert gained[layer] == {"loopy": 5, "pyopencl-invoker": 1, "pocl": 1}[layer]
+    assert sum(gained.values()) == gained[layer]
+    if layer == "pocl":
+        assert debug["stderr"].count("Writing program.bc") == 1
+        assert debug["stderr"].count("Using a cached WG function") == 1
+    if layer == "loopy":
+        assert [line for line in debug["said"] if "code generation cache" in line] == [
+            "TranslationUnit with entrypoints frozenset({'lk0'}): code generation cache miss",
+            "TranslationUnit with entrypoints frozenset({'lk1'}): code generation cache hit",
+        ]

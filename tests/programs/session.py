@@ -1,0 +1,147 @@
+"""Use cachectl's context managers in a real program; the argument names the scene; print what came of it."""
+
+import json
+import os
+import sys
+import threading
+import warnings
+
+import cachectl
+
+warnings.filterwarnings("ignore")
+SEEN = {}
+
+
+def counted():
+    """Count what every layer holds."""
+    names = ("loopy", "pyopencl-invoker", "pyopencl", "pocl")
+    return {layer.layer: layer.entries for layer in cachectl.Stack().report(layers=names).layers}
+
+
+def compile_kernels(*indices):
+    import pyopencl as cl
+    from kernels import compile_and_check, device
+
+    context = cl.Context([device()])
+    queue = cl.CommandQueue(context)
+    for index in indices:
+        compile_and_check(context, queue, index)
+
+
+def before_first_use():
+    with cachectl.disabled() as layers:
+        compile_kernels(0, 1)
+        SEEN["status"] = {name: held.status for name, held in layers.items()}
+        SEEN["inside"] = counted()
+    compile_kernels(0, 1)
+    SEEN["after"] = counted()
+
+
+def after_first_use():
+    compile_kernels(0)
+    SEEN["before"] = counted()
+    try:
+        with cachectl.disabled():
+            SEEN["entered"] = True
+    except cachectl.session.StillOn as error:
+        SEEN["still_on"] = sorted(error.layers)
+    with cachectl.disabled("loopy", "pyopencl-invoker"):
+        compile_kernels(1)
+        SEEN["inside"] = counted()
+    compile_kernels(1)
+    SEEN["after"] = counted()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        with cachectl.disabled(strict=False) as layers:
+            SEEN["pocl"] = layers["pocl"].status
+    SEEN["warned"] = [str(warning.message) for warning in caught]
+
+
+def children():
+    import subprocess
+
+    command = [sys.executable, os.path.join(os.path.dirname(__file__), "kernels.py"), "2"]
+    with cachectl.disabled():
+        subprocess.run(command, check=True, capture_output=True)
+        SEEN["inside"] = counted()
+    subprocess.run(command, check=True, capture_output=True)
+    SEEN["after"] = counted()
+
+
+def isolated():
+    outside = counted()
+    with cachectl.isolated() as root:
+        compile_kernels(0, 1)
+        SEEN["inside"] = counted()
+        SEEN["under_root"] = all(
+            str(root) in str(r.path) for name in ("loopy", "pocl") for r in cachectl.Stack()[name].roots()[:1]
+        )
+    SEEN["outside"] = [outside, counted()]
+    SEEN["gone"] = not os.path.exists(root)
+
+
+def isolated_too_late():
+    compile_kernels(0)
+    before = dict(os.environ)
+    try:
+        with cachectl.isolated():
+            SEEN["entered"] = True
+    except cachectl.session.StillOn as error:
+        SEEN["still_on"] = sorted(error.layers)
+    SEEN["restored"] = dict(os.environ) == before
+
+
+def threads():
+    import loopy
+
+    started, go_on = threading.Event(), threading.Event()
+
+    def overlap():
+        with cachectl.disabled("loopy"):
+            started.set()
+            go_on.wait(60)
+
+    before = dict(os.environ)
+    other = threading.Thread(target=overlap)
+    with cachectl.disabled("loopy"):
+        other.start()
+        started.wait(60)
+    SEEN["one_left"] = [loopy.CACHING_ENABLED, os.environ.get("LOOPY_NO_CACHE")]
+    go_on.set()
+    other.join()
+    SEEN["none_left"] = [loopy.CACHING_ENABLED, os.environ.get("LOOPY_NO_CACHE")]
+    SEEN["restored"] = dict(os.environ) == before
+
+
+def nested_and_raising():
+    import loopy
+    import pyopencl
+
+    before = dict(os.environ)
+    try:
+        with cachectl.disabled(), cachectl.disabled("loopy"):
+            SEEN["inside"] = [loopy.CACHING_ENABLED, pyopencl._PYOPENCL_NO_CACHE]
+            raise KeyError("on purpose")
+    except KeyError:
+        pass
+    SEEN["outside"] = [loopy.CACHING_ENABLED, pyopencl._PYOPENCL_NO_CACHE]
+    SEEN["restored"] = dict(os.environ) == before
+
+
+def user_dictionary():
+    from pytools.persistent_dict import WriteOncePersistentDict
+
+    mine = WriteOncePersistentDict("mine", safe_sync=False)
+    mine.store_if_not_present(1, "one")
+    methods = dict(vars(WriteOncePersistentDict))
+    with cachectl.disabled("pytools"):
+        mine.store_if_not_present(2, "two")
+        SEEN["inside"] = [1 in mine, 2 in mine]
+    SEEN["outside"] = [1 in mine, 2 in mine]
+    SEEN["restored"] = dict(vars(WriteOncePersistentDict)) == methods
+
+
+if __name__ == "__main__":
+    globals()[sys.argv[1]]()
+    print()
+    print(json.dumps(SEEN))
