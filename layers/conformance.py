@@ -110,7 +110,7 @@ class LayerConformance(ABC):
         assert [entry.key for entry in first] == [entry.key for entry in layer.entries()]
         assert len({(entry.root, entry.key) for entry in first}) == len(first)
         for root in layer.roots():
-            assert layer.census(root) == tally(layer.scan(root, kernels=False))
+            assert layer.census(root) == tally(layer.scan(root, contents=False))
         for entry in first:
             assert entry.layer == layer.name
             assert entry.bytes >= 0

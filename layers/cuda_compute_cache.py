@@ -26,6 +26,7 @@ from cachectl.layers.facts import (
     Orphan,
     Outcome,
     Problem,
+    Removable,
     Root,
     Scope,
     Severity,
@@ -103,7 +104,7 @@ class CudaComputeCache(Layer):
 
     # ------------------------------------------------------------------ listing
 
-    def scan(self, root: Root, *, kernels: bool = True) -> Iterator[Found]:
+    def scan(self, root: Root, *, contents: bool = True) -> Iterator[Found]:
         """Yield entries by name and header; files of another format version are opaque."""
         tree = self._tree(root)
         index = _read_index_file(root)
@@ -114,13 +115,13 @@ class CudaComputeCache(Layer):
                 why, idle_only = leaf.stray.why, leaf.stray.idle_only
                 yield Orphan(leaf.key, root.path, leaf.bytes, len(leaf.members), leaf.modified, why, idle_only)
             else:
-                yield from self._describe(root, tree, leaf, index, kernels=kernels)
+                yield from self._describe(root, tree, leaf, index, contents=contents)
         if index is not None:
             if compute_cache.read_index(index) is None:
                 yield Problem(root.path / INDEX, "index", "is not whole; removing it makes the driver count again")
             yield Housekeeping(INDEX, root.path, len(index))
 
-    def _describe(self, root: Root, tree: Tree, leaf: Leaf, index: bytes | None, *, kernels: bool) -> Iterator[Found]:
+    def _describe(self, root: Root, tree: Tree, leaf: Leaf, index: bytes | None, *, contents: bool) -> Iterator[Found]:
         path = root.path / leaf.key
         head = tree.read_file(leaf.key, limit=compute_cache.HEADER.size)
         if head is None:
@@ -136,7 +137,7 @@ class CudaComputeCache(Layer):
         elif header.file_size != leaf.bytes:
             yield Problem(path, "damaged", f"is {leaf.bytes} bytes long, its header says {header.file_size}")
         known = header is not None and header.known
-        data = tree.read_file(leaf.key, limit=header.file_size) if kernels and header is not None and known else None
+        data = tree.read_file(leaf.key, limit=header.file_size) if contents and header is not None and known else None
         key = None if data is None else compute_cache.key_of(data)
         yield Entry(
             layer=self.name,
@@ -182,7 +183,7 @@ class CudaComputeCache(Layer):
 
     # ------------------------------------------------------------------ clear
 
-    def mark(self, root: Root, found: Entry | Orphan | Housekeeping) -> tuple[int, ...] | None:
+    def mark(self, root: Root, found: Removable) -> tuple[int, ...] | None:
         """Fingerprint a file by size and change."""
         leaf = self._tree(root).find(found.key)
         return None if leaf is None else leaf.mark
@@ -209,7 +210,7 @@ class CudaComputeCache(Layer):
         path = root.path / INDEX
         if not path.is_file() or path.is_symlink():
             return
-        with record_lock(self.name, path) as handle:
+        with record_lock(self.name, path, patience=self.environment.patience) as handle:
             index = compute_cache.read_index(os.pread(handle, os.fstat(handle).st_size, 0))
             if index is None or not index.records:
                 return
@@ -237,8 +238,9 @@ class CudaComputeCache(Layer):
                 continue
             sizes[compute_cache.identifier_of(leaf.key)] = len(data) - compute_cache.HEADER.size
             if complaint := compute_cache.complaint(leaf.key, data):
+                message = f"{complaint}; the driver compiles it again and rewrites it"
                 fix = f"cachectl purge cuda --key {leaf.key}"
-                yield Finding(self.name, root.path, leaf.key, Severity.RECOMPILES, "damaged", complaint, fix)
+                yield Finding(self.name, root.path, leaf.key, Severity.HARMLESS, "damaged", message, fix)
         index = _read_index_file(root)
         records = None if index is None else compute_cache.read_index(index)
         if index is not None and (records is None or (records.records and dict(records.records) != sizes)):

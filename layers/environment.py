@@ -15,6 +15,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 
+from cachectl.layers.stores.locks import PATIENCE
+
 
 def _unknown_version(distribution: str) -> str | None:  # noqa: ARG001 - the signature of a lookup
     return None
@@ -26,7 +28,8 @@ class Environment:
 
     ``home`` is the account's home folder (what the password database says), used where ``HOME`` is not;
     ``python`` is the five-part version that pytools and PyOpenCL put into their names; ``site`` lists the
-    folders of installed packages; ``installed`` gives the version of a distribution there, or ``None``.
+    folders of installed packages; ``installed`` gives the version of a distribution there, or ``None``;
+    ``patience`` is how many seconds a lock that somebody else holds is waited for.
     """
 
     variables: Mapping[str, str]
@@ -38,6 +41,7 @@ class Environment:
     site: tuple[Path, ...] = ()
     installed: Callable[[str], str | None] = _unknown_version
     clock: Callable[[], float] = field(default=time.time)
+    patience: float = PATIENCE
 
     @classmethod
     def here(cls) -> Environment:

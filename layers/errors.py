@@ -5,7 +5,7 @@
     CachectlError
     ├── BadRequest            (ValueError)       the caller asked for something that cannot be meant
     └── LayerError            .layer .path
-        ├── Refused           (PermissionError)  a rule forbids it; .ability, and the reason in words
+        ├── Refused           (PermissionError)  a rule forbids it, or nothing can do it here; says why
         ├── Busy              (TimeoutError)     somebody else holds the lock
         ├── Damaged           (ValueError)       the bytes are not what their format promises
         ├── ForeignForm       (ValueError)       an artifact made for another layer or format version

@@ -141,6 +141,8 @@ class Problem:
 
 
 Found = Entry | Orphan | Housekeeping | Problem
+#: What a plan may list.
+Removable = Entry | Orphan
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,6 +28,7 @@ from cachectl.layers.facts import (
     Orphan,
     Outcome,
     Problem,
+    Removable,
     Root,
     Scope,
     State,
@@ -44,6 +45,7 @@ class Layer(ABC):
     name: ClassVar[str]
     #: One line for tables.
     title: ClassVar[str]
+    #: Whose the entries are: what a package owns is read, never cleared.
     scope: ClassVar[Scope] = Scope.USER
     #: Hours of tuning rather than a cache that a rerun refills: removed only when named.
     precious: ClassVar[bool] = False
@@ -67,10 +69,10 @@ class Layer(ABC):
         """Say whether a program started in this environment would use the cache, and why."""
 
     @abstractmethod
-    def scan(self, root: Root, *, kernels: bool = True) -> Iterator[Found]:
+    def scan(self, root: Root, *, contents: bool = True) -> Iterator[Found]:
         """Yield what lies in a root, a thing at a time; damage is yielded as a problem, never raised.
 
-        With ``kernels=False`` the bytes are not looked into for kernel names.
+        With ``contents=False`` entries are not looked into: no kernel names, and stale only if the name tells.
         """
 
     @abstractmethod
@@ -86,7 +88,7 @@ class Layer(ABC):
         """Remove what a plan lists in one root, skipping what has changed since."""
 
     @abstractmethod
-    def mark(self, root: Root, found: Entry | Orphan | Housekeeping) -> tuple[int, ...] | None:
+    def mark(self, root: Root, found: Removable) -> tuple[int, ...] | None:
         """Fingerprint a found thing so that a later change is noticed; ``None`` if it has gone."""
 
     @abstractmethod
@@ -105,7 +107,7 @@ class Layer(ABC):
         """Name what cannot be done here and now, each with the reason."""
         return {}
 
-    def idle_gate(self, targets: Iterable[Entry | Orphan]) -> Iterator[tuple[Entry | Orphan, str | None]]:
+    def idle_gate(self, targets: Iterable[Removable]) -> Iterator[tuple[Removable, str | None]]:
         """Pair each thing to be cleared with the reason to leave it alone for now, or ``None``."""
         for target in targets:
             yield target, None
@@ -117,7 +119,7 @@ class Layer(ABC):
 
     def census(self, root: Root) -> Census:
         """Count a root. Stores that can count without listing override this."""
-        return tally(self.scan(root, kernels=False))
+        return tally(self.scan(root, contents=False))
 
     # ------------------------------------------------------------------ the face, the same for every layer
 
@@ -131,7 +133,7 @@ class Layer(ABC):
     def entries(self, selection: Selection = ALL) -> Iterator[Entry]:
         """Yield the selected entries of every root."""
         for root in self.roots():
-            for found in self.scan(root, kernels=True):
+            for found in self.scan(root, contents=True):
                 if isinstance(found, Entry) and selection.matches(found):
                     yield found
 
@@ -173,7 +175,7 @@ class Layer(ABC):
         Raises :class:`Refused` where the layer must not be cleared.
         """
         self._demand(Ability.CLEAR)
-        if selection.needs_kernels and (reason := self.refusals().get(Ability.KERNELS)) is not None:
+        if selection.kernel is not None and (reason := self.refusals().get(Ability.KERNELS)) is not None:
             return ClearPlan(self.name, skipped=(Note("*", f"cannot be selected by kernel: {reason}"),))
         targets: list[Target] = []
         skipped: list[Note] = []
@@ -224,11 +226,11 @@ class Layer(ABC):
     def _plan_root(self, root: Root, selection: Selection) -> ClearPlan:
         if selection.everything and (whole := self.plan_everything(root)) is not None:
             return whole
-        chosen: list[Entry | Orphan] = []
+        chosen: list[Removable] = []
         nameless = 0
-        for found in self.scan(root, kernels=selection.needs_kernels):
+        for found in self.scan(root, contents=selection.needs_contents):
             if isinstance(found, Entry):
-                nameless += selection.needs_kernels and found.kernels is None
+                nameless += selection.kernel is not None and found.kernels is None
                 if selection.matches(found):
                     chosen.append(found)
             elif isinstance(found, Orphan) and selection.matches_orphan(found):
@@ -289,4 +291,3 @@ def tally(found: Iterable[Found]) -> Census:
         newest=newest,
         problems=tuple(problems),
     )
-

@@ -20,10 +20,10 @@ from cachectl.layers.facts import (
     Entry,
     Finding,
     Found,
-    Housekeeping,
     Orphan,
     Outcome,
     Problem,
+    Removable,
     Root,
     Scope,
     Severity,
@@ -86,8 +86,7 @@ class PoclKernels(Layer):
             base, source = environment.absolute(home + "/.cache/pocl"), "default (HOME)"
         else:
             base, source = Path("/tmp/pocl"), "default (HOME is not set)"  # noqa: S108 - PoCL's own rule
-        roots = [Root(base / leaf, Scope.USER, source, leaf) for leaf in ("kcache", "uncached")]
-        return tuple(roots if self._switched_on() is not False else reversed(roots))
+        return tuple(Root(base / leaf, Scope.USER, source, leaf) for leaf in ("kcache", "uncached"))
 
     def _windows_roots(self) -> tuple[Root, ...]:
         for variable in ("LOCALAPPDATA", "TEMP"):
@@ -127,9 +126,9 @@ class PoclKernels(Layer):
 
     # ------------------------------------------------------------------ listing
 
-    def scan(self, root: Root, *, kernels: bool = True) -> Iterator[Found]:
+    def scan(self, root: Root, *, contents: bool = True) -> Iterator[Found]:
         """Yield programs as entries; failed builds, temporaries and uncached programs as orphans."""
-        del kernels
+        del contents
         for leaf in self._tree(root).scan():
             yield leaf if isinstance(leaf, Problem) else self._describe(root, leaf)
 
@@ -194,7 +193,7 @@ class PoclKernels(Layer):
 
     # ------------------------------------------------------------------ clear
 
-    def idle_gate(self, targets: Iterable[Entry | Orphan]) -> Iterator[tuple[Entry | Orphan, str | None]]:
+    def idle_gate(self, targets: Iterable[Removable]) -> Iterator[tuple[Removable, str | None]]:
         """Leave alone what a live compile may be using.
 
         A program whose file vanishes under it fails or, before PoCL 7, aborts. Where no process of this user
@@ -208,7 +207,7 @@ class PoclKernels(Layer):
             safe = users == () or age > rest or (isinstance(target, Orphan) and not target.idle_only)
             yield target, None if safe else f"changed {max(0, age):.0f} s ago, and PoCL is in use by {_spell(users)}"
 
-    def mark(self, root: Root, found: Entry | Orphan | Housekeeping) -> tuple[int, ...] | None:
+    def mark(self, root: Root, found: Removable) -> tuple[int, ...] | None:
         """Fingerprint files, bytes and newest change of the folder."""
         leaf = self._tree(root).find(found.key)
         return None if leaf is None else leaf.mark

@@ -22,11 +22,11 @@ from cachectl.layers.facts import (
     Entry,
     Finding,
     Found,
-    Housekeeping,
     Note,
     Orphan,
     Outcome,
     Problem,
+    Removable,
     Root,
     Scope,
     Severity,
@@ -100,7 +100,7 @@ class PyOpenCLBinaries(Layer):
 
     # ------------------------------------------------------------------ listing
 
-    def scan(self, root: Root, *, kernels: bool = True) -> Iterator[Found]:
+    def scan(self, root: Root, *, contents: bool = True) -> Iterator[Found]:
         """Yield programs; one that lacks a half is listed and named as a problem."""
         tree = self._tree(root)
         for leaf in tree.scan():
@@ -110,9 +110,9 @@ class PyOpenCLBinaries(Layer):
                 why = "an empty program folder" if leaf.stray is None else leaf.stray.why
                 yield Orphan(leaf.key, root.path, leaf.bytes, len(leaf.members), leaf.modified, why)
             else:
-                yield from self._describe(root, tree, leaf, kernels=kernels)
+                yield from self._describe(root, tree, leaf, contents=contents)
 
-    def _describe(self, root: Root, tree: Tree, leaf: Leaf, *, kernels: bool) -> Iterator[Found]:
+    def _describe(self, root: Root, tree: Tree, leaf: Leaf, *, contents: bool) -> Iterator[Found]:
         foreign = sorted({member.path for member in leaf.members} - _FILES)
         if foreign:
             message = f"holds {foreign[0]!r}, which PyOpenCL does not make; left alone"
@@ -126,9 +126,9 @@ class PyOpenCLBinaries(Layer):
         because = None
         if python != self.environment.python:
             because = f"built under Python {python}, this is {self.environment.python}"
-        elif kernels:
+        elif contents:
             because = _changed_header(tree.read_file(leaf.key, "info") or b"")
-        source = tree.read_file(leaf.key, "source.cl") if kernels else None
+        source = tree.read_file(leaf.key, "source.cl") if contents else None
         yield Entry(
             layer=self.name,
             key=leaf.key,
@@ -166,12 +166,12 @@ class PyOpenCLBinaries(Layer):
             raise Damaged(self.name, "binary is empty" if not members["binary"] else str(complaint), key)
         base = root.path / key.partition("/")[0]
         base.mkdir(parents=True, exist_ok=True)
-        with presence_lock(self.name, base / "lock"):
+        with presence_lock(self.name, base / "lock", patience=self.environment.patience):
             self._tree(root).write(key, artifact.data, replace=replace)
 
     # ------------------------------------------------------------------ clear
 
-    def mark(self, root: Root, found: Entry | Orphan | Housekeeping) -> tuple[int, ...] | None:
+    def mark(self, root: Root, found: Removable) -> tuple[int, ...] | None:
         """Fingerprint files, bytes and newest change of the folder."""
         leaf = self._tree(root).find(found.key)
         return None if leaf is None else leaf.mark
@@ -191,7 +191,7 @@ class PyOpenCLBinaries(Layer):
     def _remove_from(self, root: Root, base: str, planned: tuple[Target, ...]) -> Outcome:
         if not _BASE.fullmatch(base):
             return self._tree(root).remove(planned)
-        with presence_lock(self.name, root.path / base / "lock"):
+        with presence_lock(self.name, root.path / base / "lock", patience=self.environment.patience):
             return self._tree(root).remove(planned)
 
     # ------------------------------------------------------------------ verify

@@ -26,6 +26,7 @@ from cachectl.layers.facts import (
     Outcome,
     Patch,
     Problem,
+    Removable,
     Root,
     Scope,
     Severity,
@@ -38,9 +39,10 @@ from cachectl.layers.formats import pdict
 from cachectl.layers.formats.pickles import walk
 from cachectl.layers.layer import Layer
 from cachectl.layers.stores.rows import Row, RowFile, disk_usage
-from cachectl.layers.stores.tree import Shape, Tree
+from cachectl.layers.stores.tree import Leaf, Shape, Tree
 from cachectl.layers.switches import strtobool
 
+_CHANGED = "changed since it was planned"
 _FOLDERS = (Shape(pdict.V4_LEVELS, folders=True), Shape(pdict.V2_LEVELS, folders=True))
 
 
@@ -68,7 +70,7 @@ class PytoolsDictionaries(Layer):
         """Say that nothing but its users' own switches turns such a dictionary off."""
         if self.environment.get("SUMPY_NO_CACHE") is not None:
             return State(Condition.ENABLED, "off for sumpy alone (SUMPY_NO_CACHE is set, its value is not read)")
-        return self._presence("pytools", "pytools has no switch of its own")
+        return self._presence("pytools", "pytools has no switch")
 
     def switch(self, *, on: bool) -> Switch:
         """Give sumpy's variable, and for this process a stand-in for the switch that pytools lacks."""
@@ -88,12 +90,15 @@ class PytoolsDictionaries(Layer):
 
     # ------------------------------------------------------------------ listing
 
-    def scan(self, root: Root, *, kernels: bool = True) -> Iterator[Found]:
+    def scan(self, root: Root, *, contents: bool = True) -> Iterator[Found]:
         """Yield rows of v5 dictionaries and folders of older ones."""
         for name in self._dictionaries(root):
             if name.generation == "v5":
-                yield from self._scan_file(root, name, kernels=kernels)
+                yield from self._scan_file(root, name, contents=contents)
         yield from self._scan_folders(root)
+        for leaf in self._strays(root):
+            why = "" if leaf.stray is None else leaf.stray.why
+            yield Orphan(leaf.key, root.path, leaf.bytes, len(leaf.members), leaf.modified, why, idle_only=False)
 
     def _dictionaries(self, root: Root) -> Iterator[pdict.DictionaryName]:
         try:
@@ -105,17 +110,20 @@ class PytoolsDictionaries(Layer):
             if name is not None and self.owns(name.identifier):
                 yield name
 
-    def _scan_file(self, root: Root, name: pdict.DictionaryName, *, kernels: bool) -> Iterator[Found]:
+    def _rows(self, path: Path) -> RowFile:
+        return RowFile(self.name, path, pdict.SCHEMA, self.environment.patience)
+
+    def _scan_file(self, root: Root, name: pdict.DictionaryName, *, contents: bool) -> Iterator[Found]:
         path = root.path / name.file
         if path.is_symlink() or not path.is_file():
             yield Problem(path, "link", "a link, or no file, under a dictionary's name is not followed")
             return
         because = self._stale_because(name)
-        rows = RowFile(self.name, path, pdict.SCHEMA)
+        rows = self._rows(path)
         payload = 0
         try:
             modified = path.stat().st_mtime
-            listing = rows.rows_with("key_value") if kernels else ((row, (None,)) for row in rows.rows())
+            listing = rows.rows_with("key_value") if contents else ((row, (None,)) for row in rows.rows())
             for row, (value,) in listing:
                 payload += row.bytes
                 yield Entry(
@@ -125,7 +133,7 @@ class PytoolsDictionaries(Layer):
                     bytes=row.bytes,
                     files=0,
                     written_before=modified,
-                    kernels=pdict.kernel_names(_as_bytes(value)) if kernels else None,
+                    kernels=pdict.kernel_names(_as_bytes(value)) if contents else None,
                     versions={"python": name.python, **name.packages},
                     stale=because is not None,
                     stale_because=because,
@@ -144,7 +152,7 @@ class PytoolsDictionaries(Layer):
                     yield leaf
                     continue
                 name = pdict.parse_name(leaf.key.split("/")[0], self.environment.python)
-                if name is None or not self.owns(name.identifier) or leaf.stray is not None:
+                if name is None or not self.owns(name.identifier):
                     continue
                 because = self._stale_because(name)
                 yield Entry(
@@ -159,6 +167,13 @@ class PytoolsDictionaries(Layer):
                     stale_because=because,
                     detail={"dictionary": name.identifier},
                 )
+
+    def _strays(self, root: Root) -> Iterator[Leaf]:
+        """Yield what an interrupted cachectl left: it belongs to the layer that takes every other dictionary."""
+        if self.owns(""):
+            for leaf in Tree(self.name, root.path, _FOLDERS[0]).scan():
+                if isinstance(leaf, Leaf) and leaf.stray is not None:
+                    yield leaf
 
     def _stale_because(self, name: pdict.DictionaryName) -> str | None:
         """Say why nothing started in this environment would open the dictionary."""
@@ -190,7 +205,7 @@ class PytoolsDictionaries(Layer):
             return None
         detail = {"dictionary": name.identifier, "python": name.python}
         if name.generation == "v5":
-            values = RowFile(self.name, root.path / file, pdict.SCHEMA).read((digest,))
+            values = self._rows(root.path / file).read((digest,))
             return None if values is None else Artifact(self.name, key, self.forms[0], _as_bytes(values[0]), detail)
         for shape in _FOLDERS:
             data = Tree(self.name, root.path, shape).read(key)
@@ -214,7 +229,7 @@ class PytoolsDictionaries(Layer):
             raise Damaged(self.name, complaint, key)
         if not digest or "/" in digest:
             raise LayerError(self.name, f"{key!r} names no row; a key is FILE/HASH")
-        rows = RowFile(self.name, root.path / file, pdict.SCHEMA)
+        rows = self._rows(root.path / file)
         rows.insert((digest,), (artifact.data,), replace=replace)
 
     # ------------------------------------------------------------------ clear
@@ -230,19 +245,20 @@ class PytoolsDictionaries(Layer):
             if path.is_symlink() or not path.is_file():
                 continue
             try:
-                weight = RowFile(self.name, path, pdict.SCHEMA).weigh()
+                weight = self._rows(path).weigh()
             except LayerError as error:
                 failed.append(Note(name.file, error.message))
                 continue
             if weight.rows:
                 targets.append(Target(root.path, name.file, weight.bytes, weight.rows, (weight.last,)))
+        targets += [Target(root.path, leaf.key, leaf.bytes, 0, leaf.mark) for leaf in self._strays(root)]
         return ClearPlan(self.name, tuple(targets), failed=tuple(failed))
 
-    def mark(self, root: Root, found: Entry | Orphan | Housekeeping) -> tuple[int, ...] | None:
+    def mark(self, root: Root, found: Removable) -> tuple[int, ...] | None:
         """Fingerprint a row by its id and size, a folder by its files."""
         file, _, digest = found.key.partition("/")
         if file.endswith(".sqlite"):
-            row = RowFile(self.name, root.path / file, pdict.SCHEMA).row((digest,))
+            row = self._rows(root.path / file).row((digest,))
             return None if row is None else (row.rowid, row.bytes)
         leaf = next((leaf for shape in _FOLDERS if (leaf := Tree(self.name, root.path, shape).find(found.key))), None)
         return None if leaf is None else leaf.mark
@@ -263,7 +279,7 @@ class PytoolsDictionaries(Layer):
 
     def _remove_rows(self, root: Root, file: str, targets: list[Target]) -> Outcome:
         path = root.path / file
-        rows = RowFile(self.name, path, pdict.SCHEMA)
+        rows = self._rows(path)
         before = disk_usage(path)[1]
         try:
             removed, skipped = _delete_rows(rows, targets)
@@ -281,7 +297,7 @@ class PytoolsDictionaries(Layer):
         for name in self._dictionaries(root):
             if name.generation != "v5":
                 continue
-            rows = RowFile(self.name, root.path / name.file, pdict.SCHEMA)
+            rows = self._rows(root.path / name.file)
             try:
                 complaint = rows.check()
                 if complaint is not None:
@@ -320,7 +336,7 @@ def strtobool_state(layer: PytoolsDictionaries, distribution: str, variables: tu
             return State(Condition.DISABLED, why)
         if verdict:
             return State(Condition.DISABLED, f"{variable}={value}")
-    return layer._presence(distribution, "on unless " + " or ".join(variables) + " says no")  # noqa: SLF001 - one family
+    return layer._presence(distribution, "not switched off by " + " or ".join(variables))  # noqa: SLF001 - one family
 
 
 def _generation(pytools: str | None) -> tuple[str, bool] | None:
@@ -337,16 +353,13 @@ def _generation(pytools: str | None) -> tuple[str, bool] | None:
 
 
 def _delete_rows(rows: RowFile, targets: list[Target]) -> tuple[int, list[Note]]:
-    skipped: list[Note] = []
-    whole = [target for target in targets if "/" not in target.key]
-    if whole:
-        removed = rows.delete_up_to(max(target.mark[0] for target in whole))
-        return removed, skipped
+    whole = next((target for target in targets if "/" not in target.key), None)
+    if whole is not None:
+        removed = rows.delete_up_to(whole.mark[0], whole.entries)
+        return (0, [Note(whole.key, _CHANGED)]) if removed is None else (removed, [])
     planned = [Row(target.mark[0], (target.key.partition("/")[2],), target.mark[1]) for target in targets]
     gone = set(rows.delete(planned))
-    for target, row in zip(targets, planned, strict=True):
-        if row not in gone:
-            skipped.append(Note(target.key, "changed since it was planned"))
+    skipped = [Note(target.key, _CHANGED) for target, row in zip(targets, planned, strict=True) if row not in gone]
     return len(gone), skipped
 
 

@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase
 from typing import Final
 
 from cachectl.layers.errors import BadRequest
-from cachectl.layers.facts import Entry, Housekeeping, Orphan
+from cachectl.layers.facts import Entry, Orphan
 
 _AGE_UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 _SIZE_UNITS: Final = {
@@ -39,9 +39,9 @@ class Selection:
         return self == Selection()
 
     @property
-    def needs_kernels(self) -> bool:
-        """Tell whether entries must be looked into for kernel names."""
-        return self.kernel is not None
+    def needs_contents(self) -> bool:
+        """Tell whether entries must be looked into: kernel names, and some signs of age, lie in the bytes."""
+        return self.kernel is not None or self.stale
 
     def matches(self, entry: Entry) -> bool:
         """Tell whether an entry meets every condition; what is unknown meets none."""
@@ -53,9 +53,9 @@ class Selection:
             and (not self.stale or entry.stale is True)
         )
 
-    def matches_orphan(self, orphan: Orphan | Housekeeping) -> bool:
+    def matches_orphan(self, orphan: Orphan) -> bool:
         """Tell the same of an orphan, which has no kernel and is never hit: it counts as stale."""
-        if self.kernel is not None or orphan.modified is None:
+        if self.kernel is not None:
             return False
         return (
             (self.key is None or self.key == orphan.key)

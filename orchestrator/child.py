@@ -9,9 +9,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cachectl.layers.errors import CachectlError
+from cachectl.layers.errors import CachectlError, Refused
 from cachectl.layers.facts import Ability, Switch
-from cachectl.scratch import can_switch, companions, relocations, shadow_user_cache
+from cachectl.scratch import can_switch, companions, relocations
 
 if TYPE_CHECKING:
     from cachectl.layers.environment import Environment
@@ -35,25 +35,28 @@ def variables_off(layers: Iterable[Layer], stack: Stack, folder: Path) -> dict[s
     """Return the variables for a child in which the given layers are off; ``None`` unsets one.
 
     They are both switched off and moved to a folder to throw away: some libraries write although they are
-    off, and pytools has no switch. Layers that would only move along stay where they are.
+    off, and pytools has no switch. Layers that would only move along stay where they are. Raises
+    :class:`Refused` where that leaves a layer neither switched nor moved.
     """
     chosen = tuple(layers)
     changes = _merged(layer.disable() for layer in chosen if can_switch(layer))
     along = companions(chosen, stack, folder)
     staying = {variable for name in along for variable in stack[name].relocate(folder).set}
-    moved = relocations(chosen, folder).values()
-    changes.update(_merged(switch for switch in moved if not staying & switch.set.keys()))
-    shadow_user_cache(stack.environment, chosen, folder)
+    for layer in chosen:
+        moved = layer.relocate(folder).set if layer.abilities()[Ability.RELOCATE] is None else {}
+        if not staying & moved.keys():
+            changes.update(moved)
+        elif layer.disable().patches:
+            others = ", ".join(along)
+            raise Refused(layer.name, f"has no switch, and shares its folder with {others}; name these too")
     return changes
 
 
-def variables_isolated(layers: Iterable[Layer], stack: Stack, folder: Path) -> dict[str, str | None]:
+def variables_isolated(layers: Iterable[Layer], folder: Path) -> dict[str, str | None]:
     """Return the variables for a child in which the given layers are on, and keep everything in a folder."""
     chosen = tuple(layers)
-    along = companions(chosen, stack, folder)
     changes = _merged(layer.enable() for layer in chosen if can_switch(layer))
     changes.update(_merged(relocations(chosen, folder).values()))
-    shadow_user_cache(stack.environment, [*chosen, *(stack[name] for name in along)], folder)
     return changes
 
 

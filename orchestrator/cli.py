@@ -88,13 +88,11 @@ def build_parser() -> argparse.ArgumentParser:
     _json_option(listing)
 
     get = _verb(verbs, "get", _get, "write one entry to a file")
-    get.add_argument("layer", metavar="LAYER")
-    get.add_argument("key", metavar="KEY")
+    _entry_arguments(get)
     get.add_argument("-o", "--output", metavar="FILE", help="the file to write (default: standard output)")
 
     put = _verb(verbs, "put", _put, "place an entry that get wrote, so that the library hits it")
-    put.add_argument("layer", metavar="LAYER")
-    put.add_argument("key", metavar="KEY")
+    _entry_arguments(put)
     put.add_argument("file", metavar="FILE", help="a file that get wrote, or - for standard input")
     put.add_argument("--replace", action="store_true", help="replace a different entry of that key")
 
@@ -143,7 +141,9 @@ def _env_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
     what = env.add_mutually_exclusive_group(required=True)
     what.add_argument("--disable", action="store_true", help="switch layers off")
     what.add_argument("--enable", action="store_true", help="switch layers on")
-    what.add_argument("--root", metavar="DIR", help="keep every layer under one folder")
+    what.add_argument(
+        "--root", metavar="DIR", help="keep every layer under one folder (moves XDG_CACHE_HOME, for every program)"
+    )
     _layer_option(env)
     env.add_argument("--shell", choices=SHELLS, help="whose commands to print (default: the login shell's)")
 
@@ -157,7 +157,12 @@ def _verb(
 
 
 def _layers_argument(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("layers", nargs="*", metavar="LAYER")
+    parser.add_argument("layers", nargs="*", metavar="LAYER", help="a layer that cachectl layers lists (default: all)")
+
+
+def _entry_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("layer", metavar="LAYER", help="the layer that keeps the entry")
+    parser.add_argument("key", metavar="KEY", help="the entry's key, as cachectl ls -q prints it")
 
 
 def _layer_option(parser: argparse.ArgumentParser) -> None:
@@ -176,7 +181,9 @@ def _selection_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--older-than", metavar="AGE", help="not changed or used for 30d, 12h, 2w")
     group.add_argument("--newer-than", metavar="AGE", help="changed or used within AGE")
     group.add_argument("--larger-than", metavar="SIZE", help="larger than 500M, 2GiB")
-    group.add_argument("--stale", action="store_true", help="entries that can no longer be hit")
+    group.add_argument(
+        "--stale", action="store_true", help="entries that no program of this Python and its packages can hit"
+    )
     group.add_argument("--key", metavar="KEY", help="the entry of this key")
 
 
@@ -301,7 +308,7 @@ def _run(options: argparse.Namespace) -> int:
     from pathlib import Path
 
     from cachectl import child, render
-    from cachectl.scratch import companions, scratch_folder
+    from cachectl.scratch import companions, scratch_folder, shadow_user_cache
 
     if not options.command:
         options.parser.error("write -- and the command to run at the end")
@@ -310,12 +317,14 @@ def _run(options: argparse.Namespace) -> int:
     folder = Path(options.isolated) if options.isolated else None
     with scratch_folder(folder) as root:
         if options.no_cache:
-            changes = child.variables_off(layers, stack, root)
+            moved, changes = layers, child.variables_off(layers, stack, root)
         else:
-            changes = child.variables_isolated(layers, stack, root)
-            for name in companions(layers, stack, root):
+            along = companions(layers, stack, root)
+            for name in along:
                 render.warn(f"{name} keeps its entries in the same folder, so it is isolated too")
-        return child.run(options.command, changes, stack.environment)
+            moved, changes = (*layers, *stack.named(along)), child.variables_isolated(layers, root)
+        with shadow_user_cache(stack.environment, moved, root):
+            return child.run(options.command, changes, stack.environment)
 
 
 def _env(options: argparse.Namespace) -> int:

@@ -36,7 +36,7 @@ def demo(count: int) -> int:
         raise CachectlError(message)
     with scratch_folder() as root:
         here = Environment.here()
-        stack = Stack(_changed(here, variables_isolated(Stack(here), Stack(here), root)))
+        stack = Stack(_changed(here, variables_isolated(Stack(here), root)))
         off = _changed(here, variables_off(Stack(here), Stack(here), root / "off"))
         render.show_lines([f"{count} loopy kernels on PoCL; every cache under {root}", ""])
         runs = [
@@ -48,7 +48,7 @@ def demo(count: int) -> int:
         purged = stack.plan_clear().apply()
         runs.append(_run("after purge --all: cold again", stack.environment, stack, count))
         _show_runs(runs)
-        render.show_report(report, str(root))
+        render.show_report(report, home="/")
         render.show_lines(["", "cachectl purge --all"])
         render.show_purge(purged)
         return 0 if _holds(runs, sum(outcome.removed for outcome in purged.outcomes)) else 1

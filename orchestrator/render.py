@@ -256,7 +256,8 @@ def _places(report: Report, home: str) -> Iterator[str]:
         for root in layer.roots:
             orphans = root.census.orphan_files
             notes = [root.root.source, *([] if root.exists else ["not there"])]
-            notes += [f"{orphans} orphans, {size(root.census.orphan_bytes)}"] if orphans else []
+            plural = "orphan" if orphans == 1 else "orphans"
+            notes += [f"{orphans} {plural}, {size(root.census.orphan_bytes)}"] if orphans else []
             yield f"  {_short_home(str(root.root.path), home)}  ({'; '.join(notes)})"
         for problem in layer.problems:
             yield f"  problem: {_short_home(str(problem.path), home)}: {problem.message}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -52,23 +53,40 @@ def companions(layers: Iterable[Layer], everything: Iterable[Layer], folder: Pat
     )
 
 
-def shadow_user_cache(environment: Environment, layers: Iterable[Layer], folder: Path) -> None:
-    """Make the user cache folder's stand-in show everything but what the given layers keep there.
+@contextmanager
+def shadow_user_cache(environment: Environment, layers: Iterable[Layer], folder: Path) -> Iterator[None]:
+    """Let the user cache folder's stand-in show everything but what the given layers keep there.
 
-    Programs that are no layer follow ``XDG_CACHE_HOME`` too: they must not notice.
+    Programs that are no layer follow ``XDG_CACHE_HOME`` too, and so do layers that stay: they must not
+    notice. What they have there is linked; what they newly make there is moved home when the block ends.
     """
     real = user_cache_folder(environment, "any")[0].parent
-    ours = {
-        root.path.relative_to(real).parts[0] for layer in layers for root in layer.roots() if _below(root.path, real)
-    }
     stand_in = folder / "xdg"
     stand_in.mkdir(parents=True, exist_ok=True)
-    with suppress(OSError):
-        for name in os.listdir(real):
-            if name not in ours:
-                with suppress(FileExistsError):
-                    os.symlink(real / name, stand_in / name)
+    roots = [root.path for layer in layers for root in layer.roots() if real in root.path.parents]
+    ours = {root.relative_to(real).parts[0] for root in roots}
+    for name in _names(real):
+        if name not in ours:
+            with suppress(FileExistsError):
+                os.symlink(real / name, stand_in / name)
+    try:
+        yield
+    finally:
+        for name in _names(stand_in):
+            if name not in ours and not (stand_in / name).is_symlink():
+                _move_home(stand_in / name, real / name)
 
 
-def _below(path: Path, folder: Path) -> bool:
-    return folder in path.parents
+def _names(folder: Path) -> list[str]:
+    try:
+        return os.listdir(folder)
+    except OSError:
+        return []
+
+
+def _move_home(path: Path, home: Path) -> None:
+    if os.path.lexists(home):
+        # Another program made it meanwhile; what is a cache may be lost, what stands must not be.
+        return
+    home.parent.mkdir(parents=True, exist_ok=True)
+    shutil.move(path, home)

@@ -34,7 +34,7 @@ class StillOn(CachectlError, RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """One layer in a block: ``status`` is ``off``, ``salted`` or ``on``, and why."""
+    """One layer in a block: ``status`` is ``off`` or ``on``, and why."""
 
     status: str
     why: str
@@ -54,6 +54,7 @@ def disabled(*layers: str, strict: bool = True) -> Iterator[Mapping[str, Held]]:
     held = {layer.name: _judge(layer) for layer in chosen}
     _complain({name: hold.why for name, hold in held.items() if hold.status == "on"}, strict=strict)
     switches = [layer.disable() for layer in chosen if held[layer.name].status == "off"]
+    held.update(_switched_along(stack, switches))
     for module in {patch.module for switch in switches for patch in switch.patches}:
         if find_spec(module.partition(".")[0]) is not None:
             import_module(module)
@@ -79,13 +80,13 @@ def isolated(folder: Path | str | None = None, *, strict: bool = True) -> Iterat
     with scratch_folder(None if folder is None else Path(folder)) as root:
         moved = relocations(stack, root)
         _complain({name: why for name, switch in moved.items() if (why := _latched(switch))}, strict=strict)
-        shadow_user_cache(stack.environment, stack, root)
         switches = [*moved.values(), *(stack[name].enable() for name in moved if can_switch(stack[name]))]
-        hold = PROCESS.push(_settings(switches), {})
-        try:
-            yield root
-        finally:
-            PROCESS.pop(hold)
+        with shadow_user_cache(stack.environment, stack, root):
+            hold = PROCESS.push(_settings(switches), {})
+            try:
+                yield root
+            finally:
+                PROCESS.pop(hold)
 
 
 def _judge(layer: Layer) -> Held:
@@ -96,6 +97,18 @@ def _judge(layer: Layer) -> Held:
     if why is not None:
         return Held("on", why)
     return Held("off", f"switched off {layer.disable().takes_effect.value}")
+
+
+def _switched_along(stack: Stack, switches: Iterable[Switch]) -> dict[str, Held]:
+    """Name the layers that a switch of another one turns off too: PyOpenCL has one for both of its caches."""
+    ours = {name for switch in switches for name in switch.set}
+    named = {switch.layer for switch in switches}
+    others = [layer for layer in stack if layer.name not in named and can_switch(layer)]
+    return {
+        layer.name: Held("off", f"shares the switch of {', '.join(sorted(named))}")
+        for layer in others
+        if ours & layer.disable().set.keys()
+    }
 
 
 def _latched(switch: Switch) -> str | None:

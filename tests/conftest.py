@@ -27,6 +27,7 @@ SWITCHES = (
     *("XDG_CACHE_HOME", "LOOPY_NO_CACHE", "CG_NO_CACHE", "SUMPY_NO_CACHE", "PYOPENCL_NO_CACHE"),
     *("POCL_CACHE_DIR", "POCL_KERNEL_CACHE", "CUDA_CACHE_PATH", "CUDA_CACHE_DISABLE", "CUDA_CACHE_MAXSIZE"),
     *("MIOPEN_CUSTOM_CACHE_DIR", "MIOPEN_USER_DB_PATH", "MIOPEN_SYSTEM_DB_PATH", "MIOPEN_DISABLE_CACHE"),
+    *("MIOPEN_DEBUG_DISABLE_FIND_DB", "MIOPEN_FIND_ENFORCE"),
     *("OCL_ICD_VENDORS", "OPENCL_VENDOR_PATH"),
 )
 
@@ -54,6 +55,7 @@ class Home:
 
     path: Path
     variables: Mapping[str, str]
+    programs: Path = PROGRAMS
 
     def environment(self, **changes: str) -> Environment:
         """Describe the environment of a program in this home."""
@@ -84,7 +86,7 @@ class Home:
 
     def python(self, program: str, *arguments: str, **changes: str) -> Any:  # noqa: ANN401 - whatever JSON it prints
         """Run a program of tests/programs and read the JSON it prints last."""
-        done = self.run(sys.executable, str(PROGRAMS / program), *arguments, **changes)
+        done = self.run(sys.executable, str(PROGRAMS / program), *arguments, check=True, **changes)
         return {**json.loads(done.stdout.splitlines()[-1]), "stderr": done.stderr}
 
     def cachectl(self, *arguments: str, check: bool = True, **changes: str) -> subprocess.CompletedProcess[str]:

@@ -6,7 +6,8 @@ import re
 from typing import Final
 
 _ATTRIBUTE: Final = rb"(?:__attribute__\s*\(\(.*?\)\)\s*)"
-_KERNEL: Final = re.compile(rb"\b(?:__)?kernel\s+" + _ATTRIBUTE + rb"*void\s+" + _ATTRIBUTE + rb"*(\w+)\s*\(", re.DOTALL)
+_VOID: Final = _ATTRIBUTE + rb"*void\s+" + _ATTRIBUTE + rb"*"
+_KERNEL: Final = re.compile(rb"\b(?:__)?kernel\s+" + _VOID + rb"(\w+)\s*\(", re.DOTALL)
 
 
 def kernel_names(source: bytes) -> tuple[str, ...] | None:

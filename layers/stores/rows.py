@@ -19,9 +19,8 @@ from typing import Final
 from urllib.parse import quote
 
 from cachectl.layers.errors import Busy, Damaged, EntryExists, LayerError, Unreachable
+from cachectl.layers.stores.locks import PATIENCE
 
-#: Seconds to wait for a lock that another process holds.
-PATIENCE: Final = 5.0
 _MAGIC: Final = b"SQLite format 3\0"
 _WAL_MODE: Final = b"\x02\x02"
 _COMPANIONS: Final = ("-journal", "-wal", "-shm")
@@ -197,10 +196,18 @@ class RowFile:
             connection.execute("commit")
         return gone
 
-    def delete_up_to(self, last: int) -> int:
-        """Delete every row up to a row id, and so none that came later; return how many went."""
+    def delete_up_to(self, last: int, rows: int) -> int | None:
+        """Delete every row up to a row id, and so none that came later; return how many went.
+
+        ``None``, and nothing goes, where there are more than ``rows`` of them: somebody's vacuum has numbered
+        the rows anew, and younger ones now stand among them.
+        """
         with self._writing() as connection:
             connection.execute("begin immediate")
+            count = f"select count(*) from {self.schema.table} where rowid <= ?"
+            if connection.execute(count, (last,)).fetchone()[0] > rows:
+                connection.execute("rollback")
+                return None
             removed = connection.execute(f"delete from {self.schema.table} where rowid <= ?", (last,)).rowcount
             connection.execute("commit")
         return removed

@@ -73,3 +73,7 @@ def test_a_users_own_dictionary_is_off_and_on_again(home: Home) -> None:
     assert seen["inside"] == [False, False]
     assert seen["outside"] == [True, False]
     assert seen["restored"]
+
+
+def test_a_layer_that_shares_the_switch_is_named(home: Home) -> None:
+    assert home.python("session.py", "shared_switch")["layers"] == {"pyopencl": "off", "pyopencl-invoker": "off"}

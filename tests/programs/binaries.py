@@ -11,8 +11,8 @@ import warnings
 
 import numpy as np
 import pyopencl as cl
-import pyopencl.characterize as characterize
 from kernels import device
+from pyopencl import characterize
 
 warnings.filterwarnings("ignore")
 

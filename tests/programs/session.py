@@ -128,6 +128,11 @@ def nested_and_raising():
     SEEN["restored"] = dict(os.environ) == before
 
 
+def shared_switch():
+    with cachectl.disabled("pyopencl") as layers:
+        SEEN["layers"] = {name: held.status for name, held in layers.items()}
+
+
 def user_dictionary():
     from pytools.persistent_dict import WriteOncePersistentDict
 

@@ -1,0 +1,99 @@
+"""File and folder names of MIOpen's caches and databases, read back into what they say.
+
+Sources: ``src/include/miopen/handle.hpp`` (``GetDbBasename``), ``src/target_properties.cpp`` (device id),
+``src/db_path.cpp.in`` (version suffix), ``src/find_db.cpp``, ``src/include/miopen/execution_context.hpp``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from typing import Final
+
+#: ``3.3.0.a85ca8a54``; without a build id before 2.4, and with an empty one where git was not at hand.
+VERSION_FOLDER: Final = re.compile(r"\d+\.\d+\.\d+(?:\..*)?")
+
+_NUMBERS: Final = (
+    "700 701 702 703 704 705 801 802 803 805 810 900 902 904 906 908 909 90a 90c 940 941 942 950 1010 1011 1012 1013 "
+    "1030 1031 1032 1033 1034 1035 1036 1100 1101 1102 1103 1150 1151 1152 1153 1200 1201"
+)
+# Hex compute units follow the architecture without a separator: only a list tells them apart.
+_ARCHITECTURES: Final = sorted((f"gfx{number}" for number in _NUMBERS.split()), key=len, reverse=True)
+_BASE: Final = re.compile(
+    rf"(?P<arch>{'|'.join(_ARCHITECTURES)})(?P<modes>(?:_(?:no)?sramecc)?(?:_xnack)?)"
+    r"(?:_(?P<decimal>\d+)|(?P<hexadecimal>[0-9a-f]+))?"
+)
+_RAW_BASE: Final = r"(?:batchnorm_)?(?P<base>gfx[0-9a-z]+(?:_[0-9a-z]+)*)"
+_VERSION: Final = r"(?P<version>\d+_\d+_\d+(?:_[^.]*)?)"
+_GRAMMARS: Final = (
+    re.compile(rf"{_RAW_BASE}\.(?P<kind>ukdb|kdb)"),
+    re.compile(rf"{_RAW_BASE}(?:_(?P<schema>\d+\.\d+\.\d+))?\.(?P<kind>udb|db)"),
+    re.compile(
+        rf"{_RAW_BASE}\.(?P<backend>HIPNOGPU|HIP|OpenCL)\.{_VERSION}(?:\.fusion)?\.(?P<kind>ufdb\.txt|udb\.txt)"
+    ),
+    re.compile(rf"{_RAW_BASE}(?:\.(?P<backend>HIPNOGPU|HIP|OpenCL))?(?:\.fusion)?\.(?P<kind>u?fdb\.txt|u?db\.txt)"),
+    re.compile(rf"{_RAW_BASE}\.(?P<kind>cd\.u?pdb\.txt)"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Base:
+    """A device and its compute units, as far as a list of known architectures tells; ``raw`` always holds.
+
+    ``device`` is the architecture with its sramecc and xnack modes, which arch-only databases are named by.
+    """
+
+    raw: str
+    arch: str | None = None
+    device: str | None = None
+    units: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DatabaseName:
+    """What the name of a database file tells. ``kind`` is its ending; ``version`` is spelled with dots."""
+
+    file: str
+    kind: str
+    base: Base
+    backend: str | None = None
+    version: str | None = None
+
+
+def parse_base(raw: str) -> Base:
+    """Split ``gfx90a6e`` or ``gfx906_60``; what no known architecture begins is kept whole."""
+    match = _BASE.fullmatch(raw)
+    if match is None:
+        return Base(raw)
+    decimal, hexadecimal = match["decimal"], match["hexadecimal"]
+    units = int(decimal) if decimal else int(hexadecimal, 16) if hexadecimal else None
+    return Base(raw, match["arch"], match["arch"] + match["modes"], units)
+
+
+def parse_name(file: str) -> DatabaseName | None:
+    """Read the name of a database file; ``None`` if it is none of MIOpen's."""
+    match = next(filter(None, (grammar.fullmatch(file) for grammar in _GRAMMARS)), None)
+    if match is None:
+        return None
+    parts = match.groupdict()
+    version = parts.get("version")
+    dotted = version.replace("_", ".", 3) if version else None
+    return DatabaseName(file, match["kind"], parse_base(match["base"]), parts.get("backend"), dotted)
+
+
+def version_numbers(version: str) -> tuple[int, ...]:
+    """Return major, minor and patch; the build id that follows has no order."""
+    return tuple(int(part) for part in version.split(".")[:3])
+
+
+def newest(versions: Iterable[str]) -> str | None:
+    """Return the highest version, ``None`` of none."""
+    return max(versions, key=version_numbers, default=None)
+
+
+def program_names(kernel_name: str) -> tuple[str, ...]:
+    """Name a program file without ``.o``, and without its source's ending: what a user may ask for."""
+    program = kernel_name.removesuffix(".obj").removesuffix(".o")
+    return tuple(dict.fromkeys((program, PurePosixPath(program).stem)))

@@ -1,0 +1,358 @@
+"""What the four MIOpen layers share: where MIOpen looks, how it reads its variables, which files are its own.
+
+Sources: ``src/db_path.cpp.in``, ``src/binary_cache.cpp``, ``src/expanduser.cpp`` (places),
+``src/include/miopen/env.hpp`` (variables), ``src/lock_file.cpp`` (locks).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar, Final
+
+from cachectl.layers.environment import Environment
+from cachectl.layers.errors import Refused
+from cachectl.layers.facts import Ability, Artifact, Condition, Outcome, Problem, Root, Scope, State, Switch, Target
+from cachectl.layers.formats.miopen_names import VERSION_FOLDER, DatabaseName, newest, parse_name, version_numbers
+from cachectl.layers.layer import Layer
+
+#: MIOpen reads each variable once, when it first needs it.
+LIBRARIES: Final = ("libMIOpen",)
+#: The role of roots in a temporary folder, which other users write to as well.
+TEMPORARY: Final = "temporary"
+#: What stands between the parts of a key: file, kernel name and arguments; or file and record.
+SEPARATOR: Final = "::"
+PACKAGED: Final = "these files belong to the package that MIOpen came with"
+
+_TRUE: Final = frozenset({"1", "enable", "enabled", "yes", "on", "true"})
+_FALSE: Final = frozenset({"0", "disable", "disabled", "no", "off", "false"})
+# Before ROCm 6.1 these alone were known, in lower case; everything else counted as not set.
+_ALWAYS_KNOWN: Final = (_TRUE | _FALSE) - {"on", "off"}
+_DATABASES: Final = Path("share", "miopen", "db")
+_LINKER_FOLDERS: Final = Path("/etc/ld.so.conf.d")
+_LIBRARY_FOLDERS: Final = ("/usr/lib/x86_64-linux-gnu", "/usr/lib64", "/usr/lib")
+
+
+def read_flag(value: str) -> bool | None:
+    """Read a boolean as MIOpen does since ROCm 6.1; ``None`` where that throws (also for the empty string)."""
+    lowered = value.lower()
+    return True if lowered in _TRUE else False if lowered in _FALSE else None
+
+
+def judge(environment: Environment, variable: str, *, present: bool) -> State:
+    """Judge a variable that turns MIOpen's databases off; ``present`` says whether any lie here."""
+    value = environment.get(variable)
+    verdict = None if value is None else read_flag(value)
+    if value is not None and verdict is None:
+        why = f"{variable}={value!r} is not a boolean: MIOpen throws (ignores it before ROCm 6.1); use 1, or unset it"
+        return State(Condition.DISABLED, why)
+    if verdict:
+        hint = "" if value in _ALWAYS_KNOWN else " (MIOpen before ROCm 6.1 ignores this spelling; use 1)"
+        return State(Condition.DISABLED, f"{variable}={value}{hint}")
+    if not present and not libraries(environment):
+        return State(Condition.ABSENT, "no libMIOpen is found here, and none has left a file")
+    return State(Condition.ENABLED, "on by default" if value is None else f"{variable}={value}")
+
+
+def user_cache_roots(environment: Environment) -> tuple[Root, ...]:
+    """Resolve where MIOpen keeps kernels it has compiled.
+
+    The variable names the very folder up to MIOpen 3.3; MIOpen 3.5 makes its version folder in there too.
+    """
+    return _user_roots(environment, "MIOPEN_CUSTOM_CACHE_DIR", Path(".cache", "miopen"), "cache")
+
+
+def user_database_roots(environment: Environment) -> tuple[Root, ...]:
+    """Resolve where MIOpen keeps what its tuning has found."""
+    return _user_roots(environment, "MIOPEN_USER_DB_PATH", Path(".config", "miopen"), "db")
+
+
+def _user_roots(environment: Environment, variable: str, default: Path, windows: str) -> tuple[Root, ...]:
+    named = environment.get(variable)
+    if named:
+        return (Root(expand(environment, named), Scope.USER, variable),)
+    if environment.platform == "win32":
+        profile = environment.get("USERPROFILE")
+        home = Path(profile) if profile else environment.home
+        return (Root(home / ".miopen" / windows, Scope.USER, "default (USERPROFILE)"),)
+    temporary = temporary_folder(environment)
+    home_variable = environment.get("HOME") or "/"
+    why = "HOME is not set, empty or /" if home_variable == "/" else "where the home is on a network file system"
+    fallbacks = [
+        Root(temporary / default, Scope.USER, f"MIOpen 3.5's fallback ({why})", TEMPORARY),
+        Root(temporary, Scope.USER, f"the fallback of MIOpen up to 3.3 ({why})", TEMPORARY),
+    ]
+    if home_variable == "/":
+        return tuple(fallbacks)
+    first = Root(environment.absolute(home_variable) / default, Scope.USER, "default")
+    return (first, *(root for root in fallbacks if root.path != first.path))
+
+
+def expand(environment: Environment, text: str) -> Path:
+    """Place a path as MIOpen does: every ``~`` in it stands for the home, except on Windows."""
+    if environment.platform == "win32":
+        return environment.absolute(text)
+    home = environment.get("HOME") or "/"
+    return environment.absolute(text.replace("~", str(temporary_folder(environment)) if home == "/" else home))
+
+
+def temporary_folder(environment: Environment) -> Path:
+    """Return C++'s ``temp_directory_path``."""
+    named = (environment.get(variable) for variable in ("TMPDIR", "TMP", "TEMP", "TEMPDIR"))
+    return environment.absolute(next(filter(None, named), environment.temporary))
+
+
+def system_roots(environment: Environment, *, tilde: bool) -> tuple[Root, ...]:
+    """Resolve the databases that came with MIOpen: relative to each library that can be found.
+
+    ``tilde`` tells whether a ``~`` in ``MIOPEN_SYSTEM_DB_PATH`` is expanded: for kernels it is, for find-db
+    and perf-db it is not.
+    """
+    named = environment.get("MIOPEN_SYSTEM_DB_PATH")
+    if named:
+        path = expand(environment, named) if tilde else environment.absolute(named)
+        literal = " (its ~ is taken as it stands)" if "~" in named and not tilde else ""
+        return (Root(path, Scope.SYSTEM, f"MIOPEN_SYSTEM_DB_PATH{literal}"),)
+    sources: dict[str, str] = {}
+    for library in libraries(environment):
+        sources.setdefault(os.path.realpath(library.parent.parent / _DATABASES), f"beside {library}")
+    for folder in _well_known_folders(environment):
+        if folder.is_dir():
+            sources.setdefault(os.path.realpath(folder), "a usual place, without a library beside it")
+    return tuple(Root(Path(path), Scope.SYSTEM, source) for path, source in sources.items())
+
+
+def libraries(environment: Environment) -> tuple[Path, ...]:
+    """Find every libMIOpen a program could load, each once, links resolved."""
+    found = (
+        os.path.realpath(file)
+        for folder in _library_folders(environment)
+        for pattern in ("libMIOpen.so*", "MIOpen.dll")
+        for file in sorted(folder.glob(pattern))
+    )
+    return tuple(dict.fromkeys(Path(path) for path in found))
+
+
+def several_installed(environment: Environment) -> bool:
+    """Tell whether more than one MIOpen is here, each with files of its own version."""
+    return len({library.parent for library in libraries(environment)}) > 1
+
+
+def _prefixes(environment: Environment) -> Iterator[Path]:
+    for site in environment.site:
+        yield site / "torch"
+        yield from sorted(site.glob("_rocm_sdk_*"))
+    rocm = environment.get("ROCM_PATH")
+    if rocm:
+        yield environment.absolute(rocm)
+    yield Path("/opt/rocm")
+    yield from sorted(Path("/opt").glob("rocm-*"))
+
+
+def _library_folders(environment: Environment) -> Iterator[Path]:
+    for named in (environment.get("LD_LIBRARY_PATH") or "").split(":"):
+        if named:
+            yield environment.absolute(named)
+    yield from (prefix / "lib" for prefix in _prefixes(environment))
+    for file in sorted(_LINKER_FOLDERS.glob("*.conf")):
+        with suppress(OSError):
+            lines = file.read_text(errors="replace").splitlines()
+            yield from [Path(line.strip()) for line in lines if line.startswith("/")]
+    yield from map(Path, _LIBRARY_FOLDERS)
+
+
+def _well_known_folders(environment: Environment) -> Iterator[Path]:
+    for prefix in _prefixes(environment):
+        yield prefix / _DATABASES
+        # ROCm up to 5.1 gave each library a folder.
+        yield prefix / "miopen" / _DATABASES
+    yield Path("/usr") / _DATABASES
+
+
+def lock_files(environment: Environment, path: Path) -> tuple[Path, ...]:
+    """Name the lock files of a text database, for every version and every spelling of its folder.
+
+    Up to 3.3 they lie in the temporary folder, named by the md5 of the folder as it was spelled; later ones
+    lie beside the database.
+    """
+    spellings = {str(path.parent), os.path.realpath(path.parent)}
+    named = environment.get("MIOPEN_USER_DB_PATH")
+    if named and expand(environment, named) == path.parent:
+        spellings.add(named.rstrip("/"))
+    temporary = temporary_folder(environment) / "miopen-lockfiles"
+    digests = (hashlib.md5(os.fsencode(spelling), usedforsecurity=False).hexdigest() for spelling in spellings)
+    beside = path.parent / "miopen-lockfiles" / f"{path.name}.lock"
+    return (beside, *sorted(temporary / f"{digest}_{path.name}.lock" for digest in digests))
+
+
+@dataclass(frozen=True, slots=True)
+class DatabaseFile:
+    """A database file of a root; ``relative`` is its path there, ``folder`` the version folder it lies in."""
+
+    relative: str
+    path: Path
+    name: DatabaseName
+    folder: str = ""
+
+    @property
+    def version(self) -> str | None:
+        """Return the MIOpen it belongs to, where its folder or name tells."""
+        return self.folder or self.name.version
+
+    @property
+    def versions(self) -> dict[str, str]:
+        """Return the same as entries carry it."""
+        return {} if self.version is None else {"miopen": self.version}
+
+    @property
+    def detail(self) -> dict[str, str]:
+        """Return what else the name tells."""
+        base = self.name.base
+        known = {"base": base.raw, "compute_units": base.units, "backend": self.name.backend}
+        return {name: str(value) for name, value in known.items() if value is not None}
+
+    @property
+    def device(self) -> str:
+        """Return the architecture, or all of the name where no known one begins it."""
+        return self.name.base.arch or self.name.base.raw
+
+    def modified(self) -> float | None:
+        """Return the last write to the file or its log, in epoch seconds; ``None`` where it has gone."""
+        status = (_status(path) for path in (self.path, self.path.with_name(self.path.name + "-wal")))
+        return max((found.st_mtime for found in status if found is not None), default=None)
+
+
+@dataclass(frozen=True, slots=True)
+class Databases:
+    """The database files of one root: of certain kinds, no links, in a temporary folder the caller's own.
+
+    ``folders`` tells whether they may also lie in version folders.
+    """
+
+    root: Root
+    kinds: tuple[str, ...]
+    folders: bool = False
+
+    def files(self) -> Iterator[DatabaseFile | Problem]:
+        """Yield each file; a link in the place of one is a problem."""
+        yield from self._files_in("")
+        for folder in sorted(self._version_folders()):
+            yield from self._files_in(folder)
+
+    def name(self, relative: str) -> DatabaseFile | None:
+        """Read a path relative to the root, whether or not such a file is there."""
+        folder, _, file = relative.rpartition("/")
+        name = parse_name(file)
+        if name is None or name.kind not in self.kinds:
+            return None
+        if folder and not (self.folders and VERSION_FOLDER.fullmatch(folder)):
+            return None
+        return DatabaseFile(relative, self.root.path / relative, name, folder)
+
+    def find(self, relative: str) -> DatabaseFile | None:
+        """Return a file that is there and may be used."""
+        file = self.name(relative)
+        if file is None or self._linked(file.folder):
+            return None
+        return file if owned_file(self.root, file.path) else None
+
+    def blocked(self, file: DatabaseFile) -> bool:
+        """Tell whether something stands in a file's place, or on the way to it, that must not be written through."""
+        return self._linked(file.folder) or os.path.lexists(file.path)
+
+    def newest(self) -> str | None:
+        """Return the newest version with a folder, or files, in the root."""
+        if self.folders:
+            return newest(self._version_folders())
+        files = (file for file in self.files() if isinstance(file, DatabaseFile))
+        return newest(file.version for file in files if file.version is not None)
+
+    def _version_folders(self) -> list[str]:
+        if not self.folders:
+            return []
+        names = self._names("")
+        folders = [name for name in names if isinstance(name, str) and VERSION_FOLDER.fullmatch(name)]
+        return [name for name in folders if (self.root.path / name).is_dir() and not self._linked(name)]
+
+    def _linked(self, folder: str) -> bool:
+        return bool(folder) and (self.root.path / folder).is_symlink()
+
+    def _files_in(self, folder: str) -> Iterator[DatabaseFile | Problem]:
+        for name in self._names(folder):
+            if isinstance(name, Problem):
+                yield name
+                continue
+            file = self.name(f"{folder}/{name}" if folder else name)
+            if file is None:
+                continue
+            if file.path.is_symlink() and self.root.role != TEMPORARY:
+                yield Problem(file.path, "link", "a link under a database's name is not followed")
+            elif owned_file(self.root, file.path):
+                yield file
+
+    def _names(self, folder: str) -> list[str] | list[Problem]:
+        path = self.root.path / folder
+        try:
+            return sorted(os.listdir(path))
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+        except OSError as error:
+            return [Problem(path, "unreadable", f"cannot be read: {error.strerror}")]
+
+
+def owned_file(root: Root, path: Path) -> bool:
+    """Tell whether a plain file is there, in a temporary folder one of the caller's own."""
+    status = _status(path)
+    if status is None or not stat.S_ISREG(status.st_mode):
+        return False
+    return root.role != TEMPORARY or status.st_uid == os.getuid()
+
+
+def stale_because(version: str | None, latest: str | None, what: str = "folder") -> str | None:
+    """Say why no MIOpen opens the files of a version any more; ``None`` where one may."""
+    if version is None or latest is None or version_numbers(version) >= version_numbers(latest):
+        return None
+    return f"a newer MIOpen ({latest}) has its own {what}"
+
+
+class Packaged(Layer):
+    """What the two layers have in common whose files belong to a package: they are read, never changed."""
+
+    scope = Scope.SYSTEM
+    #: The layer that MIOpen asks first, and that takes what this one refuses.
+    instead: ClassVar[str]
+
+    def refusals(self) -> Mapping[Ability, str]:
+        """Refuse everything that would write, beside what the layer refuses anyway."""
+        return {
+            **super().refusals(),
+            Ability.PUT: f"{PACKAGED}; put into the layer {self.instead}, which MIOpen asks first",
+            Ability.CLEAR: f"{PACKAGED}; its package manager removes them",
+            Ability.RELOCATE: f"{PACKAGED}; MIOpen finds them beside its library, or through MIOPEN_SYSTEM_DB_PATH",
+        }
+
+    def relocate(self, folder: Path) -> Switch:
+        """Refuse."""
+        raise Refused(self.name, f"cannot relocate: {self.refusals()[Ability.RELOCATE]}", folder)
+
+    def write(self, root: Root, key: str, artifact: Artifact, *, replace: bool) -> None:
+        """Refuse."""
+        del key, artifact, replace
+        raise Refused(self.name, f"cannot put: {self.refusals()[Ability.PUT]}", root.path)
+
+    def remove(self, root: Root, targets: tuple[Target, ...]) -> Outcome:
+        """Refuse."""
+        del targets
+        raise Refused(self.name, f"cannot clear: {self.refusals()[Ability.CLEAR]}", root.path)
+
+
+def _status(path: Path) -> os.stat_result | None:
+    try:
+        return path.lstat()
+    except OSError:
+        return None

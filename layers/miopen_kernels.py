@@ -1,0 +1,397 @@
+"""The layer ``miopen``: the kernels that MIOpen has compiled for this user.
+
+Rows of one sqlite file per device (2.3.0 and newer), or one file per kernel (older ones, and builds without
+sqlite). Sources: ``src/binary_cache.cpp`` (places, lookup), ``src/kern_db.cpp`` (rows), ``src/sqlite_db.cpp``.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from functools import reduce
+from pathlib import Path
+from typing import ClassVar, Final
+
+from cachectl.layers.errors import Damaged, EntryExists, LayerError, Refused
+from cachectl.layers.facts import (
+    Ability,
+    Artifact,
+    Entry,
+    Finding,
+    Found,
+    Housekeeping,
+    Note,
+    Orphan,
+    Outcome,
+    Problem,
+    Removable,
+    Root,
+    Severity,
+    State,
+    Switch,
+    Target,
+)
+from cachectl.layers.formats import kernel_db
+from cachectl.layers.formats.miopen_names import VERSION_FOLDER, program_names, version_numbers
+from cachectl.layers.layer import Layer
+from cachectl.layers.miopen import (
+    LIBRARIES,
+    SEPARATOR,
+    TEMPORARY,
+    DatabaseFile,
+    Databases,
+    judge,
+    several_installed,
+    stale_because,
+    user_cache_roots,
+)
+from cachectl.layers.stores.rows import Row, RowFile, Schema, disk_usage
+from cachectl.layers.stores.tree import HANDLES, NO_HANDLES, Leaf, Shape, Tree
+
+SWITCH: Final = "MIOPEN_DISABLE_CACHE"
+_ROW_FORM: Final = "miopen-kernel/1"
+_OBJECT_FORM: Final = "miopen-object/1"
+_SEPARATORS: Final = 2
+#: The first release that packs kernels and checks them.
+_PACKED: Final = (2, 4, 0)
+
+_OBJECT: Final = (re.compile("[0-9a-f]{32}"), re.compile(r".+\.o(?:bj)?"))
+# A custom folder had no version folder in it up to 3.3.
+_SHAPES = (Shape((VERSION_FOLDER, *_OBJECT), folders=False), Shape(_OBJECT, folders=False))
+
+
+class MIOpenKernels(Layer):
+    """Kernels that MIOpen has compiled."""
+
+    name = "miopen"
+    title = "MIOpen user kernels"
+    forms: ClassVar[tuple[str, ...]] = (_ROW_FORM, _OBJECT_FORM)
+    #: Endings of this layer's databases.
+    kinds: ClassVar[tuple[str, ...]] = ("ukdb",)
+    #: Forms of its trees of object files.
+    shapes: ClassVar[tuple[Shape, ...]] = _SHAPES
+
+    def roots(self) -> tuple[Root, ...]:
+        """Resolve as MIOpen does when it first loads a kernel."""
+        return user_cache_roots(self.environment)
+
+    def state(self) -> State:
+        """Judge the one switch of all kernel databases."""
+        return judge(self.environment, SWITCH, present=any(self._anything_in(root) for root in self.roots()))
+
+    def _anything_in(self, root: Root) -> bool:
+        if root.role == TEMPORARY:
+            return any(True for _ in self.databases(root).files())
+        return root.exists
+
+    def switch(self, *, on: bool) -> Switch:
+        """Give the variable, which hides user and system kernels alike; on is its absence, never an empty value."""
+        if on:
+            return Switch(self.name, unset=frozenset({SWITCH}), latches=LIBRARIES)
+        return Switch(self.name, {SWITCH: "1"}, latches=LIBRARIES)
+
+    def relocate(self, folder: Path) -> Switch:
+        """Give MIOpen's own variable; the folder is made by MIOpen."""
+        return Switch(self.name, {"MIOPEN_CUSTOM_CACHE_DIR": str(folder / "miopen")}, latches=LIBRARIES)
+
+    def refusals(self) -> Mapping[Ability, str]:
+        """Refuse what needs directory handles where there are none."""
+        return {} if HANDLES else {Ability.PUT: NO_HANDLES, Ability.CLEAR: NO_HANDLES}
+
+    def databases(self, root: Root) -> Databases:
+        """Return the database files of a root."""
+        return Databases(root, self.kinds, folders=True)
+
+    def scan(self, root: Root, *, contents: bool = True) -> Iterator[Found]:
+        """Yield rows and object files; their names alone tell the kernels, so nothing is unpacked."""
+        del contents
+        databases = self.databases(root)
+        latest = None if several_installed(self.environment) else databases.newest()
+        for file in databases.files():
+            if isinstance(file, Problem):
+                yield file
+            else:
+                yield from self._scan_file(root, file, stale_because(file.folder or None, latest))
+        yield from self._scan_objects(root, latest)
+
+    def _scan_file(self, root: Root, file: DatabaseFile, because: str | None) -> Iterator[Found]:
+        schema, findings = self._inspect(root, file)
+        yield from (Problem(file.path, finding.code, finding.message) for finding in findings)
+        modified = file.modified()
+        payload = 0
+        try:
+            for row in () if schema is None else self._rows(file, schema).rows():
+                payload += row.bytes
+                yield self._row_entry(root, file, row, modified, because)
+                if complaint := kernel_db.key_complaint(*row.key):
+                    yield Problem(file.path, "quote", f"{row.key[0]}: {complaint}")
+        except LayerError as error:
+            yield Problem(file.path, "damaged", error.message)
+        files, total = disk_usage(file.path)
+        yield Housekeeping(file.relative, root.path, total - payload, files, modified, True if because else None)
+
+    def _row_entry(
+        self, root: Root, file: DatabaseFile, row: Row, modified: float | None, because: str | None
+    ) -> Entry:
+        name, args = row.key
+        return Entry(
+            layer=self.name,
+            key=SEPARATOR.join((file.relative, name, args)),
+            root=root.path,
+            bytes=row.bytes,
+            files=0,
+            written_before=modified,
+            kernels=program_names(name),
+            device=file.device,
+            versions=file.versions,
+            stale=True if because else None,
+            stale_because=because,
+            detail={**file.detail, "kernel_name": name, "kernel_args": args, "row": str(row.rowid)},
+        )
+
+    def _scan_objects(self, root: Root, latest: str | None) -> Iterator[Found]:
+        # In a temporary folder these may be anybody's.
+        shapes = () if root.role == TEMPORARY else self.shapes
+        try:
+            for shape in shapes:
+                for leaf in Tree(self.name, root.path, shape).scan():
+                    if isinstance(leaf, Problem):
+                        yield leaf
+                    elif leaf.stray is None:
+                        yield self._object_entry(root, leaf, latest)
+                    # Every shape shows the strays of the root.
+                    elif shape is shapes[0]:
+                        yield self._orphan(root, leaf, leaf.stray.why)
+        except LayerError as error:
+            yield Problem(root.path, "unreadable", error.message)
+
+    def _orphan(self, root: Root, leaf: Leaf, why: str) -> Orphan:
+        return Orphan(leaf.key, root.path, leaf.bytes, len(leaf.members), leaf.modified, why, idle_only=False)
+
+    def _object_entry(self, root: Root, leaf: Leaf, latest: str | None) -> Entry:
+        *above, _, name = leaf.key.split("/")
+        because = stale_because(above[0], latest) if above else None
+        return Entry(
+            layer=self.name,
+            key=leaf.key,
+            root=root.path,
+            bytes=leaf.bytes,
+            files=1,
+            modified=leaf.modified,
+            kernels=program_names(name),
+            versions={"miopen": above[0]} if above else {},
+            stale=True if because else None,
+            stale_because=because,
+        )
+
+    def _rows(self, file: DatabaseFile, schema: Schema = kernel_db.SCHEMA) -> RowFile:
+        return RowFile(self.name, file.path, schema, self.environment.patience)
+
+    def _schema(self, file: DatabaseFile) -> Schema | None:
+        """Tell a file's generation; ``None`` where it has no table yet, which MIOpen then makes.
+
+        Raises :class:`Damaged` for columns that the MIOpen of its folder cannot use.
+        """
+        columns = self._rows(file).columns()
+        if not columns:
+            return None
+        schema = kernel_db.schema_of(columns)
+        if schema is None:
+            raise Damaged(self.name, f"the columns of kern_db are {', '.join(sorted(columns))}", file.path)
+        return schema
+
+    def _inspect(self, root: Root, file: DatabaseFile) -> tuple[Schema | None, tuple[Finding, ...]]:
+        """Make the checks that cost nothing: header and columns."""
+        try:
+            schema = self._schema(file)
+        except LayerError as error:
+            return None, (self._file_finding(root, file, "damaged", error.message, error),)
+        if schema is kernel_db.SCHEMA_2_3 and not _plain(file):
+            message = "has the columns of MIOpen 2.3.0, which newer ones cannot use"
+            return schema, (self._file_finding(root, file, "columns", message),)
+        return schema, ()
+
+    def read(self, root: Root, key: str) -> Artifact | None:
+        """Read a kernel uncompressed, checked as MIOpen checks it, or an object file as it stands."""
+        file, separator, rest = key.partition(SEPARATOR)
+        if not separator:
+            return self._read_object(root, key)
+        located = self.databases(root).find(file)
+        schema = None if located is None else self._schema(located)
+        if located is None or schema is None:
+            return None
+        name, _, args = rest.partition(SEPARATOR)
+        values = self._rows(located, schema).read((name, args))
+        if values is None:
+            return None
+        try:
+            data = kernel_db.decode(values)
+        except ValueError as error:
+            raise Damaged(self.name, str(error), located.path) from error
+        detail = {"kernel_name": name, "kernel_args": args, "md5": kernel_db.digest(data)}
+        return Artifact(self.name, key, _ROW_FORM, data, {**located.detail, **located.versions, **detail})
+
+    def _read_object(self, root: Root, key: str) -> Artifact | None:
+        shape = self._shape(key)
+        if shape is None or root.role == TEMPORARY:
+            return None
+        data = Tree(self.name, root.path, shape).read(key)
+        return None if data is None else Artifact(self.name, key, _OBJECT_FORM, data)
+
+    def write(self, root: Root, key: str, artifact: Artifact, *, replace: bool) -> None:
+        """Pack and insert a kernel exactly as MIOpen would, and read it back; an object file is placed."""
+        if artifact.form == _OBJECT_FORM:
+            self._write_object(root, key, artifact.data, replace=replace)
+            return
+        file, schema = self._writable(root, key)
+        _, name, args = key.split(SEPARATOR, 2)
+        complaint = kernel_db.store_complaint(name, args, artifact.data)
+        promised = artifact.detail.get("md5")
+        if complaint is None and promised not in (None, kernel_db.digest(artifact.data)):
+            complaint = "the kernel is not the one whose md5 the artifact tells"
+        if complaint is not None:
+            raise Damaged(self.name, complaint, key)
+        try:
+            standing = self.read(root, key)
+        except Damaged:
+            standing = None
+        if standing is not None and standing.data == artifact.data:
+            return
+        if standing is not None and not replace:
+            raise EntryExists(self.name, file.path)
+        values = kernel_db.encode(artifact.data, schema)
+        self._rows(file, schema).insert((name, args), values, replace=replace)
+        stored = self.read(root, key)
+        if stored is None or stored.data != artifact.data:
+            raise Damaged(self.name, "the kernel was stored, but does not read back equal", key)
+
+    def _writable(self, root: Root, key: str) -> tuple[DatabaseFile, Schema]:
+        """Return the file that a key names, and the form in which the MIOpen of its folder keeps rows."""
+        databases = self.databases(root)
+        file = databases.name(key.partition(SEPARATOR)[0])
+        if file is None or key.count(SEPARATOR) < _SEPARATORS:
+            raise LayerError(self.name, f"{key!r} is not a key of this layer; cachectl ls {self.name} lists keys")
+        own = kernel_db.SCHEMA_2_3 if _plain(file) else kernel_db.SCHEMA
+        if databases.find(file.relative) is None:
+            if databases.blocked(file):
+                reason = "a link, or what belongs to somebody else, stands there"
+                raise Refused(self.name, f"cannot put: {reason}", file.path)
+        elif self._schema(file) not in (None, own):
+            raise Damaged(self.name, "the file has the columns of another MIOpen than its folder", file.path)
+        return file, own
+
+    def _write_object(self, root: Root, key: str, data: bytes, *, replace: bool) -> None:
+        shape = self._shape(key)
+        if shape is None or root.role == TEMPORARY:
+            raise LayerError(self.name, f"{key!r} is no key of an object file; cachectl ls {self.name} lists keys")
+        if not data:
+            raise Damaged(self.name, "the object file is empty", key)
+        Tree(self.name, root.path, shape).write(key, data, replace=replace)
+
+    def _shape(self, key: str) -> Shape | None:
+        return next((shape for shape in self.shapes if shape.accepts(key)), None)
+
+    def mark(self, root: Root, found: Removable) -> tuple[int, ...] | None:
+        """Fingerprint a row by its id, which MIOpen changes whenever it stores, and its size."""
+        if SEPARATOR in found.key:
+            return (int(found.detail["row"]), found.bytes) if isinstance(found, Entry) else None
+        leaf = Tree(self.name, root.path, self._shape(found.key) or self.shapes[0]).find(found.key)
+        return None if leaf is None else leaf.mark
+
+    def remove(self, root: Root, targets: tuple[Target, ...]) -> Outcome:
+        """Delete rows, then vacuum: a file that somebody may have open, or whose log is pending, is not unlinked."""
+        by_file: dict[str, list[Target]] = {}
+        objects: list[Target] = []
+        for target in targets:
+            file, separator, _ = target.key.partition(SEPARATOR)
+            (by_file.setdefault(file, []) if separator else objects).append(target)
+        outcomes = [self._remove_rows(root, file, planned) for file, planned in by_file.items()]
+        for shape in self.shapes:
+            planned = [target for target in objects if (self._shape(target.key) or self.shapes[0]) is shape]
+            if planned:
+                outcomes.append(Tree(self.name, root.path, shape).remove(planned, tidy=True))
+        return reduce(Outcome.plus, outcomes, Outcome(self.name))
+
+    def _remove_rows(self, root: Root, relative: str, targets: Sequence[Target]) -> Outcome:
+        file = self.databases(root).find(relative)
+        if file is None:
+            return Outcome(self.name, skipped=tuple(Note(target.key, "already gone") for target in targets))
+        before = disk_usage(file.path)[1]
+        try:
+            rows = self._rows(file)
+            planned = [_planned_row(target) for target in targets]
+            gone = set(rows.delete(planned))
+            shrunk = rows.vacuum()
+        except LayerError as error:
+            return Outcome(self.name, failed=(Note(relative, error.message),))
+        changed = [target for target, row in zip(targets, planned, strict=True) if row not in gone]
+        skipped = [Note(target.key, "changed since it was planned") for target in changed]
+        if not shrunk:
+            skipped.append(Note(relative, "its rows are gone, but it is too busy to be made smaller now"))
+        return Outcome(self.name, len(gone), max(0, before - disk_usage(file.path)[1]), tuple(skipped))
+
+    def verify(self, root: Root) -> Iterator[Finding]:
+        """Unpack and check every row as MIOpen does on loading: what it throws on is not repaired by any run."""
+        for file in self.databases(root).files():
+            if isinstance(file, Problem):
+                continue
+            schema, findings = self._inspect(root, file)
+            yield from findings
+            if schema is not None:
+                yield from self._verify_rows(root, file, schema)
+
+    def _verify_rows(self, root: Root, file: DatabaseFile, schema: Schema) -> Iterator[Finding]:
+        rows = self._rows(file, schema)
+        seen: set[tuple[str, ...]] = set()
+        try:
+            if complaint := rows.check():
+                yield self._file_finding(root, file, "sqlite", complaint)
+                return
+            for row, values in rows.rows_with(*schema.values):
+                key = SEPARATOR.join((file.relative, *row.key))
+                for flaw in _flaws(row, values, seen):
+                    yield Finding(self.name, root.path, key, *flaw, self._row_fix(file, key))
+        except LayerError as error:
+            yield self._file_finding(root, file, "damaged", error.message, error)
+
+    def _file_finding(
+        self, root: Root, file: DatabaseFile, code: str, message: str, error: LayerError | None = None
+    ) -> Finding:
+        # What could not be opened now says nothing about the file.
+        known = error is None or isinstance(error, Damaged)
+        severity, code = (Severity.FAILS, code) if known else (Severity.HARMLESS, "unreadable")
+        return Finding(self.name, root.path, file.relative, severity, code, message, self._file_fix(file))
+
+    def _row_fix(self, file: DatabaseFile, key: str) -> str:
+        del file
+        return f"cachectl purge {self.name} --key {shlex.quote(key)}"
+
+    def _file_fix(self, file: DatabaseFile) -> str:
+        return f"end every program that has it open, then move {file.path}, its -wal and its -shm away"
+
+
+def _flaws(row: Row, values: Sequence[object], seen: set[tuple[str, ...]]) -> Iterator[tuple[Severity, str, str]]:
+    """Yield severity, code and message of what is wrong with a row; ``seen`` gathers the keys."""
+    if row.key in seen:
+        yield Severity.FAILS, "duplicate", "a second row has this key: MIOpen cannot make its index, and throws"
+    seen.add(row.key)
+    if complaint := kernel_db.key_complaint(*row.key):
+        yield Severity.FAILS, "quote", complaint
+    try:
+        data = kernel_db.decode(values)
+    except ValueError as error:
+        yield Severity.FAILS, "content", str(error)
+        return
+    if len(values) > 1 and values[2] not in (0, len(data)):
+        yield Severity.HARMLESS, "size", f"the row says {values[2]} bytes uncompressed, the kernel has {len(data)}"
+
+
+def _planned_row(target: Target) -> Row:
+    _, name, args = target.key.split(SEPARATOR, 2)
+    return Row(target.mark[0], (name, args), target.mark[1])
+
+
+def _plain(file: DatabaseFile) -> bool:
+    """Tell whether the MIOpen of a file's folder stored kernels plain; all without a folder are newer."""
+    return bool(file.folder) and version_numbers(file.folder) < _PACKED

@@ -1,0 +1,424 @@
+"""The layer ``miopen-tuning``: what MIOpen's tuning has found for this user, hours of work rather than a cache.
+
+The find-db (which solver is fastest) and the perf-db (how to run it) are text records; some builds keep the
+perf-db in sqlite, which is only read here. The find-db alone has a switch: nothing turns the user's perf-db
+off before MIOpen 3.5 (``MIOPEN_DEBUG_DISABLE_USER_DB``). Sources: ``src/find_db.cpp``, ``src/db_record.cpp``,
+``src/ramdb.cpp`` (the ``.time`` file), ``src/lock_file.cpp``.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from dataclasses import replace as changed
+from functools import reduce
+from pathlib import Path
+from threading import Lock
+from typing import ClassVar, Final
+
+from cachectl.layers.errors import Damaged, LayerError, Refused, Unreachable
+from cachectl.layers.facts import (
+    Ability,
+    Artifact,
+    Entry,
+    Finding,
+    Found,
+    Housekeeping,
+    Note,
+    Orphan,
+    Outcome,
+    Problem,
+    Removable,
+    Root,
+    Severity,
+    State,
+    Switch,
+    Target,
+)
+from cachectl.layers.layer import Layer
+from cachectl.layers.miopen import (
+    LIBRARIES,
+    SEPARATOR,
+    TEMPORARY,
+    DatabaseFile,
+    Databases,
+    judge,
+    lock_files,
+    owned_file,
+    read_flag,
+    several_installed,
+    stale_because,
+    user_database_roots,
+)
+from cachectl.layers.stores.locks import record_lock
+from cachectl.layers.stores.records import Fault, RecordFile, place
+from cachectl.layers.stores.rows import RowFile, Schema, disk_usage
+from cachectl.layers.stores.tree import HANDLES, LEFTOVER, NO_HANDLES
+
+SWITCH: Final = "MIOPEN_DEBUG_DISABLE_FIND_DB"
+_FORM: Final = "miopen-record/1"
+NO_KERNELS: Final = "a record tells a problem and its solvers, not the kernels they run"
+_LISTED_ONLY: Final = "an sqlite perf-db is read, never changed; MIOpen's own tools edit it"
+_TIME: Final = ".time"
+# Other users take the same locks.
+_OPEN_TO_ALL: Final = 0o777
+# Record locks keep out processes, not threads.
+_THREADS: Final = Lock()
+_SIDE_FILE: Final = re.compile(r"(?P<database>.+)(?P<ending>\.temp|\.time)")
+
+# The columns of a problem, in the order of a text record's key.
+_PROBLEM: Final = (
+    *("spatial_dim", "in_channels", "in_h", "in_w", "in_d", "fil_h", "fil_w", "fil_d", "out_channels", "batchsize"),
+    *("pad_h", "pad_w", "pad_d", "conv_stride_h", "conv_stride_w", "conv_stride_d"),
+    *("dilation_h", "dilation_w", "dilation_d", "bias", "group_count", "layout", "data_type", "direction"),
+)
+# Read only, so a query may stand for the table; it spells the problem as a text record does.
+_PERF_DB: Final = Schema(
+    table=(
+        "(select perf_db.id as rowid, perf_db.config, perf_db.solver, perf_db.params, "
+        + "||'x'||".join(f"config.{column}" for column in _PROBLEM)
+        + " as problem from perf_db join config on config.id = perf_db.config)"
+    ),
+    create=(),
+    key=("config", "solver"),
+    values=("problem", "params"),
+    size="length(params)",
+)
+_HARM: Final = {
+    "malformed": Severity.RECOMPILES,
+    "newline": Severity.RECOMPILES,
+    "duplicate": Severity.WASTES,
+    "duplicate-id": Severity.WASTES,
+}
+
+
+class MIOpenTuning(Layer):
+    """Results of tuning MIOpen."""
+
+    name = "miopen-tuning"
+    title = "MIOpen user tuning results"
+    precious = True
+    forms = (_FORM,)
+    #: Endings of its files of records, and of its sqlite files.
+    texts: ClassVar[tuple[str, ...]] = ("ufdb.txt", "udb.txt", "cd.updb.txt")
+    tables: ClassVar[tuple[str, ...]] = ("udb",)
+
+    def roots(self) -> tuple[Root, ...]:
+        """Resolve as MIOpen does when it first needs a tuning result."""
+        return user_database_roots(self.environment)
+
+    def state(self) -> State:
+        """Judge the switch of the find-db; it leaves the perf-db on."""
+        state = judge(self.environment, SWITCH, present=any(self._anything_in(root) for root in self.roots()))
+        hints = []
+        if read_flag(self.environment.get(SWITCH) or ""):
+            hints.append("the find-db is off, the perf-db stays on")
+        enforce = self.environment.get("MIOPEN_FIND_ENFORCE")
+        if enforce in ("5", "DB_CLEAN"):
+            hints.append(f"MIOPEN_FIND_ENFORCE={enforce} erases the user's results: unset it")
+        return changed(state, why="; ".join((state.why, *hints)))
+
+    def _anything_in(self, root: Root) -> bool:
+        if root.role == TEMPORARY:
+            return any(True for _ in self.databases(root).files())
+        return root.exists
+
+    def switch(self, *, on: bool) -> Switch:
+        """Give the variable of the find-db; on is its absence, never an empty value."""
+        if on:
+            return Switch(self.name, unset=frozenset({SWITCH}), latches=LIBRARIES)
+        return Switch(self.name, {SWITCH: "1"}, latches=LIBRARIES)
+
+    def relocate(self, folder: Path) -> Switch:
+        """Give MIOpen's own variable; the folder is made by MIOpen."""
+        return Switch(self.name, {"MIOPEN_USER_DB_PATH": str(folder / "miopen-db")}, latches=LIBRARIES)
+
+    def refusals(self) -> Mapping[Ability, str]:
+        """Refuse kernels, and what needs directory handles where there are none."""
+        blind = {Ability.KERNELS: NO_KERNELS}
+        return blind if HANDLES else {**blind, Ability.PUT: NO_HANDLES, Ability.CLEAR: NO_HANDLES}
+
+    def databases(self, root: Root) -> Databases:
+        """Return the database files of a root."""
+        return Databases(root, self.texts + self.tables)
+
+    def scan(self, root: Root, *, contents: bool = True) -> Iterator[Found]:
+        """Yield the records of text files, the rows of sqlite files, and left-overs of interrupted rewrites."""
+        del contents
+        databases = self.databases(root)
+        latest = None if several_installed(self.environment) else databases.newest()
+        for file in databases.files():
+            if isinstance(file, Problem):
+                yield file
+                continue
+            because = stale_because(file.version, latest, "files")
+            yield from self._scan_file(root, file, because)
+        yield from self._scan_strays(root)
+
+    def _scan_file(self, root: Root, file: DatabaseFile, because: str | None) -> Iterator[Found]:
+        modified = file.modified()
+        payload = 0
+        try:
+            for found in self._listing(root, file):
+                if isinstance(found, Fault):
+                    yield Problem(file.path, found.code, f"line {found.number}: {found.message}")
+                    continue
+                key, size, detail = found
+                payload += size
+                yield Entry(
+                    layer=self.name,
+                    key=SEPARATOR.join((file.relative, key)),
+                    root=root.path,
+                    bytes=size,
+                    files=0,
+                    written_before=modified,
+                    device=file.device,
+                    versions=file.versions,
+                    stale=True if because else None,
+                    stale_because=because,
+                    detail={**file.detail, **detail},
+                )
+        except LayerError as error:
+            yield Problem(file.path, "damaged", error.message)
+        yield self._rest_of(root, file, payload, because)
+
+    def _rest_of(self, root: Root, file: DatabaseFile, payload: int, because: str | None) -> Housekeeping:
+        """Weigh what a file has beside its entries, and the file that marks its changes."""
+        files, total = disk_usage(file.path)
+        beside = _time_file(file.path)
+        if owned_file(root, beside):
+            files, total = files + 1, total + disk_usage(beside)[1]
+        # A last line without its end is a byte shorter than it counts.
+        rest = max(0, total - payload)
+        return Housekeeping(file.relative, root.path, rest, files, file.modified(), True if because else None)
+
+    def _listing(self, root: Root, file: DatabaseFile) -> Iterator[tuple[str, int, Mapping[str, str]] | Fault]:
+        """Yield each entry's key within the file, its bytes, and what marks it; and every fault."""
+        if file.name.kind in self.tables:
+            for row in RowFile(self.name, file.path, _PERF_DB, self.environment.patience).rows():
+                yield SEPARATOR.join(row.key), row.bytes, {}
+            return
+        for found in self._records(root, file).scan():
+            if isinstance(found, Fault):
+                yield found
+            else:
+                yield found.key, len(found.line) + 1, {"checksum": str(found.checksum)}
+
+    def _scan_strays(self, root: Root) -> Iterator[Orphan]:
+        try:
+            names = sorted(os.listdir(root.path))
+        except OSError:
+            # Said already, by the listing of databases.
+            return
+        for name in names:
+            why = self._stray_because(root, name)
+            if why is not None:
+                with suppress(FileNotFoundError):
+                    status = (root.path / name).stat()
+                    yield Orphan(name, root.path, status.st_size, 1, status.st_mtime, why)
+
+    def _stray_because(self, root: Root, name: str) -> str | None:
+        """Say why a file beside the databases serves nothing; ``None`` where it does, or is not known."""
+        if not owned_file(root, root.path / name):
+            return None
+        if LEFTOVER.fullmatch(name):
+            return "left by an interrupted cachectl"
+        match = _SIDE_FILE.fullmatch(name)
+        database = None if match is None else self.databases(root).name(match["database"])
+        if match is None or database is None:
+            return None
+        if match["ending"] != _TIME:
+            return "left by an interrupted rewrite of MIOpen"
+        return None if database.path.exists() else "marks the changes of a database that is gone"
+
+    def _records(self, root: Root, file: DatabaseFile) -> RecordFile:
+        return RecordFile(self.name, file.path, lambda: self._editing(root, file.path))
+
+    @contextmanager
+    def _editing(self, root: Root, path: Path) -> Iterator[None]:
+        """Hold MIOpen's own locks while a file is changed, then tell running programs of the change.
+
+        They read the file again if ``.time`` holds a later moment of the steady clock (ns) than their last read.
+        """
+        with self._locked(path):
+            yield
+            beside = _time_file(path)
+            if path.exists():
+                place(beside, str(time.monotonic_ns()).encode())
+            elif owned_file(root, beside):
+                beside.unlink()
+
+    @contextmanager
+    def _locked(self, path: Path) -> Iterator[None]:
+        """Hold every lock that some MIOpen takes on a database; lock files are made as MIOpen makes them, and stay."""
+        with _THREADS, ExitStack() as stack:
+            # In one order everywhere, so that two cachectls never wait for each other.
+            for lock in sorted(lock_files(self.environment, path)):
+                self._make_lock_folder(lock.parent)
+                handle = stack.enter_context(record_lock(self.name, lock, patience=self.environment.patience))
+                with suppress(PermissionError):
+                    os.fchmod(handle, _OPEN_TO_ALL)
+            yield
+
+    def _make_lock_folder(self, folder: Path) -> None:
+        try:
+            if not folder.is_dir():
+                folder.mkdir(parents=True)
+                folder.chmod(_OPEN_TO_ALL)
+        except FileExistsError:
+            # Another process was faster.
+            pass
+        except OSError as error:
+            raise Unreachable(self.name, f"cannot make the lock folder: {error.strerror}", folder) from error
+        if folder.is_symlink():
+            raise Refused(self.name, "a link in the place of MIOpen's lock folder is not followed", folder)
+
+    def read(self, root: Root, key: str) -> Artifact | None:
+        """Read the line of a record as it stands; a row of a sqlite file is spelled as such a line."""
+        relative, _, rest = key.partition(SEPARATOR)
+        file = self.databases(root).find(relative)
+        if file is None:
+            return None
+        detail = {**file.detail, **file.versions, "database": file.name.kind}
+        if file.name.kind in self.tables:
+            config, _, solver = rest.partition(SEPARATOR)
+            values = RowFile(self.name, file.path, _PERF_DB, self.environment.patience).read((config, solver))
+            line = None if values is None else f"{values[0]}={solver}:{values[1]}".encode()
+        else:
+            record = self._records(root, file).read(rest)
+            line = None if record is None else record.line
+        return None if line is None else Artifact(self.name, key, _FORM, line, detail)
+
+    def write(self, root: Root, key: str, artifact: Artifact, *, replace: bool) -> None:
+        """Insert a line into a text file, under MIOpen's locks; the line says its key itself."""
+        relative, separator, record_key = key.partition(SEPARATOR)
+        databases = self.databases(root)
+        file = databases.name(relative)
+        if file is None or not separator:
+            raise LayerError(self.name, f"{key!r} is not a key of this layer; cachectl ls {self.name} lists keys")
+        if file.name.kind in self.tables:
+            raise Refused(self.name, f"cannot put: {_LISTED_ONLY}", file.path)
+        if databases.find(relative) is None and databases.blocked(file):
+            raise Refused(self.name, "cannot put: a link, or what belongs to somebody else, stands there", file.path)
+        if not artifact.data.startswith(f"{record_key}=".encode(errors="surrogateescape")):
+            raise Damaged(self.name, "the line's own key is another than the one it is put under", key)
+        try:
+            root.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise Unreachable(self.name, f"cannot make the folder: {error.strerror}", root.path) from error
+        self._records(root, file).put(artifact.data, replace=replace)
+
+    def idle_gate(self, targets: Iterable[Removable]) -> Iterator[tuple[Removable, str | None]]:
+        """Leave rows of sqlite files alone."""
+        endings = tuple(f".{kind}" for kind in self.tables)
+        for target in targets:
+            row = isinstance(target, Entry) and target.key.partition(SEPARATOR)[0].endswith(endings)
+            yield target, _LISTED_ONLY if row else None
+
+    def mark(self, root: Root, found: Removable) -> tuple[int, ...] | None:
+        """Fingerprint a record by its line, a left-over by size and time."""
+        if isinstance(found, Entry):
+            return (int(found.detail.get("checksum", 0)),)
+        with suppress(OSError):
+            status = (root.path / found.key).lstat()
+            return (status.st_size, status.st_mtime_ns)
+        return None
+
+    def remove(self, root: Root, targets: tuple[Target, ...]) -> Outcome:
+        """Delete lines; running programs keep what they have read, whatever is deleted."""
+        by_file: dict[str, dict[str, Target]] = {}
+        outcomes: list[Outcome] = []
+        for target in targets:
+            relative, separator, record = target.key.partition(SEPARATOR)
+            if separator:
+                by_file.setdefault(relative, {})[record] = target
+            else:
+                outcomes.append(self._remove_stray(root, target))
+        outcomes += [self._remove_records(root, relative, planned) for relative, planned in by_file.items()]
+        return reduce(Outcome.plus, outcomes, Outcome(self.name))
+
+    def _remove_records(self, root: Root, relative: str, planned: Mapping[str, Target]) -> Outcome:
+        file = self.databases(root).find(relative)
+        if file is None:
+            return Outcome(self.name, skipped=tuple(Note(target.key, "already gone") for target in planned.values()))
+        before = disk_usage(file.path)[1]
+        try:
+            gone = self._records(root, file).delete({key: target.mark[0] for key, target in planned.items()})
+        except LayerError as error:
+            return Outcome(self.name, failed=(Note(relative, error.message),))
+        skipped = [
+            Note(target.key, "changed since it was planned") for key, target in planned.items() if key not in gone
+        ]
+        return Outcome(self.name, len(gone), max(0, before - disk_usage(file.path)[1]), tuple(skipped))
+
+    def _remove_stray(self, root: Root, target: Target) -> Outcome:
+        path = root.path / target.key
+        match = _SIDE_FILE.fullmatch(target.key)
+        # MIOpen rewrites under its lock: whoever has it knows that a temporary file is nobody's.
+        lock = nullcontext() if match is None else self._locked(root.path / match["database"])
+        try:
+            with lock:
+                if self._stray_because(root, target.key) is None:
+                    return Outcome(self.name, skipped=(Note(target.key, "already gone"),))
+                status = path.lstat()
+                if (status.st_size, status.st_mtime_ns) != target.mark:
+                    return Outcome(self.name, skipped=(Note(target.key, "changed since it was planned"),))
+                path.unlink()
+        except (LayerError, OSError) as error:
+            because = error.message if isinstance(error, LayerError) else f"cannot be removed: {error.strerror}"
+            return Outcome(self.name, failed=(Note(target.key, because),))
+        return Outcome(self.name, 0, target.bytes)
+
+    def verify(self, root: Root) -> Iterator[Finding]:
+        """Check every line by the reader's rules, and sqlite files with sqlite's own check."""
+        for file in self.databases(root).files():
+            if isinstance(file, Problem):
+                continue
+            if file.name.kind in self.tables:
+                yield from self._verify_table(root, file)
+                continue
+            try:
+                for found in self._records(root, file).scan():
+                    if isinstance(found, Fault):
+                        yield self._finding(root, file, found)
+            except LayerError as error:
+                yield self._unusable(root, file, error)
+
+    def _verify_table(self, root: Root, file: DatabaseFile) -> Iterator[Finding]:
+        # The integrity check wants a table; that both tables have their columns is proved by listing them.
+        table = changed(_PERF_DB, table="perf_db", key=("solver", "config"), values=("params",))
+        try:
+            if complaint := RowFile(self.name, file.path, table, self.environment.patience).check():
+                raise Damaged(self.name, complaint, file.path)
+            for _ in RowFile(self.name, file.path, _PERF_DB, self.environment.patience).rows_with("problem"):
+                pass
+        except LayerError as error:
+            yield self._unusable(root, file, error)
+
+    def _finding(self, root: Root, file: DatabaseFile, fault: Fault) -> Finding:
+        fix = f"while nothing uses MIOpen, delete line {fault.number} of {file.path}"
+        if fault.code == "newline":
+            fix = f"while nothing uses MIOpen: echo >> {shlex.quote(str(file.path))}"
+        message = f"line {fault.number}: {fault.message}"
+        severity = _HARM[fault.code]
+        return Finding(self.name, root.path, file.relative, severity, fault.code, message, self._fix(file, fix))
+
+    def _unusable(self, root: Root, file: DatabaseFile, error: LayerError) -> Finding:
+        # What could not be opened now says nothing about the file.
+        damaged = isinstance(error, Damaged)
+        severity, code = (Severity.FAILS, "damaged") if damaged else (Severity.HARMLESS, "unreadable")
+        fix = self._fix(file, f"end every program that has it open, then move {file.path} away")
+        return Finding(self.name, root.path, file.relative, severity, code, error.message, fix)
+
+    def _fix(self, file: DatabaseFile, own: str) -> str:
+        """Say how to mend a file of the user's ``own``; a package's is mended otherwise."""
+        del file
+        return own
+
+
+def _time_file(path: Path) -> Path:
+    return path.with_name(path.name + _TIME)

@@ -1,0 +1,219 @@
+"""Records of a text file, one ``KEY=ID:VALUES{;ID:VALUES}`` per line: read as they stand, rewritten whole.
+
+The reading rules are those of the libraries that write such files: of a key, or of an id in a record, the
+first one counts; a line that cannot be read is passed over. A rewrite is staged beside the file and renamed
+over it, under a lock that the caller supplies.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import uuid
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from cachectl.layers.errors import Damaged, EntryExists, LayerError, Refused, Unreachable
+
+_FOLDER_FLAGS: Final = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0)
+_NO_LINKS: Final = getattr(os, "O_NOFOLLOW", 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One line that can be used: its number, and its bytes without the line's end."""
+
+    number: int
+    key: str
+    line: bytes
+
+    @property
+    def items(self) -> dict[str, str]:
+        """Map each id to its values."""
+        items: dict[str, str] = {}
+        for item in _text(self.line).partition("=")[2].split(";"):
+            identifier, _, values = item.partition(":")
+            items.setdefault(identifier, values)
+        return items
+
+    @property
+    def checksum(self) -> int:
+        """Fingerprint the line."""
+        return zlib.crc32(self.line)
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """A line that a reader passes over, or that harms the next one to be written."""
+
+    number: int
+    code: str
+    message: str
+
+
+class RecordFile:
+    """One text file of records.
+
+    ``lock`` makes the context in which a rewrite happens. Methods raise :class:`Unreachable` when the
+    operating system refuses, and whatever the lock raises.
+    """
+
+    def __init__(self, layer: str, path: Path, lock: Callable[[], AbstractContextManager[None]]) -> None:
+        self.layer = layer
+        self.path = path
+        self.lock = lock
+
+    def scan(self) -> Iterator[Record | Fault]:
+        """Yield every record that counts and every fault, in the order of the file."""
+        seen: set[str] = set()
+        last = b"\n"
+        with self._translated("read"), suppress(FileNotFoundError), open(self.path, "rb", opener=_open_plain) as file:
+            for number, last in enumerate(file, 1):
+                yield from _judge(number, last.removesuffix(b"\n"), seen)
+            if not last.endswith(b"\n"):
+                yield Fault(number, "newline", "the file does not end its last line: the next record would join it")
+
+    def read(self, key: str) -> Record | None:
+        """Return the record of a key, ``None`` where there is none.
+
+        Raises :class:`Damaged` where the line cannot be used: a later one with the key is not reached.
+        """
+        for number, line in enumerate(self._content().split(b"\n"), 1):
+            if _key(line) == key:
+                if complaint := record_complaint(line):
+                    raise Damaged(self.layer, f"line {number}: {complaint}", self.path)
+                return Record(number, key, line)
+        return None
+
+    def put(self, line: bytes, *, replace: bool) -> None:
+        """Insert a record, or put it in the place of the one that has its key.
+
+        Raises :class:`Damaged` for no record, :class:`EntryExists` where a different one stands and
+        ``replace`` is not set.
+        """
+        if complaint := record_complaint(line):
+            raise Damaged(self.layer, complaint, self.path)
+        if _place_of(line, _lines(self._content()))[1] == line:
+            return
+        with self._translated("write"), self.lock():
+            lines = _lines(self._content())
+            index, standing = _place_of(line, lines)
+            if standing not in (None, line) and not replace:
+                raise EntryExists(self.layer, self.path)
+            lines[index : index + 1] = [line]
+            self._rewrite(lines)
+
+    def delete(self, checksums: Mapping[str, int]) -> set[str]:
+        """Delete records by key, each only if its line has the checksum; return the keys that went.
+
+        Later lines with such a key go as well: they would be hit from then on. A file that holds nothing any
+        more is unlinked.
+        """
+        with self._translated("write"), self.lock():
+            lines = _lines(self._content())
+            # Filled from the end, so that of equal keys the first line stands.
+            first = {_key(line): line for line in reversed(lines)}
+            gone = {key for key, checksum in checksums.items() if key in first and zlib.crc32(first[key]) == checksum}
+            if gone:
+                self._rewrite([line for line in lines if _key(line) not in gone])
+        return gone
+
+    def _rewrite(self, lines: Sequence[bytes]) -> None:
+        if any(lines):
+            place(self.path, b"".join(line + b"\n" for line in lines))
+        else:
+            self.path.unlink(missing_ok=True)
+
+    def _content(self) -> bytes:
+        with self._translated("read"), suppress(FileNotFoundError), open(self.path, "rb", opener=_open_plain) as file:
+            return file.read()
+        return b""
+
+    @contextmanager
+    def _translated(self, verb: str) -> Iterator[None]:
+        try:
+            yield
+        except LayerError:
+            raise
+        except OSError as error:
+            if error.errno == errno.ELOOP:
+                raise Refused(self.layer, "a link is not followed", self.path) from error
+            raise Unreachable(self.layer, f"cannot {verb}: {error.strerror or error}", self.path) from error
+
+
+def record_complaint(line: bytes) -> str | None:
+    """Say why a line is no record; ``None`` where it is one."""
+    key, equals, contents = line.partition(b"=")
+    if not equals or not key:
+        return "no key and '=' at its beginning"
+    if b"\n" in line:
+        return "more than one line"
+    if not contents:
+        return "nothing follows the '='"
+    return None if all(b":" in item for item in contents.split(b";")) else "a value without its id and ':'"
+
+
+def place(path: Path, content: bytes) -> None:
+    """Write a whole file: staged beside its place, synced, renamed over what stands there, whose mode it keeps."""
+    handle = os.open(path.parent, _FOLDER_FLAGS)
+    stage = f".cachectl-stage-{uuid.uuid4().hex}"
+    try:
+        with open(os.open(stage, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666, dir_fd=handle), "wb") as file:
+            with suppress(FileNotFoundError):
+                standing = os.stat(path.name, dir_fd=handle, follow_symlinks=False)
+                os.fchmod(file.fileno(), stat.S_IMODE(standing.st_mode))
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.rename(stage, path.name, src_dir_fd=handle, dst_dir_fd=handle)
+        os.fsync(handle)
+    finally:
+        with suppress(FileNotFoundError):
+            os.unlink(stage, dir_fd=handle)
+        os.close(handle)
+
+
+def _judge(number: int, line: bytes, seen: set[str]) -> Iterator[Record | Fault]:
+    if not line:
+        return
+    key = _key(line)
+    if key in seen:
+        yield Fault(number, "duplicate", f"an earlier line has the key {key}: this one is never read")
+        return
+    if key:
+        seen.add(key)
+    if complaint := record_complaint(line):
+        yield Fault(number, "malformed", complaint)
+        return
+    record = Record(number, key, line)
+    yield record
+    if len(record.items) < line.partition(b"=")[2].count(b";") + 1:
+        yield Fault(number, "duplicate-id", "an id stands twice in the record: only the first is read")
+
+
+def _key(line: bytes) -> str:
+    key, equals, _ = line.partition(b"=")
+    return _text(key) if equals else ""
+
+
+def _place_of(line: bytes, lines: Sequence[bytes]) -> tuple[int, bytes | None]:
+    """Return where a record goes among lines, and the one that has its key now."""
+    found = ((index, standing) for index, standing in enumerate(lines) if _key(standing) == _key(line))
+    return next(found, (len(lines), None))
+
+
+def _text(data: bytes) -> str:
+    return data.decode(errors="surrogateescape")
+
+
+def _lines(content: bytes) -> list[bytes]:
+    return content.removesuffix(b"\n").split(b"\n") if content else []
+
+
+def _open_plain(path: str, flags: int) -> int:
+    return os.open(path, flags | _NO_LINKS)

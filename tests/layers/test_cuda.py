@@ -1,0 +1,163 @@
+"""The ComputeCache that a real driver wrote on an H200: read, damaged, carried, cleared."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from cachectl.layers.cuda_compute_cache import CudaComputeCache
+from cachectl.layers.environment import Environment
+from cachectl.layers.errors import Damaged
+from cachectl.layers.facts import Condition
+from cachectl.layers.formats import compute_cache as form
+from cachectl.layers.selection import Selection
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    Unpack = Callable[[Path], None]
+
+
+@pytest.fixture
+def layer(tmp_path: Path, compute_cache: Unpack) -> CudaComputeCache:
+    compute_cache(tmp_path / ".nv" / "ComputeCache")
+    return CudaComputeCache(Environment({"HOME": str(tmp_path)}, tmp_path))
+
+
+def folder(layer: CudaComputeCache) -> Path:
+    return layer.roots()[0].path
+
+
+def index(layer: CudaComputeCache) -> form.Index | None:
+    return form.read_index((folder(layer) / "index").read_bytes())
+
+
+def test_every_entry_is_decoded(layer: CudaComputeCache) -> None:
+    entries = list(layer.entries())
+    assert len(entries) == 40
+    assert {kernel for entry in entries for kernel in entry.kernels or ()} == {f"ka{n}" for n in range(20)}
+    assert all(entry.kernels is not None and len(entry.kernels) == 1 for entry in entries)
+    assert {entry.device for entry in entries} == {"sm_90"}
+    halves = [entry.detail["half"] for entry in entries]
+    assert (halves.count("front end"), halves.count("back end")) == (20, 20)
+    assert {entry.versions["driver"] for entry in entries if entry.detail["half"] == "front end"} == {"580.159.04"}
+    root = layer.roots()[0]
+    assert list(layer.verify(root)) == []
+    assert layer.census(root).problems == ()
+    assert layer.census(root).files == 41
+
+
+def test_a_flipped_payload_byte_is_named(layer: CudaComputeCache) -> None:
+    entry = next(layer.entries())
+    path = entry.root / entry.key
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    findings = list(layer.verify(layer.roots()[0]))
+    assert [(finding.key, finding.code) for finding in findings] == [(entry.key, "damaged")]
+    assert "checksum" in findings[0].message
+    assert entry.key in findings[0].fix
+
+
+def test_a_flipped_key_byte_is_named(layer: CudaComputeCache) -> None:
+    entry = next(layer.entries())
+    path = entry.root / entry.key
+    data = bytearray(path.read_bytes())
+    data[40] ^= 1
+    path.write_bytes(data)
+    assert "hash of its key" in next(layer.verify(layer.roots()[0])).message
+
+
+def test_clearing_one_kernel_takes_it_out_of_the_index(layer: CudaComputeCache) -> None:
+    outcome = layer.clear(layer.plan_clear(Selection(kernel="ka3")))
+    assert outcome.removed == 2
+    left = index(layer)
+    assert left is not None
+    assert {form.name_of(identifier) for identifier, _ in left.records} == {entry.key for entry in layer.entries()}
+    assert len(left.records) == 38
+    assert list(layer.verify(layer.roots()[0])) == []
+
+
+def test_put_counts_an_entry_in_the_index(layer: CudaComputeCache) -> None:
+    entry = next(layer.entries())
+    artifact = layer.get(entry.key)
+    assert artifact is not None
+    layer.clear(layer.plan_clear(Selection(key=entry.key)))
+    layer.put(entry.key, artifact)
+    listed = index(layer)
+    assert listed is not None
+    assert listed.records[-1] == (form.identifier_of(entry.key), len(artifact.data) - 28)
+    assert (entry.root / entry.key).stat().st_mode & 0o777 == 0o644
+    assert list(layer.verify(layer.roots()[0])) == []
+
+
+def test_put_under_another_name_is_refused(layer: CudaComputeCache) -> None:
+    one, other = list(layer.entries())[:2]
+    artifact = layer.get(one.key)
+    assert artifact is not None
+    with pytest.raises(Damaged, match="hash of its key"):
+        layer.put(other.key, artifact, replace=True)
+
+
+def test_clearing_everything_empties_the_cache(layer: CudaComputeCache) -> None:
+    assert layer.clear(layer.plan_clear()).removed == 40
+    assert [path for path in folder(layer).rglob("*") if path.is_file() and path.stat().st_size] == []
+
+
+@pytest.mark.parametrize("content", [b"", b"garbage", b"\x41\x00\x00\x00" + b"\xff" * 12])
+def test_an_index_that_is_not_whole_is_left_to_the_driver(layer: CudaComputeCache, content: bytes) -> None:
+    path = folder(layer) / "index"
+    path.write_bytes(content)
+    problems = layer.census(layer.roots()[0]).problems
+    assert [problem.code for problem in problems] == (["index"] if content else [])
+    assert layer.clear(layer.plan_clear(Selection(kernel="ka3"))).removed == 2
+    assert path.read_bytes() == content
+
+
+def test_an_unknown_format_is_opaque_where_its_index_vouches_for_it(layer: CudaComputeCache) -> None:
+    for path in [*folder(layer).glob("?/?/*"), folder(layer) / "index"]:
+        path.write_bytes(struct.pack("<I", 0x42) + path.read_bytes()[4:])
+    entries = list(layer.entries())
+    assert len(entries) == 40
+    assert {(entry.kernels, entry.device, entry.detail["format"]) for entry in entries} == {(None, None, "unknown")}
+    with pytest.raises(Damaged, match="format version 0x42"):
+        layer.get(entries[0].key)
+    assert layer.clear(layer.plan_clear()).removed == 40
+
+
+def test_a_stranger_with_an_entrys_name_is_left_alone(layer: CudaComputeCache) -> None:
+    stranger = folder(layer) / "0" / "0" / "0123456789abcd"
+    stranger.parent.mkdir(parents=True, exist_ok=True)
+    stranger.write_bytes(b"somebody else's own file, longer than a header")
+    assert [problem.code for problem in layer.census(layer.roots()[0]).problems] == ["unrecognised"]
+    assert layer.clear(layer.plan_clear()).removed == 40
+    assert stranger.exists()
+
+
+@pytest.mark.parametrize(
+    ("variables", "condition", "words"),
+    [
+        ({"CUDA_CACHE_DISABLE": "1"}, Condition.DISABLED, "CUDA_CACHE_DISABLE=1"),
+        ({"CUDA_CACHE_DISABLE": "true"}, Condition.ENABLED, "does nothing"),
+        ({"CUDA_CACHE_DISABLE": ""}, Condition.ENABLED, "does nothing"),
+        ({"CUDA_CACHE_DISABLE": "0"}, Condition.ENABLED, "default"),
+        ({"CUDA_CACHE_MAXSIZE": "0"}, Condition.DISABLED, "nothing is stored"),
+        ({"CUDA_CACHE_PATH": "here"}, Condition.DISABLED, "not absolute"),
+    ],
+)
+def test_the_state_knows_what_the_driver_understands(
+    layer: CudaComputeCache, variables: dict[str, str], condition: Condition, words: str
+) -> None:
+    state = CudaComputeCache(layer.environment.with_variables(variables)).state()
+    assert state.condition is condition
+    assert words in state.why
+
+
+def test_fnv1a_is_the_standard_one() -> None:
+    # The published test vectors of the 64-bit hash.
+    assert form.fnv1a(b"") == 0xCBF29CE484222325
+    assert form.fnv1a(b"a") == 0xAF63DC4C8601EC8C
+    assert form.fnv1a(b"foobar") == 0x85944171F73967E8

@@ -1,0 +1,92 @@
+"""Pickles walked and not loaded: every protocol, every kind of value, and damage."""
+
+from __future__ import annotations
+
+import collections
+import pickle
+import pickletools
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cachectl.layers.formats.pickles import Thing, attributes, things, walk
+
+
+@dataclass
+class Plain:
+    name: str
+    numbers: tuple[int, ...]
+
+
+class Slots:
+    __slots__ = ("name",)
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.binary() | st.binary().map(bytearray),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner) | st.tuples(inner, inner, inner, inner),
+    max_leaves=20,
+) | st.frozensets(st.text()) | st.sets(st.integers())  # fmt: skip
+
+
+@given(value=VALUES, protocol=st.integers(0, pickle.HIGHEST_PROTOCOL))
+def test_every_pickle_is_walked_to_its_end(value: object, protocol: int) -> None:
+    data = pickle.dumps(value, protocol)
+    top, length = walk(data + b"trailing")
+    assert length == len(data)
+    assert isinstance(top, Thing) == isinstance(value, list | dict | tuple | set | frozenset | bytearray)
+
+
+@given(value=VALUES, cut=st.integers(0, 200))
+def test_a_pickle_cut_short_is_a_value_error(value: object, cut: int) -> None:
+    data = pickle.dumps(value)
+    with pytest.raises(ValueError, match="broken pickle"):
+        walk(data[: min(cut, len(data) - 1)])
+
+
+@given(data=st.binary(max_size=200))
+def test_garbage_is_walked_or_a_value_error(data: bytes) -> None:
+    try:
+        walk(data)
+    except ValueError as error:
+        assert str(error).startswith("broken pickle")
+
+
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+def test_attributes_are_found_without_the_class(protocol: int) -> None:
+    top, _ = walk(pickle.dumps(Plain("mine", (1, 2)), protocol))
+    assert isinstance(top, Thing)
+    assert attributes(top)["name"] == "mine"
+
+
+def test_attributes_in_slots_are_found() -> None:
+    top, _ = walk(pickle.dumps(Slots("mine")))
+    assert isinstance(top, Thing)
+    assert attributes(top) == {"name": "mine"}
+
+
+def test_what_refers_to_itself_is_listed_once() -> None:
+    loop: list[object] = [1]
+    loop.append(loop)
+    top, _ = walk(pickle.dumps(loop))
+    assert len(list(things(top))) == 1
+
+
+def test_reductions_and_globals_stay_inert() -> None:
+    top, _ = walk(pickle.dumps(collections.OrderedDict(a=1)))
+    kinds = {thing.kind for thing in things(top)}
+    assert {"object", "global"} <= kinds
+
+
+def test_every_opcode_that_python_knows_is_walked() -> None:
+    # Whatever opcode there is, the machine has an answer: a value, or that the stack does not fit.
+    for opcode in pickletools.opcodes:
+        try:
+            walk(b"(" + opcode.code.encode("latin-1") + b"0\n0\n.")
+        except ValueError as error:
+            assert str(error).startswith("broken pickle")

@@ -1,0 +1,210 @@
+"""PoCL's tree: variants, orphans, failed builds, what must be left alone, what is damaged."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+
+from cachectl.layers import pocl_kernels
+from cachectl.layers.errors import Damaged
+from cachectl.layers.facts import Artifact, Condition, Entry, Orphan, Problem
+from cachectl.layers.pocl_kernels import PoclKernels
+from cachectl.layers.stores.archive import pack, unpack
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from conftest import Home
+
+BITCODE = b"BC\xc0\xde rest"
+ELF = b"\x7fELF rest"
+NAME = "AB/" + "C" * 37
+
+
+@pytest.fixture
+def layer(home: Home) -> PoclKernels:
+    return PoclKernels(home.environment())
+
+
+def place(layer: PoclKernels, name: str, files: dict[str, bytes]) -> Path:
+    folder = layer.roots()[0].path / name
+    for path, content in files.items():
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_bytes(content)
+    return folder
+
+
+def found(layer: PoclKernels) -> list[object]:
+    return list(layer.scan(layer.roots()[0]))
+
+
+@pytest.mark.parametrize("suffix", [".so", ".so.o"])
+def test_kernels_and_variants_of_both_layouts(layer: PoclKernels, suffix: str) -> None:
+    files = {
+        f"{kernel}/{variant}/{kernel}{suffix}": ELF for kernel in ("add", "mul") for variant in ("0-0-0", "16-1-1")
+    }
+    place(
+        layer,
+        NAME,
+        {"program.bc": BITCODE, "last_accessed": b"", "add/8-1-1-goffs0-smallgrid/add" + suffix: ELF} | files,
+    )
+    (entry,) = found(layer)
+    assert isinstance(entry, Entry)
+    assert entry.kernels == ("add", "mul")
+    assert entry.detail == {"add": "0-0-0 16-1-1 8-1-1-goffs0-smallgrid", "mul": "0-0-0 16-1-1"}
+    assert entry.files == 7
+    assert list(layer.verify(layer.roots()[0])) == []
+
+
+def test_a_program_that_was_never_launched_names_no_kernel(layer: PoclKernels) -> None:
+    place(layer, NAME, {"program.bc": BITCODE, "last_accessed": b""})
+    (entry,) = layer.entries()
+    assert entry.kernels is None
+
+
+def test_what_no_lookup_reaches_is_an_orphan(layer: PoclKernels) -> None:
+    root = layer.roots()[0].path
+    place(layer, NAME, {"build.log": b"error: expected ';'"})
+    for name, content in (("tempfile_a1B2c3", b""), ("tempfile_a1B2c4.cl", b"kernel source")):
+        (root / name).write_bytes(content)
+        (root / name).chmod(0o600)
+    (root / "_UNCACHED_a1B2c3").mkdir(mode=0o700)
+    (root / "_UNCACHED_a1B2c3" / "program.bc").write_bytes(BITCODE)
+    orphans = {thing.key: thing.why for thing in found(layer) if isinstance(thing, Orphan)}
+    assert orphans == {
+        NAME: "a build that failed",
+        "_UNCACHED_a1B2c3": "a program built with the cache off",
+        "tempfile_a1B2c3": "leaked by a PoCL process",
+        "tempfile_a1B2c4.cl": "a compile's temporary file",
+    }
+
+
+def test_names_that_only_look_like_pocls_are_left_alone(layer: PoclKernels) -> None:
+    root = layer.roots()[0].path
+    root.mkdir(parents=True)
+    for name, content, mode in (
+        ("tempfile_reports", b"", 0o600),  # seven letters
+        ("tempfile_a1B2c3", b"my notes", 0o600),  # not empty
+        ("tempfile_d1B2c3", b"", 0o644),  # mkstemp makes none like this
+        ("AB", b"a file", 0o600),
+    ):
+        (root / name).write_bytes(content)
+        (root / name).chmod(mode)
+    place(layer, "CD/" + "E" * 37, {"thesis.tex": b"years of work"})
+    before = sorted(root.rglob("*"))
+    problems = [thing.code for thing in found(layer) if isinstance(thing, Problem)]
+    assert problems == ["unrecognised"]
+    layer.clear(layer.plan_clear())
+    assert sorted(root.rglob("*")) == before
+
+
+def test_the_uncached_folder_is_seen_and_cleared(home: Home) -> None:
+    layer = PoclKernels(home.environment())
+    kcache, uncached = (root.path for root in layer.roots())
+    assert (kcache.name, uncached.name) == ("kcache", "uncached")
+    (uncached / "_UNCACHED_abcdef").mkdir(parents=True)
+    (uncached / "_UNCACHED_abcdef").chmod(0o700)
+    (uncached / "_UNCACHED_abcdef" / "program.bc").write_bytes(BITCODE)
+    assert layer.census(layer.roots()[1]).orphan_files == 1
+    long_ago = layer.environment.clock() - 2 * pocl_kernels.ORPHAN_REST
+    for path in (uncached / "_UNCACHED_abcdef" / "program.bc", uncached / "_UNCACHED_abcdef"):
+        os.utime(path, (long_ago, long_ago))
+    layer.clear(layer.plan_clear())
+    assert list(uncached.iterdir()) == []
+    assert uncached.is_dir()
+
+
+def test_what_a_live_compile_may_use_is_left_for_now(layer: PoclKernels, monkeypatch: pytest.MonkeyPatch) -> None:
+    place(layer, NAME, {"program.bc": BITCODE, "k/0-0-0/k.so": ELF})
+    old = place(layer, "AB/" + "D" * 37, {"program.bc": BITCODE})
+    long_ago = layer.environment.clock() - 2 * pocl_kernels.ENTRY_REST
+    for path in (old / "program.bc", old):
+        os.utime(path, (long_ago, long_ago))
+    monkeypatch.setattr(pocl_kernels, "using", lambda _libraries: (4711,))
+    plan = layer.plan_clear()
+    assert [target.key for target in plan.targets] == ["AB/" + "D" * 37]
+    assert [note.key for note in plan.skipped] == [NAME]
+    assert "process 4711" in plan.skipped[0].because
+    monkeypatch.setattr(pocl_kernels, "using", lambda _libraries: ())
+    assert len(layer.plan_clear().targets) == 2
+
+
+def test_an_entry_that_changed_since_the_plan_is_skipped(layer: PoclKernels) -> None:
+    folder = place(layer, NAME, {"program.bc": BITCODE})
+    plan = layer.plan_clear()
+    (folder / "k" / "0-0-0").mkdir(parents=True)
+    (folder / "k" / "0-0-0" / "k.so").write_bytes(ELF)
+    if not plan.targets:
+        pytest.skip("another PoCL process of this user is running, so nothing young is planned")
+    outcome = layer.clear(plan)
+    assert outcome.removed == 0
+    assert outcome.skipped[0].because == "changed since it was planned"
+    assert (folder / "program.bc").exists()
+
+
+@pytest.mark.parametrize(
+    ("path", "content", "message"),
+    [
+        ("program.bc", b"", "program.bc: is empty"),
+        ("program.bc", b"junk", "program.bc: is not LLVM bitcode"),
+        ("k/0-0-0/k.so", b"junk", "k/0-0-0/k.so: is not an ELF file"),
+        ("k/0-0-0/k.so.o", b"", "k/0-0-0/k.so.o: is empty"),
+    ],
+)
+def test_damage_is_named_and_not_put(layer: PoclKernels, path: str, content: bytes, message: str) -> None:
+    good = {"program.bc": BITCODE, "k/0-0-0/k.so": ELF}
+    place(layer, NAME, good | {path: content})
+    assert [finding.message for finding in layer.verify(layer.roots()[0])] == [message]
+    artifact = Artifact("pocl", NAME, "pocl-entry/1", pack(good | {path: content}))
+    with pytest.raises(Damaged, match=r"is (?:empty|not)"):
+        layer.put(NAME, artifact, replace=True)
+
+
+@pytest.mark.parametrize("path", ["../escape", "/etc/passwd", "k/../../x", "thesis.tex"])
+def test_nothing_but_a_program_is_put(layer: PoclKernels, path: str) -> None:
+    with pytest.raises(Damaged):
+        layer.put(NAME, Artifact("pocl", NAME, "pocl-entry/1", pack({path: b"x"})))
+    assert not layer.roots()[0].path.exists()
+
+
+def test_get_leaves_temporaries_and_logs_behind(layer: PoclKernels) -> None:
+    place(layer, NAME, {"program.bc": BITCODE, "build.log": b"warning", "program.bc_a1B2c3.temp": b"half"})
+    artifact = layer.get(NAME)
+    assert artifact is not None
+    assert unpack(artifact.data) == {"program.bc": BITCODE}
+
+
+@pytest.mark.real
+def test_a_failed_build_is_an_orphan(home: Home) -> None:
+    program = (
+        "import pyopencl as cl; from kernels import device\n"
+        "try: cl.Program(cl.Context([device()]), 'not OpenCL at all').build()\n"
+        "except cl.RuntimeError: print('failed')"
+    )
+    import sys
+
+    done = home.run(
+        sys.executable, "-c", program, PYTHONPATH=f"{home.programs}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
+    )
+    assert "failed" in done.stdout
+    orphans = {thing.why for thing in found(PoclKernels(home.environment())) if isinstance(thing, Orphan)}
+    assert "a build that failed" in orphans
+
+
+@pytest.mark.parametrize(
+    ("value", "condition"),
+    [("1", Condition.ENABLED), ("10", Condition.ENABLED), ("0", Condition.DISABLED), ("true", Condition.DISABLED),
+     ("", Condition.DISABLED)],
+)  # fmt: skip
+def test_only_a_value_that_begins_with_1_means_on(home: Home, value: str, condition: Condition) -> None:
+    layer = PoclKernels(home.environment(POCL_KERNEL_CACHE=value))
+    layer.roots()[0].path.mkdir(parents=True)
+    assert layer.state().condition is condition
+
+
+def test_put_goes_where_lookups_look_even_while_the_cache_is_off(home: Home) -> None:
+    layer = PoclKernels(home.environment(POCL_KERNEL_CACHE="0"))
+    layer.put(NAME, Artifact("pocl", NAME, "pocl-entry/1", pack({"program.bc": BITCODE})))
+    assert (home.path / ".cache" / "pocl" / "kcache" / NAME / "program.bc").exists()

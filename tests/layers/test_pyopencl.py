@@ -1,0 +1,149 @@
+"""PyOpenCL's binary cache: its lock, its header check, its halves."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from cachectl.layers import pyopencl_binaries
+from cachectl.layers.errors import Busy, Damaged
+from cachectl.layers.facts import Artifact, Condition
+from cachectl.layers.pyopencl_binaries import PyOpenCLBinaries
+from cachectl.layers.selection import Selection
+from cachectl.layers.stores.archive import pack, unpack
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from conftest import Home
+
+pytestmark = pytest.mark.real
+
+
+@pytest.fixture
+def layer(warm: Home) -> PyOpenCLBinaries:
+    return PyOpenCLBinaries(warm.environment())
+
+
+def base(layer: PyOpenCLBinaries) -> Path:
+    return next(layer.roots()[0].path.iterdir())
+
+
+def test_the_kernels_are_read_from_the_source(layer: PyOpenCLBinaries) -> None:
+    assert sorted(entry.kernels or () for entry in layer.entries()) == [("pk0",), ("pk1",), ("pk2",)]
+    assert all(entry.stale is False for entry in layer.entries())
+
+
+def test_another_pythons_entries_are_stale(layer: PyOpenCLBinaries) -> None:
+    base(layer).rename(base(layer).with_name("pyopencl-compiler-cache-v2-py3.8.1.final.0"))
+    entries = list(layer.entries())
+    assert {entry.stale for entry in entries} == {True}
+    assert "Python 3.8.1.final.0" in str(entries[0].stale_because)
+
+
+def test_a_changed_header_makes_an_entry_stale(home: Home) -> None:
+    header = home.path / "include" / "answer.h"
+    header.parent.mkdir()
+    header.write_text("#define ANSWER 42\n")
+    program = (
+        "import pyopencl as cl, pyopencl.characterize as c; from kernels import device\n"
+        "c.has_src_build_cache = lambda _: None\n"
+        "source = '#include \"answer.h\"\\n__kernel void with_header(__global int *a) { *a = ANSWER; }'\n"
+        f"cl.Program(cl.Context([device()]), source).build(['-I', {str(header.parent)!r}])"
+    )
+    home.run(sys.executable, "-c", program, PYTHONPATH=f"{home.programs}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    layer = PyOpenCLBinaries(home.environment())
+    assert [entry.stale for entry in layer.entries()] == [False]
+    os.utime(header)
+    assert [entry.stale for entry in layer.entries()] == [False]
+    header.write_text("#define ANSWER 43\n")
+    assert [entry.stale_because for entry in layer.entries()] == [f"includes {header}, which has changed"]
+    header.unlink()
+    assert [entry.stale_because for entry in layer.entries()] == [f"includes {header}, which is gone"]
+
+
+def test_a_held_lock_is_waited_for_and_never_broken(warm: Home) -> None:
+    layer = PyOpenCLBinaries(replace(warm.environment(), patience=0.1))
+    lock = base(layer) / "lock"
+    lock.write_bytes(b"")
+    entry = next(layer.entries())
+    artifact = layer.get(entry.key)
+    assert artifact is not None
+    plan = layer.plan_clear()
+    outcome = layer.clear(plan)
+    assert outcome.removed == 0
+    assert "locked" in outcome.failed[0].because
+    with pytest.raises(Busy):
+        layer.put(entry.key, artifact)
+    assert lock.exists()
+    lock.unlink()
+    assert layer.clear(plan).removed == 3
+    assert not lock.exists()
+
+
+def test_a_missing_half_is_a_problem(layer: PyOpenCLBinaries) -> None:
+    entry = next(layer.entries())
+    (entry.root / entry.key / "binary").unlink()
+    root = layer.roots()[0]
+    assert [problem.message for problem in layer.census(root).problems] == ["binary is missing"]
+    assert [finding.key for finding in layer.verify(root)] == [entry.key]
+
+
+@pytest.mark.parametrize("half", ["info", "binary"])
+def test_a_bad_half_is_not_put(layer: PyOpenCLBinaries, half: str) -> None:
+    entry = next(layer.entries())
+    artifact = layer.get(entry.key)
+    assert artifact is not None
+    members = unpack(artifact.data)
+    for bad in (b"", members["info"][:10] if half == "info" else b""):
+        with pytest.raises(Damaged):
+            layer.put(
+                entry.key, Artifact("pyopencl", entry.key, artifact.form, pack({**members, half: bad})), replace=True
+            )
+
+
+def test_a_truncated_info_is_found(layer: PyOpenCLBinaries) -> None:
+    entry = next(layer.entries())
+    info = entry.root / entry.key / "info"
+    info.write_bytes(info.read_bytes()[:-5])
+    assert ["info is not the pickle" in finding.message for finding in layer.verify(layer.roots()[0])] == [True]
+
+
+@pytest.mark.parametrize(
+    ("drivers", "condition"),
+    [
+        (("PoCL",), Condition.BYPASSED),
+        (("PoCL", "NVIDIA"), Condition.BYPASSED),
+        (("PoCL", "Intel CPU"), Condition.ENABLED),
+        ((), Condition.UNKNOWN),
+    ],
+)
+def test_the_state_depends_on_the_drivers(
+    layer: PyOpenCLBinaries, monkeypatch: pytest.MonkeyPatch, drivers: tuple[str, ...], condition: Condition
+) -> None:
+    monkeypatch.setattr(pyopencl_binaries, "opencl_drivers", lambda _environment: drivers)
+    assert layer.state().condition is condition
+
+
+def test_the_real_drivers_are_found(layer: PyOpenCLBinaries) -> None:
+    assert "PoCL" in layer.state().why
+
+
+def test_purging_what_is_stale_looks_at_headers_too(home: Home) -> None:
+    header = home.path / "answer.h"
+    header.write_text("#define ANSWER 42\n")
+    program = (
+        "import pyopencl as cl, pyopencl.characterize as c; from kernels import device\n"
+        "c.has_src_build_cache = lambda _: None\n"
+        "source = '#include \"answer.h\"\\n__kernel void with_header(__global int *a) { *a = ANSWER; }'\n"
+        f"cl.Program(cl.Context([device()]), source).build(['-I', {str(home.path)!r}])"
+    )
+    path = os.pathsep.join(filter(None, (str(home.programs), os.environ.get("PYTHONPATH"))))
+    home.run(sys.executable, "-c", program, PYTHONPATH=path)
+    header.write_text("#define ANSWER 43\n")
+    layer = PyOpenCLBinaries(home.environment())
+    assert layer.plan_clear(Selection(stale=True)).entries == 1

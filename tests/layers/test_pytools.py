@@ -1,0 +1,284 @@
+"""Persistent dictionaries: names of every generation, stale orphans, kernel names, rows that come and go."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import sqlite3
+import subprocess
+import sys
+from contextlib import closing
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from cachectl.layers.errors import Damaged
+from cachectl.layers.facts import Artifact, Condition, Orphan, Problem
+from cachectl.layers.formats import pdict
+from cachectl.layers.loopy_dictionaries import LoopyDictionaries
+from cachectl.layers.pyopencl_invoker import PyOpenCLInvoker
+from cachectl.layers.pytools_dictionaries import PytoolsDictionaries
+from cachectl.layers.selection import Selection
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from conftest import Home
+
+PYTHON = "3.11.7.final.0"
+
+
+@pytest.mark.parametrize(
+    ("file", "generation", "identifier", "python", "dash"),
+    [
+        (f"pdict-v5-loopy-x-v2-{PYTHON}.sqlite", "v5", "loopy-x-v2", PYTHON, True),
+        (f"pdict-v5-loopy-x-v2{PYTHON}.sqlite", "v5", "loopy-x-v2", PYTHON, False),
+        ("pdict-v5-mine3.8.1.final.0.sqlite", "v5", "mine", "3.8.1.final.0", False),
+        ("pdict-v5-mine-3.13.0.candidate.2.sqlite", "v5", "mine", "3.13.0.candidate.2", True),
+        ("pdict-v4-loopy-y-py3.9.2.final.0", "v4", "loopy-y", "3.9.2.final.0", True),
+        ("pdict-v2-loopy-y-py2.7.18.final.0", "v2", "loopy-y", "2.7.18.final.0", True),
+    ],
+)
+def test_names_of_every_generation(file: str, generation: str, identifier: str, python: str, *, dash: bool) -> None:
+    name = pdict.parse_name(file, PYTHON)
+    assert name == pdict.DictionaryName(file, generation, identifier, python, dash)
+
+
+@pytest.mark.parametrize("file", ["pdict-v5-.sqlite", "pdict-v9-x-3.11.7.final.0.sqlite", "notes.sqlite", "pdict-v5-x"])
+def test_other_names_are_no_dictionaries(file: str) -> None:
+    assert pdict.parse_name(file, PYTHON) is None
+
+
+def test_a_planted_pickle_is_read_and_not_run(tmp_path: Path) -> None:
+    class Planted:
+        def __reduce__(self) -> tuple[object, ...]:
+            return os.system, (f"touch {tmp_path}/ran",)
+
+    assert pdict.kernel_names(b"loopy" + pickle.dumps(Planted())) is None
+    assert pdict.kernel_names(pickle.dumps(("loopy", Planted(), "_lpy_host_seen"))) == ("seen",)
+    assert list(tmp_path.iterdir()) == []
+
+
+def dictionary(folder: Path, file: str, content: dict[str, bytes]) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / file
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("create table dict (keyhash text not null primary key, key_value text not null)")
+        connection.executemany("insert into dict values (?, ?)", content.items())
+        connection.commit()
+    return path
+
+
+def test_each_dictionary_has_one_layer(home: Home) -> None:
+    environment = home.environment()
+    folder = home.path / ".cache" / "pytools"
+    for identifier in ("loopy-a", "pyopencl-b", "sumpy-c", "mine"):
+        dictionary(folder, f"pdict-v5-{identifier}-{environment.python}.sqlite", {"0" * 16: pickle.dumps((1, 2))})
+    listed = {
+        layer.name: [entry.detail["dictionary"] for entry in layer(environment).entries()]
+        for layer in (LoopyDictionaries, PyOpenCLInvoker, PytoolsDictionaries)
+    }
+    assert listed == {"loopy": ["loopy-a"], "pyopencl-invoker": ["pyopencl-b"], "pytools": ["mine", "sumpy-c"]}
+
+
+@pytest.mark.parametrize(
+    ("file", "because"),
+    [
+        ("pdict-v5-loopy-x-3.8.1.final.0.sqlite", "written by Python 3.8.1.final.0, this is {python}"),
+        ("pdict-v5-loopy-x{python}.sqlite", "pytools 2026.1.1 spells and stores its dictionaries otherwise"),
+        (
+            "pdict-v5-loopy-x-2020.1-islpy2021.1-cgen2020.1-v2-{python}.sqlite",
+            "written with loopy 2020.1, 2025.2 is installed",
+        ),
+        ("pdict-v5-loopy-x-2025.2-islpy2026.2.2-cgen2025.1-v2-{python}.sqlite", None),
+    ],
+)
+def test_what_nothing_here_opens_is_stale(home: Home, file: str, because: str | None) -> None:
+    versions = {"pytools": "2026.1.1", "loopy": "2025.2", "islpy": "2026.2.2", "cgen": "2025.1"}
+    environment = replace(home.environment(), installed=versions.get)
+    file = file.format(python=environment.python)
+    dictionary(home.path / ".cache" / "pytools", file, {"0" * 16: pickle.dumps((1, 2))})
+    layer = LoopyDictionaries(environment)
+    (entry,) = layer.entries()
+    assert entry.stale_because == (None if because is None else because.format(python=environment.python))
+    census = layer.census(layer.roots()[0])
+    assert census.stale_entries == (because is not None)
+    assert census.stale_bytes == (census.bytes if because else 0)
+    assert layer.plan_clear(Selection(stale=True)).entries == (because is not None)
+
+
+def test_folders_of_old_generations_are_entries(home: Home) -> None:
+    folder = home.path / ".cache" / "pytools"
+    for path in (
+        "pdict-v4-loopy-x-py3.8.1.final.0/abc/def/0123456789",
+        "pdict-v3-loopy-x-py3.8.1.final.0/abc/def/" + "0" * 58,
+        "pdict-v2-loopy-x-py2.7.18.final.0/" + "0" * 64,
+    ):
+        (folder / path).mkdir(parents=True)
+        (folder / path / "key").write_bytes(pickle.dumps("key"))
+        (folder / path / "contents").write_bytes(pickle.dumps("contents"))
+    layer = LoopyDictionaries(home.environment())
+    entries = list(layer.entries())
+    assert len(entries) == 3
+    assert all(entry.stale and entry.files == 2 for entry in entries)
+    artifact = layer.get(entries[0].key)
+    assert artifact is not None
+    assert artifact.form == "loopy-pdict/4"
+    assert layer.clear(layer.plan_clear()).removed == 3
+    layer.put(entries[0].key, artifact)
+    assert layer.get(entries[0].key) == artifact
+
+
+@pytest.mark.real
+def test_a_live_program_goes_on_after_a_purge(home: Home) -> None:
+    program = (
+        "import sys\n"
+        "from pytools.persistent_dict import WriteOncePersistentDict\n"
+        "mine = WriteOncePersistentDict('mine', safe_sync=False, in_mem_cache_size=0)\n"
+        "for n in range(50): mine.store_if_not_present(n, n)\n"
+        "print('ready', flush=True); sys.stdin.readline()\n"
+        "assert not any(n in mine for n in range(50))\n"
+        "for n in range(20): mine.store_if_not_present(n, n)\n"
+        "assert all(mine[n] == n for n in range(20))\n"
+        "print('went on')\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", program], env=home.variables, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as child:
+        assert child.stdin is not None
+        assert child.stdout is not None
+        assert child.stdout.readline() == "ready\n"
+        layer = PytoolsDictionaries(home.environment())
+        assert layer.clear(layer.plan_clear()).removed == 50
+        child.stdin.write("\n")
+        child.stdin.flush()
+        assert child.stdout.readline() == "went on\n"
+    assert len(list(layer.entries())) == 20
+
+
+def test_rows_that_came_after_the_plan_stay(home: Home) -> None:
+    environment = home.environment()
+    path = dictionary(
+        home.path / ".cache" / "pytools", f"pdict-v5-mine-{environment.python}.sqlite", {"a" * 16: b"\x80\x04N."}
+    )
+    layer = PytoolsDictionaries(environment)
+    plan = layer.plan_clear()
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("insert into dict values (?, ?)", ("b" * 16, b"\x80\x04N."))
+        connection.commit()
+    assert layer.clear(plan).removed == 1
+    assert [entry.key.rpartition("/")[2] for entry in layer.entries()] == ["b" * 16]
+
+
+def test_a_purge_gives_the_space_back_and_keeps_the_file(home: Home) -> None:
+    environment = home.environment()
+    content = {f"{n:016x}": b"\x80\x04B" + (4096).to_bytes(4, "little") + bytes(4096) + b"." for n in range(200)}
+    path = dictionary(home.path / ".cache" / "pytools", f"pdict-v5-mine-{environment.python}.sqlite", content)
+    inode, size = path.stat().st_ino, path.stat().st_size
+    layer = PytoolsDictionaries(environment)
+    outcome = layer.clear(layer.plan_clear())
+    assert path.stat().st_ino == inode
+    assert outcome.bytes_freed == size - path.stat().st_size > 200 * 4096
+
+
+def test_a_locked_dictionary_fails_alone_and_in_finite_time(home: Home) -> None:
+    environment = replace(home.environment(), patience=0.2)
+    folder = home.path / ".cache" / "pytools"
+    for name in ("free", "held"):
+        dictionary(folder, f"pdict-v5-{name}-{environment.python}.sqlite", {"a" * 16: b"\x80\x04N."})
+    layer = PytoolsDictionaries(environment)
+    plan = layer.plan_clear()
+    with closing(sqlite3.connect(folder / f"pdict-v5-held-{environment.python}.sqlite", isolation_level=None)) as other:
+        other.execute("begin exclusive")
+        outcome = layer.clear(plan)
+        assert outcome.removed == 1
+        assert ["locked by another process" in note.because for note in outcome.failed] == [True]
+        assert [problem.code for problem in layer.census(layer.roots()[0]).problems] == ["damaged"]
+    assert layer.clear(plan).removed == 1
+
+
+@pytest.mark.parametrize("content", [b"", b"no database at all", b"SQLite format 3\0" + bytes(200)])
+def test_a_broken_file_is_a_problem_and_a_finding(home: Home, content: bytes) -> None:
+    environment = home.environment()
+    folder = home.path / ".cache" / "pytools"
+    folder.mkdir(parents=True)
+    (folder / f"pdict-v5-mine-{environment.python}.sqlite").write_bytes(content)
+    layer = PytoolsDictionaries(environment)
+    root = layer.roots()[0]
+    assert [thing.code for thing in layer.scan(root) if isinstance(thing, Problem)] == ["damaged"]
+    assert len(list(layer.verify(root))) == 1
+    assert len(layer.plan_clear().failed) == 1
+
+
+def test_a_link_under_a_dictionarys_name_is_not_followed(home: Home) -> None:
+    environment = home.environment()
+    target = dictionary(home.path / "elsewhere", "precious.sqlite", {"a" * 16: b"\x80\x04N."})
+    folder = home.path / ".cache" / "pytools"
+    folder.mkdir(parents=True)
+    (folder / f"pdict-v5-mine-{environment.python}.sqlite").symlink_to(target)
+    layer = PytoolsDictionaries(environment)
+    before = target.read_bytes()
+    assert [problem.code for problem in layer.census(layer.roots()[0]).problems] == ["link"]
+    layer.clear(layer.plan_clear())
+    assert target.read_bytes() == before
+
+
+@pytest.mark.parametrize("data", [b"", b"junk", b"\x80\x04N", b"\x80\x04N.trailing"])
+def test_a_broken_pickle_is_found_and_not_put(home: Home, data: bytes) -> None:
+    environment = home.environment()
+    file = f"pdict-v5-mine-{environment.python}.sqlite"
+    dictionary(home.path / ".cache" / "pytools", file, {"a" * 16: data})
+    layer = PytoolsDictionaries(environment)
+    assert [finding.code for finding in layer.verify(layer.roots()[0])] == ["pickle"]
+    with pytest.raises(Damaged):
+        layer.put(f"{file}/{'b' * 16}", Artifact("pytools", "k", "pytools-pdict/5", data))
+
+
+@pytest.mark.parametrize(
+    ("variables", "condition", "words"),
+    [
+        ({"LOOPY_NO_CACHE": "1"}, Condition.DISABLED, "LOOPY_NO_CACHE=1"),
+        ({"CG_NO_CACHE": "ON"}, Condition.DISABLED, "CG_NO_CACHE=ON"),
+        ({"LOOPY_NO_CACHE": "0"}, Condition.ENABLED, "LOOPY_NO_CACHE"),
+        ({"LOOPY_NO_CACHE": "banana"}, Condition.DISABLED, "import loopy raises ValueError"),
+        ({"LOOPY_NO_CACHE": ""}, Condition.DISABLED, "import loopy raises ValueError"),
+    ],
+)
+def test_loopys_variables(home: Home, variables: dict[str, str], condition: Condition, words: str) -> None:
+    environment = home.environment(**variables)
+    dictionary(home.path / ".cache" / "pytools", f"pdict-v5-loopy-x-{environment.python}.sqlite", {})
+    state = LoopyDictionaries(environment).state()
+    assert state.condition is condition
+    assert words in state.why
+
+
+def test_rows_that_a_vacuum_numbered_anew_are_not_taken_for_older_ones(home: Home) -> None:
+    environment = home.environment()
+    content = {f"{n:016x}": b"\x80\x04N." for n in range(5)}
+    path = dictionary(home.path / ".cache" / "pytools", f"pdict-v5-mine-{environment.python}.sqlite", content)
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        connection.execute("delete from dict where rowid < 5")
+        layer = PytoolsDictionaries(environment)
+        plan = layer.plan_clear()
+        assert plan.entries == 1
+        connection.execute("vacuum")
+        connection.execute("insert into dict values (?, ?)", ("f" * 16, b"\x80\x04N."))
+    # Whether this sqlite numbers anew or not, the row that came after the plan stays.
+    layer.clear(plan)
+    assert "f" * 16 in {entry.key.rpartition("/")[2] for entry in layer.entries()}
+
+
+def test_what_an_interrupted_cachectl_left_is_an_orphan_of_one_layer(home: Home) -> None:
+    environment = home.environment()
+    (home.path / ".cache" / "pytools" / (".cachectl-stage-" + "0" * 32)).mkdir(parents=True)
+    orphans = [
+        layer.name
+        for layer in (LoopyDictionaries(environment), PyOpenCLInvoker(environment), PytoolsDictionaries(environment))
+        for thing in layer.scan(layer.roots()[0])
+        if isinstance(thing, Orphan)
+    ]
+    assert orphans == ["pytools"]
+    layer = PytoolsDictionaries(environment)
+    layer.clear(layer.plan_clear(Selection()))
+    assert list((home.path / ".cache" / "pytools").iterdir()) == []

@@ -1,0 +1,208 @@
+"""The folder-tree store: what it may touch, and what it must not, whatever lies in its way."""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from cachectl.layers.conformance import snapshot
+from cachectl.layers.errors import Damaged, EntryExists, LayerError
+from cachectl.layers.facts import Problem, Target
+from cachectl.layers.stores.archive import artifact_from_bytes, artifact_to_bytes, pack, unpack
+from cachectl.layers.stores.tree import Leaf, Shape, Tree
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SHAPE = Shape((re.compile("[a-f]{2}"), re.compile("[0-9]{4}")), folders=True)
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Tree:
+    return Tree("test", tmp_path / "root", SHAPE)
+
+
+def fill(tree: Tree, key: str = "ab/0001", **files: bytes) -> Path:
+    folder = tree.root / key
+    folder.mkdir(parents=True)
+    for name, content in (files or {"file": b"content"}).items():
+        (folder / name).write_bytes(content)
+    return folder
+
+
+def leaves(tree: Tree) -> list[Leaf]:
+    return [leaf for leaf in tree.scan() if isinstance(leaf, Leaf)]
+
+
+def targets(tree: Tree) -> list[Target]:
+    return [Target(tree.root, leaf.key, leaf.bytes, 1, leaf.mark) for leaf in leaves(tree)]
+
+
+def test_links_are_listed_as_problems_and_never_followed(tree: Tree, tmp_path: Path) -> None:
+    outside = tmp_path / "outside" / "0001"
+    outside.mkdir(parents=True)
+    (outside / "file").write_text("precious")
+    fill(tree)
+    (tree.root / "cd").symlink_to(outside.parent)
+    (tree.root / "ab" / "0002").symlink_to(outside)
+    (tree.root / "ab" / "0003").symlink_to("0003")
+    (tree.root / "ab" / "0001" / "inner").symlink_to(outside)
+    found = list(tree.scan())
+    assert [leaf.key for leaf in found if isinstance(leaf, Leaf)] == ["ab/0001"]
+    assert sorted(problem.path.name for problem in found if isinstance(problem, Problem)) == ["0002", "0003", "cd"]
+    assert tree.remove(targets(tree)).removed == 1
+    assert (outside / "file").read_text() == "precious"
+    assert (tree.root / "cd").is_symlink()
+
+
+def test_a_folder_swapped_for_a_link_after_the_plan_does_no_harm(tree: Tree, tmp_path: Path) -> None:
+    fill(tree)
+    planned = targets(tree)
+    outside = tmp_path / "outside"
+    (tree.root / "ab").rename(outside)
+    (tree.root / "ab").symlink_to(outside)
+    outcome = tree.remove(planned)
+    assert outcome.removed == 0
+    assert len(outcome.skipped) == 1
+    assert (outside / "0001" / "file").exists()
+
+
+def test_a_root_that_is_a_link_is_resolved_once(tree: Tree, tmp_path: Path) -> None:
+    fill(tree)
+    linked = Tree("test", tmp_path / "link", SHAPE)
+    linked.root.symlink_to(tree.root)
+    assert [leaf.key for leaf in leaves(linked)] == ["ab/0001"]
+    assert linked.remove(targets(linked)).removed == 1
+
+
+def test_removal_leaves_no_trash(tree: Tree) -> None:
+    fill(tree)
+    assert tree.remove(targets(tree), tidy=True).removed == 1
+    assert list(tree.root.iterdir()) == []
+
+
+def test_what_an_interrupted_removal_left_is_cleared_later(tree: Tree) -> None:
+    trash = tree.root / (".cachectl-trash-" + "0" * 32)
+    (trash / "0").mkdir(parents=True)
+    (trash / "0" / "file").write_text("half removed")
+    (leaf,) = leaves(tree)
+    assert leaf.stray is not None
+    assert tree.remove(targets(tree)).failed == ()
+    assert list(tree.root.iterdir()) == []
+
+
+def test_write_is_all_or_nothing_and_replaces_only_when_asked(tree: Tree) -> None:
+    tree.write("ab/0001", pack({"one": b"1", "sub/two": b"2"}), replace=False)
+    assert tree.read_members("ab/0001") == {"one": b"1", "sub/two": b"2"}
+    with pytest.raises(EntryExists):
+        tree.write("ab/0001", pack({"one": b"other"}), replace=False)
+    assert tree.read_members("ab/0001") == {"one": b"1", "sub/two": b"2"}
+    tree.write("ab/0001", pack({"one": b"other"}), replace=True)
+    assert tree.read_members("ab/0001") == {"one": b"other"}
+    assert [path.name for path in tree.root.iterdir()] == ["ab"]
+
+
+def test_a_write_that_fails_leaves_nothing(tree: Tree) -> None:
+    tree.root.mkdir()
+    (tree.root / "ab").write_text("a file where a folder is due")
+    before = snapshot(tree.root)
+    with pytest.raises(LayerError):
+        tree.write("ab/0001", pack({"one": b"1"}), replace=False)
+    assert snapshot(tree.root) == before
+
+
+@pytest.mark.parametrize("key", ["", "ab", "ab/0001/x", "../0001", "ab/../cd/0001", "/ab/0001", "ab/0001\n"])
+def test_a_key_of_another_shape_is_refused(tree: Tree, key: str) -> None:
+    with pytest.raises(LayerError):
+        tree.write(key, pack({"one": b"1"}), replace=False)
+    assert tree.read(key) is None
+    assert not tree.root.exists()
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+def test_an_unreadable_folder_is_a_problem(tree: Tree) -> None:
+    fill(tree)
+    (tree.root / "ab").chmod(0)
+    try:
+        assert [problem.code for problem in tree.scan() if isinstance(problem, Problem)] == ["unreadable"]
+    finally:
+        (tree.root / "ab").chmod(0o700)
+
+
+def test_packing_is_deterministic_and_safe() -> None:
+    assert pack({"b": b"2", "a": b"1"}) == pack({"a": b"1", "b": b"2"})
+    assert unpack(pack({"a/b": b"1"})) == {"a/b": b"1"}
+    for name in ("../up", "/abs", "a/../../b"):
+        with pytest.raises(ValueError, match="unsafe member"):
+            unpack(pack({name: b"x"}))
+    with pytest.raises(ValueError, match="not a tar"):
+        unpack(b"no tar at all")
+
+
+NAMES = st.sampled_from(
+    ["ab", "0001", "0002", "file", "cd", ".cachectl-trash-" + "1" * 32, "xy", "a b", "é", "\udcff", "new\nline"]
+)
+TREES = st.recursive(
+    st.one_of(st.binary(max_size=3), st.sampled_from(["..", "ab", "/nowhere"])),
+    lambda inner: st.dictionaries(NAMES, inner, max_size=4),
+    max_leaves=12,
+)
+
+
+def build(folder: Path, content: object) -> None:
+    """Make a folder, file or link of what hypothesis thought of."""
+    if isinstance(content, dict):
+        folder.mkdir()
+        for name, inner in content.items():
+            build(folder / name, inner)
+    elif isinstance(content, bytes):
+        folder.write_bytes(content)
+    else:
+        folder.symlink_to(str(content))
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(content=st.dictionaries(NAMES, TREES, max_size=5))
+def test_nothing_but_leaves_of_the_shape_ever_goes(
+    tmp_path_factory: pytest.TempPathFactory, content: dict[str, object]
+) -> None:
+    tree = Tree("test", tmp_path_factory.mktemp("tree") / "root", SHAPE)
+    build(tree.root, content)
+    before = snapshot(tree.root)
+    listed = leaves(tree)
+    own = tuple(leaf.key for leaf in listed)
+    assert all(SHAPE.accepts(key) or key.startswith(".cachectl-trash-") for key in own)
+    outcome = tree.remove(targets(tree))
+    assert outcome.failed == ()
+    kept = {path: what for path, what in before.items() if not any(path == k or path.startswith(k + "/") for k in own)}
+    assert snapshot(tree.root) == kept
+
+
+def test_an_artifact_file_names_its_own_damage() -> None:
+    from cachectl.layers.errors import BadRequest
+    from cachectl.layers.facts import Artifact
+
+    artifact = Artifact("pocl", "key", "pocl-entry/1", b"data", {"kernels": "k"})
+    file = artifact_to_bytes(artifact)
+    assert artifact_from_bytes(file) == artifact
+    assert artifact_to_bytes(artifact) == file
+    for broken in (
+        b"",
+        file[:700],
+        file.replace(b"data", b"date"),
+        pack({"data": b"x"}),
+        pack({"artifact.json": b"[]", "data": b""}),
+    ):
+        with pytest.raises(BadRequest):
+            artifact_from_bytes(broken)
+
+
+def test_a_cut_tar_is_damage(tree: Tree) -> None:
+    data = pack({"one": b"x" * 2000})
+    with pytest.raises(Damaged):
+        tree.write("ab/0001", data[:1000], replace=False)

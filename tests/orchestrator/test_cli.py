@@ -1,0 +1,177 @@
+"""The real command: what it prints, where, and with which status."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from cachectl.layers.registry import BUILT_IN
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from conftest import Home
+
+HEAVY = {"pyopencl", "loopy", "numpy", "mpi4py"}
+
+
+@pytest.mark.parametrize("command", [["-c", "import cachectl"], ["-m", "cachectl", "report"]])
+def test_nothing_heavy_is_imported(home: Home, command: list[str]) -> None:
+    said = home.run(sys.executable, "-X", "importtime", *command).stderr
+    imported = {line.rpartition("|")[2].strip().partition(".")[0] for line in said.splitlines() if "|" in line}
+    assert "cachectl" in imported
+    assert imported.isdisjoint(HEAVY)
+
+
+def test_the_package_is_itself(home: Home) -> None:
+    program = (
+        "import sys, cachectl; from cachectl.layers import layer; print(cachectl.__file__, 'layers' in sys.modules)"
+    )
+    assert home.run(sys.executable, "-c", program).stdout.split()[-1] == "False"
+    assert home.cachectl("--version").stdout.startswith("cachectl 0.")
+
+
+def test_report_json_has_the_keys_of_the_contract(home: Home) -> None:
+    report = home.json("report")
+    assert report["schema"] == "cachectl/report/1"
+    assert {"generated", "layers", "total"} <= report.keys()
+    assert [layer["layer"] for layer in report["layers"]] == list(BUILT_IN)
+    for layer in report["layers"]:
+        assert {
+            *("layer", "title", "state", "why", "scope", "precious", "entries", "files", "bytes"),
+            *("stale_entries", "stale_bytes", "roots"),
+        } <= layer.keys()
+        for root in layer["roots"]:
+            assert {
+                *("path", "source", "scope", "exists", "entries", "files", "bytes", "orphan_files", "orphan_bytes"),
+                *("oldest", "newest", "problems"),
+            } <= root.keys()
+
+
+def test_ls_and_purge_json_have_the_keys_of_the_contract(home: Home, compute_cache: Callable[[Path], None]) -> None:
+    compute_cache(home.path / ".nv" / "ComputeCache")
+    entry = home.json("ls", "cuda", "--limit", "1")["entries"][0]
+    assert {
+        *("layer", "key", "root", "bytes", "files", "created", "modified", "used", "kernels", "device", "versions"),
+        *("stale", "stale_because"),
+    } <= entry.keys()
+    assert entry["created"] is None
+    purged = home.json("purge", "cuda", "--dry-run")
+    assert purged["dry_run"] is True
+    assert purged["total"] == {"removed": 40, "bytes_freed": purged["total"]["bytes_freed"], "skipped": 0, "failed": 0}
+    assert purged["layers"][0].keys() == {"layer", "removed", "bytes_freed", "skipped", "failed"}
+
+
+def test_tables_fit_eighty_columns(home: Home, compute_cache: Callable[[Path], None]) -> None:
+    compute_cache(home.path / ".nv" / "ComputeCache")
+    for arguments in (["report"], ["ls"], ["layers"], ["purge", "--all", "-n"]):
+        table = home.cachectl(*arguments).stdout.split("\n\n")[0]
+        assert max(len(line) for line in table.splitlines() if "cannot" not in line) <= 80, table
+
+
+def test_ls_sorts_limits_and_selects(home: Home, compute_cache: Callable[[Path], None]) -> None:
+    cache = home.path / ".nv" / "ComputeCache"
+    compute_cache(cache)
+    sizes = [entry["bytes"] for entry in home.json("ls", "cuda", "--sort", "size", "--limit", "5")["entries"]]
+    everything = sorted((path.stat().st_size for path in cache.glob("?/?/*")), reverse=True)
+    assert sizes == everything[:5]
+    larger = home.json("ls", "cuda", "--larger-than", "8K")["entries"]
+    assert len(larger) == sum(size > 8192 for size in everything)
+    oldest = next(cache.glob("?/?/*"))
+    os.utime(oldest, (1, 1))
+    keys = home.cachectl("ls", "cuda", "--older-than", "52w", "-q").stdout.split()
+    assert keys == [str(oldest.relative_to(cache))]
+    assert len(home.json("ls", "cuda", "--newer-than", "1d")["entries"]) == 39
+    assert home.json("ls", "cuda", "--sort", "age", "--limit", "1")["entries"][0]["key"] == keys[0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "words"),
+    [
+        (["purge"], 2, "--all"),
+        (["purge", "--all", "pocl"], 2, "--all needs no LAYER"),
+        (["purge", "nosuch"], 2, "no layer is called 'nosuch'"),
+        (["report", "nosuch"], 2, "no layer is called 'nosuch'"),
+        (["ls", "--older-than", "soon"], 2, "such as 30d"),
+        (["ls", "--larger-than", "big"], 2, "such as 500M"),
+        (["ls", "--limit", "-1"], 2, "less than nothing"),
+        (["get", "pocl", "nosuch"], 1, "no entry has the key"),
+        (["put", "pocl", "key", "nosuch"], 1, "No such file"),
+        (["put", "pocl", "key", "/dev/null"], 2, "not an artifact file"),
+        (["run", "--no-cache"], 2, "write -- and the command"),
+        (["run", "--no-cache", "--isolated", "--", "true"], 2, "not allowed with"),
+        (["run", "--no-cache", "--", "nosuchcommand"], 127, "cannot start 'nosuchcommand'"),
+        (["run", "--no-cache", "--", "/dev/null"], 126, "cannot start '/dev/null'"),
+        (["env"], 2, "required"),
+    ],
+)
+def test_misuse_gets_one_line_and_its_status(home: Home, arguments: list[str], status: int, words: str) -> None:
+    done = home.cachectl(*arguments, check=False)
+    assert done.returncode == status
+    assert words in done.stderr.splitlines()[-1]
+    assert "Traceback" not in done.stderr
+    assert done.stdout == ""
+
+
+def test_output_and_reasons_are_kept_apart(home: Home, compute_cache: Callable[[Path], None]) -> None:
+    compute_cache(home.path / ".nv" / "ComputeCache")
+    key = home.cachectl("ls", "cuda", "-q", "--limit", "1").stdout.strip()
+    piped = subprocess.run(
+        [sys.executable, "-m", "cachectl", "get", "cuda", key], env=home.variables, capture_output=True, check=True
+    )
+    home.cachectl("get", "cuda", key, "-o", str(home.path / "entry"))
+    assert (home.path / "entry").read_bytes() == piped.stdout
+    assert piped.stderr == b""
+
+
+def test_a_reader_that_leaves_early_is_no_fault(home: Home, compute_cache: Callable[[Path], None]) -> None:
+    compute_cache(home.path / ".nv" / "ComputeCache")
+    line = f"{shlex.quote(sys.executable)} -m cachectl ls --json | head -n 1"
+    assert home.run("sh", "-c", line).stderr == ""
+
+
+def test_a_key_with_odd_characters_is_printed_safely(home: Home) -> None:
+    odd = home.path / ".cache" / "pytools" / os.fsdecode(b"pdict-v5-a\nb\xff-3.11.7.final.0.sqlite")
+    odd.parent.mkdir(parents=True)
+    odd.write_bytes(b"")
+    done = home.cachectl("report", "pytools")
+    assert r"a\nb" in done.stdout
+    json.loads(home.cachectl("report", "--json").stdout)
+
+
+@pytest.mark.parametrize("shell", ["sh", "fish", "csh", "powershell"])
+def test_env_speaks_four_shells(home: Home, shell: str) -> None:
+    said = home.cachectl("env", "--disable", "--layer", "pocl", "--layer", "loopy", "--shell", shell)
+    expected = {
+        "sh": ["export LOOPY_NO_CACHE=1", "export POCL_KERNEL_CACHE=0"],
+        "fish": ["set -gx LOOPY_NO_CACHE '1'", "set -gx POCL_KERNEL_CACHE '0'"],
+        "csh": ["setenv LOOPY_NO_CACHE 1;", "setenv POCL_KERNEL_CACHE 0;"],
+        "powershell": ["$env:LOOPY_NO_CACHE = '1'", "$env:POCL_KERNEL_CACHE = '0'"],
+    }
+    assert said.stdout.splitlines() == expected[shell]
+
+
+def test_env_can_be_evaluated(home: Home) -> None:
+    folder = home.path / "it's a root"
+    cachectl = f"{shlex.quote(sys.executable)} -m cachectl"
+    program = f'eval "$({cachectl} env --root {shlex.quote(str(folder))} --shell sh)"; {cachectl} report --json'
+    report = json.loads(home.run("sh", "-c", program).stdout)
+    writable = [layer for layer in report["layers"] if layer["scope"] == "user"]
+    assert all(layer["roots"][0]["path"].startswith(str(folder)) for layer in writable)
+    program = f'eval "$({cachectl} env --disable --shell sh)"; eval "$({cachectl} env --enable --shell sh)"; env'
+    after = set(home.run("sh", "-c", program).stdout.splitlines())
+    assert not [line for line in after if line.startswith(("LOOPY_NO_CACHE", "CUDA_CACHE_DISABLE"))]
+
+
+def test_layers_says_who_can_do_what_and_why_not(home: Home) -> None:
+    layers = {layer["layer"]: layer for layer in home.json("layers")["layers"]}
+    assert list(layers) == list(BUILT_IN)
+    assert layers["pocl"]["abilities"]["clear"] is None
+    assert "miopen-system cannot clear" in home.cachectl("layers").stdout

@@ -1,0 +1,77 @@
+"""Layers by other people: found, used like ours, and contained where they are broken."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from cachectl.layers.conformance import LayerConformance
+
+if TYPE_CHECKING:
+    from conftest import Home
+
+    from cachectl.layers.environment import Environment
+    from cachectl.layers.layer import Layer
+
+#: A folder as pip installs one: a module and its dist-info with entry points.
+PLUGIN = Path(__file__).parents[1] / "plugin"
+
+
+@pytest.fixture
+def plugged(home: Home) -> Home:
+    """Return a home whose programs have the plug-in installed, and two notes in it."""
+    path = os.pathsep.join(filter(None, (str(PLUGIN), home.variables.get("PYTHONPATH"))))
+    notes = home.path / ".cache" / "notes"
+    notes.mkdir(parents=True)
+    (notes / "00000001.note").write_text("one")
+    (notes / "00000002.note").write_text("two")
+    (notes / "stranger.txt").write_text("not a note")
+    return type(home)(home.path, {**home.variables, "PYTHONPATH": path})
+
+
+def test_a_plug_in_is_a_layer_like_any_other(plugged: Home) -> None:
+    (layer,) = plugged.json("report", "notes")["layers"]
+    assert (layer["entries"], layer["bytes"], layer["title"]) == (2, 6, "a third party's notes")
+    assert plugged.cachectl("ls", "notes", "-q").stdout == "00000001.note\n00000002.note\n"
+    purged = {layer["layer"]: layer["removed"] for layer in plugged.json("purge", "--all")["layers"]}
+    assert purged["notes"] == 2
+    assert [path.name for path in (plugged.path / ".cache" / "notes").iterdir()] == ["stranger.txt"]
+    assert "export NOTES_OFF=1" in plugged.cachectl("env", "--disable", "--shell", "sh").stdout
+
+
+def test_a_broken_plug_in_is_named_and_fatal_to_nothing(plugged: Home) -> None:
+    done = plugged.cachectl("report")
+    report = json.loads(plugged.cachectl("report", "--json").stdout)
+    assert {plugin["name"]: plugin["why"].partition(" ")[2] for plugin in report["broken"]} == {
+        "missing": "failed: ModuleNotFoundError: No module named 'cachectl_test_plugin_that_is_not_there'",
+        "raising": "failed: RuntimeError: on purpose",
+        "stranger": "is no cachectl layer",
+        "usurper": "takes the name of the built-in layer pocl",
+    }
+    assert "pocl" in done.stdout
+    assert done.stderr.count("cachectl: plug-in ") == 4
+    assert "Traceback" not in done.stderr
+
+
+class TestNotes(LayerConformance):
+    """The suite as a third party runs it."""
+
+    def make(self, environment: Environment) -> Layer:
+        spec = importlib.util.spec_from_file_location("cachectl_test_plugin", PLUGIN / "cachectl_test_plugin.py")
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        layer: Layer = module.Notes(environment)
+        return layer
+
+    def seed(self, environment: Environment) -> None:
+        notes = environment.home / ".cache" / "notes"
+        notes.mkdir(parents=True)
+        (notes / "00000001.note").write_text("one")
+        (notes / "00000002.note").write_text("two")

@@ -1,0 +1,89 @@
+"""A third party's layers: one good (a flat folder of notes), and every bad one that can be thought of."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from cachectl.layers.facts import (
+    Artifact,
+    Condition,
+    Entry,
+    Finding,
+    Found,
+    Outcome,
+    Problem,
+    Removable,
+    Root,
+    Scope,
+    State,
+    Switch,
+    Target,
+)
+from cachectl.layers.layer import Layer
+from cachectl.layers.stores.tree import Shape, Tree
+
+
+class Notes(Layer):
+    name = "notes"
+    title = "a third party's notes"
+    forms = ("notes/1",)
+    shape = Shape((re.compile(r"[0-9a-f]{8}\.note"),), folders=False)
+
+    def roots(self) -> tuple[Root, ...]:
+        named = self.environment.get("NOTES_DIR")
+        path = Path(named) if named else self.environment.home_folder / ".cache" / "notes"
+        return (Root(path, Scope.USER, "NOTES_DIR" if named else "default"),)
+
+    def state(self) -> State:
+        if self.environment.get("NOTES_OFF") == "1":
+            return State(Condition.DISABLED, "NOTES_OFF=1")
+        return State(Condition.ENABLED, "on by default")
+
+    def tree(self, root: Root) -> Tree:
+        return Tree(self.name, root.path, self.shape)
+
+    def scan(self, root: Root, *, contents: bool = True) -> Iterator[Found]:
+        for leaf in self.tree(root).scan():
+            if isinstance(leaf, Problem):
+                yield leaf
+            else:
+                yield Entry(self.name, leaf.key, root.path, leaf.bytes, 1, modified=leaf.modified)
+
+    def read(self, root: Root, key: str) -> Artifact | None:
+        data = self.tree(root).read(key)
+        return None if data is None else Artifact(self.name, key, self.forms[0], data)
+
+    def write(self, root: Root, key: str, artifact: Artifact, *, replace: bool) -> None:
+        self.tree(root).write(key, artifact.data, replace=replace)
+
+    def mark(self, root: Root, found: Removable) -> tuple[int, ...] | None:
+        leaf = self.tree(root).find(found.key)
+        return None if leaf is None else leaf.mark
+
+    def remove(self, root: Root, targets: tuple[Target, ...]) -> Outcome:
+        return self.tree(root).remove(targets)
+
+    def switch(self, *, on: bool) -> Switch:
+        return Switch(self.name, {} if on else {"NOTES_OFF": "1"}, frozenset({"NOTES_OFF"} if on else ()))
+
+    def relocate(self, folder: Path) -> Switch:
+        return Switch(self.name, {"NOTES_DIR": str(folder / "notes")})
+
+    def verify(self, root: Root) -> Iterator[Finding]:
+        yield from ()
+
+
+class Raising(Notes):
+    def __init__(self, environment: object) -> None:
+        raise RuntimeError("on purpose")
+
+
+class NoLayer:
+    def __init__(self, environment: object) -> None:
+        pass
+
+
+class Usurper(Notes):
+    name = "pocl"
