@@ -1,0 +1,21 @@
+"""Sphinx settings; build with ``sphinx-build -W -b html docs docs/_build/html``."""
+
+from cachectl import __version__
+
+project: str = "cachectl"
+version: str = __version__
+release: str = __version__
+
+extensions: list[str] = ["myst_parser", "sphinx.ext.autodoc", "sphinxarg.ext"]
+exclude_patterns: list[str] = ["_build"]
+
+html_theme: str = "furo"
+html_title: str = f"cachectl {__version__}"
+
+# Options of a command line begin with two hyphens, not with a dash.
+smartquotes: bool = False
+# Attributes that are called bytes, as what they count, are taken for the targets of the builtin type.
+suppress_warnings: list[str] = ["ref.python"]
+
+autodoc_member_order: str = "bysource"
+autodoc_default_options: dict[str, bool] = {"members": True, "show-inheritance": True}
