@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -118,7 +117,7 @@ class CudaComputeCache(Layer):
                 yield from self._describe(root, tree, leaf, index, contents=contents)
         if index is not None:
             if compute_cache.read_index(index) is None:
-                yield Problem(root.path / INDEX, "index", "is not whole; removing it makes the driver count again")
+                yield Problem(root.path / INDEX, "index", "is not whole")
             yield Housekeeping(INDEX, root.path, len(index))
 
     def _describe(self, root: Root, tree: Tree, leaf: Leaf, index: bytes | None, *, contents: bool) -> Iterator[Found]:
@@ -169,17 +168,16 @@ class CudaComputeCache(Layer):
         return Artifact(self.name, key, self.forms[0], data, {**named, **compute_cache.driver(text)})
 
     def write(self, root: Root, key: str, artifact: Artifact, *, replace: bool) -> None:
-        """Place an entry whose name and checksum hold, and count it in the index if there is one.
+        """Place an entry whose name and checksum hold, and count it in the index.
 
-        The driver hits an entry that the index does not list, but never evicts it.
+        Where there is no index, or an empty one, the driver drops every entry the next time it stores one.
         """
         if not _SHAPE.accepts(key):
             raise Damaged(self.name, f"{key!r} is not the name of an entry", key)
         if complaint := compute_cache.complaint(key, artifact.data):
             raise Damaged(self.name, complaint, key)
         self._tree(root).write(key, artifact.data, replace=replace, file_mode=0o644)
-        record = (compute_cache.identifier_of(key), len(artifact.data) - compute_cache.HEADER.size)
-        self._edit_index(root, add=record)
+        self._count_anew(root)
 
     # ------------------------------------------------------------------ clear
 
@@ -190,39 +188,34 @@ class CudaComputeCache(Layer):
 
     def remove(self, root: Root, targets: tuple[Target, ...]) -> Outcome:
         """Remove entry files, then take them out of the index, so that the driver does not count ghosts."""
-        idle = using(LIBRARIES) == ()
-        outcome = self._tree(root).remove(targets, tidy=idle)
-        kept = {note.key for note in outcome.skipped + outcome.failed}
-        gone = {compute_cache.identifier_of(target.key) for target in targets if target.entries} - {
-            compute_cache.identifier_of(key) for key in kept if _SHAPE.accepts(key)
-        }
-        self._edit_index(root, drop=gone, idle=idle)
+        outcome = self._tree(root).remove(targets, tidy=using(LIBRARIES) == ())
+        self._count_anew(root)
         return outcome
 
-    def _edit_index(
-        self, root: Root, *, add: tuple[int, int] | None = None, drop: set[int] | None = None, idle: bool = False
-    ) -> None:
-        """Rewrite the index in place under the driver's own lock.
+    def _count_anew(self, root: Root) -> None:
+        """Make the index list exactly the entries that are there, under the driver's own lock.
 
-        It is emptied first: the driver rebuilds an empty index from the files, so a crash between the two
-        writes loses nothing. An empty or foreign index is left to the driver.
+        Those it lists keep their order, which is the order of eviction; others follow by age. An index of
+        another version is left alone.
         """
         path = root.path / INDEX
-        if not path.is_file() or path.is_symlink():
+        if path.is_symlink() or not root.path.is_dir():
             return
         with record_lock(self.name, path, patience=self.environment.patience) as handle:
-            index = compute_cache.read_index(os.pread(handle, os.fstat(handle).st_size, 0))
-            if index is None or not index.records:
+            old = os.pread(handle, os.fstat(handle).st_size, 0)
+            if compute_cache.foreign_index(old):
                 return
-            records = [record for record in index.records if record[0] not in (drop or ())]
-            if add is not None and add[0] not in {identifier for identifier, _ in records}:
-                records.append(add)
-            os.ftruncate(handle, 0)
-            if records:
-                os.pwrite(handle, compute_cache.write_index(records), 0)
-            elif idle:
-                with suppress(FileNotFoundError):
-                    path.unlink()
+            new = compute_cache.write_index(self._records(root, compute_cache.read_index(old)))
+            if new != old:
+                os.pwrite(handle, new, 0)
+                os.ftruncate(handle, len(new))
+
+    def _records(self, root: Root, index: compute_cache.Index | None) -> list[tuple[int, int]]:
+        order = {} if index is None else {identifier: place for place, (identifier, _) in enumerate(index.records)}
+        tree = self._tree(root)
+        leaves = [leaf for leaf in tree.scan() if isinstance(leaf, Leaf) and _whole(tree, leaf)]
+        leaves.sort(key=lambda leaf: (order.get(compute_cache.identifier_of(leaf.key), len(order)), leaf.newest))
+        return [(compute_cache.identifier_of(leaf.key), leaf.bytes - compute_cache.HEADER.size) for leaf in leaves]
 
     # ------------------------------------------------------------------ verify
 
@@ -236,17 +229,31 @@ class CudaComputeCache(Layer):
             data = tree.read_file(leaf.key)
             if data is None:
                 continue
-            sizes[compute_cache.identifier_of(leaf.key)] = len(data) - compute_cache.HEADER.size
+            if _whole(tree, leaf):
+                sizes[compute_cache.identifier_of(leaf.key)] = len(data) - compute_cache.HEADER.size
             if complaint := compute_cache.complaint(leaf.key, data):
                 message = f"{complaint}; the driver compiles it again and rewrites it"
                 fix = f"cachectl purge cuda --key {leaf.key}"
                 yield Finding(self.name, root.path, leaf.key, Severity.HARMLESS, "damaged", message, fix)
-        index = _read_index_file(root)
-        records = None if index is None else compute_cache.read_index(index)
-        if index is not None and (records is None or (records.records and dict(records.records) != sizes)):
-            message = "the index does not match the entries, so the driver miscounts its cap"
-            fix = f"end every CUDA program, then remove {root.path / INDEX}: the driver counts again"
-            yield Finding(self.name, root.path, None, Severity.WASTES, "index", message, fix)
+        if (complaint := _index_complaint(_read_index_file(root), sizes)) is not None:
+            fix = "nothing: the next put or purge in this layer counts anew"
+            yield Finding(self.name, root.path, INDEX, Severity.WASTES, "index", complaint, fix)
+
+
+def _whole(tree: Tree, leaf: Leaf) -> bool:
+    """Tell whether a file is an entry of the known version, as long as its header says."""
+    head = None if leaf.stray is not None else tree.read_file(leaf.key, limit=compute_cache.HEADER.size)
+    header = None if head is None else compute_cache.read_header(head)
+    return header is not None and header.known and header.file_size == leaf.bytes
+
+
+def _index_complaint(data: bytes | None, sizes: Mapping[int, int]) -> str | None:
+    """Say what the driver makes of an index, given the sizes of the entries that are there."""
+    index = compute_cache.read_index(data) if data else None
+    if index is None:
+        lacking = "is not whole" if data else "is empty or missing"
+        return f"the index {lacking}: the driver drops every entry when it next stores one" if sizes or data else None
+    return None if dict(index.records) == sizes else "the index does not list the entries that are there"
 
 
 def _read_index_file(root: Root) -> bytes | None:

@@ -158,6 +158,11 @@ def read_index(data: bytes) -> Index | None:
     return index if index.total == total else None
 
 
+def foreign_index(data: bytes) -> bool:
+    """Tell whether an index is of another version than the one described here."""
+    return len(data) >= _INDEX_HEADER.size and _INDEX_HEADER.unpack_from(data)[0] != VERSION
+
+
 def write_index(records: Sequence[tuple[int, int]]) -> bytes:
     """Spell an index."""
     total = sum(size for _, size in records)

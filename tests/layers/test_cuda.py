@@ -104,16 +104,33 @@ def test_put_under_another_name_is_refused(layer: CudaComputeCache) -> None:
 
 def test_clearing_everything_empties_the_cache(layer: CudaComputeCache) -> None:
     assert layer.clear(layer.plan_clear()).removed == 40
-    assert [path for path in folder(layer).rglob("*") if path.is_file() and path.stat().st_size] == []
+    assert [path.name for path in folder(layer).rglob("*")] == ["index"]
+    assert index(layer) == form.Index(())
 
 
-@pytest.mark.parametrize("content", [b"", b"garbage", b"\x41\x00\x00\x00" + b"\xff" * 12])
-def test_an_index_that_is_not_whole_is_left_to_the_driver(layer: CudaComputeCache, content: bytes) -> None:
+@pytest.mark.parametrize("content", [None, b"", b"garbage", b"\x41\x00\x00\x00" + b"\xff" * 12])
+def test_an_index_that_is_not_whole_is_named_and_made_anew(layer: CudaComputeCache, content: bytes | None) -> None:
+    # Without an index, or with an empty one, a real driver drops every entry at its next store.
     path = folder(layer) / "index"
-    path.write_bytes(content)
-    problems = layer.census(layer.roots()[0]).problems
-    assert [problem.code for problem in problems] == (["index"] if content else [])
+    if content is None:
+        path.unlink()
+    else:
+        path.write_bytes(content)
+    root = layer.roots()[0]
+    assert [finding.code for finding in layer.verify(root)] == ["index"]
+    assert [problem.code for problem in layer.census(root).problems] == (["index"] if content else [])
     assert layer.clear(layer.plan_clear(Selection(kernel="ka3"))).removed == 2
+    listed = index(layer)
+    assert listed is not None
+    assert len(listed.records) == 38
+    assert list(layer.verify(root)) == []
+
+
+def test_an_index_of_another_version_is_left_alone(layer: CudaComputeCache) -> None:
+    path = folder(layer) / "index"
+    content = struct.pack("<I", 0x42) + path.read_bytes()[4:]
+    path.write_bytes(content)
+    layer.clear(layer.plan_clear(Selection(kernel="ka3")))
     assert path.read_bytes() == content
 
 

@@ -1,0 +1,114 @@
+"""The layer ``cuda`` against the driver itself, on machines that have one."""
+
+from __future__ import annotations
+
+import ctypes.util
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from cachectl.layers.cuda_compute_cache import CudaComputeCache
+from cachectl.layers.selection import Selection
+
+if TYPE_CHECKING:
+    from conftest import Home
+
+pytestmark = [
+    pytest.mark.real,
+    pytest.mark.skipif(
+        ctypes.util.find_library("nvidia-opencl") is None and ctypes.util.find_library("cuda") is None,
+        reason="no NVIDIA driver is installed here",
+    ),
+]
+
+COUNT = 6
+
+
+@pytest.fixture
+def layer(home: Home) -> CudaComputeCache:
+    if home.python("nvidia.py", str(COUNT))["seconds"] is None:
+        pytest.skip("PyOpenCL sees no NVIDIA platform here (set OCL_ICD_VENDORS)")
+    return CudaComputeCache(home.environment())
+
+
+def files(layer: CudaComputeCache) -> dict[str, tuple[int, int]]:
+    """Return inode and change time of every entry: a rewritten one has another."""
+    root = layer.roots()[0].path
+    return {
+        str(path.relative_to(root)): (path.stat().st_ino, path.stat().st_mtime_ns)
+        for path in root.glob("?/?/*")
+        if path.is_file()
+    }
+
+
+def test_the_drivers_own_entries_are_read(layer: CudaComputeCache) -> None:
+    entries = list(layer.entries())
+    named = {kernel for entry in entries for kernel in entry.kernels or ()}
+    assert {f"nv{index}" for index in range(COUNT)} <= named
+    assert all(entry.device is None or entry.device.startswith("sm_") for entry in entries)
+    assert list(layer.verify(layer.roots()[0])) == []
+    assert layer.census(layer.roots()[0]).problems == ()
+
+
+def test_the_driver_hits_what_put_wrote_and_misses_what_clear_removed(home: Home, layer: CudaComputeCache) -> None:
+    kept = [layer.get(entry.key) for entry in layer.entries(Selection(kernel="nv[012]"))]
+    everything = len(files(layer))
+    layer.clear(layer.plan_clear())
+    assert files(layer) == {}
+    for artifact in kept:
+        assert artifact is not None
+        layer.put(artifact.key, artifact)
+    placed = files(layer)
+    assert len(placed) == 6
+    home.python("nvidia.py", str(COUNT))
+    after = files(layer)
+    assert len(after) == everything
+    # What was placed was hit, and so was not written again.
+    assert {path: after[path] for path in placed} == placed
+    assert list(layer.verify(layer.roots()[0])) == []
+
+
+def test_one_kernel_is_cleared_and_compiled_again_alone(home: Home, layer: CudaComputeCache) -> None:
+    before = files(layer)
+    assert layer.clear(layer.plan_clear(Selection(kernel="nv3"))).removed == 2
+    left = files(layer)
+    home.python("nvidia.py", str(COUNT))
+    after = files(layer)
+    assert after.keys() == before.keys()
+    assert {path: after[path] for path in left} == left
+    assert list(layer.verify(layer.roots()[0])) == []
+
+
+def test_a_damaged_entry_is_found_and_the_driver_mends_it(home: Home, layer: CudaComputeCache) -> None:
+    entry = next(layer.entries(Selection(kernel="nv1")))
+    path = entry.root / entry.key
+    content = path.read_bytes()
+    path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    assert [finding.key for finding in layer.verify(layer.roots()[0])] == [entry.key]
+    home.python("nvidia.py", str(COUNT))
+    assert path.read_bytes() == content
+
+
+def test_purging_beside_a_compiling_program_costs_it_nothing(home: Home, layer: CudaComputeCache) -> None:
+    program = [sys.executable, str(home.programs / "nvidia.py"), "60"]
+    with subprocess.Popen(program, env=home.variables, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as child:
+        rounds = 0
+        while child.poll() is None:
+            assert not layer.clear(layer.plan_clear()).failed
+            rounds += 1
+        assert child.stderr is not None
+        assert child.returncode == 0, child.stderr.read()
+    assert rounds > 1
+    home.python("nvidia.py", str(COUNT))
+    assert list(layer.verify(layer.roots()[0])) == []
+
+
+def test_switched_off_the_driver_writes_nothing(home: Home) -> None:
+    layer = CudaComputeCache(home.environment())
+    home.cachectl("run", "--no-cache", "--", sys.executable, str(home.programs / "nvidia.py"), str(COUNT))
+    assert not layer.roots()[0].exists
+    off = layer.disable()
+    home.python("nvidia.py", str(COUNT), **off.set)
+    assert files(layer) == {}
