@@ -9,11 +9,12 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
 from cachectl.layers.drivers import opencl_drivers
-from cachectl.layers.errors import Damaged
+from cachectl.layers.errors import Damaged, LayerError
 from cachectl.layers.facts import (
     Ability,
     Artifact,
@@ -22,10 +23,8 @@ from cachectl.layers.facts import (
     Finding,
     Found,
     Housekeeping,
-    Orphan,
     Outcome,
     Problem,
-    Removable,
     Root,
     Scope,
     Severity,
@@ -37,12 +36,15 @@ from cachectl.layers.formats import compute_cache
 from cachectl.layers.layer import Layer
 from cachectl.layers.processes import using
 from cachectl.layers.stores.locks import record_lock
+from cachectl.layers.stores.plain import read_plain
 from cachectl.layers.stores.tree import HANDLES, NO_HANDLES, Leaf, Shape, Tree
 
 LIBRARIES: Final = ("libcuda.so", "libnvidia-opencl.so")
 INDEX: Final = "index"
 _DIGIT: Final = re.compile("[0-9a-f]")
 _SHAPE: Final = Shape((_DIGIT, _DIGIT, re.compile("[0-9a-f]{14}")), folders=False)
+#: Four million entries: a longer one cannot be true.
+_LARGEST_INDEX: Final = 1 << 26
 _KERNEL_MODULE: Final = Path("/proc/driver/nvidia")
 
 
@@ -111,8 +113,7 @@ class CudaComputeCache(Layer):
             if isinstance(leaf, Problem):
                 yield leaf
             elif leaf.stray is not None:
-                why, idle_only = leaf.stray.why, leaf.stray.idle_only
-                yield Orphan(leaf.key, root.path, leaf.bytes, len(leaf.members), leaf.modified, why, idle_only)
+                yield leaf.orphan(root.path)
             else:
                 yield from self._describe(root, tree, leaf, index, contents=contents)
         if index is not None:
@@ -126,18 +127,21 @@ class CudaComputeCache(Layer):
         if head is None:
             return
         header = compute_cache.read_header(head)
-        if header is None:
-            yield Problem(path, "damaged", f"is cut short at {len(head)} bytes")
-        elif not header.known:
-            # Only a cache whose index has the same unknown version vouches for such a file.
-            if index is None or index[:4] != head[:4]:
+        if header is None or not header.known:
+            # A file too short for a header, or of another version, is the cache's only if its index says so.
+            listed = None if index is None else compute_cache.read_index(index)
+            known = listed is not None and compute_cache.identifier_of(leaf.key) in dict(listed.records)
+            if not known and not (index is not None and compute_cache.vouches(index, head)):
                 yield Problem(path, "unrecognised", "has the name of an entry but not its format; left alone")
                 return
-        elif header.file_size != leaf.bytes:
-            yield Problem(path, "damaged", f"is {leaf.bytes} bytes long, its header says {header.file_size}")
-        known = header is not None and header.known
-        data = tree.read_file(leaf.key, limit=header.file_size) if contents and header is not None and known else None
-        key = None if data is None else compute_cache.key_of(data)
+        if header is None or (header.known and header.file_size != leaf.bytes):
+            yield Problem(path, "damaged", f"is {leaf.bytes} bytes long, which its header does not say")
+        whole = header is not None and header.known and header.file_size == leaf.bytes
+        key = None
+        if whole and contents and header is not None:
+            data = tree.read_file(leaf.key, limit=compute_cache.HEADER.size + header.key_length)
+            key = None if data is None else compute_cache.key_of(data)
+        opaque = header is not None and not header.known
         yield Entry(
             layer=self.name,
             key=leaf.key,
@@ -148,7 +152,8 @@ class CudaComputeCache(Layer):
             kernels=None if key is None else compute_cache.kernels(key),
             device=None if key is None else compute_cache.device(key),
             versions={} if key is None else compute_cache.driver(key),
-            detail={"half": compute_cache.half(key)} if key is not None else {} if known else {"format": "unknown"},
+            detail={"format": "unknown"} if opaque else {} if key is None else {"half": compute_cache.half(key)},
+            mark=leaf.mark,
         )
 
     def _tree(self, root: Root) -> Tree:
@@ -176,39 +181,43 @@ class CudaComputeCache(Layer):
             raise Damaged(self.name, f"{key!r} is not the name of an entry", key)
         if complaint := compute_cache.complaint(key, artifact.data):
             raise Damaged(self.name, complaint, key)
-        self._tree(root).write(key, artifact.data, replace=replace, file_mode=0o644)
-        self._count_anew(root)
+        with self._counting(root):
+            self._tree(root).write(key, artifact.data, replace=replace, file_mode=0o644)
 
     # ------------------------------------------------------------------ clear
 
-    def mark(self, root: Root, found: Removable) -> tuple[int, ...] | None:
-        """Fingerprint a file by size and change."""
-        leaf = self._tree(root).find(found.key)
-        return None if leaf is None else leaf.mark
-
     def remove(self, root: Root, targets: tuple[Target, ...]) -> Outcome:
         """Remove entry files, then take them out of the index, so that the driver does not count ghosts."""
-        outcome = self._tree(root).remove(targets, tidy=using(LIBRARIES) == ())
-        self._count_anew(root)
-        return outcome
+        with self._counting(root):
+            return self._tree(root).remove(targets, tidy=using(LIBRARIES, processes=self.environment.processes) == ())
 
-    def _count_anew(self, root: Root) -> None:
-        """Make the index list exactly the entries that are there, under the driver's own lock.
+    @contextmanager
+    def _counting(self, root: Root) -> Iterator[None]:
+        """Hold the driver's own lock around a change, then make the index list exactly the entries there are.
 
-        Those it lists keep their order, which is the order of eviction; others follow by age. An index of
-        another version is left alone.
+        Those it lists keep their order, which is the order of eviction; others follow by age. It is written
+        over in place, then shortened: in between it is too long, which the driver takes. What is no index of
+        the known version is left alone.
         """
         path = root.path / INDEX
-        if path.is_symlink() or not root.path.is_dir():
+        if os.path.lexists(path):
+            with record_lock(self.name, path, patience=self.environment.patience, create=False) as handle:
+                yield
+                self._count_anew(root, handle)
             return
-        with record_lock(self.name, path, patience=self.environment.patience) as handle:
-            old = os.pread(handle, os.fstat(handle).st_size, 0)
-            if compute_cache.foreign_index(old):
-                return
-            new = compute_cache.write_index(self._records(root, compute_cache.read_index(old)))
-            if new != old:
-                os.pwrite(handle, new, 0)
-                os.ftruncate(handle, len(new))
+        yield
+        if self._records(root, None):
+            with record_lock(self.name, path, patience=self.environment.patience) as handle:
+                self._count_anew(root, handle)
+
+    def _count_anew(self, root: Root, handle: int) -> None:
+        old = os.pread(handle, min(os.fstat(handle).st_size, _LARGEST_INDEX), 0)
+        if old and not compute_cache.is_index(old):
+            return
+        new = compute_cache.write_index(self._records(root, compute_cache.read_index(old)))
+        if new != old:
+            os.pwrite(handle, new, 0)
+            os.ftruncate(handle, len(new))
 
     def _records(self, root: Root, index: compute_cache.Index | None) -> list[tuple[int, int]]:
         order = {} if index is None else {identifier: place for place, (identifier, _) in enumerate(index.records)}
@@ -226,18 +235,24 @@ class CudaComputeCache(Layer):
         for leaf in tree.scan():
             if isinstance(leaf, Problem) or leaf.stray is not None:
                 continue
-            data = tree.read_file(leaf.key)
+            try:
+                data = tree.read_file(leaf.key)
+            except LayerError as error:
+                yield self._damaged(root, leaf.key, error.message)
+                continue
             if data is None:
                 continue
             if _whole(tree, leaf):
                 sizes[compute_cache.identifier_of(leaf.key)] = len(data) - compute_cache.HEADER.size
             if complaint := compute_cache.complaint(leaf.key, data):
-                message = f"{complaint}; the driver compiles it again and rewrites it"
-                fix = f"cachectl purge cuda --key {leaf.key}"
-                yield Finding(self.name, root.path, leaf.key, Severity.HARMLESS, "damaged", message, fix)
+                yield self._damaged(root, leaf.key, f"{complaint}; the driver compiles it again and rewrites it")
         if (complaint := _index_complaint(_read_index_file(root), sizes)) is not None:
             fix = "nothing: the next put or purge in this layer counts anew"
             yield Finding(self.name, root.path, INDEX, Severity.WASTES, "index", complaint, fix)
+
+    def _damaged(self, root: Root, key: str, message: str) -> Finding:
+        fix = f"cachectl purge cuda --key {key}"
+        return Finding(self.name, root.path, key, Severity.HARMLESS, "damaged", message, fix)
 
 
 def _whole(tree: Tree, leaf: Leaf) -> bool:
@@ -257,10 +272,7 @@ def _index_complaint(data: bytes | None, sizes: Mapping[int, int]) -> str | None
 
 
 def _read_index_file(root: Root) -> bytes | None:
-    path = root.path / INDEX
-    if path.is_symlink():
-        return None
     try:
-        return path.read_bytes()
+        return read_plain(root.path / INDEX, limit=_LARGEST_INDEX)
     except OSError:
         return None

@@ -7,6 +7,7 @@ user, another platform or a scratch folder. This module is the one place that to
 from __future__ import annotations
 
 import os
+import re
 import sys
 import tempfile
 import time
@@ -29,7 +30,8 @@ class Environment:
     ``home`` is the account's home folder (what the password database says), used where ``HOME`` is not;
     ``python`` is the five-part version that pytools and PyOpenCL put into their names; ``site`` lists the
     folders of installed packages; ``installed`` gives the version of a distribution there, or ``None``;
-    ``patience`` is how many seconds a lock that somebody else holds is waited for.
+    ``patience`` is how many seconds a lock that somebody else holds is waited for; ``processes`` is where the
+    system shows running programs.
     """
 
     variables: Mapping[str, str]
@@ -42,6 +44,7 @@ class Environment:
     installed: Callable[[str], str | None] = _unknown_version
     clock: Callable[[], float] = field(default=time.time)
     patience: float = PATIENCE
+    processes: Path = Path("/proc")
 
     @classmethod
     def here(cls) -> Environment:
@@ -67,9 +70,15 @@ class Environment:
 
     @property
     def home_folder(self) -> Path:
-        """The home that ``~`` means to platformdirs: ``HOME`` if absolute, else the account's."""
-        named = self.variables.get("HOME", "")
-        return Path(named) if Path(named).is_absolute() else self.home
+        """The home that ``~`` means to platformdirs: ``HOME`` if absolute, else what its version makes of it."""
+        named = self.variables.get("HOME")
+        if named is None or Path(named).is_absolute():
+            return self.home if named is None else Path(named)
+        release = release_of(self.installed("platformdirs"))
+        # Older ones took any value as it stands, 4.12 began to pass over an empty and 4.14 over a relative one.
+        if release is not None and release < ((4, 14) if named else (4, 12)):
+            return self.cwd / named if named else Path("/")
+        return self.home
 
     def absolute(self, path: str | Path) -> Path:
         """Place a possibly relative path where a program started here would."""
@@ -80,6 +89,12 @@ class Environment:
         if path == "~" or path.startswith("~/"):
             return self.home_folder / path[2:]
         return self.absolute(path)
+
+
+def release_of(version: str | None) -> tuple[int, ...] | None:
+    """Return the first three numbers of a version, to be compared; ``None`` where it has none."""
+    match = re.match(r"(\d+)(?:\.(\d+))?(?:\.(\d+))?", version or "")
+    return None if match is None else tuple(int(part) for part in match.groups() if part is not None)
 
 
 def process_variable(name: str) -> str | None:

@@ -70,6 +70,13 @@ class Unreachable(LayerError, OSError):
     """The operating system refused to read or write; the cause is chained."""
 
 
+def reason_of(error: LayerError | OSError) -> str:
+    """Return what went wrong without saying again in which layer."""
+    if isinstance(error, LayerError):
+        return error.message
+    return str(error.strerror or error)
+
+
 def printable(path: Path | str) -> str:
     """Spell a path on one line: control and undecodable characters are escaped."""
     return "".join(

@@ -97,6 +97,8 @@ class Entry:
     stale: bool | None = None
     stale_because: str | None = None
     detail: Mapping[str, str] = field(default_factory=dict)
+    #: The store's own fingerprint, by which a later change is noticed.
+    mark: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +116,7 @@ class Orphan:
     modified: float
     why: str
     idle_only: bool = True
+    mark: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,8 +187,8 @@ class Artifact:
 class Target:
     """One line of a plan: what is to be removed, and what it looked like when it was planned.
 
-    ``entries`` is 0 for an orphan and may be many for a whole table; ``mark`` is the store's own
-    fingerprint, compared again before anything is removed.
+    ``entries`` is 0 for an orphan and may be many for a whole table; ``mark`` is compared again before
+    anything is removed.
     """
 
     root: Path
@@ -260,7 +263,8 @@ class Patch:
     module: str
     owner: str
     method: str
-    replacement: Callable[..., object]
+    #: Makes the stand-in from the method it stands in for.
+    replacement: Callable[[Callable[..., object]], Callable[..., object]]
 
 
 @dataclass(frozen=True, slots=True)

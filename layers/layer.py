@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import ClassVar, final
 
 from cachectl.layers.environment import Environment
-from cachectl.layers.errors import ForeignForm, LayerError, Refused
+from cachectl.layers.errors import ForeignForm, LayerError, Refused, reason_of
 from cachectl.layers.facts import (
     Ability,
     Artifact,
@@ -88,10 +88,6 @@ class Layer(ABC):
         """Remove what a plan lists in one root, skipping what has changed since."""
 
     @abstractmethod
-    def mark(self, root: Root, found: Removable) -> tuple[int, ...] | None:
-        """Fingerprint a found thing so that a later change is noticed; ``None`` if it has gone."""
-
-    @abstractmethod
     def switch(self, *, on: bool) -> Switch:
         """Say how to turn the layer on or off."""
 
@@ -163,6 +159,9 @@ class Layer(ABC):
             raise ForeignForm(
                 self.name, f"takes {expected}, this is {artifact.form} of layer {artifact.layer}; put it there instead"
             )
+        if artifact.key != key:
+            # A library that looks a key up takes whatever lies there for its own.
+            raise ForeignForm(self.name, f"the artifact was taken from the key {artifact.key!r}; put it there")
         roots = self.roots()
         if not roots:
             raise Refused(self.name, f"cannot put: no place to keep entries in this environment ({self.state().why})")
@@ -183,8 +182,8 @@ class Layer(ABC):
         for root in self.roots():
             try:
                 part = self._plan_root(root, selection)
-            except LayerError as error:
-                failed.append(Note(str(root.path), error.message))
+            except (LayerError, OSError) as error:
+                failed.append(Note(str(root.path), reason_of(error)))
                 continue
             targets.extend(part.targets)
             skipped.extend(part.skipped)
@@ -202,8 +201,8 @@ class Layer(ABC):
                 continue
             try:
                 outcome = outcome.plus(self.remove(root, targets))
-            except LayerError as error:
-                outcome = outcome.plus(Outcome(self.name, failed=(Note(str(root.path), error.message),)))
+            except (LayerError, OSError) as error:
+                outcome = outcome.plus(Outcome(self.name, failed=(Note(str(root.path), reason_of(error)),)))
         return outcome
 
     @final
@@ -242,9 +241,9 @@ class Layer(ABC):
         for thing, reason in self.idle_gate(chosen):
             if reason is not None:
                 skipped.append(Note(thing.key, reason))
-            elif (mark := self.mark(root, thing)) is not None:
+            else:
                 entries = 1 if isinstance(thing, Entry) else 0
-                targets.append(Target(root.path, thing.key, thing.bytes, entries, mark))
+                targets.append(Target(root.path, thing.key, thing.bytes, entries, thing.mark))
         return ClearPlan(self.name, tuple(targets), tuple(skipped))
 
 

@@ -22,10 +22,8 @@ from cachectl.layers.facts import (
     Found,
     Housekeeping,
     Note,
-    Orphan,
     Outcome,
     Problem,
-    Removable,
     Root,
     Severity,
     State,
@@ -147,7 +145,9 @@ class MIOpenKernels(Layer):
             versions=file.versions,
             stale=True if because else None,
             stale_because=because,
-            detail={**file.detail, "kernel_name": name, "kernel_args": args, "row": str(row.rowid)},
+            detail={**file.detail, "kernel_name": name, "kernel_args": args},
+            # MIOpen gives a row a new id whenever it stores it.
+            mark=(row.rowid, row.bytes),
         )
 
     def _scan_objects(self, root: Root, latest: str | None) -> Iterator[Found]:
@@ -159,15 +159,17 @@ class MIOpenKernels(Layer):
                     if isinstance(leaf, Problem):
                         yield leaf
                     elif leaf.stray is None:
-                        yield self._object_entry(root, leaf, latest)
+                        yield self._object(root, Tree(self.name, root.path, shape), leaf, latest)
                     # Every shape shows the strays of the root.
                     elif shape is shapes[0]:
-                        yield self._orphan(root, leaf, leaf.stray.why)
+                        yield leaf.orphan(root.path)
         except LayerError as error:
             yield Problem(root.path, "unreadable", error.message)
 
-    def _orphan(self, root: Root, leaf: Leaf, why: str) -> Orphan:
-        return Orphan(leaf.key, root.path, leaf.bytes, len(leaf.members), leaf.modified, why, idle_only=False)
+    def _object(self, root: Root, tree: Tree, leaf: Leaf, latest: str | None) -> Found:
+        if kernel_db.is_code(tree.read_file(leaf.key, limit=32) or b""):
+            return self._object_entry(root, leaf, latest)
+        return Problem(root.path / leaf.key, "unrecognised", "has the name of a kernel, but is no code; left alone")
 
     def _object_entry(self, root: Root, leaf: Leaf, latest: str | None) -> Entry:
         *above, _, name = leaf.key.split("/")
@@ -183,6 +185,7 @@ class MIOpenKernels(Layer):
             versions={"miopen": above[0]} if above else {},
             stale=True if because else None,
             stale_because=because,
+            mark=leaf.mark,
         )
 
     def _rows(self, file: DatabaseFile, schema: Schema = kernel_db.SCHEMA) -> RowFile:
@@ -285,19 +288,12 @@ class MIOpenKernels(Layer):
         shape = self._shape(key)
         if shape is None or root.role == TEMPORARY:
             raise LayerError(self.name, f"{key!r} is no key of an object file; cachectl ls {self.name} lists keys")
-        if not data:
-            raise Damaged(self.name, "the object file is empty", key)
+        if not kernel_db.is_code(data):
+            raise Damaged(self.name, "the object file is no code object", key)
         Tree(self.name, root.path, shape).write(key, data, replace=replace)
 
     def _shape(self, key: str) -> Shape | None:
         return next((shape for shape in self.shapes if shape.accepts(key)), None)
-
-    def mark(self, root: Root, found: Removable) -> tuple[int, ...] | None:
-        """Fingerprint a row by its id, which MIOpen changes whenever it stores, and its size."""
-        if SEPARATOR in found.key:
-            return (int(found.detail["row"]), found.bytes) if isinstance(found, Entry) else None
-        leaf = Tree(self.name, root.path, self._shape(found.key) or self.shapes[0]).find(found.key)
-        return None if leaf is None else leaf.mark
 
     def remove(self, root: Root, targets: tuple[Target, ...]) -> Outcome:
         """Delete rows, then vacuum: a file that somebody may have open, or whose log is pending, is not unlinked."""

@@ -87,6 +87,7 @@ _PERF_DB: Final = Schema(
     key=("config", "solver"),
     values=("problem", "params"),
     size="length(params)",
+    tables=("perf_db", "config"),
 )
 _HARM: Final = {
     "malformed": Severity.RECOMPILES,
@@ -167,7 +168,7 @@ class MIOpenTuning(Layer):
                 if isinstance(found, Fault):
                     yield Problem(file.path, found.code, f"line {found.number}: {found.message}")
                     continue
-                key, size, detail = found
+                key, size, mark = found
                 payload += size
                 yield Entry(
                     layer=self.name,
@@ -180,7 +181,8 @@ class MIOpenTuning(Layer):
                     versions=file.versions,
                     stale=True if because else None,
                     stale_because=because,
-                    detail={**file.detail, **detail},
+                    detail=file.detail,
+                    mark=mark,
                 )
         except LayerError as error:
             yield Problem(file.path, "damaged", error.message)
@@ -196,17 +198,17 @@ class MIOpenTuning(Layer):
         rest = max(0, total - payload)
         return Housekeeping(file.relative, root.path, rest, files, file.modified(), True if because else None)
 
-    def _listing(self, root: Root, file: DatabaseFile) -> Iterator[tuple[str, int, Mapping[str, str]] | Fault]:
+    def _listing(self, root: Root, file: DatabaseFile) -> Iterator[tuple[str, int, tuple[int, ...]] | Fault]:
         """Yield each entry's key within the file, its bytes, and what marks it; and every fault."""
         if file.name.kind in self.tables:
             for row in RowFile(self.name, file.path, _PERF_DB, self.environment.patience).rows():
-                yield SEPARATOR.join(row.key), row.bytes, {}
+                yield SEPARATOR.join(row.key), row.bytes, (row.rowid,)
             return
         for found in self._records(root, file).scan():
             if isinstance(found, Fault):
                 yield found
             else:
-                yield found.key, len(found.line) + 1, {"checksum": str(found.checksum)}
+                yield found.key, len(found.line) + 1, (found.checksum,)
 
     def _scan_strays(self, root: Root) -> Iterator[Orphan]:
         try:
@@ -219,7 +221,8 @@ class MIOpenTuning(Layer):
             if why is not None:
                 with suppress(FileNotFoundError):
                     status = (root.path / name).stat()
-                    yield Orphan(name, root.path, status.st_size, 1, status.st_mtime, why)
+                    mark = (status.st_size, status.st_mtime_ns)
+                    yield Orphan(name, root.path, status.st_size, 1, status.st_mtime, why, mark=mark)
 
     def _stray_because(self, root: Root, name: str) -> str | None:
         """Say why a file beside the databases serves nothing; ``None`` where it does, or is not known."""
@@ -318,15 +321,6 @@ class MIOpenTuning(Layer):
         for target in targets:
             row = isinstance(target, Entry) and target.key.partition(SEPARATOR)[0].endswith(endings)
             yield target, _LISTED_ONLY if row else None
-
-    def mark(self, root: Root, found: Removable) -> tuple[int, ...] | None:
-        """Fingerprint a record by its line, a left-over by size and time."""
-        if isinstance(found, Entry):
-            return (int(found.detail.get("checksum", 0)),)
-        with suppress(OSError):
-            status = (root.path / found.key).lstat()
-            return (status.st_size, status.st_mtime_ns)
-        return None
 
     def remove(self, root: Root, targets: tuple[Target, ...]) -> Outcome:
         """Delete lines; running programs keep what they have read, whatever is deleted."""

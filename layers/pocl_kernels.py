@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from cachectl.layers.drivers import opencl_drivers
-from cachectl.layers.errors import Damaged
+from cachectl.layers.errors import Busy, Damaged, LayerError
 from cachectl.layers.facts import (
     Ability,
     Artifact,
@@ -31,7 +31,9 @@ from cachectl.layers.facts import (
     Switch,
     Target,
 )
+from cachectl.layers.formats import object_files
 from cachectl.layers.layer import Layer
+from cachectl.layers.mounts import network_file_system
 from cachectl.layers.processes import using
 from cachectl.layers.stores.archive import pack, unpack
 from cachectl.layers.stores.tree import HANDLES, NO_HANDLES, Leaf, Shape, StrayRule, Tree
@@ -42,21 +44,30 @@ ENTRY_REST: Final = 600.0
 ORPHAN_REST: Final = 3600.0
 LIBRARIES: Final = ("libpocl",)
 
-_RANDOM: Final = "[A-Za-z0-9]{6}"
-_STRAYS: Final = (
-    StrayRule(
-        0, re.compile(f"tempfile_{_RANDOM}"), "leaked by a PoCL process", idle_only=False, empty=True, private=True
-    ),
-    StrayRule(0, re.compile(rf"tempfile_{_RANDOM}\.[\w.]+"), "a compile's temporary file", private=True),
-    StrayRule(0, re.compile(f"tempdir_{_RANDOM}"), "a compile's temporary folder", private=True),
-    StrayRule(0, re.compile(f"_UNCACHED_{_RANDOM}"), "a program built with the cache off", private=True),
-)
-_SHAPE: Final = Shape((re.compile("[A-P]{2}"), re.compile("[A-P]{37}")), folders=True, strays=_STRAYS)
-_VARIANT: Final = re.compile(r"(?P<kernel>[^/]+)/(?P<variant>\d+-\d+-\d+(?:-goffs0)?(?:-smallgrid)?)/(?P<file>[^/]+)")
+# Six letters that mkstemp has drawn; a word of lower-case letters is more likely somebody's own.
+_RANDOM: Final = "(?=.*[0-9]|.+[A-Z])[A-Za-z0-9]{6}"
 _TEMPORARY: Final = re.compile(rf".*_{_RANDOM}\.(?:temp|so)")
-_PROGRAM: Final = re.compile(r"program\.[\w.]+|last_accessed|build\.log|native/[^/]+")
-_BITCODE: Final = b"BC\xc0\xde"
-_NATIVE: Final = {".so": b"\x7fELF", ".o": b"\x7fELF"}
+_SUFFIX: Final = r"\.(?:cl|preproc\.cl|so|so\.o|spirv|spv|bc|s|binary|map)"
+_VARIANT: Final = re.compile(r"(?P<kernel>[^/]+)/(?P<variant>\d+-\d+-\d+(?:-goffs0)?(?:-smallgrid)?)/(?P<file>[^/]+)")
+_PROGRAM: Final = (
+    r"program\.(?:bc|spv|map|mlir|bc\.(?:noOfs|Ofs)\.ptx)|last_accessed|build\.log|native/[^/]+\.native|parallel\.bc"
+)
+_MEMBERS: Final = re.compile(f"{_PROGRAM}|{_VARIANT.pattern}|{_TEMPORARY.pattern}")
+_STRAYS: Final = (
+    StrayRule(re.compile(f"tempfile_{_RANDOM}"), "leaked by a PoCL process", idle_only=False, empty=True, private=True),
+    StrayRule(re.compile(f"tempfile_{_RANDOM}{_SUFFIX}"), "a compile's temporary file", private=True),
+    StrayRule(re.compile(f"_UNCACHED_{_RANDOM}"), "a program built with the cache off", private=True, members=_MEMBERS),
+)
+#: Headers handed to a compile may have any name: only in a folder that is all PoCL's own are they known for its.
+_HEADERS: Final = StrayRule(
+    re.compile(f"tempdir_{_RANDOM}"), "a compile's temporary folder", private=True, members=re.compile(".*", re.DOTALL)
+)
+_LEVELS: Final = (re.compile("[A-P]{2}"), re.compile("[A-P]{37}"))
+_NAMED: Final = Shape(_LEVELS, folders=True, members=_MEMBERS, strays=_STRAYS)
+_OWN: Final = Shape(_LEVELS, folders=True, members=_MEMBERS, strays=(*_STRAYS, _HEADERS))
+_NATIVE: Final = (".so", ".o")
+#: What alone makes no program.
+_NO_PROGRAM: Final = frozenset({"build.log", "last_accessed"})
 
 
 class PoclKernels(Layer):
@@ -134,14 +145,10 @@ class PoclKernels(Layer):
 
     def _describe(self, root: Root, leaf: Leaf) -> Found:
         if leaf.stray is not None:
-            return self._orphan(root, leaf, leaf.stray.why, idle_only=leaf.stray.idle_only)
+            return leaf.orphan(root.path)
         paths = [member.path for member in leaf.members]
-        foreign = [path for path in paths if not _recognised(path)]
-        if foreign:
-            message = f"holds {foreign[0]!r}, which PoCL does not make; left alone"
-            return Problem(root.path / leaf.key, "unrecognised", message)
-        if not any(path not in ("build.log", "last_accessed") for path in paths):
-            return self._orphan(root, leaf, "a build that failed" if paths else "an empty program folder")
+        if not any(path not in _NO_PROGRAM for path in paths):
+            return leaf.orphan(root.path, "a build that failed" if paths else "an empty program folder")
         variants: dict[str, list[str]] = {}
         for match in map(_VARIANT.fullmatch, paths):
             if match is not None:
@@ -159,13 +166,11 @@ class PoclKernels(Layer):
             # Only kernels that were launched have a folder: a program never launched names none.
             kernels=tuple(sorted(variants)) or None,
             detail={kernel: " ".join(sorted(set(found))) for kernel, found in sorted(variants.items())},
+            mark=leaf.mark,
         )
 
-    def _orphan(self, root: Root, leaf: Leaf, why: str, *, idle_only: bool = True) -> Orphan:
-        return Orphan(leaf.key, root.path, leaf.bytes, len(leaf.members), leaf.modified, why, idle_only)
-
     def _tree(self, root: Root) -> Tree:
-        return Tree(self.name, root.path, _SHAPE)
+        return Tree(self.name, root.path, _OWN if root.path.name == root.role else _NAMED)
 
     # ------------------------------------------------------------------ get and put
 
@@ -184,12 +189,21 @@ class PoclKernels(Layer):
             members = unpack(artifact.data)
         except ValueError as error:
             raise Damaged(self.name, str(error), key) from error
+        if not members.keys() - _NO_PROGRAM:
+            raise Damaged(self.name, "the artifact holds no program", key)
         for path, data in members.items():
-            if not _recognised(path):
+            if not _MEMBERS.fullmatch(path):
                 raise Damaged(self.name, f"{path!r} is no file of a PoCL program", key)
-            if complaint := _complaint(path, data):
+            if complaint := _complaint(path, data, len(data)):
                 raise Damaged(self.name, f"{path}: {complaint}", key)
-        self._tree(root).write(key, artifact.data, replace=replace)
+        tree = self._tree(root)
+        if (
+            replace
+            and (users := using(LIBRARIES, processes=self.environment.processes)) != ()
+            and tree.read_members(key) not in (None, members)
+        ):
+            raise Busy(self.name, f"is not replaced while PoCL is in use by {_spell(users)}", key)
+        tree.write(key, artifact.data, replace=replace)
 
     # ------------------------------------------------------------------ clear
 
@@ -199,22 +213,20 @@ class PoclKernels(Layer):
         A program whose file vanishes under it fails or, before PoCL 7, aborts. Where no process of this user
         has PoCL loaded, nothing can be in use.
         """
-        users = using(LIBRARIES)
+        users = using(LIBRARIES, processes=self.environment.processes)
         now = self.environment.clock()
         for target in targets:
+            if users == () and network_file_system(target.root) is not None:
+                # Processes of other machines do not show here.
+                users = None
             rest = ENTRY_REST if isinstance(target, Entry) else ORPHAN_REST
             age = now - (target.modified or now)
             safe = users == () or age > rest or (isinstance(target, Orphan) and not target.idle_only)
             yield target, None if safe else f"changed {max(0, age):.0f} s ago, and PoCL is in use by {_spell(users)}"
 
-    def mark(self, root: Root, found: Removable) -> tuple[int, ...] | None:
-        """Fingerprint files, bytes and newest change of the folder."""
-        leaf = self._tree(root).find(found.key)
-        return None if leaf is None else leaf.mark
-
     def remove(self, root: Root, targets: tuple[Target, ...]) -> Outcome:
         """Rename programs away, then delete them; the top folder itself always stays."""
-        return self._tree(root).remove(targets, tidy=using(LIBRARIES) == ())
+        return self._tree(root).remove(targets, tidy=using(LIBRARIES, processes=self.environment.processes) == ())
 
     # ------------------------------------------------------------------ verify
 
@@ -225,26 +237,27 @@ class PoclKernels(Layer):
             if isinstance(leaf, Problem) or leaf.stray is not None:
                 continue
             for member in leaf.members:
-                head = tree.read_file(leaf.key, member.path, 4) if _recognised(member.path) else None
-                complaint = None if head is None else _complaint(member.path, head)
+                # Of a native file its headers tell all; bitcode is read whole, to follow its blocks.
+                limit = -1 if member.path == "program.bc" else object_files.HEAD
+                try:
+                    data = tree.read_file(leaf.key, member.path, limit)
+                except LayerError as error:
+                    yield self._damaged(root, leaf.key, f"{member.path}: {error.message}")
+                    continue
+                complaint = None if data is None else _complaint(member.path, data, member.bytes)
                 if complaint:
-                    message = f"{member.path}: {complaint}"
-                    fix = f"cachectl purge pocl --key {leaf.key}"
-                    yield Finding(self.name, root.path, leaf.key, Severity.FAILS, "magic", message, fix)
+                    yield self._damaged(root, leaf.key, f"{member.path}: {complaint}")
+
+    def _damaged(self, root: Root, key: str, message: str) -> Finding:
+        return Finding(self.name, root.path, key, Severity.FAILS, "magic", message, f"cachectl purge pocl --key {key}")
 
 
-def _recognised(path: str) -> bool:
-    return bool(_VARIANT.fullmatch(path) or _PROGRAM.fullmatch(path) or _TEMPORARY.fullmatch(path))
-
-
-def _complaint(path: str, head: bytes) -> str | None:
-    """Say what is wrong with the first bytes of a file, as far as its name promises anything."""
-    if path == "program.bc" and not head.startswith(_BITCODE):
-        return "is not LLVM bitcode" if head else "is empty"
-    if _VARIANT.fullmatch(path):
-        magic = _NATIVE.get(Path(path).suffix)
-        if magic is not None and not head.startswith(magic):
-            return "is not an ELF file" if head else "is empty"
+def _complaint(path: str, data: bytes, size: int) -> str | None:
+    """Say what is wrong with a file of ``size`` bytes, as far as its name promises anything."""
+    if path == "program.bc":
+        return object_files.bitcode_complaint(data)
+    if _VARIANT.fullmatch(path) and path.endswith(_NATIVE):
+        return object_files.elf_complaint(data[: object_files.HEAD], size)
     return None
 
 

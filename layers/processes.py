@@ -11,14 +11,14 @@ _PROC: Final = Path("/proc")
 
 
 def using(libraries: tuple[str, ...], *, processes: Path = _PROC) -> tuple[int, ...] | None:
-    """Return the ids of this user's processes that map a library whose file name starts so.
+    """Return the ids of processes that map a library whose file name starts so, or may do.
 
-    ``None`` where it cannot be known: only Linux shows the maps of a process. Another user's processes hide
-    theirs, and do not write into this user's caches.
+    ``None`` where it cannot be known: only Linux shows the maps of a process. Looked at are this user's
+    processes, and for the superuser everybody's; a process that hides its maps may map anything.
     """
     if not (processes / "self" / "maps").exists():
         return None
-    return tuple(sorted(pid for pid in _own_processes(processes) if _maps_one(processes / str(pid), libraries)))
+    return tuple(sorted(pid for pid in _concerned(processes) if _maps_one(processes / str(pid), libraries)))
 
 
 def loaded_here(libraries: tuple[str, ...], *, processes: Path = _PROC) -> bool | None:
@@ -28,21 +28,33 @@ def loaded_here(libraries: tuple[str, ...], *, processes: Path = _PROC) -> bool 
     return _maps_one(processes / "self", libraries)
 
 
-def _own_processes(processes: Path) -> Iterator[int]:
-    user = os.getuid()
+def first_variables(*, processes: Path = _PROC) -> dict[str, str] | None:
+    """Return the environment this process was started with, whatever it has set since; ``None`` is unknown."""
+    try:
+        block = (processes / "self" / "environ").read_bytes()
+    except OSError:
+        return None
+    pairs = (os.fsdecode(item).partition("=") for item in block.split(b"\0") if item)
+    return {name: value for name, _, value in pairs}
+
+
+def _concerned(processes: Path) -> Iterator[int]:
+    user = os.geteuid()
     for name in os.listdir(processes):
         if name.isdigit():
             try:
                 owner = (processes / name).stat().st_uid
             except OSError:
                 continue
-            if owner == user:
+            if user in (0, owner):
                 yield int(name)
 
 
 def _maps_one(process: Path, libraries: tuple[str, ...]) -> bool:
     try:
         maps = (process / "maps").read_bytes()
+    except PermissionError:
+        return True
     except OSError:
         # It has ended meanwhile.
         return False

@@ -9,6 +9,7 @@ import hashlib
 import os
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Final
 
@@ -23,10 +24,8 @@ from cachectl.layers.facts import (
     Finding,
     Found,
     Note,
-    Orphan,
     Outcome,
     Problem,
-    Removable,
     Root,
     Scope,
     Severity,
@@ -37,10 +36,13 @@ from cachectl.layers.facts import (
 from cachectl.layers.formats.opencl_source import kernel_names
 from cachectl.layers.formats.pickles import Thing, attributes, things, walk
 from cachectl.layers.layer import Layer
+from cachectl.layers.mounts import network_file_system
+from cachectl.layers.processes import using
 from cachectl.layers.pyopencl_invoker import VARIABLE, no_cache_switch
 from cachectl.layers.pytools_dictionaries import relocate_user_cache
 from cachectl.layers.stores.archive import unpack
 from cachectl.layers.stores.locks import presence_lock
+from cachectl.layers.stores.plain import read_plain
 from cachectl.layers.stores.tree import HANDLES, NO_HANDLES, Leaf, Shape, Tree
 from cachectl.layers.switches import strtobool
 
@@ -48,8 +50,15 @@ from cachectl.layers.switches import strtobool
 #: (``pyopencl/characterize/__init__.py``, ``has_src_build_cache``).
 BYPASSED_ON: Final = frozenset({"PoCL", "NVIDIA"})
 _BASE: Final = re.compile(r"pyopencl-compiler-cache-v\d+-(?:uid\w+-)?py(?P<python>[\w.]+)")
-_SHAPE: Final = Shape((_BASE, re.compile("[0-9a-f]{32}")), folders=True)
 _FILES: Final = frozenset({"source.cl", "binary", "info"})
+_MEMBERS: Final = re.compile("source\\.cl|binary|info")
+_SHAPE: Final = Shape((_BASE, re.compile("[0-9a-f]{32}")), folders=True, members=_MEMBERS)
+#: The extension module of PyOpenCL, and the age in seconds from which a lock is no running program's: holders
+#: keep it for milliseconds, and give up on another's after a minute.
+_EXTENSION: Final = ("_cl.",)
+_STALE_LOCK: Final = 120.0
+#: A header that is larger is none.
+_HEADER: Final = 1 << 26
 
 
 class PyOpenCLBinaries(Layer):
@@ -107,17 +116,11 @@ class PyOpenCLBinaries(Layer):
             if isinstance(leaf, Problem):
                 yield leaf
             elif leaf.stray is not None or not leaf.members:
-                why = "an empty program folder" if leaf.stray is None else leaf.stray.why
-                yield Orphan(leaf.key, root.path, leaf.bytes, len(leaf.members), leaf.modified, why)
+                yield leaf.orphan(root.path, None if leaf.stray is not None else "an empty program folder")
             else:
                 yield from self._describe(root, tree, leaf, contents=contents)
 
     def _describe(self, root: Root, tree: Tree, leaf: Leaf, *, contents: bool) -> Iterator[Found]:
-        foreign = sorted({member.path for member in leaf.members} - _FILES)
-        if foreign:
-            message = f"holds {foreign[0]!r}, which PyOpenCL does not make; left alone"
-            yield Problem(root.path / leaf.key, "unrecognised", message)
-            return
         for half in ("info", "binary"):
             member = leaf.member(half)
             if member is None or not member.bytes:
@@ -140,6 +143,7 @@ class PyOpenCLBinaries(Layer):
             versions={"python": python},
             stale=because is not None,
             stale_because=because,
+            mark=leaf.mark,
         )
 
     def _tree(self, root: Root) -> Tree:
@@ -166,15 +170,10 @@ class PyOpenCLBinaries(Layer):
             raise Damaged(self.name, "binary is empty" if not members["binary"] else str(complaint), key)
         base = root.path / key.partition("/")[0]
         base.mkdir(parents=True, exist_ok=True)
-        with presence_lock(self.name, base / "lock", patience=self.environment.patience):
+        with self._locked(base):
             self._tree(root).write(key, artifact.data, replace=replace)
 
     # ------------------------------------------------------------------ clear
-
-    def mark(self, root: Root, found: Removable) -> tuple[int, ...] | None:
-        """Fingerprint files, bytes and newest change of the folder."""
-        leaf = self._tree(root).find(found.key)
-        return None if leaf is None else leaf.mark
 
     def remove(self, root: Root, targets: tuple[Target, ...]) -> Outcome:
         """Remove program folders, those of one Python under its lock; the bases stay."""
@@ -191,8 +190,19 @@ class PyOpenCLBinaries(Layer):
     def _remove_from(self, root: Root, base: str, planned: tuple[Target, ...]) -> Outcome:
         if not _BASE.fullmatch(base):
             return self._tree(root).remove(planned)
-        with presence_lock(self.name, root.path / base / "lock", patience=self.environment.patience):
-            return self._tree(root).remove(planned)
+        return self._tree(root).remove(planned, guard=self._locked(root.path / base))
+
+    def _locked(self, base: Path) -> AbstractContextManager[None]:
+        """Hold PyOpenCL's lock; one that no living process of this user can hold any more goes."""
+
+        def abandoned(age: float) -> bool:
+            return (
+                age > _STALE_LOCK
+                and using(_EXTENSION, processes=self.environment.processes) == ()
+                and network_file_system(base) is None
+            )
+
+        return presence_lock(self.name, base / "lock", patience=self.environment.patience, abandoned=abandoned)
 
     # ------------------------------------------------------------------ verify
 
@@ -228,10 +238,8 @@ def _source_info(info: bytes) -> dict[str, object] | None:
         return None
     if not isinstance(top, Thing) or length != len(info):
         return None
-    globals_ = [thing.items for thing in things(top) if thing.kind == "global"]
-    if not any(str(items[-1]).split()[-1].endswith("_SourceInfo") for items in globals_ if items):
-        return None
-    return attributes(top)
+    named = [part for thing in things(top) if thing.kind == "global" for part in thing.items[-1:]]
+    return attributes(top) if any(isinstance(part, str) and part.endswith("_SourceInfo") for part in named) else None
 
 
 def _info_complaint(info: bytes) -> str | None:
@@ -254,10 +262,11 @@ def _changed_header(info: bytes) -> str | None:
         try:
             if os.stat(path).st_mtime == changed:
                 continue
-            with open(path, encoding="utf-8", errors="surrogateescape") as file:
-                text = file.read().encode("utf-8", "surrogateescape")
-        except OSError:
+            data = read_plain(os.path.realpath(path), limit=_HEADER)
+        except (OSError, ValueError):
             return f"includes {path}, which is gone"
+        # It is read as text there, which turns every end of line into one of Unix.
+        text = data.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
         if hashlib.md5(text, usedforsecurity=False).hexdigest() != digest:
             return f"includes {path}, which has changed"
     return None

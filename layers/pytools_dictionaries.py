@@ -7,12 +7,14 @@ which own the dictionaries whose identifier starts with theirs. Source: ``pytool
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import shlex
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
-from cachectl.layers.environment import user_cache_folder
-from cachectl.layers.errors import Damaged, LayerError
+from cachectl.layers.environment import release_of, user_cache_folder
+from cachectl.layers.errors import Damaged, LayerError, Unreachable
 from cachectl.layers.facts import (
     Artifact,
     ClearPlan,
@@ -22,11 +24,9 @@ from cachectl.layers.facts import (
     Found,
     Housekeeping,
     Note,
-    Orphan,
     Outcome,
     Patch,
     Problem,
-    Removable,
     Root,
     Scope,
     Severity,
@@ -38,12 +38,15 @@ from cachectl.layers.facts import (
 from cachectl.layers.formats import pdict
 from cachectl.layers.formats.pickles import walk
 from cachectl.layers.layer import Layer
-from cachectl.layers.stores.rows import Row, RowFile, disk_usage
+from cachectl.layers.stores.rows import Row, RowFile, Weight, disk_usage
 from cachectl.layers.stores.tree import Leaf, Shape, Tree
 from cachectl.layers.switches import strtobool
 
 _CHANGED = "changed since it was planned"
-_FOLDERS = (Shape(pdict.V4_LEVELS, folders=True), Shape(pdict.V2_LEVELS, folders=True))
+_FOLDERS = (
+    Shape(pdict.V4_LEVELS, folders=True, members=pdict.V4_MEMBERS),
+    Shape(pdict.V2_LEVELS, folders=True, members=pdict.V4_MEMBERS),
+)
 
 
 class PytoolsDictionaries(Layer):
@@ -78,9 +81,9 @@ class PytoolsDictionaries(Layer):
             return Switch(self.name, unset=frozenset({"SUMPY_NO_CACHE"}), takes_effect=When.NEXT_IMPORT)
         module = "pytools.persistent_dict"
         patches = tuple(
-            Patch(module, owner, method, replacement)
+            Patch(module, owner, method, partial(stand_in, self.owns))
             for owner in ("PersistentDict", "WriteOncePersistentDict")
-            for method, replacement in (("fetch", _miss), ("store", _forget), ("store_if_not_present", _forget))
+            for method, stand_in in (("fetch", _missing), ("store", _forgetting), ("store_if_not_present", _forgetting))
         )
         return Switch(self.name, {"SUMPY_NO_CACHE": "1"}, patches=patches, takes_effect=When.NOW)
 
@@ -97,14 +100,15 @@ class PytoolsDictionaries(Layer):
                 yield from self._scan_file(root, name, contents=contents)
         yield from self._scan_folders(root)
         for leaf in self._strays(root):
-            why = "" if leaf.stray is None else leaf.stray.why
-            yield Orphan(leaf.key, root.path, leaf.bytes, len(leaf.members), leaf.modified, why, idle_only=False)
+            yield leaf.orphan(root.path)
 
     def _dictionaries(self, root: Root) -> Iterator[pdict.DictionaryName]:
         try:
             files = sorted(os.listdir(root.path))
         except (FileNotFoundError, NotADirectoryError):
             return
+        except OSError as error:
+            raise Unreachable(self.name, f"cannot be read: {error.strerror}", root.path) from error
         for file in files:
             name = pdict.parse_name(file, self.environment.python)
             if name is not None and self.owns(name.identifier):
@@ -138,6 +142,7 @@ class PytoolsDictionaries(Layer):
                     stale=because is not None,
                     stale_because=because,
                     detail={"dictionary": name.identifier},
+                    mark=(row.rowid, row.bytes),
                 )
             files, total = disk_usage(path)
         except (LayerError, FileNotFoundError) as error:
@@ -166,6 +171,7 @@ class PytoolsDictionaries(Layer):
                     stale=because is not None,
                     stale_because=because,
                     detail={"dictionary": name.identifier},
+                    mark=leaf.mark,
                 )
 
     def _strays(self, root: Root) -> Iterator[Leaf]:
@@ -254,15 +260,6 @@ class PytoolsDictionaries(Layer):
         targets += [Target(root.path, leaf.key, leaf.bytes, 0, leaf.mark) for leaf in self._strays(root)]
         return ClearPlan(self.name, tuple(targets), failed=tuple(failed))
 
-    def mark(self, root: Root, found: Removable) -> tuple[int, ...] | None:
-        """Fingerprint a row by its id and size, a folder by its files."""
-        file, _, digest = found.key.partition("/")
-        if file.endswith(".sqlite"):
-            row = self._rows(root.path / file).row((digest,))
-            return None if row is None else (row.rowid, row.bytes)
-        leaf = next((leaf for shape in _FOLDERS if (leaf := Tree(self.name, root.path, shape).find(found.key))), None)
-        return None if leaf is None else leaf.mark
-
     def remove(self, root: Root, targets: tuple[Target, ...]) -> Outcome:
         """Delete rows, then vacuum; a file that somebody may have open is never unlinked."""
         by_file: dict[str, list[Target]] = {}
@@ -283,10 +280,12 @@ class PytoolsDictionaries(Layer):
         before = disk_usage(path)[1]
         try:
             removed, skipped = _delete_rows(rows, targets)
-            shrunk = rows.vacuum()
         except LayerError as error:
             return Outcome(self.name, failed=(Note(file, error.message),))
-        if not shrunk:
+        if not removed:
+            # What vanished meanwhile was somebody else's doing.
+            return Outcome(self.name, skipped=tuple(skipped))
+        if not rows.vacuum():
             skipped.append(Note(file, "its rows are gone, but it is too busy to be made smaller now"))
         return Outcome(self.name, removed, max(0, before - disk_usage(path)[1]), tuple(skipped))
 
@@ -307,12 +306,15 @@ class PytoolsDictionaries(Layer):
                     if complaint := _pickle_complaint(_as_bytes(value)):
                         yield self._damaged(root, f"{name.file}/{row.key[0]}", Severity.FAILS, "pickle", complaint)
             except LayerError as error:
-                yield self._damaged(root, name.file, Severity.FAILS, "sqlite", error.message)
+                severity = Severity.FAILS if isinstance(error, Damaged) else Severity.HARMLESS
+                yield self._damaged(root, name.file, severity, "sqlite", error.message)
 
     def _damaged(self, root: Root, key: str, severity: Severity, code: str, message: str) -> Finding:
-        fix = f"cachectl purge {self.name} --key '{key}'"
-        if "/" not in key:
-            fix = f"end every program that has it open, then move {root.path / key} away"
+        fix = f"cachectl purge {self.name} --key {shlex.quote(key)}"
+        if severity is Severity.HARMLESS:
+            fix = "nothing: try again when no program is writing"
+        elif "/" not in key:
+            fix = f"end every program that has it open, then move {shlex.quote(str(root.path / key))} away"
         return Finding(self.name, root.path, key, severity, code, message, fix)
 
 
@@ -341,11 +343,8 @@ def strtobool_state(layer: PytoolsDictionaries, distribution: str, variables: tu
 
 def _generation(pytools: str | None) -> tuple[str, bool] | None:
     """Return generation and dash of the dictionaries that a pytools version makes."""
-    if pytools is None:
-        return None
-    try:
-        release = tuple(int(part) for part in pytools.split(".")[:3])
-    except ValueError:
+    release = release_of(pytools)
+    if release is None:
         return None
     if release >= (2026, 1):
         return "v5", True
@@ -355,7 +354,7 @@ def _generation(pytools: str | None) -> tuple[str, bool] | None:
 def _delete_rows(rows: RowFile, targets: list[Target]) -> tuple[int, list[Note]]:
     whole = next((target for target in targets if "/" not in target.key), None)
     if whole is not None:
-        removed = rows.delete_up_to(whole.mark[0], whole.entries)
+        removed = rows.delete_up_to(Weight(whole.entries, whole.bytes, whole.mark[0]))
         return (0, [Note(whole.key, _CHANGED)]) if removed is None else (removed, [])
     planned = [Row(target.mark[0], (target.key.partition("/")[2],), target.mark[1]) for target in targets]
     gone = set(rows.delete(planned))
@@ -375,11 +374,23 @@ def _as_bytes(value: object) -> bytes:
     return value if isinstance(value, bytes) else str(value).encode()
 
 
-def _miss(_dictionary: object, key: object) -> object:
-    from pytools.persistent_dict import NoSuchEntryError
+def _missing(owns: Callable[[str], bool], fetch: Callable[..., object]) -> Callable[..., object]:
+    """Make a ``fetch`` that finds nothing in dictionaries of ours, and elsewhere what there is."""
 
-    raise NoSuchEntryError(key)
+    def fetch_elsewhere(dictionary: Any, key: object) -> object:  # noqa: ANN401 - a class of pytools
+        if not owns(dictionary.identifier):
+            return fetch(dictionary, key)
+        from pytools.persistent_dict import NoSuchEntryError
+
+        raise NoSuchEntryError(key)
+
+    return fetch_elsewhere
 
 
-def _forget(*_arguments: object, **_options: object) -> None:
-    """Store nothing."""
+def _forgetting(owns: Callable[[str], bool], store: Callable[..., object]) -> Callable[..., object]:
+    """Make a ``store`` that stores nothing in dictionaries of ours."""
+
+    def store_elsewhere(dictionary: Any, *arguments: object, **options: object) -> object:  # noqa: ANN401
+        return None if owns(dictionary.identifier) else store(dictionary, *arguments, **options)
+
+    return store_elsewhere

@@ -5,12 +5,16 @@ A class is imported when its layer is first made, so that a table costs nothing.
 
 from __future__ import annotations
 
+import re
+import sys
 from collections.abc import Iterator
+from contextlib import redirect_stdout
 from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Final
 
 from cachectl.layers.environment import Environment
+from cachectl.layers.facts import Scope
 from cachectl.layers.layer import Layer
 
 if TYPE_CHECKING:
@@ -32,6 +36,10 @@ BUILT_IN: Final[dict[str, str]] = {
     "miopen-tuning": "cachectl.layers.miopen_tuning:MIOpenTuning",
     "miopen-system-tuning": "cachectl.layers.miopen_system_tuning:MIOpenSystemTuning",
 }
+
+
+#: What can be typed as a layer: no option, no path, no blank.
+_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,11 +67,38 @@ def plugged_in(environment: Environment) -> Iterator[Layer | Broken]:
 
 def _plugged(point: EntryPoint, environment: Environment) -> Layer | Broken:
     try:
-        layer = point.load()(environment)
-    except Exception as error:  # noqa: BLE001 - whatever a stranger's code raises must not stop the others
-        return Broken(point.name, f"{point.value} failed: {type(error).__name__}: {error}")
-    if not isinstance(layer, Layer):
-        return Broken(point.name, f"{point.value} is no cachectl layer")
-    if layer.name in BUILT_IN:
-        return Broken(point.name, f"{point.value} takes the name of the built-in layer {layer.name}")
+        # Standard output is for data; what a stranger prints while it is imported is none.
+        with redirect_stdout(sys.stderr):
+            layer = point.load()(environment)
+            wrong = _wrong(layer)
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - a stranger's code must not stop the others
+        return Broken(point.name, f"{point.value} failed: {described(error)}")
+    if wrong is not None or not isinstance(layer, Layer):
+        return Broken(point.name, f"{point.value} {wrong}")
     return layer
+
+
+def _wrong(layer: object) -> str | None:
+    """Say what is wrong with how a plug-in presents itself, or return ``None``."""
+    if not isinstance(layer, Layer):
+        return "is no cachectl layer"
+    if not isinstance(layer.name, str) or not _NAME.fullmatch(layer.name):
+        return f"has the name {layer.name!r}; a name is letters, digits, dots and dashes"
+    if layer.name in BUILT_IN:
+        return f"takes the name of the built-in layer {layer.name}"
+    kinds = {"title": str, "forms": tuple, "scope": Scope, "precious": bool}
+    for attribute, kind in kinds.items():
+        if not isinstance(getattr(layer, attribute), kind):
+            return f"has a {attribute} that is no {kind.__name__}: {getattr(layer, attribute)!r}"
+    if not layer.forms or not all(isinstance(form, str) for form in layer.forms):
+        return f"has forms that are no names: {layer.forms!r}"
+    return None
+
+
+def described(error: BaseException) -> str:
+    """Name an error of a stranger's, whose own words may fail too."""
+    try:
+        words = str(error)
+    except Exception:  # noqa: BLE001 - see above
+        words = ""
+    return f"{type(error).__name__}: {words}" if words else type(error).__name__

@@ -10,6 +10,7 @@ from typing import Final
 from cachectl.layers.errors import BadRequest
 from cachectl.layers.facts import Entry, Orphan
 
+_MOST: Final = 2.0**63
 _AGE_UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 _SIZE_UNITS: Final = {
     "": 1,
@@ -91,7 +92,7 @@ def parse_age(text: str) -> float:
     if match is None:
         message = f"cannot read {text!r} as an age; write a number and s, m, h, d or w, such as 30d"
         raise BadRequest(message)
-    return float(match[1]) * _AGE_UNITS[match[2]]
+    return _bounded(match, _AGE_UNITS[match[2]])
 
 
 def parse_size(text: str) -> int:
@@ -103,4 +104,12 @@ def parse_size(text: str) -> int:
     if match is None or match[2].upper() not in _SIZE_UNITS:
         message = f"cannot read {text!r} as a size; write bytes or a number and K, M, G or T, such as 500M"
         raise BadRequest(message)
-    return int(float(match[1]) * _SIZE_UNITS[match[2].upper()])
+    return int(_bounded(match, _SIZE_UNITS[match[2].upper()]))
+
+
+def _bounded(match: re.Match[str], unit: int) -> float:
+    amount = float(match[1]) * unit
+    if amount > _MOST:
+        message = f"{match[0][:20]!r} is more than any cache can hold, or any clock has counted"
+        raise BadRequest(message)
+    return amount

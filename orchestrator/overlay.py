@@ -20,6 +20,8 @@ class Missing:
 
 
 MISSING: Final = Missing()
+#: The value of an attribute of a module that is not loaded: there is nothing to read, and nothing to put back.
+UNLOADED: Final = Missing()
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,14 +48,14 @@ class Attribute:
     name: str
 
     def read(self) -> object:
-        """Return the value now, :data:`MISSING` where module or attribute is not there."""
+        """Return the value now, :data:`UNLOADED` or :data:`MISSING` where there is none."""
         target = self._target()
-        return MISSING if target is None else vars(target).get(self.name, MISSING)
+        return UNLOADED if target is None else vars(target).get(self.name, MISSING)
 
     def write(self, value: object) -> None:
-        """Set the value; :data:`MISSING` removes it. Nothing happens where the module is not loaded."""
+        """Set the value; :data:`MISSING` removes it. Nothing happens where the module is, or was, not loaded."""
         target = self._target()
-        if target is None:
+        if target is None or value is UNLOADED:
             return
         if not isinstance(value, Missing):
             setattr(target, self.name, value)
@@ -88,7 +90,7 @@ class Overlay:
             for slot in hold:
                 if slot not in self._ground:
                     value = slot.read()
-                    self._ground[slot] = absent.get(slot, value) if isinstance(value, Missing) else value
+                    self._ground[slot] = absent.get(slot, value) if value is UNLOADED else value
             self._holds.append(hold)
             self._lay(hold)
         return hold

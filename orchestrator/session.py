@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import atexit
+import os
+import shutil
 import sys
+import tempfile
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module, reload
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,9 +18,9 @@ from typing import TYPE_CHECKING
 
 from cachectl.layers.errors import CachectlError
 from cachectl.layers.facts import Condition, Switch
-from cachectl.layers.processes import loaded_here
+from cachectl.layers.processes import first_variables, loaded_here
 from cachectl.overlay import PROCESS, Attribute, Missing, Slot, Variable
-from cachectl.scratch import can_switch, relocations, scratch_folder, shadow_user_cache
+from cachectl.scratch import can_switch, relocations, shadow_user_cache
 from cachectl.stack import Stack
 
 if TYPE_CHECKING:
@@ -73,30 +77,60 @@ def disabled(*layers: str, strict: bool = True) -> Iterator[Mapping[str, Held]]:
 def isolated(folder: Path | str | None = None, *, strict: bool = True) -> Iterator[Path]:
     """Switch every layer on, in an empty scratch root: a cold run that can be repeated.
 
-    Yields the root; a temporary one goes when the block ends, a named one is kept. Raises :class:`StillOn`
-    before anything is changed where a library has opened its cache already; ``strict=False`` warns instead.
+    Yields the root. A named one is kept. A temporary one goes when the block ends, or, where a library has
+    opened its cache there meanwhile, when the process does: such a library goes on using it. Raises
+    :class:`StillOn` before anything is changed where a library has opened its cache elsewhere already;
+    ``strict=False`` warns instead.
     """
     stack = Stack()
-    with scratch_folder(None if folder is None else Path(folder)) as root:
-        moved = relocations(stack, root)
+    root = Path(tempfile.mkdtemp(prefix="cachectl-")) if folder is None else Path(folder).absolute()
+    root.mkdir(parents=True, exist_ok=True)
+    moved = relocations(stack, root)
+    process = os.getpid()
+    try:
         _complain({name: why for name, switch in moved.items() if (why := _latched(switch))}, strict=strict)
         switches = [*moved.values(), *(stack[name].enable() for name in moved if can_switch(stack[name]))]
         with shadow_user_cache(stack.environment, stack, root):
-            hold = PROCESS.push(_settings(switches), {})
+            hold = PROCESS.push(_settings(switches), _flags_left_behind(stack))
             try:
                 yield root
             finally:
                 PROCESS.pop(hold)
+    finally:
+        # A forked child leaves the block too; the root is its parent's.
+        if folder is None and os.getpid() == process:
+            if any(_latched(switch) for switch in moved.values()):
+                atexit.register(_remove_in, process, root)
+            else:
+                shutil.rmtree(root, ignore_errors=True)
+
+
+def _remove_in(process: int, root: Path) -> None:
+    if os.getpid() == process:
+        shutil.rmtree(root, ignore_errors=True)
 
 
 def _judge(layer: Layer) -> Held:
+    switch = layer.disable()
+    why = _latched(switch)
     state = layer.state()
+    if why is not None:
+        return _judge_latched(layer, why)
     if state.condition is Condition.DISABLED:
         return Held("off", f"already off: {state.why}")
-    why = _latched(layer.disable())
-    if why is not None:
-        return Held("on", why)
-    return Held("off", f"switched off {layer.disable().takes_effect.value}")
+    if switch.patches:
+        return Held("off", "switched off in this process; children it starts use it, for want of a variable")
+    return Held("off", f"switched off {switch.takes_effect.value}")
+
+
+def _judge_latched(layer: Layer, why: str) -> Held:
+    """Tell whether a started driver was off from the first: only what the process began with proves that."""
+    first = first_variables()
+    if first is not None:
+        began = type(layer)(replace(layer.environment, variables=first))
+        if began.state().condition is Condition.DISABLED:
+            return Held("off", f"off since the process began: {began.state().why}")
+    return Held("on", why)
 
 
 def _switched_along(stack: Stack, switches: Iterable[Switch]) -> dict[str, Held]:
@@ -139,8 +173,19 @@ def _settings(switches: Iterable[Switch]) -> dict[Slot, object]:
         settings.update({Variable(name): value for name, value in switch.set.items()})
         settings.update({Variable(name): None for name in switch.unset})
         settings.update({Attribute(flag.module, None, flag.attribute): flag.value for flag in switch.flags})
-        settings.update({Attribute(p.module, p.owner, p.method): p.replacement for p in switch.patches})
+        settings.update(_stand_ins(switch))
     return settings
+
+
+def _stand_ins(switch: Switch) -> dict[Slot, object]:
+    """Make the stand-ins of a switch, each around the method it stands in for; none where there is no library."""
+    made: dict[Slot, object] = {}
+    for patch in switch.patches:
+        owner = getattr(sys.modules.get(patch.module), patch.owner, None)
+        method = getattr(owner, patch.method, None)
+        if method is not None:
+            made[Attribute(patch.module, patch.owner, patch.method)] = patch.replacement(method)
+    return made
 
 
 def _flags_left_behind(layers: Iterable[Layer]) -> dict[Slot, object]:

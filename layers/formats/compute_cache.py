@@ -20,6 +20,8 @@ from typing import Final
 from cachectl.layers.formats.opencl_source import kernel_names
 
 VERSION: Final = 0x41
+#: No format has had so many versions.
+_PLAUSIBLE: Final = 0x10000
 HEADER: Final = struct.Struct("<IQQQ")
 _INDEX_HEADER: Final = struct.Struct("<IIQ")
 _INDEX_RECORD: Final = struct.Struct("<QQ")
@@ -158,9 +160,18 @@ def read_index(data: bytes) -> Index | None:
     return index if index.total == total else None
 
 
-def foreign_index(data: bytes) -> bool:
-    """Tell whether an index is of another version than the one described here."""
-    return len(data) >= _INDEX_HEADER.size and _INDEX_HEADER.unpack_from(data)[0] != VERSION
+def is_index(data: bytes) -> bool:
+    """Tell whether data begins as an index of the known version does, whole or not."""
+    return len(data) >= _INDEX_HEADER.size and _INDEX_HEADER.unpack_from(data)[0] == VERSION
+
+
+def vouches(index: bytes, entry: bytes) -> bool:
+    """Tell whether an index of another version, but of the same build, has the version of an entry."""
+    if len(index) < _INDEX_HEADER.size or entry[:4] != index[:4]:
+        return False
+    version, count, _ = _INDEX_HEADER.unpack_from(index)
+    whole = len(index) == _INDEX_HEADER.size + int(count) * _INDEX_RECORD.size
+    return whole and VERSION != int(version) < _PLAUSIBLE
 
 
 def write_index(records: Sequence[tuple[int, int]]) -> bytes:

@@ -30,6 +30,15 @@ SCHEMA: Final = Schema(
 SCHEMA_2_3: Final = Schema("kern_db", (f"{_TABLE})", _INDEX), SCHEMA.key, ("kernel_blob",), SCHEMA.size)
 
 _LEVEL: Final = 9
+#: More than any kernel has, in bytes: what claims more is a bomb.
+_LARGEST: Final = 1 << 30
+#: What a code object begins with: an ELF file, or a bundle of several.
+_CODE: Final = (b"\x7fELF", b"__CLANG_OFFLOAD_BUNDLE__", b"CCOB")
+
+
+def is_code(head: bytes) -> bool:
+    """Tell whether a file of a kernel begins as one."""
+    return head.startswith(_CODE)
 
 
 def schema_of(columns: frozenset[str]) -> Schema | None:
@@ -80,7 +89,7 @@ def decompress(blob: bytes, size: int) -> bytes:
     Joined streams, which :func:`bz2.decompress` accepts, are refused: MIOpen stops after the first.
     """
     decompressor = bz2.BZ2Decompressor()
-    if size < 0:
+    if not 0 <= size <= _LARGEST:
         message = f"a size of {size} bytes"
         raise ValueError(message)
     try:

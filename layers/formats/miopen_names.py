@@ -13,7 +13,7 @@ from pathlib import PurePosixPath
 from typing import Final
 
 #: ``3.3.0.a85ca8a54``; without a build id before 2.4, and with an empty one where git was not at hand.
-VERSION_FOLDER: Final = re.compile(r"\d+\.\d+\.\d+(?:\..*)?")
+VERSION_FOLDER: Final = re.compile(r"\d+\.\d+\.\d+(?:\.[^/]*)?")
 
 _NUMBERS: Final = (
     "700 701 702 703 704 705 801 802 803 805 810 900 902 904 906 908 909 90a 90c 940 941 942 950 1010 1011 1012 1013 "

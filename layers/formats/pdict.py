@@ -23,8 +23,10 @@ SCHEMA: Final = Schema(
 )
 
 _VERSION: Final = r"\d+\.\d+\.\d+\.(?:alpha|beta|candidate|final)\.\d+"
-_SQLITE: Final = re.compile(rf"pdict-v5-(?P<identifier>.+?)(?P<dash>-?)(?P<python>{_VERSION})\.sqlite")
-_FOLDER: Final = re.compile(rf"pdict-v(?P<generation>[234])-(?P<identifier>.+)-py(?P<python>{_VERSION})")
+_SQLITE: Final = re.compile(rf"pdict-v5-(?P<identifier>.+?)(?P<dash>-?)(?P<python>{_VERSION})\.sqlite", re.DOTALL)
+_FOLDER: Final = re.compile(rf"pdict-v(?P<generation>[234])-(?P<identifier>.+)-py(?P<python>{_VERSION})", re.DOTALL)
+#: The files of an entry of those generations.
+V4_MEMBERS: Final = re.compile("key|contents|lock")
 
 #: Folders of a v2 and of a v3 or v4 dictionary, below ``pdict-v…``: the hash, whole or fanned out.
 V2_LEVELS: Final = (re.compile(r"pdict-v2-.+"), re.compile(r"[0-9a-f]{16,64}"))
@@ -107,18 +109,16 @@ def _derived_names(data: bytes) -> Iterator[str]:
 
 
 def _names_in(top: object) -> Iterator[str]:
+    sets: list[Thing] = []
     for thing in things(top):
         found = attributes(thing)
         entrypoints = found.get("entrypoints")
         name = found.get("name")
         if isinstance(entrypoints, Thing):
-            yield from (text for text in _texts(entrypoints) if text)
+            sets.append(entrypoints)
         elif isinstance(name, str) and "instructions" in found:
             yield name
-
-
-def _texts(thing: Thing) -> Iterator[str]:
-    """Yield the strings of a set, however the pickle spells it (a frozenset, or a call of one on a list)."""
-    for part in things(thing):
+    # A set is spelled as a frozenset, or as a call of one on a list.
+    for part in things(Thing("list", list(sets))):
         if part.kind != "global":
-            yield from (item for item in part.items if isinstance(item, str))
+            yield from (item for item in part.items if isinstance(item, str) and item)

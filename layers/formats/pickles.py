@@ -21,10 +21,13 @@ class Thing:
     """
 
     kind: str
-    items: list[object] = field(default_factory=list)
-    state: object = None
+    # Shown without its parts: parts may be shared, and a picture of them exponential.
+    items: list[object] = field(default_factory=list, repr=False)
+    state: object = field(default=None, repr=False)
 
 
+#: More opcodes than any row of a cache has.
+_MOST: Final = 5_000_000
 _MARK: Final = Thing("mark")
 _CONSTANTS: Final[dict[str, object]] = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False}
 _EMPTY: Final = {"EMPTY_TUPLE": "tuple", "EMPTY_LIST": "list", "EMPTY_DICT": "dict", "EMPTY_SET": "set"}
@@ -46,7 +49,10 @@ def walk(data: bytes) -> tuple[object, int]:
     """
     machine = _Machine()
     try:
-        for opcode, argument, position in pickletools.genops(data):
+        for count, (opcode, argument, position) in enumerate(pickletools.genops(data)):
+            if count > _MOST:
+                message = f"more than {_MOST} opcodes"
+                raise ValueError(message)
             if opcode.name == "STOP":
                 return machine.pop(), (position or 0) + 1
             machine.step(opcode.name, argument)

@@ -14,6 +14,8 @@ from cachectl.layers.facts import Artifact
 
 _HEADER: Final = "artifact.json"
 _DATA: Final = "data"
+#: A plain file, as old and as new tars spell it.
+_PLAIN: Final = (b"0", b"\0")
 _SCHEMA: Final = "cachectl/artifact/1"
 
 
@@ -44,7 +46,14 @@ def unpack(data: bytes) -> dict[str, bytes]:
         with tarfile.open(fileobj=io.BytesIO(data), mode="r:") as tar:
             for info in tar:
                 path = PurePosixPath(info.name)
-                if not info.isreg() or path.is_absolute() or ".." in path.parts or not path.parts:
+                if (
+                    info.type not in _PLAIN
+                    or info.sparse
+                    or info.size > len(data)
+                    or path.is_absolute()
+                    or ".." in path.parts
+                    or not path.parts
+                ):
                     message = f"unsafe member {info.name!r}"
                     raise ValueError(message)
                 if str(path) in members:
@@ -52,7 +61,7 @@ def unpack(data: bytes) -> dict[str, bytes]:
                     raise ValueError(message)
                 content = tar.extractfile(info)
                 members[str(path)] = content.read() if content is not None else b""
-    except (tarfile.TarError, EOFError) as error:
+    except (tarfile.TarError, EOFError, RecursionError, OverflowError, UnicodeError) as error:
         message = f"not a tar: {error}"
         raise ValueError(message) from error
     return members
@@ -89,7 +98,7 @@ def artifact_from_bytes(data: bytes) -> Artifact:
             detail={str(name): str(value) for name, value in header["detail"].items()},
         )
         digest = str(header["sha256"])
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         message = f"not an artifact file of cachectl get: {error}"
         raise BadRequest(message) from error
     if hashlib.sha256(content).hexdigest() != digest:

@@ -8,7 +8,6 @@ transactions with a finite wait.
 from __future__ import annotations
 
 import os
-import shutil
 import sqlite3
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -20,6 +19,7 @@ from urllib.parse import quote
 
 from cachectl.layers.errors import Busy, Damaged, EntryExists, LayerError, Unreachable
 from cachectl.layers.stores.locks import PATIENCE
+from cachectl.layers.stores.plain import SANE, plain_identity, read_plain
 
 _MAGIC: Final = b"SQLite format 3\0"
 _WAL_MODE: Final = b"\x02\x02"
@@ -30,7 +30,8 @@ _COMPANIONS: Final = ("-journal", "-wal", "-shm")
 class Schema:
     """One table: how to make it, what identifies a row, and what it holds.
 
-    ``key`` and ``values`` are column names; ``size`` is the sql expression of a row's bytes.
+    ``key`` and ``values`` are column names; ``size`` is the sql expression of a row's bytes. ``table`` may be
+    a query, where rows are only read; ``tables`` then names the tables it is made of.
     """
 
     table: str
@@ -38,6 +39,7 @@ class Schema:
     key: tuple[str, ...]
     values: tuple[str, ...]
     size: str
+    tables: tuple[str, ...] = ()
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -81,6 +83,23 @@ def disk_usage(path: Path) -> tuple[int, int]:
     return files, total
 
 
+def _row(rowid: object, key: Sequence[object], size: object) -> Row:
+    """Make a row of what a query gave: a foreign table may hold anything, also nothing."""
+    return Row(
+        rowid if isinstance(rowid, int) else 0,
+        tuple(str(part) for part in key),
+        size if isinstance(size, int) else 0,
+    )
+
+
+def _spellable(key: Sequence[str]) -> bool:
+    """Tell whether a key can be bound: undecodable bytes of a command line cannot."""
+    try:
+        return all(part.encode() is not None for part in key)
+    except UnicodeEncodeError:
+        return False
+
+
 class RowFile:
     """One sqlite file holding rows of one schema.
 
@@ -114,7 +133,7 @@ class RowFile:
         query = f"select rowid, {self.schema.size}, {keys} from {self.schema.table} order by rowid"
         with self._reading() as connection:
             for rowid, size, *key in connection.execute(query):
-                yield Row(int(rowid), tuple(str(part) for part in key), int(size or 0))
+                yield _row(rowid, key, size)
 
     def rows_with(self, *columns: str) -> Iterator[tuple[Row, tuple[object, ...]]]:
         """Yield every row together with some of its values."""
@@ -123,24 +142,17 @@ class RowFile:
         width = len(self.schema.key)
         with self._reading() as connection:
             for rowid, size, *rest in connection.execute(query):
-                yield Row(int(rowid), tuple(str(part) for part in rest[:width]), int(size or 0)), tuple(rest[width:])
+                yield _row(rowid, rest[:width], size), tuple(rest[width:])
 
     def read(self, key: Sequence[str]) -> tuple[object, ...] | None:
         """Return the value columns of a row, or ``None`` where there is no such row or no such file."""
-        if not self.path.exists():
+        if not os.path.lexists(self.path) or not _spellable(key):
             return None
         values = ", ".join(f'"{column}"' for column in self.schema.values)
         query = f"select {values} from {self.schema.table} where {self.schema.where_key}"
         with self._reading() as connection:
             row = connection.execute(query, tuple(key)).fetchone()
             return None if row is None else tuple(row)
-
-    def row(self, key: Sequence[str]) -> Row | None:
-        """Return the place and weight of one row."""
-        query = f"select rowid, {self.schema.size} from {self.schema.table} where {self.schema.where_key}"
-        with self._reading() as connection:
-            found = connection.execute(query, tuple(key)).fetchone()
-            return None if found is None else Row(int(found[0]), tuple(key), int(found[1] or 0))
 
     def columns(self) -> frozenset[str]:
         """Name the columns that the table has; none where there is no such table."""
@@ -164,6 +176,8 @@ class RowFile:
 
         Raises :class:`EntryExists` where a different row has the key and ``replace`` is not set.
         """
+        if not _spellable(key):
+            raise Damaged(self.layer, "the key holds characters that no database can", self.path)
         places = ", ".join("?" for _ in self.schema.columns)
         names = ", ".join(f'"{column}"' for column in self.schema.columns)
         try:
@@ -196,19 +210,20 @@ class RowFile:
             connection.execute("commit")
         return gone
 
-    def delete_up_to(self, last: int, rows: int) -> int | None:
-        """Delete every row up to a row id, and so none that came later; return how many went.
+    def delete_up_to(self, weight: Weight) -> int | None:
+        """Delete every row up to the last one of an earlier weighing; return how many went.
 
-        ``None``, and nothing goes, where there are more than ``rows`` of them: somebody's vacuum has numbered
-        the rows anew, and younger ones now stand among them.
+        ``None``, and nothing goes, where those rows are not the same in number and size any more: row ids are
+        used again, so that younger rows may stand among them.
         """
+        older = f"from {self.schema.table} where rowid <= ?"
         with self._writing() as connection:
             connection.execute("begin immediate")
-            count = f"select count(*) from {self.schema.table} where rowid <= ?"
-            if connection.execute(count, (last,)).fetchone()[0] > rows:
+            query = f"select count(*), coalesce(sum({self.schema.size}), 0) {older}"
+            if connection.execute(query, (weight.last,)).fetchone() != (weight.rows, weight.bytes):
                 connection.execute("rollback")
                 return None
-            removed = connection.execute(f"delete from {self.schema.table} where rowid <= ?", (last,)).rowcount
+            removed = connection.execute(f"delete {older}", (weight.last,)).rowcount
             connection.execute("commit")
         return removed
 
@@ -235,9 +250,9 @@ class RowFile:
         with ExitStack() as stack:
             with self._translated():
                 uri = stack.enter_context(self._readable_uri())
-                connection = sqlite3.connect(uri, timeout=self.patience, uri=True, isolation_level=None)
-                stack.enter_context(closing(connection))
+                connection = stack.enter_context(self._connected(uri))
                 connection.execute("pragma query_only = on")
+                self._demand_tables(connection)
             with self._translated():
                 yield connection
 
@@ -248,8 +263,7 @@ class RowFile:
         A plain read-only open of a WAL-mode file creates ``-wal`` and ``-shm`` beside it: such a file is
         opened as immutable when no log is pending, and copied with its log when one is.
         """
-        with self.path.open("rb") as file:
-            header = file.read(20)
+        header = read_plain(self.path, limit=20)
         if header and not header.startswith(_MAGIC):
             raise sqlite3.DatabaseError("file is not a database")
         location = f"file:{quote(os.fsencode(self.path))}"
@@ -257,22 +271,46 @@ class RowFile:
             yield f"{location}?mode=ro"
             return
         log = self.path.with_name(self.path.name + "-wal")
-        if not log.exists() or log.stat().st_size == 0:
+        pending = log.lstat().st_size if os.path.lexists(log) else 0
+        if pending == 0:
             yield f"{location}?mode=ro&immutable=1"
             return
+        if pending + self.path.stat().st_size > SANE:
+            raise Unreachable(self.layer, "a large log is pending, which its own library must fold in first", log)
         with tempfile.TemporaryDirectory(prefix="cachectl-") as folder:
             copy = Path(folder, "copy.sqlite")
-            shutil.copyfile(self.path, copy)
-            shutil.copyfile(log, copy.with_name("copy.sqlite-wal"))
+            copy.write_bytes(read_plain(self.path))
+            copy.with_name("copy.sqlite-wal").write_bytes(read_plain(log))
             yield f"file:{quote(os.fsencode(copy))}"
 
     @contextmanager
     def _writing(self, *, create: bool = False) -> Iterator[sqlite3.Connection]:
-        mode = "rwc" if create else "rw"
         with self._translated():
-            uri = f"file:{quote(os.fsencode(self.path))}?mode={mode}"
-            with closing(sqlite3.connect(uri, timeout=self.patience, uri=True, isolation_level=None)) as connection:
+            fresh = create and not os.path.lexists(self.path)
+            before = None if fresh else plain_identity(self.path)
+            uri = f"file:{quote(os.fsencode(self.path))}?mode={'rwc' if fresh else 'rw'}"
+            with self._connected(uri) as connection:
+                if before is not None:
+                    self._demand_tables(connection)
+                    # sqlite opens by name: a file swapped meanwhile is not the one that was looked at.
+                    if plain_identity(self.path) != before:
+                        raise Unreachable(self.layer, "was replaced while it was opened", self.path)
                 yield connection
+
+    @contextmanager
+    def _connected(self, uri: str) -> Iterator[sqlite3.Connection]:
+        with closing(sqlite3.connect(uri, timeout=self.patience, uri=True, isolation_level=None)) as connection:
+            connection.text_factory = lambda data: data.decode(errors="surrogateescape")
+            yield connection
+
+    def _demand_tables(self, connection: sqlite3.Connection) -> None:
+        """Refuse what could run code of its own: a view in the place of a table, or a trigger on it."""
+        for table in self.schema.tables or (self.schema.table,):
+            query = "select type from sqlite_master where name = ? or (type = 'trigger' and tbl_name = ?)"
+            kinds = {str(kind) for (kind,) in connection.execute(query, (table, table))}
+            if not kinds <= {"table"}:
+                others = ", ".join(sorted(kinds - {"table"}))
+                raise Damaged(self.layer, f"holds a {others} where its library makes a plain table", self.path)
 
     @contextmanager
     def _translated(self) -> Iterator[None]:
@@ -291,6 +329,9 @@ class RowFile:
         text = str(error)
         if "locked" in text or "busy" in text:
             return Busy(self.layer, f"locked by another process for more than {self.patience:g} s", self.path)
+        if os.path.lexists(f"{self.path}-journal") and ("readonly" in text or "unable to open" in text):
+            message = "an interrupted write is pending, which the next program that opens it rolls back"
+            return Unreachable(self.layer, message, self.path)
         if "no such table" in text or "no such column" in text or "malformed" in text:
             return Damaged(self.layer, f"not a usable database: {text}", self.path)
         return Unreachable(self.layer, f"sqlite cannot use it: {text}", self.path)

@@ -13,57 +13,70 @@ import re
 import stat
 import uuid
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from cachectl.layers.errors import Damaged, EntryExists, LayerError, Unreachable
-from cachectl.layers.facts import Note, Outcome, Problem, Target
+from cachectl.layers.facts import Note, Orphan, Outcome, Problem, Target
 from cachectl.layers.stores.archive import pack, unpack
+from cachectl.layers.stores.plain import SANE, read_plain
 
 #: Whether this platform can act relative to directory handles, without which nothing is removed safely.
 HANDLES: Final = {os.open, os.stat, os.unlink, os.rename, os.mkdir, os.rmdir} <= os.supports_dir_fd
 NO_HANDLES: Final = "this platform cannot act relative to an open folder, so nothing could be removed safely"
 
 _NO_HARD_LINKS: Final = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EMLINK}
+_GONE: Final = "already gone"
 _STAGE: Final = ".cachectl-stage-"
 _TRASH: Final = ".cachectl-trash-"
 #: What a killed cachectl may leave in a root: its own staging and trash, safe to clear at any time.
 LEFTOVER: Final = re.compile(r"\.cachectl-(?:stage|trash)-[0-9a-f]{32}")
 
 _FOLDER_FLAGS: Final = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_NOFOLLOW", 0)
-_FILE_FLAGS: Final = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0)
+#: Deeper than any entry is nested; what goes deeper is none.
+_DEEP: Final = 16
+#: How often a placement is tried while others place and remove beside it.
+_TRIES: Final = 5
+_NO_ROOM: Final = {errno.ENOSPC, errno.EDQUOT}
 
 
 @dataclass(frozen=True, slots=True)
 class StrayRule:
-    """What a tree may hold beside entries: temporaries and left-overs, by the pattern of their name.
+    """What the root of a tree may hold beside entries: temporaries and left-overs, by the pattern of their name.
 
-    ``level`` is the depth below the root (0: directly in it); ``empty`` accepts files of 0 bytes only;
-    ``private`` accepts only what no other user may read, as ``mkstemp`` makes it.
+    ``members`` makes it a folder, and is what every file in it must match; else it is a plain file, and
+    ``empty`` accepts those of 0 bytes only. ``private`` accepts only what no other user may read, as
+    ``mkstemp`` makes it.
     """
 
-    level: int
     pattern: re.Pattern[str]
     why: str
     idle_only: bool = True
     empty: bool = False
     private: bool = False
+    members: re.Pattern[str] | None = None
 
-    def accepts(self, level: int, name: str, status: os.stat_result) -> bool:
-        """Tell whether a name at a level is one of these."""
-        if level != self.level or not self.pattern.fullmatch(name) or stat.S_ISLNK(status.st_mode):
+    def accepts(self, name: str, status: os.stat_result) -> bool:
+        """Tell whether a name in the root is one of these, as far as can be told without looking into it."""
+        kind = stat.S_ISREG if self.members is None else stat.S_ISDIR
+        if not self.pattern.fullmatch(name) or not kind(status.st_mode):
             return False
         return not (self.empty and status.st_size) and not (self.private and status.st_mode & 0o077)
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """The form of a tree: one pattern per path component, the last being the entry itself."""
+    """The form of a tree: one pattern per path component, the last being the entry itself.
+
+    ``members`` is what every file of an entry must match where entries are folders (``None``: anything); an
+    entry with another file in it is not the layer's to touch.
+    """
 
     levels: tuple[re.Pattern[str], ...]
     folders: bool
+    members: re.Pattern[str] | None = None
     strays: tuple[StrayRule, ...] = ()
 
     def accepts(self, key: str) -> bool:
@@ -108,9 +121,20 @@ class Leaf:
         """Fingerprint files, bytes and newest change."""
         return (len(self.members), self.bytes, self.newest)
 
+    def orphan(self, root: Path, why: str | None = None) -> Orphan:
+        """Return the leaf as an orphan of a root, for a stray's own reason or another."""
+        reason = self.stray.why if self.stray is not None and why is None else why or ""
+        idle_only = self.stray is None or self.stray.idle_only
+        return Orphan(self.key, root, self.bytes, len(self.members), self.modified, reason, idle_only, mark=self.mark)
+
     def member(self, path: str) -> Member | None:
         """Return the member at a path."""
         return next((member for member in self.members if member.path == path), None)
+
+
+_LEFTOVERS: Final = StrayRule(
+    LEFTOVER, "left by an interrupted cachectl", idle_only=False, members=re.compile(".*", re.DOTALL)
+)
 
 
 class Tree:
@@ -137,7 +161,8 @@ class Tree:
             if parent is None:
                 return None
             status = _status(parent, parts[-1])
-            return None if status is None else self._recognise(parent, tuple(parts), status)
+            leaf = None if status is None else self._recognise(parent, tuple(parts), status)
+            return None if leaf is None or self._foreign(leaf) is not None else leaf
 
     def _scan_level(self, handle: int, above: tuple[str, ...], level: int) -> Iterator[Leaf | Problem]:
         try:
@@ -145,27 +170,27 @@ class Tree:
         except OSError as error:
             yield self._problem(above, error)
             return
-        last = level == len(self.shape.levels) - 1
         for name in names:
             # Most names in a shared folder match nothing: no stat is spent on them.
-            if not self.shape.levels[level].fullmatch(name) and not self._may_stray(level, name):
-                continue
-            status = _status(handle, name)
-            if status is None:
-                continue
-            parts = (*above, name)
-            try:
-                leaf = self._recognise(handle, parts, status)
-            except OSError as error:
-                yield self._problem(parts, error)
-                continue
-            if leaf is not None:
-                yield leaf
-            elif self.shape.levels[level].fullmatch(name):
-                if stat.S_ISLNK(status.st_mode):
-                    yield Problem(self.root.joinpath(*parts), "link", "a link inside the root is not followed")
-                elif not last and stat.S_ISDIR(status.st_mode):
-                    yield from self._scan_below(handle, parts, level)
+            if self.shape.levels[level].fullmatch(name) or self._may_stray(level, name):
+                yield from self._scan_name(handle, (*above, name), level)
+
+    def _scan_name(self, handle: int, parts: tuple[str, ...], level: int) -> Iterator[Leaf | Problem]:
+        status = _status(handle, parts[-1])
+        try:
+            leaf = None if status is None else self._recognise(handle, parts, status)
+        except OSError as error:
+            yield self._problem(parts, error)
+            return
+        if leaf is not None:
+            foreign = self._foreign(leaf)
+            message = f"holds {foreign!r}, which does not belong there; left alone"
+            yield leaf if foreign is None else Problem(self.root.joinpath(*parts), "unrecognised", message)
+        elif status is not None and self.shape.levels[level].fullmatch(parts[-1]):
+            if stat.S_ISLNK(status.st_mode):
+                yield Problem(self.root.joinpath(*parts), "link", "a link inside the root is not followed")
+            elif level < len(self.shape.levels) - 1 and stat.S_ISDIR(status.st_mode):
+                yield from self._scan_below(handle, parts, level)
 
     def _scan_below(self, handle: int, parts: tuple[str, ...], level: int) -> Iterator[Leaf | Problem]:
         try:
@@ -181,19 +206,23 @@ class Tree:
             os.close(below)
 
     def _may_stray(self, level: int, name: str) -> bool:
-        return bool(LEFTOVER.fullmatch(name)) or any(
-            rule.level == level and rule.pattern.fullmatch(name) for rule in self.shape.strays
-        )
+        return level == 0 and any(rule.pattern.fullmatch(name) for rule in (_LEFTOVERS, *self.shape.strays))
+
+    def _foreign(self, leaf: Leaf) -> str | None:
+        """Return a file of a leaf that does not belong there."""
+        if leaf.stray is not None and leaf.stray.pattern is LEFTOVER:
+            return None
+        pattern = self.shape.members if leaf.stray is None else leaf.stray.members
+        if pattern is None:
+            return None
+        return next((member.path for member in leaf.members if not pattern.fullmatch(member.path)), None)
 
     def _recognise(self, handle: int, parts: tuple[str, ...], status: os.stat_result) -> Leaf | None:
         name, level = parts[-1], len(parts) - 1
         key = "/".join(parts)
-        if LEFTOVER.fullmatch(name) and level == 0 and stat.S_ISDIR(status.st_mode):
-            rule = StrayRule(0, LEFTOVER, "left by an interrupted cachectl", idle_only=False)
-            return _measure(handle, name, key, status, rule)
-        for rule in self.shape.strays:
-            if rule.accepts(level, name, status):
-                return _measure(handle, name, key, status, rule)
+        for rule in (_LEFTOVERS, *self.shape.strays) if level == 0 else ():
+            if rule.accepts(name, status):
+                return None if rule is _LEFTOVERS and _held(handle, name) else _measure(handle, name, key, status, rule)
         kind = stat.S_ISDIR if self.shape.folders else stat.S_ISREG
         if level == len(self.shape.levels) - 1 and self.shape.levels[level].fullmatch(name) and kind(status.st_mode):
             return _measure(handle, name, key, status, None)
@@ -218,6 +247,8 @@ class Tree:
         leaf = self.find(key)
         if leaf is None:
             return None
+        if leaf.bytes > SANE:
+            raise Damaged(self.layer, "larger than any entry", self.root / key)
         contents = {member.path: self.read_file(key, member.path) for member in leaf.members}
         # A file that vanished meanwhile means the entry is being replaced: a miss, not half an entry.
         present = {path: content for path, content in contents.items() if content is not None}
@@ -231,8 +262,7 @@ class Tree:
             if parent is None:
                 return None
             try:
-                with open(os.open(parts[-1], _FILE_FLAGS, dir_fd=parent), "rb") as file:
-                    return file.read(limit)
+                return read_plain(parts[-1], dir_fd=parent, limit=limit)
             except FileNotFoundError:
                 return None
             except OSError as error:
@@ -260,93 +290,130 @@ class Tree:
 
     def write_members(self, key: str, members: dict[str, bytes], replace: bool, file_mode: int) -> None:
         """Place an entry given file by file."""
+        if not members:
+            raise Damaged(self.layer, "the artifact holds no file", key)
         standing = self.read_members(key)
         if standing == members:
             return
         if standing is not None and not replace:
             raise EntryExists(self.layer, self.root / key)
-        self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
         parts = key.split("/")
-        with self._opened_root() as handle, ExitStack() as stack:
-            if handle is None:
-                raise FileNotFoundError(2, os.strerror(2), str(self.root))
-            parent = _descend(stack, handle, parts[:-1], make=True)
-            if parent is None:
-                raise FileNotFoundError(2, os.strerror(2), str(self.root / key))
-            stage = _STAGE + uuid.uuid4().hex
-            os.mkdir(stage, 0o700, dir_fd=handle)
-            try:
-                folder = stack.enter_context(_opened(stage, handle))
-                _fill(folder, parts[-1], members, file_mode)
-                self._publish(folder, parent, parts[-1], replace=replace)
-                os.fsync(parent)
-            finally:
-                _delete(handle, stage)
+        # Somebody may tidy an empty folder away on the way there.
+        for _ in range(_TRIES - 1):
+            with suppress(FileNotFoundError):
+                self._place(parts, members, replace=replace, file_mode=file_mode)
+                return
+        self._place(parts, members, replace=replace, file_mode=file_mode)
 
-    def _publish(self, stage: int, parent: int, name: str, *, replace: bool) -> None:
-        if self.shape.folders and replace and _status(parent, name) is not None:
-            # A folder cannot be renamed over a full one: the old one steps into the stage first.
-            os.rename(name, ".old", src_dir_fd=parent, dst_dir_fd=stage)
+    def _place(self, parts: Sequence[str], members: dict[str, bytes], *, replace: bool, file_mode: int) -> None:
+        self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with self._opened_root() as handle, ExitStack() as stack:
+            parent = None if handle is None else _descend(stack, handle, parts[:-1], make=True)
+            if handle is None or parent is None:
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(self.root.joinpath(*parts)))
+            with _own_folder(handle, _STAGE) as stage:
+                _fill(stage, parts[-1], members, file_mode)
+                if not self.shape.folders:
+                    self._publish_file(stage, parent, parts[-1], replace=replace)
+                else:
+                    self._publish_folder(stage, parent, parts[-1], replace=replace)
+                os.fsync(parent)
+
+    def _publish_file(self, stage: int, parent: int, name: str, *, replace: bool) -> None:
+        if replace:
+            os.rename(name, name, src_dir_fd=stage, dst_dir_fd=parent)
+            return
         try:
-            if self.shape.folders or replace:
-                os.rename(name, name, src_dir_fd=stage, dst_dir_fd=parent)
-            else:
-                os.link(name, name, src_dir_fd=stage, dst_dir_fd=parent, follow_symlinks=False)
+            os.link(name, name, src_dir_fd=stage, dst_dir_fd=parent, follow_symlinks=False)
+        except FileExistsError as error:
+            raise EntryExists(self.layer, self.root / name) from error
         except OSError as error:
-            if _status(parent, name) is not None:
-                raise EntryExists(self.layer, self.root / name) from error
             if error.errno not in _NO_HARD_LINKS:
                 raise
             os.rename(name, name, src_dir_fd=stage, dst_dir_fd=parent)
 
+    def _publish_folder(self, stage: int, parent: int, name: str, *, replace: bool) -> None:
+        """Rename a folder into its place; a full one cannot be renamed over, so it steps into the stage first."""
+        for attempt in range(_TRIES if replace else 1):
+            old = f".old{attempt}"
+            if replace:
+                with suppress(FileNotFoundError):
+                    os.rename(name, old, src_dir_fd=parent, dst_dir_fd=stage)
+            if self._moved_in(stage, parent, name, old):
+                return
+        raise EntryExists(self.layer, self.root / name)
+
+    def _moved_in(self, stage: int, parent: int, name: str, old: str) -> bool:
+        try:
+            os.rename(name, name, src_dir_fd=stage, dst_dir_fd=parent)
+        except OSError as error:
+            # Whatever went wrong, the old entry goes back if nobody has placed another.
+            with suppress(OSError):
+                os.rename(old, name, src_dir_fd=stage, dst_dir_fd=parent)
+            if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
+                raise
+            return False
+        return True
+
     # ------------------------------------------------------------------ removing
 
-    def remove(self, targets: Sequence[Target], *, tidy: bool = False) -> Outcome:
+    def remove(
+        self, targets: Sequence[Target], *, tidy: bool = False, guard: AbstractContextManager[object] | None = None
+    ) -> Outcome:
         """Remove planned leaves, each compared with its mark first.
 
         A folder is renamed into a trash folder of the same root before it is deleted, so that no reader
-        meets half of it. ``tidy`` also removes the folders above that are empty then.
+        meets half of it. ``guard`` is held for the renaming alone; ``tidy`` also removes the folders above
+        that are empty then.
         """
-        removed = freed = 0
         skipped: list[Note] = []
         failed: list[Note] = []
+        removed = freed = 0
         try:
             with self._opened_root() as handle:
                 if handle is None:
-                    return Outcome(self.layer, skipped=tuple(Note(target.key, "already gone") for target in targets))
-                with _trash(handle) as trash:
-                    for number, target in enumerate(targets):
-                        try:
-                            reason = self._remove_one(handle, trash, str(number), target)
-                        except OSError as error:
-                            failed.append(Note(target.key, f"cannot be removed: {error.strerror}"))
-                            continue
-                        if reason is not None:
-                            skipped.append(Note(target.key, reason))
-                        else:
-                            removed += target.entries
-                            freed += target.bytes
-                if tidy:
-                    _prune_empty(handle, [target.key for target in targets])
+                    return Outcome(self.layer, skipped=tuple(Note(target.key, _GONE) for target in targets))
+                trash = _Bin(handle)
+                try:
+                    with nullcontext() if guard is None else guard:
+                        for target in targets:
+                            removed += self._retire(handle, trash, target, skipped, failed)
+                    if tidy:
+                        _prune_empty(handle, [target.key for target in targets])
+                finally:
+                    trash.empty()
+                freed = trash.freed
+        except LayerError:
+            raise
         except OSError as error:
             failed.append(Note(str(self.root), f"cannot be cleared: {error.strerror or error}"))
         return Outcome(self.layer, removed, freed, tuple(skipped), tuple(failed))
 
-    def _remove_one(self, handle: int, trash: int, number: str, target: Target) -> str | None:
+    def _retire(self, handle: int, trash: _Bin, target: Target, skipped: list[Note], failed: list[Note]) -> int:
+        """Take one leaf out of its place; return how many entries that were."""
+        try:
+            reason = self._remove_one(handle, trash, target)
+        except FileNotFoundError:
+            reason = _GONE
+        except OSError as error:
+            failed.append(Note(target.key, f"cannot be removed: {error.strerror}"))
+            return 0
+        if reason is None:
+            return target.entries
+        skipped.append(Note(target.key, reason))
+        return 0
+
+    def _remove_one(self, handle: int, trash: _Bin, target: Target) -> str | None:
         parts = tuple(target.key.split("/"))
         with ExitStack() as stack:
             parent = _descend(stack, handle, parts[:-1])
             status = None if parent is None else _status(parent, parts[-1])
             leaf = None if parent is None or status is None else self._recognise(parent, parts, status)
-            if parent is None or status is None or leaf is None:
-                return "already gone"
+            if parent is None or leaf is None or self._foreign(leaf) is not None:
+                return _GONE
             if leaf.mark != target.mark:
                 return "changed since it was planned"
-            if stat.S_ISDIR(status.st_mode):
-                os.rename(parts[-1], number, src_dir_fd=parent, dst_dir_fd=trash)
-                _delete(trash, number)
-            else:
-                os.unlink(parts[-1], dir_fd=parent)
+            trash.take(parent, parts[-1])
         return None
 
     # ------------------------------------------------------------------ helpers
@@ -386,6 +453,8 @@ def _measure(handle: int, name: str, key: str, status: os.stat_result, rule: Str
 def _gather(handle: int, name: str, prefix: str, members: list[Member]) -> tuple[int, bool]:
     """List a folder's files into ``members``; return its newest change (ns) and whether links were met."""
     newest, links = 0, False
+    if prefix.count("/") > _DEEP:
+        raise OSError(errno.ELOOP, "nested deeper than any entry", name)
     try:
         folder = os.open(name, _FOLDER_FLAGS, dir_fd=handle)
     except FileNotFoundError:
@@ -445,28 +514,102 @@ def _fill(stage: int, name: str, members: dict[str, bytes], file_mode: int) -> N
 
 
 @contextmanager
-def _trash(handle: int) -> Iterator[int]:
-    name = _TRASH + uuid.uuid4().hex
+def _own_folder(handle: int, prefix: str) -> Iterator[int]:
+    """Make a folder for this process alone, held as long as it is in use, and delete it afterwards."""
+    name = prefix + uuid.uuid4().hex
     os.mkdir(name, 0o700, dir_fd=handle)
     try:
         with _opened(name, handle) as folder:
+            _hold(folder)
             yield folder
     finally:
         _delete(handle, name)
 
 
-def _delete(handle: int, name: str) -> None:
-    """Delete a file or a whole folder relative to a handle; links in it are unlinked, never followed."""
+def _hold(folder: int) -> bool:
+    """Lock a folder against being taken for a left-over; tell whether that was possible."""
+    import fcntl
+
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
+
+
+def _held(handle: int, name: str) -> bool:
+    """Tell whether a living cachectl works in a stage or trash folder."""
+    try:
+        with _opened(name, handle) as folder:
+            return not _hold(folder)
+    except OSError:
+        return True
+
+
+class _Bin:
+    """Where retired leaves go: folders into a trash folder, made when first needed, files straight away.
+
+    ``freed`` counts the bytes that are off the disk: a file with another name elsewhere frees nothing.
+    """
+
+    def __init__(self, handle: int) -> None:
+        self.freed = 0
+        self._handle = handle
+        self._stack = ExitStack()
+        self._folder: int | None = None
+        self._taken = 0
+
+    def empty(self) -> None:
+        """Delete what was taken."""
+        try:
+            for number in range(self._taken if self._folder is not None else 0):
+                self.freed += _delete(self._folder, str(number))
+        finally:
+            self._stack.close()
+
+    def take(self, parent: int, name: str) -> None:
+        """Take a leaf out of its folder."""
+        status = os.stat(name, dir_fd=parent, follow_symlinks=False)
+        if not stat.S_ISDIR(status.st_mode) or not self._have_folder():
+            self.freed += _delete(parent, name)
+            return
+        os.rename(name, str(self._taken), src_dir_fd=parent, dst_dir_fd=self._folder)
+        self._taken += 1
+
+    def _have_folder(self) -> bool:
+        if self._folder is None:
+            try:
+                self._folder = self._stack.enter_context(_own_folder(self._handle, _TRASH))
+            except OSError as error:
+                # On a full disk there is no room for a folder, and all the more reason to go on.
+                if error.errno not in _NO_ROOM:
+                    raise
+        return self._folder is not None
+
+
+def _delete(handle: int | None, name: str, depth: int = 0) -> int:
+    """Delete a file or a whole folder relative to a handle; return the bytes that are off the disk.
+
+    Links are unlinked, never followed; what goes meanwhile is gone.
+    """
+    if handle is None:
+        return 0
     status = _status(handle, name)
     if status is None:
-        return
+        return 0
     if not stat.S_ISDIR(status.st_mode):
-        os.unlink(name, dir_fd=handle)
-        return
+        with suppress(FileNotFoundError):
+            os.unlink(name, dir_fd=handle)
+        return status.st_size if stat.S_ISREG(status.st_mode) and status.st_nlink == 1 else 0
+    if depth > _DEEP:
+        raise OSError(errno.ELOOP, "nested deeper than any entry", name)
+    freed = 0
     with _opened(name, handle) as folder:
         for child in os.listdir(folder):
-            _delete(folder, child)
-    os.rmdir(name, dir_fd=handle)
+            freed += _delete(folder, child, depth + 1)
+    with suppress(FileNotFoundError):
+        os.rmdir(name, dir_fd=handle)
+    return freed
 
 
 def _prune_empty(handle: int, keys: Sequence[str]) -> None:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import struct
+import subprocess
+import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,7 +14,7 @@ import pytest
 
 from cachectl.layers.cuda_compute_cache import CudaComputeCache
 from cachectl.layers.environment import Environment
-from cachectl.layers.errors import Damaged
+from cachectl.layers.errors import Damaged, ForeignForm
 from cachectl.layers.facts import Condition
 from cachectl.layers.formats import compute_cache as form
 from cachectl.layers.selection import Selection
@@ -98,17 +102,19 @@ def test_put_under_another_name_is_refused(layer: CudaComputeCache) -> None:
     one, other = list(layer.entries())[:2]
     artifact = layer.get(one.key)
     assert artifact is not None
-    with pytest.raises(Damaged, match="hash of its key"):
+    with pytest.raises(ForeignForm, match="was taken from the key"):
         layer.put(other.key, artifact, replace=True)
+    with pytest.raises(Damaged, match="hash of its key"):
+        layer.put(other.key, replace(artifact, key=other.key), replace=True)
 
 
 def test_clearing_everything_empties_the_cache(layer: CudaComputeCache) -> None:
     assert layer.clear(layer.plan_clear()).removed == 40
-    assert [path.name for path in folder(layer).rglob("*")] == ["index"]
+    assert [path.name for path in folder(layer).rglob("*") if path.is_file()] == ["index"]
     assert index(layer) == form.Index(())
 
 
-@pytest.mark.parametrize("content", [None, b"", b"garbage", b"\x41\x00\x00\x00" + b"\xff" * 12])
+@pytest.mark.parametrize("content", [None, b"", b"\x41\x00\x00\x00" + b"\xff" * 12])
 def test_an_index_that_is_not_whole_is_named_and_made_anew(layer: CudaComputeCache, content: bytes | None) -> None:
     # Without an index, or with an empty one, a real driver drops every entry at its next store.
     path = folder(layer) / "index"
@@ -126,12 +132,49 @@ def test_an_index_that_is_not_whole_is_named_and_made_anew(layer: CudaComputeCac
     assert list(layer.verify(root)) == []
 
 
-def test_an_index_of_another_version_is_left_alone(layer: CudaComputeCache) -> None:
+@pytest.mark.parametrize(
+    "content", [b"my own index", b"an index of something else entirely", struct.pack("<I", 0x42) * 4]
+)
+def test_what_is_no_index_of_this_version_is_left_alone(layer: CudaComputeCache, content: bytes) -> None:
     path = folder(layer) / "index"
-    content = struct.pack("<I", 0x42) + path.read_bytes()[4:]
     path.write_bytes(content)
-    layer.clear(layer.plan_clear(Selection(kernel="ka3")))
+    assert layer.clear(layer.plan_clear(Selection(kernel="ka3"))).removed == 2
     assert path.read_bytes() == content
+    assert "drops every entry" in next(layer.verify(layer.roots()[0])).message
+
+
+def test_a_locked_index_is_waited_for_before_anything_goes(layer: CudaComputeCache) -> None:
+    layer = CudaComputeCache(replace(layer.environment, patience=0.2))
+    plan = layer.plan_clear()
+    program = (
+        "import fcntl, sys; f = open(sys.argv[1], 'r+b'); fcntl.lockf(f, fcntl.LOCK_EX); print(1, flush=True); input()"
+    )
+    command = [sys.executable, "-c", program, str(folder(layer) / "index")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == b"1\n"
+        outcome = layer.clear(plan)
+        assert (outcome.removed, len(outcome.failed)) == (0, 1)
+        assert len(list(layer.entries())) == 40
+        holder.communicate(b"\n")
+    assert layer.clear(plan).removed == 40
+
+
+def test_hostile_headers_cost_neither_memory_nor_time(layer: CudaComputeCache) -> None:
+    path = folder(layer) / "0" / "0" / "0123456789abcd"
+    path.parent.mkdir(parents=True)
+    path.write_bytes(form.HEADER.pack(form.VERSION, 2**64 - 1, 2**64 - 1, 0) + b"short")
+    sparse = path.with_name("0123456789abce")
+    sparse.touch()
+    os.truncate(sparse, 1 << 40)
+    os.mkfifo(path.with_name("0123456789abcf"))
+    root = layer.roots()[0]
+    assert len(list(layer.scan(root))) >= 41
+    assert "00123456789abcd" in "".join(finding.key or "" for finding in layer.verify(root)).replace("/", "")
+    (folder(layer) / "index").unlink()
+    os.mkfifo(folder(layer) / "index")
+    layer.census(root)
+    assert [note.because for note in layer.clear(layer.plan_clear()).failed] != []
 
 
 def test_an_unknown_format_is_opaque_where_its_index_vouches_for_it(layer: CudaComputeCache) -> None:

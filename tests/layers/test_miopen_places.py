@@ -128,7 +128,7 @@ def test_old_versions_are_not_stale_where_several_miopens_are_installed(tmp_path
     for version in ("2.2.1", "3.3.0.x"):
         path = tmp_path / ".cache" / "miopen" / version / ("a" * 32) / "k.s.o"
         path.parent.mkdir(parents=True)
-        path.write_bytes(b"code")
+        path.write_bytes(b"\x7fELF code")
     variables = {"HOME": str(tmp_path), "ROCM_PATH": str(tmp_path / "rocm")}
     environment = Environment(variables, home=tmp_path, site=(tmp_path / "site",), temporary=tmp_path / "tmp")
     assert [entry.stale for entry in MIOpenKernels(environment).entries()] == [None, None]

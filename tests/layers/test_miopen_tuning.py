@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from contextlib import closing
+from dataclasses import replace as changed
 from pathlib import Path
 
 import pytest
@@ -72,8 +73,8 @@ def perf_table(path: Path) -> None:
         connection.commit()
 
 
-def artifact(line: str, layer: str = "miopen-tuning") -> Artifact:
-    return Artifact(layer, "any", "miopen-record/1", line.encode())
+def artifact(key: str, line: str, layer: str = "miopen-tuning") -> Artifact:
+    return Artifact(layer, key, "miopen-record/1", line.encode())
 
 
 class TestUser(LayerConformance):
@@ -146,7 +147,7 @@ def test_an_edit_tells_running_programs_of_itself(tmp_path: Path) -> None:
     (folder / FIND).chmod(0o777)
     layer = MIOpenTuning(environment_of(tmp_path))
     began = time.monotonic_ns()
-    layer.put(f"{FIND}::new", artifact("new=S:1,0,A"))
+    layer.put(f"{FIND}::new", artifact(f"{FIND}::new", "new=S:1,0,A"))
     assert (folder / FIND).read_text() == f"{LINE}\nother=S:1.5,0,A;T:2.5,0,B\nnew=S:1,0,A\n"
     assert (folder / FIND).stat().st_mode & 0o777 == 0o777
     assert began < int((folder / f"{FIND}.time").read_text()) < time.monotonic_ns()
@@ -165,7 +166,7 @@ def test_an_emptied_file_goes_with_its_time(tmp_path: Path) -> None:
 
 def test_locks_lie_where_every_miopen_takes_them(tmp_path: Path) -> None:
     folder = fill(tmp_path)
-    MIOpenTuning(environment_of(tmp_path)).put(f"{FIND}::new", artifact("new=S:1,0,A"))
+    MIOpenTuning(environment_of(tmp_path)).put(f"{FIND}::new", artifact(f"{FIND}::new", "new=S:1,0,A"))
     digest = hashlib.md5(str(folder).encode()).hexdigest()  # noqa: S324 - MIOpen's choice
     for lock in (
         tmp_path / "tmp" / "miopen-lockfiles" / f"{digest}_{FIND}.lock",
@@ -187,8 +188,7 @@ def test_every_spelling_of_the_folder_is_locked(tmp_path: Path) -> None:
         assert f"{digest}_{FIND}.lock" in names
 
 
-def test_a_lock_that_miopen_holds_is_waited_for_and_then_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cachectl.layers.stores.locks.record_lock.__wrapped__.__kwdefaults__", {"patience": 0.05})
+def test_a_lock_that_miopen_holds_is_waited_for_and_then_said(tmp_path: Path) -> None:
     folder = fill(tmp_path)
     lock = folder / "miopen-lockfiles" / f"{FIND}.lock"
     lock.parent.mkdir()
@@ -198,9 +198,9 @@ def test_a_lock_that_miopen_holds_is_waited_for_and_then_said(tmp_path: Path, mo
         assert holder.stdout is not None
         holder.stdout.readline()
         before = (folder / FIND).read_bytes()
-        layer = MIOpenTuning(environment_of(tmp_path))
+        layer = MIOpenTuning(changed(environment_of(tmp_path), patience=0.05))
         with pytest.raises(LayerError, match="locked"):
-            layer.put(f"{FIND}::new", artifact("new=S:1,0,A"))
+            layer.put(f"{FIND}::new", artifact(f"{FIND}::new", "new=S:1,0,A"))
         outcome = layer.clear(layer.plan_clear(Selection(key=f"{FIND}::other")))
         assert outcome.removed == 0
         assert "locked" in outcome.failed[0].because
@@ -226,7 +226,7 @@ def test_put_refuses_what_is_no_record_of_a_user_file(tmp_path: Path, key: str, 
     fill(tmp_path / "home")
     before = snapshot(tmp_path)
     with pytest.raises(LayerError, match=sentence):
-        MIOpenTuning(environment_of(tmp_path / "home")).put(key, artifact(line))
+        MIOpenTuning(environment_of(tmp_path / "home")).put(key, artifact(key, line))
     assert {path: what for path, what in snapshot(tmp_path).items() if "lock" not in path} == before
 
 
@@ -291,7 +291,7 @@ def test_a_link_is_not_followed(tmp_path: Path) -> None:
     assert [found.code for found in layer.scan(layer.roots()[0]) if isinstance(found, Problem)] == ["link"]
     assert layer.get(f"{FIND}::a") is None
     with pytest.raises(Refused, match="link"):
-        layer.put(f"{FIND}::b", artifact("b=S:1"))
+        layer.put(f"{FIND}::b", artifact(f"{FIND}::b", "b=S:1"))
     assert (tmp_path / "elsewhere.txt").read_text() == "a=S:1\n"
 
 
@@ -317,7 +317,7 @@ def test_system_results_are_read_and_refuse_the_rest(tmp_path: Path) -> None:
     with pytest.raises(Refused, match="package manager"):
         layer.plan_clear()
     with pytest.raises(Refused, match="miopen-tuning"):
-        layer.put("gfx906_60.HIP.fdb.txt::a", artifact("a=S:1", "miopen-system-tuning"))
+        layer.put("gfx906_60.HIP.fdb.txt::a", artifact("gfx906_60.HIP.fdb.txt::a", "a=S:1", "miopen-system-tuning"))
     with pytest.raises(Refused, match="MIOPEN_SYSTEM_DB_PATH"):
         layer.relocate(tmp_path)
     assert snapshot(tmp_path, times=True) == before

@@ -52,12 +52,13 @@ def test_every_library_writes_where_we_say(home: Home, changes: dict[str, str]) 
 
 @pytest.mark.real
 @pytest.mark.parametrize("home_variable", ["", "relative/home"])
-def test_an_odd_home_is_the_accounts_for_pytools(home: Home, home_variable: str) -> None:
+def test_an_odd_home_is_what_platformdirs_makes_of_it(home: Home, home_variable: str) -> None:
     # Asked without writing: the folder is the tester's own.
     asked = home.python("user_cache.py", HOME=home_variable)["path"]
     account = Path(pwd.getpwuid(os.getuid()).pw_dir)
-    environment = Environment({"HOME": home_variable}, home=account, cwd=home.path)
-    assert user_cache_folder(environment, "pytools")[0] == Path(asked)
+    installed = home.environment().installed
+    environment = Environment({"HOME": home_variable}, home=account, cwd=home.path, installed=installed)
+    assert user_cache_folder(environment, "pytools")[0] == home.path / asked
 
 
 @pytest.mark.real

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from cachectl.layers import pocl_kernels
-from cachectl.layers.errors import Damaged
+from cachectl.layers.errors import Damaged, ForeignForm
 from cachectl.layers.facts import Artifact, Condition, Entry, Orphan, Problem
 from cachectl.layers.pocl_kernels import PoclKernels
 from cachectl.layers.stores.archive import pack, unpack
@@ -18,8 +18,9 @@ if TYPE_CHECKING:
 
     from conftest import Home
 
-BITCODE = b"BC\xc0\xde rest"
-ELF = b"\x7fELF rest"
+# The least that is whole: bitcode of one empty block, and an ELF header of 64 bits that promises no sections.
+BITCODE = b"BC\xc0\xde" + bytes.fromhex("210c0000 00000000")
+ELF = b"\x7fELF\x02\x01\x01" + bytes(57)
 NAME = "AB/" + "C" * 37
 
 
@@ -104,12 +105,12 @@ def test_the_uncached_folder_is_seen_and_cleared(home: Home) -> None:
     layer = PoclKernels(home.environment())
     kcache, uncached = (root.path for root in layer.roots())
     assert (kcache.name, uncached.name) == ("kcache", "uncached")
-    (uncached / "_UNCACHED_abcdef").mkdir(parents=True)
-    (uncached / "_UNCACHED_abcdef").chmod(0o700)
-    (uncached / "_UNCACHED_abcdef" / "program.bc").write_bytes(BITCODE)
+    (uncached / "_UNCACHED_aBc3ef").mkdir(parents=True)
+    (uncached / "_UNCACHED_aBc3ef").chmod(0o700)
+    (uncached / "_UNCACHED_aBc3ef" / "program.bc").write_bytes(BITCODE)
     assert layer.census(layer.roots()[1]).orphan_files == 1
     long_ago = layer.environment.clock() - 2 * pocl_kernels.ORPHAN_REST
-    for path in (uncached / "_UNCACHED_abcdef" / "program.bc", uncached / "_UNCACHED_abcdef"):
+    for path in (uncached / "_UNCACHED_aBc3ef" / "program.bc", uncached / "_UNCACHED_aBc3ef"):
         os.utime(path, (long_ago, long_ago))
     layer.clear(layer.plan_clear())
     assert list(uncached.iterdir()) == []
@@ -122,12 +123,12 @@ def test_what_a_live_compile_may_use_is_left_for_now(layer: PoclKernels, monkeyp
     long_ago = layer.environment.clock() - 2 * pocl_kernels.ENTRY_REST
     for path in (old / "program.bc", old):
         os.utime(path, (long_ago, long_ago))
-    monkeypatch.setattr(pocl_kernels, "using", lambda _libraries: (4711,))
+    monkeypatch.setattr(pocl_kernels, "using", lambda _libraries, **_: (4711,))
     plan = layer.plan_clear()
     assert [target.key for target in plan.targets] == ["AB/" + "D" * 37]
     assert [note.key for note in plan.skipped] == [NAME]
     assert "process 4711" in plan.skipped[0].because
-    monkeypatch.setattr(pocl_kernels, "using", lambda _libraries: ())
+    monkeypatch.setattr(pocl_kernels, "using", lambda _libraries, **_: ())
     assert len(layer.plan_clear().targets) == 2
 
 
@@ -136,8 +137,6 @@ def test_an_entry_that_changed_since_the_plan_is_skipped(layer: PoclKernels) -> 
     plan = layer.plan_clear()
     (folder / "k" / "0-0-0").mkdir(parents=True)
     (folder / "k" / "0-0-0" / "k.so").write_bytes(ELF)
-    if not plan.targets:
-        pytest.skip("another PoCL process of this user is running, so nothing young is planned")
     outcome = layer.clear(plan)
     assert outcome.removed == 0
     assert outcome.skipped[0].because == "changed since it was planned"
@@ -208,3 +207,47 @@ def test_put_goes_where_lookups_look_even_while_the_cache_is_off(home: Home) -> 
     layer = PoclKernels(home.environment(POCL_KERNEL_CACHE="0"))
     layer.put(NAME, Artifact("pocl", NAME, "pocl-entry/1", pack({"program.bc": BITCODE})))
     assert (home.path / ".cache" / "pocl" / "kcache" / NAME / "program.bc").exists()
+
+
+def test_innocent_things_with_confusing_names_stay(home: Home) -> None:
+    root = home.path / "mine"
+    layer = PoclKernels(home.environment(POCL_CACHE_DIR=str(root)))
+    program = "AA/" + "B" * 37 + "/program.py"
+    for name in ("tempfile_thesis.tex", "tempfile_backup.tar.gz", "tempfile_aB3dE6.tex", program):
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_bytes(b"")
+        (root / name).chmod(0o600)
+    for name in ("tempfile_backup.d", "tempdir_photos", "tempdir_aB3dE6", "_UNCACHED_mydata", "_UNCACHED_aB3dE6"):
+        (root / name).mkdir(mode=0o700)
+        (root / name / "holiday.jpg").write_bytes(b"innocent")
+    os.mkfifo(root / "tempfile_aB3dE6", 0o600)
+    before = sorted(root.rglob("*"))
+    layer.clear(layer.plan_clear())
+    assert sorted(root.rglob("*")) == before
+
+
+@pytest.mark.parametrize("members", [{"last_accessed": b""}, {"build.log": b"x"}, {}])
+def test_what_holds_no_program_is_not_put(layer: PoclKernels, members: dict[str, bytes]) -> None:
+    with pytest.raises(Damaged, match="no program"):
+        layer.put(NAME, Artifact("pocl", NAME, "pocl-entry/1", pack(members)))
+    assert not layer.roots()[0].path.exists()
+
+
+@pytest.mark.real
+def test_real_programs_cut_short_are_named(warm: Home) -> None:
+    layer = PoclKernels(warm.environment())
+    entry = next(layer.entries())
+    folder = entry.root / entry.key
+    for path in (folder / "program.bc", next(folder.glob("*/*/*.so"))):
+        content = path.read_bytes()
+        for length in (4, 100, len(content) // 2, len(content) - 1):
+            path.write_bytes(content[:length])
+            assert [finding.key for finding in layer.verify(layer.roots()[0])] == [entry.key], (path, length)
+        path.write_bytes(content)
+    assert list(layer.verify(layer.roots()[0])) == []
+
+
+def test_an_artifact_goes_back_where_it_came_from(layer: PoclKernels) -> None:
+    artifact = Artifact("pocl", NAME, "pocl-entry/1", pack({"program.bc": BITCODE}))
+    with pytest.raises(ForeignForm, match="was taken from the key"):
+        layer.put("AB/" + "D" * 37, artifact)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import pickle
+import platform
+import subprocess
 import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -147,3 +150,41 @@ def test_purging_what_is_stale_looks_at_headers_too(home: Home) -> None:
     header.write_text("#define ANSWER 43\n")
     layer = PyOpenCLBinaries(home.environment())
     assert layer.plan_clear(Selection(stale=True)).entries == 1
+
+
+def test_a_lock_of_a_dead_cachectl_is_taken_over(warm: Home) -> None:
+    layer = PyOpenCLBinaries(replace(warm.environment(), patience=0.1))
+    lock = base(layer) / "lock"
+    with subprocess.Popen([sys.executable, "-c", ""]) as gone:
+        gone.wait()
+    lock.write_bytes(b"cachectl %d %s\n" % (gone.pid, os.fsencode(platform.node())))
+    assert layer.clear(layer.plan_clear()).removed == 3
+    assert not lock.exists()
+
+
+def test_an_old_lock_is_taken_over_only_where_nobody_can_hold_it(warm: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    layer = PyOpenCLBinaries(replace(warm.environment(), patience=0.1))
+    lock = base(layer) / "lock"
+    lock.write_bytes(b"")
+    os.utime(lock, (1, 1))
+    monkeypatch.setattr(pyopencl_binaries, "using", lambda _libraries, **_: (4711,))
+    assert layer.clear(layer.plan_clear()).removed == 0
+    assert lock.exists()
+    monkeypatch.setattr(pyopencl_binaries, "using", lambda _libraries, **_: ())
+    assert layer.clear(layer.plan_clear()).removed == 3
+
+
+def test_a_dependency_that_is_no_header_makes_nobody_wait(layer: PyOpenCLBinaries, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    entry = next(layer.entries())
+    for path in (str(tmp_path / "pipe"), "/dev/zero", "nul\0inside"):
+        top = pickle.dumps(_SourceInfo([(path, 1.0, "0" * 32)], None)).replace(b"__main__", b"pyopencl.cache")
+        (entry.root / entry.key / "info").write_bytes(top)
+        assert any(found.stale for found in layer.entries())
+
+
+class _SourceInfo:
+    """Pickles as PyOpenCL's class of that name does."""
+
+    def __init__(self, dependencies: object, log: object) -> None:
+        self.dependencies, self.log = dependencies, log

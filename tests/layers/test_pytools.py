@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import shlex
 import sqlite3
 import subprocess
 import sys
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from cachectl.layers.errors import Damaged
+from cachectl.layers.errors import Damaged, LayerError
 from cachectl.layers.facts import Artifact, Condition, Orphan, Problem
 from cachectl.layers.formats import pdict
 from cachectl.layers.loopy_dictionaries import LoopyDictionaries
@@ -38,6 +39,7 @@ PYTHON = "3.11.7.final.0"
         ("pdict-v5-mine-3.13.0.candidate.2.sqlite", "v5", "mine", "3.13.0.candidate.2", True),
         ("pdict-v4-loopy-y-py3.9.2.final.0", "v4", "loopy-y", "3.9.2.final.0", True),
         ("pdict-v2-loopy-y-py2.7.18.final.0", "v2", "loopy-y", "2.7.18.final.0", True),
+        ("pdict-v5-two\nlines-3.8.1.final.0.sqlite", "v5", "two\nlines", "3.8.1.final.0", True),
     ],
 )
 def test_names_of_every_generation(file: str, generation: str, identifier: str, python: str, *, dash: bool) -> None:
@@ -231,8 +233,9 @@ def test_a_broken_pickle_is_found_and_not_put(home: Home, data: bytes) -> None:
     dictionary(home.path / ".cache" / "pytools", file, {"a" * 16: data})
     layer = PytoolsDictionaries(environment)
     assert [finding.code for finding in layer.verify(layer.roots()[0])] == ["pickle"]
+    key = f"{file}/{'b' * 16}"
     with pytest.raises(Damaged):
-        layer.put(f"{file}/{'b' * 16}", Artifact("pytools", "k", "pytools-pdict/5", data))
+        layer.put(key, Artifact("pytools", key, "pytools-pdict/5", data))
 
 
 @pytest.mark.parametrize(
@@ -282,3 +285,130 @@ def test_what_an_interrupted_cachectl_left_is_an_orphan_of_one_layer(home: Home)
     layer = PytoolsDictionaries(environment)
     layer.clear(layer.plan_clear(Selection()))
     assert list((home.path / ".cache" / "pytools").iterdir()) == []
+
+
+def linked(home: Home) -> tuple[PytoolsDictionaries, str, Path]:
+    """Return a layer in which a link stands under a dictionary's name, the link's name, and what it points at."""
+    environment = home.environment()
+    file = f"pdict-v5-mine-{environment.python}.sqlite"
+    innocent = dictionary(home.path / "elsewhere", "innocent.db", {"a" * 16: b"\x80\x04N."})
+    folder = home.path / ".cache" / "pytools"
+    folder.mkdir(parents=True)
+    (folder / file).symlink_to(innocent)
+    return PytoolsDictionaries(environment), file, innocent
+
+
+def test_nothing_is_read_or_written_through_a_link(home: Home) -> None:
+    layer, file, innocent = linked(home)
+    before = innocent.read_bytes()
+    key = f"{file}/{'a' * 16}"
+    with pytest.raises(LayerError, match="link"):
+        layer.get(key)
+    with pytest.raises(LayerError, match="link"):
+        layer.put(key, Artifact("pytools", key, "pytools-pdict/5", b"\x80\x04N."), replace=True)
+    assert len(list(layer.verify(layer.roots()[0]))) == 1
+    assert innocent.read_bytes() == before
+
+
+def test_a_file_swapped_for_a_link_after_the_plan_is_left_alone(home: Home) -> None:
+    layer, file, innocent = linked(home)
+    path = home.path / ".cache" / "pytools" / file
+    path.unlink()
+    dictionary(path.parent, file, {"a" * 16: b"\x80\x04N."})
+    plan = layer.plan_clear()
+    path.unlink()
+    path.symlink_to(innocent)
+    before = innocent.read_bytes()
+    outcome = layer.clear(plan)
+    assert (outcome.removed, len(outcome.failed)) == (0, 1)
+    assert innocent.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    "statements",
+    [
+        "create view dict as select 'a' as keyhash, x'00' as key_value",
+        """create table dict (keyhash text, key_value text); insert into dict values ('a', x'00');
+        create trigger evil after delete on dict begin insert into dict values ('b', x'00'); end""",
+        "create table dict (keyhash text, key_value text); insert into dict values (null, null)",
+        "create table dict (keyhash text primary key, key_value text) without rowid; insert into dict values ('a', 1)",
+        "create table other (a)",
+    ],
+)
+def test_a_table_that_pytools_did_not_make_harms_nobody(home: Home, statements: str) -> None:
+    environment = home.environment()
+    folder = home.path / ".cache" / "pytools"
+    folder.mkdir(parents=True)
+    path = folder / f"pdict-v5-mine-{environment.python}.sqlite"
+    with closing(sqlite3.connect(path)) as connection:
+        connection.executescript(statements)
+    layer = PytoolsDictionaries(environment)
+    root = layer.roots()[0]
+    layer.census(root)
+    list(layer.entries())
+    list(layer.verify(root))
+    outcome = layer.clear(layer.plan_clear())
+    with closing(sqlite3.connect(path)) as connection:
+        assert connection.execute("select count(*) from sqlite_master where name = 'evil'").fetchone()[0] in (0, 1)
+        if "trigger" in statements:
+            assert connection.execute("select keyhash from dict").fetchall() == [("a",)]
+            assert outcome.failed
+
+
+def test_a_pipe_under_a_dictionarys_name_makes_nobody_wait(home: Home) -> None:
+    environment = home.environment()
+    file = f"pdict-v5-mine-{environment.python}.sqlite"
+    folder = home.path / ".cache" / "pytools"
+    folder.mkdir(parents=True)
+    os.mkfifo(folder / file)
+    layer = PytoolsDictionaries(environment)
+    root = layer.roots()[0]
+    layer.census(root)
+    assert len(list(layer.verify(root))) == 1
+    with pytest.raises(LayerError):
+        layer.get(f"{file}/{'a' * 16}")
+
+
+def test_advice_is_safe_to_paste(home: Home) -> None:
+    environment = home.environment()
+    key = "x'; touch pwned; '"
+    dictionary(home.path / ".cache" / "pytools", f"pdict-v5-mine-{environment.python}.sqlite", {key: b"junk"})
+    layer = PytoolsDictionaries(environment)
+    (finding,) = layer.verify(layer.roots()[0])
+    assert shlex.split(finding.fix)[-1] == finding.key
+
+
+def test_a_purge_that_came_second_frees_nothing(home: Home) -> None:
+    environment = home.environment()
+    content = {f"{n:016x}": b"\x80\x04B" + (4096).to_bytes(4, "little") + bytes(4096) + b"." for n in range(50)}
+    dictionary(home.path / ".cache" / "pytools", f"pdict-v5-mine-{environment.python}.sqlite", content)
+    layer = PytoolsDictionaries(environment)
+    first, second = layer.plan_clear(), layer.plan_clear()
+    assert layer.clear(first).removed == 50
+    outcome = layer.clear(second)
+    assert (outcome.removed, outcome.bytes_freed) == (0, 0)
+    assert outcome.skipped
+
+
+def test_rows_that_took_the_numbers_of_deleted_ones_stay(home: Home) -> None:
+    environment = home.environment()
+    path = dictionary(
+        home.path / ".cache" / "pytools", f"pdict-v5-mine-{environment.python}.sqlite", {"a" * 16: b"\x80\x04N."}
+    )
+    layer = PytoolsDictionaries(environment)
+    plan = layer.plan_clear()
+    layer.clear(layer.plan_clear())
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("insert into dict values (?, ?)", ("b" * 16, b"\x80\x04K\x01."))
+        connection.commit()
+    assert layer.clear(plan).removed == 0
+    assert len(list(layer.entries())) == 1
+
+
+def test_folders_with_other_files_are_no_entries(home: Home) -> None:
+    folder = home.path / ".cache" / "pytools" / "pdict-v2-mydata-py3.8.1.final.0" / ("0" * 16)
+    folder.mkdir(parents=True)
+    (folder / "results.h5").write_bytes(b"years")
+    layer = PytoolsDictionaries(home.environment())
+    layer.clear(layer.plan_clear())
+    assert (folder / "results.h5").exists()

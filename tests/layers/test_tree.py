@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import os
 import re
+import subprocess
+import sys
+import tarfile
+import threading
 from typing import TYPE_CHECKING
 
 import pytest
@@ -206,3 +211,96 @@ def test_a_cut_tar_is_damage(tree: Tree) -> None:
     data = pack({"one": b"x" * 2000})
     with pytest.raises(Damaged):
         tree.write("ab/0001", data[:1000], replace=False)
+
+
+def test_a_living_cachectls_stage_is_nobodys_left_over(tree: Tree) -> None:
+    tree.root.mkdir()
+    stage = tree.root / (".cachectl-stage-" + "0" * 32)
+    stage.mkdir()
+    program = (
+        "import fcntl, os, sys; fcntl.flock(os.open(sys.argv[1], 0), fcntl.LOCK_EX)\nprint(1, flush=True); input()"
+    )
+    command = [sys.executable, "-c", program, str(stage)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == b"1\n"
+        assert leaves(tree) == []
+        holder.communicate(b"\n")
+    assert [leaf.key for leaf in leaves(tree)] == [stage.name]
+
+
+def test_two_that_replace_one_entry_at_once_leave_one_of_theirs(tree: Tree) -> None:
+    contents = [pack({"one": bytes([letter]) * 5000}) for letter in b"ab"]
+
+    def replace_often(content: bytes) -> None:
+        for _ in range(40):
+            tree.write("ab/0001", content, replace=True)
+
+    threads = [threading.Thread(target=replace_often, args=(content,)) for content in contents]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert tree.read("ab/0001") in contents
+    assert [path.name for path in tree.root.iterdir()] == ["ab"]
+
+
+def test_what_is_not_a_plain_file_is_read_neither_nor_waited_for(tmp_path: Path) -> None:
+    files = Tree("test", tmp_path, Shape((re.compile("[a-f]{2}"),), folders=False))
+    os.mkfifo(tmp_path / "ab")
+    (tmp_path / "cd").symlink_to("/etc/hostname")
+    os.truncate(os.open(tmp_path / "ef", os.O_CREAT | os.O_WRONLY), 1 << 41)
+    assert [leaf.key for leaf in leaves(files)] == ["ef"]
+    assert files.read("ab") is None
+    assert files.read("cd") is None
+    with pytest.raises(Damaged, match="larger than any entry"):
+        files.read("ef")
+
+
+def test_a_folder_nested_without_end_is_a_problem(tree: Tree) -> None:
+    path = tree.root / "ab" / "0001"
+    for _ in range(60):
+        path /= "d"
+    path.mkdir(parents=True)
+    assert [problem.code for problem in tree.scan() if isinstance(problem, Problem)] == ["unreadable"]
+
+
+def test_files_that_do_not_belong_in_an_entry_make_it_nobodys(tmp_path: Path) -> None:
+    tree = Tree("test", tmp_path, Shape(SHAPE.levels, folders=True, members=re.compile("file|sub/.*")))
+    fill(tree, "ab/0001", file=b"1")
+    fill(tree, "ab/0002", file=b"1", thesis=b"years")
+    assert [leaf.key for leaf in leaves(tree)] == ["ab/0001"]
+    assert tree.find("ab/0002") is None
+    planned = [Target(tree.root, "ab/0002", 6, 1, (2, 6, 0))]
+    assert tree.remove(planned).removed == 0
+    assert (tmp_path / "ab" / "0002" / "thesis").exists()
+
+
+def test_only_what_left_the_disk_is_counted_as_freed(tree: Tree, tmp_path: Path) -> None:
+    folder = fill(tree, file=b"x" * 1000, other=b"y" * 10)
+    os.link(folder / "file", tmp_path / "another name")
+    assert tree.remove(targets(tree)).bytes_freed == 10
+
+
+def hostile_tars() -> dict[str, bytes]:
+    """Make tars that a careless reader would choke on."""
+    link, sparse = tarfile.TarInfo("link"), tarfile.TarInfo("sparse")
+    link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
+    sparse.pax_headers = {"GNU.sparse.major": "0", "GNU.sparse.minor": "1", "GNU.sparse.size": str(1 << 40),
+                          "GNU.sparse.map": f"0,0,{1 << 40},0", "GNU.sparse.name": "sparse"}  # fmt: skip
+    made = {}
+    for name, info in (("link", link), ("sparse", sparse)):
+        buffer = io.BytesIO()
+        with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as tar:
+            tar.addfile(info)
+        made[name] = buffer.getvalue()
+    header = tarfile.TarInfo("././@LongLink")
+    header.type, header.size = tarfile.GNUTYPE_LONGNAME, 0
+    made["chained"] = header.tobuf(tarfile.GNU_FORMAT) * 3000
+    return made
+
+
+@pytest.mark.parametrize("name", ["link", "sparse", "chained"])
+def test_a_hostile_tar_is_refused_at_once(name: str) -> None:
+    with pytest.raises(ValueError, match=r"unsafe member|not a tar"):
+        unpack(hostile_tars()[name])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -44,7 +45,7 @@ def test_isolated_starts_empty_and_leaves_nothing(warm: Home) -> None:
     assert seen["inside"] == {"loopy": 10, "pyopencl-invoker": 2, "pyopencl": 0, "pocl": 2}
     assert seen["under_root"]
     assert seen["outside"][0] == seen["outside"][1]
-    assert seen["gone"]
+    assert not Path(seen["root"]).exists()
 
 
 def test_isolated_after_the_libraries_have_opened_their_caches_says_so(home: Home) -> None:
@@ -77,3 +78,31 @@ def test_a_users_own_dictionary_is_off_and_on_again(home: Home) -> None:
 
 def test_a_layer_that_shares_the_switch_is_named(home: Home) -> None:
     assert home.python("session.py", "shared_switch")["layers"] == {"pyopencl": "off", "pyopencl-invoker": "off"}
+
+
+def test_a_process_works_on_after_an_isolated_block(home: Home) -> None:
+    seen = home.python("session.py", "kernels_after_isolated")
+    # What the libraries opened in the block they go on using, so it stays until the process ends.
+    assert seen["goes_on"]
+    assert not Path(seen["root"]).exists()
+    assert seen["outside"]["pocl"] == 0
+
+
+def test_a_forked_child_leaves_its_parents_root(home: Home) -> None:
+    seen = home.python("session.py", "forked")
+    assert seen["there"]
+    assert seen["gone"]
+
+
+def test_a_variable_set_after_the_driver_started_proves_nothing(home: Home) -> None:
+    assert home.python("session.py", "too_late_a_variable")["pocl"] == "on"
+
+
+def test_a_variable_set_before_the_process_began_proves_it(home: Home) -> None:
+    assert home.python("session.py", "off_from_the_first", POCL_KERNEL_CACHE="0")["pocl"] == "off"
+
+
+def test_switching_pytools_leaves_loopys_dictionaries_alone(home: Home) -> None:
+    seen = home.python("session.py", "only_pytools")
+    assert seen["layers"] == ["pytools"]
+    assert (seen["counted"]["loopy"], seen["counted"]["pyopencl-invoker"]) == (5, 1)

@@ -77,7 +77,46 @@ def isolated():
             str(root) in str(r.path) for name in ("loopy", "pocl") for r in cachectl.Stack()[name].roots()[:1]
         )
     SEEN["outside"] = [outside, counted()]
+    SEEN["root"] = str(root)
+
+
+def kernels_after_isolated():
+    with cachectl.isolated() as root:
+        compile_kernels(0)
+    compile_kernels(0, 1, 2)
+    SEEN["root"] = str(root)
+    SEEN["goes_on"] = os.path.isdir(root)
+    SEEN["outside"] = counted()
+
+
+def forked():
+    with cachectl.isolated() as root:
+        child = os.fork()
+        if child == 0:
+            sys.exit(0)
+        os.waitpid(child, 0)
+        SEEN["there"] = os.path.isdir(root)
     SEEN["gone"] = not os.path.exists(root)
+
+
+def too_late_a_variable():
+    compile_kernels(0)
+    os.environ["POCL_KERNEL_CACHE"] = "0"
+    with cachectl.disabled(strict=False) as layers:
+        SEEN["pocl"] = layers["pocl"].status
+
+
+def off_from_the_first():
+    compile_kernels(0)
+    with cachectl.disabled() as layers:
+        SEEN["pocl"] = layers["pocl"].status
+
+
+def only_pytools():
+    with cachectl.disabled("pytools") as layers:
+        compile_kernels(0)
+    SEEN["layers"] = sorted(layers)
+    SEEN["counted"] = counted()
 
 
 def isolated_too_late():

@@ -1,0 +1,46 @@
+"""Files opened for what they are: plain, no links, no pipes that would block, no sizes that would not fit."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from pathlib import Path
+from typing import Final
+
+_FLAGS: Final = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+#: More than any file that is read whole should hold, in bytes.
+SANE: Final = 1 << 30
+
+
+def open_plain(path: str | Path, *, dir_fd: int | None = None, flags: int = _FLAGS) -> int:
+    """Open a plain file; return its descriptor.
+
+    Raises :class:`OSError` for a link, a folder, a pipe, a socket or a device: no name in a cache makes this
+    wait or reach elsewhere.
+    """
+    # O_NONBLOCK: a pipe without a writer would block the open itself.
+    handle = os.open(path, flags | _FLAGS, 0o644, dir_fd=dir_fd)
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise OSError(errno.EINVAL, "no plain file", str(path))
+    return handle
+
+
+def read_plain(path: str | Path, *, dir_fd: int | None = None, limit: int = -1) -> bytes:
+    """Read a plain file, or its first ``limit`` bytes.
+
+    Raises :class:`OSError` as :func:`open_plain`, and where the file is larger than anything of its kind.
+    """
+    with open(open_plain(path, dir_fd=dir_fd), "rb") as file:
+        if limit < 0 and os.fstat(file.fileno()).st_size > SANE:
+            raise OSError(errno.EFBIG, "larger than any entry", str(path))
+        return file.read(limit)
+
+
+def plain_identity(path: Path) -> tuple[int, int]:
+    """Return device and inode of a plain file that is no link. Raises :class:`OSError` for anything else."""
+    status = path.lstat()
+    if not stat.S_ISREG(status.st_mode):
+        raise OSError(errno.EINVAL, "no plain file, or a link, which is not followed", str(path))
+    return status.st_dev, status.st_ino
