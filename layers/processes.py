@@ -11,10 +11,11 @@ _PROC: Final = Path("/proc")
 
 
 def using(libraries: tuple[str, ...], *, processes: Path = _PROC) -> tuple[int, ...] | None:
-    """Return the ids of processes that map a library whose file name starts so, or may do.
+    """Return the ids of processes that map a library whose file name starts so.
 
     ``None`` where it cannot be known: only Linux shows the maps of a process. Looked at are this user's
-    processes, and for the superuser everybody's; a process that hides its maps may map anything.
+    processes, and for the superuser everybody's. A process that hides its maps from its own user runs with
+    other privileges, and does not write into this user's caches.
     """
     if not (processes / "self" / "maps").exists():
         return None
@@ -53,9 +54,7 @@ def _concerned(processes: Path) -> Iterator[int]:
 def _maps_one(process: Path, libraries: tuple[str, ...]) -> bool:
     try:
         maps = (process / "maps").read_bytes()
-    except PermissionError:
-        return True
     except OSError:
-        # It has ended meanwhile.
+        # It has ended meanwhile, or hides.
         return False
     return any(b"/" + library.encode() in maps for library in libraries)

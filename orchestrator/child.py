@@ -5,18 +5,29 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Final
 
 from cachectl.layers.errors import CachectlError, Refused
-from cachectl.layers.facts import Ability, Switch
+from cachectl.layers.facts import Ability, Scope, Switch
 from cachectl.scratch import can_switch, companions, relocations
 
 if TYPE_CHECKING:
     from cachectl.layers.environment import Environment
     from cachectl.layers.layer import Layer
     from cachectl.stack import Stack
+
+
+#: What ends or tells a program something; not every platform has all of them.
+_FORWARDED: Final = tuple(
+    getattr(signal, name)
+    for name in ("SIGTERM", "SIGHUP", "SIGINT", "SIGQUIT", "SIGUSR1", "SIGUSR2")
+    if hasattr(signal, name)
+)
+#: What keys send, to every process in the foreground.
+_TYPED: Final = {getattr(signal, name) for name in ("SIGINT", "SIGQUIT") if hasattr(signal, name)}
 
 
 class CannotStart(CachectlError, OSError):
@@ -60,7 +71,52 @@ def variables_isolated(layers: Iterable[Layer], folder: Path) -> dict[str, str |
     return changes
 
 
-def run(command: Sequence[str], changes: Mapping[str, str | None], environment: Environment) -> int:
+def left_alone(layers: Iterable[Layer], *, off: bool) -> dict[str, str]:
+    """Say of each layer that a child would go on using as it is, why nothing can be done about that."""
+    left: dict[str, str] = {}
+    for layer in layers:
+        abilities = layer.abilities()
+        reason = abilities[Ability.RELOCATE]
+        if off and reason is not None:
+            reason = abilities[Ability.DISABLE]
+        if reason is not None and layer.scope is Scope.USER:
+            left[layer.name] = reason
+    return left
+
+
+class Signals:
+    """Signals that are meant for a child, while there is none, one, and none any more."""
+
+    def __init__(self) -> None:
+        self.child: subprocess.Popen[bytes] | None = None
+        self.early: list[int] = []
+
+    def take(self, number: int, _: object) -> None:
+        """Hand a signal on, or note it until there is a child."""
+        if self.child is None:
+            self.early.append(number)
+        elif not (number in _TYPED and _in_foreground()):
+            # What is typed at the terminal has reached the child already; twice is once too often for some.
+            self.child.send_signal(number)
+
+
+@contextmanager
+def signals_held() -> Iterator[Signals]:
+    """Let no signal end this process while it has a child to wait for, and a scratch folder to clean up."""
+    signals = Signals()
+    before: dict[int, Any] = {}
+    for number in _FORWARDED:
+        # What our own caller ignores (nohup), the child is to ignore too.
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            before[number] = signal.signal(number, signals.take)
+    try:
+        yield signals
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def run(command: Sequence[str], changes: Mapping[str, str | None], environment: Environment, signals: Signals) -> int:
     """Run a command to its end; return its exit status, 128+n where signal n ended it.
 
     Raises :class:`CannotStart` where there is no such command.
@@ -68,17 +124,31 @@ def run(command: Sequence[str], changes: Mapping[str, str | None], environment: 
     unset = frozenset(name for name, value in changes.items() if value is None)
     put = {name: value for name, value in changes.items() if value is not None}
     variables = dict(environment.with_variables(put, unset).variables)
-    before = signal.getsignal(signal.SIGINT)
+    if signals.early:
+        return 128 + signals.early[0]
     try:
-        with subprocess.Popen(list(command), env=variables) as child:  # noqa: S603 - the user's own command
-            # An interrupt reaches the child from the terminal; its answer is the answer.
-            signal.signal(signal.SIGINT, signal.SIG_IGN)
-            status = child.wait()
+        child = subprocess.Popen(list(command), env=variables)  # noqa: S603 - the user's own command
     except OSError as error:
         raise CannotStart(os.fspath(command[0]), error) from error
-    finally:
-        signal.signal(signal.SIGINT, before)
+    signals.child = child
+    for number in signals.early:
+        child.send_signal(number)
+    status = child.wait()
     return status if status >= 0 else 128 - status
+
+
+def _in_foreground() -> bool:
+    """Tell whether this process has a terminal, and gets what is typed there."""
+    try:
+        terminal = os.open("/dev/tty", os.O_RDONLY)
+    except OSError:
+        return False
+    try:
+        return os.tcgetpgrp(terminal) == os.getpgrp()
+    except OSError:
+        return False
+    finally:
+        os.close(terminal)
 
 
 def _merged(switches: Iterable[Switch]) -> dict[str, str | None]:

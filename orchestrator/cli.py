@@ -6,14 +6,17 @@ Status 0 is done; 1 is failed, refused, missing or damaged; 2 is misuse. Every e
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import sys
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from cachectl import __version__
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from cachectl.layers.layer import Layer
     from cachectl.layers.selection import Selection
     from cachectl.stack import Stack
@@ -23,17 +26,49 @@ Handler = Callable[[argparse.Namespace], int]
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit status."""
-    # What follows -- is somebody else's command: argparse must not read it.
+    _open_streams()
     ours, command = _split(list(sys.argv[1:] if arguments is None else arguments))
-    parser = build_parser()
-    options = parser.parse_args(ours)
+    try:
+        options = build_parser().parse_args(ours)
+    except SystemExit:
+        _drop_output()
+        raise
     options.command = command
     handler: Handler = options.handler
     return _guarded(handler, options)
 
 
+def _open_streams() -> None:
+    """See to it that there are three standard streams, and that writing to them knows every character.
+
+    A closed one is opened so that using it fails as it should: else the next file opened would take its place, a
+    database for instance, and be printed into.
+    """
+    closed = {0: os.O_WRONLY, 1: os.O_RDONLY, 2: os.O_WRONLY}
+    for number, flags in closed.items():
+        if not _is_open(number):
+            os.open(os.devnull, flags)
+    if sys.stdin is None:
+        sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115 - as long as the process
+    for name, number in (("stdout", 1), ("stderr", 2)):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(number, "w", encoding="utf-8", closefd=False))  # noqa: SIM115
+        stream = getattr(sys, name)
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def _is_open(number: int) -> bool:
+    try:
+        os.fstat(number)
+    except OSError:
+        return False
+    return True
+
+
 def _split(arguments: list[str]) -> tuple[list[str], list[str]]:
-    if "--" not in arguments:
+    """Part the command that ``run`` is to run from what is ours; elsewhere ``--`` means what it means to argparse."""
+    if arguments[:1] != ["run"] or "--" not in arguments:
         return arguments, []
     at = arguments.index("--")
     return arguments[:at], arguments[at + 1 :]
@@ -41,34 +76,71 @@ def _split(arguments: list[str]) -> tuple[list[str], list[str]]:
 
 def _guarded(handler: Handler, options: argparse.Namespace) -> int:
     from cachectl import render
-    from cachectl.child import CannotStart
-    from cachectl.layers.errors import BadRequest, CachectlError
 
     try:
         status = handler(options)
-        sys.stdout.flush()
+        render.finish()
     except BrokenPipeError:
-        # The reader has seen enough; Python must not complain again when it flushes on its way out.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
+        # The reader has seen enough.
+        status = 1
     except KeyboardInterrupt:
-        return 130
-    except CachectlError as error:
-        render.warn(str(error))
-        return 2 if isinstance(error, BadRequest) else error.status if isinstance(error, CannotStart) else 1
-    except OSError as error:
-        render.warn(f"{error.strerror or error}: {error.filename}" if error.filename else str(error))
-        return 1
+        status = 130
+    except Exception as error:
+        known = _explained(error)
+        if known is None:
+            raise
+        status, line = known
+        render.warn(line)
+    _drop_output()
     return status
+
+
+def _explained(error: Exception) -> tuple[int, str] | None:
+    """Return status and line for an error that is no fault of this program, else ``None``."""
+    from cachectl.child import CannotStart
+    from cachectl.layers.errors import BadRequest, CachectlError, printable
+
+    if isinstance(error, CachectlError):
+        status = 2 if isinstance(error, BadRequest) else error.status if isinstance(error, CannotStart) else 1
+        return status, str(error)
+    if isinstance(error, OSError):
+        words = error.strerror or str(error)
+        return 1, f"{words}: {os.fsdecode(error.filename)}" if isinstance(error.filename, (str, bytes)) else words
+    if isinstance(error, UnicodeError):
+        what = error.object if isinstance(error, UnicodeEncodeError) else ""
+        return 1, f"no text, and so no name that could be kept: {printable(what)}"
+    if isinstance(error, (RecursionError, MemoryError)):
+        return 1, f"what was to be read is nested too deeply, or too large for the memory ({type(error).__name__})"
+    return None
+
+
+def _drop_output() -> None:
+    """Let go of what could not be written: Python must not complain again when it flushes on its way out."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 # ---------------------------------------------------------------------- grammar
 
 
+class _Parser(argparse.ArgumentParser):
+    """A parser that says what is wrong in one line."""
+
+    def error(self, message: str) -> NoReturn:
+        """Say it, and end the program."""
+        from cachectl import render
+
+        render.warn(f"{message}; try {self.prog} --help", self.prog)
+        raise SystemExit(2)
+
+
 def build_parser() -> argparse.ArgumentParser:
     """Describe the whole grammar; the reference in the documentation is made from this."""
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="cachectl",
+        allow_abbrev=False,
         description="See, clear, switch and prove every kernel cache of the OpenCL stack.",
         epilog="LAYER is one of those that 'cachectl layers' lists; none means all.",
     )
@@ -84,8 +156,10 @@ def build_parser() -> argparse.ArgumentParser:
     _selection_options(listing)
     listing.add_argument("--sort", choices=("size", "age", "used"), help="largest, oldest, or longest unused first")
     listing.add_argument("--limit", type=int, metavar="N", help="show no more than N entries")
-    listing.add_argument("-q", "--quiet", action="store_true", help="print nothing but keys")
-    _json_option(listing)
+    form = listing.add_mutually_exclusive_group()
+    form.add_argument("-q", "--quiet", action="store_true", help="print nothing but keys")
+    _json_option(form)
+    listing.epilog = "The table shortens keys to fit; -q and --json give them in full."
 
     get = _verb(verbs, "get", _get, "write one entry to a file")
     _entry_arguments(get)
@@ -115,11 +189,13 @@ def build_parser() -> argparse.ArgumentParser:
     _json_option(layers)
 
     demo = _verb(verbs, "demo", _demo, "the whole story on PoCL, in a scratch root")
-    demo.add_argument("--kernels", type=int, default=8, metavar="N", help="how many kernels to compile (default: 8)")
+    demo.add_argument(
+        "--kernels", type=_positive, default=8, metavar="N", help="how many kernels to compile (default: 8)"
+    )
     return parser
 
 
-def _run_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def _run_verb(verbs: argparse._SubParsersAction[_Parser]) -> None:
     run = _verb(verbs, "run", _run, "run a command with caches off, or on in empty roots")
     how = run.add_mutually_exclusive_group(required=True)
     how.add_argument("--no-cache", action="store_true", help="every layer off")
@@ -134,7 +210,7 @@ def _run_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
     run.usage = "cachectl run (--no-cache | --isolated[=DIR]) [--layer LAYER]... -- COMMAND..."
 
 
-def _env_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def _env_verb(verbs: argparse._SubParsersAction[_Parser]) -> None:
     from cachectl.shells import SHELLS
 
     env = _verb(verbs, "env", _env, "variables as shell commands, for eval")
@@ -148,10 +224,23 @@ def _env_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
     env.add_argument("--shell", choices=SHELLS, help="whose commands to print (default: the login shell's)")
 
 
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        message = f"{text} is less than one"
+        raise argparse.ArgumentTypeError(message)
+    return number
+
+
+_positive.__name__ = "number"
+
+
 def _verb(
-    verbs: argparse._SubParsersAction[argparse.ArgumentParser], name: str, handler: Handler, summary: str
+    verbs: argparse._SubParsersAction[_Parser], name: str, handler: Handler, summary: str
 ) -> argparse.ArgumentParser:
-    parser = verbs.add_parser(name, help=summary, description=summary[0].upper() + summary[1:] + ".")
+    parser = verbs.add_parser(
+        name, help=summary, description=summary[0].upper() + summary[1:] + ".", allow_abbrev=False
+    )
     parser.set_defaults(handler=handler, parser=parser)
     return parser
 
@@ -171,7 +260,7 @@ def _layer_option(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _json_option(parser: argparse.ArgumentParser) -> None:
+def _json_option(parser: argparse._ActionsContainer) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON: bytes and epoch seconds as numbers")
 
 
@@ -204,8 +293,16 @@ def _selection(options: argparse.Namespace, now: float) -> Selection:
 
 
 def _stack() -> Stack:
+    from cachectl.layers.environment import process_variable
+    from cachectl.layers.errors import CachectlError
     from cachectl.stack import Stack
 
+    try:
+        os.getcwd()
+    except OSError as error:
+        where = process_variable("PWD") or "the working folder"
+        message = f"{where}: {error.strerror}; the working folder has gone or is closed to you, cd to another"
+        raise CachectlError(message) from error
     return Stack()
 
 
@@ -224,26 +321,29 @@ def _report(options: argparse.Namespace) -> int:
 
 def _ls(options: argparse.Namespace) -> int:
     from cachectl import render
-    from cachectl.listing import ordered
+    from cachectl.listing import Trouble, ordered
 
     stack = _stack()
     now = stack.environment.clock()
+    selection = _selection(options, now)
+    troubles: list[Trouble] = []
     with render.working("listing"):
         entries = ordered(
-            stack.entries(_selection(options, now), layers=options.layers), sort=options.sort, limit=options.limit
+            stack.entries(selection, layers=options.layers, notice=troubles.append),
+            sort=options.sort,
+            limit=options.limit,
         )
     if options.json:
-        render.show_json(render.entries_json(entries))
+        render.show_json(render.entries_json(entries, troubles))
     elif options.quiet:
         render.show_raw(entry.key for entry in entries)
     else:
         render.show_entries(entries, now)
-    return 0
+    render.warn_of(troubles)
+    return 1 if any(trouble.failed for trouble in troubles) else 0
 
 
 def _get(options: argparse.Namespace) -> int:
-    from pathlib import Path
-
     from cachectl import render
     from cachectl.layers.errors import BadRequest, LayerError
     from cachectl.layers.stores.archive import artifact_to_bytes
@@ -259,18 +359,28 @@ def _get(options: argparse.Namespace) -> int:
     if options.output is None:
         render.show_bytes(data)
     else:
-        write_file(Path(options.output), data)
+        write_file(options.output, data)
     return 0
 
 
 def _put(options: argparse.Namespace) -> int:
-    from pathlib import Path
-
     from cachectl.layers.stores.archive import artifact_from_bytes
 
-    data = sys.stdin.buffer.read() if options.file == "-" else Path(options.file).read_bytes()
+    data = _read_input(options.file)
     _stack()[options.layer].put(options.key, artifact_from_bytes(data), replace=options.replace)
     return 0
+
+
+def _read_input(name: str) -> bytes:
+    from pathlib import Path
+
+    if name != "-":
+        return Path(name).read_bytes()
+    try:
+        return sys.stdin.buffer.read()
+    except OSError as error:
+        error.filename = "standard input"
+        raise
 
 
 def _purge(options: argparse.Namespace) -> int:
@@ -283,11 +393,14 @@ def _purge(options: argparse.Namespace) -> int:
     with render.working("purging"):
         plan = stack.plan_clear(selection, layers=options.layers)
         result = plan.foreseen() if options.dry_run else plan.apply()
+    missing = options.key is not None and plan.finds_nothing
     if options.json:
         render.show_json(render.purge_json(result))
-    else:
+    elif not missing:
         render.show_purge(result)
-    return 1 if result.failed else 0
+    if missing:
+        render.warn(f"no entry that is selected has the key {options.key!r}; cachectl ls -q lists keys")
+    return 1 if missing or result.failed else 0
 
 
 def _verify(options: argparse.Namespace) -> int:
@@ -308,28 +421,48 @@ def _run(options: argparse.Namespace) -> int:
     from pathlib import Path
 
     from cachectl import child, render
-    from cachectl.scratch import companions, scratch_folder, shadow_user_cache
+    from cachectl.scratch import scratch_folder, shadow_user_cache
 
     if not options.command:
         options.parser.error("write -- and the command to run at the end")
     stack = _stack()
     layers: tuple[Layer, ...] = stack.named(options.layers)
+    _say_what_stays(options, layers)
     folder = Path(options.isolated) if options.isolated else None
-    with scratch_folder(folder) as root:
-        if options.no_cache:
-            moved, changes = layers, child.variables_off(layers, stack, root)
-        else:
-            along = companions(layers, stack, root)
-            for name in along:
-                render.warn(f"{name} keeps its entries in the same folder, so it is isolated too")
-            moved, changes = (*layers, *stack.named(along)), child.variables_isolated(layers, root)
-        with shadow_user_cache(stack.environment, moved, root):
-            return child.run(options.command, changes, stack.environment)
+    with child.signals_held() as signals, scratch_folder(folder) as root:
+        moved, changes = _moved(options, stack, layers, root)
+        with shadow_user_cache(stack.environment, moved, root, render.warn):
+            return child.run(options.command, changes, stack.environment, signals)
+
+
+def _moved(
+    options: argparse.Namespace, stack: Stack, layers: tuple[Layer, ...], root: Path
+) -> tuple[tuple[Layer, ...], dict[str, str | None]]:
+    """Return the layers that a child finds elsewhere, and the variables that see to it."""
+    from cachectl import child, render
+    from cachectl.scratch import companions
+
+    if options.no_cache:
+        return layers, child.variables_off(layers, stack, root)
+    along = companions(layers, stack, root)
+    for name in along:
+        render.warn(f"{name} keeps its entries in the same folder, so it is isolated too")
+    return (*layers, *stack.named(along)) if along else layers, child.variables_isolated(layers, root)
+
+
+def _say_what_stays(options: argparse.Namespace, layers: tuple[Layer, ...]) -> None:
+    """Name the layers about which nothing can be done. Raises :class:`Refused` where one was asked for by name."""
+    from cachectl import render
+    from cachectl.child import left_alone
+    from cachectl.layers.errors import Refused
+
+    for name, why in left_alone(layers, off=options.no_cache).items():
+        if name in options.layers:
+            raise Refused(name, f"stays as it is: {why}")
+        render.warn(f"{name} stays as it is: {why}")
 
 
 def _env(options: argparse.Namespace) -> int:
-    from pathlib import Path
-
     from cachectl import render
     from cachectl.child import variables_for
     from cachectl.shells import guess_shell, spell
@@ -337,12 +470,22 @@ def _env(options: argparse.Namespace) -> int:
     stack = _stack()
     layers = stack.named(options.layers)
     shell = options.shell or guess_shell(stack.environment.get("SHELL"))
-    root = None if options.root is None else stack.environment.expand(options.root)
-    changes, notes = variables_for(layers, on=options.enable, root=None if root is None else Path(root))
+    root = None if options.root is None else _root(options.root, stack)
+    changes, notes = variables_for(layers, on=options.enable, root=root)
     render.show_raw(spell(changes, shell))
     for note in notes:
         render.warn(note)
     return 0
+
+
+def _root(name: str, stack: Stack) -> Path:
+    from cachectl.layers.errors import BadRequest
+
+    root = stack.environment.expand(name)
+    if not name or (root.exists() and not root.is_dir()):
+        message = f"--root {name!r} is no folder"
+        raise BadRequest(message)
+    return root
 
 
 def _layers(options: argparse.Namespace) -> int:

@@ -2,55 +2,179 @@
 
 from __future__ import annotations
 
+import heapq
 import os
-from collections.abc import Iterable, Iterator
+import stat
+import sys
+import uuid
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from cachectl.layers.errors import BadRequest, LayerError
-from cachectl.layers.facts import Entry, Finding, Root, Severity
+from cachectl.contained import FAILURES, PluginFailed
+from cachectl.layers.errors import BadRequest, LayerError, reason_of
+from cachectl.layers.facts import Entry, Finding, Problem, Root, Severity
+from cachectl.layers.selection import Selection
 
 if TYPE_CHECKING:
     from cachectl.layers.layer import Layer
 
+_UNKNOWN: Final = float("inf")
+
+#: What each order puts first; a time that is not known comes last.
+_ORDERS: Final[dict[str, Callable[[Entry], float]]] = {
+    "size": lambda entry: -entry.bytes,
+    "age": lambda entry: _UNKNOWN if entry.modified is None else entry.modified,
+    "used": lambda entry: _UNKNOWN if entry.used is None else entry.used,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    """Something that a listing met and that is no entry; ``failed`` where it kept entries from being listed."""
+
+    layer: str
+    problem: Problem | None
+    message: str
+    failed: bool
+
+
+def listed(layers: Iterable[Layer], selection: Selection, notice: Callable[[Trouble], None]) -> Iterator[Entry]:
+    """Yield the selected entries of every root; a root that fails is noticed, and the others go on."""
+    for layer in layers:
+        try:
+            roots = layer.roots()
+        except FAILURES as error:
+            notice(Trouble(layer.name, None, reason_of(error), failed=True))
+            continue
+        for root in roots:
+            yield from _listed_root(layer, root, selection, notice)
+
+
+def _listed_root(layer: Layer, root: Root, selection: Selection, notice: Callable[[Trouble], None]) -> Iterator[Entry]:
+    try:
+        for found in layer.scan(root, contents=True):
+            if isinstance(found, Problem):
+                notice(Trouble(layer.name, found, found.message, failed=False))
+            elif isinstance(found, Entry) and selection.matches(found):
+                yield found
+    except FAILURES as error:
+        problem = Problem(root.path, "unreadable", reason_of(error))
+        notice(Trouble(layer.name, problem, problem.message, failed=True))
+
+
+def warn_of_failures(trouble: Trouble) -> None:
+    """Warn of what kept entries from being listed: a program that asked for them would not know."""
+    if trouble.failed:
+        warnings.warn(f"{trouble.layer}: {trouble.message}", RuntimeWarning, stacklevel=3)
+
 
 def ordered(entries: Iterable[Entry], *, sort: str | None, limit: int | None) -> list[Entry]:
-    """Return entries largest, oldest or longest unused first, no more than ``limit``; unknown times come last."""
+    """Return entries largest, oldest or longest unused first, no more than ``limit``; unknown times come last.
+
+    No more than ``limit`` entries are kept at any time.
+    """
     if limit is not None and limit < 0:
         message = f"--limit {limit} is less than nothing"
         raise BadRequest(message)
-    listed = list(entries)
-    if sort == "size":
-        listed.sort(key=lambda entry: -entry.bytes)
-    elif sort == "age":
-        listed.sort(key=lambda entry: _or_last(entry.modified))
-    elif sort == "used":
-        listed.sort(key=lambda entry: _or_last(entry.used))
-    return listed[:limit]
+    enough = None if limit is None else min(limit, sys.maxsize)
+    if sort is None:
+        return list(islice(entries, enough))
+    order = _ORDERS[sort]
+    return sorted(entries, key=order) if enough is None else heapq.nsmallest(enough, entries, key=order)
 
 
 def findings(layers: Iterable[Layer]) -> list[Finding]:
     """Collect what is damaged in every root of the given layers."""
-    return [finding for layer in layers for root in layer.roots() for finding in _verified(layer, root)]
+    return [finding for layer in layers for finding in _verified(layer)]
 
 
-def _verified(layer: Layer, root: Root) -> Iterator[Finding]:
+def _verified(layer: Layer) -> Iterator[Finding]:
+    try:
+        roots = layer.roots()
+    except FAILURES as error:
+        # There is no place to name: the layer as a whole.
+        yield _failure(layer, Path("*"), error)
+        return
+    for root in roots:
+        yield from _verified_root(layer, root)
+
+
+def _verified_root(layer: Layer, root: Root) -> Iterator[Finding]:
     try:
         yield from layer.verify(root)
-    except (LayerError, OSError) as error:
-        message = error.message if isinstance(error, LayerError) else str(error.strerror or error)
-        yield Finding(layer.name, root.path, None, Severity.FAILS, "unreadable", message, f"make {root.path} readable")
+    except FAILURES as error:
+        yield _failure(layer, root.path, error)
 
 
-def write_file(path: Path, data: bytes) -> None:
-    """Write a file beside its place and rename it in, so that half of one is never seen."""
-    stage = path.with_name(f".{path.name}.{os.getpid()}.cachectl")
+def _failure(layer: Layer, place: Path, error: LayerError | OSError) -> Finding:
+    strange = isinstance(error, PluginFailed)
+    fix = f"mend or uninstall the plug-in {layer.name}" if strange else f"make {place} readable"
+    code = "plugin" if strange else "unreadable"
+    return Finding(layer.name, place, None, Severity.FAILS, code, reason_of(error), fix)
+
+
+def write_file(name: str, data: bytes) -> None:
+    """Write a file beside its place and rename it in, so that half of one is never seen.
+
+    Only a plain file can be written so: a device or a pipe is opened and written to. Raises :class:`BadRequest`
+    for what is no name of a file.
+    """
+    mode = _mode(name)
+    if not name or name.endswith(os.sep) or (mode is not None and stat.S_ISDIR(mode)):
+        message = f"{name!r} is no name of a file"
+        raise BadRequest(message)
+    if mode is not None and _is_standard_output(name):
+        # What others wrote there before us stays, wherever it leads.
+        _write_all(1, data)
+        return
+    if mode is not None and not stat.S_ISREG(mode):
+        with open(name, "wb", buffering=0) as file:
+            _write_all(file.fileno(), data)
+        return
     try:
-        stage.write_bytes(data)
-        os.replace(stage, path)
-    finally:
-        stage.unlink(missing_ok=True)
+        _replace(os.path.realpath(name), data, mode)
+    except OSError as error:
+        # The name that was given, not that of the stage.
+        error.filename, error.filename2 = name, None
+        raise
 
 
-def _or_last(moment: float | None) -> float:
-    return float("inf") if moment is None else moment
+def _replace(place: str, data: bytes, mode: int | None) -> None:
+    stage = os.path.join(os.path.dirname(place), f".cachectl-stage-{uuid.uuid4().hex}")
+    handle = os.open(stage, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o666)
+    try:
+        try:
+            _write_all(handle, data)
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+        if mode is not None:
+            os.chmod(stage, stat.S_IMODE(mode))
+        os.replace(stage, place)
+    except BaseException:
+        os.unlink(stage)
+        raise
+
+
+def _write_all(handle: int, data: bytes) -> None:
+    rest = memoryview(data)
+    while rest:
+        rest = rest[os.write(handle, rest) :]
+
+
+def _mode(name: str) -> int | None:
+    try:
+        return os.stat(name).st_mode
+    except FileNotFoundError:
+        return None
+
+
+def _is_standard_output(name: str) -> bool:
+    try:
+        return os.path.samestat(os.stat(name), os.fstat(1))
+    except OSError:
+        return False

@@ -6,7 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from cachectl.layers.errors import Refused
+from cachectl.contained import FAILURES
+from cachectl.layers.errors import reason_of
 from cachectl.layers.facts import ClearPlan, Note, Outcome
 from cachectl.layers.selection import Selection
 
@@ -38,6 +39,11 @@ class PurgePlan:
         """Return the plan of each layer."""
         return tuple(plan for _, plan in self.parts)
 
+    @property
+    def finds_nothing(self) -> bool:
+        """Tell whether there is nothing to remove, and nothing to say why."""
+        return not any(plan.targets or plan.skipped or plan.failed for plan in self.plans)
+
     def foreseen(self) -> PurgeResult:
         """Say what applying the plan would do."""
         outcomes = (Outcome(plan.layer, plan.entries, plan.bytes, plan.skipped, plan.failed) for plan in self.plans)
@@ -45,11 +51,7 @@ class PurgePlan:
 
     def apply(self) -> PurgeResult:
         """Remove what is listed. A layer that fails is named, and the others are done all the same."""
-        outcomes = (
-            layer.clear(plan) if plan.targets else Outcome(plan.layer, skipped=plan.skipped, failed=plan.failed)
-            for layer, plan in self.parts
-        )
-        return PurgeResult(dry_run=False, outcomes=tuple(outcomes))
+        return PurgeResult(dry_run=False, outcomes=tuple(_clear_one(layer, plan) for layer, plan in self.parts))
 
 
 def plan(layers: Iterable[Layer], selection: Selection) -> PurgePlan:
@@ -60,5 +62,15 @@ def plan(layers: Iterable[Layer], selection: Selection) -> PurgePlan:
 def _plan_one(layer: Layer, selection: Selection) -> ClearPlan:
     try:
         return layer.plan_clear(selection)
-    except Refused as error:
-        return ClearPlan(layer.name, failed=(Note("*", error.message),))
+    except FAILURES as error:
+        return ClearPlan(layer.name, failed=(Note("*", reason_of(error)),))
+
+
+def _clear_one(layer: Layer, plan: ClearPlan) -> Outcome:
+    untouched = Outcome(plan.layer, skipped=plan.skipped, failed=plan.failed)
+    if not plan.targets:
+        return untouched
+    try:
+        return layer.clear(plan)
+    except FAILURES as error:
+        return untouched.plus(Outcome(plan.layer, failed=(Note("*", reason_of(error)),)))

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import sys
+import textwrap
 import threading
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal
 
 from cachectl.layers.errors import printable
-from cachectl.layers.facts import Ability, Census, Entry, Finding, Outcome
+from cachectl.layers.facts import Ability, Census, Entry, Finding, Outcome, Problem
 
 if TYPE_CHECKING:
     from cachectl.layers.layer import Layer
     from cachectl.layers.registry import Broken
+    from cachectl.listing import Trouble
     from cachectl.purging import PurgeResult
     from cachectl.survey import LayerReport, Report, RootReport
 
@@ -27,7 +30,7 @@ _PATIENCE: Final = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Headings and rows of text; ``right`` are the columns of numbers. The last column gives way to fit."""
+    """Headings and rows of text; ``right`` are the columns of numbers. The last column gives way first."""
 
     headings: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
@@ -68,39 +71,77 @@ def age(moment: float | None, now: float) -> str:
 def _shorten(text: str, width: int) -> str:
     if len(text) <= width:
         return text
-    tail = max(0, width // 2)
-    return text[: width - tail - 1] + "…" + text[len(text) - tail :]
+    mark = _ellipsis()[:width]
+    room = width - len(mark)
+    tail = (room + 1) // 2
+    return text[: room - tail] + mark + text[len(text) - tail :]
+
+
+def _ellipsis() -> str:
+    try:
+        "…".encode(sys.stdout.encoding or "ascii")
+    except (UnicodeError, LookupError):
+        return "..."
+    return "…"
+
+
+def _width() -> int:
+    """Return how wide a line may be: as the terminal, and 80 columns elsewhere."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else _NARROW
 
 
 # ---------------------------------------------------------------------- printing
 
 
+@contextmanager
+def _output() -> Iterator[None]:
+    """Name standard output in an error of writing to it; the error itself names nothing."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = "standard output"
+        raise
+
+
 def show_json(value: object) -> None:
     """Print a JSON document."""
-    print(json.dumps(value, indent=2))
+    with _output():
+        print(json.dumps(value, indent=2))
 
 
 def show_lines(lines: Iterable[str]) -> None:
     """Print lines of text."""
-    for line in lines:
-        print(printable(line))
+    with _output():
+        for line in lines:
+            print(printable(line))
 
 
 def show_raw(lines: Iterable[str]) -> None:
-    """Print lines that are meant for a machine, byte for byte."""
-    for line in lines:
-        print(line.encode("utf-8", "surrogateescape").decode("utf-8", "replace"))
+    """Print lines that are meant for a machine: byte for byte, but for a terminal, which must not obey them."""
+    if sys.stdout.isatty():
+        show_lines(lines)
+    else:
+        show_bytes(b"".join(os.fsencode(line) + b"\n" for line in lines))
 
 
 def show_bytes(data: bytes) -> None:
     """Write bytes to standard output."""
-    sys.stdout.buffer.write(data)
-    sys.stdout.buffer.flush()
+    with _output():
+        sys.stdout.flush()
+        sys.stdout.buffer.write(data)
+        sys.stdout.buffer.flush()
 
 
-def warn(line: str) -> None:
+def finish() -> None:
+    """Write what is still held back, so that a failure is noticed."""
+    with _output():
+        sys.stdout.flush()
+
+
+def warn(line: str, speaker: str = "cachectl") -> None:
     """Print one line where it does not disturb the output."""
-    print(f"cachectl: {printable(line)}", file=sys.stderr)
+    with suppress(OSError):
+        print(f"{speaker}: {printable(line)}", file=sys.stderr)
 
 
 def show_table(table: Table) -> None:
@@ -108,24 +149,33 @@ def show_table(table: Table) -> None:
     if sys.stdout.isatty():
         _show_rich(table)
     else:
-        show_lines(plain_table(table, _NARROW))
+        show_lines(plain_table(table, _width()))
 
 
 def plain_table(table: Table, width: int) -> list[str]:
-    """Lay a table out in columns, the last one shortened in the middle where it would not fit."""
-    widths = [max(len(row[column]) for row in (table.headings, *table.rows)) for column in range(len(table.headings))]
-    room = width - sum(widths[:-1]) - 2 * (len(widths) - 1)
-    widths[-1] = max(len(table.headings[-1]), min(widths[-1], room))
+    """Lay a table out in columns, cells shortened in the middle where they would not fit."""
     lines = []
-    for row in (table.headings, *table.rows):
+    rows = _fitted(table, width)
+    widths = [max(len(row[column]) for row in rows) for column in range(len(table.headings))]
+    for row in rows:
         cells = [
-            cell.rjust(widths[column])
-            if column in table.right
-            else _shorten(cell, widths[column]).ljust(widths[column])
+            cell.rjust(widths[column]) if column in table.right else cell.ljust(widths[column])
             for column, cell in enumerate(row)
         ]
         lines.append("  ".join(cells).rstrip())
     return lines
+
+
+def _fitted(table: Table, width: int) -> list[tuple[str, ...]]:
+    """Return headings and rows, shortened so that all fit beside each other: the last cell first, then the widest."""
+    rows = [table.headings, *(tuple(printable(cell) for cell in row) for row in table.rows)]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(table.headings))]
+    room = width - 2 * (len(widths) - 1)
+    excess = sum(widths) - room
+    widths[-1] = min(widths[-1], max(len(table.headings[-1]), widths[-1] - excess))
+    while sum(widths) > room and max(widths) > 1:
+        widths[widths.index(max(widths))] -= 1
+    return [tuple(_shorten(cell, widths[column]) for column, cell in enumerate(row)) for row in rows]
 
 
 def _show_rich(table: Table) -> None:
@@ -133,15 +183,16 @@ def _show_rich(table: Table) -> None:
     from rich.table import Table as RichTable
     from rich.text import Text
 
-    drawn = RichTable(box=None, pad_edge=False, header_style="bold")
-    last = len(table.headings) - 1
-    for column, heading in enumerate(table.headings):
+    width = _width()
+    fitted = _fitted(table, width)
+    drawn = RichTable(box=None, pad_edge=False, padding=(0, 1), header_style="bold")
+    for column, heading in enumerate(fitted[0]):
         justify: Literal["left", "right"] = "right" if column in table.right else "left"
-        ratio = 1 if column == last and not table.right & {last} else None
-        drawn.add_column(heading, justify=justify, no_wrap=True, overflow="ellipsis", ratio=ratio)
-    for row in table.rows:
-        drawn.add_row(*(Text(printable(cell)) for cell in row))
-    Console(width=max(_NARROW, shutil.get_terminal_size().columns)).print(drawn)
+        drawn.add_column(Text(heading), justify=justify, no_wrap=True)
+    for row in fitted[1:]:
+        drawn.add_row(*(Text(cell) for cell in row))
+    with _output():
+        Console(width=width).print(drawn)
 
 
 @contextmanager
@@ -197,6 +248,7 @@ def _layer_json(layer: LayerReport) -> dict[str, object]:
         "stale_entries": layer.stale_entries,
         "stale_bytes": layer.stale_bytes,
         "roots": [_root_json(root) for root in layer.roots],
+        "failures": list(layer.failures),
     }
 
 
@@ -215,10 +267,12 @@ def _root_json(root: RootReport) -> dict[str, object]:
         "orphan_bytes": census.orphan_bytes,
         "oldest": census.oldest,
         "newest": census.newest,
-        "problems": [
-            {"path": str(problem.path), "code": problem.code, "message": problem.message} for problem in census.problems
-        ],
+        "problems": [_problem_json(problem) for problem in census.problems],
     }
+
+
+def _problem_json(problem: Problem) -> dict[str, str]:
+    return {"path": str(problem.path), "code": problem.code, "message": problem.message}
 
 
 def _broken_json(broken: Iterable[Broken]) -> list[dict[str, str]]:
@@ -249,7 +303,7 @@ def show_report(report: Report, home: str) -> None:
 def _places(report: Report, home: str) -> Iterator[str]:
     for layer in report.layers:
         present = [root for root in layer.roots if root.exists]
-        if not present and layer.state.condition.value == "absent":
+        if not present and not layer.failures and layer.state.condition.value == "absent":
             continue
         yield ""
         yield f"{layer.layer}: {layer.state.condition.value}, {layer.state.why}"
@@ -259,6 +313,8 @@ def _places(report: Report, home: str) -> Iterator[str]:
             plural = "orphan" if orphans == 1 else "orphans"
             notes += [f"{orphans} {plural}, {size(root.census.orphan_bytes)}"] if orphans else []
             yield f"  {_short_home(str(root.root.path), home)}  ({'; '.join(notes)})"
+        for failure in layer.failures:
+            yield f"  problem: {failure}"
         for problem in layer.problems:
             yield f"  problem: {_short_home(str(problem.path), home)}: {problem.message}"
 
@@ -270,9 +326,25 @@ def _short_home(path: str, home: str) -> str:
 # ---------------------------------------------------------------------- ls
 
 
-def entries_json(entries: Iterable[Entry]) -> dict[str, object]:
+def entries_json(entries: Iterable[Entry], troubles: Iterable[Trouble]) -> dict[str, object]:
     """Spell entries as ``cachectl/ls/1``."""
-    return {"schema": "cachectl/ls/1", "entries": [_entry_json(entry) for entry in entries]}
+    return {
+        "schema": "cachectl/ls/1",
+        "entries": [_entry_json(entry) for entry in entries],
+        "problems": [_trouble_json(trouble) for trouble in troubles],
+    }
+
+
+def _trouble_json(trouble: Trouble) -> dict[str, object]:
+    problem = {"path": None, "code": "failed"} if trouble.problem is None else _problem_json(trouble.problem)
+    return {"layer": trouble.layer, **problem, "message": trouble.message, "failed": trouble.failed}
+
+
+def warn_of(troubles: Iterable[Trouble]) -> None:
+    """Print one line for each thing that is no entry, or kept entries from being listed."""
+    for trouble in troubles:
+        where = "" if trouble.problem is None else f"{trouble.problem.path}: "
+        warn(f"{trouble.layer}: {where}{trouble.message}")
 
 
 def _entry_json(entry: Entry) -> dict[str, object]:
@@ -430,6 +502,7 @@ def show_layers(layers: Sequence[Layer], broken: Iterable[Broken]) -> None:
     for layer in layers:
         for ability, reason in layer.abilities().items():
             if reason is not None:
-                show_lines([f"{layer.name} cannot {ability.value}: {reason}"])
+                line = printable(f"{layer.name}: no {ability.value}: {reason}")
+                show_lines(textwrap.wrap(line, max(20, _width()), subsequent_indent="  ", break_on_hyphens=False))
     for plugin in broken:
         warn(f"plug-in {plugin.name}: {plugin.why}")

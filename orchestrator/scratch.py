@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
-from collections.abc import Iterable, Iterator
+import stat
+import uuid
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -17,19 +22,50 @@ if TYPE_CHECKING:
 
 #: Variables that move more than one layer, and much that is no layer at all.
 _SHARED: Final = frozenset({"XDG_CACHE_HOME", "WIN_PD_OVERRIDE_LOCAL_APPDATA"})
+_STAGE: Final = ".cachectl-stage-"
+#: Temporary folders in which something stayed that could not be brought home.
+_KEPT: Final[set[Path]] = set()
 
 
 @contextmanager
 def scratch_folder(folder: Path | None = None) -> Iterator[Path]:
-    """Yield a folder to keep (made if need be), or a temporary one that goes when the block ends."""
+    """Yield a folder to keep (made if need be), or a temporary one that goes when the block ends.
+
+    A temporary one stays where :func:`shadow_user_cache` could not bring home what lies in it. A child that the
+    block forks leaves it alone.
+    """
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
         yield folder.resolve()
         return
     import tempfile
 
-    with tempfile.TemporaryDirectory(prefix="cachectl-", ignore_cleanup_errors=True) as name:
-        yield Path(name)
+    root = Path(tempfile.mkdtemp(prefix="cachectl-"))
+    owner = os.getpid()
+    try:
+        yield root
+    finally:
+        if os.getpid() == owner:
+            remove_scratch(root)
+
+
+def remove_scratch(root: Path) -> None:
+    """Delete a scratch folder, unless something stayed in it that could not be brought home."""
+    if root not in _KEPT:
+        _remove(root)
+
+
+def _remove(root: Path) -> None:
+    shutil.rmtree(root, ignore_errors=True)
+    if not root.exists():
+        return
+    # Some programs make their caches read-only.
+    for folder, names, _ in os.walk(root):
+        for path in (os.path.join(folder, name) for name in names):
+            if not os.path.islink(path):
+                with suppress(OSError):
+                    os.chmod(path, stat.S_IRWXU)
+    shutil.rmtree(root, ignore_errors=True)
 
 
 def can_switch(layer: Layer) -> bool:
@@ -53,40 +89,208 @@ def companions(layers: Iterable[Layer], everything: Iterable[Layer], folder: Pat
     )
 
 
+# ---------------------------------------------------------------------- the user cache folder's stand-in
+
+
+def _warn(line: str) -> None:
+    warnings.warn(line, RuntimeWarning, stacklevel=2)
+
+
 @contextmanager
-def shadow_user_cache(environment: Environment, layers: Iterable[Layer], folder: Path) -> Iterator[None]:
+def shadow_user_cache(
+    environment: Environment, layers: Iterable[Layer], folder: Path, notice: Callable[[str], None] = _warn
+) -> Iterator[None]:
     """Let the user cache folder's stand-in show everything but what the given layers keep there.
 
     Programs that are no layer follow ``XDG_CACHE_HOME`` too, and so do layers that stay: they must not
-    notice. What they have there is linked; what they newly make there is moved home when the block ends.
+    notice. What they have there is linked; what they newly make or replace there is moved home when the block
+    ends. What cannot be moved stays in the stand-in, and ``notice`` is told.
     """
-    real = user_cache_folder(environment, "any")[0].parent
-    stand_in = folder / "xdg"
-    stand_in.mkdir(parents=True, exist_ok=True)
-    roots = [root.path for layer in layers for root in layer.roots() if real in root.path.parents]
-    ours = {root.relative_to(real).parts[0] for root in roots}
-    for name in _names(real):
-        if name not in ours:
-            with suppress(FileExistsError):
-                os.symlink(real / name, stand_in / name)
+    shadow = _Shadow(_user_cache(environment), folder / "xdg")
+    if shadow.real.resolve() == shadow.stand_in.resolve():
+        # A block within a block in the same folder: it is empty already, or meant to be warm.
+        yield
+        return
+    hidden = _hidden(layers, shadow.real, folder)
+    shadow.stand_in.mkdir(parents=True, exist_ok=True)
+    linked = shadow.link(hidden)
+    owner = os.getpid()
     try:
         yield
     finally:
-        for name in _names(stand_in):
-            if name not in ours and not (stand_in / name).is_symlink():
-                _move_home(stand_in / name, real / name)
+        if os.getpid() == owner:
+            for line in shadow.bring_home(hidden, linked):
+                _KEPT.add(folder)
+                notice(line)
+
+
+def _user_cache(environment: Environment) -> Path:
+    folder = user_cache_folder(environment, "any")[0]
+    # On Windows an application's folder is any/any/Cache.
+    return folder.parents[2] if environment.platform == "win32" else folder.parent
+
+
+def _hidden(layers: Iterable[Layer], real: Path, folder: Path) -> frozenset[str]:
+    """Name what the shared variable itself moves away; a layer with a variable of its own needs no hiding."""
+    names: set[str] = set()
+    for layer in layers:
+        if layer.abilities()[Ability.RELOCATE] is None and _SHARED & layer.relocate(folder).set.keys():
+            names.update(root.path.relative_to(real).parts[0] for root in layer.roots() if real in root.path.parents)
+    return frozenset(names)
+
+
+#: What tells whether a file is still the same: device, inode, size and time of change; ``None`` for what is no file.
+_Identity = tuple[int, int, int, int]
+
+
+def _identity(path: Path) -> _Identity | None:
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    if not stat.S_ISREG(status.st_mode):
+        return None
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+
+
+@dataclass(frozen=True, slots=True)
+class _Shadow:
+    """The real user cache folder, and the one that stands in for it."""
+
+    real: Path
+    stand_in: Path
+
+    def link(self, hidden: frozenset[str]) -> dict[str, _Identity | None]:
+        """Show every name that is not hidden; return what each was a link to."""
+        self._prune(hidden)
+        linked: dict[str, _Identity | None] = {}
+        for name in _names(self.real):
+            # A stand-in within the real folder must not show itself.
+            if name in hidden or (self.real / name) in (self.stand_in, *self.stand_in.parents):
+                continue
+            with suppress(FileExistsError):
+                os.symlink(self.real / name, self.stand_in / name)
+            if self._ours(name):
+                linked[name] = _identity(self.real / name)
+        return linked
+
+    def _prune(self, hidden: frozenset[str]) -> None:
+        """Remove links of an earlier run that lead nowhere, or to what is hidden now."""
+        for name in _names(self.stand_in):
+            if self._ours(name) and (name in hidden or not os.path.lexists(self.real / name)):
+                with suppress(FileNotFoundError):
+                    (self.stand_in / name).unlink()
+
+    def _ours(self, name: str) -> bool:
+        try:
+            return os.readlink(self.stand_in / name) == str(self.real / name)
+        except OSError:
+            return False
+
+    def bring_home(self, hidden: frozenset[str], linked: Mapping[str, _Identity | None]) -> Iterator[str]:
+        """Move home what was newly made, and what replaced one of our links; say what could not be moved."""
+        for name in _names(self.stand_in):
+            if name in hidden or self._ours(name):
+                continue
+            home = self.real / name
+            replaces = name in linked and linked[name] is not None and linked[name] == _identity(home)
+            try:
+                _move_home(self.stand_in / name, home, replaces=replaces)
+            except OSError as error:
+                yield f"{self.stand_in / name} stays there, for it cannot be moved to {home}: {error.strerror or error}"
 
 
 def _names(folder: Path) -> list[str]:
     try:
-        return os.listdir(folder)
+        return sorted(name for name in os.listdir(folder) if not name.startswith(_STAGE))
     except OSError:
         return []
 
 
-def _move_home(path: Path, home: Path) -> None:
-    if os.path.lexists(home):
+def _move_home(path: Path, home: Path, *, replaces: bool) -> None:
+    """Move a file or folder beside its place, then into it. Nothing that stands there is overwritten or entered.
+
+    ``replaces`` says that the one file there may be: it is what this one was made from.
+    """
+    mode = path.lstat().st_mode
+    is_file = stat.S_ISREG(mode)
+    if not (is_file or stat.S_ISDIR(mode) or stat.S_ISLNK(mode)):
+        # Sockets and pipes end with the program that made them.
+        return
+    if os.path.lexists(home) and not (is_file and replaces):
         # Another program made it meanwhile; what is a cache may be lost, what stands must not be.
         return
     home.parent.mkdir(parents=True, exist_ok=True)
-    shutil.move(path, home)
+    if stat.S_ISLNK(mode):
+        os.symlink(os.readlink(path), home)
+        path.unlink()
+        return
+    # A link of the user's own to the file stays a link.
+    _carry(path, Path(os.path.realpath(home)) if replaces else home, replaces=replaces)
+
+
+def _carry(path: Path, place: Path, *, replaces: bool) -> None:
+    stage = place.with_name(f"{_STAGE}{uuid.uuid4().hex}")
+    moved = _stage(path, stage)
+    try:
+        _place(stage, place, replaces=replaces)
+    except OSError:
+        if moved:
+            os.rename(stage, path)
+        else:
+            _discard(stage)
+        raise
+    if not moved:
+        _discard(path)
+
+
+def _place(stage: Path, place: Path, *, replaces: bool) -> None:
+    if replaces or stage.is_dir():
+        # A rename puts no folder over a file, nor over a folder with something in it.
+        os.rename(stage, place)
+        return
+    try:
+        # A link, unlike a rename, never puts a file over another.
+        os.link(stage, place)
+    except FileExistsError:
+        raise
+    except OSError:
+        # A file system without hard links.
+        if os.path.lexists(place):
+            raise
+        os.rename(stage, place)
+    else:
+        stage.unlink()
+
+
+def _stage(path: Path, stage: Path) -> bool:
+    """Rename to the stage, or copy where that is another file system; tell which: renamed or not."""
+    try:
+        os.rename(path, stage)
+    except OSError as error:
+        if error.errno != errno.EXDEV:
+            raise
+    else:
+        return True
+    try:
+        if path.is_dir():
+            shutil.copytree(path, stage, symlinks=True, ignore=_special)
+        else:
+            shutil.copy2(path, stage)
+    except BaseException:
+        _discard(stage)
+        raise
+    return False
+
+
+def _special(folder: str, names: list[str]) -> list[str]:
+    """Name what is neither file, folder nor link: opening it to copy it could wait for ever."""
+    modes = ((name, os.lstat(os.path.join(folder, name)).st_mode) for name in names)
+    return [name for name, mode in modes if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode) or stat.S_ISLNK(mode))]
+
+
+def _discard(path: Path) -> None:
+    if path.is_dir():
+        _remove(path)
+    else:
+        path.unlink(missing_ok=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import os
-import shutil
 import sys
 import tempfile
 import warnings
@@ -20,7 +19,7 @@ from cachectl.layers.errors import CachectlError
 from cachectl.layers.facts import Condition, Switch
 from cachectl.layers.processes import first_variables, loaded_here
 from cachectl.overlay import PROCESS, Attribute, Missing, Slot, Variable
-from cachectl.scratch import can_switch, relocations, shadow_user_cache
+from cachectl.scratch import can_switch, relocations, remove_scratch, shadow_user_cache
 from cachectl.stack import Stack
 
 if TYPE_CHECKING:
@@ -102,12 +101,12 @@ def isolated(folder: Path | str | None = None, *, strict: bool = True) -> Iterat
             if any(_latched(switch) for switch in moved.values()):
                 atexit.register(_remove_in, process, root)
             else:
-                shutil.rmtree(root, ignore_errors=True)
+                remove_scratch(root)
 
 
 def _remove_in(process: int, root: Path) -> None:
     if os.getpid() == process:
-        shutil.rmtree(root, ignore_errors=True)
+        remove_scratch(root)
 
 
 def _judge(layer: Layer) -> Held:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Callable, Mapping
 from pathlib import PurePath
 from typing import Final
 
-from cachectl.layers.errors import BadRequest
+from cachectl.layers.errors import BadRequest, CachectlError
 
 Spelling = tuple[Callable[[str, str], str], Callable[[str], str]]
+
+
+class Unspeakable(CachectlError, ValueError):
+    """A value that a shell has no spelling for."""
 
 
 def _fish_quote(value: str) -> str:
@@ -17,12 +22,17 @@ def _fish_quote(value: str) -> str:
 
 
 def _csh_quote(value: str) -> str:
+    if "\n" in value:
+        # A newline ends a word of what `...` gives to eval, however it is quoted.
+        message = f"csh cannot be told a value that holds a newline: {value!r}"
+        raise Unspeakable(message)
     # csh expands ! even between single quotes.
     return shlex.quote(value).replace("!", "\\!")
 
 
 def _powershell_quote(value: str) -> str:
-    return "'" + value.replace("'", "''") + "'"
+    # PowerShell takes typographic single quotes for plain ones.
+    return "'" + re.sub("(['\u2018\u2019\u201a\u201b])", r"\1\1", value) + "'"
 
 
 _SPELLINGS: Final[dict[str, Spelling]] = {

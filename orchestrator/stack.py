@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
+from cachectl.contained import Contained
 from cachectl.layers.environment import Environment
 from cachectl.layers.errors import BadRequest
 from cachectl.layers.facts import Entry, Scope
@@ -13,6 +14,7 @@ from cachectl.layers.selection import ALL, Selection
 
 if TYPE_CHECKING:
     from cachectl.layers.layer import Layer
+    from cachectl.listing import Trouble
     from cachectl.purging import PurgePlan
     from cachectl.survey import Report
 
@@ -34,7 +36,7 @@ class Stack:
             elif layer.name in self._layers:
                 self.broken += (Broken(layer.name, f"two plug-ins offer the layer {layer.name}"),)
             else:
-                self._layers[layer.name] = layer
+                self._layers[layer.name] = Contained(layer, self.environment)
 
     def __iter__(self) -> Iterator[Layer]:
         return iter(self._layers.values())
@@ -64,10 +66,20 @@ class Stack:
         """Return what ``purge --all`` means: every user layer that a rerun refills."""
         return tuple(layer for layer in self if layer.scope is Scope.USER and not layer.precious)
 
-    def entries(self, selection: Selection = ALL, *, layers: Iterable[str] = ()) -> Iterator[Entry]:
-        """Yield the selected entries, layer by layer."""
-        for layer in self.named(layers):
-            yield from layer.entries(selection)
+    def entries(
+        self,
+        selection: Selection = ALL,
+        *,
+        layers: Iterable[str] = (),
+        notice: Callable[[Trouble], None] | None = None,
+    ) -> Iterator[Entry]:
+        """Yield the selected entries, layer by layer.
+
+        What could not be listed, and what looks damaged, is given to ``notice``; without one, the first is warned of.
+        """
+        from cachectl.listing import listed, warn_of_failures
+
+        return listed(self.named(layers), selection, notice or warn_of_failures)
 
     def report(self, *, layers: Iterable[str] = ()) -> Report:
         """Count what every layer holds, and say whether it is on. Writes nothing."""

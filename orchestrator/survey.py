@@ -6,8 +6,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from cachectl.layers.errors import LayerError
-from cachectl.layers.facts import Census, Problem, Root, Scope, State
+from cachectl.contained import FAILURES
+from cachectl.layers.errors import reason_of
+from cachectl.layers.facts import Census, Condition, Problem, Root, Scope, State
 
 if TYPE_CHECKING:
     from cachectl.layers.layer import Layer
@@ -26,7 +27,7 @@ class RootReport:
 
 @dataclass(frozen=True, slots=True)
 class LayerReport:
-    """One layer: its state and its roots."""
+    """One layer: its state and its roots; ``failures`` says what it could not tell of itself."""
 
     layer: str
     title: str
@@ -34,6 +35,7 @@ class LayerReport:
     scope: Scope
     precious: bool
     roots: tuple[RootReport, ...]
+    failures: tuple[str, ...] = ()
 
     @property
     def entries(self) -> int:
@@ -96,16 +98,30 @@ def survey(stack: Stack, layers: Iterable[Layer]) -> Report:
 
 
 def _layer_report(layer: Layer) -> LayerReport:
-    roots = tuple(RootReport(root, root.exists, _census(layer, root)) for root in layer.roots())
-    return LayerReport(layer.name, layer.title, layer.state(), layer.scope, layer.precious, roots)
-
-
-def _census(layer: Layer, root: Root) -> Census:
+    failures: list[str] = []
+    state = State(Condition.UNKNOWN, "it could not be asked")
+    roots: tuple[Root, ...] = ()
     try:
-        return layer.census(root)
-    except (LayerError, OSError) as error:
-        message = error.message if isinstance(error, LayerError) else str(error.strerror or error)
-        return Census(problems=(Problem(root.path, "unreadable", message),))
+        roots = layer.roots()
+    except FAILURES as error:
+        failures.append(reason_of(error))
+    try:
+        state = layer.state()
+    except FAILURES as error:
+        failures.append(reason_of(error))
+    reports = tuple(_root_report(layer, root) for root in roots)
+    said = tuple(dict.fromkeys(failures))
+    return LayerReport(layer.name, layer.title, state, layer.scope, layer.precious, reports, said)
+
+
+def _root_report(layer: Layer, root: Root) -> RootReport:
+    try:
+        return RootReport(root, root.exists, layer.census(root))
+    except FAILURES as error:
+        # What cannot be looked into is there all the same.
+        return RootReport(
+            root, exists=True, census=Census(problems=(Problem(root.path, "unreadable", reason_of(error)),))
+        )
 
 
 def _known_sum(values: Iterable[int | None]) -> int | None:

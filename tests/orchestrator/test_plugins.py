@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from cachectl.layers.layer import Layer
 
 #: A folder as pip installs one: a module and its dist-info with entry points.
+NOTES = ["00000001.note", "00000002.note"]
 PLUGIN = Path(__file__).parents[1] / "plugin"
 
 
@@ -38,7 +39,7 @@ def test_a_plug_in_is_a_layer_like_any_other(plugged: Home) -> None:
     (layer,) = plugged.json("report", "notes")["layers"]
     assert (layer["entries"], layer["bytes"], layer["title"]) == (2, 6, "a third party's notes")
     assert plugged.cachectl("ls", "notes", "-q").stdout == "00000001.note\n00000002.note\n"
-    purged = {layer["layer"]: layer["removed"] for layer in plugged.json("purge", "--all")["layers"]}
+    purged = {layer["layer"]: layer["removed"] for layer in plugged.json("purge", "--all", check=False)["layers"]}
     assert purged["notes"] == 2
     assert [path.name for path in (plugged.path / ".cache" / "notes").iterdir()] == ["stranger.txt"]
     assert "export NOTES_OFF=1" in plugged.cachectl("env", "--disable", "--shell", "sh").stdout
@@ -48,14 +49,46 @@ def test_a_broken_plug_in_is_named_and_fatal_to_nothing(plugged: Home) -> None:
     done = plugged.cachectl("report")
     report = json.loads(plugged.cachectl("report", "--json").stdout)
     assert {plugin["name"]: plugin["why"].partition(" ")[2] for plugin in report["broken"]} == {
+        "exiting": "failed: SystemExit: no licence",
         "missing": "failed: ModuleNotFoundError: No module named 'cachectl_test_plugin_that_is_not_there'",
+        "nameless": "has the name '--all'; a name is letters, digits, dots and dashes",
         "raising": "failed: RuntimeError: on purpose",
         "stranger": "is no cachectl layer",
+        "untitled": "has a title that is no str: None",
         "usurper": "takes the name of the built-in layer pocl",
     }
     assert "pocl" in done.stdout
-    assert done.stderr.count("cachectl: plug-in ") == 4
+    assert done.stderr.count("cachectl: plug-in ") == 7
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("wrong", ["", "roots", "none"])
+def test_a_layer_that_is_wrong_in_every_call_stops_no_other(plugged: Home, wrong: str) -> None:
+    home = type(plugged)(plugged.path, {**plugged.variables, "TALKING": wrong})
+    (notes, talking) = home.json("report", "notes", "talking")["layers"]
+    assert notes["entries"] == 2
+    assert talking["state"] == "unknown"
+    assert "the plug-in failed: TypeError: answered with str where State is due" in talking["failures"]
+    listed = json.loads(home.cachectl("ls", "notes", "talking", "--json", check=False).stdout)
+    assert [entry["key"] for entry in listed["entries"]] == [*NOTES, *([] if wrong else ["a"])]
+    assert [problem["layer"] for problem in listed["problems"] if problem["failed"]] == ["talking"]
+    purged = json.loads(home.cachectl("purge", "talking", "notes", "--json", check=False).stdout)
+    assert [(layer["removed"], len(layer["failed"])) for layer in purged["layers"]] == [(0, 1), (2, 0)]
+    for arguments in (["report"], ["ls"], ["verify"], ["layers"], ["purge", "--all", "-n"], ["env", "--disable"]):
+        done = home.cachectl(*arguments, check=False)
+        assert "Traceback" not in done.stderr
+        assert "said on" not in done.stdout
+        assert "talking" in done.stdout + done.stderr
+        assert done.returncode == (0 if arguments[0] in ("report", "layers", "env") else 1), arguments
+
+
+def test_a_run_says_which_plug_in_it_could_not_switch(plugged: Home) -> None:
+    done = plugged.cachectl("run", "--no-cache", "--", "sh", "-c", "echo $NOTES_OFF")
+    assert done.stdout == "1\n"
+    assert "cachectl: talking stays as it is: the plug-in failed: KeyError: 'switch'" in done.stderr
+    named = plugged.cachectl("run", "--isolated", "--layer", "talking", "--", "true", check=False)
+    assert named.returncode == 1
+    assert named.stderr.splitlines()[-1].startswith("cachectl: talking: stays as it is: the plug-in failed")
 
 
 class TestNotes(LayerConformance):

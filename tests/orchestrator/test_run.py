@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import pty
+import signal
+import subprocess
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -15,8 +20,6 @@ if TYPE_CHECKING:
 
 def kernels(count: int = 2) -> list[str]:
     """Spell the command of the loopy program."""
-    from pathlib import Path
-
     return [sys.executable, str(Path(__file__).parents[1] / "programs" / "kernels.py"), str(count)]
 
 
@@ -104,3 +107,59 @@ def test_what_other_programs_newly_cache_comes_home(home: Home) -> None:
     program = 'mkdir -p "$XDG_CACHE_HOME/new" && echo mine > "$XDG_CACHE_HOME/new/file"'
     home.cachectl("run", "--no-cache", "--", "sh", "-c", program)
     assert (home.path / ".cache" / "new" / "file").read_text() == "mine\n"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGUSR1])
+def test_a_signal_reaches_the_child_and_the_scratch_goes(home: Home, number: int) -> None:
+    started = start(home, 'mkdir "$XDG_CACHE_HOME/new"; echo $XDG_CACHE_HOME; exec sleep 60')
+    with started:
+        assert started.stdout is not None
+        scratch = Path(started.stdout.readline().strip())
+        assert scratch.is_dir()
+        started.send_signal(number)
+        assert started.wait(30) == 128 + number
+    assert not scratch.parent.exists()
+    assert (home.path / ".cache" / "new").is_dir()
+
+
+def test_a_child_that_takes_a_signal_well_has_the_last_word(home: Home) -> None:
+    with start(home, "trap 'exit 5' TERM; echo; while :; do sleep 0.05; done") as started:
+        assert started.stdout is not None
+        started.stdout.readline()
+        started.terminate()
+        assert started.wait(30) == 5
+
+
+def test_what_the_caller_ignores_the_child_ignores(home: Home) -> None:
+    command = f"trap '' HUP; exec {sys.executable} -m cachectl run --no-cache -- sh -c 'kill -HUP $$; echo alive'"
+    assert home.run("sh", "-c", command).stdout == "alive\n"
+
+
+def start(home: Home, script: str) -> subprocess.Popen[str]:
+    """Start a shell script under the real command."""
+    command = [sys.executable, "-m", "cachectl", "run", "--isolated", "--", "sh", "-c", script]
+    return subprocess.Popen(command, env=home.variables, cwd=home.path, stdout=subprocess.PIPE, text=True)
+
+
+def test_an_interrupt_typed_at_the_terminal_reaches_the_child_once(home: Home) -> None:
+    program = (
+        "import signal, time\n"
+        "taken = []\n"
+        "signal.signal(signal.SIGINT, lambda *_: taken.append(1))\n"
+        "print('ready', flush=True)\n"
+        "deadline = time.monotonic() + 30\n"
+        "while not taken and time.monotonic() < deadline: time.sleep(0.01)\n"
+        "time.sleep(0.5)\n"
+        "raise SystemExit(10 + len(taken))\n"
+    )
+    command = [sys.executable, "-m", "cachectl", "run", "--no-cache", "--", sys.executable, "-c", program]
+    child, controller = pty.fork()
+    if child == 0:
+        os.execvpe(command[0], command, dict(home.variables))  # noqa: S606 - no shell is wanted
+    seen = b""
+    while b"ready" not in seen:
+        seen += os.read(controller, 1024)
+    os.write(controller, b"\x03")
+    _, status = os.waitpid(child, 0)
+    os.close(controller)
+    assert os.waitstatus_to_exitcode(status) == 11

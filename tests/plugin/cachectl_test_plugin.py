@@ -8,13 +8,13 @@ from pathlib import Path
 
 from cachectl.layers.facts import (
     Artifact,
+    Census,
     Condition,
     Entry,
     Finding,
     Found,
     Outcome,
     Problem,
-    Removable,
     Root,
     Scope,
     State,
@@ -49,7 +49,7 @@ class Notes(Layer):
             if isinstance(leaf, Problem):
                 yield leaf
             else:
-                yield Entry(self.name, leaf.key, root.path, leaf.bytes, 1, modified=leaf.modified)
+                yield Entry(self.name, leaf.key, root.path, leaf.bytes, 1, modified=leaf.modified, mark=leaf.mark)
 
     def read(self, root: Root, key: str) -> Artifact | None:
         data = self.tree(root).read(key)
@@ -57,10 +57,6 @@ class Notes(Layer):
 
     def write(self, root: Root, key: str, artifact: Artifact, *, replace: bool) -> None:
         self.tree(root).write(key, artifact.data, replace=replace)
-
-    def mark(self, root: Root, found: Removable) -> tuple[int, ...] | None:
-        leaf = self.tree(root).find(found.key)
-        return None if leaf is None else leaf.mark
 
     def remove(self, root: Root, targets: tuple[Target, ...]) -> Outcome:
         return self.tree(root).remove(targets)
@@ -73,6 +69,50 @@ class Notes(Layer):
 
     def verify(self, root: Root) -> Iterator[Finding]:
         yield from ()
+
+
+class Talking(Notes):
+    """Wrong in every call, each time in another way."""
+
+    name = "talking"
+    title = "a layer that is wrong"
+
+    def roots(self) -> tuple[Root, ...]:
+        print("roots, said on standard output")  # noqa: T201
+        wrong = self.environment.get("TALKING") or ""
+        if wrong == "roots":
+            raise SystemExit(3)
+        if wrong == "none":
+            return None  # type: ignore[return-value]
+        return (Root(self.environment.home_folder, Scope.USER, "default"),)
+
+    def state(self) -> State:
+        return "enabled"  # type: ignore[return-value]
+
+    def census(self, root: Root) -> Census:
+        raise ZeroDivisionError
+
+    def scan(self, root: Root, *, contents: bool = True) -> Iterator[Found]:
+        yield Entry(self.name, "a", root.path, 1, 1)
+        yield Entry(self.name, "b", str(root.path), "two", 1)  # type: ignore[arg-type]
+
+    def switch(self, *, on: bool) -> Switch:
+        raise KeyError("switch")
+
+    def relocate(self, folder: Path) -> Switch:
+        raise RecursionError
+
+    def verify(self, root: Root) -> Iterator[Finding]:
+        raise ValueError("two\nlines")
+
+
+class Untitled(Notes):
+    name = "untitled"
+    title = None  # type: ignore[assignment]
+
+
+class Nameless(Notes):
+    name = "--all"
 
 
 class Raising(Notes):

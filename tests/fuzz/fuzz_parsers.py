@@ -1,0 +1,131 @@
+"""Feed every parser of cache bytes whatever a coverage-guided fuzzer thinks of.
+
+Not run by pytest: ``pip install atheris``, then ``python tests/fuzz/fuzz_parsers.py tests/fuzz/corpus``, with
+libFuzzer's options behind it (``-max_total_time=1800``). The first byte of an input chooses the parser. A
+parser may answer, or raise what its callers expect; anything else, a hang or a blow-up of memory ends the run
+and leaves the input in a file, which then belongs into ``tests/fuzz/found``: ``tests/test_fuzzed.py`` replays
+those.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from cachectl.layers import pyopencl_binaries
+from cachectl.layers.errors import BadRequest, LayerError
+from cachectl.layers.formats import compute_cache, kernel_db, miopen_names, object_files, opencl_source, pdict, pickles
+from cachectl.layers.stores.archive import artifact_from_bytes, unpack
+from cachectl.layers.stores.records import Record, RecordFile
+
+_FOLDER: Final = Path(tempfile.gettempdir()) / "cachectl-fuzz"
+
+
+def _pdict_name(data: bytes) -> None:
+    pdict.parse_name(data.decode("utf-8", "surrogateescape"), "3.11.7.final.0")
+
+
+def _pickle(data: bytes) -> None:
+    with contextlib.suppress(ValueError):
+        top, length = pickles.walk(data)
+        assert 0 < length <= len(data)
+        list(pickles.things(top))
+    pdict.kernel_names(b"loopy" + data)
+    pdict.kernel_names(data)
+
+
+def _source_info(data: bytes) -> None:
+    pyopencl_binaries._info_complaint(data)
+    list(pyopencl_binaries._dependencies(data))
+
+
+def _compute_entry(data: bytes) -> None:
+    compute_cache.complaint("0/1/23456789abcdef", data)
+    key = compute_cache.key_of(data)
+    if key is not None:
+        compute_cache.kernels(key)
+        compute_cache.device(key)
+        compute_cache.driver(key)
+        compute_cache.half(key)
+
+
+def _compute_index(data: bytes) -> None:
+    index = compute_cache.read_index(data)
+    if index is not None and data:
+        assert compute_cache.write_index(index.records) == data
+    compute_cache.vouches(data, data[:40])
+
+
+def _kernel_blob(data: bytes) -> None:
+    size = int.from_bytes(data[:4], "little")
+    with contextlib.suppress(ValueError):
+        kernel_db.decode((data[4:], kernel_db.digest(data[4:]), size & 0xFFFFF))
+
+
+def _records(data: bytes) -> None:
+    _FOLDER.mkdir(exist_ok=True)
+    path = _FOLDER / "records.txt"
+    path.write_bytes(data)
+    file = RecordFile("fuzz", path, contextlib.nullcontext)
+    for found in list(file.scan()):
+        if isinstance(found, Record):
+            with contextlib.suppress(LayerError):
+                file.read(found.key)
+            assert found.items
+
+
+def _names(data: bytes) -> None:
+    text = data.decode("utf-8", "surrogateescape")
+    miopen_names.parse_name(text)
+    miopen_names.program_names(text)
+    if miopen_names.VERSION_FOLDER.fullmatch(text):
+        miopen_names.version_numbers(text)
+
+
+def _archive(data: bytes) -> None:
+    with contextlib.suppress(ValueError):
+        assert sum(map(len, unpack(data).values())) <= len(data)
+    with contextlib.suppress(BadRequest):
+        artifact_from_bytes(data)
+
+
+def _objects(data: bytes) -> None:
+    object_files.bitcode_complaint(data)
+    object_files.elf_complaint(data[: object_files.HEAD], len(data))
+
+
+def _source(data: bytes) -> None:
+    opencl_source.kernel_names(data)
+
+
+PARSERS: Final[tuple[Callable[[bytes], None], ...]] = (
+    _pdict_name,
+    _pickle,
+    _source_info,
+    _compute_entry,
+    _compute_index,
+    _kernel_blob,
+    _records,
+    _names,
+    _archive,
+    _objects,
+    _source,
+)
+
+
+def one_input(data: bytes) -> None:
+    """Give an input to the parser that its first byte names."""
+    if data:
+        PARSERS[data[0] % len(PARSERS)](data[1:])
+
+
+if __name__ == "__main__":
+    import atheris
+
+    atheris.instrument_all()
+    atheris.Setup(sys.argv, one_input)
+    atheris.Fuzz()

@@ -1,0 +1,182 @@
+"""The stand-in for the user cache folder: what it shows, what it hides, and how what is new comes home."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import stat
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from cachectl import scratch
+from cachectl.stack import Stack
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from contextlib import AbstractContextManager
+    from pathlib import Path
+
+    from conftest import Home
+
+
+@pytest.fixture
+def cache(home: Home) -> Path:
+    """Return the real user cache folder."""
+    folder = home.path / ".cache"
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture
+def said() -> list[str]:
+    """Return what was said of things that could not come home."""
+    return []
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """Return a scratch folder."""
+    folder = tmp_path / "scratch"
+    folder.mkdir()
+    return folder
+
+
+def shadow(home: Home, root: Path, said: list[str], **changes: str) -> AbstractContextManager[None]:
+    """Shadow the user cache folder for every layer."""
+    environment = home.environment(**changes)
+    return scratch.shadow_user_cache(environment, Stack(environment, plugins=False), root, said.append)
+
+
+def test_a_layer_with_a_variable_of_its_own_hides_nothing(home: Home, cache: Path, root: Path, said: list[str]) -> None:
+    (cache / "proj" / "pocl").mkdir(parents=True)
+    (cache / "pytools").mkdir()
+    with shadow(home, root, said, POCL_CACHE_DIR=str(cache / "proj" / "pocl")):
+        assert sorted(os.listdir(root / "xdg")) == ["proj"]
+        (root / "xdg" / "proj" / "mine").write_text("mine")
+    assert (cache / "proj" / "mine").read_text() == "mine"
+
+
+def test_a_file_replaced_by_rename_comes_home(home: Home, cache: Path, root: Path, said: list[str]) -> None:
+    for name in ("mine", "raced"):
+        (cache / name).write_text("old")
+    with shadow(home, root, said):
+        for name in ("mine", "raced"):
+            (root / "new").write_text("new")
+            os.replace(root / "new", root / "xdg" / name)
+        (cache / "raced").write_text("somebody else's")
+    assert (cache / "mine").read_text() == "new"
+    assert (cache / "raced").read_text() == "somebody else's"
+    assert sorted(os.listdir(cache)) == ["mine", "raced"]
+    assert said == []
+
+
+def test_nothing_that_stands_is_overwritten_or_entered(home: Home, cache: Path, root: Path, said: list[str]) -> None:
+    with shadow(home, root, said):
+        for folder in (root / "xdg", cache):
+            (folder / "twice").mkdir()
+            (folder / "twice" / folder.name).write_text("")
+            (folder / "file").write_text(folder.name)
+    assert os.listdir(cache / "twice") == [".cache"]
+    assert (cache / "file").read_text() == ".cache"
+
+
+@pytest.fixture
+def elsewhere(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make the scratch folder another file system."""
+    rename = os.rename
+
+    def refuse(source: Any, target: Any) -> None:  # noqa: ANN401 - as os.rename
+        if os.fspath(source).startswith(str(root)):
+            raise OSError(errno.EXDEV, os.strerror(errno.EXDEV), source, None, target)
+        rename(source, target)
+
+    monkeypatch.setattr(os, "rename", refuse)
+
+
+@pytest.mark.usefixtures("elsewhere")
+def test_things_come_home_across_file_systems(home: Home, cache: Path, root: Path, said: list[str]) -> None:
+    with shadow(home, root, said):
+        new = root / "xdg" / "new"
+        new.mkdir()
+        (new / "file").write_text("mine")
+        (new / "link").symlink_to("file")
+        os.mkfifo(new / "pipe")
+        os.mkfifo(root / "xdg" / "pipe")
+        (root / "xdg" / "single").write_text("mine")
+    assert sorted(os.listdir(cache)) == ["new", "single"]
+    assert sorted(os.listdir(cache / "new")) == ["file", "link"]
+    assert os.readlink(cache / "new" / "link") == "file"
+    assert said == []
+    assert os.listdir(root / "xdg") == ["pipe"]
+
+
+@pytest.mark.usefixtures("elsewhere")
+def test_what_cannot_come_home_is_kept_and_named(
+    home: Home, cache: Path, said: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(scratch, "_stage", full)
+    with scratch.scratch_folder() as root:
+        with shadow(home, root, said):
+            (root / "xdg" / "new").write_text("mine")
+            (root / "xdg" / "pytools").mkdir()
+        assert said == [f"{root}/xdg/new stays there, for it cannot be moved to {cache}/new: No space left on device"]
+    assert (root / "xdg" / "new").read_text() == "mine"
+    assert os.listdir(cache) == []
+    shutil.rmtree(root)
+
+
+def test_a_folder_that_is_used_again_shows_what_is_there_now(
+    home: Home, cache: Path, root: Path, said: list[str]
+) -> None:
+    (cache / "old").mkdir()
+    with shadow(home, root, said):
+        assert os.listdir(root / "xdg") == ["old"]
+    (cache / "old").rmdir()
+    (cache / "new").mkdir()
+    # A link that an earlier run, with other layers, left to what is isolated now.
+    (cache / "pytools").mkdir()
+    (root / "xdg" / "pytools").symlink_to(cache / "pytools")
+    with shadow(home, root, said):
+        assert os.listdir(root / "xdg") == ["new"]
+
+
+def test_a_forked_child_leaves_its_parents_scratch_alone(home: Home, root: Path, said: list[str]) -> None:
+    def leave() -> Iterator[None]:
+        with scratch.scratch_folder() as folder, shadow(home, root, said):
+            (root / "xdg" / "new").write_text("mine")
+            kept.append(folder)
+            yield
+
+    kept: list[Path] = []
+    block = leave()
+    next(block)
+    child = os.fork()
+    if child == 0:
+        next(block, None)
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert kept[0].is_dir()
+    assert not (home.path / ".cache").exists()
+    next(block, None)
+    assert not kept[0].exists()
+    assert (home.path / ".cache" / "new").is_file()
+
+
+def test_a_read_only_scratch_goes_too() -> None:
+    with scratch.scratch_folder() as folder:
+        (folder / "a" / "b").mkdir(parents=True)
+        (folder / "a" / "b").chmod(stat.S_IRUSR)
+        (folder / "a").chmod(stat.S_IRUSR | stat.S_IXUSR)
+    assert not folder.exists()
+
+
+def test_a_block_within_a_block_of_the_same_folder_changes_nothing(home: Home, root: Path, said: list[str]) -> None:
+    (root / "xdg").mkdir()
+    with shadow(home, root, said, XDG_CACHE_HOME=str(root / "xdg")):
+        (root / "xdg" / "new").write_text("mine")
+    assert os.listdir(root / "xdg") == ["new"]

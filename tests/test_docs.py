@@ -1,0 +1,33 @@
+"""The layer that the documentation writes is a layer: it passes the suite, as it stands on the page."""
+
+from __future__ import annotations
+
+import re
+import types
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from cachectl.layers.conformance import LayerConformance
+
+if TYPE_CHECKING:
+    from cachectl.layers.environment import Environment
+    from cachectl.layers.layer import Layer
+
+PAGE = Path(__file__).parents[1] / "docs" / "adding-a-layer.md"
+
+
+class TestToyc(LayerConformance):
+    def make(self, environment: Environment) -> Layer:
+        listing = re.search(r":caption: toyc_cachectl\.py\n\n(.*?)\n```", PAGE.read_text(), re.DOTALL)
+        assert listing is not None
+        assert listing[1].count("\n") < 80
+        module = types.ModuleType("toyc_cachectl")
+        exec(compile(listing[1], "toyc_cachectl.py", "exec"), vars(module))  # noqa: S102 - our own page
+        layer: Layer = module.Toyc(environment)
+        return layer
+
+    def seed(self, environment: Environment) -> None:
+        folder = environment.home / ".cache" / "toyc"
+        folder.mkdir(parents=True)
+        for number, kernel in enumerate((b"add", b"mul")):
+            (folder / f"{number:016x}.toyc").write_bytes(b"TOYC " + kernel + b"\n" + bytes(100))
