@@ -37,7 +37,7 @@ from cachectl.layers.layer import Layer
 from cachectl.layers.processes import using
 from cachectl.layers.stores.locks import record_lock
 from cachectl.layers.stores.plain import read_plain
-from cachectl.layers.stores.tree import HANDLES, NO_HANDLES, Leaf, Shape, Tree
+from cachectl.layers.stores.tree import REFUSALS, Leaf, Shape, Tree
 
 LIBRARIES: Final = ("libcuda.so", "libnvidia-opencl.so")
 INDEX: Final = "index"
@@ -101,7 +101,7 @@ class CudaComputeCache(Layer):
 
     def refusals(self) -> Mapping[Ability, str]:
         """Refuse what needs directory handles where there are none."""
-        return {} if HANDLES else {Ability.PUT: NO_HANDLES, Ability.CLEAR: NO_HANDLES}
+        return REFUSALS
 
     # ------------------------------------------------------------------ listing
 

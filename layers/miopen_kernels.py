@@ -45,7 +45,7 @@ from cachectl.layers.miopen import (
     user_cache_roots,
 )
 from cachectl.layers.stores.rows import Row, RowFile, Schema, disk_usage
-from cachectl.layers.stores.tree import HANDLES, NO_HANDLES, Leaf, Shape, Tree
+from cachectl.layers.stores.tree import REFUSALS, Leaf, Shape, Tree
 
 SWITCH: Final = "MIOPEN_DISABLE_CACHE"
 _ROW_FORM: Final = "miopen-kernel/1"
@@ -95,7 +95,7 @@ class MIOpenKernels(Layer):
 
     def refusals(self) -> Mapping[Ability, str]:
         """Refuse what needs directory handles where there are none."""
-        return {} if HANDLES else {Ability.PUT: NO_HANDLES, Ability.CLEAR: NO_HANDLES}
+        return REFUSALS
 
     def databases(self, root: Root) -> Databases:
         """Return the database files of a root."""

@@ -57,7 +57,7 @@ from cachectl.layers.miopen import (
 from cachectl.layers.stores.locks import record_lock
 from cachectl.layers.stores.records import Fault, RecordFile, place
 from cachectl.layers.stores.rows import RowFile, Schema, disk_usage
-from cachectl.layers.stores.tree import HANDLES, LEFTOVER, NO_HANDLES
+from cachectl.layers.stores.tree import LEFTOVER, REFUSALS
 
 SWITCH: Final = "MIOPEN_DEBUG_DISABLE_FIND_DB"
 _FORM: Final = "miopen-record/1"
@@ -140,8 +140,7 @@ class MIOpenTuning(Layer):
 
     def refusals(self) -> Mapping[Ability, str]:
         """Refuse kernels, and what needs directory handles where there are none."""
-        blind = {Ability.KERNELS: NO_KERNELS}
-        return blind if HANDLES else {**blind, Ability.PUT: NO_HANDLES, Ability.CLEAR: NO_HANDLES}
+        return {**REFUSALS, Ability.KERNELS: NO_KERNELS}
 
     def databases(self, root: Root) -> Databases:
         """Return the database files of a root."""

@@ -36,7 +36,7 @@ from cachectl.layers.layer import Layer
 from cachectl.layers.mounts import network_file_system
 from cachectl.layers.processes import using
 from cachectl.layers.stores.archive import pack, unpack
-from cachectl.layers.stores.tree import HANDLES, NO_HANDLES, Leaf, Shape, StrayRule, Tree
+from cachectl.layers.stores.tree import REFUSALS, Leaf, Shape, StrayRule, Tree
 
 #: Seconds without change after which an entry is idle although PoCL is running: longer than any one compile.
 ENTRY_REST: Final = 600.0
@@ -133,7 +133,7 @@ class PoclKernels(Layer):
 
     def refusals(self) -> Mapping[Ability, str]:
         """Refuse what needs directory handles where there are none."""
-        return {} if HANDLES else {Ability.PUT: NO_HANDLES, Ability.CLEAR: NO_HANDLES}
+        return REFUSALS
 
     # ------------------------------------------------------------------ listing
 

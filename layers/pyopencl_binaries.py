@@ -43,7 +43,7 @@ from cachectl.layers.pytools_dictionaries import relocate_user_cache
 from cachectl.layers.stores.archive import unpack
 from cachectl.layers.stores.locks import presence_lock
 from cachectl.layers.stores.plain import read_plain
-from cachectl.layers.stores.tree import HANDLES, NO_HANDLES, Leaf, Shape, Tree
+from cachectl.layers.stores.tree import REFUSALS, Leaf, Shape, Tree
 from cachectl.layers.switches import strtobool
 
 #: Platforms whose drivers cache source builds, so that PyOpenCL leaves its own cache alone
@@ -105,7 +105,7 @@ class PyOpenCLBinaries(Layer):
 
     def refusals(self) -> Mapping[Ability, str]:
         """Refuse what needs directory handles where there are none."""
-        return {} if HANDLES else {Ability.PUT: NO_HANDLES, Ability.CLEAR: NO_HANDLES}
+        return REFUSALS
 
     # ------------------------------------------------------------------ listing
 

@@ -12,20 +12,22 @@ import os
 import re
 import stat
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from cachectl.layers.errors import Damaged, EntryExists, LayerError, Unreachable
-from cachectl.layers.facts import Note, Orphan, Outcome, Problem, Target
+from cachectl.layers.facts import Ability, Note, Orphan, Outcome, Problem, Target
 from cachectl.layers.stores.archive import pack, unpack
 from cachectl.layers.stores.plain import SANE, read_plain
 
 #: Whether this platform can act relative to directory handles, without which nothing is removed safely.
-HANDLES: Final = {os.open, os.stat, os.unlink, os.rename, os.mkdir, os.rmdir} <= os.supports_dir_fd
-NO_HANDLES: Final = "this platform cannot act relative to an open folder, so nothing could be removed safely"
+_HANDLES: Final = {os.open, os.stat, os.unlink, os.rename, os.mkdir, os.rmdir} <= os.supports_dir_fd
+_WITHOUT: Final = "this platform cannot act relative to an open folder, so nothing could be changed safely"
+#: What layers over trees must refuse here.
+REFUSALS: Final[Mapping[Ability, str]] = {} if _HANDLES else {Ability.PUT: _WITHOUT, Ability.CLEAR: _WITHOUT}
 
 _NO_HARD_LINKS: Final = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EMLINK}
 _GONE: Final = "already gone"

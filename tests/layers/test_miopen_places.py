@@ -22,7 +22,7 @@ no_miopen = pytest.mark.skipif(INSTALLED, reason="a MIOpen is installed here")
 
 
 def environment_of(platform: str = "linux", **variables: str) -> Environment:
-    return Environment(variables, home=HOME, platform=platform, cwd=Path("/work"), temporary=Path("/spare"))
+    return Environment(variables, home=HOME, platform=platform, cwd=Path("/here"), temporary=Path("/spare"))
 
 
 def places(layer: Layer) -> list[str]:
@@ -49,7 +49,7 @@ def places(layer: Layer) -> list[str]:
         (
             {"HOME": "/home/u", "MIOPEN_CUSTOM_CACHE_DIR": "~/c", "MIOPEN_USER_DB_PATH": "relative"},
             ["/home/u/c"],
-            ["/work/relative"],
+            ["/here/relative"],
         ),
         ({"MIOPEN_CUSTOM_CACHE_DIR": "~/c", "MIOPEN_USER_DB_PATH": "/d/~"}, ["/spare/c"], ["/d//spare"]),
         (
@@ -86,7 +86,7 @@ def test_the_tilde_of_the_system_folder_is_half_expanded() -> None:
     environment = environment_of(HOME="/home/u", MIOPEN_SYSTEM_DB_PATH="~/db")
     assert places(MIOpenSystemKernels(environment)) == ["/home/u/db"]
     (root,) = MIOpenSystemTuning(environment).roots()
-    assert str(root.path) == "/work/~/db"
+    assert str(root.path) == "/here/~/db"
     assert "as it stands" in root.source
 
 
