@@ -191,6 +191,15 @@ class Layer(ABC):
         return ClearPlan(self.name, tuple(targets), tuple(skipped), tuple(failed))
 
     @final
+    def plan_removal(self, things: Iterable[Removable]) -> ClearPlan:
+        """Plan the removal of exactly these things, as a scan gave them. Nothing is touched.
+
+        Raises :class:`Refused` where the layer must not be cleared.
+        """
+        self._demand(Ability.CLEAR)
+        return self._gated(things)
+
+    @final
     def clear(self, plan: ClearPlan) -> Outcome:
         """Remove what a plan lists; what has changed since is skipped, and said."""
         self._demand(Ability.CLEAR)
@@ -234,16 +243,19 @@ class Layer(ABC):
                     chosen.append(found)
             elif isinstance(found, Orphan) and selection.matches_orphan(found):
                 chosen.append(found)
+        plan = self._gated(chosen)
+        unnamed = Note("*", f"{nameless} entries in {root.path} do not tell their kernel's name")
+        return ClearPlan(self.name, plan.targets, (unnamed, *plan.skipped) if nameless else plan.skipped)
+
+    def _gated(self, things: Iterable[Removable]) -> ClearPlan:
         targets: list[Target] = []
         skipped: list[Note] = []
-        if nameless:
-            skipped.append(Note("*", f"{nameless} entries in {root.path} do not tell their kernel's name"))
-        for thing, reason in self.idle_gate(chosen):
+        for thing, reason in self.idle_gate(things):
             if reason is not None:
                 skipped.append(Note(thing.key, reason))
             else:
                 entries = 1 if isinstance(thing, Entry) else 0
-                targets.append(Target(root.path, thing.key, thing.bytes, entries, thing.mark))
+                targets.append(Target(thing.root, thing.key, thing.bytes, entries, thing.mark))
         return ClearPlan(self.name, tuple(targets), tuple(skipped))
 
 

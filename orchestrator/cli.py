@@ -177,6 +177,8 @@ def build_parser() -> argparse.ArgumentParser:
     purge.add_argument("-n", "--dry-run", action="store_true", help="show what would go, and touch nothing")
     _json_option(purge)
 
+    _prune_verb(verbs)
+
     verify = _verb(verbs, "verify", _verify, "look for damage, entry by entry")
     _layers_argument(verify)
     _json_option(verify)
@@ -193,6 +195,19 @@ def build_parser() -> argparse.ArgumentParser:
         "--kernels", type=_positive, default=8, metavar="N", help="how many kernels to compile (default: 8)"
     )
     return parser
+
+
+def _prune_verb(verbs: argparse._SubParsersAction[_Parser]) -> None:
+    prune = _verb(verbs, "prune", _prune, "remove what is dead or old, then the longest unused until the rest fits")
+    _layers_argument(prune)
+    prune.add_argument(
+        "--stale", action="store_true", help="what no program of this Python and its packages can hit, and orphans"
+    )
+    prune.add_argument("--older-than", metavar="AGE", help="what was not changed or used for 30d, 12h, 2w")
+    prune.add_argument("--max-size", metavar="SIZE", help="until the layers together hold no more than 500M, 2GiB")
+    prune.add_argument("--max-files", type=_positive, metavar="N", help="until they hold no more than N files")
+    prune.add_argument("-n", "--dry-run", action="store_true", help="show what would go, and touch nothing")
+    _json_option(prune)
 
 
 def _run_verb(verbs: argparse._SubParsersAction[_Parser]) -> None:
@@ -401,6 +416,30 @@ def _purge(options: argparse.Namespace) -> int:
     if missing:
         render.warn(f"no entry that is selected has the key {options.key!r}; cachectl ls -q lists keys")
     return 1 if missing or result.failed else 0
+
+
+def _prune(options: argparse.Namespace) -> int:
+    from cachectl import render
+    from cachectl.layers.selection import parse_age, parse_size
+    from cachectl.pruning import Limits, plan_prune
+
+    stack = _stack()
+    limits = Limits(
+        stale=options.stale,
+        before=None if options.older_than is None else stack.environment.clock() - parse_age(options.older_than),
+        bytes=None if options.max_size is None else parse_size(options.max_size),
+        files=options.max_files,
+    )
+    if limits.none:
+        options.parser.error("say what to prune: --stale, --older-than, --max-size or --max-files")
+    with render.working("pruning"):
+        plan = plan_prune(stack.named(options.layers) if options.layers else stack.expendable(), limits)
+        result = plan.foreseen() if options.dry_run else plan.apply()
+    if options.json:
+        render.show_json(render.purge_json(result))
+    else:
+        render.show_purge(result)
+    return 1 if result.failed else 0
 
 
 def _verify(options: argparse.Namespace) -> int:
