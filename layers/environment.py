@@ -31,7 +31,8 @@ class Environment:
     ``python`` is the five-part version that pytools and PyOpenCL put into their names; ``site`` lists the
     folders of installed packages; ``installed`` gives the version of a distribution there, or ``None``;
     ``patience`` is how many seconds a lock that somebody else holds is waited for; ``processes`` is where the
-    system shows running programs.
+    system shows running programs. ``superuser`` tells whether this is one, and ``over_others`` whether it is meant
+    to change what belongs to other users.
     """
 
     variables: Mapping[str, str]
@@ -45,6 +46,8 @@ class Environment:
     clock: Callable[[], float] = field(default=time.time)
     patience: float = PATIENCE
     processes: Path = Path("/proc")
+    superuser: bool = False
+    over_others: bool = False
 
     @classmethod
     def here(cls) -> Environment:
@@ -57,6 +60,7 @@ class Environment:
             temporary=Path(tempfile.gettempdir()),
             site=tuple(Path(entry) for entry in sys.path if entry.endswith(("site-packages", "dist-packages"))),
             installed=_installed_version,
+            superuser=hasattr(os, "geteuid") and os.geteuid() == 0,
         )
 
     def get(self, variable: str) -> str | None:
@@ -95,6 +99,16 @@ def release_of(version: str | None) -> tuple[int, ...] | None:
     """Return the first three numbers of a version, to be compared; ``None`` where it has none."""
     match = re.match(r"(\d+)(?:\.(\d+))?(?:\.(\d+))?", version or "")
     return None if match is None else tuple(int(part) for part in match.groups() if part is not None)
+
+
+def user_name(number: int) -> str:
+    """Name an account, or spell its number where it has none."""
+    try:
+        import pwd
+
+        return pwd.getpwuid(number).pw_name
+    except (ImportError, KeyError):
+        return f"user {number}"
 
 
 def process_variable(name: str) -> str | None:

@@ -8,12 +8,13 @@ disk.
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import ClassVar, final
 
-from cachectl.layers.environment import Environment
+from cachectl.layers.environment import Environment, user_name
 from cachectl.layers.errors import ForeignForm, LayerError, Refused, reason_of
 from cachectl.layers.facts import (
     Ability,
@@ -165,6 +166,7 @@ class Layer(ABC):
         roots = self.roots()
         if not roots:
             raise Refused(self.name, f"cannot put: no place to keep entries in this environment ({self.state().why})")
+        self._demand_own(roots[0])
         self.write(roots[0], key, artifact, replace=replace)
 
     @final
@@ -181,6 +183,7 @@ class Layer(ABC):
         failed: list[Note] = []
         for root in self.roots():
             try:
+                self._demand_own(root)
                 part = self._plan_root(root, selection)
             except (LayerError, OSError) as error:
                 failed.append(Note(str(root.path), reason_of(error)))
@@ -197,7 +200,11 @@ class Layer(ABC):
         Raises :class:`Refused` where the layer must not be cleared.
         """
         self._demand(Ability.CLEAR)
-        return self._gated(things)
+        listed = tuple(things)
+        for root in self.roots():
+            if any(thing.root == root.path for thing in listed):
+                self._demand_own(root)
+        return self._gated(listed)
 
     @final
     def clear(self, plan: ClearPlan) -> Outcome:
@@ -230,6 +237,23 @@ class Layer(ABC):
         reason = self.refusals().get(ability)
         if reason is not None:
             raise Refused(self.name, f"cannot {ability.value}: {reason}")
+
+    def _demand_own(self, root: Root) -> None:
+        """Refuse to let the superuser change what belongs to somebody else, unless that is meant.
+
+        Files that the superuser leaves in another user's cache are files that user's programs cannot replace.
+        """
+        if not self.environment.superuser or self.environment.over_others:
+            return
+        place = next(folder for folder in (root.path, *root.path.parents) if os.path.lexists(folder))
+        owner = place.stat().st_uid
+        if owner != 0:
+            name = user_name(owner)
+            raise Refused(
+                self.name,
+                f"belongs to {name}, and you are the superuser; do it as {name}, or say --over-others",
+                root.path,
+            )
 
     def _plan_root(self, root: Root, selection: Selection) -> ClearPlan:
         if selection.everything and (whole := self.plan_everything(root)) is not None:

@@ -10,7 +10,7 @@ import io
 import os
 import sys
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Final, NoReturn
 
 from cachectl import __version__
 
@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from cachectl.stack import Stack
 
 Handler = Callable[[argparse.Namespace], int]
+
+#: A day: who waits longer for a lock has forgotten.
+_LONGEST: Final = 86400.0
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -169,12 +172,14 @@ def build_parser() -> argparse.ArgumentParser:
     _entry_arguments(put)
     put.add_argument("file", metavar="FILE", help="a file that get wrote, or - for standard input")
     put.add_argument("--replace", action="store_true", help="replace a different entry of that key")
+    _changing_options(put)
 
     purge = _verb(verbs, "purge", _purge, "remove entries; --all is every user layer but tuning results")
     _layers_argument(purge)
     purge.add_argument("--all", action="store_true", help="every user layer that is not precious")
     _selection_options(purge)
     purge.add_argument("-n", "--dry-run", action="store_true", help="show what would go, and touch nothing")
+    _changing_options(purge)
     _json_option(purge)
 
     _prune_verb(verbs)
@@ -207,6 +212,7 @@ def _prune_verb(verbs: argparse._SubParsersAction[_Parser]) -> None:
     prune.add_argument("--max-size", metavar="SIZE", help="until the layers together hold no more than 500M, 2GiB")
     prune.add_argument("--max-files", type=_positive, metavar="N", help="until they hold no more than N files")
     prune.add_argument("-n", "--dry-run", action="store_true", help="show what would go, and touch nothing")
+    _changing_options(prune)
     _json_option(prune)
 
 
@@ -279,6 +285,26 @@ def _json_option(parser: argparse._ActionsContainer) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON: bytes and epoch seconds as numbers")
 
 
+def _changing_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--wait", type=_seconds, metavar="SECONDS", help="how long to wait for a lock somebody else holds (default: 5)"
+    )
+    parser.add_argument(
+        "--over-others", action="store_true", help="as the superuser, change what belongs to another user too"
+    )
+
+
+def _seconds(text: str) -> float:
+    number = float(text)
+    if not 0 <= number <= _LONGEST:
+        message = f"{text} is not between 0 and {_LONGEST:.0f}"
+        raise argparse.ArgumentTypeError(message)
+    return number
+
+
+_seconds.__name__ = "seconds"
+
+
 def _selection_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("selection")
     group.add_argument("--kernel", metavar="GLOB", help="entries of kernels whose name matches")
@@ -307,8 +333,10 @@ def _selection(options: argparse.Namespace, now: float) -> Selection:
 # ---------------------------------------------------------------------- verbs
 
 
-def _stack() -> Stack:
-    from cachectl.layers.environment import process_variable
+def _stack(options: argparse.Namespace) -> Stack:
+    from dataclasses import replace
+
+    from cachectl.layers.environment import Environment, process_variable
     from cachectl.layers.errors import CachectlError
     from cachectl.stack import Stack
 
@@ -318,13 +346,22 @@ def _stack() -> Stack:
         where = process_variable("PWD") or "the working folder"
         message = f"{where}: {error.strerror}; the working folder has gone or is closed to you, cd to another"
         raise CachectlError(message) from error
-    return Stack()
+    changing = vars(options)
+    here = Environment.here()
+    patience = changing.get("wait")
+    return Stack(
+        replace(
+            here,
+            patience=here.patience if patience is None else patience,
+            over_others=changing.get("over_others", False),
+        )
+    )
 
 
 def _report(options: argparse.Namespace) -> int:
     from cachectl import render
 
-    stack = _stack()
+    stack = _stack(options)
     with render.working("looking at every cache"):
         report = stack.report(layers=options.layers)
     if options.json:
@@ -338,7 +375,7 @@ def _ls(options: argparse.Namespace) -> int:
     from cachectl import render
     from cachectl.listing import Trouble, ordered
 
-    stack = _stack()
+    stack = _stack(options)
     now = stack.environment.clock()
     selection = _selection(options, now)
     troubles: list[Trouble] = []
@@ -366,7 +403,7 @@ def _get(options: argparse.Namespace) -> int:
 
     if options.output is None and sys.stdout.isatty():
         raise BadRequest("an artifact is binary; name a file with -o FILE")
-    layer = _stack()[options.layer]
+    layer = _stack(options)[options.layer]
     artifact = layer.get(options.key)
     if artifact is None:
         raise LayerError(layer.name, f"no entry has the key {options.key!r}; cachectl ls {layer.name} lists keys")
@@ -382,7 +419,7 @@ def _put(options: argparse.Namespace) -> int:
     from cachectl.layers.stores.archive import artifact_from_bytes
 
     data = _read_input(options.file)
-    _stack()[options.layer].put(options.key, artifact_from_bytes(data), replace=options.replace)
+    _stack(options)[options.layer].put(options.key, artifact_from_bytes(data), replace=options.replace)
     return 0
 
 
@@ -403,7 +440,7 @@ def _purge(options: argparse.Namespace) -> int:
 
     if options.all == bool(options.layers):
         options.parser.error("name the layers to purge, or say --all" if not options.all else "--all needs no LAYER")
-    stack = _stack()
+    stack = _stack(options)
     selection = _selection(options, stack.environment.clock())
     with render.working("purging"):
         plan = stack.plan_clear(selection, layers=options.layers)
@@ -423,7 +460,7 @@ def _prune(options: argparse.Namespace) -> int:
     from cachectl.layers.selection import parse_age, parse_size
     from cachectl.pruning import Limits, plan_prune
 
-    stack = _stack()
+    stack = _stack(options)
     limits = Limits(
         stale=options.stale,
         before=None if options.older_than is None else stack.environment.clock() - parse_age(options.older_than),
@@ -446,7 +483,7 @@ def _verify(options: argparse.Namespace) -> int:
     from cachectl import render
     from cachectl.listing import findings
 
-    stack = _stack()
+    stack = _stack(options)
     with render.working("verifying"):
         found = findings(stack.named(options.layers))
     if options.json:
@@ -464,7 +501,7 @@ def _run(options: argparse.Namespace) -> int:
 
     if not options.command:
         options.parser.error("write -- and the command to run at the end")
-    stack = _stack()
+    stack = _stack(options)
     layers: tuple[Layer, ...] = stack.named(options.layers)
     _say_what_stays(options, layers)
     folder = Path(options.isolated) if options.isolated else None
@@ -506,7 +543,7 @@ def _env(options: argparse.Namespace) -> int:
     from cachectl.child import variables_for
     from cachectl.shells import guess_shell, spell
 
-    stack = _stack()
+    stack = _stack(options)
     layers = stack.named(options.layers)
     shell = options.shell or guess_shell(stack.environment.get("SHELL"))
     root = None if options.root is None else _root(options.root, stack)
@@ -530,7 +567,7 @@ def _root(name: str, stack: Stack) -> Path:
 def _layers(options: argparse.Namespace) -> int:
     from cachectl import render
 
-    stack = _stack()
+    stack = _stack(options)
     layers = stack.named(options.layers)
     if options.json:
         render.show_json(render.layers_json(layers, stack.broken))

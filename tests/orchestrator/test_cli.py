@@ -8,6 +8,7 @@ import os
 import shlex
 import subprocess
 import sys
+import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -205,3 +206,37 @@ def on_a_terminal(home: Home, *arguments: str, **changes: str) -> list[str]:
         assert child.wait() == 0
     os.close(controller)
     return output.decode().splitlines()
+
+
+def test_a_lock_is_waited_for_as_long_as_is_said(home: Home) -> None:
+    base = home.path / ".cache" / "pyopencl" / f"pyopencl-compiler-cache-v2-py{home.environment().python}"
+    (base / ("0" * 32)).mkdir(parents=True)
+    for name in ("info", "binary", "source.cl"):
+        (base / ("0" * 32) / name).write_bytes(b"x")
+    (base / "lock").touch()
+    started = time.monotonic()
+    done = home.cachectl("purge", "pyopencl", "--wait", "0.3", check=False)
+    assert done.returncode == 1
+    assert "locked for more than 0.3 s" in done.stderr
+    assert time.monotonic() - started < 4
+    assert home.cachectl("purge", "pyopencl", "--wait", "forever", check=False).returncode == 2
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only the superuser can own nothing of what is there")
+def test_the_superuser_leaves_other_peoples_caches_alone(home: Home, compute_cache: Callable[[Path], None]) -> None:
+    cache = home.path / ".nv" / "ComputeCache"
+    compute_cache(cache)
+    home.cachectl("get", "cuda", KEY, "-o", "entry")
+    for path in (cache, *cache.rglob("*")):
+        os.chown(path, 65534, 65534)
+    done = home.cachectl("purge", "--all", check=False)
+    assert done.returncode == 1
+    assert "and you are the superuser" in done.stderr
+    assert home.cachectl("prune", "--max-size", "0", check=False).returncode == 1
+    assert home.cachectl("put", "cuda", KEY, "entry", check=False).returncode == 1
+    assert len(home.json("ls", "cuda")["entries"]) == 40
+    assert home.json("purge", "cuda", "--over-others")["total"]["removed"] == 40
+
+
+#: An entry of the recorded ComputeCache.
+KEY = "3/f/433a72c95049e7"
