@@ -5,16 +5,16 @@ Importing this package costs next to nothing; each public name is loaded when it
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
-
+# Importing typing would double what importing this package costs; checkers know the name.
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from cachectl.session import disabled, isolated
     from cachectl.stack import Stack
 
-__version__: Final = "0.1.0"
+__version__ = "0.1.0"
 __all__ = ["Stack", "__version__", "disabled", "isolated"]
 
-_HOMES: Final = {"Stack": "cachectl.stack", "disabled": "cachectl.session", "isolated": "cachectl.session"}
+_HOMES = {"Stack": "cachectl.stack", "disabled": "cachectl.session", "isolated": "cachectl.session"}
 
 
 def __getattr__(name: str) -> object:

@@ -302,12 +302,11 @@ def show_report(report: Report, home: str) -> None:
 
 def _places(report: Report, home: str) -> Iterator[str]:
     for layer in report.layers:
-        present = [root for root in layer.roots if root.exists]
-        if not present and not layer.failures and layer.state.condition.value == "absent":
+        if layer.state.condition.value == "absent" and not (layer.files or layer.failures or layer.problems):
             continue
         yield ""
         yield f"{layer.layer}: {layer.state.condition.value}, {layer.state.why}"
-        for root in layer.roots:
+        for root in layer.roots[:1] + tuple(root for root in layer.roots[1:] if _holds_anything(root)):
             orphans = root.census.orphan_files
             notes = [root.root.source, *([] if root.exists else ["not there"])]
             plural = "orphan" if orphans == 1 else "orphans"
@@ -317,6 +316,10 @@ def _places(report: Report, home: str) -> Iterator[str]:
             yield f"  problem: {failure}"
         for problem in layer.problems:
             yield f"  problem: {_short_home(str(problem.path), home)}: {problem.message}"
+
+
+def _holds_anything(root: RootReport) -> bool:
+    return bool(root.census.files or root.census.orphan_files or root.census.problems)
 
 
 def _short_home(path: str, home: str) -> str:
