@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from cachectl.layers.errors import Damaged, LayerError
-from cachectl.layers.facts import Artifact, Condition, Orphan, Problem
+from cachectl.layers.facts import Artifact, Condition, Orphan, Problem, Severity
 from cachectl.layers.formats import pdict
 from cachectl.layers.loopy_dictionaries import LoopyDictionaries
 from cachectl.layers.pyopencl_invoker import PyOpenCLInvoker
@@ -412,3 +412,30 @@ def test_folders_with_other_files_are_no_entries(home: Home) -> None:
     layer = PytoolsDictionaries(home.environment())
     layer.clear(layer.plan_clear())
     assert (folder / "results.h5").exists()
+
+
+def test_a_write_that_was_killed_is_no_damage(home: Home) -> None:
+    environment = home.environment()
+    path = dictionary(
+        home.path / ".cache" / "pytools", f"pdict-v5-mine-{environment.python}.sqlite", {"a" * 16: b"\x80\x04N."}
+    )
+    program = (
+        "import os, sqlite3, sys; c = sqlite3.connect(sys.argv[1], isolation_level=None)\n"
+        "c.execute('pragma cache_size = 1'); c.execute('begin immediate')\n"
+        "for n in range(300): c.execute('insert into dict values (?, ?)', (str(n), b'x' * 4000))\n"
+        "os.kill(os.getpid(), 9)"
+    )
+    subprocess.run([sys.executable, "-c", program, str(path)], check=False)
+    assert path.with_name(path.name + "-journal").stat().st_size
+    layer = PytoolsDictionaries(environment)
+    before = path.read_bytes()
+    (finding,) = layer.verify(layer.roots()[0])
+    assert finding.severity is Severity.HARMLESS
+    assert "rolls back" in finding.message
+    assert "rolls back" in layer.plan_clear().failed[0].because
+    assert path.read_bytes() == before
+    # As any program of pytools' would:
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("select count(*) from dict").fetchone()
+    assert list(layer.verify(layer.roots()[0])) == []
+    assert len(list(layer.entries())) == 1

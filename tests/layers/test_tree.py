@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -22,6 +24,7 @@ from cachectl.layers.stores.archive import artifact_from_bytes, artifact_to_byte
 from cachectl.layers.stores.tree import Leaf, Shape, Tree
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
 SHAPE = Shape((re.compile("[a-f]{2}"), re.compile("[0-9]{4}")), folders=True)
@@ -304,3 +307,32 @@ def hostile_tars() -> dict[str, bytes]:
 def test_a_hostile_tar_is_refused_at_once(name: str) -> None:
     with pytest.raises(ValueError, match=r"unsafe member|not a tar"):
         unpack(hostile_tars()[name])
+
+
+@pytest.fixture
+def tiny_disk(tmp_path: Path) -> Iterator[Path]:
+    """Mount a disk with room for few files, where this user may."""
+    if shutil.which("mount") is None:
+        pytest.skip("this system has no mount command")
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "nr_inodes=12,size=1m", "tmpfs", str(disk)], capture_output=True, check=False
+    )
+    if mounted.returncode:
+        pytest.skip(f"this user may not mount: {mounted.stderr.decode().strip()}")
+    yield disk
+    subprocess.run(["umount", str(disk)], check=True)
+
+
+def test_a_full_disk_can_be_cleared_and_loses_nothing_to_put(tiny_disk: Path) -> None:
+    tree = Tree("test", tiny_disk / "root", SHAPE)
+    fill(tree, "ab/0001")
+    with contextlib.suppress(OSError):
+        for number in range(100):
+            (tiny_disk / str(number)).touch()
+    with pytest.raises(LayerError, match="No space left"):
+        tree.write("ab/0001", pack({"file": b"other"}), replace=True)
+    assert tree.read_members("ab/0001") == {"file": b"content"}
+    outcome = tree.remove(targets(tree))
+    assert (outcome.removed, outcome.bytes_freed, outcome.failed) == (1, 7, ())
