@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -247,7 +248,10 @@ class CudaComputeCache(Layer):
             if complaint := compute_cache.complaint(leaf.key, data):
                 yield self._damaged(root, leaf.key, f"{complaint}; the driver compiles it again and rewrites it")
         if (complaint := _index_complaint(_read_index_file(root), sizes)) is not None:
+            index = _read_index_file(root)
             fix = "nothing: the next put or purge in this layer counts anew"
+            if index and not compute_cache.is_index(index):
+                fix = f"move {shlex.quote(str(root.path / INDEX))} away; the next put or purge makes another"
             yield Finding(self.name, root.path, INDEX, Severity.WASTES, "index", complaint, fix)
 
     def _damaged(self, root: Root, key: str, message: str) -> Finding:

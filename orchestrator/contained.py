@@ -25,6 +25,7 @@ from cachectl.layers.facts import (
     Finding,
     Found,
     Housekeeping,
+    Note,
     Orphan,
     Outcome,
     Problem,
@@ -49,7 +50,18 @@ FAILURES: Final = (LayerError, OSError)
 _FIELDS: Final[Mapping[type, Mapping[str, type | tuple[type, ...]]]] = {
     Root: {"path": Path, "scope": Scope, "source": str, "role": str},
     State: {"condition": Condition, "why": str},
-    Entry: {"key": str, "root": Path, "bytes": int, "files": int, "mark": tuple, "kernels": (tuple, type(None))},
+    Entry: {
+        "key": str,
+        "root": Path,
+        "bytes": int,
+        "files": int,
+        "mark": tuple,
+        "kernels": (tuple, type(None)),
+        **dict.fromkeys(("created", "modified", "used", "written_before"), (int, float, type(None))),
+        "versions": Mapping,
+        "detail": Mapping,
+    },
+    ClearPlan: {"targets": tuple, "skipped": tuple, "failed": tuple},
     Orphan: {"key": str, "root": Path, "bytes": int, "files": int, "modified": (int, float), "mark": tuple},
     Housekeeping: {"key": str, "root": Path, "bytes": int, "files": int},
     Problem: {"path": Path, "code": str, "message": str},
@@ -58,6 +70,15 @@ _FIELDS: Final[Mapping[type, Mapping[str, type | tuple[type, ...]]]] = {
     Finding: {"root": Path, "severity": Severity, "message": str, "fix": str},
     Switch: {"set": Mapping, "unset": frozenset},
     Artifact: {"key": str, "form": str, "data": bytes},
+}
+
+
+#: What the tuples among them hold.
+_ELEMENTS: Final[Mapping[type, Mapping[str, type]]] = {
+    Entry: {"kernels": str, "mark": int},
+    Orphan: {"mark": int},
+    ClearPlan: {"targets": Target, "skipped": Note, "failed": Note},
+    Outcome: {"skipped": Note, "failed": Note},
 }
 
 
@@ -179,4 +200,14 @@ def _checked(value: T, *kinds: type) -> T:
     for name, kind in _FIELDS.get(type(value), {}).items():
         if not isinstance(getattr(value, name), kind):
             raise TypeError(f"{type(value).__name__}.{name} is {type(getattr(value, name)).__name__}")
+    for name, kind in _ELEMENTS.get(type(value), {}).items():
+        if not all(isinstance(element, kind) for element in getattr(value, name) or ()):
+            raise TypeError(f"{type(value).__name__}.{name} holds what is no {kind.__name__}")
+    if isinstance(value, tuple) and not _is_gated(value):
+        raise TypeError("answered with a tuple that is no entry with a reason")
     return value
+
+
+def _is_gated(pair: tuple[object, ...]) -> bool:
+    """Tell whether a tuple is what :meth:`Layer.idle_gate` yields."""
+    return len(pair) == 2 and isinstance(pair[0], (Entry, Orphan)) and isinstance(pair[1], (str, type(None)))  # noqa: PLR2004

@@ -218,8 +218,8 @@ def _move_home(path: Path, home: Path, *, replaces: bool) -> None:
         # Sockets and pipes end with the program that made them.
         return
     if os.path.lexists(home) and not (is_file and replaces):
-        # Another program made it meanwhile; what is a cache may be lost, what stands must not be.
-        return
+        # Another program made it meanwhile: neither is lost, and the user is told.
+        raise FileExistsError(errno.EEXIST, "something else has come to stand there", str(home))
     home.parent.mkdir(parents=True, exist_ok=True)
     if stat.S_ISLNK(mode):
         os.symlink(os.readlink(path), home)

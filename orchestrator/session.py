@@ -98,7 +98,8 @@ def isolated(folder: Path | str | None = None, *, strict: bool = True) -> Iterat
     finally:
         # A forked child leaves the block too; the root is its parent's.
         if folder is None and os.getpid() == process:
-            if any(_latched(switch) for switch in moved.values()):
+            opened = any((root / "xdg" / "pytools").glob("*.sqlite"))
+            if opened or any(_latched(switch) for switch in moved.values()):
                 atexit.register(_remove_in, process, root)
             else:
                 remove_scratch(root)

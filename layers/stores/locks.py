@@ -79,10 +79,10 @@ def _make_lock(layer: str, path: Path) -> bool:
         return False
     except OSError as error:
         raise Unreachable(layer, f"cannot lock: {error.strerror}", path) from error
-    try:
+    # On a full disk the lock stays empty, as PyOpenCL's own is: it holds all the same.
+    with suppress(OSError):
         os.write(handle, _OWNER % (os.getpid(), _host()))
-    finally:
-        os.close(handle)
+    os.close(handle)
     return True
 
 

@@ -313,13 +313,23 @@ class Tree:
             parent = None if handle is None else _descend(stack, handle, parts[:-1], make=True)
             if handle is None or parent is None:
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(self.root.joinpath(*parts)))
+            self._demand_room(parent, tuple(parts))
             with _own_folder(handle, _STAGE) as stage:
                 _fill(stage, parts[-1], members, file_mode)
-                if not self.shape.folders:
-                    self._publish_file(stage, parent, parts[-1], replace=replace)
-                else:
-                    self._publish_folder(stage, parent, parts[-1], replace=replace)
+                publish = self._publish_folder if self.shape.folders else self._publish_file
+                try:
+                    publish(stage, parent, parts[-1], replace=replace)
+                except FileExistsError as error:
+                    raise EntryExists(self.layer, self.root.joinpath(*parts)) from error
                 os.fsync(parent)
+
+    def _demand_room(self, parent: int, parts: tuple[str, ...]) -> None:
+        """Refuse to put an entry where something else stands: it is not the layer's to replace."""
+        status = _status(parent, parts[-1])
+        leaf = None if status is None else self._recognise(parent, parts, status)
+        if status is not None and (leaf is None or self._foreign(leaf) is not None):
+            message = "something that is no entry stands in its place, and is left alone"
+            raise LayerError(self.layer, message, self.root.joinpath(*parts))
 
     def _publish_file(self, stage: int, parent: int, name: str, *, replace: bool) -> None:
         if replace:
@@ -327,8 +337,6 @@ class Tree:
             return
         try:
             os.link(name, name, src_dir_fd=stage, dst_dir_fd=parent, follow_symlinks=False)
-        except FileExistsError as error:
-            raise EntryExists(self.layer, self.root / name) from error
         except OSError as error:
             if error.errno not in _NO_HARD_LINKS:
                 raise
@@ -343,7 +351,7 @@ class Tree:
                     os.rename(name, old, src_dir_fd=parent, dst_dir_fd=stage)
             if self._moved_in(stage, parent, name, old):
                 return
-        raise EntryExists(self.layer, self.root / name)
+        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), name)
 
     def _moved_in(self, stage: int, parent: int, name: str, old: str) -> bool:
         try:
@@ -522,18 +530,19 @@ def _own_folder(handle: int, prefix: str) -> Iterator[int]:
     os.mkdir(name, 0o700, dir_fd=handle)
     try:
         with _opened(name, handle) as folder:
-            _hold(folder)
+            _hold(folder, wait=True)
             yield folder
     finally:
         _delete(handle, name)
 
 
-def _hold(folder: int) -> bool:
-    """Lock a folder against being taken for a left-over; tell whether that was possible."""
+def _hold(folder: int, *, wait: bool) -> bool:
+    """Lock a folder against being taken for a left-over, or (not waiting) try whether it is; tell of success."""
     import fcntl
 
     try:
-        fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        # Those who only try do not keep each other, or the owner for longer than a moment, from it.
+        fcntl.flock(folder, fcntl.LOCK_EX if wait else fcntl.LOCK_SH | fcntl.LOCK_NB)
     except OSError:
         return False
     return True
@@ -543,7 +552,7 @@ def _held(handle: int, name: str) -> bool:
     """Tell whether a living cachectl works in a stage or trash folder."""
     try:
         with _opened(name, handle) as folder:
-            return not _hold(folder)
+            return not _hold(folder, wait=False)
     except OSError:
         return True
 
@@ -606,10 +615,10 @@ def _delete(handle: int | None, name: str, depth: int = 0) -> int:
     if depth > _DEEP:
         raise OSError(errno.ELOOP, "nested deeper than any entry", name)
     freed = 0
-    with _opened(name, handle) as folder:
-        for child in os.listdir(folder):
-            freed += _delete(folder, child, depth + 1)
     with suppress(FileNotFoundError):
+        with _opened(name, handle) as folder:
+            for child in os.listdir(folder):
+                freed += _delete(folder, child, depth + 1)
         os.rmdir(name, dir_fd=handle)
     return freed
 

@@ -336,3 +336,14 @@ def test_a_full_disk_can_be_cleared_and_loses_nothing_to_put(tiny_disk: Path) ->
     assert tree.read_members("ab/0001") == {"file": b"content"}
     outcome = tree.remove(targets(tree))
     assert (outcome.removed, outcome.bytes_freed, outcome.failed) == (1, 7, ())
+
+
+def test_put_replaces_entries_and_nothing_else(tmp_path: Path) -> None:
+    tree = Tree("test", tmp_path, Shape(SHAPE.levels, folders=True, members=re.compile("file")))
+    fill(tree, "ab/0001", file=b"1", thesis=b"years")
+    (tmp_path / "ab" / "0002").write_text("a file where a folder is due")
+    before = snapshot(tmp_path)
+    for key in ("ab/0001", "ab/0002"):
+        with pytest.raises(LayerError, match="left alone"):
+            tree.write(key, pack({"file": b"2"}), replace=True)
+    assert snapshot(tmp_path) == before

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pty
+import shutil
 import signal
 import subprocess
 import sys
@@ -163,3 +164,24 @@ def test_an_interrupt_typed_at_the_terminal_reaches_the_child_once(home: Home) -
     _, status = os.waitpid(child, 0)
     os.close(controller)
     assert os.waitstatus_to_exitcode(status) == 11
+
+
+def test_a_file_changed_in_both_places_is_kept_in_both(home: Home) -> None:
+    (home.path / ".cache").mkdir()
+    (home.path / ".cache" / "settings").write_text("old")
+    program = 'cd "$XDG_CACHE_HOME" && touch settings && echo new > other && mv other settings'
+    done = home.cachectl("run", "--no-cache", "--", "sh", "-c", program)
+    kept = Path(done.stderr.split()[1])
+    assert kept.read_text() == "new\n"
+    assert (home.path / ".cache" / "settings").read_text() == "old"
+    shutil.rmtree(kept.parents[1])
+
+
+def test_what_cannot_come_home_is_kept_and_named(home: Home) -> None:
+    program = (
+        f'mkdir "$XDG_CACHE_HOME/app" && echo mine > "$XDG_CACHE_HOME/app/file" && mkdir -p {home.path}/.cache/app'
+    )
+    done = home.cachectl("run", "--no-cache", "--", "sh", "-c", f"{program} && touch {home.path}/.cache/app/other")
+    kept = Path(done.stderr.split()[1])
+    assert (kept / "file").read_text() == "mine\n"
+    shutil.rmtree(kept.parents[1])

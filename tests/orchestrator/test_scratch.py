@@ -69,7 +69,9 @@ def test_a_file_replaced_by_rename_comes_home(home: Home, cache: Path, root: Pat
     assert (cache / "mine").read_text() == "new"
     assert (cache / "raced").read_text() == "somebody else's"
     assert sorted(os.listdir(cache)) == ["mine", "raced"]
-    assert said == []
+    # Neither of the two is lost: the one that came second stays where it is, and is named.
+    assert (root / "xdg" / "raced").read_text() == "new"
+    assert [line.split()[0] for line in said] == [str(root / "xdg" / "raced")]
 
 
 def test_nothing_that_stands_is_overwritten_or_entered(home: Home, cache: Path, root: Path, said: list[str]) -> None:

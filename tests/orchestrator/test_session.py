@@ -106,3 +106,9 @@ def test_switching_pytools_leaves_loopys_dictionaries_alone(home: Home) -> None:
     seen = home.python("session.py", "only_pytools")
     assert seen["layers"] == ["pytools"]
     assert (seen["counted"]["loopy"], seen["counted"]["pyopencl-invoker"]) == (5, 1)
+
+
+def test_a_dictionary_opened_in_an_isolated_block_goes_on_working(home: Home) -> None:
+    seen = home.python("session.py", "dictionary_after_isolated")
+    assert seen["found"] == ["one", "two"]
+    assert not Path(seen["root"]).exists()

@@ -89,6 +89,17 @@ def kernels_after_isolated():
     SEEN["outside"] = counted()
 
 
+def dictionary_after_isolated():
+    from pytools.persistent_dict import WriteOncePersistentDict
+
+    with cachectl.isolated() as root:
+        mine = WriteOncePersistentDict("mine", safe_sync=False)
+        mine.store_if_not_present(1, "one")
+    mine.store_if_not_present(2, "two")
+    SEEN["root"] = str(root)
+    SEEN["found"] = [mine[1], mine[2]]
+
+
 def forked():
     with cachectl.isolated() as root:
         child = os.fork()
