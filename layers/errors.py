@@ -70,6 +70,11 @@ class Unreachable(LayerError, OSError):
     """The operating system refused to read or write; the cause is chained."""
 
 
+def not_a_key(layer: str, key: str) -> LayerError:
+    """Say that a key is not spelled as a layer spells its keys."""
+    return LayerError(layer, f"{key!r} is not a key of this layer; cachectl ls {layer} lists keys")
+
+
 def reason_of(error: LayerError | OSError) -> str:
     """Return what went wrong without saying again in which layer."""
     if isinstance(error, LayerError):

@@ -6,7 +6,7 @@ Sources: ``loopy/__init__.py`` (switches), ``loopy/tools.py`` (the list of dicti
 from __future__ import annotations
 
 from cachectl.layers.facts import Flag, State, Switch, When
-from cachectl.layers.pytools_dictionaries import PytoolsDictionaries, strtobool_state
+from cachectl.layers.pytools_dictionaries import PytoolsDictionaries
 
 _VARIABLES = ("LOOPY_NO_CACHE", "CG_NO_CACHE")
 
@@ -25,7 +25,7 @@ class LoopyDictionaries(PytoolsDictionaries):
 
     def state(self) -> State:
         """Judge the two variables, both read when loopy is imported."""
-        return strtobool_state(self, "loopy", _VARIABLES)
+        return self.judged("loopy", _VARIABLES)
 
     def switch(self, *, on: bool) -> Switch:
         """Give the variable for the next import, and the flag that every call site reads in a running one."""

@@ -13,7 +13,7 @@ from functools import reduce
 from pathlib import Path
 from typing import ClassVar, Final
 
-from cachectl.layers.errors import Damaged, EntryExists, LayerError, Refused
+from cachectl.layers.errors import Damaged, EntryExists, LayerError, Refused, not_a_key
 from cachectl.layers.facts import (
     Ability,
     Artifact,
@@ -274,7 +274,7 @@ class MIOpenKernels(Layer):
         databases = self.databases(root)
         file = databases.name(key.partition(SEPARATOR)[0])
         if file is None or key.count(SEPARATOR) < _SEPARATORS:
-            raise LayerError(self.name, f"{key!r} is not a key of this layer; cachectl ls {self.name} lists keys")
+            raise not_a_key(self.name, key)
         own = kernel_db.SCHEMA_2_3 if _plain(file) else kernel_db.SCHEMA
         if databases.find(file.relative) is None:
             if databases.blocked(file):

@@ -20,7 +20,7 @@ from pathlib import Path
 from threading import Lock
 from typing import ClassVar, Final
 
-from cachectl.layers.errors import Damaged, LayerError, Refused, Unreachable
+from cachectl.layers.errors import Damaged, LayerError, Refused, Unreachable, not_a_key
 from cachectl.layers.facts import (
     Ability,
     Artifact,
@@ -301,7 +301,7 @@ class MIOpenTuning(Layer):
         databases = self.databases(root)
         file = databases.name(relative)
         if file is None or not separator:
-            raise LayerError(self.name, f"{key!r} is not a key of this layer; cachectl ls {self.name} lists keys")
+            raise not_a_key(self.name, key)
         if file.name.kind in self.tables:
             raise Refused(self.name, f"cannot put: {_LISTED_ONLY}", file.path)
         if databases.find(relative) is None and databases.blocked(file):

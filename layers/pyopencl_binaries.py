@@ -15,7 +15,7 @@ from typing import Final
 
 from cachectl.layers.drivers import opencl_drivers
 from cachectl.layers.environment import user_cache_folder
-from cachectl.layers.errors import Damaged, LayerError
+from cachectl.layers.errors import Damaged, LayerError, not_a_key
 from cachectl.layers.facts import (
     Ability,
     Artifact,
@@ -44,7 +44,7 @@ from cachectl.layers.stores.archive import unpack
 from cachectl.layers.stores.locks import presence_lock
 from cachectl.layers.stores.plain import read_plain
 from cachectl.layers.stores.tree import REFUSALS, Leaf, Shape, Tree
-from cachectl.layers.switches import strtobool
+from cachectl.layers.switches import switched_off
 
 #: Platforms whose drivers cache source builds, so that PyOpenCL leaves its own cache alone
 #: (``pyopencl/characterize/__init__.py``, ``has_src_build_cache``).
@@ -77,13 +77,8 @@ class PyOpenCLBinaries(Layer):
 
     def state(self) -> State:
         """Judge the variable, then the drivers: on PoCL and NVIDIA this cache is not consulted."""
-        value = self.environment.get(VARIABLE)
-        verdict = None if value is None else strtobool(value)
-        if value is not None and verdict is None:
-            why = f"{VARIABLE}={value!r} is not a boolean: import pyopencl raises ValueError; use 1, or unset it"
-            return State(Condition.DISABLED, why)
-        if verdict:
-            return State(Condition.DISABLED, f"{VARIABLE}={value}")
+        if (off := switched_off(self.environment, "pyopencl", (VARIABLE,))) is not None:
+            return off
         if self.environment.installed("pyopencl") is None and not self.roots()[0].exists:
             return State(Condition.ABSENT, "pyopencl is not installed here and has left no binaries")
         drivers = opencl_drivers(self.environment)
@@ -159,7 +154,7 @@ class PyOpenCLBinaries(Layer):
     def write(self, root: Root, key: str, artifact: Artifact, *, replace: bool) -> None:
         """Place a program folder whole, under PyOpenCL's lock: a bad one fails its program for ever."""
         if not _SHAPE.accepts(key):
-            raise LayerError(self.name, f"{key!r} is not a key of this layer; cachectl ls {self.name} lists keys")
+            raise not_a_key(self.name, key)
         try:
             members = unpack(artifact.data)
         except ValueError as error:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Final
 
 from cachectl.layers.facts import Flag, State, Switch, When
-from cachectl.layers.pytools_dictionaries import PytoolsDictionaries, strtobool_state
+from cachectl.layers.pytools_dictionaries import PytoolsDictionaries
 
 VARIABLE: Final = "PYOPENCL_NO_CACHE"
 
@@ -44,7 +44,7 @@ class PyOpenCLInvoker(PytoolsDictionaries):
 
     def state(self) -> State:
         """Judge the variable, read when PyOpenCL is imported."""
-        return strtobool_state(self, "pyopencl", (VARIABLE,))
+        return self.judged("pyopencl", (VARIABLE,))
 
     def switch(self, *, on: bool) -> Switch:
         """Give PyOpenCL's one switch."""

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from cachectl.layers.environment import release_of, user_cache_folder
-from cachectl.layers.errors import Damaged, LayerError, Unreachable
+from cachectl.layers.errors import Damaged, LayerError, Unreachable, not_a_key
 from cachectl.layers.facts import (
     Artifact,
     ClearPlan,
@@ -40,7 +40,7 @@ from cachectl.layers.formats.pickles import walk
 from cachectl.layers.layer import Layer
 from cachectl.layers.stores.rows import Row, RowFile, Weight, disk_usage
 from cachectl.layers.stores.tree import Leaf, Shape, Tree
-from cachectl.layers.switches import strtobool
+from cachectl.layers.switches import switched_off
 
 _CHANGED = "changed since it was planned"
 _FOLDERS = (
@@ -195,6 +195,11 @@ class PytoolsDictionaries(Layer):
                 return f"written with {package} {version}, {installed} is installed"
         return None
 
+    def judged(self, distribution: str, variables: tuple[str, ...]) -> State:
+        """Judge the variables that switch a library's dictionaries off, then whether there are any."""
+        off = switched_off(self.environment, distribution, variables)
+        return off or self._presence(distribution, "not switched off by " + " or ".join(variables))
+
     def _presence(self, distribution: str, why: str) -> State:
         root = self.roots()[0]
         if self.environment.installed(distribution) is None and next(self._dictionaries(root), None) is None:
@@ -224,7 +229,7 @@ class PytoolsDictionaries(Layer):
         file, _, digest = key.partition("/")
         name = pdict.parse_name(file, self.environment.python)
         if name is None or not self.owns(name.identifier):
-            raise LayerError(self.name, f"{key!r} is not a key of this layer; cachectl ls {self.name} lists keys")
+            raise not_a_key(self.name, key)
         if (name.generation == "v5") != (artifact.form == self.forms[0]):
             raise Damaged(self.name, f"form {artifact.form} does not go into a {name.generation} dictionary", key)
         if name.generation != "v5":
@@ -324,21 +329,6 @@ def relocate_user_cache(layer: Layer, folder: Path, opened_by: tuple[str, ...] =
     return Switch(
         layer.name, {variable: str(folder / "xdg")}, latching_modules=opened_by, takes_effect=When.NEXT_IMPORT
     )
-
-
-def strtobool_state(layer: PytoolsDictionaries, distribution: str, variables: tuple[str, ...]) -> State:
-    """Judge the variables that a library reads with ``pytools.strtobool`` when it is imported."""
-    for variable in variables:
-        value = layer.environment.get(variable)
-        if value is None:
-            continue
-        verdict = strtobool(value)
-        if verdict is None:
-            why = f"{variable}={value!r} is not a boolean: import {distribution} raises ValueError; use 1, or unset it"
-            return State(Condition.DISABLED, why)
-        if verdict:
-            return State(Condition.DISABLED, f"{variable}={value}")
-    return layer._presence(distribution, "not switched off by " + " or ".join(variables))  # noqa: SLF001 - one family
 
 
 def _generation(pytools: str | None) -> tuple[str, bool] | None:

@@ -6,7 +6,6 @@ import heapq
 import os
 import stat
 import sys
-import uuid
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from cachectl.contained import FAILURES, PluginFailed
 from cachectl.layers.errors import BadRequest, LayerError, reason_of
 from cachectl.layers.facts import Entry, Finding, Problem, Root, Severity
 from cachectl.layers.selection import Selection
+from cachectl.layers.stores.plain import own_name
 
 if TYPE_CHECKING:
     from cachectl.layers.layer import Layer
@@ -144,7 +144,7 @@ def write_file(name: str, data: bytes) -> None:
 
 
 def _replace(place: str, data: bytes, mode: int | None) -> None:
-    stage = os.path.join(os.path.dirname(place), f".cachectl-stage-{uuid.uuid4().hex}")
+    stage = os.path.join(os.path.dirname(place), own_name())
     handle = os.open(stage, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o666)
     try:
         try:

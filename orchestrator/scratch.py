@@ -6,7 +6,6 @@ import errno
 import os
 import shutil
 import stat
-import uuid
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -16,13 +15,13 @@ from typing import TYPE_CHECKING, Final
 
 from cachectl.layers.environment import Environment, user_cache_folder
 from cachectl.layers.facts import Ability, Switch
+from cachectl.layers.stores.plain import STAGE, own_name
 
 if TYPE_CHECKING:
     from cachectl.layers.layer import Layer
 
 #: Variables that move more than one layer, and much that is no layer at all.
 _SHARED: Final = frozenset({"XDG_CACHE_HOME", "WIN_PD_OVERRIDE_LOCAL_APPDATA"})
-_STAGE: Final = ".cachectl-stage-"
 #: Temporary folders in which something stayed that could not be brought home.
 _KEPT: Final[set[Path]] = set()
 
@@ -202,7 +201,7 @@ class _Shadow:
 
 def _names(folder: Path) -> list[str]:
     try:
-        return sorted(name for name in os.listdir(folder) if not name.startswith(_STAGE))
+        return sorted(name for name in os.listdir(folder) if not name.startswith(STAGE))
     except OSError:
         return []
 
@@ -230,7 +229,7 @@ def _move_home(path: Path, home: Path, *, replaces: bool) -> None:
 
 
 def _carry(path: Path, place: Path, *, replaces: bool) -> None:
-    stage = place.with_name(f"{_STAGE}{uuid.uuid4().hex}")
+    stage = place.with_name(own_name())
     moved = _stage(path, stage)
     try:
         _place(stage, place, replaces=replaces)

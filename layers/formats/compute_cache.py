@@ -70,12 +70,6 @@ def read_header(data: bytes) -> Header | None:
     return Header(*HEADER.unpack_from(data)) if len(data) >= HEADER.size else None
 
 
-def name_of(identifier: int) -> str:
-    """Spell an id as the relative path of its file."""
-    digits = f"{identifier:016x}"
-    return f"{digits[0]}/{digits[1]}/{digits[2:]}"
-
-
 def identifier_of(name: str) -> int:
     """Read a relative path back as the id."""
     return int(name.replace("/", ""), 16)

@@ -5,12 +5,20 @@ from __future__ import annotations
 import errno
 import os
 import stat
+import uuid
 from pathlib import Path
 from typing import Final
 
 _FLAGS: Final = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+#: How the name of everything begins that is staged beside its place.
+STAGE: Final = ".cachectl-stage-"
 #: More than any file that is read whole should hold, in bytes.
 SANE: Final = 1 << 30
+
+
+def own_name(prefix: str = STAGE) -> str:
+    """Make a name that nobody else has: for a stage, or for what another prefix says."""
+    return prefix + uuid.uuid4().hex
 
 
 def open_plain(path: str | Path, *, dir_fd: int | None = None, flags: int = _FLAGS) -> int:

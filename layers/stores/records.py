@@ -10,7 +10,6 @@ from __future__ import annotations
 import errno
 import os
 import stat
-import uuid
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from cachectl.layers.errors import Damaged, EntryExists, LayerError, Refused, Unreachable
+from cachectl.layers.stores.plain import own_name
 
 _FOLDER_FLAGS: Final = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0)
 _NO_LINKS: Final = getattr(os, "O_NOFOLLOW", 0)
@@ -161,7 +161,7 @@ def record_complaint(line: bytes) -> str | None:
 def place(path: Path, content: bytes) -> None:
     """Write a whole file: staged beside its place, synced, renamed over what stands there, whose mode it keeps."""
     handle = os.open(path.parent, _FOLDER_FLAGS)
-    stage = f".cachectl-stage-{uuid.uuid4().hex}"
+    stage = own_name()
     try:
         with open(os.open(stage, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666, dir_fd=handle), "wb") as file:
             with suppress(FileNotFoundError):

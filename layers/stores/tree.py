@@ -11,17 +11,16 @@ import errno
 import os
 import re
 import stat
-import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from cachectl.layers.errors import Damaged, EntryExists, LayerError, Unreachable
+from cachectl.layers.errors import Damaged, EntryExists, LayerError, Unreachable, not_a_key
 from cachectl.layers.facts import Ability, Note, Orphan, Outcome, Problem, Target
 from cachectl.layers.stores.archive import pack, unpack
-from cachectl.layers.stores.plain import SANE, read_plain
+from cachectl.layers.stores.plain import SANE, STAGE, own_name, read_plain
 
 #: Whether this platform can act relative to directory handles, without which nothing is removed safely.
 _HANDLES: Final = {os.open, os.stat, os.unlink, os.rename, os.mkdir, os.rmdir} <= os.supports_dir_fd
@@ -31,7 +30,6 @@ REFUSALS: Final[Mapping[Ability, str]] = {} if _HANDLES else {Ability.PUT: _WITH
 
 _NO_HARD_LINKS: Final = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EMLINK}
 _GONE: Final = "already gone"
-_STAGE: Final = ".cachectl-stage-"
 _TRASH: Final = ".cachectl-trash-"
 #: What a killed cachectl may leave in a root: its own staging and trash, safe to clear at any time.
 LEFTOVER: Final = re.compile(r"\.cachectl-(?:stage|trash)-[0-9a-f]{32}")
@@ -278,7 +276,7 @@ class Tree:
         Raises :class:`EntryExists` where a different entry stands and ``replace`` is not set.
         """
         if not self.shape.accepts(key):
-            raise LayerError(self.layer, f"{key!r} is not a key of this layer; cachectl ls {self.layer} lists keys")
+            raise not_a_key(self.layer, key)
         try:
             self.write_members(key, unpack(data) if self.shape.folders else {"": data}, replace, file_mode)
         except OSError as error:
@@ -314,7 +312,7 @@ class Tree:
             if handle is None or parent is None:
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(self.root.joinpath(*parts)))
             self._demand_room(parent, tuple(parts))
-            with _own_folder(handle, _STAGE) as stage:
+            with _own_folder(handle, STAGE) as stage:
                 _fill(stage, parts[-1], members, file_mode)
                 publish = self._publish_folder if self.shape.folders else self._publish_file
                 try:
@@ -526,7 +524,7 @@ def _fill(stage: int, name: str, members: dict[str, bytes], file_mode: int) -> N
 @contextmanager
 def _own_folder(handle: int, prefix: str) -> Iterator[int]:
     """Make a folder for this process alone, held as long as it is in use, and delete it afterwards."""
-    name = prefix + uuid.uuid4().hex
+    name = own_name(prefix)
     os.mkdir(name, 0o700, dir_fd=handle)
     try:
         with _opened(name, handle) as folder:
