@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import platform
 import re
@@ -12,12 +13,13 @@ from pathlib import Path
 from typing import Final
 
 from cachectl.layers.errors import Busy, Refused, Unreachable
-from cachectl.layers.stores.plain import open_plain, read_plain
+from cachectl.layers.stores.plain import open_plain
 
 #: Seconds to wait for a lock that another process holds.
 PATIENCE: Final = 5.0
 _PAUSE: Final = 0.02
-_OWNER: Final = b"cachectl %d %s\n"
+#: Waits for a word, and removes the lock where none comes and the lock is ours.
+_WATCH: Final = 'read -r word || { read -r owner < "$1" && [ "$owner" = "$2" ] && rm -f -- "$1"; }'
 
 
 @contextmanager
@@ -52,62 +54,167 @@ def presence_lock(
 ) -> Iterator[None]:
     """Hold a lock that consists in a file being there, as PyOpenCL's does.
 
-    Such a lock outlives a holder that was killed. One of our own says whose it is, and goes once its process
-    is gone; of another, ``abandoned`` judges by its age in seconds. Raises :class:`Busy` after ``patience``
-    seconds; a lock that may be held is never removed.
+    Such a lock outlives a holder that was killed. One of our own says whose it is, and goes with its process, by the
+    hand of a watcher or, where that was killed too, of the next cachectl; of another, ``abandoned`` judges by its age
+    in seconds. Raises :class:`Busy` after ``patience``
+    seconds; a lock that may be held is never removed, nor is what merely has its name.
     """
     deadline = time.monotonic() + patience
-    while not _make_lock(layer, path):
-        if _dead_cachectl(path) or abandoned(_age(path)):
-            with suppress(FileNotFoundError):
-                path.unlink()
-        elif time.monotonic() > deadline:
-            raise Busy(layer, f"locked for more than {patience:g} s; if no program is running, remove the lock", path)
-        else:
+    with _watcher(path):
+        while (handle := _make_lock(layer, path)) is None:
+            if _take_over(path, abandoned):
+                continue
+            if time.monotonic() > deadline:
+                message = f"locked for more than {patience:g} s; if no program is running, remove the lock"
+                raise Busy(layer, message, path)
             time.sleep(_PAUSE)
+        try:
+            yield
+        finally:
+            # Somebody may have removed it by hand, as PyOpenCL's own warning says; then it is another's by now.
+            with suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(handle), path.lstat()):
+                    path.unlink()
+            os.close(handle)
+
+
+@contextmanager
+def _watcher(path: Path) -> Iterator[None]:
+    """Have a child by that removes our lock should we be killed: left behind, it would fail every build for good.
+
+    The child waits for a word from us, or for the end of the pipe, which is our end. It is in a session of its own,
+    so that what ends us does not end it.
+    """
+    import subprocess
+
+    try:
+        child = subprocess.Popen(  # noqa: S603 - a fixed program; what it is told is data
+            [
+                "/bin/sh",
+                "-c",
+                _WATCH,
+                "cachectl-lock",
+                os.fspath(path),
+                _owner().decode(errors="surrogateescape").strip(),
+            ],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+            cwd="/",
+        )
+    except OSError:
+        # Without a shell, or a process to spare, the next cachectl removes it.
+        yield
+        return
     try:
         yield
     finally:
-        with suppress(FileNotFoundError):
-            path.unlink()
+        child.communicate(b"done\n")
 
 
-def _make_lock(layer: str, path: Path) -> bool:
+def _make_lock(layer: str, path: Path) -> int | None:
+    """Make the lock; return its open file, or ``None`` where it is there already."""
+    try:
+        return _make_whole(path)
+    except FileExistsError:
+        return None
+    except OSError:
+        pass
     try:
         handle = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_EXCL, 0o644)
     except FileExistsError:
-        return False
+        return None
     except OSError as error:
         raise Unreachable(layer, f"cannot lock: {error.strerror}", path) from error
-    # On a full disk the lock stays empty, as PyOpenCL's own is: it holds all the same.
-    with suppress(OSError):
-        os.write(handle, _OWNER % (os.getpid(), _host()))
-    os.close(handle)
-    return True
+    _own(handle)
+    return handle
 
 
-def _dead_cachectl(path: Path) -> bool:
-    """Tell whether a lock is one of ours, made on this machine by a process that is gone."""
+def _make_whole(path: Path) -> int:
+    """Make the lock with our name in it from its first moment: a file without a name, then linked to its place.
+
+    Raises :class:`OSError` where the system or the file system has no such files.
+    """
+    if not hasattr(os, "O_TMPFILE"):
+        raise OSError(errno.ENOTSUP, os.strerror(errno.ENOTSUP))
+    handle = os.open(path.parent, os.O_TMPFILE | os.O_WRONLY, 0o644)
     try:
-        match = re.fullmatch(rb"cachectl (\d+) (.*)\n", read_plain(path, limit=300))
+        _own(handle)
+        os.link(f"/proc/self/fd/{handle}", path, follow_symlinks=True)
     except OSError:
-        return False
-    if match is None or match[2] != _host():
-        return False
-    try:
-        os.kill(int(match[1]), 0)
-    except ProcessLookupError:
-        return True
-    except (OSError, OverflowError):
-        return False
+        os.close(handle)
+        raise
+    return handle
+
+
+def _own(handle: int) -> None:
+    """Put our name into a lock.
+
+    The system holds it for as long as we live, so whoever reads the name can tell whether we do. On a full disk it
+    stays empty, as PyOpenCL's own is: it holds all the same.
+    """
+    _hold(handle)
+    with suppress(OSError):
+        os.write(handle, _owner())
+
+
+def _take_over(path: Path, abandoned: Callable[[float], bool]) -> bool:
+    """Remove a lock that nobody holds any more; tell whether that was done.
+
+    Only one cachectl at a time may judge and remove: of two that judged the same dead lock, the second would
+    remove what the first, or a program, has locked since. Holding the folder keeps the others out, leaves no file
+    and ends with the process. Nobody but cachectl removes a dead lock, so the one that is judged stays where it
+    is; only a hand may come between, which the comparison is for.
+    """
+    with suppress(OSError), _opened(os.open(path.parent, os.O_RDONLY)) as folder:
+        if not _hold(folder):
+            return False
+        judged = path.lstat()
+        if _nobody_holds(path, time.time() - judged.st_mtime, abandoned) and _marks(path.lstat()) == _marks(judged):
+            path.unlink()
+            return True
     return False
 
 
-def _age(path: Path) -> float:
+def _nobody_holds(path: Path, age: float, abandoned: Callable[[float], bool]) -> bool:
+    """Judge a lock: one of ours, made on this machine, by the system; of another, ask.
+
+    What is neither empty nor one of ours is no lock, but somebody's file of that name.
+    """
+    with _opened(open_plain(path)) as handle:
+        match = re.fullmatch(rb"(?:cachectl \d+ (.*)\n)?", os.read(handle, 300))
+        if match is None:
+            return False
+        return _hold(handle) if match[1] == _host() else abandoned(age)
+
+
+@contextmanager
+def _opened(handle: int) -> Iterator[int]:
     try:
-        return time.time() - path.lstat().st_mtime
-    except OSError:
-        return 0.0
+        yield handle
+    finally:
+        os.close(handle)
+
+
+def _hold(handle: int) -> bool:
+    """Lock an open file or folder, as long as it is open, unless somebody else has; tell whether that was done."""
+    try:
+        import fcntl
+
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (ImportError, OSError):
+        return False
+    return True
+
+
+def _marks(status: os.stat_result) -> tuple[int, ...]:
+    """Tell one lock from the next, although a file system may use an inode again."""
+    return (status.st_dev, status.st_ino, status.st_mtime_ns, status.st_ctime_ns)
+
+
+def _owner() -> bytes:
+    return b"cachectl %d %s\n" % (os.getpid(), _host())
 
 
 def _host() -> bytes:

@@ -6,6 +6,7 @@ import errno
 import os
 import stat
 import uuid
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -44,6 +45,33 @@ def read_plain(path: str | Path, *, dir_fd: int | None = None, limit: int = -1) 
         if limit < 0 and os.fstat(file.fileno()).st_size > SANE:
             raise OSError(errno.EFBIG, "larger than any entry", str(path))
         return file.read(limit)
+
+
+def overwrite(handle: int, old: bytes, new: bytes) -> None:
+    """Write an open file over in place, given what is in it; where there is no room, it stays as it was.
+
+    For files that others hold open or have locked, so that no other can be renamed over them. What the file
+    grows by goes first, since only that needs room; until the end the file is too long at worst, never too short.
+    """
+    try:
+        _write_all(handle, new[len(old) :], len(old))
+        # Some file systems find out no sooner that there is no room.
+        os.fsync(handle)
+        _write_all(handle, new[: len(old)], 0)
+    except OSError:
+        with suppress(OSError):
+            _write_all(handle, old, 0)
+        os.ftruncate(handle, len(old))
+        raise
+    os.ftruncate(handle, len(new))
+
+
+def _write_all(handle: int, data: bytes, place: int) -> None:
+    """Write everything: a disk that fills up takes a part without a complaint."""
+    rest = memoryview(data)
+    while rest:
+        written = os.pwrite(handle, rest, place)
+        rest, place = rest[written:], place + written
 
 
 def plain_identity(path: Path) -> tuple[int, int]:
