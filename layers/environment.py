@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 
+from cachectl.layers.mounts import MOUNTS
 from cachectl.layers.stores.locks import PATIENCE
 
 
@@ -31,8 +32,9 @@ class Environment:
     ``python`` is the five-part version that pytools and PyOpenCL put into their names; ``site`` lists the
     folders of installed packages; ``installed`` gives the version of a distribution there, or ``None``;
     ``patience`` is how many seconds a lock that somebody else holds is waited for; ``processes`` is where the
-    system shows running programs. ``superuser`` tells whether this is one, and ``over_others`` whether it is meant
-    to change what belongs to other users.
+    system shows running programs, ``mounts`` where it lists mounted file systems, and ``topology`` where AMD's
+    driver lists processors, GPUs among them. ``superuser`` tells whether this is one, and ``over_others`` whether it
+    is meant to change what belongs to other users.
     """
 
     variables: Mapping[str, str]
@@ -46,6 +48,8 @@ class Environment:
     clock: Callable[[], float] = field(default=time.time)
     patience: float = PATIENCE
     processes: Path = Path("/proc")
+    mounts: Path = MOUNTS
+    topology: Path = Path("/sys/class/kfd/kfd/topology/nodes")
     superuser: bool = False
     over_others: bool = False
 

@@ -5,8 +5,11 @@ Sources: ``loopy/__init__.py`` (switches), ``loopy/tools.py`` (the list of dicti
 
 from __future__ import annotations
 
-from cachectl.layers.facts import Flag, State, Switch, When
+from collections.abc import Iterator
+
+from cachectl.layers.facts import Finding, Flag, State, Switch, When
 from cachectl.layers.pytools_dictionaries import PytoolsDictionaries
+from cachectl.layers.switches import diagnosed, relative_cache_home
 
 _VARIABLES = ("LOOPY_NO_CACHE", "CG_NO_CACHE")
 
@@ -26,6 +29,11 @@ class LoopyDictionaries(PytoolsDictionaries):
     def state(self) -> State:
         """Judge the two variables, both read when loopy is imported."""
         return self.judged("loopy", _VARIABLES)
+
+    def diagnose(self) -> Iterator[Finding]:
+        """Yield what is wrong with the variables."""
+        yield from diagnosed(self, "loopy", _VARIABLES)
+        yield from relative_cache_home(self)
 
     def switch(self, *, on: bool) -> Switch:
         """Give the variable for the next import, and the flag that every call site reads in a running one."""

@@ -6,13 +6,17 @@ Sqlite files beside the library, opened read-only. Sources: ``src/binary_cache.c
 
 from __future__ import annotations
 
+import shlex
+from collections.abc import Iterator
+from itertools import takewhile
 from typing import Final
 
+from cachectl.layers.amd_gpus import Gpu, amd_gpus
 from cachectl.layers.errors import Damaged
 from cachectl.layers.facts import Artifact, Finding, Root, Severity
 from cachectl.layers.formats.miopen_names import parse_base, version_numbers
-from cachectl.layers.miopen import SEPARATOR, DatabaseFile, Databases, Packaged, system_roots
-from cachectl.layers.miopen_kernels import MIOpenKernels
+from cachectl.layers.miopen import SEPARATOR, DatabaseFile, Databases, Packaged, diagnosed_flag, system_roots
+from cachectl.layers.miopen_kernels import SWITCH, MIOpenKernels
 from cachectl.layers.stores.rows import Schema
 
 #: MIOpen takes a smaller file for a missing one: an empty file, or the pointer git-lfs leaves.
@@ -29,10 +33,40 @@ class MIOpenSystemKernels(Packaged, MIOpenKernels):
     forms = ("miopen-kernel/1",)
     kinds = ("kdb",)
     shapes = ()
+    on_network = None
+    among_ranks = None
 
     def roots(self) -> tuple[Root, ...]:
         """Resolve relative to each libMIOpen that can be found."""
         return system_roots(self.environment, tilde=True)
+
+    def diagnose(self) -> Iterator[Finding]:
+        """Yield what is wrong with the switch, and each GPU here that no database is for."""
+        yield from diagnosed_flag(self, SWITCH)
+        roots = self.roots()
+        if not roots:
+            return
+        present = [file for root in roots for file in self.databases(root).files() if isinstance(file, DatabaseFile)]
+        for gpu in amd_gpus(self.environment):
+            if not any(_serves(file, gpu) for file in present):
+                yield self._missing(roots[0], gpu, present)
+
+    def _missing(self, root: Root, gpu: Gpu, present: list[DatabaseFile]) -> Finding:
+        """Name the nearest database: of the same architecture by compute units, else of the most similar name."""
+        names = " nor ".join(f"{stem}.kdb" for stem in (*gpu.bases, gpu.arch))
+        package = f"miopen-hip-{gpu.arch}kdb"
+        fix = f"sudo apt-get install {package} || sudo dnf install {package}"
+        nearest = min(present, key=lambda file: _distance(file, gpu), default=None)
+        if nearest is None:
+            near = "there is no other"
+        elif nearest.name.base.arch != gpu.arch:
+            near = f"the nearest is {nearest.path.name}, whose code does not run on it"
+        else:
+            near = f"the nearest is {nearest.path.name}, whose code runs on it but which MIOpen does not look for"
+            to = nearest.path.with_name(f"{gpu.arch}.kdb" if len(gpu.bases) > 1 else f"{gpu.bases[0]}.kdb")
+            fix = f"cp {shlex.quote(str(nearest.path))} {shlex.quote(str(to))}"
+        message = f"no system kernels for the GPU {gpu.arch}, neither {names}: each is compiled when first used; {near}"
+        return Finding(self.name, root.path, None, Severity.RECOMPILES, "no-database", message, fix)
 
     def databases(self, root: Root) -> Databases:
         """Return the database files of a root, which has no version folders."""
@@ -64,7 +98,9 @@ class MIOpenSystemKernels(Packaged, MIOpenKernels):
 
     def _header_finding(self, root: Root, file: DatabaseFile, severity: Severity, code: str, message: str) -> Finding:
         fix = (
-            f"as its owner: sqlite3 {file.path} 'pragma journal_mode=delete'" if code == "wal" else self._file_fix(file)
+            f"as its owner: sqlite3 {shlex.quote(str(file.path))} 'pragma journal_mode=delete'"
+            if code == "wal"
+            else self._file_fix(file)
         )
         return Finding(self.name, root.path, file.relative, severity, code, message, fix)
 
@@ -74,6 +110,21 @@ class MIOpenSystemKernels(Packaged, MIOpenKernels):
 
     def _file_fix(self, file: DatabaseFile) -> str:
         return f"reinstall the package that {file.path} belongs to"
+
+
+def _serves(file: DatabaseFile, gpu: Gpu) -> bool:
+    """Tell whether MIOpen on a GPU looks for a file; in which of its modes the GPU runs is not known here."""
+    base = file.name.base
+    plain = base.raw if base.device is None else f"{base.arch}{base.raw.removeprefix(base.device)}"
+    return {gpu.arch, *gpu.bases} & {base.raw, plain} != set()
+
+
+def _distance(file: DatabaseFile, gpu: Gpu) -> tuple[int, int]:
+    base = file.name.base
+    if base.arch == gpu.arch:
+        return 0, min(abs((base.units or 0) - units) for units in gpu.units)
+    alike = takewhile(lambda pair: pair[0] == pair[1], zip(base.raw, gpu.arch, strict=False))
+    return 1, -len(list(alike))
 
 
 def lookup(user: MIOpenKernels, system: MIOpenSystemKernels, base: str, name: str, args: str) -> Artifact | None:

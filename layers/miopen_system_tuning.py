@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from cachectl.layers.facts import Orphan, Root
-from cachectl.layers.miopen import DatabaseFile, Packaged, system_roots
-from cachectl.layers.miopen_tuning import MIOpenTuning
+from cachectl.layers.facts import Finding, Orphan, Root
+from cachectl.layers.miopen import DatabaseFile, Packaged, diagnosed_flag, system_roots
+from cachectl.layers.miopen_tuning import FIND_DB, SWITCH, MIOpenTuning
 
 
 class MIOpenSystemTuning(Packaged, MIOpenTuning):
@@ -21,10 +21,16 @@ class MIOpenSystemTuning(Packaged, MIOpenTuning):
     precious = False
     texts = ("fdb.txt", "db.txt", "cd.pdb.txt")
     tables = ("db",)
+    on_network = None
+    among_ranks = None
 
     def roots(self) -> tuple[Root, ...]:
         """Resolve relative to each libMIOpen that can be found."""
         return system_roots(self.environment, tilde=False)
+
+    def diagnose(self) -> Iterator[Finding]:
+        """Yield what is wrong with the switch."""
+        yield from diagnosed_flag(self, SWITCH, FIND_DB)
 
     def _scan_strays(self, root: Root) -> Iterator[Orphan]:
         # Nobody rewrites these files; what lies beside them is the package's own.

@@ -11,16 +11,16 @@ from typing import Final
 _NETWORK: Final = frozenset(
     {"nfs", "nfs4", "cifs", "smb3", "smbfs", "lustre", "ceph", "gpfs", "beegfs", "afs", "9p", "glusterfs", "fuse.sshfs"}
 )
-_MOUNTS: Final = Path("/proc/self/mountinfo")
+MOUNTS: Final = Path("/proc/self/mountinfo")
 
 
-def network_file_system(path: Path, *, mounts: Path = _MOUNTS) -> str | None:
+def network_file_system(path: Path, *, mounts: Path = MOUNTS) -> str | None:
     """Return the type of the network file system a path lies on; ``None`` on a local or unknown one."""
     kind = file_system(path, mounts=mounts)
     return kind if kind in _NETWORK else None
 
 
-def file_system(path: Path, *, mounts: Path = _MOUNTS) -> str | None:
+def file_system(path: Path, *, mounts: Path = MOUNTS) -> str | None:
     """Return the type of the file system a path, or the nearest folder above it, lies on; ``None`` is unknown."""
     try:
         lines = mounts.read_text(errors="surrogateescape").splitlines()

@@ -5,10 +5,12 @@ Sources: ``pyopencl/invoker.py``, ``pyopencl/scan.py``.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Final
 
-from cachectl.layers.facts import Flag, State, Switch, When
+from cachectl.layers.facts import Finding, Flag, State, Switch, When
 from cachectl.layers.pytools_dictionaries import PytoolsDictionaries
+from cachectl.layers.switches import diagnosed, relative_cache_home
 
 VARIABLE: Final = "PYOPENCL_NO_CACHE"
 
@@ -45,6 +47,11 @@ class PyOpenCLInvoker(PytoolsDictionaries):
     def state(self) -> State:
         """Judge the variable, read when PyOpenCL is imported."""
         return self.judged("pyopencl", (VARIABLE,))
+
+    def diagnose(self) -> Iterator[Finding]:
+        """Yield what is wrong with the variables."""
+        yield from diagnosed(self, "pyopencl", (VARIABLE,))
+        yield from relative_cache_home(self)
 
     def switch(self, *, on: bool) -> Switch:
         """Give PyOpenCL's one switch."""

@@ -1,0 +1,312 @@
+"""``cachectl doctor``: what is wrong with this set-up, and the command that mends it.
+
+A layer says itself what only it can know (:meth:`Layer.diagnose`) and what is damaged (:meth:`Layer.verify`). What
+holds for every layer is said here, once: who may write a root, what lies on a network file system, what ranks share,
+what is stale or has leaked. Everything is read, nothing is changed.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import stat
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from cachectl.contained import FAILURES
+from cachectl.layers.environment import user_name
+from cachectl.layers.facts import Ability, Census, Condition, Finding, Root, Scope, Severity
+from cachectl.layers.mounts import network_file_system
+from cachectl.listing import failure, findings
+
+if TYPE_CHECKING:
+    from cachectl.layers.environment import Environment
+    from cachectl.layers.layer import Layer
+    from cachectl.layers.registry import Broken
+
+_WORST_FIRST: Final = (
+    Severity.UNSAFE,
+    Severity.FAILS,
+    Severity.RISKS,
+    Severity.RECOMPILES,
+    Severity.WASTES,
+    Severity.HARMLESS,
+)
+#: So many empty files are no bytes, but they fill a quota of files.
+_MANY_FILES: Final = 1000
+
+#: Number of ranks and own rank, as launchers tell them: Open MPI, PMIx, MPICH and its kin, MVAPICH, Slurm, PALS, LSF,
+#: Flux. Where the number is missing, a rank above zero tells that there are several.
+_RANKS: Final = (
+    ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"),
+    ("PMI_SIZE", "PMI_RANK"),
+    ("MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_RANK"),
+    ("PALS_SIZE", "PALS_RANKID"),
+    ("JSM_NAMESPACE_SIZE", "JSM_NAMESPACE_RANK"),
+    ("FLUX_JOB_SIZE", "FLUX_TASK_RANK"),
+    ("SLURM_NTASKS", "SLURM_PROCID"),
+    ("PMIX_SIZE", "PMIX_RANK"),
+    ("MPI_LOCALNRANKS", "MPI_LOCALRANKID"),
+)
+#: Ranks within a node: they tell roots apart where each node has its own.
+_LOCAL_RANKS: Final = (
+    *("OMPI_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_RANK", "PALS_LOCAL_RANKID", "SLURM_LOCALID"),
+    *("FLUX_TASK_LOCAL_ID", "MPI_LOCALRANKID"),
+)
+
+#: What a finding is recognised by when another layer says the same.
+Identity = tuple[object, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """The parallel job that the environment belongs to: how many ranks, as far as told, and what tells them apart."""
+
+    ranks: int | None
+    variable: str
+
+
+def diagnosis(layers: Iterable[Layer], broken: Iterable[Broken] = ()) -> list[Finding]:
+    """Collect what is wrong with the given layers, the worst of each first; what several share is said once."""
+    found = [
+        Finding(plugin.name, Path("*"), None, Severity.HARMLESS, "plugin", plugin.why, _mend_plugin(plugin.name))
+        for plugin in broken
+    ]
+    said: set[Identity] = set()
+    for layer in layers:
+        of_layer: list[Finding] = []
+        for identity, finding in _everything(layer):
+            if identity not in said:
+                said.add(identity)
+                of_layer.append(finding)
+        found += sorted(of_layer, key=lambda finding: _WORST_FIRST.index(finding.severity))
+    return found
+
+
+def is_grave(finding: Finding) -> bool:
+    """Tell whether a finding is worse than harmless."""
+    return finding.severity is not Severity.HARMLESS
+
+
+def _mend_plugin(name: str) -> str:
+    return f"mend or uninstall the plug-in {name}"
+
+
+def _everything(layer: Layer) -> Iterator[tuple[Identity, Finding]]:
+    try:
+        for finding in layer.diagnose():
+            # Of layers that share a variable the first speaks.
+            yield (finding.code, finding.message, finding.fix), finding
+    except FAILURES as error:
+        yield _own(failure(layer, Path("*"), error))
+    yield from _of_roots(layer)
+    for finding in findings((layer,)):
+        yield _own(finding)
+
+
+def _own(finding: Finding) -> tuple[Identity, Finding]:
+    return (finding.layer, finding.root, finding.key, finding.code, finding.message), finding
+
+
+def _of_roots(layer: Layer) -> Iterator[tuple[Identity, Finding]]:
+    try:
+        roots = layer.roots()
+    except FAILURES:
+        # The search for damage meets, and tells, the same.
+        return
+    for root in roots:
+        if _may_exist(root):
+            yield from _of_root(layer, root, first=root is roots[0])
+
+
+def _may_exist(root: Root) -> bool:
+    try:
+        return root.exists
+    except OSError:
+        # Whoever reads it tells why it cannot be known.
+        return True
+
+
+def _of_root(layer: Layer, root: Root, *, first: bool) -> Iterator[tuple[Identity, Finding]]:
+    census: Census | None = None
+    try:
+        census = layer.census(root)
+    except FAILURES as error:
+        yield _own(failure(layer, root.path, error))
+    # A fallback that holds nothing, the temporary folder for instance, is not in use.
+    if first or census is None or census.entries or census.files or census.orphan_files:
+        # What cannot be looked at has just been told of.
+        with suppress(*FAILURES):
+            yield from _of_place(layer, root)
+    if census is not None and layer.abilities()[Ability.CLEAR] is None:
+        yield from map(_own, _of_content(layer, root, census))
+
+
+# ---------------------------------------------------------------------- what is stale, what has leaked
+
+
+def _of_content(layer: Layer, root: Root, census: Census) -> Iterator[Finding]:
+    fix = f"cachectl prune --stale {layer.name}"
+    if census.stale_entries:
+        amount = _counted(census.stale_entries, "stale entry", "stale entries")
+        message = f"{amount} of {census.stale_bytes or 0:,} bytes, which nothing that starts here can hit"
+        yield Finding(layer.name, root.path, None, Severity.WASTES, "stale", message, fix)
+    if census.orphan_files:
+        harm = census.orphan_bytes or census.orphan_files >= _MANY_FILES
+        severity = Severity.WASTES if harm else Severity.HARMLESS
+        amount = _counted(census.orphan_files, "leaked file", "leaked files")
+        message = f"{amount} of {census.orphan_bytes:,} bytes, which nothing reads"
+        yield Finding(layer.name, root.path, None, severity, "leaked", message, fix)
+
+
+def _counted(number: int, one: str, many: str) -> str:
+    return f"{number:,} {one if number == 1 else many}"
+
+
+# ---------------------------------------------------------------------- where a root lies, and who shares it
+
+
+def _of_place(layer: Layer, root: Root) -> Iterator[tuple[Identity, Finding]]:
+    if hasattr(os, "geteuid"):
+        yield from _of_writers(layer, root)
+    if _takes_part(layer):
+        yield from _of_network(layer, root)
+        yield from _of_ranks(layer, root)
+
+
+def _takes_part(layer: Layer) -> bool:
+    try:
+        return layer.state().condition in (Condition.ENABLED, Condition.UNKNOWN)
+    except FAILURES:
+        return True
+
+
+def _of_network(layer: Layer, root: Root) -> Iterator[tuple[Identity, Finding]]:
+    kind = network_file_system(root.path, mounts=layer.environment.mounts)
+    hazard = layer.on_network
+    if kind is not None and hazard is not None:
+        message = f"lies on a network file system ({kind}): {hazard.message}"
+        fix = _elsewhere(layer, '"$(mktemp -d)"')
+        yield (
+            ("network", root.path),
+            Finding(layer.name, root.path, None, hazard.severity, "network", message, fix),
+        )
+
+
+def _of_ranks(layer: Layer, root: Root) -> Iterator[tuple[Identity, Finding]]:
+    job, hazard = job_of(layer.environment), layer.among_ranks
+    if job is None or hazard is None or _apart(layer.environment, root.path):
+        return
+    several = "the ranks" if job.ranks is None else f"the {job.ranks} ranks"
+    message = f"{several} of this job share it: {hazard.message}"
+    fix = _elsewhere(layer, f'"$HOME/.cachectl/rank${job.variable}"')
+    yield ("ranks", root.path), Finding(layer.name, root.path, None, hazard.severity, "ranks", message, fix)
+
+
+def _elsewhere(layer: Layer, folder: str) -> str:
+    """Spell how a shell moves a layer to a folder, itself spelled for the shell."""
+    if (reason := layer.abilities()[Ability.RELOCATE]) is not None:
+        return f"nothing moves it: {reason}"
+    return f'eval "$(cachectl env --root {folder} --layer {layer.name} --shell sh)"'
+
+
+def job_of(environment: Environment) -> Job | None:
+    """Return the job of several ranks that the variables tell of, ``None`` outside of one."""
+    for size, rank in _RANKS:
+        ranks, own = _number(environment, size), _number(environment, rank)
+        if (ranks or 0) > 1 or (own or 0) > 0:
+            return Job(ranks, rank)
+    return None
+
+
+def _number(environment: Environment, variable: str) -> int | None:
+    value = environment.get(variable) or ""
+    return int(value) if value.isascii() and value.isdigit() else None
+
+
+def _apart(environment: Environment, path: Path) -> bool:
+    """Tell whether a root is this rank's own: whether a folder's name, the home's apart, ends with the rank."""
+    local = network_file_system(path, mounts=environment.mounts) is None
+    variables = (*(rank for _, rank in _RANKS), *(_LOCAL_RANKS if local else ()))
+    ranks = {number for number in (_number(environment, name) for name in variables) if number is not None}
+    home = environment.home_folder
+    parts = path.relative_to(home).parts if path.is_relative_to(home) else path.parts
+    ends = (re.search(r"\d+$", part, re.ASCII) for part in parts)
+    return any(end is not None and int(end[0]) in ranks for end in ends)
+
+
+# ---------------------------------------------------------------------- who may write
+
+
+def _of_writers(layer: Layer, root: Root) -> Iterator[tuple[Identity, Finding]]:
+    """Say who else may write a root, or put another in its place: a cache is code, which runs as its user."""
+    real = Path(os.path.realpath(root.path))
+    owner = real.stat().st_uid
+    if root.scope is Scope.USER and owner not in (0, os.geteuid()):
+        message = f"belongs to {user_name(owner)}, whose code runs as you"
+        fix = _elsewhere(layer, '"$HOME/.cachectl"')
+        yield ("owner", root.path), Finding(layer.name, root.path, None, Severity.UNSAFE, "owner", message, fix)
+    for folder in dict.fromkeys((*_open_to_others(root.path), *_open_to_others(real))):
+        # A link and what it leads to are one folder.
+        status = folder.stat()
+        identity = ("writable", status.st_dev, status.st_ino)
+        yield identity, _writable(layer, root, folder, itself=folder in (root.path, real))
+
+
+def _open_to_others(path: Path) -> Iterator[Path]:
+    """Yield the folders of a path that somebody else can reach and write in, the path itself included.
+
+    In a sticky folder they can rename nothing of ours, which is enough for a folder above, but not for the root.
+    """
+    for folder in (*reversed(path.parents), path):
+        status = folder.stat()
+        mode = status.st_mode
+        writable = mode & stat.S_IWOTH or (mode & stat.S_IWGRP and _is_shared(status))
+        if writable and (folder == path or not mode & stat.S_ISVTX):
+            yield folder
+        if not (mode & stat.S_IXOTH or (mode & stat.S_IXGRP and _is_shared(status))):
+            # Nobody else gets any further.
+            return
+
+
+def _is_shared(status: os.stat_result) -> bool:
+    """Tell whether the group of a folder has members beside its owner, this user and the superuser.
+
+    Many systems give every user a group of the same name, and of no other members.
+    """
+    import grp
+
+    trusted = {user_name(uid) for uid in (0, os.geteuid(), status.st_uid)}
+    try:
+        group = grp.getgrgid(status.st_gid)
+    except KeyError:
+        return True
+    return group.gr_name not in trusted or not trusted.issuperset(group.gr_mem)
+
+
+def _writable(layer: Layer, root: Root, folder: Path, *, itself: bool) -> Finding:
+    status = folder.stat()
+    whose = "everybody" if status.st_mode & stat.S_IWOTH else f"the group {_group_name(status.st_gid)}"
+    does = "is" if itself else f"lies below {folder}, which is"
+    can = "put code there that runs as you" if itself else "put another folder in its place, whose code runs as you"
+    message = f"{does} writable by {whose}, who can {can}"
+    fix = f"chmod go-w {shlex.quote(str(folder))}"
+    if status.st_mode & stat.S_ISVTX:
+        # Meant to be everybody's.
+        fix = _elsewhere(layer, '"$HOME/.cachectl"')
+    elif os.geteuid() not in (0, status.st_uid):
+        fix = f"as {user_name(status.st_uid)}: {fix}"
+    return Finding(layer.name, root.path, None, Severity.UNSAFE, "writable", message, fix)
+
+
+def _group_name(number: int) -> str:
+    import grp
+
+    try:
+        return grp.getgrgid(number).gr_name
+    except KeyError:
+        return str(number)
