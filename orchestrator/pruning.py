@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
 from cachectl.contained import FAILURES
 from cachectl.layers.errors import reason_of
-from cachectl.layers.facts import ClearPlan, Entry, Housekeeping, Note, Orphan, Removable
+from cachectl.layers.facts import ClearPlan, Entry, Housekeeping, Note, Orphan, Problem, Removable
 from cachectl.layers.selection import Selection
 from cachectl.purging import PurgePlan
 
@@ -53,6 +53,8 @@ class _Holding:
     bytes: int = 0
     files: int = 0
     failed: tuple[Note, ...] = ()
+    #: What could not be looked into; the rest of the layer is pruned all the same.
+    hidden: list[Note] = field(default_factory=list)
 
 
 def plan_prune(layers: Iterable[Layer], limits: Limits) -> PurgePlan:
@@ -76,6 +78,8 @@ def _look(layer: Layer, limits: Limits) -> _Holding:
                     holding.files += found.files
                 elif isinstance(found, (Entry, Orphan)):
                     (holding.going if limits.forbids(found) else holding.kept).append(found)
+                elif isinstance(found, Problem) and found.hides:
+                    holding.hidden.append(Note(str(found.path), found.message))
     except FAILURES as error:
         # What could not be counted is no ground for removing anything.
         return _Holding(layer, failed=(Note("*", reason_of(error)),))
@@ -111,6 +115,7 @@ def _plan_one(holding: _Holding) -> ClearPlan:
     if holding.failed:
         return ClearPlan(holding.layer.name, failed=holding.failed)
     try:
-        return holding.layer.plan_removal(holding.going)
+        plan = holding.layer.plan_removal(holding.going)
+        return replace(plan, failed=(*plan.failed, *holding.hidden))
     except FAILURES as error:
         return ClearPlan(holding.layer.name, failed=(Note("*", reason_of(error)),))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cachectl.contained import FAILURES
@@ -18,11 +20,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class RootReport:
-    """One root and what it holds."""
+    """One root and what it holds; ``link_to`` is where it leads if it is itself a link."""
 
     root: Root
     exists: bool
     census: Census
+    link_to: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,12 +119,20 @@ def _layer_report(layer: Layer) -> LayerReport:
 
 def _root_report(layer: Layer, root: Root) -> RootReport:
     try:
-        return RootReport(root, root.exists, layer.census(root))
+        return RootReport(root, root.exists, layer.census(root), _link_to(root.path))
     except FAILURES as error:
         # What cannot be looked into is there all the same.
         return RootReport(
-            root, exists=True, census=Census(problems=(Problem(root.path, "unreadable", reason_of(error)),))
+            root,
+            exists=True,
+            census=Census(problems=(Problem(root.path, "unreadable", reason_of(error)),)),
+            link_to=_link_to(root.path),
         )
+
+
+def _link_to(path: Path) -> Path | None:
+    """Return where a path leads that is itself a link; one that goes round in circles leads to itself."""
+    return Path(os.path.realpath(path)) if os.path.islink(path) else None
 
 
 def _known_sum(values: Iterable[int | None]) -> int | None:
