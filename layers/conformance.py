@@ -25,7 +25,7 @@ from pathlib import Path
 
 from cachectl.layers.environment import Environment
 from cachectl.layers.errors import ForeignForm, LayerError, Refused
-from cachectl.layers.facts import Ability, Artifact, Condition, Entry
+from cachectl.layers.facts import Ability, Artifact, Condition, Entry, Finding, Severity
 from cachectl.layers.layer import Layer, tally
 from cachectl.layers.selection import Selection
 
@@ -93,11 +93,12 @@ class LayerConformance(ABC):
         assert self.seeded(tmp_path).state().why
 
     def test_looking_writes_nothing(self, tmp_path: Path) -> None:
-        """Scan, census, verify, get and plan leave every byte, name and change time as it was."""
+        """Scan, census, verify, diagnose, get and plan leave every byte, name and change time as it was."""
         layer = self.seeded(tmp_path)
         before = snapshot(tmp_path, times=True)
         keys = [entry.key for entry in layer.entries()]
         assert len(keys) >= 2, "seed at least two entries"  # noqa: PLR2004
+        list(layer.diagnose())
         for root in layer.roots():
             layer.census(root)
             list(layer.verify(root))
@@ -221,6 +222,41 @@ class LayerConformance(ABC):
         assert len(again.skipped) == 1
         assert again.skipped[0].because
 
+    # ------------------------------------------------------------------ quarantine
+
+    def test_quarantine_and_back(self, tmp_path: Path) -> None:
+        """What is moved aside misses, is listed under its key, and comes back as it was; strangers stay."""
+        layer = self.seeded(tmp_path)
+        entry = first_entry(layer)
+        finding = Finding(layer.name, entry.root, entry.key, Severity.FAILS, "trial", "is tried", "nothing", entry)
+        if self._refuses(layer, Ability.QUARANTINE, lambda: layer.plan_quarantine([finding])):
+            return
+        kept = {found.key: _artifact(layer, found) for found in layer.entries()}
+        plan = layer.plan_quarantine([finding])
+        if plan.skipped:
+            assert not plan.targets
+            return
+        outcome = layer.quarantine(plan, [finding])
+        assert (outcome.removed, outcome.failed, outcome.skipped) == (1, (), ())
+        assert entry.key not in {found.key for found in layer.entries()}
+        (thing,) = layer.quarantined()
+        assert (thing.key, thing.layer, thing.message) == (entry.key, layer.name, "is tried")
+        layer.restore(thing)
+        assert {found.key: _artifact(layer, found) for found in layer.entries()} == kept
+        assert list(layer.quarantined()) == []
+
+    def test_what_is_in_quarantine_goes_with_everything(self, tmp_path: Path) -> None:
+        """Clearing the whole layer clears what is in quarantine too."""
+        layer = self.seeded(tmp_path)
+        entry = first_entry(layer)
+        finding = Finding(layer.name, entry.root, entry.key, Severity.FAILS, "trial", "is tried", "nothing", entry)
+        abilities = layer.abilities()
+        if abilities[Ability.QUARANTINE] is not None or abilities[Ability.CLEAR] is not None:
+            return
+        layer.quarantine(layer.plan_quarantine([finding]), [finding])
+        layer.clear(layer.plan_clear())
+        assert list(layer.quarantined()) == []
+
     # ------------------------------------------------------------------ damage and refusals
 
     def test_damage_is_a_problem_and_no_exception(self, tmp_path: Path) -> None:
@@ -282,7 +318,7 @@ def first_entry(layer: Layer) -> Entry:
 
 def nobody(folder: Path) -> Path:
     """Make a stand-in for the system's folder of processes in which no program runs."""
-    (folder / "self").mkdir(parents=True, exist_ok=True)
+    (folder / "self" / "fd").mkdir(parents=True, exist_ok=True)
     (folder / "self" / "maps").touch()
     return folder
 

@@ -10,12 +10,12 @@ import os
 import re
 import shlex
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
 from cachectl.layers.drivers import opencl_drivers
-from cachectl.layers.errors import Damaged, LayerError
+from cachectl.layers.errors import Damaged, LayerError, Unreachable
 from cachectl.layers.facts import (
     Ability,
     Artifact,
@@ -23,9 +23,11 @@ from cachectl.layers.facts import (
     Entry,
     Finding,
     Found,
+    Hazard,
     Housekeeping,
     Outcome,
     Problem,
+    Quarantined,
     Root,
     Scope,
     Severity,
@@ -37,16 +39,26 @@ from cachectl.layers.formats import compute_cache
 from cachectl.layers.layer import Layer
 from cachectl.layers.processes import using
 from cachectl.layers.stores.locks import record_lock
-from cachectl.layers.stores.plain import read_plain
+from cachectl.layers.stores.plain import overwrite, read_plain
 from cachectl.layers.stores.tree import REFUSALS, Leaf, Shape, Tree
+from cachectl.layers.switches import first_place, misread, off
 
 LIBRARIES: Final = ("libcuda.so", "libnvidia-opencl.so")
 INDEX: Final = "index"
 _DIGIT: Final = re.compile("[0-9a-f]")
 _SHAPE: Final = Shape((_DIGIT, _DIGIT, re.compile("[0-9a-f]{14}")), folders=False)
+_INDEX: Final = Shape((re.compile(INDEX),), folders=False)
 #: Four million entries: a longer one cannot be true.
 _LARGEST_INDEX: Final = 1 << 26
 _KERNEL_MODULE: Final = Path("/proc/driver/nvidia")
+#: The driver's own limit in bytes, on a desktop or a server, and the highest that can be set.
+_DEFAULT_CAP: Final = 1 << 30
+_HIGHEST_CAP: Final = 1 << 32
+#: From this part of the limit on, the driver is about to drop entries.
+_NEARLY: Final = 0.9
+#: A size as the driver reads it: units, and whatever else follows the digits, are passed over.
+_LIMIT: Final = re.compile(r"\s*[+-]?\d+", re.ASCII)
+_PLAIN_LIMIT: Final = re.compile(r"\s*[+-]?\d+\s*", re.ASCII)
 
 
 class CudaComputeCache(Layer):
@@ -55,6 +67,12 @@ class CudaComputeCache(Layer):
     name = "cuda"
     title = "CUDA ComputeCache"
     forms = ("cuda-entry/65",)
+    on_network = Hazard(
+        Severity.RISKS, "programs of all nodes wait for one lock on its index, and read entries that are half written"
+    )
+    among_ranks = Hazard(
+        Severity.RISKS, "they wait for one lock on its index, and may miss files that another is just replacing"
+    )
 
     # ------------------------------------------------------------------ where and whether
 
@@ -80,15 +98,65 @@ class CudaComputeCache(Layer):
             return State(Condition.DISABLED, "CUDA_CACHE_DISABLE=1")
         if named is not None and not Path(named).is_absolute():
             return State(Condition.DISABLED, f"CUDA_CACHE_PATH={named!r} is not absolute: every run compiles")
-        if environment.get("CUDA_CACHE_MAXSIZE") == "0":
-            return State(Condition.DISABLED, "CUDA_CACHE_MAXSIZE=0: nothing is stored")
+        limit = environment.get("CUDA_CACHE_MAXSIZE")
+        if limit is not None and _read_limit(limit) == 0:
+            hint = "" if limit == "0" else " (the driver takes it for 0)"
+            return State(Condition.DISABLED, f"CUDA_CACHE_MAXSIZE={limit}: nothing is stored{hint}")
         roots = self.roots()
         if not roots:
             return State(Condition.DISABLED, "HOME is not set to an absolute folder: the driver keeps no cache")
-        if not roots[0].exists and "NVIDIA" not in opencl_drivers(environment) and not _KERNEL_MODULE.exists():
+        if not roots[0].exists and not self._driver_is_here():
             return State(Condition.ABSENT, "no NVIDIA driver is present, and none has left a cache")
         ignored = f"; CUDA_CACHE_DISABLE={switch!r} is not 1, so it does nothing" if switch not in (None, "0") else ""
         return State(Condition.ENABLED, f"on by default{ignored}")
+
+    def diagnose(self) -> Iterator[Finding]:
+        """Yield what is wrong with the variables, and a cache that is nearly as large as it may be."""
+        value = self.environment.get("CUDA_CACHE_DISABLE")
+        if value == "1":
+            yield off(self, "CUDA_CACHE_DISABLE")
+        elif value not in (None, "0"):
+            yield misread(self, "CUDA_CACHE_DISABLE", Severity.HARMLESS, "is not 1, so it does nothing")
+        yield from self._placeless()
+        limit = self.environment.get("CUDA_CACHE_MAXSIZE")
+        held = None if limit is None else _read_limit(limit)
+        if limit is not None and not _PLAIN_LIMIT.fullmatch(limit):
+            outcome = f"is no number of bytes: the driver takes it for {held}"
+            yield misread(self, "CUDA_CACHE_MAXSIZE", Severity.RECOMPILES, outcome)
+        elif held == 0:
+            yield off(self, "CUDA_CACHE_MAXSIZE")
+        elif held is None or held > 0:
+            yield from self._nearly_full(_DEFAULT_CAP if held is None else min(held, _HIGHEST_CAP))
+
+    def _placeless(self) -> Iterator[Finding]:
+        """Find why the driver has no place for a cache."""
+        environment = self.environment
+        named = environment.get("CUDA_CACHE_PATH")
+        if named is not None and not self.roots():
+            path = shlex.quote(str(environment.absolute(named)))
+            fix = f"export CUDA_CACHE_PATH={path}" if named else None
+            outcome = "is not absolute: the driver keeps nothing, and every run compiles"
+            yield misread(self, "CUDA_CACHE_PATH", Severity.RECOMPILES, outcome, fix)
+        elif not self.roots() and environment.platform != "win32" and self._driver_is_here():
+            fix = f"export HOME={shlex.quote(str(environment.home))}"
+            yield misread(self, "HOME", Severity.RECOMPILES, "is no absolute folder: the driver keeps nothing", fix)
+
+    def _driver_is_here(self) -> bool:
+        return "NVIDIA" in opencl_drivers(self.environment) or _KERNEL_MODULE.exists()
+
+    def _nearly_full(self, limit: int) -> Iterator[Finding]:
+        held = 0
+        # A root that cannot be read is told of by whoever counts it.
+        with suppress(LayerError, OSError):
+            held = sum(self.census(root).bytes for root in self.roots())
+        if held < _NEARLY * limit:
+            return
+        said = "CUDA_CACHE_MAXSIZE" if self.environment.get("CUDA_CACHE_MAXSIZE") else "the driver's default"
+        message = f"holds {held:,} of at most {limit:,} bytes ({said}): the driver drops entries to make room"
+        fix = f"export CUDA_CACHE_MAXSIZE={min(max(2 * limit, 2 * held), _HIGHEST_CAP)}"
+        if limit >= _HIGHEST_CAP:
+            fix = f"cachectl prune --max-size {limit // 2} cuda"
+        yield Finding(self.name, first_place(self), None, Severity.RECOMPILES, "cap", message, fix)
 
     def switch(self, *, on: bool) -> Switch:
         """Give the variable, which the driver reads once, when it starts."""
@@ -216,9 +284,13 @@ class CudaComputeCache(Layer):
         if old and not compute_cache.is_index(old):
             return
         new = compute_cache.write_index(self._records(root, compute_cache.read_index(old)))
-        if new != old:
-            os.pwrite(handle, new, 0)
-            os.ftruncate(handle, len(new))
+        if new == old:
+            return
+        try:
+            overwrite(handle, old, new)
+        except OSError as error:
+            message = f"cannot count the entries anew: {error.strerror}; make room, then put or purge any entry"
+            raise Unreachable(self.name, message, root.path / INDEX) from error
 
     def _records(self, root: Root, index: compute_cache.Index | None) -> list[tuple[int, int]]:
         order = {} if index is None else {identifier: place for place, (identifier, _) in enumerate(index.records)}
@@ -226,6 +298,28 @@ class CudaComputeCache(Layer):
         leaves = [leaf for leaf in tree.scan() if isinstance(leaf, Leaf) and _whole(tree, leaf)]
         leaves.sort(key=lambda leaf: (order.get(compute_cache.identifier_of(leaf.key), len(order)), leaf.newest))
         return [(compute_cache.identifier_of(leaf.key), leaf.bytes - compute_cache.HEADER.size) for leaf in leaves]
+
+    # ------------------------------------------------------------------ quarantine
+
+    def set_aside(self, root: Root, target: Target, thing: Quarantined) -> str | None:
+        """Rename an entry into quarantine, or an index that is none; then count anew."""
+        with self._counting(root):
+            because = self._tree_of(root, target.key).set_aside(target, thing)
+        if target.key == INDEX:
+            with self._counting(root):
+                pass
+        return because
+
+    def bring_back(self, root: Root, thing: Quarantined, *, replace: bool) -> None:
+        """Rename an entry back and count it, or an index, as bad as it was."""
+        if thing.key == INDEX:
+            self._tree_of(root, INDEX).bring_back(thing, replace=replace)
+            return
+        with self._counting(root):
+            self._tree_of(root, thing.key).bring_back(thing, replace=replace)
+
+    def _tree_of(self, root: Root, key: str) -> Tree:
+        return Tree(self.name, root.path, _INDEX) if key == INDEX else self._tree(root)
 
     # ------------------------------------------------------------------ verify
 
@@ -239,24 +333,33 @@ class CudaComputeCache(Layer):
             try:
                 data = tree.read_file(leaf.key)
             except LayerError as error:
-                yield self._damaged(root, leaf.key, error.message)
+                yield self._damaged(root, leaf, error.message)
                 continue
             if data is None:
                 continue
             if _whole(tree, leaf):
                 sizes[compute_cache.identifier_of(leaf.key)] = len(data) - compute_cache.HEADER.size
             if complaint := compute_cache.complaint(leaf.key, data):
-                yield self._damaged(root, leaf.key, f"{complaint}; the driver compiles it again and rewrites it")
-        if (complaint := _index_complaint(_read_index_file(root), sizes)) is not None:
-            index = _read_index_file(root)
-            fix = "nothing: the next put or purge in this layer counts anew"
+                yield self._damaged(root, leaf, f"{complaint}; the driver compiles it again and rewrites it")
+        index = _read_index_file(root)
+        if (complaint := _index_complaint(index, sizes)) is not None:
+            fix, thing = "nothing: the next put or purge in this layer counts anew", None
             if index and not compute_cache.is_index(index):
-                fix = f"move {shlex.quote(str(root.path / INDEX))} away; the next put or purge makes another"
-            yield Finding(self.name, root.path, INDEX, Severity.WASTES, "index", complaint, fix)
+                fix = "cachectl verify --quarantine cuda"
+                standing = self._tree_of(root, INDEX).find(INDEX)
+                thing = None if standing is None else standing.orphan(root.path, complaint)
+            yield Finding(self.name, root.path, INDEX, Severity.WASTES, "index", complaint, fix, thing)
 
-    def _damaged(self, root: Root, key: str, message: str) -> Finding:
-        fix = f"cachectl purge cuda --key {key}"
-        return Finding(self.name, root.path, key, Severity.HARMLESS, "damaged", message, fix)
+    def _damaged(self, root: Root, leaf: Leaf, message: str) -> Finding:
+        fix = f"cachectl purge cuda --key {leaf.key}"
+        thing = leaf.entry(self.name, root.path)
+        return Finding(self.name, root.path, leaf.key, Severity.HARMLESS, "damaged", message, fix, thing)
+
+
+def _read_limit(value: str) -> int:
+    """Read ``CUDA_CACHE_MAXSIZE`` as the driver does: ``1G`` is one byte, and what does not begin with a number 0."""
+    match = _LIMIT.match(value)
+    return 0 if match is None else int(match[0])
 
 
 def _whole(tree: Tree, leaf: Leaf) -> bool:

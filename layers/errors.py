@@ -63,7 +63,7 @@ class EntryExists(LayerError, FileExistsError):
     """The key is taken by a different entry, and replacing it was not asked for."""
 
     def __init__(self, layer: str, path: Path | str | None = None) -> None:
-        super().__init__(layer, "a different entry has this key; --replace puts the new one there", path)
+        super().__init__(layer, "a different entry has this key; --replace puts this one in its place", path)
 
 
 class Unreachable(LayerError, OSError):

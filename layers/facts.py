@@ -34,6 +34,7 @@ class Ability(Enum):
     GET = "get"
     PUT = "put"
     CLEAR = "clear"
+    QUARANTINE = "quarantine"
     DISABLE = "disable"
     RELOCATE = "relocate"
     KERNELS = "kernels"
@@ -141,6 +142,11 @@ class Problem:
     path: Path
     code: str
     message: str
+
+    @property
+    def hides(self) -> bool:
+        """Tell whether what lies there could not be looked at now: there may be entries in it."""
+        return self.code in ("unreadable", "busy")
 
 
 Found = Entry | Orphan | Housekeeping | Problem
@@ -291,17 +297,31 @@ class Switch:
 
 
 class Severity(Enum):
-    """What damage does to the program that meets it."""
+    """What something wrong does to the program that meets it."""
 
     FAILS = "fails every run"
+    RISKS = "may fail a run"
     RECOMPILES = "recompiles every run"
+    UNSAFE = "lets others run code as you"
     WASTES = "wastes space"
     HARMLESS = "harmless"
 
 
 @dataclass(frozen=True, slots=True)
+class Hazard:
+    """What goes wrong with a cache in a place, or in company, that its library was not made for."""
+
+    severity: Severity
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that is wrong, with the command that mends it."""
+    """One thing that is wrong, with the command that mends it.
+
+    ``thing`` is what quarantine would move aside: the damaged entry, or (as an orphan) a whole file that its
+    library cannot open. It is ``None`` where moving something would mend nothing.
+    """
 
     layer: str
     root: Path
@@ -310,3 +330,22 @@ class Finding:
     code: str
     message: str
     fix: str
+    thing: Removable | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Quarantined:
+    """One thing that lies in quarantine in the root it came from.
+
+    ``name`` is what a user calls it by; ``key`` is the key of the entry, or of the whole file, that it was;
+    ``moved`` is when (epoch seconds), ``code`` and ``message`` say why.
+    """
+
+    name: str
+    layer: str
+    root: Path
+    key: str
+    bytes: int
+    moved: float
+    code: str
+    message: str

@@ -12,7 +12,7 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import ClassVar, final
+from typing import ClassVar, Final, final
 
 from cachectl.layers.environment import Environment, user_name
 from cachectl.layers.errors import ForeignForm, LayerError, Refused, reason_of
@@ -24,19 +24,25 @@ from cachectl.layers.facts import (
     Entry,
     Finding,
     Found,
+    Hazard,
     Housekeeping,
     Note,
     Orphan,
     Outcome,
     Problem,
+    Quarantined,
     Removable,
     Root,
     Scope,
+    Severity,
     State,
     Switch,
     Target,
 )
 from cachectl.layers.selection import ALL, Selection
+from cachectl.layers.stores.quarantine import Quarantine, label
+
+_NO_QUARANTINE: Final = "the layer does not say how to move an entry aside; purge it"
 
 
 class Layer(ABC):
@@ -52,6 +58,12 @@ class Layer(ABC):
     precious: ClassVar[bool] = False
     #: Artifact forms that :meth:`put` takes; the first is what :meth:`get` gives.
     forms: ClassVar[tuple[str, ...]]
+    #: What goes wrong with a root on a network file system, ``None`` where nothing does.
+    on_network: ClassVar[Hazard | None] = Hazard(
+        Severity.HARMLESS, "every lookup goes over the network, and locks of other machines may not hold there"
+    )
+    #: What goes wrong where the ranks of one job share a root, ``None`` where nothing does.
+    among_ranks: ClassVar[Hazard | None] = Hazard(Severity.HARMLESS, "they may wait for each other")
 
     def __init__(self, environment: Environment) -> None:
         self.environment = environment
@@ -100,6 +112,20 @@ class Layer(ABC):
     def verify(self, root: Root) -> Iterator[Finding]:
         """Check every entry the way its library would, and yield what it could not use."""
 
+    def set_aside(self, root: Root, target: Target, thing: Quarantined) -> str | None:
+        """Move what a plan lists into quarantine, and return ``None``, or why it was left where it is."""
+        del root, target
+        raise Refused(self.name, _NO_QUARANTINE, thing.root)
+
+    def bring_back(self, root: Root, thing: Quarantined, *, replace: bool) -> None:
+        """Move a thing out of quarantine into its old place; the folder it lay in goes."""
+        del root, replace
+        raise Refused(self.name, _NO_QUARANTINE, thing.root)
+
+    def diagnose(self) -> Iterator[Finding]:
+        """Yield what is wrong with how the layer is set up here: its variables, its surroundings. Changes nothing."""
+        yield from ()
+
     def refusals(self) -> Mapping[Ability, str]:
         """Name what cannot be done here and now, each with the reason."""
         return {}
@@ -123,7 +149,9 @@ class Layer(ABC):
     @final
     def abilities(self) -> Mapping[Ability, str | None]:
         """Map every ability to ``None`` where the layer has it here, else to the reason it has not."""
-        refusals = self.refusals()
+        # A layer by others need not know of this.
+        can_quarantine = type(self).set_aside is not Layer.set_aside
+        refusals = {**({} if can_quarantine else {Ability.QUARANTINE: _NO_QUARANTINE}), **self.refusals()}
         return {ability: refusals.get(ability) for ability in Ability}
 
     @final
@@ -200,11 +228,7 @@ class Layer(ABC):
         Raises :class:`Refused` where the layer must not be cleared.
         """
         self._demand(Ability.CLEAR)
-        listed = tuple(things)
-        for root in self.roots():
-            if any(thing.root == root.path for thing in listed):
-                self._demand_own(root)
-        return self._gated(listed)
+        return self._planned(things)
 
     @final
     def clear(self, plan: ClearPlan) -> Outcome:
@@ -233,8 +257,58 @@ class Layer(ABC):
         self._demand(Ability.DISABLE)
         return self.switch(on=True)
 
+    @final
+    def plan_quarantine(self, findings: Iterable[Finding]) -> ClearPlan:
+        """Plan to move aside what findings name, each thing once. Nothing is touched.
+
+        Raises :class:`Refused` where the layer cannot.
+        """
+        self._demand(Ability.QUARANTINE)
+        return self._planned(finding.thing for finding in findings if finding.thing is not None)
+
+    @final
+    def quarantine(self, plan: ClearPlan, findings: Iterable[Finding]) -> Outcome:
+        """Move aside what a plan lists, labelled with what was found; what has changed since is skipped, and said."""
+        self._demand(Ability.QUARANTINE)
+        known = {(one.thing.root, one.thing.key): one for one in findings if one.thing is not None}
+        outcome = Outcome(self.name, skipped=plan.skipped, failed=plan.failed)
+        for root in self.roots():
+            for target in plan.targets:
+                finding = known.get((target.root, target.key))
+                if target.root == root.path and finding is not None:
+                    outcome = outcome.plus(self._set_one_aside(root, target, finding))
+        return outcome
+
+    def _set_one_aside(self, root: Root, target: Target, finding: Finding) -> Outcome:
+        thing = label(root.path, target, finding, self.environment.clock())
+        try:
+            because = self.set_aside(root, target, thing)
+        except (LayerError, OSError) as error:
+            return Outcome(self.name, failed=(Note(target.key, reason_of(error)),))
+        return Outcome(self.name, 1) if because is None else Outcome(self.name, skipped=(Note(target.key, because),))
+
+    @final
+    def quarantined(self) -> Iterator[Quarantined]:
+        """Yield what this layer has in quarantine, root by root."""
+        for path in dict.fromkeys(root.path for root in self.roots()):
+            yield from Quarantine(self.name, path).held()
+
+    @final
+    def restore(self, thing: Quarantined, *, replace: bool = False) -> None:
+        """Bring a thing back from quarantine.
+
+        Raises :class:`Refused`, or :class:`EntryExists` where another entry has taken its place and ``replace`` is
+        not set.
+        """
+        self._demand(Ability.QUARANTINE)
+        root = next((root for root in self.roots() if root.path == thing.root), None)
+        if root is None:
+            raise Refused(self.name, "is no root of this environment", thing.root)
+        self._demand_own(root)
+        self.bring_back(root, thing, replace=replace)
+
     def _demand(self, ability: Ability) -> None:
-        reason = self.refusals().get(ability)
+        reason = self.abilities()[ability]
         if reason is not None:
             raise Refused(self.name, f"cannot {ability.value}: {reason}")
 
@@ -255,10 +329,18 @@ class Layer(ABC):
                 root.path,
             )
 
+    def _planned(self, things: Iterable[Removable]) -> ClearPlan:
+        listed = tuple({(thing.root, thing.key): thing for thing in things}.values())
+        for root in self.roots():
+            if any(thing.root == root.path for thing in listed):
+                self._demand_own(root)
+        return self._gated(listed)
+
     def _plan_root(self, root: Root, selection: Selection) -> ClearPlan:
         if selection.everything and (whole := self.plan_everything(root)) is not None:
             return whole
         chosen: list[Removable] = []
+        failed: list[Note] = []
         nameless = 0
         for found in self.scan(root, contents=selection.needs_contents):
             if isinstance(found, Entry):
@@ -267,9 +349,13 @@ class Layer(ABC):
                     chosen.append(found)
             elif isinstance(found, Orphan) and selection.matches_orphan(found):
                 chosen.append(found)
+            elif isinstance(found, Problem) and found.hides:
+                # What may be selected there cannot be known: left, and said.
+                failed.append(Note(str(found.path), found.message))
         plan = self._gated(chosen)
         unnamed = Note("*", f"{nameless} entries in {root.path} do not tell their kernel's name")
-        return ClearPlan(self.name, plan.targets, (unnamed, *plan.skipped) if nameless else plan.skipped)
+        skipped = (unnamed, *plan.skipped) if nameless else plan.skipped
+        return ClearPlan(self.name, plan.targets, skipped, tuple(failed))
 
     def _gated(self, things: Iterable[Removable]) -> ClearPlan:
         targets: list[Target] = []

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import stat
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -17,9 +18,24 @@ from typing import ClassVar, Final
 
 from cachectl.layers.environment import Environment
 from cachectl.layers.errors import Refused
-from cachectl.layers.facts import Ability, Artifact, Condition, Outcome, Problem, Root, Scope, State, Switch, Target
+from cachectl.layers.facts import (
+    Ability,
+    Artifact,
+    Condition,
+    Finding,
+    Outcome,
+    Problem,
+    Quarantined,
+    Root,
+    Scope,
+    Severity,
+    State,
+    Switch,
+    Target,
+)
 from cachectl.layers.formats.miopen_names import VERSION_FOLDER, DatabaseName, newest, parse_name, version_numbers
 from cachectl.layers.layer import Layer
+from cachectl.layers.switches import misread, off
 
 #: MIOpen reads each variable once, when it first needs it.
 LIBRARIES: Final = ("libMIOpen",)
@@ -33,6 +49,9 @@ _TRUE: Final = frozenset({"1", "enable", "enabled", "yes", "on", "true"})
 _FALSE: Final = frozenset({"0", "disable", "disabled", "no", "off", "false"})
 # Before ROCm 6.1 these alone were known, in lower case; everything else counted as not set.
 _ALWAYS_KNOWN: Final = (_TRUE | _FALSE) - {"on", "off"}
+# ``/opt/rocm-6.2.0/lib``, ``libMIOpen.so.1.0.60200``
+_ROCM_FOLDER: Final = re.compile(r"/rocm-(\d+)\.(\d+)")
+_ROCM_LIBRARY: Final = re.compile(r"\.so\.\d+\.\d+\.(\d+)(\d\d)\d\d$")
 _DATABASES: Final = Path("share", "miopen", "db")
 _LINKER_FOLDERS: Final = Path("/etc/ld.so.conf.d")
 _LIBRARY_FOLDERS: Final = ("/usr/lib/x86_64-linux-gnu", "/usr/lib64", "/usr/lib")
@@ -57,6 +76,35 @@ def judge(environment: Environment, variable: str, *, present: bool) -> State:
     if not present and not libraries(environment):
         return State(Condition.ABSENT, "no libMIOpen is found here, and none has left a file")
     return State(Condition.ENABLED, "on by default" if value is None else f"{variable}={value}")
+
+
+def diagnosed_flag(layer: Layer, variable: str, what: str | None = None) -> Iterator[Finding]:
+    """Find what is wrong with a variable that :func:`judge` judges, for the MIOpen that is here."""
+    value = layer.environment.get(variable)
+    verdict = None if value is None else read_flag(value)
+    ignored = _is_before_6_1(layer.environment)
+    if value is None or (verdict is False and not (ignored and value not in _ALWAYS_KNOWN)):
+        return
+    if value in _ALWAYS_KNOWN or (verdict and ignored is False):
+        yield off(layer, variable, what)
+    elif ignored:
+        outcome = "is ignored: MIOpen before ROCm 6.1 does not know this spelling"
+        yield misread(layer, variable, Severity.HARMLESS, outcome, f"export {variable}=1" if verdict else None)
+    elif verdict:
+        outcome = f"switches {what or layer.title} off, but is ignored by MIOpen before ROCm 6.1"
+        yield misread(layer, variable, Severity.RECOMPILES, outcome)
+    else:
+        outcome = "is not a boolean: MIOpen throws" + (" (ignores it before ROCm 6.1)" if ignored is None else "")
+        yield misread(layer, variable, Severity.FAILS, outcome)
+
+
+def _is_before_6_1(environment: Environment) -> bool | None:
+    """Tell whether every libMIOpen here is of a ROCm before 6.1, as their paths tell; ``None`` if unknown or mixed."""
+    old: set[bool | None] = set()
+    for library in libraries(environment):
+        match = _ROCM_FOLDER.search(str(library)) or _ROCM_LIBRARY.search(library.name)
+        old.add(None if match is None else (int(match[1]), int(match[2])) < (6, 1))
+    return next(iter(old)) if len(old) == 1 else None
 
 
 def user_cache_roots(environment: Environment) -> tuple[Root, ...]:
@@ -333,6 +381,7 @@ class Packaged(Layer):
             **super().refusals(),
             Ability.PUT: f"{PACKAGED}; put into the layer {self.instead}, which MIOpen asks first",
             Ability.CLEAR: f"{PACKAGED}; its package manager removes them",
+            Ability.QUARANTINE: f"{PACKAGED}; its package manager puts whole ones there",
             Ability.RELOCATE: f"{PACKAGED}; MIOpen finds them beside its library, or through MIOPEN_SYSTEM_DB_PATH",
         }
 
@@ -344,6 +393,16 @@ class Packaged(Layer):
         """Refuse."""
         del key, artifact, replace
         raise Refused(self.name, f"cannot put: {self.refusals()[Ability.PUT]}", root.path)
+
+    def set_aside(self, root: Root, target: Target, thing: Quarantined) -> str | None:
+        """Refuse."""
+        del target, thing
+        raise Refused(self.name, f"cannot quarantine: {self.refusals()[Ability.QUARANTINE]}", root.path)
+
+    def bring_back(self, root: Root, thing: Quarantined, *, replace: bool) -> None:
+        """Refuse."""
+        del thing, replace
+        raise Refused(self.name, f"cannot quarantine: {self.refusals()[Ability.QUARANTINE]}", root.path)
 
     def remove(self, root: Root, targets: tuple[Target, ...]) -> Outcome:
         """Refuse."""

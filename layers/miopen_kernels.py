@@ -8,22 +8,25 @@ from __future__ import annotations
 
 import re
 import shlex
+import stat
 from collections.abc import Iterator, Mapping, Sequence
 from functools import reduce
 from pathlib import Path
 from typing import ClassVar, Final
 
-from cachectl.layers.errors import Damaged, EntryExists, LayerError, Refused, not_a_key
+from cachectl.layers.errors import Busy, Damaged, EntryExists, LayerError, Refused, not_a_key
 from cachectl.layers.facts import (
     Ability,
     Artifact,
     Entry,
     Finding,
     Found,
+    Hazard,
     Housekeeping,
     Note,
     Outcome,
     Problem,
+    Quarantined,
     Root,
     Severity,
     State,
@@ -39,11 +42,16 @@ from cachectl.layers.miopen import (
     TEMPORARY,
     DatabaseFile,
     Databases,
+    diagnosed_flag,
     judge,
+    libraries,
     several_installed,
     stale_because,
+    temporary_folder,
     user_cache_roots,
 )
+from cachectl.layers.mounts import network_file_system
+from cachectl.layers.open_files import open_elsewhere
 from cachectl.layers.stores.rows import Row, RowFile, Schema, disk_usage
 from cachectl.layers.stores.tree import REFUSALS, Leaf, Shape, Tree
 
@@ -69,6 +77,14 @@ class MIOpenKernels(Layer):
     kinds: ClassVar[tuple[str, ...]] = ("ukdb",)
     #: Forms of its trees of object files.
     shapes: ClassVar[tuple[Shape, ...]] = _SHAPES
+    on_network: ClassVar[Hazard | None] = Hazard(
+        Severity.RISKS,
+        "sqlite's WAL mode fails there, and databases were damaged; MIOpen since ROCm 5.7 uses the temporary folder "
+        "instead, unless MIOPEN_CUSTOM_CACHE_DIR names this one",
+    )
+    among_ranks: ClassVar[Hazard | None] = Hazard(
+        Severity.HARMLESS, "sqlite lets one of them write at a time, and the others wait, up to half a minute"
+    )
 
     def roots(self) -> tuple[Root, ...]:
         """Resolve as MIOpen does when it first loads a kernel."""
@@ -82,6 +98,27 @@ class MIOpenKernels(Layer):
         if root.role == TEMPORARY:
             return any(True for _ in self.databases(root).files())
         return root.exists
+
+    def diagnose(self) -> Iterator[Finding]:
+        """Yield what is wrong with the switch, and a place that is everybody's."""
+        yield from diagnosed_flag(self, SWITCH)
+        yield from self._fallback()
+
+    def _fallback(self) -> Iterator[Finding]:
+        """Find MIOpen taking kernels from a temporary folder because the home cannot be used."""
+        environment = self.environment
+        named = environment.get("MIOPEN_CUSTOM_CACHE_DIR") or environment.platform == "win32"
+        if named or not libraries(environment):
+            return
+        first = self.roots()[0]
+        kind = network_file_system(first.path, mounts=environment.mounts)
+        folder = temporary_folder(environment)
+        if (first.role != TEMPORARY and kind is None) or not _is_everybodys(folder):
+            return
+        why = "HOME names no folder" if kind is None else f"the home is on {kind}"
+        message = f"as {why}, MIOpen up to 3.3 takes kernels from {folder} itself, where anybody may have put them"
+        fix = 'export MIOPEN_CUSTOM_CACHE_DIR="$(mktemp -d)"'
+        yield Finding(self.name, folder, None, Severity.UNSAFE, "fallback", message, fix)
 
     def switch(self, *, on: bool) -> Switch:
         """Give the variable, which hides user and system kernels alike; on is its absence, never an empty value."""
@@ -327,6 +364,32 @@ class MIOpenKernels(Layer):
             skipped.append(Note(relative, "its rows are gone, but it is too busy to be made smaller now"))
         return Outcome(self.name, len(gone), max(0, before - disk_usage(file.path)[1]), tuple(skipped))
 
+    def set_aside(self, root: Root, target: Target, thing: Quarantined) -> str | None:
+        """Move a row into quarantine, or a file that MIOpen cannot use and nobody has open: it makes another."""
+        relative, separator, _ = target.key.partition(SEPARATOR)
+        file = self.databases(root).find(relative)
+        if file is None:
+            return "already gone"
+        if separator:
+            rows = self._rows(file, self._schema(file) or kernel_db.SCHEMA)
+            return rows.set_row_aside(_planned_row(target), thing)
+        return open_elsewhere(self.environment, file.path) or self._rows(file).set_file_aside(target, thing)
+
+    def bring_back(self, root: Root, thing: Quarantined, *, replace: bool) -> None:
+        """Insert a row again, as it was, or move a file back."""
+        relative, separator, _ = thing.key.partition(SEPARATOR)
+        databases = self.databases(root)
+        file = databases.name(relative)
+        if file is None or (databases.find(relative) is None and databases.blocked(file)):
+            raise not_a_key(self.name, thing.key)
+        if separator:
+            own = kernel_db.SCHEMA_2_3 if _plain(file) else kernel_db.SCHEMA
+            self._rows(file, own).bring_row_back(thing, replace=replace)
+            return
+        if (because := open_elsewhere(self.environment, file.path)) is not None:
+            raise Busy(self.name, because, file.path)
+        self._rows(file).bring_file_back(thing, replace=replace)
+
     def verify(self, root: Root) -> Iterator[Finding]:
         """Unpack and check every row as MIOpen does on loading: what it throws on is not repaired by any run."""
         for file in self.databases(root).files():
@@ -346,8 +409,11 @@ class MIOpenKernels(Layer):
                 return
             for row, values in rows.rows_with(*schema.values):
                 key = SEPARATOR.join((file.relative, *row.key))
-                for flaw in _flaws(row, values, seen):
-                    yield Finding(self.name, root.path, key, *flaw, self._row_fix(file, key))
+                thing = Entry(self.name, key, root.path, row.bytes, 0, mark=(row.rowid, row.bytes))
+                for severity, code, message in _flaws(row, values, seen):
+                    mended = None if severity is Severity.HARMLESS else thing
+                    fix = self._row_fix(file, key)
+                    yield Finding(self.name, root.path, key, severity, code, message, fix, mended)
         except LayerError as error:
             yield self._file_finding(root, file, "damaged", error.message, error)
 
@@ -357,14 +423,23 @@ class MIOpenKernels(Layer):
         # What could not be opened now says nothing about the file.
         known = error is None or isinstance(error, Damaged)
         severity, code = (Severity.FAILS, code) if known else (Severity.HARMLESS, "unreadable")
-        return Finding(self.name, root.path, file.relative, severity, code, message, self._file_fix(file))
+        thing = self._rows(file).orphan(root.path, file.relative, message) if known else None
+        return Finding(self.name, root.path, file.relative, severity, code, message, self._file_fix(file), thing)
 
     def _row_fix(self, file: DatabaseFile, key: str) -> str:
         del file
         return f"cachectl purge {self.name} --key {shlex.quote(key)}"
 
     def _file_fix(self, file: DatabaseFile) -> str:
-        return f"end every program that has it open, then move {file.path}, its -wal and its -shm away"
+        del file
+        return f"end every program that has it open, then: cachectl verify --quarantine {self.name}"
+
+
+def _is_everybodys(folder: Path) -> bool:
+    try:
+        return bool(folder.stat().st_mode & stat.S_IWOTH)
+    except OSError:
+        return False
 
 
 def _flaws(row: Row, values: Sequence[object], seen: set[tuple[str, ...]]) -> Iterator[tuple[Severity, str, str]]:

@@ -12,6 +12,7 @@ import os
 import re
 import shlex
 import time
+import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import replace as changed
@@ -20,18 +21,20 @@ from pathlib import Path
 from threading import Lock
 from typing import ClassVar, Final
 
-from cachectl.layers.errors import Damaged, LayerError, Refused, Unreachable, not_a_key
+from cachectl.layers.errors import Busy, Damaged, LayerError, Refused, Unreachable, not_a_key
 from cachectl.layers.facts import (
     Ability,
     Artifact,
     Entry,
     Finding,
     Found,
+    Hazard,
     Housekeeping,
     Note,
     Orphan,
     Outcome,
     Problem,
+    Quarantined,
     Removable,
     Root,
     Severity,
@@ -46,6 +49,7 @@ from cachectl.layers.miopen import (
     TEMPORARY,
     DatabaseFile,
     Databases,
+    diagnosed_flag,
     judge,
     lock_files,
     owned_file,
@@ -54,12 +58,16 @@ from cachectl.layers.miopen import (
     stale_because,
     user_database_roots,
 )
+from cachectl.layers.open_files import open_elsewhere
 from cachectl.layers.stores.locks import record_lock
+from cachectl.layers.stores.quarantine import folder_pattern
 from cachectl.layers.stores.records import Fault, RecordFile, place
 from cachectl.layers.stores.rows import RowFile, Schema, disk_usage
-from cachectl.layers.stores.tree import LEFTOVER, REFUSALS
+from cachectl.layers.stores.tree import LEFTOVER, NOTHING, REFUSALS, Leaf, Tree
+from cachectl.layers.switches import first_place, misread
 
 SWITCH: Final = "MIOPEN_DEBUG_DISABLE_FIND_DB"
+FIND_DB: Final = "MIOpen's find-db"
 _FORM: Final = "miopen-record/1"
 NO_KERNELS: Final = "a record tells a problem and its solvers, not the kernels they run"
 _LISTED_ONLY: Final = "an sqlite perf-db is read, never changed; MIOpen's own tools edit it"
@@ -89,6 +97,19 @@ _PERF_DB: Final = Schema(
     size="length(params)",
     tables=("perf_db", "config"),
 )
+#: What ``MIOPEN_FIND_ENFORCE`` may say, and what that does to every run.
+_ACTIONS: Final = {"NONE": 1, "DB_UPDATE": 2, "SEARCH": 3, "SEARCH_DB_UPDATE": 4, "DB_CLEAN": 5}
+_ENFORCED: Final = {
+    2: (Severity.HARMLESS, "a search that a program asks for is made again although its result is known"),
+    3: (Severity.HARMLESS, "whatever has not been tuned is tuned, which takes long"),
+    4: (Severity.RECOMPILES, "everything is tuned again in every run"),
+    5: (Severity.RECOMPILES, "every run erases the tuning results that it meets"),
+}
+#: Variables of a tuning session beside it.
+_LEFT_SET: Final = {
+    "MIOPEN_DEBUG_FIND_ONLY_SOLVER": "no other solver is used, and what tuning finds is no better than that",
+    "MIOPEN_DEBUG_PERFDB_OVERRIDE": "tuning results are passed over",
+}
 _HARM: Final = {
     "malformed": Severity.RECOMPILES,
     "newline": Severity.RECOMPILES,
@@ -107,6 +128,13 @@ class MIOpenTuning(Layer):
     #: Endings of its files of records, and of its sqlite files.
     texts: ClassVar[tuple[str, ...]] = ("ufdb.txt", "udb.txt", "cd.updb.txt")
     tables: ClassVar[tuple[str, ...]] = ("udb",)
+    on_network: ClassVar[Hazard | None] = Hazard(
+        Severity.RISKS,
+        "the locks of MIOpen up to 3.3 lie in each node's temporary folder, so nodes write over each other's results",
+    )
+    among_ranks: ClassVar[Hazard | None] = Hazard(
+        Severity.RISKS, "a rewrite removes the file before it renames the new one, so the others may not find it"
+    )
 
     def roots(self) -> tuple[Root, ...]:
         """Resolve as MIOpen does when it first needs a tuning result."""
@@ -122,6 +150,32 @@ class MIOpenTuning(Layer):
         if enforce in ("5", "DB_CLEAN"):
             hints.append(f"MIOPEN_FIND_ENFORCE={enforce} erases the user's results: unset it")
         return changed(state, why="; ".join((state.why, *hints)))
+
+    def diagnose(self) -> Iterator[Finding]:
+        """Yield what is wrong with the switch, and variables of a tuning session that are still set."""
+        yield from diagnosed_flag(self, SWITCH, FIND_DB)
+        yield from self._enforced()
+        for variable, outcome in _LEFT_SET.items():
+            if self.environment.get(variable):
+                yield self._left_set(variable, Severity.HARMLESS, outcome)
+
+    def _enforced(self) -> Iterator[Finding]:
+        variable = "MIOPEN_FIND_ENFORCE"
+        value = self.environment.get(variable)
+        if not value:
+            return
+        number = re.match(r"\s*\+?(\d+)", value)
+        action = _ACTIONS.get(value.upper()) if number is None else int(number[1])
+        if action is None:
+            yield misread(self, variable, Severity.FAILS, "is no action that MIOpen knows: it throws")
+        elif action not in _ACTIONS.values():
+            yield misread(self, variable, Severity.HARMLESS, "is no action that MIOpen knows: it is ignored")
+        elif action in _ENFORCED:
+            yield self._left_set(variable, *_ENFORCED[action])
+
+    def _left_set(self, variable: str, severity: Severity, outcome: str) -> Finding:
+        message = f"{variable}={self.environment.get(variable)} is set: {outcome}"
+        return Finding(self.name, first_place(self), None, severity, "tuning", message, f"unset {variable}")
 
     def _anything_in(self, root: Root) -> bool:
         if root.role == TEMPORARY:
@@ -210,6 +264,9 @@ class MIOpenTuning(Layer):
                 yield found.key, len(found.line) + 1, (found.checksum,)
 
     def _scan_strays(self, root: Root) -> Iterator[Orphan]:
+        for leaf in Tree(self.name, root.path, NOTHING).scan():
+            if isinstance(leaf, Leaf) and not LEFTOVER.fullmatch(leaf.key):
+                yield leaf.orphan(root.path)
         try:
             names = sorted(os.listdir(root.path))
         except OSError:
@@ -329,6 +386,8 @@ class MIOpenTuning(Layer):
             relative, separator, record = target.key.partition(SEPARATOR)
             if separator:
                 by_file.setdefault(relative, {})[record] = target
+            elif folder_pattern(self.name).fullmatch(target.key):
+                outcomes.append(Tree(self.name, root.path, NOTHING).remove((target,)))
             else:
                 outcomes.append(self._remove_stray(root, target))
         outcomes += [self._remove_records(root, relative, planned) for relative, planned in by_file.items()]
@@ -392,20 +451,53 @@ class MIOpenTuning(Layer):
         except LayerError as error:
             yield self._unusable(root, file, error)
 
+    def set_aside(self, root: Root, target: Target, thing: Quarantined) -> str | None:
+        """Move a line into quarantine, or an sqlite file that MIOpen cannot use and nobody has open."""
+        relative, separator, _ = target.key.partition(SEPARATOR)
+        file = self.databases(root).find(relative)
+        if file is None:
+            return "already gone"
+        if separator:
+            return self._records(root, file).set_aside(target, thing)
+        rows = RowFile(self.name, file.path, _PERF_DB, self.environment.patience)
+        return open_elsewhere(self.environment, file.path) or rows.set_file_aside(target, thing)
+
+    def bring_back(self, root: Root, thing: Quarantined, *, replace: bool) -> None:
+        """Put a line at the end of its file, or move an sqlite file back."""
+        relative, separator, _ = thing.key.partition(SEPARATOR)
+        databases = self.databases(root)
+        file = databases.name(relative)
+        if file is None or (databases.find(relative) is None and databases.blocked(file)):
+            raise not_a_key(self.name, thing.key)
+        if separator:
+            self._records(root, file).bring_back(thing)
+            return
+        if (because := open_elsewhere(self.environment, file.path)) is not None:
+            raise Busy(self.name, because, file.path)
+        RowFile(self.name, file.path, _PERF_DB, self.environment.patience).bring_file_back(thing, replace=replace)
+
     def _finding(self, root: Root, file: DatabaseFile, fault: Fault) -> Finding:
         fix = f"while nothing uses MIOpen, delete line {fault.number} of {file.path}"
         if fault.code == "newline":
             fix = f"while nothing uses MIOpen: echo >> {shlex.quote(str(file.path))}"
         message = f"line {fault.number}: {fault.message}"
         severity = _HARM[fault.code]
-        return Finding(self.name, root.path, file.relative, severity, fault.code, message, self._fix(file, fix))
+        thing = None
+        if fault.line is not None:
+            key = f"{file.relative}{SEPARATOR}line {fault.number}"
+            thing = Entry(self.name, key, root.path, len(fault.line) + 1, 0, mark=(zlib.crc32(fault.line),))
+        return Finding(self.name, root.path, file.relative, severity, fault.code, message, self._fix(file, fix), thing)
 
     def _unusable(self, root: Root, file: DatabaseFile, error: LayerError) -> Finding:
         # What could not be opened now says nothing about the file.
         damaged = isinstance(error, Damaged)
         severity, code = (Severity.FAILS, "damaged") if damaged else (Severity.HARMLESS, "unreadable")
-        fix = self._fix(file, f"end every program that has it open, then move {file.path} away")
-        return Finding(self.name, root.path, file.relative, severity, code, error.message, fix)
+        fix = self._fix(file, f"end every program that has it open, then: cachectl verify --quarantine {self.name}")
+        thing = None
+        if damaged and file.name.kind in self.tables:
+            rows = RowFile(self.name, file.path, _PERF_DB, self.environment.patience)
+            thing = rows.orphan(root.path, file.relative, error.message)
+        return Finding(self.name, root.path, file.relative, severity, code, error.message, fix, thing)
 
     def _fix(self, file: DatabaseFile, own: str) -> str:
         """Say how to mend a file of the user's ``own``; a package's is mended otherwise."""

@@ -7,6 +7,7 @@ A tree of programs, each a folder of linked bitcode and native work-group functi
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Final
@@ -20,9 +21,11 @@ from cachectl.layers.facts import (
     Entry,
     Finding,
     Found,
+    Hazard,
     Orphan,
     Outcome,
     Problem,
+    Quarantined,
     Removable,
     Root,
     Scope,
@@ -34,9 +37,10 @@ from cachectl.layers.facts import (
 from cachectl.layers.formats import object_files
 from cachectl.layers.layer import Layer
 from cachectl.layers.mounts import network_file_system
-from cachectl.layers.processes import using
+from cachectl.layers.processes import spell, using
 from cachectl.layers.stores.archive import pack, unpack
 from cachectl.layers.stores.tree import REFUSALS, Leaf, Shape, StrayRule, Tree
+from cachectl.layers.switches import misread, off, strtobool
 
 #: Seconds without change after which an entry is idle although PoCL is running: longer than any one compile.
 ENTRY_REST: Final = 600.0
@@ -55,16 +59,18 @@ _PROGRAM: Final = (
 _MEMBERS: Final = re.compile(f"{_PROGRAM}|{_VARIANT.pattern}|{_TEMPORARY.pattern}")
 _STRAYS: Final = (
     StrayRule(re.compile(f"tempfile_{_RANDOM}"), "leaked by a PoCL process", idle_only=False, empty=True, private=True),
-    StrayRule(re.compile(f"tempfile_{_RANDOM}{_SUFFIX}"), "a compile's temporary file", private=True),
     StrayRule(re.compile(f"_UNCACHED_{_RANDOM}"), "a program built with the cache off", private=True, members=_MEMBERS),
 )
+#: Such a file may be anybody's draft: only in a folder that bears PoCL's name is it known for its.
+_COMPILING: Final = StrayRule(re.compile(f"tempfile_{_RANDOM}{_SUFFIX}"), "a compile's temporary file", private=True)
 #: Headers handed to a compile may have any name: only in a folder that is all PoCL's own are they known for its.
 _HEADERS: Final = StrayRule(
     re.compile(f"tempdir_{_RANDOM}"), "a compile's temporary folder", private=True, members=re.compile(".*", re.DOTALL)
 )
 _LEVELS: Final = (re.compile("[A-P]{2}"), re.compile("[A-P]{37}"))
 _NAMED: Final = Shape(_LEVELS, folders=True, members=_MEMBERS, strays=_STRAYS)
-_OWN: Final = Shape(_LEVELS, folders=True, members=_MEMBERS, strays=(*_STRAYS, _HEADERS))
+_BEARING: Final = Shape(_LEVELS, folders=True, members=_MEMBERS, strays=(*_STRAYS, _COMPILING))
+_OWN: Final = Shape(_LEVELS, folders=True, members=_MEMBERS, strays=(*_STRAYS, _COMPILING, _HEADERS))
 _NATIVE: Final = (".so", ".o")
 #: What alone makes no program.
 _NO_PROGRAM: Final = frozenset({"build.log", "last_accessed"})
@@ -76,6 +82,14 @@ class PoclKernels(Layer):
     name = "pocl"
     title = "PoCL kernel cache"
     forms = ("pocl-entry/1",)
+    on_network = Hazard(
+        Severity.HARMLESS,
+        "every lookup goes over the network, and some builds of PoCL load what another kind of processor compiled",
+    )
+    among_ranks = Hazard(
+        Severity.RISKS,
+        "PoCL before 6.0 removes a program before it replaces it, so those that build it at once may not find it",
+    )
 
     # ------------------------------------------------------------------ where and whether
 
@@ -122,6 +136,27 @@ class PoclKernels(Layer):
         if "PoCL" not in opencl_drivers(environment) and not any(root.exists for root in self.roots()):
             return State(Condition.ABSENT, "no PoCL driver is registered here, and none has left a cache")
         return State(Condition.ENABLED, "on by default" if self._switched_on() is None else "POCL_KERNEL_CACHE=1")
+
+    def diagnose(self) -> Iterator[Finding]:
+        """Yield what is wrong with the variables."""
+        yield from self._relative()
+        value = self.environment.get("POCL_KERNEL_CACHE")
+        if value is not None and not self._switched_on():
+            if strtobool(value) is False:
+                yield off(self, "POCL_KERNEL_CACHE")
+            else:
+                outcome = "switches the cache off: only a value that begins with 1 means on"
+                yield misread(self, "POCL_KERNEL_CACHE", Severity.RECOMPILES, outcome, "export POCL_KERNEL_CACHE=1")
+
+    def _relative(self) -> Iterator[Finding]:
+        variable = "XDG_CACHE_HOME" if self.environment.get("POCL_CACHE_DIR") is None else "POCL_CACHE_DIR"
+        value = self.environment.get(variable)
+        if value == "" and variable == "POCL_CACHE_DIR":
+            yield misread(self, variable, Severity.FAILS, "leaves PoCL without a device")
+        elif value and self.environment.platform != "win32" and not Path(value).is_absolute():
+            outcome = "is not absolute: PoCL makes a cache of its own in every folder it is started from"
+            fix = f"export {variable}={shlex.quote(str(self.environment.absolute(value)))}"
+            yield misread(self, variable, Severity.RECOMPILES, outcome, fix)
 
     def switch(self, *, on: bool) -> Switch:
         """Give the variable, which PoCL reads once, when its first device is asked for."""
@@ -170,7 +205,8 @@ class PoclKernels(Layer):
         )
 
     def _tree(self, root: Root) -> Tree:
-        return Tree(self.name, root.path, _OWN if root.path.name == root.role else _NAMED)
+        own = root.path.name == root.role
+        return Tree(self.name, root.path, _OWN if own else _BEARING if "pocl" in root.path.name.lower() else _NAMED)
 
     # ------------------------------------------------------------------ get and put
 
@@ -202,7 +238,7 @@ class PoclKernels(Layer):
             and (users := using(LIBRARIES, processes=self.environment.processes)) != ()
             and tree.read_members(key) not in (None, members)
         ):
-            raise Busy(self.name, f"is not replaced while PoCL is in use by {_spell(users)}", key)
+            raise Busy(self.name, f"is not replaced while PoCL is in use by {spell(users)}", key)
         tree.write(key, artifact.data, replace=replace)
 
     # ------------------------------------------------------------------ clear
@@ -216,17 +252,30 @@ class PoclKernels(Layer):
         users = using(LIBRARIES, processes=self.environment.processes)
         now = self.environment.clock()
         for target in targets:
-            if users == () and network_file_system(target.root) is not None:
+            if users == () and network_file_system(target.root, mounts=self.environment.mounts) is not None:
                 # Processes of other machines do not show here.
                 users = None
             rest = ENTRY_REST if isinstance(target, Entry) else ORPHAN_REST
             age = now - (target.modified or now)
             safe = users == () or age > rest or (isinstance(target, Orphan) and not target.idle_only)
-            yield target, None if safe else f"changed {max(0, age):.0f} s ago, and PoCL is in use by {_spell(users)}"
+            yield target, None if safe else f"changed {max(0, age):.0f} s ago, and PoCL is in use by {spell(users)}"
 
     def remove(self, root: Root, targets: tuple[Target, ...]) -> Outcome:
         """Rename programs away, then delete them; the top folder itself always stays."""
         return self._tree(root).remove(targets, tidy=using(LIBRARIES, processes=self.environment.processes) == ())
+
+    # ------------------------------------------------------------------ quarantine
+
+    def set_aside(self, root: Root, target: Target, thing: Quarantined) -> str | None:
+        """Rename a whole program into quarantine: PoCL compiles it anew."""
+        return self._tree(root).set_aside(target, thing)
+
+    def bring_back(self, root: Root, thing: Quarantined, *, replace: bool) -> None:
+        """Rename a whole program back."""
+        users = using(LIBRARIES, processes=self.environment.processes)
+        if replace and users != () and self._tree(root).find(thing.key) is not None:
+            raise Busy(self.name, f"is not replaced while PoCL is in use by {spell(users)}", thing.key)
+        self._tree(root).bring_back(thing, replace=replace)
 
     # ------------------------------------------------------------------ verify
 
@@ -242,14 +291,16 @@ class PoclKernels(Layer):
                 try:
                     data = tree.read_file(leaf.key, member.path, limit)
                 except LayerError as error:
-                    yield self._damaged(root, leaf.key, f"{member.path}: {error.message}")
+                    yield self._damaged(root, leaf, f"{member.path}: {error.message}")
                     continue
                 complaint = None if data is None else _complaint(member.path, data, member.bytes)
                 if complaint:
-                    yield self._damaged(root, leaf.key, f"{member.path}: {complaint}")
+                    yield self._damaged(root, leaf, f"{member.path}: {complaint}")
 
-    def _damaged(self, root: Root, key: str, message: str) -> Finding:
-        return Finding(self.name, root.path, key, Severity.FAILS, "magic", message, f"cachectl purge pocl --key {key}")
+    def _damaged(self, root: Root, leaf: Leaf, message: str) -> Finding:
+        fix = f"cachectl purge pocl --key {leaf.key}"
+        thing = leaf.entry(self.name, root.path)
+        return Finding(self.name, root.path, leaf.key, Severity.FAILS, "magic", message, fix, thing)
 
 
 def _complaint(path: str, data: bytes, size: int) -> str | None:
@@ -259,10 +310,3 @@ def _complaint(path: str, data: bytes, size: int) -> str | None:
     if _VARIANT.fullmatch(path) and path.endswith(_NATIVE):
         return object_files.elf_complaint(data[: object_files.HEAD], size)
     return None
-
-
-def _spell(users: tuple[int, ...] | None) -> str:
-    if users is None:
-        return "programs that this platform does not show"
-    shown = ", ".join(str(pid) for pid in users[:5])
-    return f"process {shown}" if len(users) == 1 else f"processes {shown}" + ("…" if len(users) > 5 else "")  # noqa: PLR2004

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -20,6 +21,35 @@ def using(libraries: tuple[str, ...], *, processes: Path = _PROC) -> tuple[int, 
     if not (processes / "self" / "maps").exists():
         return None
     return tuple(sorted(pid for pid in _concerned(processes) if _maps_one(processes / str(pid), libraries)))
+
+
+def holding(path: Path, *, processes: Path = _PROC) -> tuple[int, ...] | None:
+    """Return the ids of processes that have a file open; ``None`` where it cannot be known, as in :func:`using`."""
+    if not (processes / "self" / "fd").is_dir():
+        return None
+    status = path.lstat()
+    wanted = (status.st_dev, status.st_ino)
+    return tuple(sorted(pid for pid in _concerned(processes) if wanted in _open_files(processes / str(pid) / "fd")))
+
+
+def _open_files(descriptors: Path) -> Iterator[tuple[int, int]]:
+    try:
+        numbers = os.listdir(descriptors)
+    except OSError:
+        # It has ended meanwhile, or hides.
+        return
+    for number in numbers:
+        with suppress(OSError):
+            status = (descriptors / number).stat()
+            yield status.st_dev, status.st_ino
+
+
+def spell(users: tuple[int, ...] | None) -> str:
+    """Name processes in a sentence."""
+    if users is None:
+        return "programs that this platform does not show"
+    shown = ", ".join(str(pid) for pid in users[:5])
+    return f"process {shown}" if len(users) == 1 else f"processes {shown}" + ("…" if len(users) > 5 else "")  # noqa: PLR2004
 
 
 def loaded_here(libraries: tuple[str, ...], *, processes: Path = _PROC) -> bool | None:

@@ -8,8 +8,10 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import shlex
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -23,9 +25,11 @@ from cachectl.layers.facts import (
     Entry,
     Finding,
     Found,
+    Hazard,
     Note,
     Outcome,
     Problem,
+    Quarantined,
     Root,
     Scope,
     Severity,
@@ -43,8 +47,8 @@ from cachectl.layers.pytools_dictionaries import relocate_user_cache
 from cachectl.layers.stores.archive import unpack
 from cachectl.layers.stores.locks import presence_lock
 from cachectl.layers.stores.plain import read_plain
-from cachectl.layers.stores.tree import REFUSALS, Leaf, Shape, Tree
-from cachectl.layers.switches import switched_off
+from cachectl.layers.stores.tree import REFUSALS, Guard, Leaf, Shape, Tree
+from cachectl.layers.switches import diagnosed, relative_cache_home, switched_off
 
 #: Platforms whose drivers cache source builds, so that PyOpenCL leaves its own cache alone
 #: (``pyopencl/characterize/__init__.py``, ``has_src_build_cache``).
@@ -67,6 +71,15 @@ class PyOpenCLBinaries(Layer):
     name = "pyopencl"
     title = "PyOpenCL program binaries"
     forms = ("pyopencl-binary/2",)
+    on_network = Hazard(
+        Severity.RISKS,
+        "its one lock is a file, which a program killed on any node leaves behind; then every build waits a minute "
+        "and fails",
+    )
+    among_ranks = Hazard(
+        Severity.RISKS,
+        "one lock file serves them all, and if one of them is killed while it holds it, the builds of the others fail",
+    )
 
     # ------------------------------------------------------------------ where and whether
 
@@ -101,6 +114,30 @@ class PyOpenCLBinaries(Layer):
     def refusals(self) -> Mapping[Ability, str]:
         """Refuse what needs directory handles where there are none."""
         return REFUSALS
+
+    def diagnose(self) -> Iterator[Finding]:
+        """Yield what is wrong with the variables, and locks that outlived their holders."""
+        yield from diagnosed(self, "pyopencl", (VARIABLE,))
+        yield from relative_cache_home(self)
+        for root in self.roots():
+            for lock in sorted(root.path.glob("*/lock")):
+                if _BASE.fullmatch(lock.parent.name):
+                    yield from self._stale_lock(root, lock)
+
+    def _stale_lock(self, root: Root, lock: Path) -> Iterator[Finding]:
+        try:
+            age = self.environment.clock() - lock.lstat().st_mtime
+        except OSError:
+            # It has been let go.
+            return
+        if age <= _STALE_LOCK:
+            return
+        consulted = self.state().condition in (Condition.ENABLED, Condition.UNKNOWN)
+        outcome = "every build waits a minute for it, and fails" if consulted else "no build of this set-up asks for it"
+        message = f"a lock that is {age:.0f} s old has been left behind, since it is held for milliseconds: {outcome}"
+        severity = Severity.FAILS if consulted else Severity.HARMLESS
+        key = str(lock.relative_to(root.path))
+        yield Finding(self.name, root.path, key, severity, "lock", message, f"rm {shlex.quote(str(lock))}")
 
     # ------------------------------------------------------------------ listing
 
@@ -163,10 +200,7 @@ class PyOpenCLBinaries(Layer):
             raise Damaged(self.name, f"needs binary and info, has {', '.join(sorted(members)) or 'nothing'}", key)
         if not members["binary"] or (complaint := _info_complaint(members["info"])):
             raise Damaged(self.name, "binary is empty" if not members["binary"] else str(complaint), key)
-        base = root.path / key.partition("/")[0]
-        base.mkdir(parents=True, exist_ok=True)
-        with self._locked(base):
-            self._tree(root).write(key, artifact.data, replace=replace)
+        self._tree(root).write(key, artifact.data, replace=replace, guard=self._guard(root, key))
 
     # ------------------------------------------------------------------ clear
 
@@ -185,7 +219,7 @@ class PyOpenCLBinaries(Layer):
     def _remove_from(self, root: Root, base: str, planned: tuple[Target, ...]) -> Outcome:
         if not _BASE.fullmatch(base):
             return self._tree(root).remove(planned)
-        return self._tree(root).remove(planned, guard=self._locked(root.path / base))
+        return self._tree(root).remove(planned, guard=partial(self._locked, root.path / base))
 
     def _locked(self, base: Path) -> AbstractContextManager[None]:
         """Hold PyOpenCL's lock; one that no living process of this user can hold any more goes."""
@@ -194,10 +228,25 @@ class PyOpenCLBinaries(Layer):
             return (
                 age > _STALE_LOCK
                 and using(_EXTENSION, processes=self.environment.processes) == ()
-                and network_file_system(base) is None
+                and network_file_system(base, mounts=self.environment.mounts) is None
             )
 
         return presence_lock(self.name, base / "lock", patience=self.environment.patience, abandoned=abandoned)
+
+    # ------------------------------------------------------------------ quarantine
+
+    def set_aside(self, root: Root, target: Target, thing: Quarantined) -> str | None:
+        """Rename a program folder into quarantine, under PyOpenCL's lock."""
+        return self._tree(root).set_aside(target, thing, guard=self._guard(root, target.key))
+
+    def bring_back(self, root: Root, thing: Quarantined, *, replace: bool) -> None:
+        """Rename a program folder back, under PyOpenCL's lock."""
+        if not _SHAPE.accepts(thing.key):
+            raise not_a_key(self.name, thing.key)
+        self._tree(root).bring_back(thing, replace=replace, guard=self._guard(root, thing.key))
+
+    def _guard(self, root: Root, key: str) -> Guard:
+        return partial(self._locked, root.path / key.partition("/")[0])
 
     # ------------------------------------------------------------------ verify
 
@@ -214,7 +263,8 @@ class PyOpenCLBinaries(Layer):
                 complaint = _info_complaint(info)
             if complaint is not None:
                 fix = f"cachectl purge pyopencl --key {leaf.key}"
-                yield Finding(self.name, root.path, leaf.key, Severity.FAILS, "damaged", complaint, fix)
+                thing = leaf.entry(self.name, root.path)
+                yield Finding(self.name, root.path, leaf.key, Severity.FAILS, "damaged", complaint, fix, thing)
             elif not info:
                 message, fix = "info is missing or empty", "nothing: PyOpenCL rebuilds the entry when it is asked for"
                 yield Finding(self.name, root.path, leaf.key, Severity.HARMLESS, "info", message, fix)

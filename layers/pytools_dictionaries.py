@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from cachectl.layers.environment import release_of, user_cache_folder
-from cachectl.layers.errors import Damaged, LayerError, Unreachable, not_a_key
+from cachectl.layers.errors import Busy, Damaged, LayerError, Unreachable, not_a_key
 from cachectl.layers.facts import (
     Artifact,
     ClearPlan,
@@ -22,11 +22,13 @@ from cachectl.layers.facts import (
     Entry,
     Finding,
     Found,
+    Hazard,
     Housekeeping,
     Note,
     Outcome,
     Patch,
     Problem,
+    Quarantined,
     Root,
     Scope,
     Severity,
@@ -38,9 +40,10 @@ from cachectl.layers.facts import (
 from cachectl.layers.formats import pdict
 from cachectl.layers.formats.pickles import walk
 from cachectl.layers.layer import Layer
+from cachectl.layers.open_files import open_elsewhere
 from cachectl.layers.stores.rows import Row, RowFile, Weight, disk_usage
-from cachectl.layers.stores.tree import Leaf, Shape, Tree
-from cachectl.layers.switches import switched_off
+from cachectl.layers.stores.tree import LEFTOVER, NOTHING, Leaf, Shape, Tree
+from cachectl.layers.switches import misread, off, relative_cache_home, strtobool, switched_off
 
 _CHANGED = "changed since it was planned"
 _FOLDERS = (
@@ -59,6 +62,11 @@ class PytoolsDictionaries(Layer):
     taken: ClassVar[tuple[str, ...]] = ("loopy-", "pyopencl-")
     #: Modules that open the layer's dictionaries when they are imported.
     opened_by: ClassVar[tuple[str, ...]] = ()
+    on_network = Hazard(
+        Severity.RISKS,
+        "the locks of sqlite may not hold there, so programs of several nodes may stall, or damage a dictionary",
+    )
+    among_ranks = Hazard(Severity.HARMLESS, "sqlite lets one of them write at a time, and the others wait")
 
     def owns(self, identifier: str) -> bool:
         """Tell whether a dictionary belongs to this layer."""
@@ -74,6 +82,19 @@ class PytoolsDictionaries(Layer):
         if self.environment.get("SUMPY_NO_CACHE") is not None:
             return State(Condition.ENABLED, "off for sumpy alone (SUMPY_NO_CACHE is set, its value is not read)")
         return self._presence("pytools", "pytools has no switch")
+
+    def diagnose(self) -> Iterator[Finding]:
+        """Yield what is wrong with sumpy's variables, of which it asks only whether they are set."""
+        for variable in ("SUMPY_NO_CACHE", "CG_NO_CACHE"):
+            value = self.environment.get(variable)
+            if value is None or (variable == "CG_NO_CACHE" and self.environment.installed("sumpy") is None):
+                continue
+            if strtobool(value):
+                yield off(self, variable, "sumpy's dictionaries")
+            else:
+                outcome = "switches sumpy's dictionaries off all the same: sumpy asks only whether it is set"
+                yield misread(self, variable, Severity.RECOMPILES, outcome)
+        yield from relative_cache_home(self)
 
     def switch(self, *, on: bool) -> Switch:
         """Give sumpy's variable, and for this process a stand-in for the switch that pytools lacks."""
@@ -146,7 +167,8 @@ class PytoolsDictionaries(Layer):
                 )
             files, total = disk_usage(path)
         except (LayerError, FileNotFoundError) as error:
-            yield Problem(path, "damaged", error.message if isinstance(error, LayerError) else "vanished meanwhile")
+            code = "busy" if isinstance(error, Busy) else "unreadable" if isinstance(error, Unreachable) else "damaged"
+            yield Problem(path, code, error.message if isinstance(error, LayerError) else "vanished meanwhile")
             return
         yield Housekeeping(name.file, root.path, total - payload, files, modified, because is not None)
 
@@ -175,11 +197,13 @@ class PytoolsDictionaries(Layer):
                 )
 
     def _strays(self, root: Root) -> Iterator[Leaf]:
-        """Yield what an interrupted cachectl left: it belongs to the layer that takes every other dictionary."""
-        if self.owns(""):
-            for leaf in Tree(self.name, root.path, _FOLDERS[0]).scan():
-                if isinstance(leaf, Leaf) and leaf.stray is not None:
-                    yield leaf
+        """Yield what is in quarantine, and what an interrupted cachectl left.
+
+        The latter belongs to the layer that takes every other dictionary.
+        """
+        for leaf in Tree(self.name, root.path, NOTHING).scan():
+            if isinstance(leaf, Leaf) and (not LEFTOVER.fullmatch(leaf.key) or self.owns("")):
+                yield leaf
 
     def _stale_because(self, name: pdict.DictionaryName) -> str | None:
         """Say why nothing started in this environment would open the dictionary."""
@@ -294,6 +318,30 @@ class PytoolsDictionaries(Layer):
             skipped.append(Note(file, "its rows are gone, but it is too busy to be made smaller now"))
         return Outcome(self.name, removed, max(0, before - disk_usage(path)[1]), tuple(skipped))
 
+    # ------------------------------------------------------------------ quarantine
+
+    def set_aside(self, root: Root, target: Target, thing: Quarantined) -> str | None:
+        """Move a row into quarantine, or a file that is no database any more and that nobody has open."""
+        file, _, digest = target.key.partition("/")
+        rows = self._rows(root.path / file)
+        if digest:
+            return rows.set_row_aside(Row(target.mark[0], (digest,), target.mark[1]), thing)
+        return open_elsewhere(self.environment, rows.path) or rows.set_file_aside(target, thing)
+
+    def bring_back(self, root: Root, thing: Quarantined, *, replace: bool) -> None:
+        """Insert a row again, or move a file back."""
+        file, _, digest = thing.key.partition("/")
+        name = pdict.parse_name(file, self.environment.python)
+        if name is None or not self.owns(name.identifier):
+            raise not_a_key(self.name, thing.key)
+        rows = self._rows(root.path / file)
+        if digest:
+            rows.bring_row_back(thing, replace=replace)
+            return
+        if (because := open_elsewhere(self.environment, rows.path)) is not None:
+            raise Busy(self.name, because, rows.path)
+        rows.bring_file_back(thing, replace=replace)
+
     # ------------------------------------------------------------------ verify
 
     def verify(self, root: Root) -> Iterator[Finding]:
@@ -305,22 +353,28 @@ class PytoolsDictionaries(Layer):
             try:
                 complaint = rows.check()
                 if complaint is not None:
-                    yield self._damaged(root, name.file, Severity.FAILS, "sqlite", complaint)
+                    yield self._damaged_file(root, name.file, complaint)
                     continue
                 for row, (value,) in rows.rows_with("key_value"):
                     if complaint := _pickle_complaint(_as_bytes(value)):
-                        yield self._damaged(root, f"{name.file}/{row.key[0]}", Severity.FAILS, "pickle", complaint)
+                        yield self._damaged_row(root, name.file, row, complaint)
+            except Damaged as error:
+                yield self._damaged_file(root, name.file, error.message)
             except LayerError as error:
-                severity = Severity.FAILS if isinstance(error, Damaged) else Severity.HARMLESS
-                yield self._damaged(root, name.file, severity, "sqlite", error.message)
+                fix = "nothing: try again when no program is writing"
+                severity = Severity.HARMLESS
+                yield Finding(self.name, root.path, name.file, severity, "unreadable", error.message, fix)
 
-    def _damaged(self, root: Root, key: str, severity: Severity, code: str, message: str) -> Finding:
+    def _damaged_row(self, root: Root, file: str, row: Row, message: str) -> Finding:
+        key = f"{file}/{row.key[0]}"
+        thing = Entry(self.name, key, root.path, row.bytes, 0, mark=(row.rowid, row.bytes))
         fix = f"cachectl purge {self.name} --key {shlex.quote(key)}"
-        if severity is Severity.HARMLESS:
-            fix = "nothing: try again when no program is writing"
-        elif "/" not in key:
-            fix = f"end every program that has it open, then move {shlex.quote(str(root.path / key))} away"
-        return Finding(self.name, root.path, key, severity, code, message, fix)
+        return Finding(self.name, root.path, key, Severity.FAILS, "pickle", message, fix, thing)
+
+    def _damaged_file(self, root: Root, file: str, message: str) -> Finding:
+        thing = self._rows(root.path / file).orphan(root.path, file, message)
+        fix = f"end every program that has it open, then: cachectl verify --quarantine {self.name}"
+        return Finding(self.name, root.path, file, Severity.FAILS, "sqlite", message, fix, thing)
 
 
 def relocate_user_cache(layer: Layer, folder: Path, opened_by: tuple[str, ...] = ()) -> Switch:

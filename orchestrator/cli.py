@@ -186,7 +186,17 @@ def build_parser() -> argparse.ArgumentParser:
 
     verify = _verb(verbs, "verify", _verify, "look for damage, entry by entry")
     _layers_argument(verify)
+    verify.add_argument(
+        "--quarantine", action="store_true", help="move what is damaged aside; cachectl restore brings it back"
+    )
+    _changing_options(verify)
     _json_option(verify)
+
+    _restore_verb(verbs)
+
+    doctor = _verb(verbs, "doctor", _doctor, "what is wrong with this set-up, and the command that mends it")
+    _layers_argument(doctor)
+    _json_option(doctor)
 
     _run_verb(verbs)
     _env_verb(verbs)
@@ -214,6 +224,15 @@ def _prune_verb(verbs: argparse._SubParsersAction[_Parser]) -> None:
     prune.add_argument("-n", "--dry-run", action="store_true", help="show what would go, and touch nothing")
     _changing_options(prune)
     _json_option(prune)
+
+
+def _restore_verb(verbs: argparse._SubParsersAction[_Parser]) -> None:
+    restore = _verb(verbs, "restore", _restore, "list what verify --quarantine moved aside, or bring it back")
+    restore.add_argument("names", nargs="*", metavar="NAME", help="what to bring back (default: list all there is)")
+    restore.add_argument("--all", action="store_true", help="bring everything back")
+    restore.add_argument("--replace", action="store_true", help="also where another entry has taken its place")
+    _changing_options(restore)
+    _json_option(restore)
 
 
 def _run_verb(verbs: argparse._SubParsersAction[_Parser]) -> None:
@@ -482,15 +501,60 @@ def _prune(options: argparse.Namespace) -> int:
 def _verify(options: argparse.Namespace) -> int:
     from cachectl import render
     from cachectl.listing import findings
+    from cachectl.quarantine import QuarantineResult, plan
 
     stack = _stack(options)
+    layers = stack.named(options.layers)
     with render.working("verifying"):
-        found = findings(stack.named(options.layers))
+        found = findings(layers)
+        result = QuarantineResult(tuple(found), ())
+        if options.quarantine:
+            result = plan(layers, found, named=bool(options.layers)).apply()
+    if options.json:
+        render.show_json(render.verified_json(result) if options.quarantine else render.findings_json(found))
+    else:
+        render.show_findings(found)
+        render.show_quarantine(result)
+    return 0 if not found or (options.quarantine and result.mended) else 1
+
+
+def _doctor(options: argparse.Namespace) -> int:
+    from cachectl import render
+    from cachectl.doctor import diagnosis, is_grave
+
+    stack = _stack(options)
+    with render.working("looking into everything"):
+        found = diagnosis(stack.named(options.layers), () if options.layers else stack.broken)
     if options.json:
         render.show_json(render.findings_json(found))
     else:
-        render.show_findings(found)
-    return 1 if found else 0
+        render.show_findings(found, nothing="nothing is wrong")
+    return 1 if any(map(is_grave, found)) else 0
+
+
+def _restore(options: argparse.Namespace) -> int:
+    from cachectl import render
+    from cachectl.quarantine import held, restore
+
+    stack = _stack(options)
+    if options.all and options.names:
+        options.parser.error("--all needs no NAME")
+    with render.working("looking into quarantine"):
+        there, failed = held(stack)
+    wanted = [(layer, thing) for layer, thing in there if options.all or thing.name in options.names]
+    unknown = sorted(set(options.names) - {thing.name for _, thing in wanted})
+    done = restore(wanted, replace=options.replace)
+    listed = [] if options.names or options.all else [thing for _, thing in there]
+    if options.json:
+        render.show_json(render.quarantine_json(listed, done))
+    elif options.names or options.all:
+        render.show_restored(done)
+    else:
+        render.show_quarantined(listed, stack.environment.clock())
+    for name in unknown:
+        render.warn(f"nothing in quarantine is called {name!r}; cachectl restore lists what there is")
+    render.warn_of_notes(failed)
+    return 1 if unknown or failed or any(one.because is not None for one in done) else 0
 
 
 def _run(options: argparse.Namespace) -> int:

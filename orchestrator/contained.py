@@ -24,11 +24,13 @@ from cachectl.layers.facts import (
     Entry,
     Finding,
     Found,
+    Hazard,
     Housekeeping,
     Note,
     Orphan,
     Outcome,
     Problem,
+    Quarantined,
     Removable,
     Root,
     Scope,
@@ -96,6 +98,9 @@ class Contained(Layer):
         self.__dict__.update(
             name=inner.name, title=inner.title, scope=inner.scope, precious=inner.precious, forms=inner.forms
         )
+        for told in ("on_network", "among_ranks"):
+            if isinstance(hazard := getattr(inner, told, None), (Hazard, type(None))):
+                self.__dict__[told] = hazard
 
     def _ask(self, question: Callable[[], T]) -> T:
         try:
@@ -154,6 +159,18 @@ class Contained(Layer):
         """Ask what is damaged."""
         return self._each(lambda: self._inner.verify(root), (Finding,))
 
+    def set_aside(self, root: Root, target: Target, thing: Quarantined) -> str | None:
+        """Ask to move something into quarantine."""
+        return self._ask(lambda: _checked(self._inner.set_aside(root, target, thing), str, type(None)))
+
+    def bring_back(self, root: Root, thing: Quarantined, *, replace: bool) -> None:
+        """Ask to move something out of quarantine."""
+        self._ask(lambda: self._inner.bring_back(root, thing, replace=replace))
+
+    def diagnose(self) -> Iterator[Finding]:
+        """Ask what is wrong with the set-up."""
+        return self._each(self._inner.diagnose, (Finding,))
+
     def idle_gate(self, targets: Iterable[Removable]) -> Iterator[tuple[Removable, str | None]]:
         """Ask what to leave alone for now."""
         return self._each(lambda: self._inner.idle_gate(targets), (tuple,))
@@ -165,9 +182,10 @@ class Contained(Layer):
     def refusals(self) -> Mapping[Ability, str]:
         """Ask what cannot be done; a switch or a move that fails is one of these, and so is everything if asking is."""
         try:
-            refused = self._ask(lambda: dict(self._inner.refusals()))
+            asked = self._ask(self._inner.abilities)
         except LayerError as error:
             return dict.fromkeys(Ability, error.message)
+        refused = {ability: reason for ability, reason in asked.items() if reason is not None}
         tries: dict[Ability, Callable[[], object]] = {
             Ability.DISABLE: lambda: (self.switch(on=False), self.switch(on=True)),
             Ability.RELOCATE: lambda: self.relocate(self.environment.temporary),

@@ -58,7 +58,7 @@ def _listed_root(layer: Layer, root: Root, selection: Selection, notice: Callabl
     try:
         for found in layer.scan(root, contents=True):
             if isinstance(found, Problem):
-                notice(Trouble(layer.name, found, found.message, failed=False))
+                notice(Trouble(layer.name, found, found.message, failed=found.hides))
             elif isinstance(found, Entry) and selection.matches(found):
                 yield found
     except FAILURES as error:
@@ -97,7 +97,7 @@ def _verified(layer: Layer) -> Iterator[Finding]:
         roots = layer.roots()
     except FAILURES as error:
         # There is no place to name: the layer as a whole.
-        yield _failure(layer, Path("*"), error)
+        yield failure(layer, Path("*"), error)
         return
     for root in roots:
         yield from _verified_root(layer, root)
@@ -107,10 +107,11 @@ def _verified_root(layer: Layer, root: Root) -> Iterator[Finding]:
     try:
         yield from layer.verify(root)
     except FAILURES as error:
-        yield _failure(layer, root.path, error)
+        yield failure(layer, root.path, error)
 
 
-def _failure(layer: Layer, place: Path, error: LayerError | OSError) -> Finding:
+def failure(layer: Layer, place: Path, error: LayerError | OSError) -> Finding:
+    """Put into words that a layer, or one place of it, could not be looked at."""
     strange = isinstance(error, PluginFailed)
     fix = f"mend or uninstall the plug-in {layer.name}" if strange else f"make {place} readable"
     code = "plugin" if strange else "unreadable"

@@ -14,13 +14,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal
 
 from cachectl.layers.errors import printable
-from cachectl.layers.facts import Ability, Census, Entry, Finding, Outcome, Problem
+from cachectl.layers.facts import Ability, Census, Entry, Finding, Note, Outcome, Problem, Quarantined
 
 if TYPE_CHECKING:
     from cachectl.layers.layer import Layer
     from cachectl.layers.registry import Broken
     from cachectl.listing import Trouble
     from cachectl.purging import PurgeResult
+    from cachectl.quarantine import QuarantineResult, Restored
     from cachectl.survey import LayerReport, Report, RootReport
 
 _DASH: Final = "-"
@@ -259,6 +260,7 @@ def _root_json(root: RootReport) -> dict[str, object]:
         "source": root.root.source,
         "scope": root.root.scope.value,
         "role": root.root.role or None,
+        "link_to": None if root.link_to is None else str(root.link_to),
         "exists": root.exists,
         "entries": census.entries,
         "files": census.files,
@@ -309,6 +311,7 @@ def _places(report: Report, home: str) -> Iterator[str]:
         for root in layer.roots[:1] + tuple(root for root in layer.roots[1:] if _holds_anything(root)):
             orphans = root.census.orphan_files
             notes = [root.root.source, *([] if root.exists else ["not there"])]
+            notes += [] if root.link_to is None else [f"a link to {_short_home(str(root.link_to), home)}"]
             plural = "orphan" if orphans == 1 else "orphans"
             notes += [f"{orphans} {plural}, {size(root.census.orphan_bytes)}"] if orphans else []
             yield f"  {_short_home(str(root.root.path), home)}  ({'; '.join(notes)})"
@@ -432,13 +435,27 @@ def show_purge(result: PurgeResult) -> None:
         rows.append(("total", count(total), size(freed), count(skipped)))
         verb = "would go" if result.dry_run else "removed"
         show_table(Table(("layer", verb, "size", "skipped"), tuple(rows), frozenset({1, 2, 3})))
-    for outcome in result.outcomes:
+    warn_of_notes(result.outcomes)
+
+
+def warn_of_notes(outcomes: Iterable[Outcome]) -> None:
+    """Print why things were skipped, some of them, and what failed."""
+    for outcome in outcomes:
         for note in outcome.skipped[:_MANY]:
             warn(f"{outcome.layer}: skipped {note.key}: {note.because}")
         if len(outcome.skipped) > _MANY:
             warn(f"{outcome.layer}: skipped {len(outcome.skipped) - _MANY} more; --json lists them all")
-        for note in outcome.failed:
-            warn(f"{outcome.layer}: {'' if note.key == '*' else note.key + ': '}{note.because}")
+        for because, keys in _by_reason(outcome.failed).items():
+            more = f" and {len(keys) - 1} more" if len(keys) > 1 else ""
+            warn(f"{outcome.layer}: {'' if keys[0] == '*' else keys[0] + more + ': '}{because}")
+
+
+def _by_reason(notes: Iterable[Note]) -> dict[str, list[str]]:
+    """Gather the keys that failed for one reason: a full disk is one thing to say, however many files lie on it."""
+    gathered: dict[str, list[str]] = {}
+    for note in notes:
+        gathered.setdefault(note.because, []).append(note.key)
+    return gathered
 
 
 _MANY: Final = 3
@@ -466,15 +483,82 @@ def findings_json(findings: Iterable[Finding]) -> dict[str, object]:
     }
 
 
-def show_findings(findings: Sequence[Finding]) -> None:
-    """Print each finding with what it does and what mends it."""
+def show_findings(findings: Sequence[Finding], nothing: str = "no damage found") -> None:
+    """Print each finding with what it does and what mends it; or that there is ``nothing``."""
     for finding in findings:
         where = finding.key if finding.key is not None else str(finding.root)
         show_lines(
             [f"{finding.layer}: {where}: {finding.message} ({finding.severity.value})", f"  mend: {finding.fix}"]
         )
     if not findings:
-        show_lines(["no damage found"])
+        show_lines([nothing])
+
+
+def verified_json(result: QuarantineResult) -> dict[str, object]:
+    """Spell findings, with what was moved aside of them."""
+    moved = [
+        {
+            "layer": outcome.layer,
+            "moved": outcome.removed,
+            "skipped": [{"key": note.key, "because": note.because} for note in outcome.skipped],
+            "failed": [{"key": note.key, "because": note.because} for note in outcome.failed],
+        }
+        for outcome in result.outcomes
+    ]
+    return {**findings_json(result.findings), "quarantine": moved}
+
+
+def show_quarantine(result: QuarantineResult) -> None:
+    """Print how many things were moved aside, and why others were not."""
+    moved = sum(outcome.removed for outcome in result.outcomes)
+    if moved:
+        show_lines([f"{moved} moved aside; cachectl restore lists them and brings them back"])
+    warn_of_notes(result.outcomes)
+
+
+def quarantine_json(listed: Iterable[Quarantined], restored: Iterable[Restored]) -> dict[str, object]:
+    """Spell what is in quarantine, and what was brought back of it, as ``cachectl/quarantine/1``."""
+    return {
+        "schema": "cachectl/quarantine/1",
+        "quarantine": [_quarantined_json(thing) for thing in listed],
+        "restored": [{**_quarantined_json(one.thing), "failed": one.because} for one in restored],
+    }
+
+
+def _quarantined_json(thing: Quarantined) -> dict[str, object]:
+    return {
+        "name": thing.name,
+        "layer": thing.layer,
+        "root": str(thing.root),
+        "key": thing.key,
+        "bytes": thing.bytes,
+        "moved": thing.moved,
+        "code": thing.code,
+        "message": thing.message,
+    }
+
+
+def show_quarantined(things: Sequence[Quarantined], now: float) -> None:
+    """Print what is in quarantine, with the name by which it comes back."""
+    if not things:
+        show_lines(["nothing is in quarantine"])
+        return
+    for thing in things:
+        show_lines(
+            [
+                f"{thing.name}  {thing.layer}  {size(thing.bytes)}  {age(thing.moved, now)}",
+                f"  {thing.key}: {thing.message}",
+            ]
+        )
+
+
+def show_restored(restored: Iterable[Restored]) -> None:
+    """Print what was brought back, and why the rest was not."""
+    for one in restored:
+        if one.because is None:
+            show_lines([f"{one.thing.layer}: {one.thing.key} is back"])
+        else:
+            warn(f"{one.thing.layer}: {one.thing.name} stays in quarantine: {one.because}")
 
 
 def layers_json(layers: Iterable[Layer], broken: Iterable[Broken]) -> dict[str, object]:

@@ -30,7 +30,10 @@ SWITCHES = (
     *("XDG_CACHE_HOME", "LOOPY_NO_CACHE", "CG_NO_CACHE", "SUMPY_NO_CACHE", "PYOPENCL_NO_CACHE"),
     *("POCL_CACHE_DIR", "POCL_KERNEL_CACHE", "CUDA_CACHE_PATH", "CUDA_CACHE_DISABLE", "CUDA_CACHE_MAXSIZE"),
     *("MIOPEN_CUSTOM_CACHE_DIR", "MIOPEN_USER_DB_PATH", "MIOPEN_SYSTEM_DB_PATH", "MIOPEN_DISABLE_CACHE"),
-    *("MIOPEN_DEBUG_DISABLE_FIND_DB", "MIOPEN_FIND_ENFORCE"),
+    *("MIOPEN_DEBUG_DISABLE_FIND_DB", "MIOPEN_FIND_ENFORCE", "MIOPEN_DEBUG_FIND_ONLY_SOLVER"),
+    # A tester in an MPI job is no rank of what is tested.
+    *("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "PMI_SIZE", "PMI_RANK", "PMIX_RANK", "PALS_RANKID"),
+    *("SLURM_NTASKS", "SLURM_PROCID", "FLUX_JOB_SIZE", "FLUX_TASK_RANK", "MPI_LOCALNRANKS", "MPI_LOCALRANKID"),
 )
 
 
@@ -95,7 +98,7 @@ class Home:
 
     def cachectl(self, *arguments: str, check: bool = True, **changes: str) -> subprocess.CompletedProcess[str]:
         """Run the real command."""
-        if arguments[:1] == ("purge",):
+        if arguments[:1] in (("purge",), ("restore",)) or "--quarantine" in arguments:
             wait_until_nobody_compiles()
         return self.run(sys.executable, "-m", "cachectl", *arguments, check=check, **changes)
 

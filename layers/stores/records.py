@@ -18,9 +18,14 @@ from pathlib import Path
 from typing import Final
 
 from cachectl.layers.errors import Damaged, EntryExists, LayerError, Refused, Unreachable
-from cachectl.layers.stores.plain import own_name
+from cachectl.layers.facts import Quarantined, Target
+from cachectl.layers.stores.handles import opened_root, write_synced
+from cachectl.layers.stores.plain import own_name, read_plain
+from cachectl.layers.stores.quarantine import Quarantine, demand
 
 _FOLDER_FLAGS: Final = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0)
+#: What a line in quarantine is called.
+_LINE: Final = "line"
 _NO_LINKS: Final = getattr(os, "O_NOFOLLOW", 0)
 
 
@@ -49,11 +54,15 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """A line that a reader passes over, or that harms the next one to be written."""
+    """A line that a reader passes over, or that harms the next one to be written.
+
+    ``line`` is the line itself where taking it out mends the file.
+    """
 
     number: int
     code: str
     message: str
+    line: bytes | None = None
 
 
 class RecordFile:
@@ -123,6 +132,35 @@ class RecordFile:
                 self._rewrite([line for line in lines if _key(line) not in gone])
         return gone
 
+    # ------------------------------------------------------------------ quarantine
+
+    def set_aside(self, target: Target, thing: Quarantined) -> str | None:
+        """Copy a line into quarantine, then take it out of the file; return why it was left, or ``None``.
+
+        ``target.mark`` is the line's checksum; of equal lines the last goes, which is read by nobody.
+        """
+        with self._translated("write"), opened_root(thing.root) as root, self.lock():
+            lines = _lines(self._content())
+            same = [index for index, line in enumerate(lines) if (zlib.crc32(line),) == target.mark]
+            if root is None or not same:
+                return "changed since it was planned"
+            with Quarantine(self.layer, thing.root).shelf(root, thing) as shelf:
+                write_synced(shelf, _LINE, lines.pop(same[-1]))
+                self._rewrite(lines)
+        return None
+
+    def bring_back(self, thing: Quarantined) -> None:
+        """Put a line that lies in quarantine at the end of the file, as it was."""
+        with Quarantine(self.layer, thing.root).taken(thing) as folder:
+            demand(self.layer, folder, _LINE)
+            line = read_plain(_LINE, dir_fd=folder)
+            if b"\n" in line:
+                raise Damaged(self.layer, "the line in quarantine is more than one", thing.name)
+            with self._translated("write"), self.lock():
+                self._rewrite([*_lines(self._content()), line])
+
+    # ------------------------------------------------------------------ the file
+
     def _rewrite(self, lines: Sequence[bytes]) -> None:
         if any(lines):
             place(self.path, b"".join(line + b"\n" for line in lines))
@@ -183,12 +221,12 @@ def _judge(number: int, line: bytes, seen: set[str]) -> Iterator[Record | Fault]
         return
     key = _key(line)
     if key in seen:
-        yield Fault(number, "duplicate", f"an earlier line has the key {key}: this one is never read")
+        yield Fault(number, "duplicate", f"an earlier line has the key {key}: this one is never read", line)
         return
     if key:
         seen.add(key)
     if complaint := record_complaint(line):
-        yield Fault(number, "malformed", complaint)
+        yield Fault(number, "malformed", complaint, line)
         return
     record = Record(number, key, line)
     yield record

@@ -7,23 +7,38 @@ transactions with a finite wait.
 
 from __future__ import annotations
 
+import base64
+import errno
+import json
 import os
 import sqlite3
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 from urllib.parse import quote
 
 from cachectl.layers.errors import Busy, Damaged, EntryExists, LayerError, Unreachable
+from cachectl.layers.facts import Orphan, Quarantined, Target
+from cachectl.layers.stores.handles import delete, opened_root, status_of, write_synced
 from cachectl.layers.stores.locks import PATIENCE
 from cachectl.layers.stores.plain import SANE, plain_identity, read_plain
+from cachectl.layers.stores.quarantine import Quarantine, demand
 
 _MAGIC: Final = b"SQLite format 3\0"
 _WAL_MODE: Final = b"\x02\x02"
+#: Ends a journal that is one of several, after the name of the file that joins them: no library here writes such.
+_JOURNAL_MAGIC: Final = bytes.fromhex("d9d505f920a163d7")
 _COMPANIONS: Final = ("-journal", "-wal", "-shm")
+#: What to do about what sqlite says.
+_ADVICE: Final = {
+    "disk is full": "; make room and try again",
+    "readonly": "; make the file and its folder writable",
+}
+#: What a row in quarantine is called.
+_ROW: Final = "row.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +96,35 @@ def disk_usage(path: Path) -> tuple[int, int]:
         files += 1
         total += size
     return files, total
+
+
+def file_mark(path: Path) -> tuple[int, ...]:
+    """Fingerprint a plain file by inode, bytes and last change. Raises :class:`OSError` for anything else."""
+    plain_identity(path)
+    status = path.lstat()
+    return status.st_ino, status.st_size, status.st_mtime_ns
+
+
+def write_row(columns: Sequence[str], values: Sequence[object]) -> bytes:
+    """Spell a row as JSON, bytes in base64."""
+    spelled = ({"base64": base64.b64encode(value).decode()} if isinstance(value, bytes) else value for value in values)
+    return json.dumps(dict(zip(columns, spelled, strict=True))).encode()
+
+
+def read_row(data: bytes) -> dict[str, object] | None:
+    """Read back what :func:`write_row` spelled; ``None`` where it is none."""
+    try:
+        return {str(column): _value(spelled) for column, spelled in json.loads(data).items()}
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return None
+
+
+def _value(spelled: object) -> object:
+    if isinstance(spelled, dict):
+        return base64.b64decode(spelled["base64"], validate=True)
+    if isinstance(spelled, list):
+        raise TypeError("no column holds a list")
+    return spelled
 
 
 def _row(rowid: object, key: Sequence[object], size: object) -> Row:
@@ -227,6 +271,90 @@ class RowFile:
             connection.execute("commit")
         return removed
 
+    # ------------------------------------------------------------------ quarantine
+
+    def orphan(self, root: Path, key: str, why: str) -> Orphan | None:
+        """Return the whole file as something no library can use; ``None`` where it has gone, or is no plain file."""
+        with suppress(OSError):
+            mark = file_mark(self.path)
+            return Orphan(key, root, mark[1], 1, mark[2] / 1e9, why, mark=mark)
+        return None
+
+    def set_row_aside(self, row: Row, thing: Quarantined) -> str | None:
+        """Copy a row into quarantine, then delete it; return why it was left, or ``None``."""
+        with self._translated(), opened_root(thing.root) as root:
+            values = self._whole(row)
+            if root is None or values is None:
+                return "changed since it was planned"
+            with Quarantine(self.layer, thing.root).shelf(root, thing) as shelf:
+                write_synced(shelf, _ROW, write_row(self.schema.columns, values))
+                if self.delete([row]):
+                    return None
+                os.unlink(_ROW, dir_fd=shelf)
+        return "changed since it was planned"
+
+    def bring_row_back(self, thing: Quarantined, *, replace: bool) -> None:
+        """Insert a row that lies in quarantine. Raises :class:`EntryExists` as :meth:`insert`."""
+        with Quarantine(self.layer, thing.root).taken(thing) as folder:
+            demand(self.layer, folder, _ROW)
+            values = read_row(read_plain(_ROW, dir_fd=folder))
+            if values is None or set(values) != set(self.schema.columns):
+                raise Damaged(self.layer, "the row in quarantine is not one of this table", self.path)
+            key = [str(values[column]) for column in self.schema.key]
+            self.insert(key, [values[column] for column in self.schema.values], replace=replace)
+
+    def set_file_aside(self, target: Target, thing: Quarantined) -> str | None:
+        """Move the whole file into quarantine with its journals; return why it was left, or ``None``.
+
+        Only a file that its library cannot use may go, and only where nobody has it open: the caller sees to that.
+        It goes first, by one rename: a journal that sqlite finds without a database it drops.
+        """
+        with self._translated(), opened_root(thing.root) as root, opened_root(self.path.parent) as parent:
+            if root is None or parent is None or file_mark(self.path) != target.mark:
+                return "changed since it was planned"
+            journals = [self.path.name + companion for companion in _COMPANIONS]
+            with Quarantine(self.layer, thing.root).shelf(root, thing) as shelf:
+                kept = [name for name in journals if status_of(parent, name) is not None]
+                os.rename(self.path.name, self.path.name, src_dir_fd=parent, dst_dir_fd=shelf)
+                for name in kept:
+                    with suppress(FileNotFoundError):
+                        os.rename(name, name, src_dir_fd=parent, dst_dir_fd=shelf)
+                os.fsync(parent)
+        return None
+
+    def bring_file_back(self, thing: Quarantined, *, replace: bool) -> None:
+        """Move the whole file back into its place, with its journals.
+
+        Raises :class:`EntryExists` where another has taken it and ``replace`` is not set; that nobody has that one
+        open, the caller sees to.
+        """
+        with self._translated(), Quarantine(self.layer, thing.root).taken(thing) as folder, ExitStack() as stack:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            parent = stack.enter_context(opened_root(self.path.parent))
+            demand(self.layer, folder, self.path.name)
+            if parent is None:
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+            if status_of(parent, self.path.name) is not None:
+                if not replace:
+                    raise EntryExists(self.layer, self.path)
+                plain_identity(self.path)
+                # Gone before its journals change: no database may ever meet another's.
+                os.unlink(self.path.name, dir_fd=parent)
+            for name in [self.path.name + companion for companion in (*_COMPANIONS, "")]:
+                delete(parent, name)
+                if status_of(folder, name) is not None:
+                    os.rename(name, name, src_dir_fd=folder, dst_dir_fd=parent)
+            os.fsync(parent)
+
+    def _whole(self, row: Row) -> tuple[object, ...] | None:
+        columns = ", ".join(f'"{column}"' for column in self.schema.columns)
+        query = f"select {columns} from {self.schema.table} where rowid = ? and {self.schema.where_key}"
+        with self._reading() as connection:
+            found = connection.execute(query, (row.rowid, *row.key)).fetchone()
+            return None if found is None else tuple(found)
+
+    # ------------------------------------------------------------------ space
+
     def vacuum(self) -> bool:
         """Give deleted rows' space back to the disk; ``False`` where others keep the file too busy for it."""
         try:
@@ -288,6 +416,7 @@ class RowFile:
         with self._translated():
             fresh = create and not os.path.lexists(self.path)
             before = None if fresh else plain_identity(self.path)
+            self._demand_own_journal()
             uri = f"file:{quote(os.fsencode(self.path))}?mode={'rwc' if fresh else 'rw'}"
             with self._connected(uri) as connection:
                 if before is not None:
@@ -296,6 +425,12 @@ class RowFile:
                     if plain_identity(self.path) != before:
                         raise Unreachable(self.layer, "was replaced while it was opened", self.path)
                 yield connection
+
+    def _demand_own_journal(self) -> None:
+        """Refuse a journal that names another file: sqlite, rolling it back, would delete that file."""
+        with suppress(FileNotFoundError):
+            if read_plain(f"{self.path}-journal").endswith(_JOURNAL_MAGIC):
+                raise Damaged(self.layer, "its journal names another file, which sqlite would delete", self.path)
 
     @contextmanager
     def _connected(self, uri: str) -> Iterator[sqlite3.Connection]:
@@ -328,10 +463,14 @@ class RowFile:
     def _operational(self, error: sqlite3.OperationalError) -> LayerError:
         text = str(error)
         if "locked" in text or "busy" in text:
-            return Busy(self.layer, f"locked by another process for more than {self.patience:g} s", self.path)
+            message = (
+                f"locked by another process for more than {self.patience:g} s; try again when it has ended, or --wait"
+            )
+            return Busy(self.layer, message, self.path)
         if os.path.lexists(f"{self.path}-journal") and ("readonly" in text or "unable to open" in text):
             message = "an interrupted write is pending, which the next program that opens it rolls back"
             return Unreachable(self.layer, message, self.path)
         if "no such table" in text or "no such column" in text or "malformed" in text:
             return Damaged(self.layer, f"not a usable database: {text}", self.path)
-        return Unreachable(self.layer, f"sqlite cannot use it: {text}", self.path)
+        advice = next((advice for part, advice in _ADVICE.items() if part in text), "")
+        return Unreachable(self.layer, f"sqlite cannot use it: {text}{advice}", self.path)

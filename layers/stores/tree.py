@@ -11,22 +11,39 @@ import errno
 import os
 import re
 import stat
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from cachectl.layers.errors import Damaged, EntryExists, LayerError, Unreachable, not_a_key
-from cachectl.layers.facts import Ability, Note, Orphan, Outcome, Problem, Target
+from cachectl.layers.facts import Ability, Entry, Note, Orphan, Outcome, Problem, Quarantined, Target
 from cachectl.layers.stores.archive import pack, unpack
-from cachectl.layers.stores.plain import SANE, STAGE, own_name, read_plain
+from cachectl.layers.stores.handles import (
+    DEEP,
+    delete,
+    descend,
+    is_held,
+    open_folder,
+    opened_root,
+    own_folder,
+    status_of,
+    write_synced,
+)
+from cachectl.layers.stores.plain import SANE, STAGE, read_plain
+from cachectl.layers.stores.quarantine import Quarantine, demand, folder_pattern
 
 #: Whether this platform can act relative to directory handles, without which nothing is removed safely.
 _HANDLES: Final = {os.open, os.stat, os.unlink, os.rename, os.mkdir, os.rmdir} <= os.supports_dir_fd
 _WITHOUT: Final = "this platform cannot act relative to an open folder, so nothing could be changed safely"
 #: What layers over trees must refuse here.
-REFUSALS: Final[Mapping[Ability, str]] = {} if _HANDLES else {Ability.PUT: _WITHOUT, Ability.CLEAR: _WITHOUT}
+REFUSALS: Final[Mapping[Ability, str]] = (
+    {} if _HANDLES else dict.fromkeys((Ability.PUT, Ability.CLEAR, Ability.QUARANTINE), _WITHOUT)
+)
+
+#: Makes what is to be held while something is renamed.
+Guard = Callable[[], AbstractContextManager[object]]
 
 _NO_HARD_LINKS: Final = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EMLINK}
 _GONE: Final = "already gone"
@@ -34,9 +51,6 @@ _TRASH: Final = ".cachectl-trash-"
 #: What a killed cachectl may leave in a root: its own staging and trash, safe to clear at any time.
 LEFTOVER: Final = re.compile(r"\.cachectl-(?:stage|trash)-[0-9a-f]{32}")
 
-_FOLDER_FLAGS: Final = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_NOFOLLOW", 0)
-#: Deeper than any entry is nested; what goes deeper is none.
-_DEEP: Final = 16
 #: How often a placement is tried while others place and remove beside it.
 _TRIES: Final = 5
 _NO_ROOM: Final = {errno.ENOSPC, errno.EDQUOT}
@@ -87,6 +101,10 @@ class Shape:
         )
 
 
+#: A tree without entries, in which only cachectl's own folders are recognised.
+NOTHING: Final = Shape((re.compile("(?!)"),), folders=True)
+
+
 @dataclass(frozen=True, slots=True)
 class Member:
     """One file of a leaf; ``path`` is relative to the leaf, and empty where the leaf is the file."""
@@ -127,14 +145,18 @@ class Leaf:
         idle_only = self.stray is None or self.stray.idle_only
         return Orphan(self.key, root, self.bytes, len(self.members), self.modified, reason, idle_only, mark=self.mark)
 
+    def entry(self, layer: str, root: Path) -> Entry:
+        """Return the leaf as an entry of which no more is known than how it lies on the disk."""
+        return Entry(layer, self.key, root, self.bytes, len(self.members), modified=self.modified, mark=self.mark)
+
     def member(self, path: str) -> Member | None:
         """Return the member at a path."""
         return next((member for member in self.members if member.path == path), None)
 
 
-_LEFTOVERS: Final = StrayRule(
-    LEFTOVER, "left by an interrupted cachectl", idle_only=False, members=re.compile(".*", re.DOTALL)
-)
+_ANYTHING: Final = re.compile(".*", re.DOTALL)
+_LEFTOVERS: Final = StrayRule(LEFTOVER, "left by an interrupted cachectl", idle_only=False, members=_ANYTHING)
+_QUARANTINED: Final = "moved aside as damaged; cachectl restore lists what is"
 
 
 class Tree:
@@ -144,6 +166,8 @@ class Tree:
         self.layer = layer
         self.root = root
         self.shape = shape
+        quarantined = StrayRule(folder_pattern(layer), _QUARANTINED, idle_only=False, members=_ANYTHING)
+        self._own: tuple[StrayRule, ...] = (_LEFTOVERS, quarantined)
 
     # ------------------------------------------------------------------ listing
 
@@ -157,10 +181,10 @@ class Tree:
         """Look at one entry or stray by its key."""
         parts = key.split("/")
         with self._opened_root() as handle, ExitStack() as stack:
-            parent = None if handle is None else _descend(stack, handle, parts[:-1])
+            parent = None if handle is None else descend(stack, handle, parts[:-1])
             if parent is None:
                 return None
-            status = _status(parent, parts[-1])
+            status = status_of(parent, parts[-1])
             leaf = None if status is None else self._recognise(parent, tuple(parts), status)
             return None if leaf is None or self._foreign(leaf) is not None else leaf
 
@@ -176,7 +200,7 @@ class Tree:
                 yield from self._scan_name(handle, (*above, name), level)
 
     def _scan_name(self, handle: int, parts: tuple[str, ...], level: int) -> Iterator[Leaf | Problem]:
-        status = _status(handle, parts[-1])
+        status = status_of(handle, parts[-1])
         try:
             leaf = None if status is None else self._recognise(handle, parts, status)
         except OSError as error:
@@ -194,7 +218,7 @@ class Tree:
 
     def _scan_below(self, handle: int, parts: tuple[str, ...], level: int) -> Iterator[Leaf | Problem]:
         try:
-            below = os.open(parts[-1], _FOLDER_FLAGS, dir_fd=handle)
+            below = open_folder(parts[-1], handle)
         except FileNotFoundError:
             return
         except OSError as error:
@@ -206,12 +230,10 @@ class Tree:
             os.close(below)
 
     def _may_stray(self, level: int, name: str) -> bool:
-        return level == 0 and any(rule.pattern.fullmatch(name) for rule in (_LEFTOVERS, *self.shape.strays))
+        return level == 0 and any(rule.pattern.fullmatch(name) for rule in (*self._own, *self.shape.strays))
 
     def _foreign(self, leaf: Leaf) -> str | None:
         """Return a file of a leaf that does not belong there."""
-        if leaf.stray is not None and leaf.stray.pattern is LEFTOVER:
-            return None
         pattern = self.shape.members if leaf.stray is None else leaf.stray.members
         if pattern is None:
             return None
@@ -220,16 +242,18 @@ class Tree:
     def _recognise(self, handle: int, parts: tuple[str, ...], status: os.stat_result) -> Leaf | None:
         name, level = parts[-1], len(parts) - 1
         key = "/".join(parts)
-        for rule in (_LEFTOVERS, *self.shape.strays) if level == 0 else ():
+        for rule in (*self._own, *self.shape.strays) if level == 0 else ():
             if rule.accepts(name, status):
-                return None if rule is _LEFTOVERS and _held(handle, name) else _measure(handle, name, key, status, rule)
+                busy = rule in self._own and is_held(handle, name)
+                return None if busy else _measure(handle, name, key, status, rule)
         kind = stat.S_ISDIR if self.shape.folders else stat.S_ISREG
         if level == len(self.shape.levels) - 1 and self.shape.levels[level].fullmatch(name) and kind(status.st_mode):
             return _measure(handle, name, key, status, None)
         return None
 
     def _problem(self, parts: Sequence[str], error: OSError) -> Problem:
-        return Problem(self.root.joinpath(*parts), "unreadable", f"cannot be read: {error.strerror}")
+        code = "unrecognised" if error.errno == errno.ELOOP else "unreadable"
+        return Problem(self.root.joinpath(*parts), code, f"cannot be read: {error.strerror}")
 
     # ------------------------------------------------------------------ reading
 
@@ -258,7 +282,7 @@ class Tree:
         """Read one file of an entry (the first ``limit`` bytes), never through a link."""
         parts = [*key.split("/"), *(path.split("/") if path else ())]
         with self._opened_root() as handle, ExitStack() as stack:
-            parent = None if handle is None else _descend(stack, handle, parts[:-1])
+            parent = None if handle is None else descend(stack, handle, parts[:-1])
             if parent is None:
                 return None
             try:
@@ -270,15 +294,19 @@ class Tree:
 
     # ------------------------------------------------------------------ placing
 
-    def write(self, key: str, data: bytes, *, replace: bool, file_mode: int = 0o600) -> None:
+    def write(
+        self, key: str, data: bytes, *, replace: bool, file_mode: int = 0o600, guard: Guard = nullcontext
+    ) -> None:
         """Stage an entry beside its place and rename it in: before or after, never half.
 
-        Raises :class:`EntryExists` where a different entry stands and ``replace`` is not set.
+        ``guard`` makes what is held for the renaming alone. Raises :class:`EntryExists` where a different entry stands
+        and ``replace`` is not set.
         """
         if not self.shape.accepts(key):
             raise not_a_key(self.layer, key)
         try:
-            self.write_members(key, unpack(data) if self.shape.folders else {"": data}, replace, file_mode)
+            members = unpack(data) if self.shape.folders else {"": data}
+            self.write_members(key, members, replace, file_mode, guard)
         except OSError as error:
             if isinstance(error, LayerError):
                 raise
@@ -288,7 +316,9 @@ class Tree:
                 raise
             raise Damaged(self.layer, str(error), key) from error
 
-    def write_members(self, key: str, members: dict[str, bytes], replace: bool, file_mode: int) -> None:
+    def write_members(
+        self, key: str, members: dict[str, bytes], replace: bool, file_mode: int, guard: Guard = nullcontext
+    ) -> None:
         """Place an entry given file by file."""
         if not members:
             raise Damaged(self.layer, "the artifact holds no file", key)
@@ -301,29 +331,36 @@ class Tree:
         # Somebody may tidy an empty folder away on the way there.
         for _ in range(_TRIES - 1):
             with suppress(FileNotFoundError):
-                self._place(parts, members, replace=replace, file_mode=file_mode)
+                self._place(parts, members, guard, replace=replace, file_mode=file_mode)
                 return
-        self._place(parts, members, replace=replace, file_mode=file_mode)
+        self._place(parts, members, guard, replace=replace, file_mode=file_mode)
 
-    def _place(self, parts: Sequence[str], members: dict[str, bytes], *, replace: bool, file_mode: int) -> None:
+    def _place(
+        self, parts: Sequence[str], members: dict[str, bytes], guard: Guard, *, replace: bool, file_mode: int
+    ) -> None:
         self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
         with self._opened_root() as handle, ExitStack() as stack:
-            parent = None if handle is None else _descend(stack, handle, parts[:-1], make=True)
+            parent = None if handle is None else descend(stack, handle, parts[:-1], make=True)
             if handle is None or parent is None:
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(self.root.joinpath(*parts)))
-            self._demand_room(parent, tuple(parts))
-            with _own_folder(handle, STAGE) as stage:
+            with own_folder(handle, STAGE) as (stage, _):
                 _fill(stage, parts[-1], members, file_mode)
-                publish = self._publish_folder if self.shape.folders else self._publish_file
-                try:
-                    publish(stage, parent, parts[-1], replace=replace)
-                except FileExistsError as error:
-                    raise EntryExists(self.layer, self.root.joinpath(*parts)) from error
-                os.fsync(parent)
+                with guard():
+                    self._publish(stage, parent, parts, replace=replace)
+
+    def _publish(self, stage: int, parent: int, parts: Sequence[str], *, replace: bool) -> None:
+        """Move an entry, whole under its own name in another folder of the root, into its place."""
+        self._demand_room(parent, tuple(parts))
+        publish = self._publish_folder if self.shape.folders else self._publish_file
+        try:
+            publish(stage, parent, parts[-1], replace=replace)
+        except FileExistsError as error:
+            raise EntryExists(self.layer, self.root.joinpath(*parts)) from error
+        os.fsync(parent)
 
     def _demand_room(self, parent: int, parts: tuple[str, ...]) -> None:
         """Refuse to put an entry where something else stands: it is not the layer's to replace."""
-        status = _status(parent, parts[-1])
+        status = status_of(parent, parts[-1])
         leaf = None if status is None else self._recognise(parent, parts, status)
         if status is not None and (leaf is None or self._foreign(leaf) is not None):
             message = "something that is no entry stands in its place, and is left alone"
@@ -365,13 +402,11 @@ class Tree:
 
     # ------------------------------------------------------------------ removing
 
-    def remove(
-        self, targets: Sequence[Target], *, tidy: bool = False, guard: AbstractContextManager[object] | None = None
-    ) -> Outcome:
+    def remove(self, targets: Sequence[Target], *, tidy: bool = False, guard: Guard = nullcontext) -> Outcome:
         """Remove planned leaves, each compared with its mark first.
 
         A folder is renamed into a trash folder of the same root before it is deleted, so that no reader
-        meets half of it. ``guard`` is held for the renaming alone; ``tidy`` also removes the folders above
+        meets half of it. ``guard`` makes what is held for the renaming alone; ``tidy`` also removes the folders above
         that are empty then.
         """
         skipped: list[Note] = []
@@ -383,7 +418,7 @@ class Tree:
                     return Outcome(self.layer, skipped=tuple(Note(target.key, _GONE) for target in targets))
                 trash = _Bin(handle)
                 try:
-                    with nullcontext() if guard is None else guard:
+                    with guard():
                         for target in targets:
                             removed += self._retire(handle, trash, target, skipped, failed)
                     if tidy:
@@ -411,11 +446,11 @@ class Tree:
         skipped.append(Note(target.key, reason))
         return 0
 
-    def _remove_one(self, handle: int, trash: _Bin, target: Target) -> str | None:
+    def _remove_one(self, handle: int, trash: _Bin | _Shelf, target: Target) -> str | None:
         parts = tuple(target.key.split("/"))
         with ExitStack() as stack:
-            parent = _descend(stack, handle, parts[:-1])
-            status = None if parent is None else _status(parent, parts[-1])
+            parent = descend(stack, handle, parts[:-1])
+            status = None if parent is None else status_of(parent, parts[-1])
             leaf = None if parent is None or status is None else self._recognise(parent, parts, status)
             if parent is None or leaf is None or self._foreign(leaf) is not None:
                 return _GONE
@@ -424,30 +459,50 @@ class Tree:
             trash.take(parent, parts[-1])
         return None
 
+    # ------------------------------------------------------------------ quarantine
+
+    def set_aside(self, target: Target, thing: Quarantined, *, guard: Guard = nullcontext) -> str | None:
+        """Move a planned leaf into quarantine, compared with its mark first; return why it was left, or ``None``."""
+        try:
+            with self._opened_root() as handle, guard():
+                return _GONE if handle is None else self._remove_one(handle, _Shelf(self, handle, thing), target)
+        except FileNotFoundError:
+            return _GONE
+        except OSError as error:
+            if isinstance(error, LayerError):
+                raise
+            raise self._unreachable("cannot be moved aside", target.key, error) from error
+
+    def bring_back(self, thing: Quarantined, *, replace: bool, guard: Guard = nullcontext) -> None:
+        """Move a leaf out of quarantine into its old place.
+
+        Raises :class:`EntryExists` where another has taken it and ``replace`` is not set.
+        """
+        parts = thing.key.split("/")
+        if not self.shape.accepts(thing.key):
+            raise not_a_key(self.layer, thing.key)
+        with Quarantine(self.layer, self.root).taken(thing) as folder, ExitStack() as stack:
+            demand(self.layer, folder, parts[-1])
+            root = stack.enter_context(self._opened_root())
+            parent = None if root is None else descend(stack, root, parts[:-1], make=True)
+            if parent is None:
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(self.root))
+            with guard():
+                self._publish(folder, parent, parts, replace=replace)
+
     # ------------------------------------------------------------------ helpers
 
     @contextmanager
     def _opened_root(self) -> Iterator[int | None]:
-        try:
-            handle = os.open(self.root, os.O_RDONLY | getattr(os, "O_DIRECTORY", 0))
-        except (FileNotFoundError, NotADirectoryError):
-            yield None
-            return
-        except OSError as error:
-            raise self._unreachable("cannot open", "", error) from error
-        try:
+        with ExitStack() as stack:
+            try:
+                handle = stack.enter_context(opened_root(self.root))
+            except OSError as error:
+                raise self._unreachable("cannot open", "", error) from error
             yield handle
-        finally:
-            os.close(handle)
 
     def _unreachable(self, verb: str, key: str, error: OSError) -> Unreachable:
         return Unreachable(self.layer, f"{verb}: {error.strerror or error}", self.root / key)
-
-
-def _status(handle: int, name: str) -> os.stat_result | None:
-    with suppress(FileNotFoundError, NotADirectoryError):
-        return os.stat(name, dir_fd=handle, follow_symlinks=False)
-    return None
 
 
 def _measure(handle: int, name: str, key: str, status: os.stat_result, rule: StrayRule | None) -> Leaf:
@@ -461,15 +516,15 @@ def _measure(handle: int, name: str, key: str, status: os.stat_result, rule: Str
 def _gather(handle: int, name: str, prefix: str, members: list[Member]) -> tuple[int, bool]:
     """List a folder's files into ``members``; return its newest change (ns) and whether links were met."""
     newest, links = 0, False
-    if prefix.count("/") > _DEEP:
+    if prefix.count("/") > DEEP:
         raise OSError(errno.ELOOP, "nested deeper than any entry", name)
     try:
-        folder = os.open(name, _FOLDER_FLAGS, dir_fd=handle)
+        folder = open_folder(name, handle)
     except FileNotFoundError:
         return newest, links
     try:
         for child in sorted(os.listdir(folder)):
-            status = _status(folder, child)
+            status = status_of(folder, child)
             if status is None:
                 continue
             newest = max(newest, status.st_mtime_ns)
@@ -485,74 +540,13 @@ def _gather(handle: int, name: str, prefix: str, members: list[Member]) -> tuple
     return newest, links
 
 
-@contextmanager
-def _opened(name: str, handle: int) -> Iterator[int]:
-    folder = os.open(name, _FOLDER_FLAGS, dir_fd=handle)
-    try:
-        yield folder
-    finally:
-        os.close(folder)
-
-
-def _descend(stack: ExitStack, handle: int, parts: Sequence[str], *, make: bool = False) -> int | None:
-    """Open a folder below a handle component by component, never through a link; ``None`` if it is not there."""
-    for part in parts:
-        if make:
-            with suppress(FileExistsError):
-                os.mkdir(part, 0o700, dir_fd=handle)
-        try:
-            handle = stack.enter_context(_opened(part, handle))
-        except OSError:
-            if make:
-                raise
-            return None
-    return handle
-
-
 def _fill(stage: int, name: str, members: dict[str, bytes], file_mode: int) -> None:
     with ExitStack() as stack:
         for path, content in members.items():
             parts = [name, *(path.split("/") if path else ())]
-            folder = _descend(stack, stage, parts[:-1], make=True)
-            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
-            with open(os.open(parts[-1], flags, file_mode, dir_fd=folder), "wb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-
-
-@contextmanager
-def _own_folder(handle: int, prefix: str) -> Iterator[int]:
-    """Make a folder for this process alone, held as long as it is in use, and delete it afterwards."""
-    name = own_name(prefix)
-    os.mkdir(name, 0o700, dir_fd=handle)
-    try:
-        with _opened(name, handle) as folder:
-            _hold(folder, wait=True)
-            yield folder
-    finally:
-        _delete(handle, name)
-
-
-def _hold(folder: int, *, wait: bool) -> bool:
-    """Lock a folder against being taken for a left-over, or (not waiting) try whether it is; tell of success."""
-    import fcntl
-
-    try:
-        # Those who only try do not keep each other, or the owner for longer than a moment, from it.
-        fcntl.flock(folder, fcntl.LOCK_EX if wait else fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except OSError:
-        return False
-    return True
-
-
-def _held(handle: int, name: str) -> bool:
-    """Tell whether a living cachectl works in a stage or trash folder."""
-    try:
-        with _opened(name, handle) as folder:
-            return not _hold(folder, wait=False)
-    except OSError:
-        return True
+            folder = descend(stack, stage, parts[:-1], make=True)
+            if folder is not None:
+                write_synced(folder, parts[-1], content, file_mode)
 
 
 class _Bin:
@@ -572,7 +566,7 @@ class _Bin:
         """Delete what was taken."""
         try:
             for number in range(self._taken if self._folder is not None else 0):
-                self.freed += _delete(self._folder, str(number))
+                self.freed += delete(self._folder, str(number))
         finally:
             self._stack.close()
 
@@ -580,7 +574,7 @@ class _Bin:
         """Take a leaf out of its folder."""
         status = os.stat(name, dir_fd=parent, follow_symlinks=False)
         if not stat.S_ISDIR(status.st_mode) or not self._have_folder():
-            self.freed += _delete(parent, name)
+            self.freed += delete(parent, name)
             return
         os.rename(name, str(self._taken), src_dir_fd=parent, dst_dir_fd=self._folder)
         self._taken += 1
@@ -588,7 +582,7 @@ class _Bin:
     def _have_folder(self) -> bool:
         if self._folder is None:
             try:
-                self._folder = self._stack.enter_context(_own_folder(self._handle, _TRASH))
+                self._folder, _ = self._stack.enter_context(own_folder(self._handle, _TRASH))
             except OSError as error:
                 # On a full disk there is no room for a folder, and all the more reason to go on.
                 if error.errno not in _NO_ROOM:
@@ -596,35 +590,25 @@ class _Bin:
         return self._folder is not None
 
 
-def _delete(handle: int | None, name: str, depth: int = 0) -> int:
-    """Delete a file or a whole folder relative to a handle; return the bytes that are off the disk.
+class _Shelf:
+    """Where a damaged leaf goes: into a quarantine folder of its own."""
 
-    Links are unlinked, never followed; what goes meanwhile is gone.
-    """
-    if handle is None:
-        return 0
-    status = _status(handle, name)
-    if status is None:
-        return 0
-    if not stat.S_ISDIR(status.st_mode):
-        with suppress(FileNotFoundError):
-            os.unlink(name, dir_fd=handle)
-        return status.st_size if stat.S_ISREG(status.st_mode) and status.st_nlink == 1 else 0
-    if depth > _DEEP:
-        raise OSError(errno.ELOOP, "nested deeper than any entry", name)
-    freed = 0
-    with suppress(FileNotFoundError):
-        with _opened(name, handle) as folder:
-            for child in os.listdir(folder):
-                freed += _delete(folder, child, depth + 1)
-        os.rmdir(name, dir_fd=handle)
-    return freed
+    def __init__(self, tree: Tree, handle: int, thing: Quarantined) -> None:
+        self._quarantine = Quarantine(tree.layer, tree.root)
+        self._handle = handle
+        self._thing = thing
+
+    def take(self, parent: int, name: str) -> None:
+        """Take a leaf out of its folder."""
+        with self._quarantine.shelf(self._handle, self._thing) as shelf:
+            os.rename(name, name, src_dir_fd=parent, dst_dir_fd=shelf)
+            os.fsync(parent)
 
 
 def _prune_empty(handle: int, keys: Sequence[str]) -> None:
     parents = {tuple(key.split("/")[:depth]) for key in keys for depth in range(1, key.count("/") + 1)}
     for parts in sorted(parents, key=len, reverse=True):
         with ExitStack() as stack, suppress(OSError):
-            above = _descend(stack, handle, parts[:-1])
+            above = descend(stack, handle, parts[:-1])
             if above is not None:
                 os.rmdir(parts[-1], dir_fd=above)

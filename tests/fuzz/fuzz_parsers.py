@@ -19,6 +19,7 @@ from typing import Final
 from cachectl.layers import pyopencl_binaries
 from cachectl.layers.errors import BadRequest, LayerError
 from cachectl.layers.formats import compute_cache, kernel_db, miopen_names, object_files, opencl_source, pdict, pickles
+from cachectl.layers.stores import quarantine, rows
 from cachectl.layers.stores.archive import artifact_from_bytes, unpack
 from cachectl.layers.stores.records import Record, RecordFile
 
@@ -102,6 +103,16 @@ def _source(data: bytes) -> None:
     opencl_source.kernel_names(data)
 
 
+def _quarantined(data: bytes) -> None:
+    root = Path("/root")
+    label = quarantine.read_label(data, root)
+    if label is not None:
+        assert quarantine.read_label(quarantine.write_label(label), root) == label
+    row = rows.read_row(data)
+    if row is not None:
+        assert rows.read_row(rows.write_row(tuple(row), tuple(row.values()))) is not None
+
+
 PARSERS: Final[tuple[Callable[[bytes], None], ...]] = (
     _pdict_name,
     _pickle,
@@ -114,6 +125,7 @@ PARSERS: Final[tuple[Callable[[bytes], None], ...]] = (
     _archive,
     _objects,
     _source,
+    _quarantined,
 )
 
 

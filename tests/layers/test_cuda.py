@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import shutil
 import struct
 import subprocess
 import sys
@@ -14,13 +16,13 @@ import pytest
 
 from cachectl.layers.cuda_compute_cache import CudaComputeCache
 from cachectl.layers.environment import Environment
-from cachectl.layers.errors import Damaged, ForeignForm
-from cachectl.layers.facts import Condition
+from cachectl.layers.errors import Damaged, ForeignForm, LayerError
+from cachectl.layers.facts import Artifact, Condition
 from cachectl.layers.formats import compute_cache as form
 from cachectl.layers.selection import Selection
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     Unpack = Callable[[Path], None]
 
@@ -96,6 +98,55 @@ def test_put_counts_an_entry_in_the_index(layer: CudaComputeCache) -> None:
     assert listed is not None
     assert listed.records[-1] == (form.identifier_of(entry.key), len(artifact.data) - 28)
     assert (entry.root / entry.key).stat().st_mode & 0o777 == 0o644
+    assert list(layer.verify(layer.roots()[0])) == []
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """Mount a disk of two megabytes, where this user may."""
+    if shutil.which("mount") is None:
+        pytest.skip("this system has no mount command")
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", disk], capture_output=True, check=False)
+    if mounted.returncode:
+        pytest.skip(f"this user may not mount: {mounted.stderr.decode().strip()}")
+    yield disk
+    subprocess.run(["umount", disk], check=True)
+
+
+def made_up_entry(number: int) -> tuple[str, bytes]:
+    """Make an entry that is whole: lengths, name and checksum hold."""
+    key, payload = b"key %d" % number, b"payload"
+    name = f"{form.fnv1a(key):016x}"
+    data = form.HEADER.pack(form.VERSION, len(key), len(payload), form.fnv1a(payload)) + key + payload
+    return f"{name[0]}/{name[1]}/{name[2:]}", data
+
+
+def test_an_index_that_has_no_room_to_grow_stays_whole(small_disk: Path) -> None:
+    """With 255 entries the index fills its page: one entry more, and on a full disk there is no other page."""
+    layer = CudaComputeCache(Environment({"CUDA_CACHE_PATH": str(small_disk / "cache")}, small_disk))
+    for number in range(255):
+        path = folder(layer) / made_up_entry(number)[0]
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(made_up_entry(number)[1])
+    key, data = made_up_entry(255)
+    artifact = Artifact("cuda", key, "cuda-entry/65", data)
+    layer.put(key, artifact)
+    layer.clear(layer.plan_clear(Selection(key=key)))
+    before = (folder(layer) / "index").read_bytes()
+    assert len(before) == os.sysconf("SC_PAGE_SIZE")
+    with contextlib.suppress(OSError), (small_disk / "filler").open("wb", buffering=0) as filler:
+        while filler.write(bytes(os.sysconf("SC_PAGE_SIZE"))):
+            pass
+    os.truncate(small_disk / "filler", (small_disk / "filler").stat().st_size - os.sysconf("SC_PAGE_SIZE"))
+    with pytest.raises(LayerError, match="cannot count the entries anew: No space left"):
+        layer.put(key, artifact)
+    assert (folder(layer) / "index").read_bytes() == before
+    assert [finding.code for finding in layer.verify(layer.roots()[0])] == ["index"]
+    (small_disk / "filler").unlink()
+    layer.put(key, artifact)
+    assert layer.clear(layer.plan_clear(Selection(key=made_up_entry(0)[0]))).removed == 1
     assert list(layer.verify(layer.roots()[0])) == []
 
 

@@ -7,6 +7,7 @@ import pickle
 import platform
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -80,8 +81,11 @@ def test_a_held_lock_is_waited_for_and_never_broken(warm: Home) -> None:
     outcome = layer.clear(plan)
     assert outcome.removed == 0
     assert "locked" in outcome.failed[0].because
+    members = unpack(artifact.data)
+    without_source = replace(artifact, data=pack({name: members[name] for name in ("binary", "info")}))
     with pytest.raises(Busy):
-        layer.put(entry.key, artifact)
+        layer.put(entry.key, without_source, replace=True)
+    assert layer.get(entry.key) == artifact
     assert lock.exists()
     lock.unlink()
     assert layer.clear(plan).removed == 3
@@ -188,3 +192,22 @@ class _SourceInfo:
 
     def __init__(self, dependencies: object, log: object) -> None:
         self.dependencies, self.log = dependencies, log
+
+
+def test_a_lock_goes_with_its_killed_holder(warm: Home) -> None:
+    """Nobody waits a minute for a cachectl that was killed: the lock goes although no cachectl runs any more."""
+    lock = base(PyOpenCLBinaries(warm.environment())) / "lock"
+    program = (
+        "import sys, time; from pathlib import Path; from cachectl.layers.stores.locks import presence_lock\n"
+        "with presence_lock('pyopencl', Path(sys.argv[1])): print(flush=True); time.sleep(60)"
+    )
+    holder = subprocess.Popen([sys.executable, "-c", program, str(lock)], stdout=subprocess.PIPE)
+    assert holder.stdout is not None
+    holder.stdout.readline()
+    assert lock.read_bytes().startswith(b"cachectl ")
+    holder.kill()
+    holder.communicate()
+    deadline = time.monotonic() + 30
+    while lock.exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not lock.exists()

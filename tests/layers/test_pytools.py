@@ -6,10 +6,12 @@ import os
 import pickle
 import shlex
 import sqlite3
+import struct
 import subprocess
 import sys
 from contextlib import closing
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -23,8 +25,6 @@ from cachectl.layers.pytools_dictionaries import PytoolsDictionaries
 from cachectl.layers.selection import Selection
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from conftest import Home
 
 PYTHON = "3.11.7.final.0"
@@ -196,7 +196,7 @@ def test_a_locked_dictionary_fails_alone_and_in_finite_time(home: Home) -> None:
         outcome = layer.clear(plan)
         assert outcome.removed == 1
         assert ["locked by another process" in note.because for note in outcome.failed] == [True]
-        assert [problem.code for problem in layer.census(layer.roots()[0]).problems] == ["damaged"]
+        assert [problem.code for problem in layer.census(layer.roots()[0]).problems] == ["busy"]
     assert layer.clear(plan).removed == 1
 
 
@@ -439,3 +439,22 @@ def test_a_write_that_was_killed_is_no_damage(home: Home) -> None:
         connection.execute("select count(*) from dict").fetchone()
     assert list(layer.verify(layer.roots()[0])) == []
     assert len(list(layer.entries())) == 1
+
+
+def test_a_journal_that_names_another_file_is_not_rolled_back(home: Home, tmp_path: Path) -> None:
+    """Sqlite deletes the file that such a journal names: planted by another user, it could name any file of ours."""
+    environment = home.environment()
+    victim = tmp_path / "thesis.tex"
+    victim.write_text("years of work")
+    key = f"pdict-v5-held-{environment.python}.sqlite/{'a' * 16}"
+    path = dictionary(home.path / ".cache" / "pytools", key.partition("/")[0], {"b" * 16: b"\x80\x04N."})
+    magic, name = bytes.fromhex("d9d505f920a163d7"), bytes(victim)
+    header = magic + struct.pack(">5I", 0, 1, 1, 512, 4096)
+    numbers = struct.pack(">2I", len(name), sum(name))
+    lock_page = struct.pack(">I", 0x40000000 // 4096 + 1)
+    Path(f"{path}-journal").write_bytes(header.ljust(512, b"\0") + lock_page + name + numbers + magic)
+    layer = PytoolsDictionaries(environment)
+    with pytest.raises(Damaged, match="names another file"):
+        layer.put(key, Artifact("pytools", key, layer.forms[0], b"\x80\x04N."))
+    layer.clear(layer.plan_clear())
+    assert victim.read_text() == "years of work"

@@ -265,7 +265,7 @@ def test_a_folder_nested_without_end_is_a_problem(tree: Tree) -> None:
     for _ in range(60):
         path /= "d"
     path.mkdir(parents=True)
-    assert [problem.code for problem in tree.scan() if isinstance(problem, Problem)] == ["unreadable"]
+    assert [problem.code for problem in tree.scan() if isinstance(problem, Problem)] == ["unrecognised"]
 
 
 def test_files_that_do_not_belong_in_an_entry_make_it_nobodys(tmp_path: Path) -> None:

@@ -1,0 +1,140 @@
+"""Files and folders reached from an open folder, a component at a time: no link on the way is ever followed."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import Final
+
+from cachectl.layers.stores.plain import own_name
+
+#: Deeper than any entry is nested; what goes deeper is none.
+DEEP: Final = 16
+
+_FOLDER_FLAGS: Final = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_NOFOLLOW", 0)
+
+
+def status_of(handle: int, name: str) -> os.stat_result | None:
+    """Look at a name, not through it; ``None`` where there is none."""
+    with suppress(FileNotFoundError, NotADirectoryError):
+        return os.stat(name, dir_fd=handle, follow_symlinks=False)
+    return None
+
+
+def open_folder(name: str, handle: int) -> int:
+    """Open a folder that is no link; return its descriptor."""
+    return os.open(name, _FOLDER_FLAGS, dir_fd=handle)
+
+
+@contextmanager
+def opened_root(path: Path) -> Iterator[int | None]:
+    """Have a root open for a while, a link to it resolved this once; ``None`` where there is no such folder."""
+    try:
+        handle = os.open(path, os.O_RDONLY | getattr(os, "O_DIRECTORY", 0))
+    except (FileNotFoundError, NotADirectoryError):
+        yield None
+        return
+    try:
+        yield handle
+    finally:
+        os.close(handle)
+
+
+@contextmanager
+def opened(name: str, handle: int) -> Iterator[int]:
+    """Have a folder open for a while."""
+    folder = open_folder(name, handle)
+    try:
+        yield folder
+    finally:
+        os.close(folder)
+
+
+def descend(stack: ExitStack, handle: int, parts: Sequence[str], *, make: bool = False) -> int | None:
+    """Open a folder below a handle component by component; ``None`` if it is not there."""
+    for part in parts:
+        if make:
+            with suppress(FileExistsError):
+                os.mkdir(part, 0o700, dir_fd=handle)
+        try:
+            handle = stack.enter_context(opened(part, handle))
+        except OSError:
+            if make:
+                raise
+            return None
+    return handle
+
+
+@contextmanager
+def own_folder(handle: int, prefix: str) -> Iterator[tuple[int, str]]:
+    """Make a folder for this process alone, held as long as it is in use, and delete it afterwards.
+
+    Yields its descriptor and its name; under another name it stays.
+    """
+    name = own_name(prefix)
+    os.mkdir(name, 0o700, dir_fd=handle)
+    try:
+        with opened(name, handle) as folder:
+            _hold(folder, wait=True)
+            yield folder, name
+    finally:
+        delete(handle, name)
+
+
+def is_held(handle: int, name: str) -> bool:
+    """Tell whether a living cachectl works in a folder of its own making."""
+    try:
+        with opened(name, handle) as folder:
+            return not _hold(folder, wait=False)
+    except OSError:
+        return True
+
+
+def _hold(folder: int, *, wait: bool) -> bool:
+    """Lock a folder against being taken for a left-over, or (not waiting) try whether it is; tell of success."""
+    import fcntl
+
+    try:
+        # Those who only try do not keep each other, or the owner for longer than a moment, from it.
+        fcntl.flock(folder, fcntl.LOCK_EX if wait else fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
+
+
+def write_synced(handle: int, name: str, content: bytes, mode: int = 0o600) -> None:
+    """Write a new file whole, and see it to the disk."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+    with open(os.open(name, flags, mode, dir_fd=handle), "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def delete(handle: int | None, name: str, depth: int = 0) -> int:
+    """Delete a file or a whole folder relative to a handle; return the bytes that are off the disk.
+
+    Links are unlinked, never followed; what goes meanwhile is gone.
+    """
+    if handle is None:
+        return 0
+    status = status_of(handle, name)
+    if status is None:
+        return 0
+    if not stat.S_ISDIR(status.st_mode):
+        with suppress(FileNotFoundError):
+            os.unlink(name, dir_fd=handle)
+        return status.st_size if stat.S_ISREG(status.st_mode) and status.st_nlink == 1 else 0
+    if depth > DEEP:
+        raise OSError(errno.ELOOP, "nested deeper than any entry", name)
+    freed = 0
+    with suppress(FileNotFoundError):
+        with opened(name, handle) as folder:
+            for child in os.listdir(folder):
+                freed += delete(folder, child, depth + 1)
+        os.rmdir(name, dir_fd=handle)
+    return freed

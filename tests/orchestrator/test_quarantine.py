@@ -1,0 +1,436 @@
+"""Damage made on caches that the real libraries filled: the program fails, quarantine mends, restore brings back."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from cachectl.layers.conformance import snapshot
+from cachectl.layers.errors import Damaged, EntryExists
+from cachectl.layers.facts import Entry, Finding, Quarantined
+from cachectl.layers.formats import kernel_db
+from cachectl.layers.layer import Layer
+from cachectl.layers.miopen_kernels import MIOpenKernels
+from cachectl.layers.miopen_system import MIOpenSystemKernels, lookup
+from cachectl.layers.selection import Selection
+from cachectl.layers.stores.archive import pack, unpack
+from cachectl.layers.stores.rows import RowFile
+from cachectl.listing import findings
+from cachectl.quarantine import plan
+from cachectl.stack import Stack
+
+if TYPE_CHECKING:
+    from conftest import Home
+
+
+def one(folder: Path, pattern: str) -> Path:
+    return min(folder.rglob(pattern))
+
+
+def empty_bitcode(home: Path) -> Path:
+    path = one(home / ".cache" / "pocl", "program.bc")
+    path.write_bytes(b"")
+    # What is compiled already needs no bitcode: a launch of another size does.
+    for native in path.parent.rglob("*.so"):
+        native.unlink()
+    return path
+
+
+def junk_native(home: Path) -> Path:
+    path = one(home / ".cache" / "pocl", "*.so")
+    path.write_bytes(b"no shared object at all")
+    return path
+
+
+def cut_info(home: Path) -> Path:
+    path = one(home / ".cache" / "pyopencl", "info")
+    path.write_bytes(path.read_bytes()[:20])
+    return path
+
+
+def cut_dictionary(home: Path) -> Path:
+    path = one(home / ".cache" / "pytools", "pdict-v5-loopy-schedule-cache*")
+    path.write_bytes(path.read_bytes()[:3000])
+    return path
+
+
+def garbage_dictionary(home: Path) -> Path:
+    path = one(home / ".cache" / "pytools", "pdict-v5-pyopencl-invoker*")
+    path.write_bytes(b"no database" * 1000)
+    return path
+
+
+def cut_rows(home: Path) -> Path:
+    path = one(home / ".cache" / "pytools", "pdict-v5-loopy-code-gen*")
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("update dict set key_value = substr(key_value, 1, 40)")
+    return path
+
+
+@dataclass(frozen=True)
+class Breakage:
+    """One way in which a cache breaks: how it is made, in which layer it is found, which program meets it."""
+
+    make: Callable[[Path], Path]
+    layer: str
+    program: tuple[str, ...]
+
+
+BREAKAGES = {
+    "empty program.bc": Breakage(empty_bitcode, "pocl", ("kernels.py", "8")),
+    "junk .so": Breakage(junk_native, "pocl", ("kernels.py", "8")),
+    "truncated info": Breakage(cut_info, "pyopencl", ("binaries.py", "3")),
+    "truncated pdict": Breakage(cut_dictionary, "loopy", ("kernels.py", "8")),
+    "garbage pdict": Breakage(garbage_dictionary, "pyopencl-invoker", ("kernels.py", "8")),
+    "truncated rows": Breakage(cut_rows, "loopy", ("kernels.py", "8")),
+}
+
+
+def works(home: Home, program: tuple[str, ...]) -> bool:
+    return home.run(sys.executable, str(home.programs / program[0]), *program[1:], check=False).returncode == 0
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("breakage", BREAKAGES.values(), ids=BREAKAGES)
+def test_a_broken_cache_is_mended_and_broken_again(warm: Home, breakage: Breakage) -> None:
+    """The real program fails, verify names it, quarantine mends it, the program runs; restore brings it all back."""
+    broken = breakage.make(warm.path)
+    damaged = broken.read_bytes()
+    assert not works(warm, breakage.program)
+    found = warm.json("verify", check=False)["findings"]
+    assert found
+    assert {(finding["layer"], finding["severity"]) for finding in found} == {(breakage.layer, "fails every run")}
+    mended = warm.json("verify", "--quarantine")
+    assert [part["layer"] for part in mended["quarantine"]] == [breakage.layer]
+    assert mended["quarantine"][0]["moved"] == len({finding["key"] for finding in found})
+    assert warm.cachectl("verify").stdout == "no damage found\n"
+    assert works(warm, breakage.program)
+    (first, *_) = listed = warm.json("restore")["quarantine"]
+    assert {thing["layer"] for thing in listed} == {breakage.layer}
+    refused = warm.cachectl("restore", first["name"], check=False)
+    assert refused.returncode == 1
+    assert "--replace" in refused.stderr
+    warm.cachectl("restore", "--all", "--replace")
+    assert warm.json("restore")["quarantine"] == []
+    if broken.suffix != ".sqlite" or breakage.make is not cut_rows:
+        assert broken.read_bytes() == damaged
+    assert not works(warm, breakage.program)
+    assert not list(warm.path.rglob(".cachectl-*"))
+
+
+def test_a_malformed_user_database_hides_the_system_no_longer(home: Home) -> None:
+    """A user's ``.ukdb`` that is no database makes MIOpen throw; moved aside, the good system entry is found."""
+    environment = home.environment(MIOPEN_SYSTEM_DB_PATH=str(home.path / "system"))
+    user, system = MIOpenKernels(environment), MIOpenSystemKernels(environment)
+    code = b"\x7fELF" + b"code that came with MIOpen " * 100
+    folder = home.path / "system"
+    folder.mkdir()
+    rows = RowFile("miopen", folder / "gfx90a6e.kdb", kernel_db.SCHEMA)
+    rows.insert(("k.o", "args"), kernel_db.encode(code, kernel_db.SCHEMA), replace=False)
+    broken = home.path / ".cache" / "miopen" / "3.3.0.a85ca8a54" / "gfx90a6e.ukdb"
+    broken.parent.mkdir(parents=True)
+    broken.write_bytes(b"SQLite format 3\0" + b"malformed" * 500)
+    with pytest.raises(Damaged):
+        lookup(user, system, "gfx90a6e", "k.o", "args")
+    done = home.cachectl("verify", "--quarantine", "--json", "miopen")
+    assert json.loads(done.stdout)["quarantine"][0]["moved"] == 1
+    answer = lookup(user, system, "gfx90a6e", "k.o", "args")
+    assert answer is not None
+    assert answer.data == code
+    home.cachectl("restore", "--all")
+    assert broken.read_bytes().endswith(b"malformed")
+
+
+def test_a_damaged_row_of_miopen_is_moved_alone(home: Home) -> None:
+    """The row that MIOpen would throw on goes aside; the others stay, and it comes back byte for byte."""
+    path = home.path / ".cache" / "miopen" / "3.3.0.a85ca8a54" / "gfx90a6e.ukdb"
+    path.parent.mkdir(parents=True)
+    rows = RowFile("miopen", path, kernel_db.SCHEMA)
+    for name in ("good.o", "bad.o"):
+        rows.insert((name, "args"), kernel_db.encode(b"\x7fELF" + name.encode(), kernel_db.SCHEMA), replace=False)
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("update kern_db set kernel_blob = x'00ff' where kernel_name = 'bad.o'")
+    before = rows.read(("bad.o", "args"))
+    home.cachectl("verify", "--quarantine", "miopen")
+    assert rows.read(("bad.o", "args")) is None
+    assert rows.read(("good.o", "args")) is not None
+    home.cachectl("restore", "--all")
+    assert rows.read(("bad.o", "args")) == before
+
+
+def test_a_flipped_entry_and_a_garbage_index_of_cuda(home: Home, compute_cache: Callable[[Path], None]) -> None:
+    """Both are moved aside, the index is made anew of what is left, and verify is content."""
+    root = home.path / ".nv" / "ComputeCache"
+    compute_cache(root)
+    layer = Stack(home.environment())["cuda"]
+    keys = [entry.key for entry in layer.entries()]
+    data = bytearray((root / keys[0]).read_bytes())
+    data[-1] ^= 1
+    (root / keys[0]).write_bytes(data)
+    (root / "index").write_bytes(b"garbage")
+    home.cachectl("verify", "--quarantine", "cuda")
+    assert home.cachectl("verify", "cuda").stdout == "no damage found\n"
+    assert len(list(layer.entries())) == len(keys) - 1
+    home.cachectl("restore", "--all", "--replace")
+    assert (root / keys[0]).read_bytes() == data
+    assert (root / "index").read_bytes() == b"garbage"
+
+
+def test_lines_of_tuning_go_only_when_named(home: Home) -> None:
+    """Results of tuning are precious: a malformed line is left, and said, until its layer is named."""
+    folder = home.path / ".config" / "miopen"
+    folder.mkdir(parents=True)
+    path = folder / "gfx90a6e.HIP.3_3_0_a85ca8a54.ufdb.txt"
+    path.write_text("one=S:1,0,A\nno record\ntwo=S:1,0,A\none=S:9,0,A\nno record\n")
+    spared = home.cachectl("verify", "--quarantine", check=False)
+    assert spared.returncode == 1
+    assert "only when their layer is named" in spared.stderr
+    assert "no record" in path.read_text()
+    home.cachectl("verify", "--quarantine", "miopen-tuning")
+    assert path.read_text() == "one=S:1,0,A\ntwo=S:1,0,A\n"
+    home.cachectl("restore", "--all")
+    assert sorted(path.read_text().splitlines()) == [
+        "no record",
+        "no record",
+        "one=S:1,0,A",
+        "one=S:9,0,A",
+        "two=S:1,0,A",
+    ]
+
+
+def test_what_the_package_owns_is_never_moved(home: Home) -> None:
+    """A damaged system database is named, refused with the reason, and the status says so."""
+    folder = home.path / "system"
+    folder.mkdir()
+    path = folder / "gfx90a6e.kdb"
+    path.write_bytes(b"SQLite format 3\0" + b"malformed" * 500)
+    before = path.read_bytes()
+    done = home.cachectl("verify", "--quarantine", check=False, MIOPEN_SYSTEM_DB_PATH=str(folder))
+    assert done.returncode == 1
+    assert "package manager" in done.stderr
+    assert path.read_bytes() == before
+
+
+@pytest.mark.real
+def test_an_open_dictionary_is_not_moved(warm: Home) -> None:
+    """A file that a program has open stays, the program is named, and the status is 1."""
+    broken = cut_dictionary(warm.path)
+    holder = subprocess.Popen(
+        [sys.executable, "-c", "import sys; f = open(sys.argv[1]); print(flush=True); sys.stdin.read()", str(broken)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    assert holder.stdout is not None
+    holder.stdout.readline()
+    done = warm.cachectl("verify", "--quarantine", check=False)
+    holder.communicate()
+    assert done.returncode == 1
+    assert f"is open in process {holder.pid}, which must end first" in done.stderr
+    assert broken.exists()
+    assert not list(warm.path.rglob(".cachectl-*"))
+
+
+@pytest.mark.real
+def test_what_changed_meanwhile_is_left(warm: Home) -> None:
+    """An entry that was mended between the plan and the move stays where it is."""
+    broken = junk_native(warm.path)
+    stack = Stack(warm.environment())
+    planned = plan([stack["pocl"]], findings([stack["pocl"]]), named=False)
+    broken.write_bytes(b"\x7fELF, and whole again")
+    result = planned.apply()
+    assert [note.because for outcome in result.outcomes for note in outcome.skipped] == ["changed since it was planned"]
+    assert broken.exists()
+
+
+def test_unknown_names_and_misuse(home: Home) -> None:
+    """A name that nothing has is one line and status 1; --all beside names is misuse."""
+    missing = home.cachectl("restore", "20261121T000000Z-00000000", check=False)
+    assert (missing.returncode, len(missing.stderr.splitlines())) == (1, 1)
+    assert home.cachectl("restore", "--all", "x", check=False).returncode == 2
+    assert home.cachectl("restore").stdout == "nothing is in quarantine\n"
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("content", [b"", b"[]", b"{", b'{"schema": 1}', b"\xff" * 10, b"[" * 100_000])
+def test_a_label_that_is_none_is_passed_over(warm: Home, content: bytes) -> None:
+    """Whatever stands in a label, listing goes on, and purge still clears the folder."""
+    junk_native(warm.path)
+    home = warm
+    home.cachectl("verify", "--quarantine")
+    one(home.path, "label.json").write_bytes(content)
+    assert home.json("restore")["quarantine"] == []
+    home.cachectl("purge", "pocl")
+    assert not list(home.path.rglob(".cachectl-*"))
+
+
+# ---------------------------------------------------------------------- SIGKILL
+
+
+KILLS = 100
+
+
+def killed(work: Callable[[], None], random: Random, usual: float) -> None:
+    """Run something in a child that is killed at a random moment of the time it usually takes."""
+    child = os.fork()
+    if child == 0:
+        try:
+            work()
+        finally:
+            os._exit(0)
+    time.sleep(random.uniform(0, usual))
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+
+
+def settle(home: Home) -> None:
+    """Open every dictionary as the next program would: sqlite rolls an interrupted write back."""
+    for journal in home.path.rglob("*.sqlite-journal"):
+        with closing(sqlite3.connect(str(journal).removesuffix("-journal"))) as connection:
+            connection.execute("select count(*) from dict").fetchone()
+
+
+def timed(work: Callable[[], None]) -> float:
+    started = time.perf_counter()
+    work()
+    return (time.perf_counter() - started) * 1.2
+
+
+def present(layer: Layer, key: str) -> bytes | None:
+    artifact = layer.get(key)
+    return None if artifact is None else artifact.data
+
+
+@pytest.mark.real
+def test_put_killed_at_any_moment(warm: Home) -> None:
+    """A put that is killed leaves the old entry, the new one or none, and the real programs run."""
+    stack = Stack(warm.environment())
+    variants: dict[str, tuple[str, list[Any]]] = {}
+    for name in ("pocl", "pyopencl", "loopy", "pyopencl-invoker"):
+        layer = stack[name]
+        entry = next(iter(layer.entries()))
+        whole = layer.get(entry.key)
+        assert whole is not None
+        variants[name] = (entry.key, [whole, smaller(layer, whole)])
+
+    def put_all(turn: int) -> None:
+        for name, (key, artifacts) in variants.items():
+            stack[name].put(key, artifacts[turn % 2], replace=True)
+
+    usual = max(timed(lambda: put_all(1)), timed(lambda: put_all(2)))
+    random = Random(3)  # noqa: S311 - moments, not secrets
+    outcomes = set()
+    for turn in range(KILLS):
+        killed(lambda turn=turn: put_all(turn), random, usual)  # type: ignore[misc]
+        settle(warm)
+        for name, (key, artifacts) in variants.items():
+            data = present(stack[name], key)
+            assert data is None or data in [artifact.data for artifact in artifacts]
+            outcomes.add((name, data == artifacts[turn % 2].data))
+        assert findings(stack) == []
+        if turn % 20 == 19:
+            assert works(warm, ("kernels.py", "8"))
+            assert works(warm, ("binaries.py", "3"))
+    # The moments were spread: every layer was met before and after its turn.
+    assert len(outcomes) == 2 * len(variants)
+    assert works(warm, ("kernels.py", "8"))
+
+
+def smaller(layer: Layer, whole: Any) -> Any:  # noqa: ANN401 - an artifact
+    """Return another entry of the same key that the library can use as well."""
+    if layer.name in ("pocl", "pyopencl"):
+        spare = {"pocl": "last_accessed", "pyopencl": "source.cl"}[layer.name]
+        members = {path: data for path, data in unpack(whole.data).items() if path != spare}
+        return replace(whole, data=pack(members))
+    return replace(whole, data=pickle.dumps(pickle.loads(whole.data), protocol=4))  # noqa: S301 - made by this test
+
+
+@pytest.mark.real
+def test_quarantine_killed_at_any_moment(filled: Home, tmp_path: Path) -> None:
+    """A move into quarantine that is killed leaves the thing in its place or wholly aside, never half."""
+    random = Random(4)  # noqa: S311 - moments, not secrets
+    broken = tmp_path / "broken"
+    shutil.copytree(filled.path, broken, symlinks=True)
+    for breakage in ("truncated info", "truncated pdict", "truncated rows", "junk .so"):
+        BREAKAGES[breakage].make(broken)
+    damage = {finding.key for finding in found_in(home_at(filled, broken))}
+    work = tmp_path / "work"
+
+    def fresh() -> Home:
+        shutil.rmtree(work / "home", ignore_errors=True)
+        shutil.copytree(broken, work / "home", symlinks=True)
+        return home_at(filled, work / "home")
+
+    first = fresh()
+    usual = timed(lambda: quarantine_all(first))
+    seen = set()
+    for turn in range(KILLS):
+        home = fresh()
+        killed(lambda home=home: quarantine_all(home), random, usual)  # type: ignore[misc]
+        settle(home)
+        left = {finding.key for finding in found_in(home)}
+        aside = {thing.key for layer in Stack(home.environment()) for thing in layer.quarantined()}
+        # A row is copied before it is deleted, so that it may be in both places, never in none.
+        assert left | aside == damage
+        assert all("/" in (key or "") for key in left & aside)
+        seen.add(len(aside))
+        quarantine_all(home)
+        assert found_in(home) == []
+        if turn % 20 == 19:
+            assert works(home, ("kernels.py", "8"))
+            assert works(home, ("binaries.py", "3"))
+    assert len(seen) > 2, seen
+
+
+def home_at(home: Home, path: Path) -> Home:
+    return replace(home, path=path, variables={**home.variables, "HOME": str(path)})
+
+
+def found_in(home: Home) -> list[Finding]:
+    return findings(Stack(home.environment()))
+
+
+def quarantine_all(home: Home) -> None:
+    stack = Stack(home.environment())
+    plan(list(stack), findings(stack), named=False).apply()
+
+
+@pytest.mark.real
+def test_restore_over_another_entry_is_asked_for(warm: Home) -> None:
+    """From Python: what stands in the place is not replaced unless asked, and both sides are whole meanwhile."""
+    broken = junk_native(warm.path)
+    stack = Stack(warm.environment())
+    layer = stack["pocl"]
+    quarantine_all(warm)
+    (thing,) = held(layer)
+    artifact = other_entry(layer)
+    shutil.copytree(artifact.root / artifact.key, artifact.root / thing.key)
+    before = snapshot(warm.path)
+    with pytest.raises(EntryExists):
+        layer.restore(thing)
+    assert snapshot(warm.path) == before
+    layer.restore(thing, replace=True)
+    assert broken.read_bytes() == b"no shared object at all"
+    assert list(layer.quarantined()) == []
+
+
+def held(layer: Layer) -> list[Quarantined]:
+    return list(layer.quarantined())
+
+
+def other_entry(layer: Layer) -> Entry:
+    return next(iter(layer.entries(Selection())))
