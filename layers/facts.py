@@ -214,12 +214,16 @@ class Note:
 
 @dataclass(frozen=True, slots=True)
 class ClearPlan:
-    """Exactly what a clear of one layer would remove, before anything is touched."""
+    """Exactly what a clear of one layer would remove, before anything is touched.
+
+    ``remake`` lists folders that have gone, and without which running programs fail: they are made again.
+    """
 
     layer: str
     targets: tuple[Target, ...] = ()
     skipped: tuple[Note, ...] = ()
     failed: tuple[Note, ...] = ()
+    remake: tuple[Path, ...] = ()
 
     @property
     def entries(self) -> int:
@@ -234,13 +238,14 @@ class ClearPlan:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a clear did. ``bytes_freed`` is what vanished from the disk, measured."""
+    """What a clear did. ``bytes_freed`` is what vanished from the disk, measured; ``remade`` are folders made again."""
 
     layer: str
     removed: int = 0
     bytes_freed: int = 0
     skipped: tuple[Note, ...] = ()
     failed: tuple[Note, ...] = ()
+    remade: tuple[Path, ...] = ()
 
     def plus(self, other: Outcome) -> Outcome:
         """Return both outcomes as one."""
@@ -250,6 +255,7 @@ class Outcome:
             self.bytes_freed + other.bytes_freed,
             self.skipped + other.skipped,
             self.failed + other.failed,
+            self.remade + other.remade,
         )
 
 

@@ -135,6 +135,10 @@ class Layer(ABC):
         for target in targets:
             yield target, None
 
+    def lacking(self) -> tuple[Root, ...]:
+        """Name the roots that have gone, and without which programs that are running now fail."""
+        return ()
+
     def plan_everything(self, root: Root) -> ClearPlan | None:
         """Plan a whole root without listing its entries, where the store can; else ``None``."""
         del root
@@ -219,7 +223,8 @@ class Layer(ABC):
             targets.extend(part.targets)
             skipped.extend(part.skipped)
             failed.extend(part.failed)
-        return ClearPlan(self.name, tuple(targets), tuple(skipped), tuple(failed))
+        remake = tuple(root.path for root in self.lacking())
+        return ClearPlan(self.name, tuple(targets), tuple(skipped), tuple(failed), remake)
 
     @final
     def plan_removal(self, things: Iterable[Removable]) -> ClearPlan:
@@ -232,10 +237,12 @@ class Layer(ABC):
 
     @final
     def clear(self, plan: ClearPlan) -> Outcome:
-        """Remove what a plan lists; what has changed since is skipped, and said."""
+        """Remove what a plan lists, and make again what it says; what has changed since is skipped, and said."""
         self._demand(Ability.CLEAR)
         outcome = Outcome(self.name, skipped=plan.skipped, failed=plan.failed)
         for root in self.roots():
+            if root.path in plan.remake:
+                outcome = outcome.plus(self._remake(root))
             targets = tuple(target for target in plan.targets if target.root == root.path)
             if not targets:
                 continue
@@ -244,6 +251,14 @@ class Layer(ABC):
             except (LayerError, OSError) as error:
                 outcome = outcome.plus(Outcome(self.name, failed=(Note(str(root.path), reason_of(error)),)))
         return outcome
+
+    def _remake(self, root: Root) -> Outcome:
+        try:
+            self._demand_own(root)
+            root.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except (LayerError, OSError) as error:
+            return Outcome(self.name, failed=(Note(str(root.path), reason_of(error)),))
+        return Outcome(self.name, remade=(root.path,))
 
     @final
     def disable(self) -> Switch:

@@ -260,6 +260,17 @@ class PoclKernels(Layer):
             safe = users == () or age > rest or (isinstance(target, Orphan) and not target.idle_only)
             yield target, None if safe else f"changed {max(0, age):.0f} s ago, and PoCL is in use by {spell(users)}"
 
+    def lacking(self) -> tuple[Root, ...]:
+        """Name the folder that PoCL made when it started, and that somebody has removed under it.
+
+        Without it every later build of a running program fails.
+        """
+        if not using(LIBRARIES, processes=self.environment.processes):
+            return ()
+        role = "uncached" if self._switched_on() is False else "kcache"
+        roots = self.roots()
+        return tuple(root for root in roots if not root.exists and (root.role == role or len(roots) == 1))
+
     def remove(self, root: Root, targets: tuple[Target, ...]) -> Outcome:
         """Rename programs away, then delete them; the top folder itself always stays."""
         return self._tree(root).remove(targets, tidy=using(LIBRARIES, processes=self.environment.processes) == ())

@@ -175,6 +175,10 @@ class Contained(Layer):
         """Ask what to leave alone for now."""
         return self._each(lambda: self._inner.idle_gate(targets), (tuple,))
 
+    def lacking(self) -> tuple[Root, ...]:
+        """Ask what running programs lack."""
+        return self._ask(lambda: tuple(_checked(root, Root) for root in self._inner.lacking()))
+
     def plan_everything(self, root: Root) -> ClearPlan | None:
         """Ask for the plan of a whole root."""
         return self._ask(lambda: _checked(self._inner.plan_everything(root), ClearPlan, type(None)))

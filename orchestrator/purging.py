@@ -42,11 +42,13 @@ class PurgePlan:
     @property
     def finds_nothing(self) -> bool:
         """Tell whether there is nothing to remove, and nothing to say why."""
-        return not any(plan.targets or plan.skipped or plan.failed for plan in self.plans)
+        return not any(plan.targets or plan.skipped or plan.failed or plan.remake for plan in self.plans)
 
     def foreseen(self) -> PurgeResult:
         """Say what applying the plan would do."""
-        outcomes = (Outcome(plan.layer, plan.entries, plan.bytes, plan.skipped, plan.failed) for plan in self.plans)
+        outcomes = (
+            Outcome(plan.layer, plan.entries, plan.bytes, plan.skipped, plan.failed, plan.remake) for plan in self.plans
+        )
         return PurgeResult(dry_run=True, outcomes=tuple(outcomes))
 
     def apply(self) -> PurgeResult:
@@ -68,7 +70,7 @@ def _plan_one(layer: Layer, selection: Selection) -> ClearPlan:
 
 def _clear_one(layer: Layer, plan: ClearPlan) -> Outcome:
     untouched = Outcome(plan.layer, skipped=plan.skipped, failed=plan.failed)
-    if not plan.targets:
+    if not plan.targets and not plan.remake:
         return untouched
     try:
         return layer.clear(plan)

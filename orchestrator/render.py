@@ -418,6 +418,7 @@ def _outcome_json(outcome: Outcome) -> dict[str, object]:
         "bytes_freed": outcome.bytes_freed,
         "skipped": [{"key": note.key, "because": note.because} for note in outcome.skipped],
         "failed": [{"key": note.key, "because": note.because} for note in outcome.failed],
+        "remade": [str(path) for path in outcome.remade],
     }
 
 
@@ -435,6 +436,10 @@ def show_purge(result: PurgeResult) -> None:
         rows.append(("total", count(total), size(freed), count(skipped)))
         verb = "would go" if result.dry_run else "removed"
         show_table(Table(("layer", verb, "size", "skipped"), tuple(rows), frozenset({1, 2, 3})))
+    made = "would be made" if result.dry_run else "is made"
+    for outcome in result.outcomes:
+        for path in outcome.remade:
+            warn(f"{outcome.layer}: {path} {made} again: it had gone, and programs that are running fail without it")
     warn_of_notes(result.outcomes)
 
 
