@@ -388,17 +388,18 @@ class RowFile:
     def _readable_uri(self) -> Iterator[str]:
         """Spell a way to open the file that leaves nothing behind.
 
-        A plain read-only open of a WAL-mode file creates ``-wal`` and ``-shm`` beside it: such a file is
-        opened as immutable when no log is pending, and copied with its log when one is.
+        A plain read-only open of a WAL-mode file, or of any file that has a log beside it, creates ``-shm`` there and
+        may delete the log: such a file is opened as immutable when no log is pending, and copied with its log when one
+        is.
         """
         header = read_plain(self.path, limit=20)
         if header and not header.startswith(_MAGIC):
             raise sqlite3.DatabaseError("file is not a database")
         location = f"file:{quote(os.fsencode(self.path))}"
-        if header[18:20] != _WAL_MODE:
+        log = self.path.with_name(self.path.name + "-wal")
+        if header[18:20] != _WAL_MODE and not os.path.lexists(log):
             yield f"{location}?mode=ro"
             return
-        log = self.path.with_name(self.path.name + "-wal")
         pending = log.lstat().st_size if os.path.lexists(log) else 0
         if pending == 0:
             yield f"{location}?mode=ro&immutable=1"

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from cachectl.layers.conformance import snapshot
 from cachectl.layers.errors import Damaged, LayerError
 from cachectl.layers.facts import Artifact, Condition, Orphan, Problem, Severity
 from cachectl.layers.formats import pdict
@@ -458,3 +459,19 @@ def test_a_journal_that_names_another_file_is_not_rolled_back(home: Home, tmp_pa
         layer.put(key, Artifact("pytools", key, layer.forms[0], b"\x80\x04N."))
     layer.clear(layer.plan_clear())
     assert victim.read_text() == "years of work"
+
+
+@pytest.mark.parametrize("size", [0, 100, 8192])
+def test_looking_at_a_file_with_a_stray_log_writes_nothing(home: Home, size: int) -> None:
+    """Sqlite makes a shared-memory file, or deletes the log, wherever it finds one beside a database, even empty."""
+    folder = home.path / ".cache" / "pytools"
+    path = dictionary(folder, f"pdict-v5-held-{home.environment().python}.sqlite", {"b" * 16: b"\x80\x04N."})
+    os.truncate(path, size)
+    Path(f"{path}-wal").write_bytes(b"no log at all" * 100)
+    before = snapshot(home.path, times=True)
+    layer = PytoolsDictionaries(home.environment())
+    for root in layer.roots():
+        list(layer.scan(root))
+        list(layer.verify(root))
+    layer.plan_clear()
+    assert snapshot(home.path, times=True) == before
