@@ -25,7 +25,7 @@ from pathlib import Path
 
 from cachectl.layers.environment import Environment
 from cachectl.layers.errors import ForeignForm, LayerError, Refused
-from cachectl.layers.facts import Ability, Artifact, Condition, Entry, Finding, Severity
+from cachectl.layers.facts import Ability, Artifact, Condition, Entry, Finding, Quarantined, Severity
 from cachectl.layers.layer import Layer, tally
 from cachectl.layers.selection import Selection
 
@@ -240,6 +240,7 @@ class LayerConformance(ABC):
         assert (outcome.removed, outcome.failed, outcome.skipped) == (1, (), ())
         assert entry.key not in {found.key for found in layer.entries()}
         (thing,) = layer.quarantined()
+        assert isinstance(thing, Quarantined)
         assert (thing.key, thing.layer, thing.message) == (entry.key, layer.name, "is tried")
         layer.restore(thing)
         assert {found.key: _artifact(layer, found) for found in layer.entries()} == kept

@@ -35,6 +35,7 @@ from cachectl.layers.facts import (
 )
 from cachectl.layers.formats.miopen_names import VERSION_FOLDER, DatabaseName, newest, parse_name, version_numbers
 from cachectl.layers.layer import Layer
+from cachectl.layers.stores.rows import without_companion
 from cachectl.layers.switches import misread, off
 
 #: MIOpen reads each variable once, when it first needs it.
@@ -301,6 +302,12 @@ class Databases:
         if folder and not (self.folders and VERSION_FOLDER.fullmatch(folder)):
             return None
         return DatabaseFile(relative, self.root.path / relative, name, folder)
+
+    def claims(self, parts: tuple[str, ...]) -> bool:
+        """Tell by name alone whether a path is a database, sqlite's own file beside one, or a folder of them."""
+        if self.folders and len(parts) == 1 and VERSION_FOLDER.fullmatch(parts[0]):
+            return True
+        return self.name("/".join((*parts[:-1], without_companion(parts[-1])))) is not None
 
     def find(self, relative: str) -> DatabaseFile | None:
         """Return a file that is there and may be used."""

@@ -10,7 +10,8 @@ import re
 import shlex
 import stat
 from collections.abc import Iterator, Mapping, Sequence
-from functools import reduce
+from functools import partial, reduce
+from itertools import chain
 from pathlib import Path
 from typing import ClassVar, Final
 
@@ -85,6 +86,7 @@ class MIOpenKernels(Layer):
     among_ranks: ClassVar[Hazard | None] = Hazard(
         Severity.HARMLESS, "sqlite lets one of them write at a time, and the others wait, up to half a minute"
     )
+    when_closed: ClassVar[Hazard | None] = Hazard(Severity.FAILS, "MIOpen throws, even where it only looks up")
 
     def roots(self) -> tuple[Root, ...]:
         """Resolve as MIOpen does when it first loads a kernel."""
@@ -133,6 +135,12 @@ class MIOpenKernels(Layer):
     def refusals(self) -> Mapping[Ability, str]:
         """Refuse what needs directory handles where there are none."""
         return REFUSALS
+
+    def claims(self, root: Root, parts: tuple[str, ...]) -> bool:
+        """Tell by the names of databases and version folders, and of object files but in a temporary folder."""
+        if self.databases(root).claims(parts):
+            return True
+        return root.role != TEMPORARY and any(shape.claims(parts) for shape in self.shapes)
 
     def databases(self, root: Root) -> Databases:
         """Return the database files of a root."""
@@ -373,7 +381,7 @@ class MIOpenKernels(Layer):
         if separator:
             rows = self._rows(file, self._schema(file) or kernel_db.SCHEMA)
             return rows.set_row_aside(_planned_row(target), thing)
-        return open_elsewhere(self.environment, file.path) or self._rows(file).set_file_aside(target, thing)
+        return self._rows(file).set_file_aside(target, thing, partial(open_elsewhere, self.environment))
 
     def bring_back(self, root: Root, thing: Quarantined, *, replace: bool) -> None:
         """Insert a row again, as it was, or move a file back."""
@@ -392,6 +400,8 @@ class MIOpenKernels(Layer):
 
     def verify(self, root: Root) -> Iterator[Finding]:
         """Unpack and check every row as MIOpen does on loading: what it throws on is not repaired by any run."""
+        for problem in self._unseen(root):
+            yield self.told(root, problem)
         for file in self.databases(root).files():
             if isinstance(file, Problem):
                 continue
@@ -399,6 +409,13 @@ class MIOpenKernels(Layer):
             yield from findings
             if schema is not None:
                 yield from self._verify_rows(root, file, schema)
+
+    def _unseen(self, root: Root) -> Iterator[Problem]:
+        """Yield what keeps databases or object files from being looked at, each path once."""
+        shapes = () if root.role == TEMPORARY else self.shapes
+        trees = [Tree(self.name, root.path, shape).scan() for shape in shapes]
+        found = [thing for thing in chain(self.databases(root).files(), *trees) if isinstance(thing, Problem)]
+        yield from {problem.path: problem for problem in found}.values()
 
     def _verify_rows(self, root: Root, file: DatabaseFile, schema: Schema) -> Iterator[Finding]:
         rows = self._rows(file, schema)

@@ -6,6 +6,7 @@ Sqlite files beside the library, opened read-only. Sources: ``src/binary_cache.c
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Iterator
 from itertools import takewhile
@@ -35,6 +36,7 @@ class MIOpenSystemKernels(Packaged, MIOpenKernels):
     shapes = ()
     on_network = None
     among_ranks = None
+    when_closed = None
 
     def roots(self) -> tuple[Root, ...]:
         """Resolve relative to each libMIOpen that can be found."""
@@ -64,7 +66,9 @@ class MIOpenSystemKernels(Packaged, MIOpenKernels):
         else:
             near = f"the nearest is {nearest.path.name}, whose code runs on it but which MIOpen does not look for"
             to = nearest.path.with_name(f"{gpu.arch}.kdb" if len(gpu.bases) > 1 else f"{gpu.bases[0]}.kdb")
-            fix = f"cp {shlex.quote(str(nearest.path))} {shlex.quote(str(to))}"
+            # It is a package's folder.
+            sudo = "" if os.access(to.parent, os.W_OK) else "sudo "
+            fix = f"{sudo}cp {shlex.quote(str(nearest.path))} {shlex.quote(str(to))}"
         message = f"no system kernels for the GPU {gpu.arch}, neither {names}: each is compiled when first used; {near}"
         return Finding(self.name, root.path, None, Severity.RECOMPILES, "no-database", message, fix)
 

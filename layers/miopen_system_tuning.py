@@ -23,6 +23,7 @@ class MIOpenSystemTuning(Packaged, MIOpenTuning):
     tables = ("db",)
     on_network = None
     among_ranks = None
+    when_closed = None
 
     def roots(self) -> tuple[Root, ...]:
         """Resolve relative to each libMIOpen that can be found."""

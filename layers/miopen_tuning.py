@@ -16,7 +16,7 @@ import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import replace as changed
-from functools import reduce
+from functools import partial, reduce
 from pathlib import Path
 from threading import Lock
 from typing import ClassVar, Final
@@ -110,6 +110,7 @@ _LEFT_SET: Final = {
     "MIOPEN_DEBUG_FIND_ONLY_SOLVER": "no other solver is used, and what tuning finds is no better than that",
     "MIOPEN_DEBUG_PERFDB_OVERRIDE": "tuning results are passed over",
 }
+_PERF_TABLE: Final = changed(_PERF_DB, table="perf_db", key=("solver", "config"), values=("params",))
 _HARM: Final = {
     "malformed": Severity.RECOMPILES,
     "newline": Severity.RECOMPILES,
@@ -195,6 +196,11 @@ class MIOpenTuning(Layer):
     def refusals(self) -> Mapping[Ability, str]:
         """Refuse kernels, and what needs directory handles where there are none."""
         return {**REFUSALS, Ability.KERNELS: NO_KERNELS}
+
+    def claims(self, root: Root, parts: tuple[str, ...]) -> bool:
+        """Tell by the names of databases, and of what a rewrite of one leaves."""
+        side = _SIDE_FILE.fullmatch(parts[-1])
+        return self.databases(root).claims(parts if side is None else (*parts[:-1], side["database"]))
 
     def databases(self, root: Root) -> Databases:
         """Return the database files of a root."""
@@ -429,6 +435,7 @@ class MIOpenTuning(Layer):
         """Check every line by the reader's rules, and sqlite files with sqlite's own check."""
         for file in self.databases(root).files():
             if isinstance(file, Problem):
+                yield self.told(root, file)
                 continue
             if file.name.kind in self.tables:
                 yield from self._verify_table(root, file)
@@ -442,9 +449,8 @@ class MIOpenTuning(Layer):
 
     def _verify_table(self, root: Root, file: DatabaseFile) -> Iterator[Finding]:
         # The integrity check wants a table; that both tables have their columns is proved by listing them.
-        table = changed(_PERF_DB, table="perf_db", key=("solver", "config"), values=("params",))
         try:
-            if complaint := RowFile(self.name, file.path, table, self.environment.patience).check():
+            if complaint := RowFile(self.name, file.path, _PERF_TABLE, self.environment.patience).check():
                 raise Damaged(self.name, complaint, file.path)
             for _ in RowFile(self.name, file.path, _PERF_DB, self.environment.patience).rows_with("problem"):
                 pass
@@ -459,8 +465,8 @@ class MIOpenTuning(Layer):
             return "already gone"
         if separator:
             return self._records(root, file).set_aside(target, thing)
-        rows = RowFile(self.name, file.path, _PERF_DB, self.environment.patience)
-        return open_elsewhere(self.environment, file.path) or rows.set_file_aside(target, thing)
+        rows = RowFile(self.name, file.path, _PERF_TABLE, self.environment.patience)
+        return rows.set_file_aside(target, thing, partial(open_elsewhere, self.environment))
 
     def bring_back(self, root: Root, thing: Quarantined, *, replace: bool) -> None:
         """Put a line at the end of its file, or move an sqlite file back."""

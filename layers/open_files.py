@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from pathlib import Path
 
 from cachectl.layers.environment import Environment
@@ -16,5 +17,13 @@ def open_elsewhere(environment: Environment, path: Path) -> str | None:
         return None
     if (kind := network_file_system(path)) is not None:
         return f"lies on {kind}, where a program of another machine may have it open: end those, and move it by hand"
+    if not environment.superuser and _others_may_write(path):
+        return "may be open in a program of another user, who can write to it: do it as the superuser, or by hand"
     users = holding(path, processes=environment.processes)
     return None if users == () else f"is open in {spell(users)}, which must end first"
+
+
+def _others_may_write(path: Path) -> bool:
+    """Tell whether the processes of other users, which do not show, may be writing to a file."""
+    status = path.lstat()
+    return bool(status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)) or status.st_uid != os.geteuid()

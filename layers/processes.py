@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -52,17 +53,29 @@ def spell(users: tuple[int, ...] | None) -> str:
     return f"process {shown}" if len(users) == 1 else f"processes {shown}" + ("…" if len(users) > 5 else "")  # noqa: PLR2004
 
 
-def loaded_here(libraries: tuple[str, ...], *, processes: Path = _PROC) -> bool | None:
-    """Tell whether this very process has such a library loaded; ``None`` where it cannot be known."""
-    if not (processes / "self" / "maps").exists():
-        return None
-    return _maps_one(processes / "self", libraries)
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """The libraries of this very process at one moment; ``maps`` is ``None`` where that cannot be known."""
+
+    maps: bytes | None
+
+    def has(self, libraries: tuple[str, ...]) -> bool | None:
+        """Tell whether one whose file name starts so is loaded; ``None`` where it cannot be known."""
+        return None if self.maps is None else any(b"/" + library.encode() in self.maps for library in libraries)
 
 
-def first_variables(*, processes: Path = _PROC) -> dict[str, str] | None:
-    """Return the environment this process was started with, whatever it has set since; ``None`` is unknown."""
+def libraries_here(*, processes: Path = _PROC) -> Loaded:
+    """Look once at what this process has loaded: the system takes its time to tell."""
     try:
-        block = (processes / "self" / "environ").read_bytes()
+        return Loaded((processes / "self" / "maps").read_bytes())
+    except OSError:
+        return Loaded(None)
+
+
+def first_variables(number: int | str = "self", *, processes: Path = _PROC) -> dict[str, str] | None:
+    """Return the environment a process was started with, whatever it has set since; ``None`` is unknown."""
+    try:
+        block = (processes / str(number) / "environ").read_bytes()
     except OSError:
         return None
     pairs = (os.fsdecode(item).partition("=") for item in block.split(b"\0") if item)
@@ -88,3 +101,17 @@ def _maps_one(process: Path, libraries: tuple[str, ...]) -> bool:
         # It has ended meanwhile, or hides.
         return False
     return any(b"/" + library.encode() in maps for library in libraries)
+
+
+def has_ended(pid: int, *, processes: Path = _PROC) -> bool:
+    """Tell whether a process of this user has surely ended; one that nobody has waited for counts as ended."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    except OSError:
+        return False
+    try:
+        return (processes / str(pid) / "stat").read_bytes().rpartition(b") ")[2][:1] == b"Z"
+    except OSError:
+        return False

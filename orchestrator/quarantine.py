@@ -30,6 +30,16 @@ class QuarantineResult:
         harmless = all(finding.severity is Severity.HARMLESS for finding in left)
         return harmless and not any(outcome.failed or outcome.skipped for outcome in self.outcomes)
 
+    def moved(self, finding: Finding) -> bool:
+        """Tell whether what a finding names lies in quarantine now."""
+        if finding.thing is None:
+            return False
+        for outcome in self.outcomes:
+            if outcome.layer == finding.layer:
+                left = {note.key for note in (*outcome.skipped, *outcome.failed)}
+                return not left & {"*", finding.thing.key}
+        return False
+
 
 @dataclass(frozen=True, slots=True)
 class QuarantinePlan:
@@ -83,7 +93,7 @@ def _move(layer: Layer, plan: ClearPlan, findings: Sequence[Finding]) -> Outcome
 
 
 def held(layers: Iterable[Layer]) -> tuple[list[tuple[Layer, Quarantined]], list[Outcome]]:
-    """List what is in quarantine, and the layers that could not be asked."""
+    """List what is in quarantine, and what could not be read of it."""
     failed: list[Outcome] = []
     return [pair for layer in layers for pair in _held_by(layer, failed)], failed
 
@@ -91,7 +101,10 @@ def held(layers: Iterable[Layer]) -> tuple[list[tuple[Layer, Quarantined]], list
 def _held_by(layer: Layer, failed: list[Outcome]) -> Iterator[tuple[Layer, Quarantined]]:
     try:
         for thing in layer.quarantined():
-            yield layer, thing
+            if isinstance(thing, Quarantined):
+                yield layer, thing
+            else:
+                failed.append(Outcome(layer.name, failed=(Note(str(thing.path), thing.message),)))
     except FAILURES as error:
         failed.append(Outcome(layer.name, failed=(Note("*", reason_of(error)),)))
 

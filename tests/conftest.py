@@ -98,7 +98,8 @@ class Home:
 
     def cachectl(self, *arguments: str, check: bool = True, **changes: str) -> subprocess.CompletedProcess[str]:
         """Run the real command."""
-        if arguments[:1] in (("purge",), ("restore",)) or "--quarantine" in arguments:
+        clears = arguments[:1] in (("purge",), ("restore",)) or "--quarantine" in arguments
+        if clears and (self.path / ".cache" / "pocl").exists():
             wait_until_nobody_compiles()
         return self.run(sys.executable, "-m", "cachectl", *arguments, check=check, **changes)
 

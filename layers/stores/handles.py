@@ -12,6 +12,8 @@ from typing import Final
 
 from cachectl.layers.stores.plain import own_name
 
+#: What a file system says that knows no second names.
+NO_HARD_LINKS: Final = frozenset({errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EMLINK})
 #: Deeper than any entry is nested; what goes deeper is none.
 DEEP: Final = 16
 
@@ -85,6 +87,14 @@ def own_folder(handle: int, prefix: str) -> Iterator[tuple[int, str]]:
         delete(handle, name)
 
 
+def is_trusted(root: int, status: os.stat_result) -> bool:
+    """Tell whether a folder of cachectl's in an open root is this user's, or of whoever the root belongs to.
+
+    What anybody else has put there, into a temporary folder for instance, is neither believed nor removed.
+    """
+    return status.st_uid in (os.geteuid(), os.fstat(root).st_uid) and not status.st_mode & 0o022
+
+
 def is_held(handle: int, name: str) -> bool:
     """Tell whether a living cachectl works in a folder of its own making."""
     try:
@@ -104,6 +114,34 @@ def _hold(folder: int, *, wait: bool) -> bool:
     except OSError:
         return False
     return True
+
+
+def hold_alone(folder: int) -> bool:
+    """Lock an open folder for this process, unless another works in it; tell whether that was done."""
+    import fcntl
+
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
+
+
+def place_new(source: int, target: int, name: str) -> None:
+    """Move a plain file into another folder under its name, where there must be none.
+
+    Raises :class:`FileExistsError` where there is.
+    """
+    try:
+        os.link(name, name, src_dir_fd=source, dst_dir_fd=target, follow_symlinks=False)
+    except OSError as error:
+        if error.errno not in NO_HARD_LINKS:
+            raise
+        if status_of(target, name) is not None:
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), name) from error
+        os.rename(name, name, src_dir_fd=source, dst_dir_fd=target)
+    else:
+        os.unlink(name, dir_fd=source)
 
 
 def write_synced(handle: int, name: str, content: bytes, mode: int = 0o600) -> None:

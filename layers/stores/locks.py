@@ -8,18 +8,18 @@ import platform
 import re
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
 from cachectl.layers.errors import Busy, Refused, Unreachable
-from cachectl.layers.stores.plain import open_plain
+from cachectl.layers.stores.plain import open_plain, release
 
 #: Seconds to wait for a lock that another process holds.
 PATIENCE: Final = 5.0
 _PAUSE: Final = 0.02
-#: Waits for a word, and removes the lock where none comes and the lock is ours.
-_WATCH: Final = 'read -r word || { read -r owner < "$1" && [ "$owner" = "$2" ] && rm -f -- "$1"; }'
+#: Waits for a word, and removes the lock where none comes and the lock is the file that we share.
+_WATCH: Final = 'read -r word || { [ "$1" -ef "$2" ] && /bin/rm -f -- "$1"; }'
 
 
 @contextmanager
@@ -45,7 +45,7 @@ def record_lock(layer: str, path: Path, *, patience: float = PATIENCE, create: b
             time.sleep(_PAUSE)
         yield handle
     finally:
-        os.close(handle)
+        release(handle)
 
 
 @contextmanager
@@ -60,47 +60,59 @@ def presence_lock(
     seconds; a lock that may be held is never removed, nor is what merely has its name.
     """
     deadline = time.monotonic() + patience
-    with _watcher(path):
-        while (handle := _make_lock(layer, path)) is None:
-            if _take_over(path, abandoned):
-                continue
-            if time.monotonic() > deadline:
-                message = f"locked for more than {patience:g} s; if no program is running, remove the lock"
-                raise Busy(layer, message, path)
-            time.sleep(_PAUSE)
+    while True:
+        with ExitStack() as stack:
+            if not os.path.lexists(path) and _make_lock(layer, path, stack):
+                yield
+                return
+        if _take_over(path, abandoned):
+            continue
+        if time.monotonic() > deadline:
+            raise Busy(layer, f"locked for more than {patience:g} s; if no program is running, remove the lock", path)
+        time.sleep(_PAUSE)
+
+
+def holder_of(path: Path) -> str | None:
+    """Name the cachectl that holds such a lock now, as the system tells; ``None`` where none does.
+
+    Only asks: who takes a lock is not kept from it.
+    """
+    with suppress(ImportError, OSError), _opened(open_plain(path)) as handle:
+        import fcntl
+
         try:
-            yield
-        finally:
-            # Somebody may have removed it by hand, as PyOpenCL's own warning says; then it is another's by now.
-            with suppress(FileNotFoundError):
-                if os.path.samestat(os.fstat(handle), path.lstat()):
-                    path.unlink()
-            os.close(handle)
+            fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            match = re.match(rb"cachectl (\d+) ", os.read(handle, 300))
+            return "another process" if match is None else f"process {int(match[1])}"
+    return None
+
+
+def _let_go(path: Path, handle: int) -> None:
+    # Somebody may have removed it by hand, as PyOpenCL's own warning says; then it is another's by now.
+    with suppress(FileNotFoundError):
+        if os.path.samestat(os.fstat(handle), path.lstat()):
+            path.unlink()
 
 
 @contextmanager
-def _watcher(path: Path) -> Iterator[None]:
+def _watched(path: Path, handle: int) -> Iterator[None]:
     """Have a child by that removes our lock should we be killed: left behind, it would fail every build for good.
 
     The child waits for a word from us, or for the end of the pipe, which is our end. It is in a session of its own,
-    so that what ends us does not end it.
+    so that what ends us does not end it. It shares the open lock, so that the system holds it for the two of us: while
+    the child lives, nobody else takes the lock for a dead one.
     """
     import subprocess
 
     try:
         child = subprocess.Popen(  # noqa: S603 - a fixed program; what it is told is data
-            [
-                "/bin/sh",
-                "-c",
-                _WATCH,
-                "cachectl-lock",
-                os.fspath(path),
-                _owner().decode(errors="surrogateescape").strip(),
-            ],
+            ["/bin/sh", "-c", _WATCH, "cachectl-lock", os.fspath(path), f"/proc/self/fd/{handle}"],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             start_new_session=True,
+            pass_fds=(handle,),
             cwd="/",
         )
     except OSError:
@@ -113,39 +125,43 @@ def _watcher(path: Path) -> Iterator[None]:
         child.communicate(b"done\n")
 
 
-def _make_lock(layer: str, path: Path) -> int | None:
-    """Make the lock; return its open file, or ``None`` where it is there already."""
+def _make_lock(layer: str, path: Path, stack: ExitStack) -> bool:
+    """Make the lock, to be let go when the stack ends; tell whether that was done, or it is there already."""
     try:
-        return _make_whole(path)
+        try:
+            _link_nameless(path, stack)
+        except FileExistsError:
+            raise
+        except OSError:
+            _attend(path, os.open(path, os.O_CREAT | os.O_WRONLY | os.O_EXCL, 0o644), stack)
     except FileExistsError:
-        return None
-    except OSError:
-        pass
-    try:
-        handle = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_EXCL, 0o644)
-    except FileExistsError:
-        return None
+        return False
     except OSError as error:
         raise Unreachable(layer, f"cannot lock: {error.strerror}", path) from error
-    _own(handle)
-    return handle
+    return True
 
 
-def _make_whole(path: Path) -> int:
-    """Make the lock with our name in it from its first moment: a file without a name, then linked to its place.
+def _link_nameless(path: Path, stack: ExitStack) -> None:
+    """Make the lock as a file without a name, with our name in it and a watcher by, then link it to its place.
 
     Raises :class:`OSError` where the system or the file system has no such files.
     """
     if not hasattr(os, "O_TMPFILE"):
         raise OSError(errno.ENOTSUP, os.strerror(errno.ENOTSUP))
-    handle = os.open(path.parent, os.O_TMPFILE | os.O_WRONLY, 0o644)
-    try:
-        _own(handle)
-        os.link(f"/proc/self/fd/{handle}", path, follow_symlinks=True)
-    except OSError:
-        os.close(handle)
-        raise
-    return handle
+    with ExitStack() as attempt:
+        handle = os.open(path.parent, os.O_TMPFILE | os.O_WRONLY, 0o644)
+        _attend(path, handle, attempt)
+        # With a descriptor of a folder, though none is needed, Python follows the link to the file itself.
+        os.link(f"/proc/self/fd/{handle}", path, src_dir_fd=handle, follow_symlinks=True)
+        stack.push(attempt.pop_all())
+
+
+def _attend(path: Path, handle: int, stack: ExitStack) -> None:
+    """See to it that a lock goes when the stack ends, or we are killed, and bears our name."""
+    stack.callback(os.close, handle)
+    _own(handle)
+    stack.enter_context(_watched(path, handle))
+    stack.callback(_let_go, path, handle)
 
 
 def _own(handle: int) -> None:

@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Final
 
 _FLAGS: Final = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+#: Where the system shows what this process has open.
+_DESCRIPTORS: Final = "/dev/fd"
 #: How the name of everything begins that is staged beside its place.
 STAGE: Final = ".cachectl-stage-"
 #: More than any file that is read whole should hold, in bytes.
@@ -34,6 +36,48 @@ def open_plain(path: str | Path, *, dir_fd: int | None = None, flags: int = _FLA
         os.close(handle)
         raise OSError(errno.EINVAL, "no plain file", str(path))
     return handle
+
+
+#: Descriptors that cannot be closed yet.
+_PARKED: Final[list[int]] = []
+
+
+def release(handle: int) -> None:
+    """Close a descriptor of a file that programs lock, once this process has that file open nowhere else.
+
+    Closing any descriptor of a file drops every POSIX lock that the process holds on it: those of sqlite, of the CUDA
+    driver or of MIOpen, if cachectl runs in their process. Until then it is kept.
+    """
+    _PARKED.append(handle)
+    for parked in _PARKED[:]:
+        if not _open_otherwise(parked):
+            with suppress(ValueError):
+                _PARKED.remove(parked)
+                os.close(parked)
+
+
+def _open_otherwise(handle: int) -> bool:
+    mine = os.fstat(handle)
+    for number in os.listdir(_DESCRIPTORS) if os.path.isdir(_DESCRIPTORS) else ():
+        with suppress(OSError):
+            if int(number) not in _PARKED and os.path.samestat(os.fstat(int(number)), mine):
+                return True
+    return False
+
+
+def read_locked(path: str | Path, *, limit: int = -1) -> bytes:
+    """Read a plain file that programs lock, without dropping a lock of this very process.
+
+    Raises :class:`OSError` as :func:`read_plain`.
+    """
+    handle = open_plain(path)
+    try:
+        if limit < 0 and os.fstat(handle).st_size > SANE:
+            raise OSError(errno.EFBIG, "larger than any entry", str(path))
+        with open(handle, "rb", closefd=False) as file:
+            return file.read(limit)
+    finally:
+        release(handle)
 
 
 def read_plain(path: str | Path, *, dir_fd: int | None = None, limit: int = -1) -> bytes:

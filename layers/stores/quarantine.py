@@ -7,28 +7,44 @@ in its place or in quarantine, whatever happens in between. A folder that holds 
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
+import stat
 import time
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Final
 
-from cachectl.layers.errors import Damaged, LayerError, Unreachable
-from cachectl.layers.facts import Finding, Quarantined, Target
-from cachectl.layers.stores.handles import delete, is_held, opened, opened_root, own_folder, status_of, write_synced
+from cachectl.layers.errors import Busy, Damaged, LayerError, Refused, Unreachable
+from cachectl.layers.facts import Finding, Problem, Quarantined, Target
+from cachectl.layers.stores.handles import (
+    delete,
+    hold_alone,
+    is_held,
+    is_trusted,
+    opened,
+    opened_root,
+    own_folder,
+    status_of,
+    write_synced,
+)
 from cachectl.layers.stores.plain import STAGE, read_plain
 
 _PREFIX: Final = ".cachectl-quarantine-"
 _NAME: Final = r"[0-9]{8}T[0-9]{6}Z-[0-9a-f]{8}"
 _LABEL: Final = "label.json"
 _SCHEMA: Final = "cachectl/quarantined/1"
-#: More than any label holds, in bytes.
+#: More than any label holds, in bytes; and more of a message than anybody reads.
 _LARGEST: Final = 1 << 20
+_LONGEST: Final = 500
+#: No cache is larger (bytes), and no date later (epoch seconds).
+_MOST: Final = 1 << 63
+_LATEST: Final = 1 << 40
 
 
 def folder_pattern(layer: str) -> re.Pattern[str]:
@@ -47,7 +63,7 @@ def label(root: Path, target: Target, finding: Finding, moment: float) -> Quaran
         bytes=target.bytes,
         moved=moment,
         code=finding.code,
-        message=finding.message,
+        message=finding.message[:_LONGEST],
     )
 
 
@@ -58,22 +74,34 @@ class Quarantine:
         self.layer = layer
         self.root = root
 
-    def held(self) -> Iterator[Quarantined]:
-        """Yield everything in quarantine, the oldest first."""
+    def held(self) -> Iterator[Quarantined | Problem]:
+        """Yield everything in quarantine, the oldest first; a folder that tells nothing is a problem."""
         pattern = folder_pattern(self.layer)
-        with self._translated("be read"), opened_root(self.root) as handle:
-            names = [] if handle is None else sorted(filter(pattern.fullmatch, os.listdir(handle)))
-            for name in names:
-                with suppress(FileNotFoundError, NotADirectoryError):
-                    if handle is not None and not is_held(handle, name):
-                        with opened(name, handle) as folder:
-                            yield from self._described(name, folder)
+        with self._translated("look into quarantine"), opened_root(self.root) as handle:
+            for name in [] if handle is None else sorted(filter(pattern.fullmatch, os.listdir(handle))):
+                if handle is not None:
+                    yield from self._held_one(handle, name)
 
-    def _described(self, name: str, folder: int) -> Iterator[Quarantined]:
+    def _held_one(self, handle: int, name: str) -> Iterator[Quarantined | Problem]:
+        try:
+            with opened(name, handle) as folder:
+                if not is_trusted(handle, os.fstat(folder)):
+                    message = "was put there by another user, or others may write to it; left alone"
+                    yield Problem(self.root / name, "foreign", message)
+                elif not is_held(handle, name):
+                    yield from self._described(name, folder)
+        except (FileNotFoundError, NotADirectoryError):
+            return
+        except OSError as error:
+            yield Problem(self.root / name, "unreadable", f"cannot be read: {error.strerror}")
+
+    def _described(self, name: str, folder: int) -> Iterator[Quarantined | Problem]:
         if set(os.listdir(folder)) - {_LABEL}:
             described = read_label(read_plain(_LABEL, dir_fd=folder, limit=_LARGEST), self.root)
-            if described is not None and _folder_name(described) == name:
+            if described is not None and described.layer == self.layer and _folder_name(described) == name:
                 yield described
+            else:
+                yield Problem(self.root / name, "label", "has no label that could be read")
 
     @contextmanager
     def shelf(self, handle: int, thing: Quarantined) -> Iterator[int]:
@@ -81,9 +109,11 @@ class Quarantine:
 
         It goes again where nothing was moved in.
         """
-        name = _folder_name(thing)
+        name, text = _folder_name(thing), write_label(thing)
+        if len(text) >= _LARGEST:
+            raise Damaged(self.layer, "its key is too long to be kept in quarantine; purge it", thing.root)
         with own_folder(handle, STAGE) as (folder, stage):
-            write_synced(folder, _LABEL, write_label(thing))
+            write_synced(folder, _LABEL, text)
             os.rename(stage, name, src_dir_fd=handle, dst_dir_fd=handle)
             try:
                 yield folder
@@ -97,11 +127,18 @@ class Quarantine:
     def taken(self, thing: Quarantined) -> Iterator[int]:
         """Open the folder of a thing while it is put back; when that is done, the folder goes."""
         name = _folder_name(thing)
-        with self._translated("be put back"), opened_root(self.root) as handle:
-            if handle is None:
+        with self._translated("put it back"), opened_root(self.root) as handle, ExitStack() as stack:
+            try:
+                folder = None if handle is None else stack.enter_context(opened(name, handle))
+            except FileNotFoundError:
+                folder = None
+            if handle is None or folder is None or status_of(folder, _LABEL) is None:
                 raise LayerError(self.layer, f"{thing.name} is not in quarantine any more", self.root)
-            with opened(name, handle) as folder:
-                yield folder
+            if not is_trusted(handle, os.fstat(folder)):
+                raise Refused(self.layer, "was put there by another user, or others may write to it", self.root / name)
+            if not hold_alone(folder):
+                raise Busy(self.layer, f"another cachectl is bringing {thing.name} back", self.root)
+            yield folder
             delete(handle, name)
 
     @contextmanager
@@ -111,13 +148,15 @@ class Quarantine:
         except LayerError:
             raise
         except OSError as error:
-            raise Unreachable(self.layer, f"cannot {what}: {error.strerror or error}", self.root) from error
+            advice = "; make room and try again" if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) else ""
+            raise Unreachable(self.layer, f"cannot {what}: {error.strerror or error}{advice}", self.root) from error
 
 
 def demand(layer: str, folder: int, name: str) -> None:
-    """See that an open quarantine folder holds what its label says. Raises :class:`Damaged` where it does not."""
-    if status_of(folder, name) is None:
-        raise Damaged(layer, f"the quarantine folder does not hold {name!r}, as its label says")
+    """See that an open quarantine folder holds a plain file. Raises :class:`Damaged` where it does not."""
+    status = status_of(folder, name)
+    if status is None or not stat.S_ISREG(status.st_mode):
+        raise Damaged(layer, f"the quarantine folder does not hold the file {name!r}, as its label says")
 
 
 def write_label(thing: Quarantined) -> bytes:
@@ -130,16 +169,29 @@ def write_label(thing: Quarantined) -> bytes:
 def read_label(data: bytes, root: Path) -> Quarantined | None:
     """Read a label found in a root; ``None`` where it is none."""
     try:
-        known = json.loads(data)
+        known = json.loads(data, parse_constant=_no_number)
         fields = {name: known[name] for name in ("name", "layer", "key", "bytes", "moved", "code", "message")}
         schema = known["schema"]
     except (ValueError, KeyError, TypeError, RecursionError):
         return None
     texts = all(isinstance(fields[name], str) for name in ("name", "layer", "key", "code", "message"))
-    numbers = type(fields["bytes"]) is int and type(fields["moved"]) in (int, float)
+    numbers = _is_count(fields["bytes"], _MOST, int) and _is_count(fields["moved"], _LATEST, int, float)
     if schema != _SCHEMA or not texts or not numbers:
         return None
     return Quarantined(root=root, **fields)
+
+
+def _no_number(spelled: str) -> float:
+    raise ValueError(f"{spelled} is no number")
+
+
+def _is_count(value: object, most: int, *kinds: type) -> bool:
+    return type(value) in kinds and isinstance(value, (int, float)) and 0 <= value < most
+
+
+def folder_of(thing: Quarantined) -> Path:
+    """Return the folder in which a thing lies."""
+    return thing.root / _folder_name(thing)
 
 
 def _folder_name(thing: Quarantined) -> str:

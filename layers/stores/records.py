@@ -145,19 +145,28 @@ class RecordFile:
             if root is None or not same:
                 return "changed since it was planned"
             with Quarantine(self.layer, thing.root).shelf(root, thing) as shelf:
-                write_synced(shelf, _LINE, lines.pop(same[-1]))
-                self._rewrite(lines)
+                gone = False
+                try:
+                    write_synced(shelf, _LINE, lines.pop(same[-1]))
+                    self._rewrite(lines)
+                    gone = True
+                finally:
+                    if not gone:
+                        with suppress(FileNotFoundError):
+                            os.unlink(_LINE, dir_fd=shelf)
         return None
 
     def bring_back(self, thing: Quarantined) -> None:
-        """Put a line that lies in quarantine at the end of the file, as it was."""
+        """Put a line that lies in quarantine at the end of the file, as it was, if it does not stand there already."""
         with Quarantine(self.layer, thing.root).taken(thing) as folder:
             demand(self.layer, folder, _LINE)
             line = read_plain(_LINE, dir_fd=folder)
             if b"\n" in line:
                 raise Damaged(self.layer, "the line in quarantine is more than one", thing.name)
             with self._translated("write"), self.lock():
-                self._rewrite([*_lines(self._content()), line])
+                lines = _lines(self._content())
+                if line not in lines:
+                    self._rewrite([*lines, line])
 
     # ------------------------------------------------------------------ the file
 

@@ -12,8 +12,9 @@ import errno
 import json
 import os
 import sqlite3
+import stat
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,23 +23,30 @@ from urllib.parse import quote
 
 from cachectl.layers.errors import Busy, Damaged, EntryExists, LayerError, Unreachable
 from cachectl.layers.facts import Orphan, Quarantined, Target
-from cachectl.layers.stores.handles import delete, opened_root, status_of, write_synced
+from cachectl.layers.stores.handles import opened_root, own_folder, place_new, status_of, write_synced
 from cachectl.layers.stores.locks import PATIENCE
-from cachectl.layers.stores.plain import SANE, plain_identity, read_plain
-from cachectl.layers.stores.quarantine import Quarantine, demand
+from cachectl.layers.stores.plain import SANE, STAGE, plain_identity, read_locked, read_plain
+from cachectl.layers.stores.quarantine import Quarantine, demand, folder_of
 
 _MAGIC: Final = b"SQLite format 3\0"
 _WAL_MODE: Final = b"\x02\x02"
 #: Ends a journal that is one of several, after the name of the file that joins them: no library here writes such.
 _JOURNAL_MAGIC: Final = bytes.fromhex("d9d505f920a163d7")
 _COMPANIONS: Final = ("-journal", "-wal", "-shm")
+_NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 #: What to do about what sqlite says.
 _ADVICE: Final = {
     "disk is full": "; make room and try again",
     "readonly": "; make the file and its folder writable",
 }
+_CHANGED: Final = "changed since it was planned"
 #: What a row in quarantine is called.
 _ROW: Final = "row.json"
+
+
+def without_companion(name: str) -> str:
+    """Return the name of the database that a file of sqlite's own belongs to; any other name as it is."""
+    return next((name.removesuffix(ending) for ending in _COMPANIONS if name.endswith(ending)), name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +176,8 @@ class RowFile:
         """Count and sum the rows, and note the last row id: together they mark the table's state."""
         query = f"select count(*), coalesce(sum({self.schema.size}), 0), coalesce(max(rowid), 0)"
         with self._reading() as connection:
+            if self._is_new(connection):
+                return Weight(0, 0, 0)
             rows, total, last = connection.execute(f"{query} from {self.schema.table}").fetchone()
             return Weight(int(rows), int(total), int(last))
 
@@ -176,7 +186,7 @@ class RowFile:
         keys = ", ".join(f'"{column}"' for column in self.schema.key)
         query = f"select rowid, {self.schema.size}, {keys} from {self.schema.table} order by rowid"
         with self._reading() as connection:
-            for rowid, size, *key in connection.execute(query):
+            for rowid, size, *key in () if self._is_new(connection) else connection.execute(query):
                 yield _row(rowid, key, size)
 
     def rows_with(self, *columns: str) -> Iterator[tuple[Row, tuple[object, ...]]]:
@@ -185,7 +195,7 @@ class RowFile:
         query = f"select rowid, {self.schema.size}, {names} from {self.schema.table} order by rowid"
         width = len(self.schema.key)
         with self._reading() as connection:
-            for rowid, size, *rest in connection.execute(query):
+            for rowid, size, *rest in () if self._is_new(connection) else connection.execute(query):
                 yield _row(rowid, rest[:width], size), tuple(rest[width:])
 
     def read(self, key: Sequence[str]) -> tuple[object, ...] | None:
@@ -209,6 +219,8 @@ class RowFile:
             verdict = str(connection.execute("pragma quick_check(1)").fetchone()[0])
             if verdict != "ok":
                 return verdict
+            if self._is_new(connection):
+                return None
             present = {str(row[1]) for row in connection.execute(f"pragma table_info({self.schema.table})")}
         missing = sorted(set(self.schema.columns) - present)
         return f"table {self.schema.table} lacks the columns {', '.join(missing)}" if missing else None
@@ -282,16 +294,20 @@ class RowFile:
 
     def set_row_aside(self, row: Row, thing: Quarantined) -> str | None:
         """Copy a row into quarantine, then delete it; return why it was left, or ``None``."""
-        with self._translated(), opened_root(thing.root) as root:
+        with self._translated("move aside"), opened_root(thing.root) as root:
             values = self._whole(row)
             if root is None or values is None:
-                return "changed since it was planned"
+                return _CHANGED
             with Quarantine(self.layer, thing.root).shelf(root, thing) as shelf:
-                write_synced(shelf, _ROW, write_row(self.schema.columns, values))
-                if self.delete([row]):
-                    return None
-                os.unlink(_ROW, dir_fd=shelf)
-        return "changed since it was planned"
+                gone = False
+                try:
+                    write_synced(shelf, _ROW, write_row(self.schema.columns, values))
+                    gone = bool(self.delete([row]))
+                finally:
+                    if not gone:
+                        with suppress(FileNotFoundError):
+                            os.unlink(_ROW, dir_fd=shelf)
+        return None if gone else _CHANGED
 
     def bring_row_back(self, thing: Quarantined, *, replace: bool) -> None:
         """Insert a row that lies in quarantine. Raises :class:`EntryExists` as :meth:`insert`."""
@@ -303,48 +319,87 @@ class RowFile:
             key = [str(values[column]) for column in self.schema.key]
             self.insert(key, [values[column] for column in self.schema.values], replace=replace)
 
-    def set_file_aside(self, target: Target, thing: Quarantined) -> str | None:
+    def set_file_aside(self, target: Target, thing: Quarantined, in_use: Callable[[Path], str | None]) -> str | None:
         """Move the whole file into quarantine with its journals; return why it was left, or ``None``.
 
-        Only a file that its library cannot use may go, and only where nobody has it open: the caller sees to that.
-        It goes first, by one rename: a journal that sqlite finds without a database it drops.
+        Only a file that its library cannot use may go, and only while nobody has it open: ``in_use`` says who has. It
+        goes first, by one rename (a journal that sqlite finds without a database it drops), and is looked at once more
+        where no program can find it by name: if it is whole by now, or open, it goes back.
         """
-        with self._translated(), opened_root(thing.root) as root, opened_root(self.path.parent) as parent:
+        with self._translated("move aside"), opened_root(thing.root) as root, opened_root(self.path.parent) as parent:
             if root is None or parent is None or file_mark(self.path) != target.mark:
-                return "changed since it was planned"
-            journals = [self.path.name + companion for companion in _COMPANIONS]
+                return _CHANGED
+            if (because := in_use(self.path)) is not None:
+                return because
             with Quarantine(self.layer, thing.root).shelf(root, thing) as shelf:
-                kept = [name for name in journals if status_of(parent, name) is not None]
                 os.rename(self.path.name, self.path.name, src_dir_fd=parent, dst_dir_fd=shelf)
-                for name in kept:
-                    with suppress(FileNotFoundError):
-                        os.rename(name, name, src_dir_fd=parent, dst_dir_fd=shelf)
+                moved = RowFile(self.layer, folder_of(thing) / self.path.name, self.schema, self.patience)
+                because = in_use(moved.path)
+                if because is None and (file_mark(moved.path) != target.mark or moved.is_sound()):
+                    because = _CHANGED
+                if because is not None:
+                    place_new(shelf, parent, self.path.name)
+                    return because
+                for name in self._journals(parent):
+                    os.rename(name, name, src_dir_fd=parent, dst_dir_fd=shelf)
                 os.fsync(parent)
         return None
+
+    def is_sound(self) -> bool:
+        """Tell whether the file is a database that its library can use."""
+        try:
+            return self.check() is None
+        except LayerError:
+            return False
 
     def bring_file_back(self, thing: Quarantined, *, replace: bool) -> None:
         """Move the whole file back into its place, with its journals.
 
         Raises :class:`EntryExists` where another has taken it and ``replace`` is not set; that nobody has that one
-        open, the caller sees to.
+        open, the caller sees to. Whatever goes wrong, the one that stood there stands there again.
         """
-        with self._translated(), Quarantine(self.layer, thing.root).taken(thing) as folder, ExitStack() as stack:
+        with self._translated("put it back"), Quarantine(self.layer, thing.root).taken(thing) as folder:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            parent = stack.enter_context(opened_root(self.path.parent))
-            demand(self.layer, folder, self.path.name)
-            if parent is None:
-                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
-            if status_of(parent, self.path.name) is not None:
-                if not replace:
+            with opened_root(self.path.parent) as parent:
+                demand(self.layer, folder, self.path.name)
+                if parent is None:
+                    raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+                if status_of(parent, self.path.name) is not None and not replace:
                     raise EntryExists(self.layer, self.path)
-                plain_identity(self.path)
-                # Gone before its journals change: no database may ever meet another's.
-                os.unlink(self.path.name, dir_fd=parent)
-            for name in [self.path.name + companion for companion in (*_COMPANIONS, "")]:
-                delete(parent, name)
-                if status_of(folder, name) is not None:
-                    os.rename(name, name, src_dir_fd=folder, dst_dir_fd=parent)
+                with own_folder(parent, STAGE) as (aside, _):
+                    self._exchange(folder, parent, aside)
+
+    def _exchange(self, folder: int, parent: int, aside: int) -> None:
+        """Let what stands in the file's place step aside, and the file in; back, where that fails."""
+        standing = [self.path.name] if status_of(parent, self.path.name) is not None else []
+        standing += self._journals(parent)
+        if standing[:1] == [self.path.name]:
+            plain_identity(self.path)
+        gone: list[str] = []
+        placed: list[str] = []
+        try:
+            # A database goes before its journals, and comes after them: it never meets another's.
+            for name in standing:
+                os.rename(name, name, src_dir_fd=parent, dst_dir_fd=aside)
+                gone.append(name)
+            for name in [*self._journals(folder), self.path.name]:
+                place_new(folder, parent, name)
+                placed.append(name)
             os.fsync(parent)
+        except BaseException as error:
+            for name in reversed(placed):
+                os.rename(name, name, src_dir_fd=parent, dst_dir_fd=folder)
+            for name in reversed(gone):
+                os.rename(name, name, src_dir_fd=aside, dst_dir_fd=parent)
+            if isinstance(error, FileExistsError):
+                raise EntryExists(self.layer, self.path) from error
+            raise
+
+    def _journals(self, folder: int) -> list[str]:
+        """Name the plain files of sqlite's own beside the database in a folder."""
+        names = [self.path.name + companion for companion in _COMPANIONS]
+        found = ((name, status_of(folder, name)) for name in names)
+        return [name for name, status in found if status is not None and stat.S_ISREG(status.st_mode)]
 
     def _whole(self, row: Row) -> tuple[object, ...] | None:
         columns = ", ".join(f'"{column}"' for column in self.schema.columns)
@@ -392,7 +447,7 @@ class RowFile:
         may delete the log: such a file is opened as immutable when no log is pending, and copied with its log when one
         is.
         """
-        header = read_plain(self.path, limit=20)
+        header = read_locked(self.path, limit=20)
         if header and not header.startswith(_MAGIC):
             raise sqlite3.DatabaseError("file is not a database")
         location = f"file:{quote(os.fsencode(self.path))}"
@@ -408,7 +463,7 @@ class RowFile:
             raise Unreachable(self.layer, "a large log is pending, which its own library must fold in first", log)
         with tempfile.TemporaryDirectory(prefix="cachectl-") as folder:
             copy = Path(folder, "copy.sqlite")
-            copy.write_bytes(read_plain(self.path))
+            copy.write_bytes(read_locked(self.path))
             copy.with_name("copy.sqlite-wal").write_bytes(read_plain(log))
             yield f"file:{quote(os.fsencode(copy))}"
 
@@ -439,6 +494,10 @@ class RowFile:
             connection.text_factory = lambda data: data.decode(errors="surrogateescape")
             yield connection
 
+    def _is_new(self, connection: sqlite3.Connection) -> bool:
+        """Tell whether there is no table at all yet, which the library makes when it opens the file."""
+        return connection.execute("select 1 from sqlite_master limit 1").fetchone() is None
+
     def _demand_tables(self, connection: sqlite3.Connection) -> None:
         """Refuse what could run code of its own: a view in the place of a table, or a trigger on it."""
         for table in self.schema.tables or (self.schema.table,):
@@ -449,7 +508,7 @@ class RowFile:
                 raise Damaged(self.layer, f"holds a {others} where its library makes a plain table", self.path)
 
     @contextmanager
-    def _translated(self) -> Iterator[None]:
+    def _translated(self, verb: str = "open") -> Iterator[None]:
         try:
             yield
         except LayerError:
@@ -459,7 +518,8 @@ class RowFile:
         except sqlite3.DatabaseError as error:
             raise Damaged(self.layer, f"not a usable database: {error}", self.path) from error
         except OSError as error:
-            raise Unreachable(self.layer, f"cannot open: {error.strerror or error}", self.path) from error
+            advice = "; make room and try again" if error.errno in _NO_ROOM else ""
+            raise Unreachable(self.layer, f"cannot {verb}: {error.strerror or error}{advice}", self.path) from error
 
     def _operational(self, error: sqlite3.OperationalError) -> LayerError:
         text = str(error)

@@ -22,9 +22,11 @@ from cachectl.layers.facts import Ability, Entry, Note, Orphan, Outcome, Problem
 from cachectl.layers.stores.archive import pack, unpack
 from cachectl.layers.stores.handles import (
     DEEP,
+    NO_HARD_LINKS,
     delete,
     descend,
     is_held,
+    is_trusted,
     open_folder,
     opened_root,
     own_folder,
@@ -32,7 +34,7 @@ from cachectl.layers.stores.handles import (
     write_synced,
 )
 from cachectl.layers.stores.plain import SANE, STAGE, read_plain
-from cachectl.layers.stores.quarantine import Quarantine, demand, folder_pattern
+from cachectl.layers.stores.quarantine import Quarantine, folder_pattern
 
 #: Whether this platform can act relative to directory handles, without which nothing is removed safely.
 _HANDLES: Final = {os.open, os.stat, os.unlink, os.rename, os.mkdir, os.rmdir} <= os.supports_dir_fd
@@ -45,7 +47,6 @@ REFUSALS: Final[Mapping[Ability, str]] = (
 #: Makes what is to be held while something is renamed.
 Guard = Callable[[], AbstractContextManager[object]]
 
-_NO_HARD_LINKS: Final = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EMLINK}
 _GONE: Final = "already gone"
 _TRASH: Final = ".cachectl-trash-"
 #: What a killed cachectl may leave in a root: its own staging and trash, safe to clear at any time.
@@ -71,6 +72,7 @@ class StrayRule:
     empty: bool = False
     private: bool = False
     members: re.Pattern[str] | None = None
+    kept: bool = False
 
     def accepts(self, name: str, status: os.stat_result) -> bool:
         """Tell whether a name in the root is one of these, as far as can be told without looking into it."""
@@ -99,6 +101,13 @@ class Shape:
         return len(parts) == len(self.levels) and all(
             pattern.fullmatch(part) for pattern, part in zip(self.levels, parts, strict=True)
         )
+
+    def claims(self, parts: Sequence[str]) -> bool:
+        """Tell by name alone whether a path is one of this shape, on the way to one, or in one."""
+        named = all(pattern.fullmatch(part) for pattern, part in zip(self.levels, parts, strict=False))
+        if named and (self.folders or len(parts) <= len(self.levels)):
+            return True
+        return any(rule.pattern.fullmatch(parts[0]) for rule in self.strays)
 
 
 #: A tree without entries, in which only cachectl's own folders are recognised.
@@ -143,7 +152,9 @@ class Leaf:
         """Return the leaf as an orphan of a root, for a stray's own reason or another."""
         reason = self.stray.why if self.stray is not None and why is None else why or ""
         idle_only = self.stray is None or self.stray.idle_only
-        return Orphan(self.key, root, self.bytes, len(self.members), self.modified, reason, idle_only, mark=self.mark)
+        kept = self.stray is not None and self.stray.kept
+        files = len(self.members)
+        return Orphan(self.key, root, self.bytes, files, self.modified, reason, idle_only, self.mark, kept)
 
     def entry(self, layer: str, root: Path) -> Entry:
         """Return the leaf as an entry of which no more is known than how it lies on the disk."""
@@ -166,7 +177,7 @@ class Tree:
         self.layer = layer
         self.root = root
         self.shape = shape
-        quarantined = StrayRule(folder_pattern(layer), _QUARANTINED, idle_only=False, members=_ANYTHING)
+        quarantined = StrayRule(folder_pattern(layer), _QUARANTINED, idle_only=False, members=_ANYTHING, kept=True)
         self._own: tuple[StrayRule, ...] = (_LEFTOVERS, quarantined)
 
     # ------------------------------------------------------------------ listing
@@ -244,8 +255,8 @@ class Tree:
         key = "/".join(parts)
         for rule in (*self._own, *self.shape.strays) if level == 0 else ():
             if rule.accepts(name, status):
-                busy = rule in self._own and is_held(handle, name)
-                return None if busy else _measure(handle, name, key, status, rule)
+                left_alone = rule in self._own and (is_held(handle, name) or not is_trusted(handle, status))
+                return None if left_alone else _measure(handle, name, key, status, rule)
         kind = stat.S_ISDIR if self.shape.folders else stat.S_ISREG
         if level == len(self.shape.levels) - 1 and self.shape.levels[level].fullmatch(name) and kind(status.st_mode):
             return _measure(handle, name, key, status, None)
@@ -348,12 +359,19 @@ class Tree:
                 with guard():
                     self._publish(stage, parent, parts, replace=replace)
 
-    def _publish(self, stage: int, parent: int, parts: Sequence[str], *, replace: bool) -> None:
-        """Move an entry, whole under its own name in another folder of the root, into its place."""
+    def _publish(
+        self, stage: int, parent: int, parts: Sequence[str], *, replace: bool, aside: int | None = None
+    ) -> None:
+        """Move an entry, whole under its own name in another folder of the root, into its place.
+
+        What stood there steps ``aside``, or into the stage.
+        """
         self._demand_room(parent, tuple(parts))
-        publish = self._publish_folder if self.shape.folders else self._publish_file
         try:
-            publish(stage, parent, parts[-1], replace=replace)
+            if self.shape.folders:
+                self._publish_folder(stage, parent, parts[-1], stage if aside is None else aside, replace=replace)
+            else:
+                self._publish_file(stage, parent, parts[-1], replace=replace)
         except FileExistsError as error:
             raise EntryExists(self.layer, self.root.joinpath(*parts)) from error
         os.fsync(parent)
@@ -373,28 +391,28 @@ class Tree:
         try:
             os.link(name, name, src_dir_fd=stage, dst_dir_fd=parent, follow_symlinks=False)
         except OSError as error:
-            if error.errno not in _NO_HARD_LINKS:
+            if error.errno not in NO_HARD_LINKS:
                 raise
             os.rename(name, name, src_dir_fd=stage, dst_dir_fd=parent)
 
-    def _publish_folder(self, stage: int, parent: int, name: str, *, replace: bool) -> None:
-        """Rename a folder into its place; a full one cannot be renamed over, so it steps into the stage first."""
+    def _publish_folder(self, stage: int, parent: int, name: str, aside: int, *, replace: bool) -> None:
+        """Rename a folder into its place; a full one cannot be renamed over, so it steps aside first."""
         for attempt in range(_TRIES if replace else 1):
             old = f".old{attempt}"
             if replace:
                 with suppress(FileNotFoundError):
-                    os.rename(name, old, src_dir_fd=parent, dst_dir_fd=stage)
-            if self._moved_in(stage, parent, name, old):
+                    os.rename(name, old, src_dir_fd=parent, dst_dir_fd=aside)
+            if self._moved_in(stage, parent, name, (old, aside)):
                 return
         raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), name)
 
-    def _moved_in(self, stage: int, parent: int, name: str, old: str) -> bool:
+    def _moved_in(self, stage: int, parent: int, name: str, old: tuple[str, int]) -> bool:
         try:
             os.rename(name, name, src_dir_fd=stage, dst_dir_fd=parent)
         except OSError as error:
             # Whatever went wrong, the old entry goes back if nobody has placed another.
             with suppress(OSError):
-                os.rename(old, name, src_dir_fd=stage, dst_dir_fd=parent)
+                os.rename(old[0], name, src_dir_fd=old[1], dst_dir_fd=parent)
             if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
                 raise
             return False
@@ -482,13 +500,23 @@ class Tree:
         if not self.shape.accepts(thing.key):
             raise not_a_key(self.layer, thing.key)
         with Quarantine(self.layer, self.root).taken(thing) as folder, ExitStack() as stack:
-            demand(self.layer, folder, parts[-1])
+            self._demand_leaf(folder, thing)
             root = stack.enter_context(self._opened_root())
             parent = None if root is None else descend(stack, root, parts[:-1], make=True)
-            if parent is None:
+            if root is None or parent is None:
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(self.root))
-            with guard():
-                self._publish(folder, parent, parts, replace=replace)
+            with own_folder(root, STAGE) as (aside, _), guard():
+                self._publish(folder, parent, parts, replace=replace, aside=aside)
+
+    def _demand_leaf(self, folder: int, thing: Quarantined) -> None:
+        """See that what lies in a quarantine folder is an entry, and nothing else."""
+        parts = tuple(thing.key.split("/"))
+        status = status_of(folder, parts[-1])
+        leaf = None if status is None else self._recognise(folder, parts, status)
+        if leaf is None or leaf.links or self._foreign(leaf) is not None:
+            raise Damaged(
+                self.layer, "what lies in quarantine under this name is no entry, and stays there", thing.name
+            )
 
     # ------------------------------------------------------------------ helpers
 

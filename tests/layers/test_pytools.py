@@ -201,7 +201,19 @@ def test_a_locked_dictionary_fails_alone_and_in_finite_time(home: Home) -> None:
     assert layer.clear(plan).removed == 1
 
 
-@pytest.mark.parametrize("content", [b"", b"no database at all", b"SQLite format 3\0" + bytes(200)])
+def test_a_file_that_was_just_made_is_no_damage(home: Home) -> None:
+    """It is empty until its program makes the table in it."""
+    environment = home.environment()
+    path = dictionary(home.path / ".cache" / "pytools", f"pdict-v5-mine-{environment.python}.sqlite", {})
+    path.write_bytes(b"")
+    layer = PytoolsDictionaries(environment)
+    root = layer.roots()[0]
+    assert [thing for thing in layer.scan(root) if isinstance(thing, Problem)] == []
+    assert list(layer.verify(root)) == []
+    assert not layer.plan_clear().failed
+
+
+@pytest.mark.parametrize("content", [b"no database at all", b"SQLite format 3\0" + bytes(200)])
 def test_a_broken_file_is_a_problem_and_a_finding(home: Home, content: bytes) -> None:
     environment = home.environment()
     folder = home.path / ".cache" / "pytools"

@@ -196,7 +196,7 @@ def test_lines_of_tuning_go_only_when_named(home: Home) -> None:
     folder = home.path / ".config" / "miopen"
     folder.mkdir(parents=True)
     path = folder / "gfx90a6e.HIP.3_3_0_a85ca8a54.ufdb.txt"
-    path.write_text("one=S:1,0,A\nno record\ntwo=S:1,0,A\none=S:9,0,A\nno record\n")
+    path.write_text("one=S:1,0,A\nno record\ntwo=S:1,0,A\none=S:9,0,A\nno other\n")
     spared = home.cachectl("verify", "--quarantine", check=False)
     assert spared.returncode == 1
     assert "only when their layer is named" in spared.stderr
@@ -205,7 +205,7 @@ def test_lines_of_tuning_go_only_when_named(home: Home) -> None:
     assert path.read_text() == "one=S:1,0,A\ntwo=S:1,0,A\n"
     home.cachectl("restore", "--all")
     assert sorted(path.read_text().splitlines()) == [
-        "no record",
+        "no other",
         "no record",
         "one=S:1,0,A",
         "one=S:9,0,A",
@@ -265,17 +265,42 @@ def test_unknown_names_and_misuse(home: Home) -> None:
     assert home.cachectl("restore").stdout == "nothing is in quarantine\n"
 
 
+def spoiled(**changes: object) -> bytes:
+    """Spell a label in which one thing is not what it should be."""
+    label = {"schema": "cachectl/quarantined/1", "name": "20261121T000000Z-00000000", "layer": "pocl", "key": "k"}
+    return json.dumps({**label, "bytes": 1, "moved": 1.0, "code": "c", "message": "m", **changes}).encode()
+
+
+LABELS = {
+    "empty": b"",
+    "list": b"[]",
+    "half": b"{",
+    "schema": b'{"schema": 1}',
+    "no text": b"\xff" * 10,
+    "deep": b"[" * 100_000,
+    "not a number": spoiled(moved=float("nan")),
+    "huge": spoiled(bytes=10**400),
+    "negative": spoiled(bytes=-5),
+    "another name": spoiled(),
+}
+
+
 @pytest.mark.real
-@pytest.mark.parametrize("content", [b"", b"[]", b"{", b'{"schema": 1}', b"\xff" * 10, b"[" * 100_000])
-def test_a_label_that_is_none_is_passed_over(warm: Home, content: bytes) -> None:
-    """Whatever stands in a label, listing goes on, and purge still clears the folder."""
+@pytest.mark.parametrize("content", LABELS.values(), ids=LABELS)
+def test_a_label_that_is_none_is_told(warm: Home, content: bytes) -> None:
+    """Whatever stands in a label, the others are listed, the folder is named, and clearing the layer clears it."""
+    stack = Stack(warm.environment())
     junk_native(warm.path)
-    home = warm
-    home.cachectl("verify", "--quarantine")
-    one(home.path, "label.json").write_bytes(content)
-    assert home.json("restore")["quarantine"] == []
-    home.cachectl("purge", "pocl")
-    assert not list(home.path.rglob(".cachectl-*"))
+    cut_info(warm.path)
+    quarantine_all(warm)
+    (label,) = (warm.path / ".cache" / "pocl").rglob("label.json")
+    label.write_bytes(content)
+    listed = warm.run(sys.executable, "-m", "cachectl", "restore", "--json", check=False)
+    assert listed.returncode == 1
+    assert [thing["layer"] for thing in json.loads(listed.stdout)["quarantine"]] == ["pyopencl"]
+    assert listed.stderr == f"cachectl: pocl: {label.parent}: has no label that could be read\n"
+    stack["pocl"].clear(stack["pocl"].plan_clear())
+    assert not label.parent.exists()
 
 
 # ---------------------------------------------------------------------- SIGKILL
@@ -383,7 +408,7 @@ def test_quarantine_killed_at_any_moment(filled: Home, tmp_path: Path) -> None:
         killed(lambda home=home: quarantine_all(home), random, usual)  # type: ignore[misc]
         settle(home)
         left = {finding.key for finding in found_in(home)}
-        aside = {thing.key for layer in Stack(home.environment()) for thing in layer.quarantined()}
+        aside = {thing.key for layer in Stack(home.environment()) for thing in held(layer)}
         # A row is copied before it is deleted, so that it may be in both places, never in none.
         assert left | aside == damage
         assert all("/" in (key or "") for key in left & aside)
@@ -429,8 +454,178 @@ def test_restore_over_another_entry_is_asked_for(warm: Home) -> None:
 
 
 def held(layer: Layer) -> list[Quarantined]:
-    return list(layer.quarantined())
+    return [thing for thing in layer.quarantined() if isinstance(thing, Quarantined)]
 
 
 def other_entry(layer: Layer) -> Entry:
     return next(iter(layer.entries(Selection())))
+
+
+# ---------------------------------------------------------------------- found by reviews
+
+
+HOLDER = """
+import fcntl, os, sqlite3, subprocess, sys
+import cachectl
+database, index = sys.argv[1:]
+connection = sqlite3.connect(database, isolation_level=None)
+connection.execute("begin immediate")
+handle = os.open(index, os.O_RDWR)
+fcntl.lockf(handle, fcntl.LOCK_EX)
+stack = cachectl.Stack()
+stack.report()
+for name in ("loopy", "cuda"):
+    for root in stack[name].roots():
+        list(stack[name].verify(root))
+    list(stack[name].entries())
+other = '''
+import fcntl, os, sqlite3, sys
+try:
+    sqlite3.connect(sys.argv[1], timeout=0, isolation_level=None).execute("begin immediate")
+    print("database")
+except sqlite3.OperationalError: pass
+try:
+    fcntl.lockf(os.open(sys.argv[2], os.O_RDWR), fcntl.LOCK_EX | fcntl.LOCK_NB)
+    print("index")
+except OSError: pass
+'''
+print(subprocess.run([sys.executable, "-c", other, database, index], capture_output=True, text=True).stdout.split())
+"""
+
+
+@pytest.mark.real
+def test_looking_drops_no_lock_of_this_process(warm: Home, compute_cache: Callable[[Path], None]) -> None:
+    """POSIX drops a process's locks on a file when it closes any descriptor of it: ours must not be that one."""
+    root = warm.path / ".nv" / "ComputeCache"
+    compute_cache(root)
+    database = one(warm.path / ".cache" / "pytools", "pdict-v5-loopy-code-gen*.sqlite")
+    done = warm.run(sys.executable, "-c", HOLDER, str(database), str(root / "index"))
+    assert done.stdout == "[]\n"
+
+
+def damaged_database(home: Home) -> Path:
+    path = home.path / ".cache" / "miopen" / "3.3.0.a85ca8a54" / "gfx90a6e.ukdb"
+    path.parent.mkdir(parents=True)
+    path.write_bytes(b"SQLite format 3\0" + b"malformed" * 500)
+    return path
+
+
+def good_database(path: Path) -> Path:
+    rows = RowFile("miopen", path, kernel_db.SCHEMA)
+    rows.insert(("k.o", "args"), kernel_db.encode(b"\x7fELF", kernel_db.SCHEMA), replace=False)
+    return path
+
+
+def test_a_database_that_was_mended_meanwhile_goes_back(home: Home, tmp_path: Path) -> None:
+    """The finding is old, the file under its name is whole by now: it stays, whatever its mark."""
+    path = damaged_database(home)
+    stack = Stack(home.environment())
+    layer = stack["miopen"]
+    (finding,) = findings([layer])
+    good_database(tmp_path / "good")
+    shutil.copyfile(tmp_path / "good", path)
+    status = path.stat()
+    assert finding.thing is not None
+    fresh = replace(finding, thing=replace(finding.thing, mark=(status.st_ino, status.st_size, status.st_mtime_ns)))
+    outcome = layer.quarantine(layer.plan_quarantine([fresh]), [fresh])
+    assert [note.because for note in outcome.skipped] == ["changed since it was planned"]
+    assert path.read_bytes() == (tmp_path / "good").read_bytes()
+    assert held(layer) == []
+    assert not list(home.path.rglob(".cachectl-*"))
+
+
+def test_a_folder_with_the_name_of_a_journal_is_nobodys(home: Home) -> None:
+    """Neither quarantine nor restore touches it."""
+    path = damaged_database(home)
+    layer = Stack(home.environment())["miopen"]
+    found = findings([layer])
+    stranger = Path(f"{path}-wal") / "thesis.txt"
+    stranger.parent.mkdir()
+    stranger.write_text("years of work")
+    layer.quarantine(layer.plan_quarantine(found), found)
+    assert stranger.read_text() == "years of work"
+    (thing,) = held(layer)
+    layer.restore(thing)
+    assert stranger.read_text() == "years of work"
+    assert path.exists()
+
+
+def test_a_restore_that_fails_puts_the_newer_one_back(home: Home) -> None:
+    """What stood in the place stands there again, and what was in quarantine is there still."""
+    path = damaged_database(home)
+    layer = Stack(home.environment())["miopen"]
+    found = findings([layer])
+    layer.quarantine(layer.plan_quarantine(found), found)
+    (thing,) = held(layer)
+    before = good_database(path).read_bytes()
+
+    class Stubborn(RowFile):
+        def _journals(self, folder: int) -> list[str]:
+            # A journal that is listed but has gone: the exchange fails in its midst.
+            return [*super()._journals(folder), "vanished"] if "label.json" in os.listdir(folder) else []
+
+    with pytest.raises(OSError, match="No such file"):
+        Stubborn("miopen", path, kernel_db.SCHEMA).bring_file_back(thing, replace=True)
+    assert path.read_bytes() == before
+    assert held(layer) == [thing]
+
+
+def test_a_row_that_cannot_go_leaves_nothing_in_quarantine(home: Home) -> None:
+    """The database is locked: no copy piles up with each try."""
+    path = home.path / ".cache" / "miopen" / "3.3.0.a85ca8a54" / "gfx90a6e.ukdb"
+    good_database(path)
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("update kern_db set kernel_blob = x'00ff'")
+    with closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("begin immediate")
+        done = home.cachectl("verify", "--quarantine", "miopen", "--wait", "0.1", check=False)
+    assert done.returncode == 1
+    assert "locked by another process" in done.stderr
+    assert home.json("restore")["quarantine"] == []
+    assert not list(home.path.rglob(".cachectl-*"))
+
+
+@pytest.mark.real
+def test_what_is_no_entry_is_not_restored(warm: Home, tmp_path: Path) -> None:
+    """Somebody has put a link, or a file of his own, where the entry lay: it stays where it is."""
+    junk_native(warm.path)
+    quarantine_all(warm)
+    layer = Stack(warm.environment())["pocl"]
+    (thing,) = held(layer)
+    (label,) = (warm.path / ".cache" / "pocl").rglob("label.json")
+    entry = label.parent / thing.key.split("/")[1]
+    shutil.move(entry, tmp_path / "entry")
+    entry.symlink_to(tmp_path / "entry")
+    with pytest.raises(Damaged, match="is no entry"):
+        layer.restore(thing)
+    entry.unlink()
+    entry.mkdir()
+    (entry / "thesis.txt").write_text("years of work")
+    with pytest.raises(Damaged, match="is no entry"):
+        layer.restore(thing)
+    assert (entry / "thesis.txt").exists()
+
+
+def test_a_folder_that_others_can_write_to_is_not_believed(home: Home) -> None:
+    """Whoever may write into a quarantine folder could choose what is restored: it is told, and left."""
+    path = damaged_database(home)
+    home.cachectl("verify", "--quarantine", "miopen")
+    (label,) = home.path.rglob("label.json")
+    label.parent.chmod(0o777)
+    done = home.cachectl("restore", "--all", check=False)
+    assert done.returncode == 1
+    assert "others may write to it" in done.stderr
+    assert not path.exists()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only the superuser can give a folder away")
+def test_a_folder_of_another_user_is_not_believed(home: Home) -> None:
+    """In a shared root anybody could plant a row for our own database."""
+    damaged_database(home)
+    home.cachectl("verify", "--quarantine", "miopen")
+    (label,) = home.path.rglob("label.json")
+    os.chown(label.parent, 30001, 30001)
+    done = home.cachectl("restore", "--all", check=False)
+    assert "was put there by another user" in done.stderr
+    home.cachectl("purge", "miopen")
+    assert label.exists()
