@@ -1,0 +1,169 @@
+"""What happens to files while somebody else's program runs, as the Linux kernel tells it (inotify).
+
+Events tell of every program of this machine, whoever runs it, and of nothing that another machine does. The calls are
+made through the C library: they are three, have not changed since 2008, and need no package.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import select
+import struct
+import sys
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+# sys/inotify.h
+_ACCESS, _MODIFY, _ATTRIBUTES, _MOVED_FROM, _MOVED_TO, _CREATE, _DELETE = (1 << bit for bit in (0, 1, 2, 6, 7, 8, 9))
+_DELETE_SELF, _MOVE_SELF, _UNMOUNTED, _OVERFLOW = (1 << bit for bit in (10, 11, 13, 14))
+_OPEN: Final = 0x20
+_MASK_ADD: Final = 0x20000000
+_FOLDER: Final = 0x40000000
+_HEADER: Final = struct.Struct("iIII")
+
+#: What an event means in words; opening and reading a folder only lists it, and is left out.
+OPENED: Final = "was opened"
+READ: Final = "was read"
+_WORDS: Final = {
+    _OPEN: OPENED,
+    _ACCESS: READ,
+    _MODIFY: "was written",
+    _ATTRIBUTES: "was touched",
+    _CREATE: "appeared",
+    _MOVED_TO: "appeared",
+    _DELETE: "vanished",
+    _MOVED_FROM: "vanished",
+    _DELETE_SELF: "vanished",
+    _MOVE_SELF: "was moved",
+    _UNMOUNTED: "was unmounted",
+}
+_EVERYTHING: Final = sum(_WORDS) - _UNMOUNTED
+_COMING_AND_GOING: Final = _CREATE | _MOVED_TO | _DELETE | _MOVED_FROM
+#: So many different events are kept; who does more has long been found out.
+_ENOUGH: Final = 100_000
+_REASONS: Final = {
+    errno.ENOSPC: "more folders than the system lets one user watch (fs.inotify.max_user_watches)",
+    errno.EMFILE: "too many programs of this user watch files already (fs.inotify.max_user_instances)",
+}
+
+#: Accepts a name in a watched folder.
+Wanted = Callable[[str], bool]
+
+
+def _everything(_: str) -> bool:
+    return True
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """What happened to one path: ``what`` is one of the words of this module."""
+
+    path: Path
+    what: str
+
+
+class FileEvents:
+    """Folders and files under watch, from :meth:`watch` to :meth:`stop`.
+
+    ``why_not`` says why nothing can be watched here, ``None`` where it can.
+    """
+
+    def __init__(self) -> None:
+        self.why_not: str | None = None
+        #: Whether the kernel dropped events because they came too fast.
+        self.lost = False
+        self._paths: dict[int, dict[Path, Wanted]] = {}
+        self._seen: dict[tuple[int, int, bytes], None] = {}
+        self._notify = -1
+        self._thread: threading.Thread | None = None
+        self._add: Callable[[int, bytes, int], int] | None = None
+        try:
+            self._open()
+        except AttributeError:
+            self.why_not = "the C library has no inotify"
+        except OSError as error:
+            self.why_not = _REASONS.get(error.errno or 0, error.strerror or str(error))
+
+    def _open(self) -> None:
+        if not sys.platform.startswith("linux"):
+            raise OSError(errno.ENOSYS, "only Linux tells of every file that is opened")
+        library = ctypes.CDLL(None, use_errno=True)
+        self._add = library.inotify_add_watch
+        self._notify = library.inotify_init1(os.O_CLOEXEC | os.O_NONBLOCK)
+        if self._notify < 0:
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+        self._ending, self._end = os.pipe()
+        self._thread = threading.Thread(target=self._drain, name="cachectl-file-events", daemon=True)
+        self._thread.start()
+
+    def watch(self, path: Path, wanted: Wanted | None = None) -> str | None:
+        """Watch a folder's files, or one file; return why that is not possible, or ``None``.
+
+        With ``wanted``, only what comes into the folder and goes is told, and only of names that this accepts: in a
+        folder that is everybody's, most of what happens is nobody's concern.
+        """
+        if self._add is None or self.why_not is not None:
+            return self.why_not
+        mask = _MASK_ADD | (_EVERYTHING if wanted is None else _COMING_AND_GOING)
+        number = self._add(self._notify, os.fsencode(path), mask)
+        if number < 0:
+            code = ctypes.get_errno()
+            return _REASONS.get(code, os.strerror(code))
+        self._paths.setdefault(number, {})[path] = wanted or _everything
+        return None
+
+    def stop(self) -> tuple[Event, ...]:
+        """Stop watching, and return what happened, each thing once, in order."""
+        if self._thread is not None:
+            os.write(self._end, b".")
+            self._thread.join()
+            self._take()
+            for descriptor in (self._notify, self._ending, self._end):
+                os.close(descriptor)
+            self._thread = None
+        return tuple(
+            Event(folder / os.fsdecode(name) if name else folder, _WORDS[bit])
+            for number, bit, name in self._seen
+            for folder, wanted in self._paths.get(number, {}).items()
+            if wanted(os.fsdecode(name))
+        )
+
+    def _drain(self) -> None:
+        """Take events as they come: what the kernel holds back for a reader is bounded."""
+        poll = select.poll()
+        poll.register(self._notify, select.POLLIN)
+        poll.register(self._ending, select.POLLIN)
+        while all(descriptor != self._ending for descriptor, _ in poll.poll()):
+            self._take()
+
+    def _take(self) -> None:
+        with suppress(BlockingIOError):
+            while block := os.read(self._notify, 1 << 16):
+                self._note(block)
+
+    def _note(self, block: bytes) -> None:
+        at = 0
+        while at < len(block):
+            number, mask, _, length = _HEADER.unpack_from(block, at)
+            at += _HEADER.size + length
+            name = block[at - length : at].rstrip(b"\0")
+            if not (mask & _OVERFLOW or self._is_wanted(number, name)):
+                continue
+            if mask & _OVERFLOW or len(self._seen) >= _ENOUGH:
+                self.lost = True
+                continue
+            ignored = _OPEN | _ACCESS | _ATTRIBUTES if mask & _FOLDER else 0
+            for bit in _WORDS:
+                if mask & bit & ~ignored:
+                    self._seen[number, bit, name] = None
+
+    def _is_wanted(self, number: int, name: bytes) -> bool:
+        # What has a watch has its path a moment later: until then it is kept.
+        watches = self._paths.get(number)
+        return watches is None or any(wanted(os.fsdecode(name)) for wanted in list(watches.values()))

@@ -1,0 +1,117 @@
+"""What lies in a folder, name by name, so that two looks can be compared: nothing is opened, and nothing is hashed.
+
+A file's last change of any kind (``ctime``) cannot be set back. So what has the same inode, size and times is the same.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable
+from typing import Final
+
+#: What a name looked like: kind, inode, size in bytes, last change of content and of any kind (ns). Folders have no
+#: size: theirs is told by what lies in them.
+Mark = tuple[int, int, int, int, int]
+#: Between the name of a link and that of the file behind it.
+LEADS_TO: Final = " -> "
+
+
+class Snapshot:
+    """Every name below a folder that ``accepts`` takes, by its path relative to it; the folder itself is ``""``.
+
+    ``files`` maps where each file really lies to its name; ``watch`` lists what must be watched for all of them to be;
+    ``doubts`` says of names why they could not be looked at. With ``one_by_one`` the top folder's own files are
+    watched one by one, for most there are somebody else's.
+    """
+
+    def __init__(self, top: str, accepts: Callable[[str], object], *, one_by_one: bool = False) -> None:
+        self.marks: dict[str, Mark] = {}
+        self.files: dict[str, str] = {}
+        self.watch: list[str] = []
+        self.folders = 0
+        self.doubts: list[tuple[str, str]] = []
+        self._top = top
+        self._accepts = accepts
+        self._one_by_one = one_by_one
+        self._descend()
+
+    def _descend(self) -> None:
+        try:
+            self.marks[""] = _mark(os.lstat(self._top))
+        except OSError:
+            return
+        folders = [""]
+        while folders:
+            folder = folders.pop()
+            self.watch.append(folder)
+            self.folders += 1
+            for entry in self._entries(folder):
+                relative = f"{folder}/{entry.name}" if folder else entry.name
+                if self._accepts(relative) and self._note(entry, relative):
+                    folders.append(relative)
+
+    def _entries(self, folder: str) -> list[os.DirEntry[str]]:
+        try:
+            with os.scandir(f"{self._top}/{folder}") as entries:
+                return sorted(entries, key=lambda entry: entry.name)
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+        except OSError as error:
+            self.doubts.append((folder, f"cannot be looked into: {error.strerror}"))
+            return []
+
+    def _note(self, entry: os.DirEntry[str], relative: str) -> bool:
+        """Note one name; return whether it is a folder."""
+        try:
+            status = entry.stat(follow_symlinks=False)
+        except OSError:
+            return False
+        self.marks[relative] = _mark(status)
+        if stat.S_ISDIR(status.st_mode):
+            return True
+        if stat.S_ISLNK(status.st_mode):
+            self._note_behind(entry.path, relative)
+            return False
+        self.files[entry.path] = relative
+        if status.st_nlink > 1 or (self._one_by_one and "/" not in relative):
+            # By another name it could be read without a word to its folder.
+            self.watch.append(relative)
+        return False
+
+    def _note_behind(self, path: str, relative: str) -> None:
+        """Note the file that a link leads to; a folder elsewhere is not searched, and that is said."""
+        try:
+            status = os.stat(path)
+        except OSError:
+            # It leads nowhere, or in a circle.
+            return
+        if stat.S_ISDIR(status.st_mode):
+            self.doubts.append((relative, "is a link to a folder elsewhere, which is not watched"))
+            return
+        real = os.path.realpath(path)
+        self.marks[f"{relative}{LEADS_TO}{real}"] = _mark(status)
+        self.files[real] = relative
+        self.watch.append(relative)
+
+
+def is_folder(mark: Mark) -> bool:
+    """Tell a folder's mark from a file's."""
+    return stat.S_ISDIR(mark[0])
+
+
+def changed(before: Mark | None, after: Mark | None) -> str | None:
+    """Say in words what has become of a name; ``None`` where it is as it was."""
+    if before == after:
+        return None
+    if before is None or after is None:
+        return "appeared" if before is None else "vanished"
+    if is_folder(before) and is_folder(after):
+        return "was changed"
+    return "was touched" if before[:-1] == after[:-1] else "was written"
+
+
+def _mark(status: os.stat_result) -> Mark:
+    kind = stat.S_IFMT(status.st_mode)
+    size = 0 if stat.S_ISDIR(status.st_mode) else status.st_size
+    return kind, status.st_ino, size, status.st_mtime_ns, status.st_ctime_ns

@@ -1,0 +1,32 @@
+"""Compile and check LOOPY loopy kernels (8) and PLAIN plain PyOpenCL programs (5) on PoCL; print seconds, as JSON.
+
+A third argument ``live`` lifts PyOpenCL's bypass of its own binary cache, as ``binaries.py`` does. A kernel's
+seconds are those from its source to its checked result; ``total`` is their sum, imports left out.
+"""
+
+import json
+import sys
+import time
+
+import pyopencl as cl
+from binaries import build_and_check
+from kernels import compile_and_check, device
+from pyopencl import characterize
+
+
+def timed(make, context, queue, index):
+    started = time.perf_counter()
+    make(context, queue, index)
+    return time.perf_counter() - started
+
+
+if __name__ == "__main__":
+    loopy_count, plain_count, *live = (*sys.argv[1:], *("8", "5")[len(sys.argv) - 1 :])
+    if live == ["live"]:
+        characterize.has_src_build_cache = lambda _device: None
+    context = cl.Context([device()])
+    queue = cl.CommandQueue(context)
+    seconds = {f"lk{index}": timed(compile_and_check, context, queue, index) for index in range(int(loopy_count))}
+    seconds.update({f"pk{index}": timed(build_and_check, context, queue, index) for index in range(int(plain_count))})
+    print()
+    print(json.dumps({"seconds": seconds, "total": sum(seconds.values())}))
