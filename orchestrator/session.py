@@ -10,15 +10,17 @@ import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cache
 from importlib import import_module, reload
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cachectl.layers.errors import CachectlError
-from cachectl.layers.facts import Condition, Switch
-from cachectl.layers.processes import first_variables, loaded_here
+from cachectl.layers.facts import Condition, Patch, Switch
+from cachectl.layers.processes import Loaded, first_variables, libraries_here
 from cachectl.overlay import PROCESS, Attribute, Missing, Slot, Variable
+from cachectl.salt import SALTING, can_salt
 from cachectl.scratch import can_switch, relocations, remove_scratch, shadow_user_cache
 from cachectl.stack import Stack
 
@@ -37,39 +39,56 @@ class StillOn(CachectlError, RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """One layer in a block: ``status`` is ``off`` or ``on``, and why."""
+    """One layer in a block, and why it is as it is.
+
+    ``status`` is ``off``, ``salted`` (every program that PyOpenCL builds from source is one no cache has seen, and what
+    it stores is removed), ``on``, or with ``refresh`` also ``refreshed`` (nothing is read, what is stored replaces what
+    there was).
+    """
 
     status: str
     why: str
 
 
 @contextmanager
-def disabled(*layers: str, strict: bool = True) -> Iterator[Mapping[str, Held]]:
+def disabled(*layers: str, strict: bool = True, refresh: bool = False) -> Iterator[Mapping[str, Held]]:
     """Switch the named layers, or all, off in this process and its children.
 
-    Yields the truth about each layer. Raises :class:`StillOn` before anything is changed where a layer cannot
-    be switched any more because its driver has started; ``strict=False`` warns instead. Leaving restores
-    environment and switches exactly, and leaves modules that were imported meanwhile as they would be had the
-    block not been there.
+    Yields the truth about each layer. Where a driver has started, its layer is salted. Raises :class:`StillOn` before
+    anything is changed where a layer can be neither switched nor salted; ``strict=False`` warns instead. With
+    ``refresh``, layers that can are not read but still written, in this process only; all others are off. Leaving
+    restores environment and switches exactly, and leaves modules that were imported meanwhile as they would be had the
+    block not been there. Kernels that the program has compiled before, and holds, are not compiled anew.
     """
     stack = Stack()
     chosen = [layer for layer in stack.named(layers) if can_switch(layer)]
-    held = {layer.name: _judge(layer) for layer in chosen}
+    loaded = libraries_here()
+    judged = {layer.name: _judge(layer, loaded, refresh=refresh) for layer in chosen}
+    held = {name: hold for name, (hold, _) in judged.items()}
     _complain({name: hold.why for name, hold in held.items() if hold.status == "on"}, strict=strict)
-    switches = [layer.disable() for layer in chosen if held[layer.name].status == "off"]
+    switches = [switch for _, switch in judged.values() if switch is not None]
     held.update(_switched_along(stack, switches))
-    for module in {patch.module for switch in switches for patch in switch.patches}:
+    salted = [layer for layer in chosen if held[layer.name].status == "salted"]
+    for module in {patch.module for switch in switches for patch in switch.patches} - sys.modules.keys():
         if find_spec(module.partition(".")[0]) is not None:
             import_module(module)
     for switch in switches:
         _drop_copies(switch)
-    hold = PROCESS.push(_settings(switches), _flags_left_behind(chosen))
+    settings = _settings(switches, SALTING.patches() if salted else ())
+    if salted:
+        SALTING.enter(_keeping(stack, salted, held), stack.environment.clock(), refresh=refresh)
+    hold = PROCESS.push(settings, _flags_left_behind(chosen))
     try:
         yield held
     finally:
         PROCESS.pop(hold)
+        # What objects remembered for the block alone, programs among it, goes with the settings.
+        del settings, hold
         for switch in switches:
             _mend_modules(switch)
+            _drop_copies(switch)
+        if salted:
+            SALTING.leave(refresh=refresh)
 
 
 @contextmanager
@@ -87,7 +106,8 @@ def isolated(folder: Path | str | None = None, *, strict: bool = True) -> Iterat
     moved = relocations(stack, root)
     process = os.getpid()
     try:
-        _complain({name: why for name, switch in moved.items() if (why := _latched(switch))}, strict=strict)
+        loaded = libraries_here()
+        _complain({name: why for name, switch in moved.items() if (why := _latched(switch, loaded))}, strict=strict)
         switches = [*moved.values(), *(stack[name].enable() for name in moved if can_switch(stack[name]))]
         with shadow_user_cache(stack.environment, stack, root):
             hold = PROCESS.push(_settings(switches), _flags_left_behind(stack))
@@ -99,7 +119,8 @@ def isolated(folder: Path | str | None = None, *, strict: bool = True) -> Iterat
         # A forked child leaves the block too; the root is its parent's.
         if folder is None and os.getpid() == process:
             opened = any((root / "xdg" / "pytools").glob("*.sqlite"))
-            if opened or any(_latched(switch) for switch in moved.values()):
+            loaded = libraries_here()
+            if opened or any(_latched(switch, loaded) for switch in moved.values()):
                 atexit.register(_remove_in, process, root)
             else:
                 remove_scratch(root)
@@ -110,27 +131,75 @@ def _remove_in(process: int, root: Path) -> None:
         remove_scratch(root)
 
 
-def _judge(layer: Layer) -> Held:
-    switch = layer.disable()
-    why = _latched(switch)
-    state = layer.state()
+def _judge(layer: Layer, loaded: Loaded, *, refresh: bool) -> tuple[Held, Switch | None]:
+    """Say what a block can do about a layer, and the switch that does it."""
+    off = layer.disable()
+    if refresh and not _is_off(layer, off):
+        anew = layer.refresher()
+        if anew is not None:
+            return Held("refreshed", "nothing is read, and what is stored replaces what there was"), anew
+    hold = _judge_off(layer, off, loaded)
+    if refresh and hold.status != "on":
+        kept = f"{hold.why}; what it holds is not rebuilt, cachectl purge {layer.name} clears it"
+        hold = replace(hold, why=kept)
+    # A salted layer's variables still switch it off in children.
+    return hold, None if hold.status == "on" else off
+
+
+def _judge_off(layer: Layer, off: Switch, loaded: Loaded) -> Held:
+    why = _latched(off, loaded)
     if why is not None:
-        return _judge_latched(layer, why)
-    if state.condition is Condition.DISABLED:
-        return Held("off", f"already off: {state.why}")
-    if switch.patches:
+        return _judge_latched(layer, off, loaded, why)
+    if _is_off(layer, off):
+        return Held("off", f"already off: {layer.state().why}")
+    if off.patches:
         return Held("off", "switched off in this process; children it starts use it, for want of a variable")
-    return Held("off", f"switched off {switch.takes_effect.value}")
+    return Held("off", f"switched off {off.takes_effect.value}")
 
 
-def _judge_latched(layer: Layer, why: str) -> Held:
+def _is_off(layer: Layer, off: Switch) -> bool:
+    """Tell whether variables have switched a layer off; the layer itself, which looks around, is asked only then."""
+    variables = layer.environment.variables
+    touched = any(name in variables for name in off.set.keys() | layer.enable().unset)
+    return touched and layer.state().condition is Condition.DISABLED
+
+
+def _judge_latched(layer: Layer, off: Switch, loaded: Loaded, why: str) -> Held:
     """Tell whether a started driver was off from the first: only what the process began with proves that."""
-    first = first_variables()
-    if first is not None:
-        began = type(layer)(replace(layer.environment, variables=first))
-        if began.state().condition is Condition.DISABLED:
-            return Held("off", f"off since the process began: {began.state().why}")
+    began = _began(layer)
+    if began is not None and began.state().condition is Condition.DISABLED:
+        return Held("off", f"off since the process began: {began.state().why}")
+    if off.salts and can_salt() and loaded.has(off.salts) is not False:
+        return Held(
+            "salted",
+            "its driver has started, so every program that PyOpenCL builds from source is made unlike any before, and "
+            "what it stores is removed; programs from binaries or IL, and other libraries, still use the cache",
+        )
+    if off.salts:
+        return Held("on", f"{why}; PyOpenCL, whose builds could be salted, is not what started it")
     return Held("on", why)
+
+
+def _began(layer: Layer) -> Layer | None:
+    """Return the layer as the environment in which the process began has it; ``None`` where that is unknown."""
+    first = _first_variables()
+    return None if first is None else type(layer)(replace(layer.environment, variables=first))
+
+
+@cache
+def _first_variables() -> dict[str, str] | None:
+    return first_variables()
+
+
+def _keeping(stack: Stack, salted: Iterable[Layer], held: Mapping[str, Held]) -> Iterator[Layer]:
+    """Yield the layers in which salted builds may be stored: a driver goes by the variables of its start."""
+    for layer in salted:
+        yield layer
+        if (began := _began(layer)) is not None:
+            yield began
+    binaries = held.get("pyopencl")
+    if binaries is None or binaries.status != "off":
+        yield stack["pyopencl"]
 
 
 def _switched_along(stack: Stack, switches: Iterable[Switch]) -> dict[str, Held]:
@@ -145,14 +214,14 @@ def _switched_along(stack: Stack, switches: Iterable[Switch]) -> dict[str, Held]
     }
 
 
-def _latched(switch: Switch) -> str | None:
+def _latched(switch: Switch, loaded: Loaded) -> str | None:
     """Say why it is too late for the variables of a switch, or return ``None``."""
-    loaded = [module for module in switch.latching_modules if module in sys.modules]
-    if loaded:
-        return f"{loaded[0]} is imported and has opened its dictionaries"
+    modules = [module for module in switch.latching_modules if module in sys.modules]
+    if modules:
+        return f"{modules[0]} is imported and has opened its dictionaries"
     if not switch.latches:
         return None
-    started = loaded_here(switch.latches)
+    started = loaded.has(switch.latches)
     if started is None and "pyopencl" in sys.modules:
         return "its driver may have started, which this platform does not show"
     return "its driver has started, and reads its variables only then" if started else None
@@ -167,32 +236,39 @@ def _complain(still_on: Mapping[str, str], *, strict: bool) -> None:
         warnings.warn(f"{name} stays as it is: {why}", RuntimeWarning, stacklevel=4)
 
 
-def _settings(switches: Iterable[Switch]) -> dict[Slot, object]:
+def _settings(switches: Iterable[Switch], salts: Iterable[Patch] = ()) -> dict[Slot, object]:
     settings: dict[Slot, object] = {}
     for switch in switches:
         settings.update({Variable(name): value for name, value in switch.set.items()})
         settings.update({Variable(name): None for name in switch.unset})
         settings.update({Attribute(flag.module, None, flag.attribute): flag.value for flag in switch.flags})
-        settings.update(_stand_ins(switch))
+        _stand_in((*switch.patches, *switch.memos), settings)
+    _stand_in(salts, settings)
     return settings
 
 
-def _stand_ins(switch: Switch) -> dict[Slot, object]:
-    """Make the stand-ins of a switch, each around the method it stands in for; none where there is no library."""
-    made: dict[Slot, object] = {}
-    for patch in switch.patches:
-        owner = getattr(sys.modules.get(patch.module), patch.owner, None)
-        method = getattr(owner, patch.method, None)
-        if method is not None:
-            made[Attribute(patch.module, patch.owner, patch.method)] = patch.replacement(method)
-    return made
+def _stand_in(patches: Iterable[Patch], settings: dict[Slot, object]) -> None:
+    """Add stand-ins, each around the method it stands in for, or around another's stand-in for that.
+
+    There is none where the library is not loaded.
+    """
+    for patch in dict.fromkeys(patches):
+        module = sys.modules.get(patch.module)
+        owner = module if patch.owner is None else getattr(module, patch.owner, None)
+        slot = Attribute(patch.module, patch.owner, patch.method)
+        method = settings.get(slot, getattr(owner, patch.method, None))
+        if callable(method):
+            settings[slot] = patch.replacement(method)
 
 
 def _flags_left_behind(layers: Iterable[Layer]) -> dict[Slot, object]:
     """Return the flags that modules imported in the block would have had without it."""
     left: dict[Slot, object] = {}
     for layer in layers:
-        switch = layer.disable() if layer.state().condition is Condition.DISABLED else layer.enable()
+        off = layer.disable()
+        if not off.flags:
+            continue
+        switch = off if _is_off(layer, off) else layer.enable()
         left.update({Attribute(flag.module, None, flag.attribute): flag.value for flag in switch.flags})
     return left
 

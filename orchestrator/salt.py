@@ -1,0 +1,349 @@
+"""Salted builds: programs that PyOpenCL builds from source made unlike any before, so that no cache can answer.
+
+A driver that has started has read its switches. What it can still be given is a program it has never seen: the source
+gets a constant, and the options a macro, that no other build has. The name of the constant lands in what the caches
+store, so exactly that can be found again, told from what other programs store meanwhile, and removed.
+"""
+
+from __future__ import annotations
+
+import atexit
+import gc
+import itertools
+import os
+import re
+import sys
+import threading
+import uuid
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import wraps
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from cachectl.layers.errors import LayerError, reason_of
+from cachectl.layers.facts import Patch
+from cachectl.layers.processes import has_ended
+
+if TYPE_CHECKING:
+    from cachectl.layers.facts import Removable
+    from cachectl.layers.layer import Layer
+
+_NAME: Final = "cachectl_salt"
+#: Seconds by which the clock of a file server may be behind.
+_SLACK: Final = 3600.0
+
+
+@dataclass(slots=True)
+class _Built:
+    """What one salted build made: its program while somebody may hold it, and what its failure left traces of."""
+
+    program: Any = None
+    traces: frozenset[str] = frozenset()
+    done: bool = False
+    #: Keys of entries that have been removed, but that a launch of the program may bring back.
+    keys: set[str] = field(default_factory=set)
+
+
+class Salting:
+    """All salted builds of one process, whatever blocks and threads they belong to."""
+
+    def __init__(self) -> None:
+        self._begin(uuid.uuid4().hex[:16])
+        self._armed = False
+
+    def _begin(self, token: str) -> None:
+        self._token = token
+        self._lock = threading.RLock()
+        self._numbers = itertools.count()
+        self._built: dict[str, _Built] = {}
+        self._layers: dict[tuple[str, Path], Layer] = {}
+        self._blocks: list[bool] = []
+        self._since = 0.0
+        self._forked = False
+
+    # ------------------------------------------------------------------ blocks
+
+    def enter(self, layers: Iterable[Layer], now: float, *, refresh: bool) -> None:
+        """Begin a block after which what salted builds have stored in these layers is removed."""
+        with self._lock:
+            self._arm()
+            if not self._built and not self._blocks:
+                self._since = now - _SLACK
+            self._blocks.append(refresh)
+            for layer in layers:
+                for root in layer.roots():
+                    self._layers.setdefault((layer.name, root.path), layer)
+
+    def leave(self, *, refresh: bool) -> None:
+        """End a block, and remove what its builds have stored as far as nothing uses it any more."""
+        with self._lock:
+            self._blocks.remove(refresh)
+        self.sweep()
+
+    def _arm(self) -> None:
+        if self._armed:
+            return
+        self._armed = True
+        atexit.register(self._end)
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_parent=self._note_fork, after_in_child=self._begin_child)
+
+    def _note_fork(self) -> None:
+        self._forked = self._forked or bool(self._blocks)
+
+    def _begin_child(self) -> None:
+        """Go on salting in a forked child, which has built nothing itself; its parent's programs are not touched."""
+        self._inherited = self._built
+        layers, blocks, since = self._layers, self._blocks, self._since
+        self._begin(self._token)
+        self._layers, self._blocks, self._since = layers, list(blocks), since
+
+    def _end(self) -> None:
+        if busy := self.sweep():
+            line = f"what salted builds have stored stays, for commands of {busy} are not done; purge it once they are"
+            warnings.warn(line, RuntimeWarning, stacklevel=2)
+
+    # ------------------------------------------------------------------ builds
+
+    def patches(self) -> tuple[Patch, ...]:
+        """Return the stand-ins for everything by which PyOpenCL builds programs from source."""
+        return (
+            Patch("pyopencl", "Program", "build", self._salted_build),
+            Patch("pyopencl", "Program", "compile", self._salted_build),
+            Patch("pyopencl", None, "link_program", self._salted_link),
+        )
+
+    @contextmanager
+    def _build(self) -> Iterator[tuple[str, _Built]]:
+        """Give a build its salt, and remember it; a build that outlives the last block is swept at its end."""
+        # In bitcode another name may follow at once: the last character tells where this one ends.
+        salt = f"{_NAME}_{self._token}_{os.getpid()}_{next(self._numbers)}_"
+        built = _Built()
+        with self._lock:
+            self._built[salt] = built
+        try:
+            yield salt, built
+        except Exception as error:
+            built.traces = self._traces(str(error))
+            raise
+        finally:
+            built.done = True
+            if not self._blocks:
+                self.sweep()
+
+    def _traces(self, message: str) -> frozenset[str]:
+        patterns = {layer.failure_mark for layer in self._layers.values() if layer.failure_mark is not None}
+        return frozenset(found[0] for pattern in patterns for found in pattern.finditer(message))
+
+    def _salted_build(self, build: Callable[..., object]) -> Callable[..., object]:
+        """Make a stand-in for ``Program.build`` or ``Program.compile``; for a stand-in, itself."""
+        if getattr(build, "salts", False):
+            return build
+
+        @wraps(build)
+        def build_salted(program: Any, options: Any = None, *rest: object, **named: object) -> object:  # noqa: ANN401
+            source = _source_of(program)
+            if source is None or self._left_to_pyopencl(program):
+                return build(program, options, *rest, **named)
+            with self._build() as (salt, built):
+                try:
+                    with _source_replaced(program, source, salt):
+                        return build(program, _with_macro(options, salt), *rest, **named)
+                finally:
+                    built.program = program._prg  # noqa: SLF001 - what the driver counts references to
+
+        vars(build_salted)["salts"] = True
+        return build_salted
+
+    def _salted_link(self, link: Callable[..., object]) -> Callable[..., object]:
+        """Make a stand-in for ``link_program`` that links a salt along."""
+        if getattr(link, "salts", False):
+            return link
+
+        @wraps(link)
+        def link_salted(context: Any, programs: Iterable[Any], *rest: object, **named: object) -> object:  # noqa: ANN401
+            import pyopencl
+
+            # Compiling it gives it a constant of its own.
+            grain = pyopencl.Program(context, "\n").compile()
+            with self._build() as (_, built):
+                linked: Any = link(context, [*programs, grain], *rest, **named)
+                built.program = linked._prg  # noqa: SLF001 - as above
+                return linked
+
+        vars(link_salted)["salts"] = True
+        return link_salted
+
+    def _left_to_pyopencl(self, program: Any) -> bool:  # noqa: ANN401 - a class of pyopencl
+        """Tell whether PyOpenCL is to store the build under its own key, having salted it for the driver itself."""
+        import pyopencl
+        from pyopencl.characterize import has_src_build_cache
+
+        if not all(self._blocks) or program._prg is not None or pyopencl._PYOPENCL_NO_CACHE:  # noqa: SLF001
+            return False
+        return not has_src_build_cache(program._context.devices[0])  # noqa: SLF001
+
+    # ------------------------------------------------------------------ removing
+
+    def sweep(self) -> int:
+        """Remove what salted builds have stored, except where a kernel of theirs may just be compiling.
+
+        Returns of how many builds something may be left.
+        """
+        with self._lock:
+            if not self._built and not self._forked:
+                return 0
+            idle = self._idle()
+            busy = len(self._built) - len(idle)
+            if not all(tuple(self._sweep(layer, path, idle) for (_, path), layer in self._layers.items())):
+                # The reason has been told.
+                return busy
+            for salt in idle:
+                if _is_forgotten(self._built[salt]):
+                    del self._built[salt]
+            if not self._built and not self._blocks and not self._forked:
+                self._layers.clear()
+            return busy
+
+    def _idle(self) -> set[str]:
+        """Name the builds of which nothing is running: done, and their program held by no launched command.
+
+        A driver holds the kernel of a command until the command has ended, and a kernel holds its program.
+        """
+        alive = {salt: built.program for salt, built in self._built.items() if _count(built.program) > 1}
+        idle = {salt for salt, built in self._built.items() if built.done} - alive.keys()
+        if not alive:
+            return idle
+        gc.collect()
+        kernels = _kernels()
+        # Another thread could launch a kernel in a new shape at this very moment.
+        alone = threading.active_count() == 1
+        for salt, program in alive.items():
+            mine = kernels.get(program.int_ptr, [])
+            resting = _count(program) == 1 + len(mine) and all(count == 1 for count in mine)
+            if self._built[salt].done and resting and (alone or not mine):
+                idle.add(salt)
+        return idle
+
+    def _sweep(self, layer: Layer, path: Path, idle: set[str]) -> bool:
+        try:
+            things = tuple(self._spent(layer, path, idle))
+            outcome = layer.clear(layer.plan_spent(things)) if things else None
+        except (LayerError, OSError) as error:
+            _warn_of(layer, reason_of(error))
+            return False
+        for note in () if outcome is None else (*outcome.failed, *outcome.skipped):
+            _warn_of(layer, f"{note.key} {note.because}")
+        return outcome is None or not (outcome.failed or outcome.skipped)
+
+    def _spent(self, layer: Layer, path: Path, idle: set[str]) -> Iterator[Removable]:
+        """Yield what builds that are done with have left in one root, here or in a forked child that has ended."""
+        traces = {trace: salt for salt, built in self._built.items() for trace in built.traces}
+        known = {key: salt for salt, built in self._built.items() for key in built.keys}
+        salts = rf"{_NAME}_{self._token}_\d+_\d+_"
+        pattern = re.compile("|".join([*map(re.escape, traces), salts]).encode())
+        for root in layer.roots():
+            if root.path != path:
+                continue
+            for thing, mark in layer.marked(root, pattern, self._since, known):
+                salt = traces.get(mark or "") or mark or known[thing.key]
+                if salt in idle:
+                    self._built[salt].keys.add(thing.key)
+                    yield thing
+                elif salt not in self._built and has_ended(int(salt.split("_")[3])):
+                    yield thing
+
+
+def _warn_of(layer: Layer, reason: str) -> None:
+    warnings.warn(f"{layer.name} keeps an entry of a salted build: {reason}", RuntimeWarning, stacklevel=5)
+
+
+def _count(program: Any) -> int:  # noqa: ANN401 - a class of pyopencl
+    """Return how many hold a program, by the driver's own count; 0 for none."""
+    if program is None:
+        return 0
+    import pyopencl
+
+    return int(program.get_info(pyopencl.program_info.REFERENCE_COUNT))
+
+
+def _is_forgotten(built: _Built) -> bool:
+    """Tell whether nothing but the record holds a program, so that it can launch no kernel any more."""
+    program = built.program
+    # The record, the name here and the argument.
+    return program is None or (sys.getrefcount(program) <= 3 and _count(program) == 1)  # noqa: PLR2004
+
+
+def _kernels() -> dict[int, list[int]]:
+    """Map each program to the reference counts of its kernels in this process: 1 where only Python holds one."""
+    import pyopencl
+
+    found: dict[int, list[int]] = {}
+    for thing in gc.get_objects():
+        if type(thing) is pyopencl.Kernel:
+            program = thing.get_info(pyopencl.kernel_info.PROGRAM)
+            count = int(thing.get_info(pyopencl.kernel_info.REFERENCE_COUNT))
+            found.setdefault(program.int_ptr, []).append(count)
+            # It holds the program too.
+            del program
+    return found
+
+
+def _source_of(program: Any) -> str | bytes | None:  # noqa: ANN401 - a class of pyopencl
+    """Return what a program is built from; ``None`` where that is no source, but a binary or IL."""
+    import pyopencl
+
+    made = program._prg  # noqa: SLF001 - where PyOpenCL keeps it
+    if made is None:
+        source: str | bytes = program._source  # noqa: SLF001 - as above
+        return source
+    if made.kind() != pyopencl.program_kind.SOURCE:
+        return None
+    return str(made.get_info(pyopencl.program_info.SOURCE)).rstrip("\0") or None
+
+
+@contextmanager
+def _source_replaced(program: Any, source: str | bytes, salt: str) -> Iterator[None]:  # noqa: ANN401 - as above
+    """Let a program be made anew from its source with a salt; where that fails, it is as it was."""
+    made = program._prg  # noqa: SLF001 - as above
+    had = vars(program).get("_source")
+    if made is not None:
+        import pyopencl
+
+        if "_context" not in vars(program):
+            program._context = made.get_info(pyopencl.program_info.CONTEXT)  # noqa: SLF001 - as above
+        program._prg = None  # noqa: SLF001 - as above
+    line = f"\n\n__constant int {salt} = 0;\n"
+    program._source = source + (line.encode() if isinstance(source, bytes) else line)  # type: ignore[operator]  # noqa: SLF001
+    try:
+        yield
+    except BaseException:
+        if made is not None:
+            program._prg = made  # noqa: SLF001 - as above
+        raise
+    finally:
+        if had is None:
+            del program._source  # noqa: SLF001 - as above
+        else:
+            program._source = had  # noqa: SLF001 - as above
+
+
+def _with_macro(options: Any, salt: str) -> Any:  # noqa: ANN401 - text, a sequence of it, or nothing
+    macro = f"-D{salt.upper()}=1"
+    if options is None:
+        return [macro]
+    if isinstance(options, bytes):
+        return options + b" " + macro.encode()
+    return f"{options} {macro}" if isinstance(options, str) else [*options, macro]
+
+
+#: The salted builds of this process.
+SALTING: Final = Salting()
+
+
+def can_salt() -> bool:
+    """Tell whether PyOpenCL is loaded, without which nothing here builds what could be salted."""
+    return hasattr(sys.modules.get("pyopencl"), "Program")

@@ -1,0 +1,182 @@
+"""``cachectl.disabled()`` after a driver has started: builds are salted, and leave nothing behind."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from conftest import Home
+
+pytestmark = pytest.mark.real
+
+#: What PoCL says of a program that it compiles, and of a kernel that it compiles for a work-group shape.
+MISSES = ("Writing program.bc", "Built a ")
+HITS = ("Using a cached",)
+
+
+def told(home: Home, scene: str) -> dict[str, Any]:
+    """Run a scene, and return what it tells."""
+    seen: dict[str, Any] = home.python("salted.py", scene)
+    return {name: value for name, value in seen.items() if name != "stderr"}
+
+
+def log_parts(log: str) -> dict[str, Counter[str]]:
+    """Count PoCL's misses and hits in each part of its debug log, by the mark that begins the part."""
+    parts: dict[str, Counter[str]] = {}
+    part: Counter[str] = Counter()
+    for line in log.splitlines():
+        if line.startswith("-- "):
+            part = parts[line[3:]] = Counter()
+        part.update(said for said in (*MISSES, *HITS) if said in line)
+    return parts
+
+
+def test_a_kernel_built_before_is_rebuilt_in_the_block_and_the_cache_is_as_it_was(home: Home) -> None:
+    seen = home.python("salted.py", "rebuilt", POCL_DEBUG="general,llvm")
+    status, why = seen["status"]["pocl"]
+    assert status == "salted"
+    assert "binaries or IL" in why
+    assert {held for name, (held, _) in seen["status"].items() if name != "pocl"} == {"off"}
+    parts = log_parts(seen["stderr"])
+    assert sum(parts["warm"][said] for said in MISSES) == 0
+    # A plain program and a loopy kernel, whose executor had compiled it before.
+    assert parts["block"] == {"Writing program.bc": 2, "Built a ": 2}
+    # The block's own copy serves a second launch, and after it the first is there again.
+    assert not parts["again"]
+    assert not parts["left"]
+    assert seen["cold"] > 2 * seen["warm"]
+    assert seen["right"]
+    assert seen["stored"]
+    assert seen["same"]
+    assert seen["restored"]
+    assert seen["methods"]
+
+
+def test_a_kernel_built_in_the_block_goes_on_running_in_any_shape(home: Home) -> None:
+    seen = home.python("salted.py", "kernel_lives_on")
+    assert seen["same"]
+    assert seen["sums"] == [64.0] * 3
+    assert seen["from_program"] == 64.0
+    # PoCL compiles new shapes into the folder that has gone; the next block takes that away too.
+    assert seen["came_back"]
+    assert seen["swept"]
+    assert seen["once_more"] == 64.0
+
+
+def test_what_a_waiting_command_may_have_to_compile_goes_at_the_end(home: Home) -> None:
+    assert home.python("salted.py", "command_in_flight")["stays"]
+    assert programs(home) == []
+
+
+def test_what_cannot_be_removed_at_the_end_is_told_of(home: Home) -> None:
+    seen = home.python("salted.py", "never_done")
+    assert seen["stays"]
+    assert len(programs(home)) == 1
+    assert "commands of 1 are not done" in seen["stderr"]
+
+
+def programs(home: Home) -> list[str]:
+    """List the folders of programs that PoCL keeps."""
+    return sorted(str(path) for path in (home.path / ".cache/pocl/kcache").glob("??/*"))
+
+
+def test_what_a_kernel_brings_back_after_the_block_goes_at_the_end(home: Home) -> None:
+    seen = home.python("salted.py", "at_the_end")
+    assert seen["came_back"]
+    assert "salted" not in seen["stderr"]
+    cache = home.path / ".cache"
+    # The first kernel makes PyOpenCL's dictionary of invokers.
+    left = {str(path.relative_to(cache)): path for path in cache.rglob("*") if path.is_file() and path.stat().st_size}
+    kept = {
+        name: hashlib.sha256(path.read_bytes()).hexdigest()
+        for name, path in left.items()
+        if "invoker-cache-v42" not in name
+    }
+    assert kept == {name: digest for name, digest in seen["before"].items() if name in kept}
+    assert programs(home) == []
+
+
+def test_what_other_programs_store_meanwhile_stays(home: Home) -> None:
+    assert told(home, "others_entries_stay") == {"kept": 2, "removed": 1}
+
+
+def test_overlapping_threads_and_exceptions_leave_nothing(home: Home) -> None:
+    assert told(home, "threads_and_exceptions") == {"sums": [64.0] * 3, "same": True, "restored": True}
+
+
+def test_every_way_to_build_from_source_is_salted_and_cleaned_up(home: Home) -> None:
+    seen = home.python("salted.py", "ways_to_build")
+    assert seen["sums"] == [64.0] * 3
+    # Touched, built again, compiled, linked, and the grain of salt that is linked along.
+    assert seen["stored"] == 5
+    assert "nonsense" in seen["failed"][0]
+    assert "on purpose" in seen["failed"][1]
+    assert seen["left"] == []
+    assert seen["sources"] == []
+
+
+def test_pyopencls_own_cache_does_not_answer_either(home: Home) -> None:
+    seen = home.python("salted.py", "binary_cache")
+    assert seen["status"] == {"pocl": "salted"}
+    assert seen["how"] == ["source build resulting from a binary cache miss", False]
+    assert seen["stored"]
+    assert seen["same"]
+
+
+def test_children_of_a_salted_block_start_with_the_layer_off(home: Home) -> None:
+    seen = home.python("salted.py", "spawned")
+    assert seen["status"] == "salted"
+    assert seen["sums"] == [64.0] * 2
+    assert seen["new"] == []
+    assert seen["rows"] == {"loopy": 0, "pyopencl-invoker": 0}
+
+
+def test_a_forked_child_goes_on_salting_and_its_parent_cleans_up(home: Home) -> None:
+    assert told(home, "forked") == {"ended": 0, "stored": 2, "same": True}
+
+
+def test_forked_workers_that_start_the_driver_themselves_find_it_off(home: Home) -> None:
+    seen = home.python("salted.py", "fork_before_start")
+    assert seen["status"] == "off"
+    assert seen["sums"] == [64.0] * 2
+    assert not [name for name in seen["new"] if "loopy" not in name]
+
+
+def test_a_driver_that_pyopencl_did_not_start_is_named(home: Home) -> None:
+    seen = home.python("salted.py", "without_pyopencl")
+    assert "entered" not in seen
+    assert list(seen["still_on"]) == ["pocl"]
+    assert seen["status"] == "on"
+    assert [line for line in seen["warned"] if line.startswith("pocl stays as it is")]
+
+
+def status_of(seen: Any) -> dict[str, str]:  # noqa: ANN401 - JSON
+    """Map each layer of a scene to its status."""
+    return {name: status for name, (status, _) in seen["status"].items()}
+
+
+def test_refresh_reads_nothing_and_replaces_what_was_wrong(home: Home) -> None:
+    seen = home.python("salted.py", "refreshed")
+    status = status_of(seen)
+    assert {status[name] for name in ("loopy", "pyopencl-invoker", "pytools", "pyopencl")} == {"refreshed"}
+    assert (status["pocl"], status["cuda"]) == ("salted", "off")
+    assert "not rebuilt" in seen["status"]["pocl"][1]
+    assert seen["inside"] == [False, False]
+    assert seen["after"] == ["right", "right"]
+    assert [line for line in seen["loopy"] if "miss" in line]
+    assert not [line for line in seen["loopy"] if "hit" in line]
+    assert seen["rows"] == [5, 5]
+    assert seen["pocl_same"]
+
+
+def test_refresh_builds_pyopencls_binaries_anew_in_their_place(home: Home) -> None:
+    seen = home.python("salted.py", "refreshed_binaries")
+    assert seen["status"] == "refreshed"
+    assert not seen["how"]
+    assert seen["rewritten"]
+    assert seen["entries"] == 1
+    assert seen["after"]
