@@ -1,0 +1,119 @@
+"""A pytest plug-in: tests that compile cold, a whole session without caches, and what is on in the header.
+
+Installed with cachectl and loaded into every pytest session of that Python, so it imports nothing until it is used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import pytest
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from cachectl.session import Held
+
+_OPTION = "--no-kernel-caches"
+_OFF = pytest.StashKey["Mapping[str, Held]"]()
+
+
+@pytest.fixture
+def cold_caches() -> Iterator[Mapping[str, Held]]:
+    """Switch every kernel cache off for this test and its child processes, as ``cachectl.disabled()`` does.
+
+    Yields what that yields: the truth about each layer. A test whose caches cannot all be kept from answering is an
+    error that names them; it is not run warm.
+    """
+    import cachectl
+    from cachectl.session import StillOn
+
+    try:
+        with cachectl.disabled() as held:
+            yield held
+    except StillOn as error:
+        pytest.fail(f"cold_caches: {error}", pytrace=False)
+
+
+@pytest.fixture
+def isolated_caches() -> Iterator[Path]:
+    """Switch every kernel cache on, in an empty root of this test's own, as ``cachectl.isolated()`` does.
+
+    Yields the root. Libraries that have opened their caches cannot be moved: such a test is an error that names them.
+    """
+    import cachectl
+    from cachectl.session import StillOn
+
+    try:
+        with cachectl.isolated() as root:
+            yield root
+    except StillOn as error:
+        pytest.fail(f"isolated_caches: {error}; run the test in a process of its own", pytrace=False)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the option."""
+    parser.getgroup("cachectl").addoption(
+        _OPTION,
+        action="store_true",
+        default=False,
+        help="switch every kernel cache (loopy, PyOpenCL, PoCL, CUDA, MIOpen) off for the whole session",
+    )
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
+    """Switch off before any conftest can import a library or start a driver."""
+    _switch_off(early_config, asked=getattr(early_config.known_args_namespace, "no_kernel_caches", False))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """Switch off where the plug-in was loaded too late for the hook before."""
+    _switch_off(config, asked=config.getoption(_OPTION, default=False))
+
+
+def _switch_off(config: pytest.Config, *, asked: bool) -> None:
+    if not asked or _OFF in config.stash:
+        return
+    from contextlib import ExitStack
+
+    import cachectl
+    from cachectl.session import StillOn
+
+    block = ExitStack()
+    try:
+        config.stash[_OFF] = block.enter_context(cachectl.disabled())
+    except StillOn as error:
+        raise pytest.UsageError(f"{_OPTION}: {error}") from error
+    # Not in pytest_unconfigure, which a session that ends before it is configured never reaches.
+    config.add_cleanup(block.close)
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    """Say of every layer whether tests use it; of each that is off in this session, that and nothing else."""
+    from cachectl.layers.errors import CachectlError
+
+    held = config.stash.get(_OFF, None)
+    if held is not None:
+        return f"kernel caches ({_OPTION}): {', '.join(f'{name} {hold.status}' for name, hold in held.items())}"
+    try:
+        return f"kernel caches: {_states()}"
+    except (CachectlError, OSError) as error:
+        return f"kernel caches: not known ({error})"
+
+
+def _states() -> str:
+    """Spell the state of every built-in layer in one line; plug-ins are not loaded into other people's tests."""
+    from cachectl.layers.facts import Condition, Scope
+    from cachectl.stack import Stack
+
+    states = {layer.name: layer.state() for layer in Stack(plugins=False) if layer.scope is Scope.USER}
+    words = [
+        f"{name} {state.condition.value}" + (f" ({state.why})" if state.condition is Condition.DISABLED else "")
+        for name, state in states.items()
+        if state.condition is not Condition.ABSENT
+    ]
+    absent = [name for name, state in states.items() if state.condition is Condition.ABSENT]
+    return ", ".join([*words, *([f"absent: {' '.join(absent)}"] if absent else [])])

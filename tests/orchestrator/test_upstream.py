@@ -1,0 +1,82 @@
+"""Tests of pytools and PyOpenCL end under ``cachectl run`` as they do without.
+
+A quick part of both suites; ``tests/upstream/run_upstream.py`` runs them whole.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+SCRIPT = Path(__file__).parents[1] / "upstream" / "run_upstream.py"
+#: These take most of the time, and are about pytools alone.
+QUICK = ("-k", "not concurrency and not speed")
+
+
+@pytest.fixture(scope="module")
+def upstream() -> ModuleType:
+    """Return the script as a module."""
+    spec = importlib.util.spec_from_file_location("run_upstream", SCRIPT)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    # Dataclasses look for their module there.
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def suites(upstream: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Return the tests of both; PyOpenCL's come from the index, which CI must reach."""
+    try:
+        folder = upstream.fetch_pyopencl(tmp_path_factory.mktemp("pyopencl"))
+    except subprocess.CalledProcessError as error:
+        if os.environ.get("CI"):
+            raise
+        pytest.skip(f"PyOpenCL's source archive is not to be had: {error}")
+    return {"pytools": upstream.pytools_tests(), "pyopencl": folder / "test_wrapper.py"}
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("suite", ["pytools", "pyopencl"])
+def test_upstream_tests_end_as_they_do_without(
+    upstream: ModuleType, suites: dict[str, Path], suite: str, tmp_path: Path
+) -> None:
+    only = QUICK if suite == "pytools" else ()
+    plain, *others = (
+        upstream.run_suite(suite, suites[suite], mode, tmp_path, only=only)
+        for mode in ("plain", "run --no-cache", "run --isolated")
+    )
+    assert list(plain.outcomes.values()).count("passed") > 20
+    for other in others:
+        assert other.outcomes.keys() == plain.outcomes.keys()
+        assert upstream.differences([plain], [other]) == {}
+
+
+def test_an_outcome_that_differs_is_a_difference(upstream: ModuleType, tmp_path: Path) -> None:
+    """A crash is an outcome, the tests behind it are run, and a test that varies by itself is no difference."""
+    suite = tmp_path / "test_it.py"
+    suite.write_text(
+        "import os, pytest\n"
+        "@pytest.fixture\ndef broken(): raise OSError\n"
+        "def test_first(): pass\n"
+        "def test_crash(): os.abort()\n"
+        "def test_error(broken): pass\n"
+        "@pytest.mark.xfail\ndef test_expected(): assert False\n"
+        "def test_last(): assert 'POCL_CACHE_DIR' not in os.environ\n"
+    )
+    plain = upstream.run_suite("any", suite, "plain", tmp_path)
+    assert [(test.partition("::")[2], outcome) for test, outcome in plain.outcomes.items()] == [
+        *(("test_first", "passed"), ("test_crash", "crashed"), ("test_error", "error")),
+        *(("test_expected", "xfailed"), ("test_last", "passed")),
+    ]
+    other = upstream.run_suite("any", suite, "run --isolated", tmp_path)
+    assert upstream.differences([plain], [other]) == {"test_it.py::test_last": ("passed", "failed")}
+    assert upstream.differences([plain, other], [other]) == {}
