@@ -1,0 +1,358 @@
+"""Which cache served a run: hits, misses and stores of a command and its children, layer by layer.
+
+Inside Python the libraries are watched (:mod:`cachectl.observer`), and PoCL tells by its own messages: these numbers
+are exact, whatever other programs do on the same caches. Where there is no Python, a layer's marks are compared:
+entries that have appeared, and times of use.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from cachectl.contained import FAILURES
+from cachectl.layers.environment import process_variable, set_process_variable
+from cachectl.layers.facts import Entry, Scope
+from cachectl.layers.pytools_dictionaries import PytoolsDictionaries
+
+if TYPE_CHECKING:
+    from cachectl.layers.environment import Environment
+    from cachectl.layers.layer import Layer
+    from cachectl.stack import Stack
+
+EXACT: Final = "exact"
+INFERRED: Final = "inferred"
+NONE: Final = "none"
+_FOLDER: Final = "CACHECTL_TRACE"
+#: What PoCL prints for each program it builds, and for each it compiles.
+_MESSAGES: Final = "llvm"
+_BUILDING: Final = re.compile(rb"\|\s+LLVM \|\s+building program with options")
+_WRITING: Final = re.compile(rb"\|\s+LLVM \|\s+Writing program\.bc to (.*)/program\.bc")
+_POCL_LINE: Final = re.compile(
+    rb"^(?:\*\* Final POCL_DEBUG flags|\[[-0-9: .]+\]\s?POCL: in fn|  \*\*\* \w+ \*\*\*  \|)"
+)
+_SITE: Final = """
+import importlib.machinery as _m, importlib.util as _u, os, sys
+_own = os.path.dirname(os.path.abspath(__file__))
+_rest = [p for p in sys.path if os.path.abspath(p or ".") != _own]
+_spec = _m.PathFinder.find_spec("sitecustomize", _rest)
+if _spec is not None and _spec.loader is not None:
+    _spec.loader.exec_module(_u.module_from_spec(_spec))
+try:
+    import cachectl_observer
+    if os.environ.get("CACHECTL_TRACE"):
+        cachectl_observer.observe(os.environ["CACHECTL_TRACE"])
+except Exception:
+    pass
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class LayerTrace:
+    """What one layer did in a run; ``None`` is unknown. ``evidence`` is exact, inferred or none, ``why`` says how."""
+
+    layer: str
+    hits: int | None
+    misses: int | None
+    stores: int | None
+    bytes: int | None
+    evidence: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class KernelTrace:
+    """One build: its kernels, the layer that served it (``None``: it was compiled), and the seconds it took."""
+
+    kernels: tuple[str, ...]
+    served_by: str | None
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Miss:
+    """One lookup that found nothing, and why, as far as keys can be read."""
+
+    layer: str
+    kernels: tuple[str, ...]
+    because: str
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """A run: its command, how it ended, and what each layer did. Seconds are wall time."""
+
+    command: tuple[str, ...]
+    exit_status: int | None
+    wall_seconds: float
+    layers: tuple[LayerTrace, ...]
+    kernels: tuple[KernelTrace, ...] = ()
+    misses: tuple[Miss, ...] = ()
+    #: What C code of the run printed to its error stream meanwhile, PoCL's own messages apart.
+    passed_on: bytes = b""
+
+
+@dataclass
+class Traced:
+    """What :func:`traced` yields: empty until the block ends."""
+
+    layers: tuple[LayerTrace, ...] = ()
+    kernels: tuple[KernelTrace, ...] = ()
+
+    def __getitem__(self, name: str) -> LayerTrace:
+        """Return what a layer did. Raises :class:`KeyError` for a name that none has."""
+        found = {layer.layer: layer for layer in self.layers}
+        return found[name]
+
+
+@dataclass(frozen=True, slots=True)
+class _Mark:
+    """One entry before or after a run: its bytes, and when it was used."""
+
+    bytes: int
+    used: float | None
+
+
+class Tracer:
+    """Watches one run: made before it starts, asked after it has ended."""
+
+    def __init__(self, stack: Stack, folder: Path, *, explain: bool = False) -> None:
+        self._stack = stack
+        self._folder = folder
+        self._before = {layer.name: _marks(layer) for layer in stack}
+        self._known = list(_entries(stack)) if explain else []
+        self._explain = explain
+        self._started = time.time()
+        (folder / "site").mkdir()
+        (folder / "events").mkdir()
+        observer = Path(__file__).with_name("observer.py")
+        (folder / "site" / "cachectl_observer.py").write_bytes(observer.read_bytes())
+        (folder / "site" / "sitecustomize.py").write_text(_SITE)
+
+    @property
+    def events_folder(self) -> Path:
+        """Where the processes of the run note what they do."""
+        return self._folder / "events"
+
+    def variables(self, environment: Environment, *, messages: bool = True) -> dict[str, str]:
+        """Return what a child must be told to be watched, and its children with it; ``messages`` includes PoCL's."""
+        paths = [str(self._folder / "site"), *filter(None, [environment.get("PYTHONPATH")])]
+        changes = {_FOLDER: str(self.events_folder), "PYTHONPATH": os.pathsep.join(paths)}
+        if messages and environment.get("POCL_DEBUG") is None:
+            changes |= {"POCL_DEBUG": _MESSAGES, f"{_FOLDER}_DEBUG": _MESSAGES}
+        return changes
+
+    def ended(self, command: Sequence[str], status: int | None, wall: float) -> Trace:
+        """Say what the run did."""
+        events = list(_read_events(self.events_folder))
+        messages = [_read(path) for path in sorted(self.events_folder.glob("*.messages"))]
+        layers = tuple(self._layer(layer, events, messages) for layer in self._stack)
+        return Trace(
+            tuple(command),
+            status,
+            wall,
+            layers,
+            tuple(_kernels(events)),
+            tuple(self._misses(events)) if self._explain else (),
+            b"".join(_others(message) for message in messages),
+        )
+
+    # ------------------------------------------------------------------ layers
+
+    def _layer(self, layer: Layer, events: Sequence[Mapping[str, Any]], messages: Sequence[bytes]) -> LayerTrace:
+        watched = any(event["event"] == "started" for event in events)
+        if isinstance(layer, PytoolsDictionaries) and watched:
+            own = [event for event in events if event.get("layer") == "pytools" and _owns(layer, event)]
+            return _counted(layer.name, own, "pytools was watched in every Python of the run")
+        if layer.name == "pyopencl" and watched:
+            own = [event for event in events if event.get("layer") == "pyopencl"]
+            return _counted(layer.name, own, "PyOpenCL was watched in every Python of the run")
+        if layer.name == "pocl" and any(event["event"] == "messages" for event in events):
+            return _told(layer.name, messages)
+        return self._inferred(layer, watched=watched)
+
+    def _inferred(self, layer: Layer, *, watched: bool) -> LayerTrace:
+        if isinstance(layer, PytoolsDictionaries) or layer.name == "pyopencl":
+            why = "no Python of the run could be watched (it had none, or was started with -I or -S)"
+            return LayerTrace(layer.name, None, None, None, None, NONE, why)
+        before, after = self._before[layer.name], _marks(layer)
+        if before is None or after is None:
+            why = "it is only read, which leaves no mark" if layer.scope is Scope.SYSTEM else "it cannot be listed"
+            return LayerTrace(layer.name, None, None, None, None, NONE, why)
+        if not before and not after and layer.name != "pocl":
+            return LayerTrace(layer.name, None, None, None, None, NONE, "it keeps no entry, and no lookup shows")
+        new = after.keys() - before.keys()
+        used = [mark.used for key, mark in after.items() if key in before and mark.used is not None]
+        hits = sum(moment >= self._started for moment in used) if used or layer.name == "pocl" else None
+        if watched and layer.name == "pocl" and not new and not hits:
+            hits = 0
+        total = sum(after[key].bytes for key in new)
+        why = "entries that appeared, and times of use; other programs on the same cache are counted too"
+        return LayerTrace(layer.name, hits, None, len(new), total, INFERRED, why)
+
+    # ------------------------------------------------------------------ misses
+
+    def _misses(self, events: Iterable[Mapping[str, Any]]) -> Iterator[Miss]:
+        for event in events:
+            compiled = event["event"] == "build" and event.get("compiled")
+            if event["event"] == "miss" or compiled:
+                layer = "pocl" if compiled else self._layer_of(event)
+                kernels = tuple(event.get("kernels") or ())
+                yield Miss(layer, kernels, self._because(layer, kernels, event))
+
+    def _layer_of(self, event: Mapping[str, Any]) -> str:
+        if event["layer"] != "pytools":
+            return str(event["layer"])
+        dictionaries = (layer for layer in self._stack if isinstance(layer, PytoolsDictionaries))
+        return next((layer.name for layer in dictionaries if _owns(layer, event)), "pytools")
+
+    def _because(self, layer: str, kernels: tuple[str, ...], event: Mapping[str, Any]) -> str:
+        """Name the nearest entry that was there before the run, and what differs."""
+        dictionary = event.get("dictionary")
+        alike = [
+            entry
+            for entry in self._known
+            if entry.layer == layer
+            and set(kernels) & set(entry.kernels or ())
+            and (dictionary is None or _generation_free(entry.detail.get("dictionary")) == _generation_free(dictionary))
+        ]
+        if not alike:
+            return "cold: no entry like it"
+        dead = next((entry for entry in alike if entry.stale), None)
+        if dead is not None and all(entry.stale for entry in alike):
+            return f"an entry of the same kernel is there, but {dead.stale_because}"
+        differs = {
+            "pocl": "its source, build options, device or PoCL's version differs",
+            "pyopencl": "its source, build options, device or driver differs",
+        }.get(layer, "the kernel itself, its types or its target differs")
+        return f"an entry of the same kernel is there, but {differs}"
+
+
+def _generation_free(identifier: object) -> str:
+    """Return an identifier without the versions that loopy and PyOpenCL spell into it."""
+    return re.sub(r"-v\d.*", "", str(identifier))
+
+
+def _entries(stack: Stack) -> Iterator[Entry]:
+    for layer in stack:
+        with suppress(*FAILURES):
+            yield from layer.entries()
+
+
+def _marks(layer: Layer) -> dict[str, _Mark] | None:
+    if isinstance(layer, PytoolsDictionaries) or layer.name == "pyopencl" or layer.scope is Scope.SYSTEM:
+        # These are watched, or never written: listing them would cost more than the run.
+        return None
+    try:
+        marks: dict[str, _Mark] = {}
+        for root in layer.roots():
+            for found in layer.scan(root, contents=False):
+                if isinstance(found, Entry):
+                    marks[f"{root.path}/{found.key}"] = _Mark(found.bytes, found.used)
+    except FAILURES:
+        return None
+    return marks
+
+
+def _owns(layer: PytoolsDictionaries, event: Mapping[str, Any]) -> bool:
+    return layer.owns(str(event.get("dictionary") or ""))
+
+
+def _counted(name: str, events: Sequence[Mapping[str, Any]], why: str) -> LayerTrace:
+    counts = Counter(str(event["event"]) for event in events)
+    sizes = [event["bytes"] for event in events if isinstance(event.get("bytes"), int)]
+    total = sum(sizes) if len(sizes) == counts["store"] else None
+    return LayerTrace(name, counts["hit"], counts["miss"], counts["store"], total, EXACT, why)
+
+
+def _told(name: str, messages: Sequence[bytes]) -> LayerTrace:
+    builds = sum(len(_BUILDING.findall(message)) for message in messages)
+    written = [os.fsdecode(path) for message in messages for path in _WRITING.findall(message)]
+    total = sum(_weight(Path(path)) for path in set(written))
+    why = "programs, by PoCL's own messages"
+    return LayerTrace(name, max(0, builds - len(written)), len(written), len(written), total, EXACT, why)
+
+
+def _weight(folder: Path) -> int:
+    try:
+        return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    except OSError:
+        return 0
+
+
+# ---------------------------------------------------------------------- kernels
+
+
+def _kernels(events: Iterable[Mapping[str, Any]]) -> Iterator[KernelTrace]:
+    for event in events:
+        if event["event"] == "build":
+            served = "pyopencl" if event.get("binary") == "hit" else None
+            if served is None and event.get("compiled") is False:
+                served = "pocl"
+            yield KernelTrace(tuple(event.get("kernels") or ()), served, float(event["seconds"]))
+
+
+# ---------------------------------------------------------------------- events
+
+
+def _read_events(folder: Path) -> Iterator[dict[str, Any]]:
+    for path in sorted(folder.glob("*.events")):
+        for line in _read(path).splitlines():
+            with suppress(ValueError):
+                event = json.loads(line)
+                if isinstance(event, dict) and "event" in event:
+                    yield event
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError:
+        return b""
+
+
+def _others(messages: bytes) -> bytes:
+    """Return the lines of C code's error stream that are not PoCL's."""
+    return b"".join(line for line in messages.splitlines(keepends=True) if not _POCL_LINE.match(line))
+
+
+# ---------------------------------------------------------------------- in this process
+
+
+@contextmanager
+def traced() -> Iterator[Traced]:
+    """Count what a block asks of every cache, in this process and the children it starts.
+
+    The numbers are there when the block has ended. PoCL's are inferred from its entries: its messages, once switched
+    on, would go on after the block.
+    """
+    from cachectl.observer import observe
+    from cachectl.scratch import scratch_folder
+    from cachectl.stack import Stack
+
+    stack = Stack()
+    result = Traced()
+    with scratch_folder() as folder:
+        tracer = Tracer(stack, folder)
+        changes = tracer.variables(stack.environment, messages=False)
+        before = {name: process_variable(name) for name in changes}
+        started = time.perf_counter()
+        for name, wanted in changes.items():
+            set_process_variable(name, wanted)
+        notes = observe(str(tracer.events_folder))
+        try:
+            yield result
+        finally:
+            notes.stop()
+            for name, value in before.items():
+                set_process_variable(name, value)
+            done = tracer.ended((), None, time.perf_counter() - started)
+            result.layers, result.kernels = done.layers, done.kernels

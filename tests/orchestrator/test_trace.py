@@ -1,0 +1,268 @@
+"""Traced runs of real programs: the numbers are those of the libraries' own logs, and nothing else changes."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+from collections import Counter
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from cachectl.child import CannotStart
+from cachectl.trace import _others
+
+if TYPE_CHECKING:
+    from conftest import Home
+
+real = pytest.mark.real
+THIRTEEN = ("thirteen.py", "8", "5", "live")
+
+
+def trace(home: Home, *command: str, options: tuple[str, ...] = ()) -> dict[str, Any]:
+    """Trace a program of tests/programs and read the document."""
+    document = home.path / "trace.json"
+    program = (sys.executable, str(home.programs / command[0]), *command[1:])
+    home.cachectl("trace", *options, "--json", str(document), "--", *program)
+    return dict(json.loads(document.read_text()))
+
+
+def numbers(document: dict[str, Any], layer: str) -> tuple[int | None, int | None, int | None]:
+    (found,) = [one for one in document["layers"] if one["layer"] == layer]
+    return found["hits"], found["misses"], found["stores"]
+
+
+def rows(home: Home, beginning: str) -> int:
+    """Ask sqlite itself how many rows the dictionaries of a layer hold."""
+    total = 0
+    for path in (home.path / ".cache" / "pytools").glob(f"pdict-v5-{beginning}*.sqlite"):
+        with closing(sqlite3.connect(path)) as connection:
+            total += connection.execute("select count(*) from dict").fetchone()[0]
+    return total
+
+
+@real
+def test_cold_warm_and_after_a_purge(home: Home) -> None:
+    """Stores are the rows and programs that are there afterwards; a warm run stores nothing and misses nothing."""
+    cold = trace(home, *THIRTEEN)
+    assert cold["exit_status"] == 0
+    assert cold["schema"] == "cachectl/trace/1"
+    for layer, beginning in (("loopy", "loopy-"), ("pyopencl-invoker", "pyopencl-")):
+        hits, misses, stores = numbers(cold, layer)
+        assert (hits, stores) == (0, misses)
+        assert stores == rows(home, beginning) > 0
+    assert numbers(cold, "pyopencl") == (0, 13, 13)
+    assert numbers(cold, "pocl") == (0, 13, 13)
+    assert len(list((home.path / ".cache" / "pocl" / "kcache").rglob("program.bc"))) == 13
+    warm = trace(home, *THIRTEEN)
+    for layer in ("loopy", "pyopencl-invoker", "pyopencl", "pocl"):
+        hits, misses, stores = numbers(warm, layer)
+        assert (misses, stores) == (0, 0)
+        assert hits
+    assert numbers(warm, "pyopencl") == (13, 0, 0)
+    home.cachectl("purge", "pyopencl")
+    purged = trace(home, *THIRTEEN)
+    assert numbers(purged, "pyopencl") == (0, 13, 13)
+    assert numbers(purged, "loopy") == numbers(warm, "loopy")
+
+
+@real
+def test_the_numbers_are_those_of_the_libraries_own_logs(home: Home) -> None:
+    """PyOpenCL says hit or miss for each program, PoCL prints what it builds and writes: beside it, not in it."""
+    document = home.path / "trace.json"
+    program = (sys.executable, str(home.programs / "binaries.py"), "5")
+    for expected in ("miss", "hit"):
+        done = home.cachectl("trace", "--json", str(document), "--", *program)
+        said = Counter(re.findall("binary cache (hit|miss)", done.stdout))
+        assert said == {expected: 5}
+        hits, misses, _ = numbers(json.loads(document.read_text()), "pyopencl")
+        assert (hits, misses) == (said["hit"], said["miss"])
+
+
+@real
+def test_pocl_says_the_same_of_itself(home: Home) -> None:
+    """Cold and warm, PoCL's own messages in a run without a trace count as many programs built and written."""
+    program = (sys.executable, str(home.programs / "thirteen.py"), "8", "5")
+    assert numbers(trace(home, "thirteen.py", "8", "5"), "pocl") == (0, 13, 13)
+    traced_warm = numbers(trace(home, "thirteen.py", "8", "5"), "pocl")
+    said = home.run(*program, POCL_DEBUG="llvm").stderr
+    builds, writes = said.count("building program with options"), said.count("Writing program.bc")
+    assert traced_warm == (builds - writes, writes, writes) == (13, 0, 0)
+    shutil.rmtree(home.path / ".cache" / "pocl" / "kcache")
+    said = home.run(*program, POCL_DEBUG="llvm").stderr
+    assert (said.count("building program with options"), said.count("Writing program.bc")) == (13, 13)
+
+
+@real
+def test_four_programs_at_once_are_counted_together(home: Home) -> None:
+    """Children's numbers add up: each of four warm programs hits all it asks for."""
+    trace(home, *THIRTEEN)
+    one = trace(home, *THIRTEEN)
+    four = trace(home, "four.py", str(home.programs / "thirteen.py"), "8", "5", "live")
+    for layer in ("loopy", "pyopencl-invoker", "pyopencl", "pocl"):
+        hits, misses, stores = numbers(one, layer)
+        assert hits
+        assert numbers(four, layer) == (4 * hits, misses, stores)
+
+
+@real
+def test_another_program_beside_does_not_count(home: Home) -> None:
+    """What a program without a trace does on the same caches in the same time is not this run's."""
+    trace(home, *THIRTEEN)
+    waiting = (
+        "import subprocess, sys; import pyopencl;"
+        "environment = dict(__import__('os').environ); del environment['CACHECTL_TRACE'];"
+        f"environment['PYTHONPATH'] = {home.variables.get('PYTHONPATH', '')!r};"
+        "sys.exit(subprocess.run(sys.argv[1:], env=environment, stdout=subprocess.DEVNULL).returncode)"
+    )
+    document = home.path / "trace.json"
+    other = (sys.executable, str(home.programs / "kernels.py"), "8")
+    home.cachectl("trace", "--json", str(document), "--", sys.executable, "-c", waiting, *other)
+    assert numbers(json.loads(document.read_text()), "loopy") == (0, 0, 0)
+
+
+@real
+def test_kernels_and_reasons(home: Home) -> None:
+    """Each build is listed with who served it; a miss beside an entry of the same kernel says what may differ."""
+    cold = trace(home, "thirteen.py", "2", "1", options=("--kernels", "--explain"))
+    assert [(kernel["kernels"], kernel["served_by"]) for kernel in cold["kernels"]] == [
+        (["lk0"], None),
+        (["lk1"], None),
+        (["pk0"], None),
+    ]
+    assert {miss["because"] for miss in cold["misses"]} == {"cold: no entry like it"}
+    warm = trace(home, "thirteen.py", "2", "1", options=("--kernels", "--explain"))
+    assert [kernel["served_by"] for kernel in warm["kernels"]] == ["pocl", "pocl", "pocl"]
+    assert warm["misses"] == []
+    assert all(kernel["seconds"] > 0 for kernel in warm["kernels"])
+    for path in (home.path / ".cache" / "pytools").glob("pdict-v5-loopy-*"):
+        path.rename(path.with_name(path.name.replace("2025.2", "2024.1")))
+    explained = trace(home, "thirteen.py", "2", "1", options=("--explain",))
+    reasons = {miss["because"] for miss in explained["misses"] if miss["layer"] == "loopy"}
+    assert any("an entry of the same kernel is there, but" in reason for reason in reasons)
+
+
+@real
+def test_the_program_notices_nothing(home: Home) -> None:
+    """Output, status, standard input and the user's own sitecustomize are as without a trace."""
+    site = home.path / "site"
+    site.mkdir()
+    (site / "sitecustomize.py").write_text("import builtins; builtins.mine = 'ran'")
+    program = (
+        "import sys, os; import pyopencl as cl; print(mine, sys.stdin.read()); cl.get_platforms();"
+        "sys.stderr.write('to stderr\\n'); sys.stderr.flush(); os.write(2, b'raw\\n'); sys.exit(7)"
+    )
+    paths = os.pathsep.join(filter(None, [str(site), home.variables.get("PYTHONPATH")]))
+    done = subprocess.run(
+        [sys.executable, "-m", "cachectl", "trace", "--", sys.executable, "-c", program],
+        env={**home.variables, "PYTHONPATH": paths},
+        input="typed",
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 7
+    assert done.stdout == "ran typed\n"
+    assert done.stderr.startswith("to stderr\nraw\n")
+    assert "POCL:" not in done.stderr
+
+
+@real
+def test_a_killed_program_has_told_all_the_same(home: Home) -> None:
+    """Events are written as they happen; the status is 128 and the signal."""
+    program = (
+        f"import sys; sys.path.insert(0, {str(home.programs)!r}); import kernels, os, signal, pyopencl as cl;"
+        "c = cl.Context([kernels.device()]); q = cl.CommandQueue(c); kernels.compile_and_check(c, q, 0);"
+        "os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    document = home.path / "trace.json"
+    done = home.cachectl("trace", "--json", str(document), "--", sys.executable, "-c", program, check=False)
+    assert done.returncode == 128 + signal.SIGKILL
+    read = json.loads(document.read_text())
+    assert read["exit_status"] == 128 + signal.SIGKILL
+    assert numbers(read, "pocl") == (0, 1, 1)
+    assert numbers(read, "loopy")[2] == rows(home, "loopy-")
+
+
+def test_a_run_without_python_is_inferred_or_unknown(home: Home) -> None:
+    """What could not be watched is null, and says why."""
+    document = home.path / "trace.json"
+    home.cachectl("trace", "--json", str(document), "--", "true")
+    layers = {layer["layer"]: layer for layer in json.loads(document.read_text())["layers"]}
+    assert layers["loopy"]["evidence"] == "none"
+    assert layers["loopy"]["hits"] is None
+    assert "no Python of the run" in layers["loopy"]["why"]
+    assert layers["pocl"]["evidence"] == "inferred"
+    assert layers["pocl"]["stores"] == 0
+
+
+@real
+def test_messages_that_the_user_asked_for_stay_his(home: Home) -> None:
+    """Where POCL_DEBUG is set already, PoCL prints where it always does, and is judged by its marks."""
+    document = home.path / "trace.json"
+    program = (sys.executable, str(home.programs / "thirteen.py"), "1", "1")
+    done = home.cachectl("trace", "--json", str(document), "--", *program, POCL_DEBUG="llvm")
+    assert "Writing program.bc" in done.stderr
+    (pocl,) = [layer for layer in json.loads(document.read_text())["layers"] if layer["layer"] == "pocl"]
+    assert (pocl["evidence"], pocl["stores"]) == ("inferred", 2)
+
+
+@real
+def test_a_block_of_this_process(home: Home) -> None:
+    """From Python the same numbers, for the block alone."""
+    program = f"""
+import json, sys
+sys.path.insert(0, {str(home.programs)!r})
+import cachectl
+import kernels, pyopencl as cl
+with cachectl.traced() as cold:
+    context = cl.Context([kernels.device()])
+    queue = cl.CommandQueue(context)
+    kernels.compile_and_check(context, queue, 0)
+kernels.compile_and_check(context, queue, 1)
+print(json.dumps([cold["loopy"].misses, cold["loopy"].stores, cold["pocl"].stores, cold["loopy"].evidence]))
+"""
+    done = home.run(sys.executable, "-c", program)
+    misses, stores, programs, evidence = json.loads(done.stdout.splitlines()[-1])
+    assert misses == stores > 0
+    assert programs == 1
+    assert evidence == "exact"
+    # The kernel after the block has added its own rows, which the block does not count.
+    assert rows(home, "loopy-") == 2 * stores
+
+
+def test_misuse_is_one_line(home: Home) -> None:
+    """No command, and no folder for the document, are noticed before anything is run."""
+    assert home.cachectl("trace", check=False).returncode == 2
+    nowhere = home.cachectl("trace", "--json", "/nowhere/at/all.json", "--", "true", check=False)
+    assert (nowhere.returncode, len(nowhere.stderr.splitlines())) == (2, 1)
+    missing = home.cachectl("trace", "--", "no-such-command", check=False)
+    assert missing.returncode == 127
+    assert issubclass(CannotStart, OSError)
+
+
+def test_what_is_not_pocls_is_passed_on() -> None:
+    """Lines that other C code printed meanwhile are kept, PoCL's own are not."""
+    messages = (
+        b"** Final POCL_DEBUG flags: 4 \n[2026-11-21 05:04:07.5] POCL: in fn x at line 1:\n"
+        b"  *** INFO ***  |      LLVM |  building program with options \nsome library: warning\n"
+    )
+    assert _others(messages) == b"some library: warning\n"
+
+
+def test_the_observer_stands_alone(tmp_path: Path) -> None:
+    """It is copied into interpreters that have no cachectl: it imports the standard library alone."""
+    observer = Path(__file__).parents[2] / "orchestrator" / "observer.py"
+    (tmp_path / "observer.py").write_bytes(observer.read_bytes())
+    done = subprocess.run(
+        [sys.executable, "-I", "-c", f"import sys; sys.path[:0] = [{str(tmp_path)!r}]; import observer"], check=False
+    )
+    assert done.returncode == 0
