@@ -17,6 +17,9 @@ from cachectl.layers.environment import Environment
 _PAIRED: Final = 10
 #: The most compute units whose number is spelled in decimal.
 _DECIMAL: Final = 64
+#: No longer than what is counted here can be.
+_NUMBER: Final = re.compile(r"[0-9]{1,12}")
+_VERSION: Final = re.compile(r"([0-9]{1,3})\.([0-9]{1,3})\.([0-9]{1,3})")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,19 +47,19 @@ def _gpu(environment: Environment, file: Path) -> Gpu | None:
     except (OSError, UnicodeError):
         return None
     pairs = (line.split() for line in lines)
-    told = {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and pair[1].isdigit()}  # noqa: PLR2004
+    told = {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and _NUMBER.fullmatch(pair[1])}  # noqa: PLR2004
     version, simds, per_unit = (told.get(name, 0) for name in ("gfx_target_version", "simd_count", "simd_per_cu"))
     if not version or not simds or not per_unit:
         # A processor.
         return None
     major, minor, step = version // 10000, version // 100 % 100, version % 100
-    enforced = re.fullmatch(r"(\d+)\.(\d+)\.(\d+)", environment.get("HSA_OVERRIDE_GFX_VERSION") or "")
+    enforced = _VERSION.fullmatch(environment.get("HSA_OVERRIDE_GFX_VERSION") or "")
     if enforced is not None:
         major, minor, step = (int(part) for part in enforced.groups())
     named = environment.get("MIOPEN_DEBUG_ENFORCE_DEVICE") or environment.get("MIOPEN_DEVICE_ARCH")
     units = simds // per_unit
     counted = environment.get("MIOPEN_DEVICE_CU") or ""
     counts = (units // 2, units) if major >= _PAIRED else (units,)
-    if counted.isdigit() and int(counted):
+    if _NUMBER.fullmatch(counted) and int(counted):
         counts = (int(counted),)
     return Gpu(named or f"gfx{major}{minor:x}{step:x}", counts)

@@ -9,13 +9,13 @@ from __future__ import annotations
 import os
 import re
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
 from cachectl.layers.drivers import opencl_drivers
-from cachectl.layers.errors import Damaged, LayerError, Unreachable
+from cachectl.layers.errors import Busy, Damaged, LayerError, Unreachable
 from cachectl.layers.facts import (
     Ability,
     Artifact,
@@ -28,6 +28,7 @@ from cachectl.layers.facts import (
     Outcome,
     Problem,
     Quarantined,
+    Removable,
     Root,
     Scope,
     Severity,
@@ -37,13 +38,14 @@ from cachectl.layers.facts import (
 )
 from cachectl.layers.formats import compute_cache
 from cachectl.layers.layer import Layer
-from cachectl.layers.processes import using
+from cachectl.layers.processes import spell, using
 from cachectl.layers.stores.locks import record_lock
-from cachectl.layers.stores.plain import overwrite, read_plain
+from cachectl.layers.stores.plain import overwrite, read_locked
 from cachectl.layers.stores.tree import REFUSALS, Leaf, Shape, Tree
 from cachectl.layers.switches import first_place, misread, off
 
 LIBRARIES: Final = ("libcuda.so", "libnvidia-opencl.so")
+_OPENCL: Final = ("libnvidia-opencl.so",)
 INDEX: Final = "index"
 _DIGIT: Final = re.compile("[0-9a-f]")
 _SHAPE: Final = Shape((_DIGIT, _DIGIT, re.compile("[0-9a-f]{14}")), folders=False)
@@ -57,7 +59,7 @@ _HIGHEST_CAP: Final = 1 << 32
 #: From this part of the limit on, the driver is about to drop entries.
 _NEARLY: Final = 0.9
 #: A size as the driver reads it: units, and whatever else follows the digits, are passed over.
-_LIMIT: Final = re.compile(r"\s*[+-]?\d+", re.ASCII)
+_LIMIT: Final = re.compile(r"\s*[+-]?\d{1,18}", re.ASCII)
 _PLAIN_LIMIT: Final = re.compile(r"\s*[+-]?\d+\s*", re.ASCII)
 
 
@@ -161,8 +163,8 @@ class CudaComputeCache(Layer):
     def switch(self, *, on: bool) -> Switch:
         """Give the variable, which the driver reads once, when it starts."""
         if on:
-            return Switch(self.name, unset=frozenset({"CUDA_CACHE_DISABLE"}), latches=LIBRARIES)
-        return Switch(self.name, {"CUDA_CACHE_DISABLE": "1"}, latches=LIBRARIES)
+            return Switch(self.name, unset=frozenset({"CUDA_CACHE_DISABLE"}), latches=LIBRARIES, salts=_OPENCL)
+        return Switch(self.name, {"CUDA_CACHE_DISABLE": "1"}, latches=LIBRARIES, salts=_OPENCL)
 
     def relocate(self, folder: Path) -> Switch:
         """Give the path; the driver makes the folder."""
@@ -225,6 +227,11 @@ class CudaComputeCache(Layer):
             mark=leaf.mark,
         )
 
+    def claims(self, root: Root, parts: tuple[str, ...]) -> bool:
+        """Tell by the names of entries and index."""
+        del root
+        return _SHAPE.claims(parts) or parts == (INDEX,)
+
     def _tree(self, root: Root) -> Tree:
         return Tree(self.name, root.path, _SHAPE)
 
@@ -254,6 +261,20 @@ class CudaComputeCache(Layer):
             self._tree(root).write(key, artifact.data, replace=replace, file_mode=0o644)
 
     # ------------------------------------------------------------------ clear
+
+    def marked(
+        self, root: Root, mark: re.Pattern[bytes], since: float, known: Container[str]
+    ) -> Iterator[tuple[Removable, str]]:
+        """Look for the mark in the keys: a front end's holds the source, a back end's names its constants."""
+        del known
+        tree = self._tree(root)
+        for leaf in tree.scan():
+            if isinstance(leaf, Problem) or leaf.stray is not None or leaf.modified < since:
+                continue
+            key = compute_cache.key_of(tree.read_file(leaf.key) or b"")
+            found = None if key is None else mark.search(key)
+            if found is not None:
+                yield leaf.entry(self.name, root.path), found[0].decode()
 
     def remove(self, root: Root, targets: tuple[Target, ...]) -> Outcome:
         """Remove entry files, then take them out of the index, so that the driver does not count ghosts."""
@@ -313,6 +334,8 @@ class CudaComputeCache(Layer):
     def bring_back(self, root: Root, thing: Quarantined, *, replace: bool) -> None:
         """Rename an entry back and count it, or an index, as bad as it was."""
         if thing.key == INDEX:
+            if (users := using(LIBRARIES, processes=self.environment.processes)) != ():
+                raise Busy(self.name, f"the index is not exchanged while {spell(users)} may use it", root.path / INDEX)
             self._tree_of(root, INDEX).bring_back(thing, replace=replace)
             return
         with self._counting(root):
@@ -328,7 +351,10 @@ class CudaComputeCache(Layer):
         tree = self._tree(root)
         sizes: dict[int, int] = {}
         for leaf in tree.scan():
-            if isinstance(leaf, Problem) or leaf.stray is not None:
+            if isinstance(leaf, Problem):
+                yield self.told(root, leaf)
+                continue
+            if leaf.stray is not None:
                 continue
             try:
                 data = tree.read_file(leaf.key)
@@ -380,6 +406,6 @@ def _index_complaint(data: bytes | None, sizes: Mapping[int, int]) -> str | None
 
 def _read_index_file(root: Root) -> bytes | None:
     try:
-        return read_plain(root.path / INDEX, limit=_LARGEST_INDEX)
+        return read_locked(root.path / INDEX, limit=_LARGEST_INDEX)
     except OSError:
         return None

@@ -107,7 +107,7 @@ class Orphan:
     """Files of the layer's own making that no lookup can ever reach: leaked temporaries, left-over builds.
 
     ``key`` is the path relative to the root. ``idle_only`` marks those that a live process may still be
-    writing.
+    writing, ``kept`` those that wait in quarantine to be brought back: only a purge of their layer removes them.
     """
 
     key: str
@@ -118,6 +118,7 @@ class Orphan:
     why: str
     idle_only: bool = True
     mark: tuple[int, ...] = ()
+    kept: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,10 +271,13 @@ class Flag:
 
 @dataclass(frozen=True, slots=True)
 class Patch:
-    """A method to be replaced while a layer is off, for a library that has no switch of its own."""
+    """A method to be replaced while a layer is off, for a library that has no switch of its own.
+
+    ``owner`` is the class, ``None`` for a function of the module.
+    """
 
     module: str
-    owner: str
+    owner: str | None
     method: str
     #: Makes the stand-in from the method it stands in for.
     replacement: Callable[[Callable[..., object]], Callable[..., object]]
@@ -284,10 +288,12 @@ class Switch:
     """How to turn a layer on or off, as data: nothing is changed by having one.
 
     ``flags`` act on modules that are loaded; ``patches`` replace methods of a library without a switch;
-    ``drops`` are ``(module, function)`` pairs that empty in-memory copies; ``reloads`` are ``(module,
+    ``memos`` replace, in modules that are loaded, methods that remember; ``drops`` are ``(module, function)`` pairs
+    that empty in-memory copies; ``reloads`` are ``(module,
     attribute)`` pairs: such a module, first imported while the layer was off, lacks the attribute and must be
     executed again. The variables are read only once, when a library whose file name begins with one of
-    ``latches`` starts, or when one of ``latching_modules`` is imported.
+    ``latches`` starts, or when one of ``latching_modules`` is imported. Where one of ``salts`` has started, a build by
+    PyOpenCL reaches the cache through it, and is not answered if no build before had its source and options.
     """
 
     layer: str
@@ -295,10 +301,12 @@ class Switch:
     unset: frozenset[str] = frozenset()
     flags: tuple[Flag, ...] = ()
     patches: tuple[Patch, ...] = ()
+    memos: tuple[Patch, ...] = ()
     drops: tuple[tuple[str, str], ...] = ()
     reloads: tuple[tuple[str, str], ...] = ()
     latches: tuple[str, ...] = ()
     latching_modules: tuple[str, ...] = ()
+    salts: tuple[str, ...] = ()
     takes_effect: When = When.NEXT_START
 
 

@@ -9,8 +9,10 @@ disk.
 from __future__ import annotations
 
 import os
+import re
+import shlex
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import ClassVar, Final, final
 
@@ -64,6 +66,11 @@ class Layer(ABC):
     )
     #: What goes wrong where the ranks of one job share a root, ``None`` where nothing does.
     among_ranks: ClassVar[Hazard | None] = Hazard(Severity.HARMLESS, "they may wait for each other")
+    #: What goes wrong where this user cannot write to a root, or make it; ``None`` where nothing does.
+    when_closed: ClassVar[Hazard | None] = Hazard(Severity.RISKS, "nothing that is new can be stored")
+
+    #: What in the message of a failed build tells which log, or leaked temporary, it has left.
+    failure_mark: ClassVar[re.Pattern[str] | None] = None
 
     def __init__(self, environment: Environment) -> None:
         self.environment = environment
@@ -112,6 +119,16 @@ class Layer(ABC):
     def verify(self, root: Root) -> Iterator[Finding]:
         """Check every entry the way its library would, and yield what it could not use."""
 
+    @final
+    def told(self, root: Root, problem: Problem) -> Finding:
+        """Put a problem of a root into a finding: what cannot be looked at may hold entries that fail a program."""
+        if problem.code == "unreadable":
+            severity, fix = Severity.FAILS, f"chmod u+rwx {shlex.quote(str(problem.path))}"
+        else:
+            severity, fix = Severity.HARMLESS, f"nothing, or move {shlex.quote(str(problem.path))} elsewhere"
+        key = os.path.relpath(problem.path, root.path)
+        return Finding(self.name, root.path, None if key == "." else key, severity, problem.code, problem.message, fix)
+
     def set_aside(self, root: Root, target: Target, thing: Quarantined) -> str | None:
         """Move what a plan lists into quarantine, and return ``None``, or why it was left where it is."""
         del root, target
@@ -135,6 +152,14 @@ class Layer(ABC):
         for target in targets:
             yield target, None
 
+    def claims(self, root: Root, parts: tuple[str, ...]) -> bool | None:
+        """Tell by name alone whether a path below a root is this layer's, or on the way to what is.
+
+        Asked where a root is not the layer's alone. ``None``: the layer does not say.
+        """
+        del root, parts
+        return None
+
     def lacking(self) -> tuple[Root, ...]:
         """Name the roots that have gone, and without which programs that are running now fail."""
         return ()
@@ -143,6 +168,22 @@ class Layer(ABC):
         """Plan a whole root without listing its entries, where the store can; else ``None``."""
         del root
         return None
+
+    def refresher(self) -> Switch | None:
+        """Say how to make the library store without reading, in this process; ``None`` where nothing does."""
+        return None
+
+    def marked(
+        self, root: Root, mark: re.Pattern[bytes], since: float, known: Container[str]
+    ) -> Iterator[tuple[Removable, str | None]]:
+        """Yield what builds have stored whose source bore a mark, each with the mark.
+
+        A layer that keeps none of a source's names yields nothing. Only what has changed after ``since`` (epoch
+        seconds) is looked into. What is left of an entry among the ``known`` keys has the mark ``""`` where it bears
+        none any more.
+        """
+        del root, mark, since, known
+        yield from ()
 
     def census(self, root: Root) -> Census:
         """Count a root. Stores that can count without listing override this."""
@@ -236,6 +277,16 @@ class Layer(ABC):
         return self._planned(things)
 
     @final
+    def plan_spent(self, things: Iterable[Removable]) -> ClearPlan:
+        """Plan the removal of what only this very process could hit, and is done with: idle or not. Nothing is touched.
+
+        Raises :class:`Refused` where the layer must not be cleared.
+        """
+        self._demand(Ability.CLEAR)
+        listed = self._listed(things)
+        return ClearPlan(self.name, tuple(map(_target, listed)))
+
+    @final
     def clear(self, plan: ClearPlan) -> Outcome:
         """Remove what a plan lists, and make again what it says; what has changed since is skipped, and said."""
         self._demand(Ability.CLEAR)
@@ -303,8 +354,8 @@ class Layer(ABC):
         return Outcome(self.name, 1) if because is None else Outcome(self.name, skipped=(Note(target.key, because),))
 
     @final
-    def quarantined(self) -> Iterator[Quarantined]:
-        """Yield what this layer has in quarantine, root by root."""
+    def quarantined(self) -> Iterator[Quarantined | Problem]:
+        """Yield what this layer has in quarantine, root by root; what cannot be read of it is a problem."""
         for path in dict.fromkeys(root.path for root in self.roots()):
             yield from Quarantine(self.name, path).held()
 
@@ -323,7 +374,8 @@ class Layer(ABC):
         self.bring_back(root, thing, replace=replace)
 
     def _demand(self, ability: Ability) -> None:
-        reason = self.abilities()[ability]
+        # The one ability that is not for the product alone to refuse needs the whole table.
+        reason = self.abilities()[ability] if ability is Ability.QUARANTINE else self.refusals().get(ability)
         if reason is not None:
             raise Refused(self.name, f"cannot {ability.value}: {reason}")
 
@@ -345,11 +397,15 @@ class Layer(ABC):
             )
 
     def _planned(self, things: Iterable[Removable]) -> ClearPlan:
+        return self._gated(self._listed(things))
+
+    def _listed(self, things: Iterable[Removable]) -> tuple[Removable, ...]:
+        """Return each thing once. Raises :class:`Refused` where one belongs to somebody else."""
         listed = tuple({(thing.root, thing.key): thing for thing in things}.values())
         for root in self.roots():
             if any(thing.root == root.path for thing in listed):
                 self._demand_own(root)
-        return self._gated(listed)
+        return listed
 
     def _plan_root(self, root: Root, selection: Selection) -> ClearPlan:
         if selection.everything and (whole := self.plan_everything(root)) is not None:
@@ -379,9 +435,12 @@ class Layer(ABC):
             if reason is not None:
                 skipped.append(Note(thing.key, reason))
             else:
-                entries = 1 if isinstance(thing, Entry) else 0
-                targets.append(Target(thing.root, thing.key, thing.bytes, entries, thing.mark))
+                targets.append(_target(thing))
         return ClearPlan(self.name, tuple(targets), tuple(skipped))
+
+
+def _target(thing: Removable) -> Target:
+    return Target(thing.root, thing.key, thing.bytes, 1 if isinstance(thing, Entry) else 0, thing.mark)
 
 
 def tally(found: Iterable[Found]) -> Census:
@@ -395,8 +454,10 @@ def tally(found: Iterable[Found]) -> Census:
         if isinstance(thing, Problem):
             problems.append(thing)
         elif isinstance(thing, Orphan):
-            orphan_files += thing.files
-            orphan_bytes += thing.bytes
+            # What is in quarantine has not leaked.
+            if not thing.kept:
+                orphan_files += thing.files
+                orphan_bytes += thing.bytes
         elif isinstance(thing, Housekeeping):
             files += thing.files
             total += thing.bytes

@@ -7,11 +7,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from cachectl.layers.facts import Finding, Flag, State, Switch, When
+from cachectl.layers.facts import Finding, Flag, Patch, State, Switch, When
+from cachectl.layers.memos import forgetting
 from cachectl.layers.pytools_dictionaries import PytoolsDictionaries
 from cachectl.layers.switches import diagnosed, relative_cache_home
 
 _VARIABLES = ("LOOPY_NO_CACHE", "CG_NO_CACHE")
+#: Executors remember what they have compiled.
+_MEMOS = tuple(
+    Patch(module, owner, "translation_unit_info", forgetting)
+    for module, owner in (
+        ("loopy.target.pyopencl_execution", "PyOpenCLExecutor"),
+        ("loopy.target.c.c_execution", "CExecutor"),
+    )
+)
 
 
 class LoopyDictionaries(PytoolsDictionaries):
@@ -42,6 +51,7 @@ class LoopyDictionaries(PytoolsDictionaries):
             set={} if on else {"LOOPY_NO_CACHE": "1"},
             unset=frozenset(_VARIABLES) if on else frozenset(),
             flags=(Flag("loopy", "CACHING_ENABLED", on),),
+            memos=_MEMOS,
             drops=(("loopy", "clear_in_mem_caches"),),
             takes_effect=When.NOW,
         )

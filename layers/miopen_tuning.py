@@ -165,7 +165,7 @@ class MIOpenTuning(Layer):
         value = self.environment.get(variable)
         if not value:
             return
-        number = re.match(r"\s*\+?(\d+)", value)
+        number = re.match(r"\s*\+?(\d{1,18})", value, re.ASCII)
         action = _ACTIONS.get(value.upper()) if number is None else int(number[1])
         if action is None:
             yield misread(self, variable, Severity.FAILS, "is no action that MIOpen knows: it throws")

@@ -6,9 +6,11 @@ A tree of programs, each a folder of linked bitcode and native work-group functi
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -37,7 +39,7 @@ from cachectl.layers.facts import (
 from cachectl.layers.formats import object_files
 from cachectl.layers.layer import Layer
 from cachectl.layers.mounts import network_file_system
-from cachectl.layers.processes import spell, using
+from cachectl.layers.processes import first_variables, spell, using
 from cachectl.layers.stores.archive import pack, unpack
 from cachectl.layers.stores.tree import REFUSALS, Leaf, Shape, StrayRule, Tree
 from cachectl.layers.switches import misread, off, strtobool
@@ -82,6 +84,7 @@ class PoclKernels(Layer):
     name = "pocl"
     title = "PoCL kernel cache"
     forms = ("pocl-entry/1",)
+    failure_mark = re.compile(rf"tempfile_{_RANDOM}")
     on_network = Hazard(
         Severity.HARMLESS,
         "every lookup goes over the network, and some builds of PoCL load what another kind of processor compiled",
@@ -90,6 +93,7 @@ class PoclKernels(Layer):
         Severity.RISKS,
         "PoCL before 6.0 removes a program before it replaces it, so those that build it at once may not find it",
     )
+    when_closed = Hazard(Severity.FAILS, "PoCL can build no program")
 
     # ------------------------------------------------------------------ where and whether
 
@@ -160,7 +164,7 @@ class PoclKernels(Layer):
 
     def switch(self, *, on: bool) -> Switch:
         """Give the variable, which PoCL reads once, when its first device is asked for."""
-        return Switch(self.name, {"POCL_KERNEL_CACHE": "1" if on else "0"}, latches=LIBRARIES)
+        return Switch(self.name, {"POCL_KERNEL_CACHE": "1" if on else "0"}, latches=LIBRARIES, salts=LIBRARIES)
 
     def relocate(self, folder: Path) -> Switch:
         """Give PoCL's own variable; the folder is made by PoCL."""
@@ -203,6 +207,10 @@ class PoclKernels(Layer):
             detail={kernel: " ".join(sorted(set(found))) for kernel, found in sorted(variants.items())},
             mark=leaf.mark,
         )
+
+    def claims(self, root: Root, parts: tuple[str, ...]) -> bool:
+        """Tell by the names of programs and temporaries."""
+        return self._tree(root).shape.claims(parts)
 
     def _tree(self, root: Root) -> Tree:
         own = root.path.name == root.role
@@ -265,11 +273,42 @@ class PoclKernels(Layer):
 
         Without it every later build of a running program fails.
         """
-        if not using(LIBRARIES, processes=self.environment.processes):
+        lacking = [root for root in self.roots() if not os.path.lexists(root.path)]
+        if not lacking:
             return ()
-        role = "uncached" if self._switched_on() is False else "kcache"
-        roots = self.roots()
-        return tuple(root for root in roots if not root.exists and (root.role == role or len(roots) == 1))
+        needed = {root.path for root in self._roots_of_programs()}
+        return tuple(root for root in lacking if root.path in needed)
+
+    def _roots_of_programs(self) -> Iterator[Root]:
+        """Yield the roots that running programs keep entries in, by the variables they were started with."""
+        processes = self.environment.processes
+        for number in using(LIBRARIES, processes=processes) or ():
+            variables = first_variables(number, processes=processes)
+            if variables is not None:
+                program = PoclKernels(replace(self.environment, variables=variables))
+                role = "uncached" if program._switched_on() is False else "kcache"
+                roots = program.roots()
+                yield from (root for root in roots if root.role == role or len(roots) == 1)
+
+    def marked(
+        self, root: Root, mark: re.Pattern[bytes], since: float, known: Container[str]
+    ) -> Iterator[tuple[Removable, str]]:
+        """Look for the mark among the names in the bitcode, and among those in the log of a build that failed.
+
+        A kernel launched in a new work-group shape after its program was removed leaves a folder without bitcode.
+        """
+        tree = self._tree(root)
+        for leaf in tree.scan():
+            if isinstance(leaf, Problem) or leaf.modified < since:
+                continue
+            if leaf.stray is not None:
+                # The source of a build that failed in the preprocessor.
+                if (found := mark.search(leaf.key.encode())) is not None:
+                    yield leaf.orphan(root.path), found[0].decode()
+                continue
+            found = mark.search(b"".join(tree.read_file(leaf.key, file) or b"" for file in ("program.bc", "build.log")))
+            if found is not None or leaf.key in known:
+                yield leaf.entry(self.name, root.path), "" if found is None else found[0].decode()
 
     def remove(self, root: Root, targets: tuple[Target, ...]) -> Outcome:
         """Rename programs away, then delete them; the top folder itself always stays."""
@@ -294,7 +333,10 @@ class PoclKernels(Layer):
         """Check the magic of bitcode and native files: PoCL checks nothing, and a bad one poisons its program."""
         tree = self._tree(root)
         for leaf in tree.scan():
-            if isinstance(leaf, Problem) or leaf.stray is not None:
+            if isinstance(leaf, Problem):
+                yield self.told(root, leaf)
+                continue
+            if leaf.stray is not None:
                 continue
             for member in leaf.members:
                 # Of a native file its headers tell all; bitcode is read whole, to follow its blocks.

@@ -9,9 +9,9 @@ import hashlib
 import os
 import re
 import shlex
-from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager
-from functools import partial
+from collections.abc import Callable, Container, Iterator, Mapping
+from contextlib import AbstractContextManager, suppress
+from functools import partial, wraps
 from pathlib import Path
 from typing import Final
 
@@ -28,25 +28,28 @@ from cachectl.layers.facts import (
     Hazard,
     Note,
     Outcome,
+    Patch,
     Problem,
     Quarantined,
+    Removable,
     Root,
     Scope,
     Severity,
     State,
     Switch,
     Target,
+    When,
 )
 from cachectl.layers.formats.opencl_source import kernel_names
 from cachectl.layers.formats.pickles import Thing, attributes, things, walk
 from cachectl.layers.layer import Layer
 from cachectl.layers.mounts import network_file_system
-from cachectl.layers.processes import using
-from cachectl.layers.pyopencl_invoker import VARIABLE, no_cache_switch
+from cachectl.layers.processes import spell, using
+from cachectl.layers.pyopencl_invoker import MEMOS, VARIABLE, no_cache_switch
 from cachectl.layers.pytools_dictionaries import relocate_user_cache
 from cachectl.layers.stores.archive import unpack
 from cachectl.layers.stores.locks import presence_lock
-from cachectl.layers.stores.plain import read_plain
+from cachectl.layers.stores.plain import open_plain, read_plain
 from cachectl.layers.stores.tree import REFUSALS, Guard, Leaf, Shape, Tree
 from cachectl.layers.switches import diagnosed, relative_cache_home, switched_off
 
@@ -80,6 +83,7 @@ class PyOpenCLBinaries(Layer):
         Severity.RISKS,
         "one lock file serves them all, and if one of them is killed while it holds it, the builds of the others fail",
     )
+    when_closed = Hazard(Severity.FAILS, "every build fails, after a minute where its lock cannot be made")
 
     # ------------------------------------------------------------------ where and whether
 
@@ -106,6 +110,12 @@ class PyOpenCLBinaries(Layer):
     def switch(self, *, on: bool) -> Switch:
         """Give PyOpenCL's one switch, consulted at every build."""
         return no_cache_switch(self.name, on=on)
+
+    def refresher(self) -> Switch:
+        """Let every lookup miss; what is built then is stored over what was there."""
+        patch = Patch("pyopencl.cache", None, "retrieve_from_cache", _missing)
+        drops = (("pyopencl.tools", "clear_first_arg_caches"),)
+        return Switch(self.name, patches=(patch,), memos=MEMOS, drops=drops, takes_effect=When.NOW)
 
     def relocate(self, folder: Path) -> Switch:
         """Move the user cache folder, which PyOpenCL resolves at every build."""
@@ -134,10 +144,26 @@ class PyOpenCLBinaries(Layer):
             return
         consulted = self.state().condition in (Condition.ENABLED, Condition.UNKNOWN)
         outcome = "every build waits a minute for it, and fails" if consulted else "no build of this set-up asks for it"
-        message = f"a lock that is {age:.0f} s old has been left behind, since it is held for milliseconds: {outcome}"
-        severity = Severity.FAILS if consulted else Severity.HARMLESS
+        severity, fix = Severity.FAILS, f"rm {shlex.quote(str(lock))}"
+        holder = self._possible_holder(lock)
+        if holder is None:
+            message = f"a lock that is {age:.0f} s old has been left behind, since it is held for milliseconds"
+        else:
+            message = f"a lock has been held for {age:.0f} s, perhaps by {holder} (stopped?)"
+            severity, fix = Severity.RISKS, f"end {holder}, then: {fix}"
+        severity = severity if consulted else Severity.HARMLESS
         key = str(lock.relative_to(root.path))
-        yield Finding(self.name, root.path, key, severity, "lock", message, f"rm {shlex.quote(str(lock))}")
+        yield Finding(self.name, root.path, key, severity, "lock", f"{message}: {outcome}", fix)
+
+    def _possible_holder(self, lock: Path) -> str | None:
+        """Name who may hold a lock, however old; ``None`` where surely nobody does, as :meth:`_locked` judges."""
+        owner = _holding_cachectl(lock)
+        if owner is not None:
+            return owner
+        users = using(_EXTENSION, processes=self.environment.processes)
+        if users == () and network_file_system(lock, mounts=self.environment.mounts) is not None:
+            return "a program of another machine"
+        return None if users == () else spell(users)
 
     # ------------------------------------------------------------------ listing
 
@@ -178,6 +204,11 @@ class PyOpenCLBinaries(Layer):
             mark=leaf.mark,
         )
 
+    def claims(self, root: Root, parts: tuple[str, ...]) -> bool:
+        """Tell by the name of the folder that holds all."""
+        del root
+        return _BASE.fullmatch(parts[0]) is not None
+
     def _tree(self, root: Root) -> Tree:
         return Tree(self.name, root.path, _SHAPE)
 
@@ -203,6 +234,19 @@ class PyOpenCLBinaries(Layer):
         self._tree(root).write(key, artifact.data, replace=replace, guard=self._guard(root, key))
 
     # ------------------------------------------------------------------ clear
+
+    def marked(
+        self, root: Root, mark: re.Pattern[bytes], since: float, known: Container[str]
+    ) -> Iterator[tuple[Removable, str]]:
+        """Look for the mark in the sources, which PyOpenCL keeps beside the binaries."""
+        del known
+        tree = self._tree(root)
+        for leaf in tree.scan():
+            if isinstance(leaf, Problem) or leaf.stray is not None or leaf.modified < since:
+                continue
+            found = mark.search(tree.read_file(leaf.key, "source.cl") or b"")
+            if found is not None:
+                yield leaf.entry(self.name, root.path), found[0].decode()
 
     def remove(self, root: Root, targets: tuple[Target, ...]) -> Outcome:
         """Remove program folders, those of one Python under its lock; the bases stay."""
@@ -254,7 +298,10 @@ class PyOpenCLBinaries(Layer):
         """Check that both halves are there and that info is a pickle of what PyOpenCL stores."""
         tree = self._tree(root)
         for leaf in tree.scan():
-            if isinstance(leaf, Problem) or leaf.stray is not None or not leaf.members:
+            if isinstance(leaf, Problem):
+                yield self.told(root, leaf)
+                continue
+            if leaf.stray is not None or not leaf.members:
                 continue
             binary = leaf.member("binary")
             info = tree.read_file(leaf.key, "info")
@@ -268,6 +315,19 @@ class PyOpenCLBinaries(Layer):
             elif not info:
                 message, fix = "info is missing or empty", "nothing: PyOpenCL rebuilds the entry when it is asked for"
                 yield Finding(self.name, root.path, leaf.key, Severity.HARMLESS, "info", message, fix)
+
+
+def _holding_cachectl(lock: Path) -> str | None:
+    """Name the cachectl that holds a lock now, as the system tells; ``None`` where none does. Asking hinders nobody."""
+    with suppress(ImportError, OSError), open(open_plain(lock), "rb") as file:
+        import fcntl
+
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            match = re.match(rb"cachectl (\d+) ", file.read(300))
+            return "another process" if match is None else f"process {int(match[1])}"
+    return None
 
 
 def _python_of(key: str) -> str:
@@ -315,3 +375,13 @@ def _changed_header(info: bytes) -> str | None:
         if hashlib.md5(text, usedforsecurity=False).hexdigest() != digest:
             return f"includes {path}, which has changed"
     return None
+
+
+def _missing(lookup: Callable[..., object]) -> Callable[..., object]:
+    """Make a lookup that finds nothing."""
+
+    @wraps(lookup)
+    def find_nothing(*_: object, **__: object) -> None:
+        return None
+
+    return find_nothing

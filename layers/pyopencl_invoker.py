@@ -8,11 +8,27 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from cachectl.layers.facts import Finding, Flag, State, Switch, When
+from cachectl.layers.facts import Finding, Flag, Patch, State, Switch, When
+from cachectl.layers.memos import forgetting
 from cachectl.layers.pytools_dictionaries import PytoolsDictionaries
 from cachectl.layers.switches import diagnosed, relative_cache_home
 
 VARIABLE: Final = "PYOPENCL_NO_CACHE"
+#: Objects that remember the kernels they have compiled.
+MEMOS: Final = tuple(
+    Patch(f"pyopencl.{module}", owner, method, forgetting)
+    for module, owner, method in (
+        ("elementwise", "ElementwiseKernel", "get_kernel"),
+        ("clrandom", "Random123GeneratorBase", "get_gen_kernel"),
+        ("algorithm", "ListOfListsBuilder", "get_scan_kernel"),
+        ("algorithm", "ListOfListsBuilder", "get_compress_kernel"),
+        ("algorithm", "ListOfListsBuilder", "get_count_kernel"),
+        ("algorithm", "ListOfListsBuilder", "get_write_kernel"),
+        ("algorithm", "KeyValueSorter", "get_kernels"),
+        ("bitonic_sort", "BitonicSort", "get_program"),
+        ("bitonic_sort", "BitonicSort", "sort_b_prepare_wl"),
+    )
+)
 
 
 def no_cache_switch(layer: str, *, on: bool) -> Switch:
@@ -26,6 +42,7 @@ def no_cache_switch(layer: str, *, on: bool) -> Switch:
         set={} if on else {VARIABLE: "1"},
         unset=frozenset({VARIABLE}) if on else frozenset(),
         flags=(Flag("pyopencl", "_PYOPENCL_NO_CACHE", not on),),
+        memos=MEMOS,
         drops=(("pyopencl.tools", "clear_first_arg_caches"),),
         reloads=(("pyopencl.invoker", "invoker_cache"), ("pyopencl.scan", "generic_scan_kernel_cache")),
         takes_effect=When.NOW,

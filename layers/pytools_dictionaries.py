@@ -9,7 +9,8 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Callable, Iterator
-from functools import partial
+from functools import partial, wraps
+from inspect import unwrap
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -41,7 +42,7 @@ from cachectl.layers.formats import pdict
 from cachectl.layers.formats.pickles import walk
 from cachectl.layers.layer import Layer
 from cachectl.layers.open_files import open_elsewhere
-from cachectl.layers.stores.rows import Row, RowFile, Weight, disk_usage
+from cachectl.layers.stores.rows import Row, RowFile, Weight, disk_usage, without_companion
 from cachectl.layers.stores.tree import LEFTOVER, NOTHING, Leaf, Shape, Tree
 from cachectl.layers.switches import misread, off, relative_cache_home, strtobool, switched_off
 
@@ -67,6 +68,7 @@ class PytoolsDictionaries(Layer):
         "the locks of sqlite may not hold there, so programs of several nodes may stall, or damage a dictionary",
     )
     among_ranks = Hazard(Severity.HARMLESS, "sqlite lets one of them write at a time, and the others wait")
+    when_closed = Hazard(Severity.FAILS, "no dictionary can be made or added to, and whoever tries fails")
 
     def owns(self, identifier: str) -> bool:
         """Tell whether a dictionary belongs to this layer."""
@@ -108,6 +110,17 @@ class PytoolsDictionaries(Layer):
         )
         return Switch(self.name, {"SUMPY_NO_CACHE": "1"}, patches=patches, takes_effect=When.NOW)
 
+    def refresher(self) -> Switch:
+        """Let every lookup miss, and every store replace what is there."""
+        module = "pytools.persistent_dict"
+        patches = tuple(
+            Patch(module, owner, method, partial(stand_in, self.owns))
+            for owner in ("PersistentDict", "WriteOncePersistentDict")
+            for method, stand_in in (("fetch", _missing), ("store", _replacing), ("store_if_not_present", _replacing))
+        )
+        off = self.switch(on=False)
+        return Switch(self.name, patches=patches, memos=off.memos, drops=off.drops, takes_effect=When.NOW)
+
     def relocate(self, folder: Path) -> Switch:
         """Move the user cache folder; dictionaries already open stay where they are."""
         return relocate_user_cache(self, folder, self.opened_by)
@@ -122,6 +135,12 @@ class PytoolsDictionaries(Layer):
         yield from self._scan_folders(root)
         for leaf in self._strays(root):
             yield leaf.orphan(root.path)
+
+    def claims(self, root: Root, parts: tuple[str, ...]) -> bool:
+        """Tell by the identifier; what is no dictionary belongs to the layer that takes every other one."""
+        del root
+        name = pdict.parse_name(without_companion(parts[0]), self.environment.python)
+        return self.owns("" if name is None else name.identifier)
 
     def _dictionaries(self, root: Root) -> Iterator[pdict.DictionaryName]:
         try:
@@ -326,7 +345,7 @@ class PytoolsDictionaries(Layer):
         rows = self._rows(root.path / file)
         if digest:
             return rows.set_row_aside(Row(target.mark[0], (digest,), target.mark[1]), thing)
-        return open_elsewhere(self.environment, rows.path) or rows.set_file_aside(target, thing)
+        return rows.set_file_aside(target, thing, partial(open_elsewhere, self.environment))
 
     def bring_back(self, root: Root, thing: Quarantined, *, replace: bool) -> None:
         """Insert a row again, or move a file back."""
@@ -346,24 +365,28 @@ class PytoolsDictionaries(Layer):
 
     def verify(self, root: Root) -> Iterator[Finding]:
         """Check every file with sqlite's own check, and the framing of every pickled row."""
+        for shape in _FOLDERS:
+            for leaf in Tree(self.name, root.path, shape).scan():
+                if isinstance(leaf, Problem) and self.claims(root, leaf.path.relative_to(root.path).parts):
+                    yield self.told(root, leaf)
         for name in self._dictionaries(root):
-            if name.generation != "v5":
-                continue
-            rows = self._rows(root.path / name.file)
-            try:
-                complaint = rows.check()
-                if complaint is not None:
-                    yield self._damaged_file(root, name.file, complaint)
-                    continue
+            if name.generation == "v5":
+                yield from self._verify_file(root, name.file)
+
+    def _verify_file(self, root: Root, file: str) -> Iterator[Finding]:
+        rows = self._rows(root.path / file)
+        try:
+            if complaint := rows.check():
+                yield self._damaged_file(root, file, complaint)
+            else:
                 for row, (value,) in rows.rows_with("key_value"):
                     if complaint := _pickle_complaint(_as_bytes(value)):
-                        yield self._damaged_row(root, name.file, row, complaint)
-            except Damaged as error:
-                yield self._damaged_file(root, name.file, error.message)
-            except LayerError as error:
-                fix = "nothing: try again when no program is writing"
-                severity = Severity.HARMLESS
-                yield Finding(self.name, root.path, name.file, severity, "unreadable", error.message, fix)
+                        yield self._damaged_row(root, file, row, complaint)
+        except Damaged as error:
+            yield self._damaged_file(root, file, error.message)
+        except LayerError as error:
+            fix = "nothing: try again when no program is writing"
+            yield Finding(self.name, root.path, file, Severity.HARMLESS, "unreadable", error.message, fix)
 
     def _damaged_row(self, root: Root, file: str, row: Row, message: str) -> Finding:
         key = f"{file}/{row.key[0]}"
@@ -421,6 +444,7 @@ def _as_bytes(value: object) -> bytes:
 def _missing(owns: Callable[[str], bool], fetch: Callable[..., object]) -> Callable[..., object]:
     """Make a ``fetch`` that finds nothing in dictionaries of ours, and elsewhere what there is."""
 
+    @wraps(fetch)
     def fetch_elsewhere(dictionary: Any, key: object) -> object:  # noqa: ANN401 - a class of pytools
         if not owns(dictionary.identifier):
             return fetch(dictionary, key)
@@ -434,7 +458,27 @@ def _missing(owns: Callable[[str], bool], fetch: Callable[..., object]) -> Calla
 def _forgetting(owns: Callable[[str], bool], store: Callable[..., object]) -> Callable[..., object]:
     """Make a ``store`` that stores nothing in dictionaries of ours."""
 
+    @wraps(store)
     def store_elsewhere(dictionary: Any, *arguments: object, **options: object) -> object:  # noqa: ANN401
         return None if owns(dictionary.identifier) else store(dictionary, *arguments, **options)
 
     return store_elsewhere
+
+
+def _replacing(owns: Callable[[str], bool], store: Callable[..., object]) -> Callable[..., object]:
+    """Make a ``store`` that replaces what there is in dictionaries of ours, also in those that are written once."""
+
+    @wraps(store)
+    def store_anew(dictionary: Any, key: object, value: object, **options: object) -> object:  # noqa: ANN401 - as above
+        if not owns(dictionary.identifier):
+            return store(dictionary, key, value, **options)
+        from pytools.persistent_dict import PersistentDict
+
+        unwrap(PersistentDict.store)(dictionary, key, value)
+        # A value that was read before stays in memory otherwise.
+        forget = getattr(dictionary, "clear_in_mem_cache", None)
+        if forget is not None:
+            forget()
+        return None
+
+    return store_anew

@@ -10,11 +10,17 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from cachectl.session import disabled, isolated
     from cachectl.stack import Stack
+    from cachectl.trace import traced
 
 __version__ = "0.1.0"
-__all__ = ["Stack", "__version__", "disabled", "isolated"]
+__all__ = ["Stack", "__version__", "disabled", "isolated", "traced"]
 
-_HOMES = {"Stack": "cachectl.stack", "disabled": "cachectl.session", "isolated": "cachectl.session"}
+_HOMES = {
+    "Stack": "cachectl.stack",
+    "disabled": "cachectl.session",
+    "isolated": "cachectl.session",
+    "traced": "cachectl.trace",
+}
 
 
 def __getattr__(name: str) -> object:

@@ -8,7 +8,7 @@ import subprocess
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
 from cachectl.layers.errors import CachectlError, Refused
 from cachectl.layers.facts import Ability, Scope, Switch
@@ -26,6 +26,8 @@ _FORWARDED: Final = tuple(
     for name in ("SIGTERM", "SIGHUP", "SIGINT", "SIGQUIT", "SIGUSR1", "SIGUSR2")
     if hasattr(signal, name)
 )
+#: What asks for an end.
+_ENDING: Final = {getattr(signal, name) for name in ("SIGTERM", "SIGHUP", "SIGINT", "SIGQUIT") if hasattr(signal, name)}
 #: What keys send, to every process in the foreground.
 _TYPED: Final = {getattr(signal, name) for name in ("SIGINT", "SIGQUIT") if hasattr(signal, name)}
 
@@ -73,15 +75,18 @@ def variables_isolated(layers: Iterable[Layer], folder: Path) -> dict[str, str |
 
 def left_alone(layers: Iterable[Layer], *, off: bool) -> dict[str, str]:
     """Say of each layer that a child would go on using as it is, why nothing can be done about that."""
-    left: dict[str, str] = {}
-    for layer in layers:
-        abilities = layer.abilities()
-        reason = abilities[Ability.RELOCATE]
-        if off and reason is not None:
-            reason = abilities[Ability.DISABLE]
-        if reason is not None and layer.scope is Scope.USER:
-            left[layer.name] = reason
-    return left
+    return {
+        layer.name: reason
+        for layer in layers
+        if layer.scope is Scope.USER and (reason := out_of_reach(layer, off=off)) is not None
+    }
+
+
+def out_of_reach(layer: Layer, *, off: bool) -> str | None:
+    """Say why a layer can be neither moved nor, where that would do, switched off; ``None`` where it can."""
+    abilities = layer.abilities()
+    reason = abilities[Ability.RELOCATE]
+    return abilities[Ability.DISABLE] if off and reason is not None else reason
 
 
 class Signals:
@@ -90,14 +95,20 @@ class Signals:
     def __init__(self) -> None:
         self.child: subprocess.Popen[bytes] | None = None
         self.early: list[int] = []
+        self.taken: list[int] = []
 
     def take(self, number: int, _: object) -> None:
         """Hand a signal on, or note it until there is a child."""
+        self.taken.append(number)
         if self.child is None:
             self.early.append(number)
         elif not (number in _TYPED and _in_foreground()):
             # What is typed at the terminal has reached the child already; twice is once too often for some.
             self.child.send_signal(number)
+
+    def ending(self) -> int:
+        """Return 128+n where a signal n has asked for an end, whatever a child made of it; else 0."""
+        return next((128 + number for number in self.taken if number in _ENDING), 0)
 
 
 @contextmanager
@@ -116,9 +127,17 @@ def signals_held() -> Iterator[Signals]:
             signal.signal(number, handler)
 
 
-def run(command: Sequence[str], changes: Mapping[str, str | None], environment: Environment, signals: Signals) -> int:
+def run(
+    command: Sequence[str],
+    changes: Mapping[str, str | None],
+    environment: Environment,
+    signals: Signals,
+    *,
+    quiet: BinaryIO | None = None,
+) -> int:
     """Run a command to its end; return its exit status, 128+n where signal n ended it.
 
+    With ``quiet`` it is given nothing to read, what it prints is dropped, and what it complains of goes to that file.
     Raises :class:`CannotStart` where there is no such command.
     """
     unset = frozenset(name for name, value in changes.items() if value is None)
@@ -127,13 +146,20 @@ def run(command: Sequence[str], changes: Mapping[str, str | None], environment: 
     if signals.early:
         return 128 + signals.early[0]
     try:
-        child = subprocess.Popen(list(command), env=variables)  # noqa: S603 - the user's own command
+        child = subprocess.Popen(  # noqa: S603 - the user's own command
+            list(command),
+            env=variables,
+            stdin=None if quiet is None else subprocess.DEVNULL,
+            stdout=None if quiet is None else subprocess.DEVNULL,
+            stderr=quiet,
+        )
     except OSError as error:
         raise CannotStart(os.fspath(command[0]), error) from error
     signals.child = child
     for number in signals.early:
         child.send_signal(number)
     status = child.wait()
+    signals.child = None
     return status if status >= 0 else 128 - status
 
 

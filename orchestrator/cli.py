@@ -19,12 +19,15 @@ if TYPE_CHECKING:
 
     from cachectl.layers.layer import Layer
     from cachectl.layers.selection import Selection
+    from cachectl.proof import Watch
     from cachectl.stack import Stack
 
 Handler = Callable[[argparse.Namespace], int]
 
 #: A day: who waits longer for a lock has forgotten.
 _LONGEST: Final = 86400.0
+#: Verbs that run a command.
+_COMMANDS: Final = (["run"], ["trace"], ["bench"])
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -70,8 +73,8 @@ def _is_open(number: int) -> bool:
 
 
 def _split(arguments: list[str]) -> tuple[list[str], list[str]]:
-    """Part the command that ``run`` is to run from what is ours; elsewhere ``--`` means what it means to argparse."""
-    if arguments[:1] != ["run"] or "--" not in arguments:
+    """Part the command that a verb is to run from what is ours; elsewhere ``--`` means what it means to argparse."""
+    if arguments[:1] not in _COMMANDS or "--" not in arguments:
         return arguments, []
     at = arguments.index("--")
     return arguments[:at], arguments[at + 1 :]
@@ -200,6 +203,8 @@ def build_parser() -> argparse.ArgumentParser:
 
     _run_verb(verbs)
     _env_verb(verbs)
+    _trace_verb(verbs)
+    _bench_verb(verbs)
 
     layers = _verb(verbs, "layers", _layers, "adapters, what each can do here, and why not")
     _layers_argument(layers)
@@ -237,7 +242,7 @@ def _restore_verb(verbs: argparse._SubParsersAction[_Parser]) -> None:
 
 def _run_verb(verbs: argparse._SubParsersAction[_Parser]) -> None:
     run = _verb(verbs, "run", _run, "run a command with caches off, or on in empty roots")
-    how = run.add_mutually_exclusive_group(required=True)
+    how = run.add_mutually_exclusive_group()
     how.add_argument("--no-cache", action="store_true", help="every layer off")
     how.add_argument(
         "--isolated",
@@ -247,7 +252,12 @@ def _run_verb(verbs: argparse._SubParsersAction[_Parser]) -> None:
         help="every layer on, in an empty root or in DIR, which is kept",
     )
     _layer_option(run)
-    run.usage = "cachectl run (--no-cache | --isolated[=DIR]) [--layer LAYER]... -- COMMAND..."
+    run.add_argument(
+        "--prove",
+        action="store_true",
+        help="attest that no real root was read or written; alone, of the command as it is",
+    )
+    run.usage = "cachectl run (--no-cache | --isolated[=DIR] | --prove) [--layer LAYER]... [--prove] -- COMMAND..."
 
 
 def _env_verb(verbs: argparse._SubParsersAction[_Parser]) -> None:
@@ -262,6 +272,24 @@ def _env_verb(verbs: argparse._SubParsersAction[_Parser]) -> None:
     )
     _layer_option(env)
     env.add_argument("--shell", choices=SHELLS, help="whose commands to print (default: the login shell's)")
+
+
+def _trace_verb(verbs: argparse._SubParsersAction[_Parser]) -> None:
+    trace = _verb(verbs, "trace", _trace, "hits, misses and stores of every layer in a run of a command")
+    trace.add_argument("--kernels", action="store_true", help="also list each build: layer that served it, time")
+    trace.add_argument("--explain", action="store_true", help="also say of every miss why")
+    trace.add_argument("--json", metavar="FILE", help="write JSON to a file, - for standard output")
+    trace.usage = "cachectl trace [--kernels] [--explain] [--json FILE] -- COMMAND..."
+
+
+def _bench_verb(verbs: argparse._SubParsersAction[_Parser]) -> None:
+    bench = _verb(verbs, "bench", _bench, "what each cache is worth to a command: all cold, all warm, each off in turn")
+    bench.add_argument(
+        "-n", "--rounds", type=_positive, default=3, metavar="N", help="how often each setting is run (default: 3)"
+    )
+    bench.add_argument("--json", metavar="FILE", help="write JSON to a file, - for standard output instead of tables")
+    bench.add_argument("--plot", metavar="FILE", help="draw it, as PNG or SVG by the ending (needs matplotlib)")
+    bench.usage = "cachectl bench [-n N] [--json FILE] [--plot FILE] -- COMMAND..."
 
 
 def _positive(text: str) -> int:
@@ -513,7 +541,7 @@ def _verify(options: argparse.Namespace) -> int:
     if options.json:
         render.show_json(render.verified_json(result) if options.quarantine else render.findings_json(found))
     else:
-        render.show_findings(found)
+        render.show_findings(found, moved=result.moved)
         render.show_quarantine(result)
     return 0 if not found or (options.quarantine and result.mended) else 1
 
@@ -565,14 +593,44 @@ def _run(options: argparse.Namespace) -> int:
 
     if not options.command:
         options.parser.error("write -- and the command to run at the end")
+    if not (options.no_cache or options.prove or options.isolated is not None):
+        options.parser.error("say how to run it: --no-cache, --isolated or --prove")
     stack = _stack(options)
     layers: tuple[Layer, ...] = stack.named(options.layers)
+    if not options.no_cache and options.isolated is None:
+        with child.signals_held() as signals:
+            eyes = _watch(options, stack, layers)
+            return _proved(eyes, child.run(options.command, {}, stack.environment, signals))
     _say_what_stays(options, layers)
     folder = Path(options.isolated) if options.isolated else None
     with child.signals_held() as signals, scratch_folder(folder) as root:
         moved, changes = _moved(options, stack, layers, root)
         with shadow_user_cache(stack.environment, moved, root, render.warn):
-            return child.run(options.command, changes, stack.environment, signals)
+            watch = _watch(options, stack, layers) if options.prove else None
+            status = child.run(options.command, changes, stack.environment, signals)
+        # What was brought home counts too.
+        return _proved(watch, status)
+
+
+def _watch(options: argparse.Namespace, stack: Stack, layers: tuple[Layer, ...]) -> Watch:
+    """Put the real roots under watch, but for layers that are meant to stay in use."""
+    from cachectl.child import out_of_reach
+    from cachectl.proof import Watch
+
+    as_it_is = not options.no_cache and options.isolated is None
+    staying = (layer.name for layer in layers if not as_it_is and out_of_reach(layer, off=options.no_cache) is not None)
+    return Watch(stack, layers, left_out=frozenset(staying))
+
+
+def _proved(watch: Watch | None, status: int) -> int:
+    """Say what the watch saw, and return the status: the child's own only if the proof holds, or none was wanted."""
+    from cachectl import render
+
+    if watch is None:
+        return status
+    proof = watch.end()
+    render.show_proof(proof)
+    return status if proof.holds else 1
 
 
 def _moved(
@@ -626,6 +684,79 @@ def _root(name: str, stack: Stack) -> Path:
         message = f"--root {name!r} is no folder"
         raise BadRequest(message)
     return root
+
+
+def _trace(options: argparse.Namespace) -> int:
+    import time
+    from pathlib import Path
+
+    from cachectl import child, render
+    from cachectl.listing import write_file
+    from cachectl.scratch import scratch_folder
+    from cachectl.trace import Tracer
+
+    if not options.command:
+        options.parser.error("write -- and the command to run at the end")
+    _check_targets(options.json)
+    stack = _stack(options)
+    with child.signals_held() as signals, scratch_folder() as folder:
+        tracer = Tracer(stack, Path(folder), explain=options.explain)
+        started = time.perf_counter()
+        status = child.run(options.command, tracer.variables(stack.environment), stack.environment, signals)
+        done = tracer.ended(options.command, status, time.perf_counter() - started)
+    document = render.trace_json(done, kernels=options.kernels, explain=options.explain)
+    if options.json == "-":
+        render.show_json(document)
+    elif options.json is not None:
+        write_file(options.json, render.json_bytes(document))
+    render.show_trace(done, kernels=options.kernels, explain=options.explain)
+    return status
+
+
+def _bench(options: argparse.Namespace) -> int:
+    from cachectl import child, render
+    from cachectl.bench import Ended, bench
+    from cachectl.listing import write_file
+
+    if not options.command:
+        options.parser.error("write -- and the command to run at the end")
+    if options.plot is not None:
+        from cachectl.plot import check
+
+        check(options.plot)
+    _check_targets(options.json, options.plot)
+    stack = _stack(options)
+    try:
+        with child.signals_held() as signals, render.progress() as show:
+            measured = bench(options.command, stack, options.rounds, signals=signals, notice=render.warn, show=show)
+    except Ended as ended:
+        for line in ended.said:
+            render.warn(line, "command")
+        render.warn(str(ended))
+        return ended.status
+    document = render.bench_json(measured)
+    if options.json == "-":
+        render.show_json(document)
+    else:
+        render.show_bench(measured)
+    if options.json not in (None, "-"):
+        write_file(options.json, render.json_bytes(document))
+    if options.plot is not None:
+        from cachectl.plot import draw
+
+        write_file(options.plot, draw(measured, options.plot))
+    return 0
+
+
+def _check_targets(*names: str | None) -> None:
+    """Find out before anything is run, not after minutes of it, that what was measured could not be kept."""
+    from cachectl.layers.errors import BadRequest
+
+    for name in names:
+        folder = os.path.dirname(name or "")
+        if folder and not os.path.isdir(folder):
+            message = f"{name!r} lies in no folder; make {folder} first"
+            raise BadRequest(message)
 
 
 def _layers(options: argparse.Namespace) -> int:

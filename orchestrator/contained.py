@@ -7,8 +7,9 @@ ability it has not.
 
 from __future__ import annotations
 
+import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Final, TypeVar
@@ -98,7 +99,7 @@ class Contained(Layer):
         self.__dict__.update(
             name=inner.name, title=inner.title, scope=inner.scope, precious=inner.precious, forms=inner.forms
         )
-        for told in ("on_network", "among_ranks"):
+        for told in ("on_network", "among_ranks", "when_closed"):
             if isinstance(hazard := getattr(inner, told, None), (Hazard, type(None))):
                 self.__dict__[told] = hazard
 
@@ -167,6 +168,16 @@ class Contained(Layer):
         """Ask to move something out of quarantine."""
         self._ask(lambda: self._inner.bring_back(root, thing, replace=replace))
 
+    def refresher(self) -> Switch | None:
+        """Ask how to store without reading."""
+        return self._ask(lambda: _checked(self._inner.refresher(), Switch, type(None)))
+
+    def marked(
+        self, root: Root, mark: re.Pattern[bytes], since: float, known: Container[str]
+    ) -> Iterator[tuple[Removable, str | None]]:
+        """Ask what bears a mark."""
+        return self._each(lambda: self._inner.marked(root, mark, since, known), (tuple,))
+
     def diagnose(self) -> Iterator[Finding]:
         """Ask what is wrong with the set-up."""
         return self._each(self._inner.diagnose, (Finding,))
@@ -174,6 +185,10 @@ class Contained(Layer):
     def idle_gate(self, targets: Iterable[Removable]) -> Iterator[tuple[Removable, str | None]]:
         """Ask what to leave alone for now."""
         return self._each(lambda: self._inner.idle_gate(targets), (tuple,))
+
+    def claims(self, root: Root, parts: tuple[str, ...]) -> bool | None:
+        """Ask whether a path is the layer's."""
+        return self._ask(lambda: _checked(self._inner.claims(root, parts), bool, type(None)))
 
     def lacking(self) -> tuple[Root, ...]:
         """Ask what running programs lack."""

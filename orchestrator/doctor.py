@@ -8,6 +8,7 @@ what is stale or has leaked. Everything is read, nothing is changed.
 from __future__ import annotations
 
 import os
+import platform
 import re
 import shlex
 import stat
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING, Final
 
 from cachectl.contained import FAILURES
 from cachectl.layers.environment import user_name
-from cachectl.layers.facts import Ability, Census, Condition, Finding, Root, Scope, Severity
+from cachectl.layers.facts import Ability, Census, Condition, Finding, Hazard, Quarantined, Root, Scope, Severity
 from cachectl.layers.mounts import network_file_system
 from cachectl.listing import failure, findings
 
@@ -38,6 +39,8 @@ _WORST_FIRST: Final = (
 )
 #: So many empty files are no bytes, but they fill a quota of files.
 _MANY_FILES: Final = 1000
+#: No longer than any number of ranks is.
+_NUMBER: Final = re.compile(r"[0-9]{1,12}")
 
 #: Number of ranks and own rank, as launchers tell them: Open MPI, PMIx, MPICH and its kin, MVAPICH, Slurm, PALS, LSF,
 #: Flux. Where the number is missing, a rank above zero tells that there are several.
@@ -68,6 +71,12 @@ class Job:
 
     ranks: int | None
     variable: str
+
+    @property
+    def own_folder(self) -> str:
+        """Spell a folder for each rank, for the shell; where the variable is not set, the shell says so, and stops."""
+        node = "$(hostname)-" if self.variable in _LOCAL_RANKS else ""
+        return f'"$HOME/.cachectl/rank{node}${{{self.variable}:?}}"'
 
 
 def diagnosis(layers: Iterable[Layer], broken: Iterable[Broken] = ()) -> list[Finding]:
@@ -104,6 +113,8 @@ def _everything(layer: Layer) -> Iterator[tuple[Identity, Finding]]:
     except FAILURES as error:
         yield _own(failure(layer, Path("*"), error))
     yield from _of_roots(layer)
+    with suppress(*FAILURES):
+        yield from map(_own, _of_quarantine(layer))
     for finding in findings((layer,)):
         yield _own(finding)
 
@@ -119,8 +130,12 @@ def _of_roots(layer: Layer) -> Iterator[tuple[Identity, Finding]]:
         # The search for damage meets, and tells, the same.
         return
     for root in roots:
+        first = root is roots[0]
         if _may_exist(root):
-            yield from _of_root(layer, root, first=root is roots[0])
+            yield from _of_root(layer, root, first=first)
+        elif first:
+            # What will be made there the first time that it is used.
+            yield from _of_surroundings(layer, root, reachable=True)
 
 
 def _may_exist(root: Root) -> bool:
@@ -141,7 +156,9 @@ def _of_root(layer: Layer, root: Root, *, first: bool) -> Iterator[tuple[Identit
     if first or census is None or census.entries or census.files or census.orphan_files:
         # What cannot be looked at has just been told of.
         with suppress(*FAILURES):
-            yield from _of_place(layer, root)
+            if hasattr(os, "geteuid"):
+                yield from _of_writers(layer, root)
+        yield from _of_surroundings(layer, root, reachable=first and census is not None)
     if census is not None and layer.abilities()[Ability.CLEAR] is None:
         yield from map(_own, _of_content(layer, root, census))
 
@@ -163,6 +180,18 @@ def _of_content(layer: Layer, root: Root, census: Census) -> Iterator[Finding]:
         yield Finding(layer.name, root.path, None, severity, "leaked", message, fix)
 
 
+def _of_quarantine(layer: Layer) -> Iterator[Finding]:
+    things: dict[Path, list[Quarantined]] = {}
+    for thing in layer.quarantined():
+        # What is no such thing could not be read, and has no label to be brought back by.
+        if isinstance(thing, Quarantined):
+            things.setdefault(thing.root, []).append(thing)
+    for root, held in things.items():
+        amount = _counted(len(held), "thing", "things")
+        message = f"{amount} of {sum(thing.bytes for thing in held):,} bytes in quarantine; cachectl restore lists them"
+        yield Finding(layer.name, root, None, Severity.HARMLESS, "quarantine", message, "cachectl restore")
+
+
 def _counted(number: int, one: str, many: str) -> str:
     return f"{number:,} {one if number == 1 else many}"
 
@@ -170,10 +199,13 @@ def _counted(number: int, one: str, many: str) -> str:
 # ---------------------------------------------------------------------- where a root lies, and who shares it
 
 
-def _of_place(layer: Layer, root: Root) -> Iterator[tuple[Identity, Finding]]:
-    if hasattr(os, "geteuid"):
-        yield from _of_writers(layer, root)
-    if _takes_part(layer):
+def _of_surroundings(layer: Layer, root: Root, *, reachable: bool) -> Iterator[tuple[Identity, Finding]]:
+    """Say what is wrong with where a root of a layer that takes part lies, or will lie once it is made."""
+    if not _takes_part(layer):
+        return
+    with suppress(*FAILURES):
+        if reachable and root.scope is Scope.USER and layer.when_closed is not None:
+            yield from _of_use(layer, root, layer.when_closed)
         yield from _of_network(layer, root)
         yield from _of_ranks(layer, root)
 
@@ -203,7 +235,9 @@ def _of_ranks(layer: Layer, root: Root) -> Iterator[tuple[Identity, Finding]]:
         return
     several = "the ranks" if job.ranks is None else f"the {job.ranks} ranks"
     message = f"{several} of this job share it: {hazard.message}"
-    fix = _elsewhere(layer, f'"$HOME/.cachectl/rank${job.variable}"')
+    if layer.abilities()[Ability.RELOCATE] is None:
+        message += "; mend it in the script that each rank runs"
+    fix = _elsewhere(layer, job.own_folder)
     yield ("ranks", root.path), Finding(layer.name, root.path, None, hazard.severity, "ranks", message, fix)
 
 
@@ -225,18 +259,65 @@ def job_of(environment: Environment) -> Job | None:
 
 def _number(environment: Environment, variable: str) -> int | None:
     value = environment.get(variable) or ""
-    return int(value) if value.isascii() and value.isdigit() else None
+    return int(value) if _NUMBER.fullmatch(value) else None
 
 
 def _apart(environment: Environment, path: Path) -> bool:
-    """Tell whether a root is this rank's own: whether a folder's name, the home's apart, ends with the rank."""
+    """Tell whether a root is this rank's own: whether a folder's name, the home's apart, ends with the rank.
+
+    A rank within the node counts on a disk of the node, and elsewhere where the name tells the node too.
+    """
     local = network_file_system(path, mounts=environment.mounts) is None
-    variables = (*(rank for _, rank in _RANKS), *(_LOCAL_RANKS if local else ()))
-    ranks = {number for number in (_number(environment, name) for name in variables) if number is not None}
     home = environment.home_folder
-    parts = path.relative_to(home).parts if path.is_relative_to(home) else path.parts
-    ends = (re.search(r"\d+$", part, re.ASCII) for part in parts)
-    return any(end is not None and int(end[0]) in ranks for end in ends)
+    for part in path.relative_to(home).parts if path.is_relative_to(home) else path.parts:
+        end = re.search(r"[0-9]{1,12}$", part)
+        told = {rank for _, rank in _RANKS} - set(_LOCAL_RANKS)
+        if local or platform.node() in part:
+            told |= set(_LOCAL_RANKS)
+        if end is not None and int(end[0]) in {_number(environment, name) for name in told}:
+            return True
+    return False
+
+
+# ---------------------------------------------------------------------- whether a root can be used
+
+
+def _of_use(layer: Layer, root: Root, hazard: Hazard) -> Iterator[tuple[Identity, Finding]]:
+    """Say why nothing can be stored in a root: something else stands there, or on the way, or it is closed to us."""
+    place = next(path for path in (root.path, *root.path.parents) if os.path.lexists(path))
+    if not place.is_dir():
+        which = "there" if place == root.path else f"at {place}"
+        message = f"no folder stands {which}, so {hazard.message}"
+        fix = _make_way(layer, root, place)
+        yield ("no-folder", place), Finding(layer.name, root.path, None, hazard.severity, "no-folder", message, fix)
+    elif not _writable_for_us(place):
+        what = "is" if place == root.path else f"cannot be made, since {place} is"
+        message = f"{what} not writable for you, so {hazard.message}"
+        fix = f"chmod u+w {shlex.quote(str(place))}"
+        if not _forbidden_by_mode(place):
+            home = layer.environment.home_folder
+            fix = _elsewhere(layer, '"$HOME/.cachectl"' if _writable_for_us(home) else '"$(mktemp -d)"')
+        yield ("closed", place), Finding(layer.name, root.path, None, hazard.severity, "closed", message, fix)
+
+
+def _make_way(layer: Layer, root: Root, place: Path) -> str:
+    """Spell what mends a root in whose place, or on the way to it, there is no folder."""
+    spelled = shlex.quote(str(place))
+    if place.is_symlink() and not place.exists() and (target := os.path.realpath(place)) != str(place):
+        return f"mkdir -p {shlex.quote(target)}"
+    if layer.environment.get(root.source) is not None:
+        return f"unset {root.source}"
+    return f"mv {spelled} {shlex.quote(f'{place}.aside')}"
+
+
+def _writable_for_us(place: Path) -> bool:
+    return os.access(place, os.W_OK | os.X_OK, effective_ids=os.access in os.supports_effective_ids)
+
+
+def _forbidden_by_mode(place: Path) -> bool:
+    """Tell whether the owner of a folder, which we are, forbids himself to write."""
+    status = place.stat()
+    return hasattr(os, "geteuid") and status.st_uid == os.geteuid() and not status.st_mode & stat.S_IWUSR
 
 
 # ---------------------------------------------------------------------- who may write

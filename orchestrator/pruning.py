@@ -76,6 +76,9 @@ def _look(layer: Layer, limits: Limits) -> _Holding:
                 if isinstance(found, Housekeeping):
                     holding.bytes += found.bytes
                     holding.files += found.files
+                elif isinstance(found, Orphan) and found.kept:
+                    # It waits in quarantine to be brought back.
+                    continue
                 elif isinstance(found, (Entry, Orphan)):
                     (holding.going if limits.forbids(found) else holding.kept).append(found)
                 elif isinstance(found, Problem) and found.hides:

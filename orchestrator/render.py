@@ -8,25 +8,30 @@ import shutil
 import sys
 import textwrap
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Final, Literal
 
 from cachectl.layers.errors import printable
 from cachectl.layers.facts import Ability, Census, Entry, Finding, Note, Outcome, Problem, Quarantined
 
 if TYPE_CHECKING:
+    from cachectl.bench import Bench, Step
     from cachectl.layers.layer import Layer
     from cachectl.layers.registry import Broken
     from cachectl.listing import Trouble
+    from cachectl.proof import Attestation, Proof
     from cachectl.purging import PurgeResult
     from cachectl.quarantine import QuarantineResult, Restored
     from cachectl.survey import LayerReport, Report, RootReport
+    from cachectl.trace import Trace
 
 _DASH: Final = "-"
 _NARROW: Final = 80
 _PATIENCE: Final = 0.5
+#: How many paths an attestation names.
+_FEW: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +74,15 @@ def age(moment: float | None, now: float) -> str:
     return f"{seconds:.0f}s"
 
 
+def duration(seconds: float) -> str:
+    """Spell a time that is not known to the second."""
+    whole = round(seconds)
+    if whole < 60:  # noqa: PLR2004 - the definition of the units
+        return f"{whole} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"  # noqa: PLR2004
+
+
 def _shorten(text: str, width: int) -> str:
     if len(text) <= width:
         return text
@@ -108,6 +122,11 @@ def show_json(value: object) -> None:
     """Print a JSON document."""
     with _output():
         print(json.dumps(value, indent=2))
+
+
+def json_bytes(value: object) -> bytes:
+    """Spell a JSON document for a file."""
+    return json.dumps(value, indent=2).encode() + b"\n"
 
 
 def show_lines(lines: Iterable[str]) -> None:
@@ -219,6 +238,26 @@ def working(what: str) -> Iterator[None]:
     finally:
         finished.set()
         spinner.join()
+
+
+@contextmanager
+def progress() -> Iterator[Callable[[Step], None]]:
+    """Yield what is told of each step of long work; on a terminal it shows a bar with the time left."""
+    if not sys.stderr.isatty():
+        yield lambda _: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[left]}"))
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("", total=None, left="")
+
+        def show(step: Step) -> None:
+            left = "" if step.seconds_left is None else f"about {duration(step.seconds_left)} left"
+            bar.update(task, description=step.doing, completed=step.done, total=step.total, left=left)
+
+        yield show
 
 
 # ---------------------------------------------------------------------- report
@@ -488,13 +527,16 @@ def findings_json(findings: Iterable[Finding]) -> dict[str, object]:
     }
 
 
-def show_findings(findings: Sequence[Finding], nothing: str = "no damage found") -> None:
-    """Print each finding with what it does and what mends it; or that there is ``nothing``."""
+def show_findings(
+    findings: Sequence[Finding],
+    nothing: str = "no damage found",
+    moved: Callable[[Finding], bool] = lambda _: False,
+) -> None:
+    """Print each finding with what it does and what mends it, unless it was ``moved``; or that there is ``nothing``."""
     for finding in findings:
         where = finding.key if finding.key is not None else str(finding.root)
-        show_lines(
-            [f"{finding.layer}: {where}: {finding.message} ({finding.severity.value})", f"  mend: {finding.fix}"]
-        )
+        mend = "moved aside" if moved(finding) else f"mend: {finding.fix}"
+        show_lines([f"{finding.layer}: {where}: {finding.message} ({finding.severity.value})", f"  {mend}"])
     if not findings:
         show_lines([nothing])
 
@@ -566,6 +608,40 @@ def show_restored(restored: Iterable[Restored]) -> None:
             warn(f"{one.thing.layer}: {one.thing.name} stays in quarantine: {one.because}")
 
 
+def show_proof(proof: Proof) -> None:
+    """Say of each layer what is known of it, and last what follows for all, on standard error."""
+    from cachectl.proof import Verdict
+
+    for one in proof.attestations:
+        warn(f"proof: {one.layer}: {_attested(one)}")
+    for name in proof.left_out:
+        warn(f"proof: {name}: stays in use, so nothing is proved of it")
+    bad = [
+        f"{verdict.value} for {', '.join(names)}"
+        for verdict in (Verdict.FAILS, Verdict.UNKNOWN)
+        if (names := proof.of(verdict))
+    ]
+    warn(f"proof {'; '.join(bad) or ('holds' if proof.holds else 'cannot be given: no layer is left to prove it of')}")
+
+
+def _attested(one: Attestation) -> str:
+    from cachectl.proof import Verdict
+
+    if one.verdict is Verdict.FAILS:
+        shown = [f"{trace.path} {', '.join(trace.what)}" for trace in one.traces[:_FEW]]
+        more = len(one.traces) - len(shown)
+        return "; ".join([*shown, *([f"and {more:,} more"] if more else [])])
+    files = f"{one.compared:,} file{'' if one.compared == 1 else 's'} compared"
+    if one.verdict is Verdict.UNKNOWN:
+        return f"no write seen ({files}), but not known to be unread: {'; '.join(one.unknown)}"
+    if not one.roots:
+        return "keeps nothing in this environment"
+    if not one.there:
+        verb = "is" if len(one.roots) == 1 else "are"
+        return f"not written, not read ({' and '.join(map(str, one.roots))} {verb} not there)"
+    return f"not written ({files}), not read ({', '.join(one.means)})"
+
+
 def layers_json(layers: Iterable[Layer], broken: Iterable[Broken]) -> dict[str, object]:
     """Spell layers and abilities as ``cachectl/layers/1``; an ability is ``null``, or why it is absent."""
     return {
@@ -598,3 +674,112 @@ def show_layers(layers: Sequence[Layer], broken: Iterable[Broken]) -> None:
                 show_lines(textwrap.wrap(line, max(20, _width()), subsequent_indent="  ", break_on_hyphens=False))
     for plugin in broken:
         warn(f"plug-in {plugin.name}: {plugin.why}")
+
+
+# ---------------------------------------------------------------------- bench
+
+
+def trace_json(trace: Trace, *, kernels: bool = False, explain: bool = False) -> dict[str, object]:
+    """Spell a trace as ``cachectl/trace/1``; unknown numbers are ``null``."""
+    document: dict[str, object] = {
+        "schema": "cachectl/trace/1",
+        "command": list(trace.command),
+        "exit_status": trace.exit_status,
+        "wall_seconds": trace.wall_seconds,
+        "layers": [asdict(layer) for layer in trace.layers],
+    }
+    if kernels:
+        document["kernels"] = [asdict(kernel) for kernel in trace.kernels]
+    if explain:
+        document["misses"] = [asdict(miss) for miss in trace.misses]
+    return document
+
+
+def show_trace(trace: Trace, *, kernels: bool = False, explain: bool = False) -> None:
+    """Print on standard error what a run did: standard output is the command's own."""
+    with suppress(OSError):
+        sys.stderr.flush()
+        os.write(2, trace.passed_on)
+    rows = tuple(
+        (layer.layer, count(layer.hits), count(layer.misses), count(layer.stores), size(layer.bytes), layer.evidence)
+        for layer in trace.layers
+        if layer.evidence != "none"
+    )
+    headings = ("layer", "hits", "misses", "stores", "stored", "evidence")
+    _tell(plain_table(Table(headings, rows, frozenset({1, 2, 3, 4})), _NARROW))
+    unknown = [layer.layer for layer in trace.layers if layer.evidence == "none"]
+    if unknown:
+        _tell([f"nothing is known of {', '.join(unknown)}"])
+    if kernels:
+        built = tuple(
+            (f"{kernel.seconds:.3f}", kernel.served_by or "compiled", " ".join(kernel.kernels) or _DASH)
+            for kernel in trace.kernels
+        )
+        _tell(["", *plain_table(Table(("seconds", "served by", "kernels"), built, frozenset({0})), _NARROW)])
+    if explain:
+        _tell(["", *(f"{miss.layer}: {' '.join(miss.kernels) or _DASH}: {miss.because}" for miss in trace.misses)])
+
+
+def _tell(lines: Iterable[str]) -> None:
+    with suppress(OSError):
+        for line in lines:
+            print(printable(line), file=sys.stderr)
+
+
+def bench_json(bench: Bench) -> dict[str, object]:
+    """Spell a comparison as ``cachectl/bench/1``."""
+    machine = bench.machine
+    return {
+        "schema": "cachectl/bench/1",
+        "command": list(bench.command),
+        "exit_status": 0,
+        "started": bench.started,
+        "settings": [
+            {
+                "setting": one.setting,
+                "layer": one.layer,
+                "how": one.how,
+                "seconds": list(one.seconds),
+                "median": one.median,
+            }
+            for one in bench.settings
+        ],
+        "saved_by_layer": [
+            {"layer": one.layer, "seconds": one.seconds, "by_round": list(one.by_round), "entries": one.entries}
+            for one in bench.saved
+        ],
+        "not_used": [{"layer": one.layer, "why": one.why} for one in bench.unused],
+        "machine": {
+            "cpu": machine.cpu,
+            "cpus": machine.cpus,
+            "gpus": list(machine.gpus),
+            "system": machine.system,
+            "drivers": list(machine.drivers),
+        },
+        "versions": dict(bench.versions),
+    }
+
+
+def show_bench(bench: Bench) -> None:
+    """Print what each setting took, then what each layer saves."""
+    rows = tuple(
+        (f"{one.median:.2f}", f"{min(one.seconds):.2f}", f"{max(one.seconds):.2f}", one.setting, one.how)
+        for one in bench.settings
+    )
+    show_table(Table(("median s", "fastest", "slowest", "setting", "how"), rows, frozenset({0, 1, 2})))
+    show_lines([""])
+    if bench.saved:
+        saved = tuple(
+            (*map(_difference, (one.seconds, min(one.by_round), max(one.by_round))), one.layer) for one in bench.saved
+        )
+        show_table(Table(("saves s", "least", "most", "layer"), saved, frozenset({0, 1, 2})))
+    else:
+        show_lines(["the command fills no cache"])
+    unused = ", ".join(one.layer for one in bench.unused)
+    if unused:
+        show_lines(["", *textwrap.wrap(f"not used: {unused}", _width())])
+
+
+def _difference(seconds: float) -> str:
+    # No minus before a zero.
+    return f"{round(seconds, 2) or 0.0:+.2f}"

@@ -48,6 +48,11 @@ def scratch_folder(folder: Path | None = None) -> Iterator[Path]:
             remove_scratch(root)
 
 
+def copy_scratch(source: Path, target: Path) -> None:
+    """Copy what lies in one scratch folder into another; links stay links, and pipes and sockets are left out."""
+    shutil.copytree(source, target, symlinks=True, ignore=_special, dirs_exist_ok=True)
+
+
 def remove_scratch(root: Path) -> None:
     """Delete a scratch folder, unless something stayed in it that could not be brought home."""
     if root not in _KEPT:

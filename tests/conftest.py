@@ -129,6 +129,17 @@ def home(tmp_path: Path) -> Home:
 
 
 @pytest.fixture(scope="session")
+def held_to_modes() -> tuple[str, ...]:
+    """Return how to start a program that the modes of files bind, as they do not bind the superuser."""
+    if os.geteuid() != 0:
+        return ()
+    command = ("setpriv", "--bounding-set=-dac_override,-dac_read_search")
+    if shutil.which("setpriv") is None or subprocess.run([*command, "true"], check=False, stderr=-3).returncode:
+        pytest.skip("the superuser may read everything, and this system cannot take that away")
+    return command
+
+
+@pytest.fixture(scope="session")
 def filled(tmp_path_factory: pytest.TempPathFactory) -> Home:
     """Return a home in which the loopy program has run once; copy it before changing anything."""
     home = make_home(tmp_path_factory.mktemp("filled") / "home")

@@ -72,22 +72,6 @@ def presence_lock(
         time.sleep(_PAUSE)
 
 
-def holder_of(path: Path) -> str | None:
-    """Name the cachectl that holds such a lock now, as the system tells; ``None`` where none does.
-
-    Only asks: who takes a lock is not kept from it.
-    """
-    with suppress(ImportError, OSError), _opened(open_plain(path)) as handle:
-        import fcntl
-
-        try:
-            fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            match = re.match(rb"cachectl (\d+) ", os.read(handle, 300))
-            return "another process" if match is None else f"process {int(match[1])}"
-    return None
-
-
 def _let_go(path: Path, handle: int) -> None:
     # Somebody may have removed it by hand, as PyOpenCL's own warning says; then it is another's by now.
     with suppress(FileNotFoundError):

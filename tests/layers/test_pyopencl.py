@@ -211,3 +211,84 @@ def test_a_lock_goes_with_its_killed_holder(warm: Home) -> None:
     while lock.exists() and time.monotonic() < deadline:
         time.sleep(0.01)
     assert not lock.exists()
+
+
+CONTENDER = """
+import os, sys, time
+from contextlib import suppress
+from pathlib import Path
+from cachectl.layers.stores.locks import presence_lock
+
+kind, lock, rounds = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
+
+def old(age):
+    time.sleep(0.005)  # to look through all running programs takes as long
+    return age > 100
+
+def work():
+    os.close(os.open(f"{lock}.inside", os.O_CREAT | os.O_EXCL))
+    time.sleep(0.002)
+    os.unlink(f"{lock}.inside")
+
+def leave_a_dead_lock():
+    mine = Path(f"{lock}.{os.getpid()}")
+    mine.touch()
+    os.utime(mine, (1, 1))
+    with suppress(FileExistsError):
+        os.link(mine, lock)
+    mine.unlink()
+
+for _ in range(rounds):
+    if kind == "cachectl":
+        leave_a_dead_lock()
+        with presence_lock("pyopencl", lock, patience=60, abandoned=old):
+            work()
+    else:  # as CacheLockManager does in pyopencl/cache.py, but more impatient
+        while True:
+            with suppress(FileExistsError):
+                handle = os.open(lock, os.O_CREAT | os.O_WRONLY | os.O_EXCL)
+                break
+            time.sleep(0.001)
+        work()
+        os.close(handle)
+        os.unlink(lock)
+"""
+
+
+def test_of_many_that_judge_a_lock_dead_one_takes_it_over(tmp_path: Path) -> None:
+    """However many find the same dead lock: nobody is let in beside another, and nobody's own lock is removed."""
+    kinds = ["cachectl"] * 6 + ["program"] * 2
+    contenders = [
+        subprocess.Popen(
+            [sys.executable, "-c", CONTENDER, kind, str(tmp_path / "lock"), "12"], stderr=subprocess.PIPE, text=True
+        )
+        for kind in kinds
+    ]
+    errors = [contender.communicate()[1] for contender in contenders]
+    assert [contender.returncode for contender in contenders] == [0] * len(kinds), "\n".join(errors)
+
+
+HOLDER = """
+import sys, time
+from pyopencl.cache import CacheLockManager, CleanupManager
+
+cleanups = CleanupManager()
+CacheLockManager(cleanups, sys.argv[1])
+print(flush=True)
+time.sleep(0.5)
+cleanups.clean_up()
+"""
+
+
+def test_a_purge_waits_for_a_lock_that_pyopencl_holds(warm: Home) -> None:
+    """PyOpenCL's own lock manager keeps a purge out, and does not find its lock removed under it."""
+    layer = PyOpenCLBinaries(warm.environment())
+    plan = layer.plan_clear()
+    holder = subprocess.Popen([sys.executable, "-c", HOLDER, str(base(layer))], stdout=subprocess.PIPE)
+    assert holder.stdout is not None
+    holder.stdout.readline()
+    started = time.monotonic()
+    assert layer.clear(plan).removed == 3
+    assert time.monotonic() - started > 0.3
+    assert holder.wait() == 0
+    assert not (base(layer) / "lock").exists()

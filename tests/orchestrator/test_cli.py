@@ -142,7 +142,7 @@ def test_a_reader_that_leaves_early_is_no_fault(home: Home, compute_cache: Calla
 def test_a_key_with_odd_characters_is_printed_safely(home: Home) -> None:
     odd = home.path / ".cache" / "pytools" / os.fsdecode(b"pdict-v5-a\nb\xff-3.11.7.final.0.sqlite")
     odd.parent.mkdir(parents=True)
-    odd.write_bytes(b"")
+    odd.write_bytes(b"no database")
     done = home.cachectl("report", "pytools")
     assert r"a\nb" in done.stdout
     json.loads(home.cachectl("report", "--json").stdout)

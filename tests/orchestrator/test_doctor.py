@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import platform
 import shlex
 import shutil
 import sqlite3
@@ -29,6 +30,8 @@ from cachectl.layers.environment import Environment
 from cachectl.layers.facts import Finding, Hazard, Root, Scope, Severity, State
 from cachectl.layers.layer import Layer
 from cachectl.layers.registry import Broken
+from cachectl.layers.stores.locks import presence_lock
+from cachectl.listing import findings
 from cachectl.stack import Stack
 
 if TYPE_CHECKING:
@@ -391,7 +394,8 @@ def test_ranks_that_share_a_root_are_told(
 ) -> None:
     cache = tmp_path / ".cache"
     make(cache / "pytools", cache / "pocl" / "kcache", tmp_path / ".nv" / "ComputeCache")
-    environment = environment_of(tmp_path, **variables)
+    (tmp_path / "pocl.icd").write_text("libpocl.so.2")
+    environment = environment_of(tmp_path, OCL_ICD_VENDORS=str(tmp_path / "pocl.icd"), **variables)
     job = job_of(environment)
     assert job is not None
     assert (job.ranks, job.variable) == (ranks, variable)
@@ -399,10 +403,175 @@ def test_ranks_that_share_a_root_are_told(
     severities = {finding.layer: finding.severity for finding in found}
     assert severities.pop("loopy") is Severity.HARMLESS
     assert severities == {"pocl": Severity.RISKS, "cuda": Severity.RISKS}
-    fix = f'eval "$(cachectl env --root "$HOME/.cachectl/rank${variable}" --layer pocl --shell sh)"'
-    assert only([finding for finding in found if finding.layer == "pocl"], "ranks").fix == fix
+    own = f"rank$(hostname)-${{{variable}:?}}" if variable == "MPI_LOCALRANKID" else f"rank${{{variable}:?}}"
+    fix = f'eval "$(cachectl env --root "$HOME/.cachectl/{own}" --layer pocl --shell sh)"'
+    of_pocl = only([finding for finding in found if finding.layer == "pocl"], "ranks")
+    assert of_pocl.fix == fix
+    assert of_pocl.message.endswith("; mend it in the script that each rank runs")
     left = after(tmp_path, f'{fix}\nmkdir -p "$POCL_CACHE_DIR"', "pocl", **{variable: "0", **variables})
     assert left == []
+    # Where no rank is told, all would get one folder: nothing is moved, and the shell says why.
+    unset = {name: value for name, value in variables.items() if name != variable}
+    alone = shell(tmp_path, f'{fix}\nprintf %s "${{POCL_CACHE_DIR-unmoved}}"', **unset)
+    assert alone.stdout == "unmoved"
+    assert variable in alone.stderr
+
+
+def test_ranks_of_a_node_that_several_nodes_count_alike_are_told_apart_by_the_node(tmp_path: Path) -> None:
+    variables = {"MPI_LOCALNRANKS": "4", "MPI_LOCALRANKID": "1"}
+    for name, apart in (("rank1", False), (f"rank{platform.node()}-1", True), (f"rank{platform.node()}-2", False)):
+        root = tmp_path / name
+        make(root)
+        environment = environment_of(tmp_path, POCL_CACHE_DIR=str(root), **variables)
+        shared = coded(examine(on_file_system(environment, "nfs", tmp_path), "pocl"), "ranks")
+        assert (not shared) is apart, name
+
+
+def test_what_will_be_made_is_judged_before_it_is_there(tmp_path: Path) -> None:
+    """The first run on a cluster is the one that matters: no root is there yet."""
+    (tmp_path / "pocl.icd").write_text("libpocl.so.2")
+    quiet = environment_of(tmp_path, OCL_ICD_VENDORS=str(tmp_path / "pocl.icd"))
+    assert examine(quiet, *HOMELY) == []
+    ranks = {**quiet.variables, "SLURM_NTASKS": "8", "SLURM_PROCID": "0"}
+    job = replace(on_file_system(quiet, "nfs", tmp_path), variables=ranks)
+    found = examine(job, "pocl")
+    assert sorted(finding.code for finding in found) == ["network", "ranks"]
+    assert {finding.root for finding in found} == {tmp_path / ".cache" / "pocl" / "kcache"}
+    assert examine(replace(job, variables={**ranks, "POCL_KERNEL_CACHE": "0"}), "pocl")[0].code == "off"
+
+
+def test_a_number_that_is_none_is_no_traceback(tmp_path: Path) -> None:
+    assert job_of(environment_of(tmp_path, SLURM_NTASKS="9" * 5000, PMI_SIZE="\u00b2")) is None
+
+
+# ---------------------------------------------------------------------- whether a root can be used
+
+
+def test_what_is_no_folder_is_told_and_mended(tmp_path: Path) -> None:
+    file = tmp_path / "a file"
+    file.write_text("something")
+    found = only(examine(environment_of(tmp_path, POCL_CACHE_DIR=str(file)), "pocl"), "no-folder")
+    assert (found.severity, found.fix) == (Severity.FAILS, "unset POCL_CACHE_DIR")
+    assert found.message == "no folder stands there, so PoCL can build no program"
+    (tmp_path / "pocl.icd").write_text("libpocl.so.2")
+    icd = {"OCL_ICD_VENDORS": str(tmp_path / "pocl.icd")}
+    below = only(examine(environment_of(tmp_path, POCL_CACHE_DIR=str(file / "below"), **icd), "pocl"), "no-folder")
+    assert f"no folder stands at {file}" in below.message
+    assert after(tmp_path, below.fix, "pocl", POCL_CACHE_DIR=str(file / "below"), **icd) == []
+    assert file.read_text() == "something"
+
+
+@pytest.mark.parametrize("how", ["file", "link"])
+def test_a_default_place_that_is_no_folder_is_cleared_or_made(tmp_path: Path, how: str) -> None:
+    place = tmp_path / ".cache" / "pytools"
+    make(place.parent)
+    if how == "file":
+        place.write_text("something")
+    else:
+        place.symlink_to(tmp_path / "gone" / "with the scratch disk")
+    environment = replace(environment_of(tmp_path), installed=lambda _: "2026.1")
+    # Three layers share it: it is said once.
+    found = only(examine(environment), "no-folder")
+    assert (found.layer, found.severity, found.root) == ("loopy", Severity.FAILS, place)
+    shell(tmp_path, found.fix)
+    assert coded(examine(environment), "no-folder") == []
+    assert how == "link" or (place.parent / "pytools.aside").read_text() == "something"
+
+
+def asked(home: Path, by: tuple[str, ...], *arguments: str, **variables: str) -> list[dict[str, str]]:
+    """Ask as a user whom the modes of files bind."""
+    kept = {name: os.environ[name] for name in ("PATH", "PYTHONPATH") if name in os.environ}
+    done = subprocess.run(
+        [*by, sys.executable, "-m", "cachectl", *arguments, "--json"],
+        env={**kept, "HOME": str(home), **variables},
+        cwd="/",
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert done.stderr == ""
+    found: list[dict[str, str]] = json.loads(done.stdout)["findings"]
+    assert done.returncode == any(finding["severity"] != "harmless" or arguments[0] == "verify" for finding in found)
+    return found
+
+
+@pytest.mark.parametrize("made", [True, False])
+def test_a_root_that_is_closed_to_me_is_told_and_opened(
+    tmp_path: Path, held_to_modes: tuple[str, ...], *, made: bool
+) -> None:
+    root = tmp_path / "above" / "pocl"
+    closed = root if made else root.parent
+    make(closed)
+    (tmp_path / "pocl.icd").write_text("libpocl.so.2")
+    variables = {"POCL_CACHE_DIR": str(root), "OCL_ICD_VENDORS": str(tmp_path / "pocl.icd")}
+    closed.chmod(0o500)
+    (found,) = asked(tmp_path, held_to_modes, "doctor", "pocl", **variables)
+    assert (found["code"], found["severity"]) == ("closed", "fails every run")
+    assert found["fix"] == f"chmod u+w {closed}"
+    shell(tmp_path, found["fix"])
+    assert asked(tmp_path, held_to_modes, "doctor", "pocl", **variables) == []
+
+
+def test_a_root_that_no_mode_opens_is_left_for_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a read-only mount."""
+    root = tmp_path / "mounted"
+    make(root)
+    monkeypatch.setattr(os, "access", lambda path, *_, **__: Path(path) != root)
+    monkeypatch.setattr(os, "supports_effective_ids", {os.access})
+    found = only(examine(environment_of(tmp_path, POCL_CACHE_DIR=str(root)), "pocl"), "closed")
+    assert found.fix.startswith('eval "$(cachectl env --root "$HOME/.cachectl" --layer pocl')
+
+
+# ---------------------------------------------------------------------- what cannot be looked at
+
+_ENTRY = "pyopencl-compiler-cache-v2-py3.11.0.final.0"
+#: A folder below a home that a layer would have to look into, and what it is to that layer.
+CLOSED = {
+    "pocl": ".cache/pocl/kcache/AB",
+    "cuda": ".nv/ComputeCache/a",
+    "pyopencl": f".cache/pyopencl/{_ENTRY}",
+    "pytools": ".cache/pytools/pdict-v4-mine-py3.11.0.final.0",
+    "miopen": ".cache/miopen/3.3.0.a85ca8a54",
+    "miopen-tuning": ".config/miopen",
+}
+
+
+@pytest.mark.parametrize("layer", CLOSED)
+def test_a_folder_that_cannot_be_read_is_no_clean_bill(
+    tmp_path: Path, held_to_modes: tuple[str, ...], layer: str
+) -> None:
+    closed = tmp_path / CLOSED[layer]
+    make(closed)
+    closed.chmod(0)
+    (found,) = asked(tmp_path, held_to_modes, "verify", layer)
+    assert (found["code"], found["severity"]) == ("unreadable", "fails every run")
+    assert found["fix"] == f"chmod u+rwx {closed}"
+    assert "Permission denied" in found["message"]
+    assert found in asked(tmp_path, held_to_modes, "doctor", layer)
+    shell(tmp_path, found["fix"])
+    assert closed.stat().st_mode & 0o777 == 0o700
+    assert asked(tmp_path, held_to_modes, "verify", layer) == []
+
+
+@pytest.mark.parametrize("layer", [layer for layer in CLOSED if layer != "miopen-tuning"])
+def test_a_link_inside_a_root_is_told_and_harmless(tmp_path: Path, layer: str) -> None:
+    link = tmp_path / CLOSED[layer]
+    make(link.parent, tmp_path / "elsewhere")
+    link.symlink_to(tmp_path / "elsewhere")
+    (found,) = findings((Stack(environment_of(tmp_path), plugins=False)[layer],))
+    assert (found.code, found.severity, found.thing) == ("link", Severity.HARMLESS, None)
+    assert found.root / (found.key or "") == link
+
+
+def test_what_does_not_belong_into_an_entry_is_told_and_harmless(tmp_path: Path) -> None:
+    program = tmp_path / ".cache" / "pocl" / "kcache" / "AB" / "ABCDEFGHIJKLMNOPABCDEFGHIJKLMNOPABCDE"
+    make(program)
+    (program / "thesis.tex").write_text("mine")
+    (found,) = findings((Stack(environment_of(tmp_path), plugins=False)["pocl"],))
+    assert (found.code, found.severity) == ("unrecognised", Severity.HARMLESS)
+    assert "thesis.tex" in found.message
+    assert not is_grave(found)
 
 
 @pytest.mark.parametrize(
@@ -597,6 +766,36 @@ def test_leaked_temporaries_are_told_and_pruned(home: Home, data: bytes, severit
     assert not leaked.exists()
 
 
+def test_what_is_in_quarantine_has_not_leaked_and_is_not_pruned(home: Home) -> None:
+    """No command that the doctor names destroys what waits to be brought back; purging the layer does."""
+    program = home.path / ".cache" / "pocl" / "kcache" / "AB" / "ABCDEFGHIJKLMNOPABCDEFGHIJKLMNOPABCDE"
+    make(program)
+    (program / "program.bc").write_bytes(b"no bitcode")
+    done = home.cachectl("verify", "--quarantine", "pocl")
+    assert "mend:" not in done.stdout
+    assert "\n  moved aside\n" in done.stdout
+    found = only(examine(home.environment(), "pocl"), "quarantine")
+    assert examine(home.environment(), "pocl") == [found]
+    assert (found.severity, found.fix) == (Severity.HARMLESS, "cachectl restore")
+    assert found.message == "1 thing of 10 bytes in quarantine; cachectl restore lists them"
+    quarantine = snapshot(program.parent.parent)
+    for limit in (("--stale",), ("--older-than", "0s"), ("--max-size", "0"), ("--max-files", "1")):
+        home.cachectl("prune", *limit, "pocl")
+    assert snapshot(program.parent.parent) == quarantine
+    assert home.json("restore")["quarantine"] != []
+    home.cachectl("purge", "pocl")
+    assert home.json("restore")["quarantine"] == []
+    assert examine(home.environment(), "pocl") == []
+
+
+def test_what_was_left_in_place_is_still_to_be_mended(home: Home) -> None:
+    broken = home.path / ".config" / "miopen" / "gfx90a6e.HIP.3_3_0_a85ca8a54.ufdb.txt"
+    make(broken.parent)
+    broken.write_text("no record at all\n")
+    assert "  mend: " in home.cachectl("verify", "--quarantine", check=False).stdout
+    assert "  moved aside\n" in home.cachectl("verify", "--quarantine", "miopen-tuning", check=False).stdout
+
+
 def test_many_empty_files_waste_a_quota(home: Home) -> None:
     folder = leak(home.path).parent
     for number in range(1000):
@@ -625,6 +824,37 @@ def test_a_stale_lock_fails_every_build_until_it_is_removed(home: Home) -> None:
     os.utime(lock, (1_700_000_000, 1_700_000_000))
     shell(home.path, found.fix)
     assert examine(environment, "pyopencl") == []
+
+
+def test_an_old_lock_that_a_living_cachectl_holds_is_not_to_be_removed(home: Home) -> None:
+    lock = stale_lock(home.path)
+    (home.path / "amd.icd").write_text("libamdocl64.so")
+    environment = home.environment(OCL_ICD_VENDORS=str(home.path / "amd.icd"))
+    lock.unlink()
+    with presence_lock("pyopencl", lock):
+        os.utime(lock, (time.time() - 901, time.time() - 901))
+        found = only(examine(environment, "pyopencl"), "lock")
+        assert found.severity is Severity.RISKS
+        assert f"held for 901 s, perhaps by process {os.getpid()} (stopped?)" in found.message
+        assert found.fix == f"end process {os.getpid()}, then: rm {lock}"
+    assert examine(environment, "pyopencl") == []
+
+
+def test_an_old_lock_that_a_running_program_may_hold_is_not_to_be_removed(home: Home, tmp_path: Path) -> None:
+    lock = stale_lock(home.path)
+    (home.path / "amd.icd").write_text("libamdocl64.so")
+    environment = home.environment(OCL_ICD_VENDORS=str(home.path / "amd.icd"))
+    shown = tmp_path / "shown"
+    for process in ("self", "4711"):
+        make(shown / process)
+        (shown / process / "maps").write_text("" if process == "self" else "7f00 r-xp /lib/pyopencl/_cl.abi3.so\n")
+    found = only(examine(replace(environment, processes=shown), "pyopencl"), "lock")
+    assert (found.severity, found.fix) == (Severity.RISKS, f"end process 4711, then: rm {lock}")
+    hidden = only(examine(replace(environment, processes=tmp_path / "nothing"), "pyopencl"), "lock")
+    assert "this platform does not show" in hidden.message
+    network = on_file_system(environment, "nfs", home.path)
+    remote = only(examine(network, "pyopencl"), "lock")
+    assert (remote.severity, remote.fix) == (Severity.RISKS, f"end a program of another machine, then: rm {lock}")
 
 
 def test_a_stale_lock_that_nothing_asks_for_is_harmless(home: Home) -> None:
@@ -685,6 +915,16 @@ def test_variables_tell_miopen_of_another_gpu(tmp_path: Path) -> None:
     assert [found.bases for found in amd_gpus(gpu(named, nodes))] == [("gfx9086e",)]
 
 
+@pytest.mark.parametrize("units", ["\u00b2", "\u0663", "9" * 5000, "-1", "many"])
+def test_units_that_are_no_number_are_passed_over(tmp_path: Path, units: str) -> None:
+    environment = environment_of(tmp_path, MIOPEN_DEVICE_CU=units, HSA_OVERRIDE_GFX_VERSION="\u0663.0.0")
+    nodes = tmp_path / "nodes"
+    environment = gpu(environment, nodes)
+    with (nodes / "1" / "properties").open("a") as file:
+        file.write(f"max_waves_per_simd \u00b2\nmem_banks_count {'9' * 5000}\n")
+    assert {found.bases for found in amd_gpus(environment)} == {("gfx90a6e",)}
+
+
 @pytest.mark.parametrize("name", ["gfx90a6e.kdb", "gfx90a.kdb", "gfx90a_xnack.kdb"])
 def test_a_database_for_this_gpu_is_no_finding(tmp_path: Path, name: str) -> None:
     environment = gpu(with_miopen(tmp_path), tmp_path / "nodes")
@@ -705,6 +945,15 @@ def test_the_nearest_database_of_the_same_architecture_is_copied(tmp_path: Path)
     shell(tmp_path, found.fix)
     assert (folder / "gfx90a6e.kdb").exists()
     assert examine(environment, "miopen-system") == []
+
+
+def test_a_packages_folder_takes_the_superuser(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    environment = gpu(with_miopen(tmp_path), tmp_path / "nodes")
+    folder = tmp_path / "rocm-6.2.0" / "share" / "miopen" / "db"
+    kernels(folder / "gfx90a68.kdb")
+    assert only(examine(environment, "miopen-system"), "no-database").fix.startswith("cp ")
+    monkeypatch.setattr(os, "access", lambda *_, **__: False)
+    assert only(examine(environment, "miopen-system"), "no-database").fix.startswith(f"sudo cp {folder}")
 
 
 def test_another_architectures_database_is_no_help(tmp_path: Path) -> None:

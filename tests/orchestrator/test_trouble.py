@@ -313,17 +313,6 @@ def test_a_put_on_a_read_only_disk_is_an_error_of_its_layer(
     assert snapshot(disk, times=True) == before
 
 
-@pytest.fixture(scope="session")
-def held_to_modes() -> tuple[str, ...]:
-    """Return how to start a program that the modes of files bind, as they do not bind the superuser."""
-    if os.geteuid() != 0:
-        return ()
-    command = ("setpriv", "--bounding-set=-dac_override,-dac_read_search")
-    if shutil.which("setpriv") is None or subprocess.run([*command, "true"], check=False, stderr=-3).returncode:
-        pytest.skip("the superuser may read everything, and this system cannot take that away")
-    return command
-
-
 @pytest.mark.real
 @pytest.mark.parametrize("layer", ["cuda", "pocl", "pyopencl"])
 @pytest.mark.parametrize("verb", CLEARING)
