@@ -8,6 +8,7 @@ program that is killed has told all the same. Whatever fails in here, the progra
 from __future__ import annotations
 
 import builtins
+import hashlib
 import json
 import os
 import re
@@ -199,7 +200,8 @@ def watch_binaries(module: Any, notes: Notes) -> None:
         event = "miss" if found is None else "hit"
         if found is None:
             getattr(_here, "missed", []).append(os.path.join(str(cache_dir), str(cache_key)))
-        notes.add(event=event, layer="pyopencl", key=cache_key, kernels=_KERNEL.findall(source))
+        digest = hashlib.sha256(source.encode(errors="replace")).hexdigest()
+        notes.add(event=event, layer="pyopencl", key=cache_key, kernels=_KERNEL.findall(source), source=digest)
         _here.binary = event
         return found
 

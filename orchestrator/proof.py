@@ -46,7 +46,7 @@ class Verdict(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Trace:
+class Touch:
     """What happened to one path, in words (``was opened``, ``appeared``, ``vanished``)."""
 
     path: Path
@@ -58,7 +58,7 @@ class Attestation:
     """What is known of one layer's roots.
 
     ``compared`` counts the files that were there before; ``means`` says how reading would have shown; ``unknown``
-    why something could not be observed; ``traces`` what happened; ``roots`` are the places, and ``there`` those of
+    why something could not be observed; ``touches`` what happened; ``roots`` are the places, and ``there`` those of
     them that existed.
     """
 
@@ -68,12 +68,12 @@ class Attestation:
     compared: int
     means: tuple[str, ...]
     unknown: tuple[str, ...]
-    traces: tuple[Trace, ...]
+    touches: tuple[Touch, ...]
 
     @property
     def verdict(self) -> Verdict:
-        """Judge: a trace is enough to fail, whatever else could not be observed."""
-        return Verdict.FAILS if self.traces else Verdict.UNKNOWN if self.unknown else Verdict.HOLDS
+        """Judge: a touch is enough to fail, whatever else could not be observed."""
+        return Verdict.FAILS if self.touches else Verdict.UNKNOWN if self.unknown else Verdict.HOLDS
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,8 +135,8 @@ class Watch:
                 self._failed[layer.name] = f"its roots are not known: {reason_of(error)}"
         return resolved
 
-    def _attest(self, name: str, found: Iterable[tuple[_Place, list[tuple[frozenset[str], Trace]]]]) -> Attestation:
-        mine = [(place, traces) for place, traces in found if name in place.layers]
+    def _attest(self, name: str, found: Iterable[tuple[_Place, list[tuple[frozenset[str], Touch]]]]) -> Attestation:
+        mine = [(place, touches) for place, touches in found if name in place.layers]
         failed = [self._failed[name]] if name in self._failed else []
         return Attestation(
             name,
@@ -145,7 +145,7 @@ class Watch:
             compared=sum(place.files_of(name) for place, _ in mine),
             means=_means([place for place, _ in mine]),
             unknown=tuple(dict.fromkeys([*failed, *(why for place, _ in mine for why in place.unknown_of(name))])),
-            traces=tuple(trace for _, traces in mine for owners, trace in traces if name in owners),
+            touches=tuple(touch for _, touches in mine for owners, touch in touches if name in owners),
         )
 
 
@@ -291,7 +291,7 @@ class _Place:
 
     # ------------------------------------------------------------------ after
 
-    def end(self, events: Iterable[Event], *, lost: bool) -> list[tuple[frozenset[str], Trace]]:
+    def end(self, events: Iterable[Event], *, lost: bool) -> list[tuple[frozenset[str], Touch]]:
         """Say what has happened, and to which layers; ``lost`` tells that some events were."""
         if lost and self._watched:
             self._unknown.append(("", _LOST))
@@ -300,7 +300,7 @@ class _Place:
             words.setdefault(relative, {})[word] = None
         touched = {relative.rpartition("/")[0] for relative in words}
         return [
-            (owners, Trace(self.shown / relative if relative else self.shown, _worded(relative_words)))
+            (owners, Touch(self.shown / relative if relative else self.shown, _worded(relative_words)))
             for relative, relative_words in words.items()
             # A folder changes whenever something in it comes or goes, which is said of that.
             if (owners := self.owners(relative))

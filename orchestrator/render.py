@@ -628,8 +628,8 @@ def _attested(one: Attestation) -> str:
     from cachectl.proof import Verdict
 
     if one.verdict is Verdict.FAILS:
-        shown = [f"{trace.path} {', '.join(trace.what)}" for trace in one.traces[:_FEW]]
-        more = len(one.traces) - len(shown)
+        shown = [f"{touch.path} {', '.join(touch.what)}" for touch in one.touches[:_FEW]]
+        more = len(one.touches) - len(shown)
         return "; ".join([*shown, *([f"and {more:,} more"] if more else [])])
     files = f"{one.compared:,} file{'' if one.compared == 1 else 's'} compared"
     if one.verdict is Verdict.UNKNOWN:

@@ -7,6 +7,7 @@ entries that have appeared, and times of use.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -229,11 +230,26 @@ class Tracer:
         dead = next((entry for entry in alike if entry.stale), None)
         if dead is not None and all(entry.stale for entry in alike):
             return f"an entry of the same kernel is there, but {dead.stale_because}"
-        differs = {
-            "pocl": "its source, build options, device or PoCL's version differs",
-            "pyopencl": "its source, build options, device or driver differs",
-        }.get(layer, "the kernel itself, its types or its target differs")
-        return f"an entry of the same kernel is there, but {differs}"
+        if layer == "pyopencl":
+            same = any(_source_digest(entry) == event.get("source") for entry in alike)
+            differs = "build options, include path, device or driver differ" if same else "its source is another"
+            return f"an entry of the same {'source' if same else 'kernel'} is there, but {differs}"
+        if layer == "pocl":
+            return "a program with this kernel is there, but its source, build options or device differ"
+        return "an entry of the same kernel is there, but the kernel itself, its types or its target differ"
+
+
+def _source_digest(entry: Entry) -> str | None:
+    """Return the SHA-256 of the source that an entry of PyOpenCL's was built from.
+
+    PyOpenCL adds a constant to what it builds, so that the driver's cache cannot answer (``pyopencl/cache.py``).
+    """
+    try:
+        text = (entry.root / entry.key / "source.cl").read_bytes()
+    except OSError:
+        return None
+    own = text.partition(b"\n\n__constant int pyopencl_defeat_cache_")[0].decode(errors="replace")
+    return hashlib.sha256(own.encode(errors="replace")).hexdigest()
 
 
 def _generation_free(identifier: object) -> str:

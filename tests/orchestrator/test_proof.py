@@ -386,9 +386,9 @@ def test_access_times_tell_where_events_cannot(home: Home, entry: Path) -> None:
     assert proof.holds
     assert proof.attestations[0].means[0].startswith("access times of ")
     proof = watched(home, entry.read_bytes, events=NoEvents())
-    assert [(trace.path, trace.what) for trace in proof.attestations[0].traces] == [(entry, ("was read",))]
+    assert [(touch.path, touch.what) for touch in proof.attestations[0].touches] == [(entry, ("was read",))]
     proof = watched(home, entry.unlink, events=NoEvents())
-    assert [(trace.path, trace.what) for trace in proof.attestations[0].traces] == [(entry, ("vanished",))]
+    assert [(touch.path, touch.what) for touch in proof.attestations[0].touches] == [(entry, ("vanished",))]
     assert not list(entry.parents[2].glob(".cachectl*"))
 
 

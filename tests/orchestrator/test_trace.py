@@ -151,6 +151,34 @@ def test_kernels_and_reasons(home: Home) -> None:
 
 
 @real
+def test_a_miss_tells_the_source_from_the_options(home: Home) -> None:
+    """Of PyOpenCL's programs it is known whether the source is the same, and so the rest must differ."""
+    program = f"""
+import sys
+sys.path.insert(0, {str(home.programs)!r})
+import kernels, pyopencl as cl
+from pyopencl import characterize
+characterize.has_src_build_cache = lambda device: None
+context = cl.Context([kernels.device()])
+cl.Program(context, "__kernel void one(__global int *a) {{ a[0] = " + sys.argv[1] + "; }}").build(sys.argv[2:])
+"""
+    document = home.path / "trace.json"
+
+    def reasons(*arguments: str) -> set[str]:
+        command = (sys.executable, "-c", program, *arguments)
+        home.cachectl("trace", "--explain", "--json", str(document), "--", *command)
+        misses = json.loads(document.read_text())["misses"]
+        return {miss["because"] for miss in misses if miss["layer"] == "pyopencl"}
+
+    assert reasons("1") == {"cold: no entry like it"}
+    assert reasons("1") == set()
+    assert reasons("1", "-DTWO=2") == {
+        "an entry of the same source is there, but build options, include path, device or driver differ"
+    }
+    assert reasons("2") == {"an entry of the same kernel is there, but its source is another"}
+
+
+@real
 def test_the_program_notices_nothing(home: Home) -> None:
     """Output, status, standard input and the user's own sitecustomize are as without a trace."""
     site = home.path / "site"

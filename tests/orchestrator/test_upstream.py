@@ -52,7 +52,7 @@ def test_upstream_tests_end_as_they_do_without(
     only = QUICK if suite == "pytools" else ()
     plain, *others = (
         upstream.run_suite(suite, suites[suite], mode, tmp_path, only=only)
-        for mode in ("plain", "run --no-cache", "run --isolated")
+        for mode in ("plain", "run --no-cache", "run --isolated", "trace")
     )
     assert list(plain.outcomes.values()).count("passed") > 20
     for other in others:
