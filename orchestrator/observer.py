@@ -8,6 +8,7 @@ program that is killed has told all the same. Whatever fails in here, the progra
 from __future__ import annotations
 
 import builtins
+import functools
 import hashlib
 import json
 import os
@@ -74,11 +75,16 @@ def observe(folder: str) -> Notes:
 
     def importing(name: str, *arguments: Any, **options: Any) -> Any:
         module = real_import(name, *arguments, **options)
-        for wanted in [wanted for wanted in hooks if _whole(wanted)]:
-            hook = hooks.pop(wanted, None)
+        if hooks:
+            _quietly(look)
+        return module
+
+    def look() -> None:
+        # A copy: another thread may import at the same time.
+        for wanted in tuple(hooks):
+            hook = hooks.pop(wanted, None) if _whole(wanted) else None
             if hook is not None:
                 _quietly(hook, sys.modules[wanted], notes)
-        return module
 
     notes.put(builtins, "__import__", importing)
     return notes
@@ -125,6 +131,7 @@ def _note(notes: Notes, dictionary: Any, event: str, key: object) -> None:
 
 
 def _looking(notes: Notes, fetch: Callable[..., Any], absent: type[Exception]) -> Callable[..., Any]:
+    @functools.wraps(fetch)
     def fetch_and_tell(self: Any, key: Any) -> Any:
         asked = getattr(_here, "key", key)
         try:
@@ -139,16 +146,22 @@ def _looking(notes: Notes, fetch: Callable[..., Any], absent: type[Exception]) -
 
 
 def _storing(notes: Notes, store: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(store)
     def store_and_tell(self: Any, key: Any, *arguments: Any, **options: Any) -> Any:
+        before = _quietly(_changes, self)
         value = store(self, key, *arguments, **options)
-        _note(notes, self, "store", key)
+        # What was there already is not stored again, if that was asked for.
+        if before is None or _quietly(_changes, self) != before:
+            _note(notes, self, "store", key)
         return value
 
     return store_and_tell
 
 
 def _remembering(notes: Notes, fetch: Callable[..., Any], missing: type[Exception]) -> Callable[..., Any]:
+    @functools.wraps(fetch)
     def fetch_with_key(self: Any, key: Any) -> Any:
+        outer = vars(_here).copy()
         _here.key = key
         _here.told = False
         before = _quietly(_lookups, self)
@@ -159,12 +172,19 @@ def _remembering(notes: Notes, fetch: Callable[..., Any], missing: type[Exceptio
             found = False
             raise
         finally:
-            del _here.key
+            told = _here.told
+            vars(_here).clear()
+            vars(_here).update(outer)
             # A dictionary that was opened before it could be watched asks the disk past us.
-            if not _here.told and before is not None and _quietly(_lookups, self) != before:
+            if not told and before is not None and _quietly(_lookups, self) != before:
                 _note(notes, self, "hit" if found else "miss", key)
 
     return fetch_with_key
+
+
+def _changes(dictionary: Any) -> int:
+    """Count the changes that a dictionary's connection has made."""
+    return int(dictionary.conn.total_changes)
 
 
 def _lookups(dictionary: Any) -> int:
@@ -194,6 +214,7 @@ def watch_binaries(module: Any, notes: Notes) -> None:
     """Count lookups and stores of PyOpenCL's own cache."""
     retrieve, create = module.retrieve_from_cache, module._create_built_program_from_source_cached  # noqa: SLF001
 
+    @functools.wraps(retrieve)
     def retrieve_and_tell(cache_dir: Any, cache_key: Any) -> Any:
         found = retrieve(cache_dir, cache_key)
         source = getattr(_here, "source", "")
@@ -205,6 +226,7 @@ def watch_binaries(module: Any, notes: Notes) -> None:
         _here.binary = event
         return found
 
+    @functools.wraps(create)
     def create_and_tell(ctx: Any, src: Any, *arguments: Any, **options: Any) -> Any:
         _here.missed = []
         _here.source = src.decode(errors="replace") if isinstance(src, bytes) else str(src)
@@ -224,6 +246,7 @@ def watch_builds(module: Any, notes: Notes) -> None:
     log = _quietly(redirect_messages, notes)
     build = module.Program.build
 
+    @functools.wraps(build)
     def build_and_tell(self: Any, *arguments: Any, **options: Any) -> Any:
         _here.binary = None
         before = _size(log)
