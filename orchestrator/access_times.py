@@ -59,7 +59,7 @@ def read_since(primed: dict[str, int]) -> tuple[str, ...]:
 def _primed(path: str, primed: dict[str, int]) -> str | None:
     try:
         primed[path] = _prime(path)
-    except PermissionError as error:
+    except OSError as error:
         return f"the access time of {path}, which is another user's, cannot be set: {error.strerror}"
     return None
 

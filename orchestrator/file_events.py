@@ -56,6 +56,10 @@ _REASONS: Final = {
 Wanted = Callable[[str], bool]
 
 
+def _either(one: Callable[[str], bool] | None, other: Callable[[str], bool]) -> Callable[[str], bool]:
+    return other if one is None else lambda name: one(name) or other(name)
+
+
 def _everything(_: str) -> bool:
     return True
 
@@ -115,7 +119,9 @@ class FileEvents:
         if number < 0:
             code = ctypes.get_errno()
             return _REASONS.get(code, os.strerror(code))
-        self._paths.setdefault(number, {})[path] = wanted or _everything
+        watches = self._paths.setdefault(number, {})
+        # Several roots may be awaited in one folder.
+        watches[path] = _either(watches.get(path), wanted or _everything)
         return None
 
     def stop(self) -> tuple[Event, ...]:

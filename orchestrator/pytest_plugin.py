@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from cachectl.session import Held
 
 _OPTION = "--no-kernel-caches"
-_OFF = pytest.StashKey["Mapping[str, Held]"]()
+#: Where a session that is switched off keeps what that gave: an attribute of its config, which every pytest takes.
+_OFF = "_cachectl_off"
 
 
 @pytest.fixture
@@ -75,7 +76,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def _switch_off(config: pytest.Config, *, asked: bool) -> None:
-    if not asked or _OFF in config.stash:
+    if not asked or hasattr(config, _OFF):
         return
     from contextlib import ExitStack
 
@@ -84,7 +85,7 @@ def _switch_off(config: pytest.Config, *, asked: bool) -> None:
 
     block = ExitStack()
     try:
-        config.stash[_OFF] = block.enter_context(cachectl.disabled())
+        setattr(config, _OFF, block.enter_context(cachectl.disabled()))
     except StillOn as error:
         raise pytest.UsageError(f"{_OPTION}: {error}") from error
     # Not in pytest_unconfigure, which a session that ends before it is configured never reaches.
@@ -93,14 +94,12 @@ def _switch_off(config: pytest.Config, *, asked: bool) -> None:
 
 def pytest_report_header(config: pytest.Config) -> str:
     """Say of every layer whether tests use it; of each that is off in this session, that and nothing else."""
-    from cachectl.layers.errors import CachectlError
-
-    held = config.stash.get(_OFF, None)
+    held: Mapping[str, Held] | None = getattr(config, _OFF, None)
     if held is not None:
         return f"kernel caches ({_OPTION}): {', '.join(f'{name} {hold.status}' for name, hold in held.items())}"
     try:
         return f"kernel caches: {_states()}"
-    except (CachectlError, OSError) as error:
+    except Exception as error:  # noqa: BLE001 - a header must not end somebody's tests
         return f"kernel caches: not known ({error})"
 
 

@@ -72,10 +72,10 @@ class Salting:
             self._arm()
             if not self._built and not self._blocks:
                 self._since = now - _SLACK
-            self._blocks.append(refresh)
             for layer in layers:
                 for root in layer.roots():
                     self._layers.setdefault((layer.name, root.path), layer)
+            self._blocks.append(refresh)
 
     def leave(self, *, refresh: bool) -> None:
         """End a block, and remove what its builds have stored as far as nothing uses it any more."""
@@ -219,6 +219,8 @@ class Salting:
             return idle
         gc.collect()
         kernels = _kernels()
+        if kernels is None:
+            return idle
         # Another thread could launch a kernel in a new shape at this very moment.
         alone = threading.active_count() == 1
         for salt, program in alive.items():
@@ -277,15 +279,21 @@ def _is_forgotten(built: _Built) -> bool:
     return program is None or (sys.getrefcount(program) <= 3 and _count(program) == 1)  # noqa: PLR2004
 
 
-def _kernels() -> dict[int, list[int]]:
-    """Map each program to the reference counts of its kernels in this process: 1 where only Python holds one."""
+def _kernels() -> dict[int, list[int]] | None:
+    """Map each program to the reference counts of its kernels in this process: 1 where only Python holds one.
+
+    ``None`` where another thread is just making one, of which nothing can be asked yet.
+    """
     import pyopencl
 
     found: dict[int, list[int]] = {}
     for thing in gc.get_objects():
         if type(thing) is pyopencl.Kernel:
-            program = thing.get_info(pyopencl.kernel_info.PROGRAM)
-            count = int(thing.get_info(pyopencl.kernel_info.REFERENCE_COUNT))
+            try:
+                program = thing.get_info(pyopencl.kernel_info.PROGRAM)
+                count = int(thing.get_info(pyopencl.kernel_info.REFERENCE_COUNT))
+            except TypeError:
+                return None
             found.setdefault(program.int_ptr, []).append(count)
             # It holds the program too.
             del program

@@ -8,7 +8,7 @@ import sys
 import tempfile
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib import import_module, reload
@@ -75,20 +75,20 @@ def disabled(*layers: str, strict: bool = True, refresh: bool = False) -> Iterat
     for switch in switches:
         _drop_copies(switch)
     settings = _settings(switches, SALTING.patches() if salted else ())
-    if salted:
-        SALTING.enter(_keeping(stack, salted, held), stack.environment.clock(), refresh=refresh)
-    hold = PROCESS.push(settings, _flags_left_behind(chosen))
-    try:
-        yield held
-    finally:
-        PROCESS.pop(hold)
-        # What objects remembered for the block alone, programs among it, goes with the settings.
-        del settings, hold
-        for switch in switches:
-            _mend_modules(switch)
-            _drop_copies(switch)
+    with ExitStack() as block:
         if salted:
-            SALTING.leave(refresh=refresh)
+            SALTING.enter(_keeping(stack, salted, held), stack.environment.clock(), refresh=refresh)
+            block.callback(SALTING.leave, refresh=refresh)
+        hold = PROCESS.push(settings, _flags_left_behind(chosen))
+        try:
+            yield held
+        finally:
+            PROCESS.pop(hold)
+            # What objects remembered for the block alone, programs among it, goes with the settings.
+            del settings, hold
+            for switch in switches:
+                _mend_modules(switch)
+                _drop_copies(switch)
 
 
 @contextmanager

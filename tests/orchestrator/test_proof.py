@@ -455,3 +455,17 @@ def test_the_systems_limits_are_met_and_named(home: Home, entry: Path, limit: st
     else:
         assert says in unread.stderr
         assert unread.returncode == 1
+
+
+def test_roots_that_are_awaited_in_one_folder_are_all_seen(home: Home) -> None:
+    """Two roots that are not there yet share the folder above them: neither hides the other."""
+    cache = home.path / ".cache"
+    cache.mkdir()
+    for name in ("pytools", "pyopencl"):
+        come_and_go = (
+            f"import os; p = {str(cache / name)!r}; os.mkdir(p); open(p + '/x', 'w').write('1'); os.unlink(p + '/x');"
+            "os.rmdir(p)"
+        )
+        done = home.cachectl("run", "--no-cache", "--prove", "--", sys.executable, "-c", come_and_go, check=False)
+        assert done.returncode == 1
+        assert "proof fails" in done.stderr.splitlines()[-1]
