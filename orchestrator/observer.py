@@ -7,7 +7,6 @@ program that is killed has told all the same. Whatever fails in here, the progra
 
 from __future__ import annotations
 
-import builtins
 import functools
 import hashlib
 import json
@@ -29,14 +28,14 @@ _here = threading.local()
 
 
 class Notes:
-    """The file of events of one process, opened when the first is noted; a forked child has its own."""
+    """Where one process notes its events.
+
+    The file is opened for each: a program may close what it did not open, and get its number for a file of its own.
+    """
 
     def __init__(self, folder: str) -> None:
         self.folder = folder
         self._replaced: list[tuple[Any, str, Any]] = []
-        self._process = 0
-        self._handle = -1
-        self._lock = threading.Lock()
 
     def put(self, owner: Any, name: str, value: Any) -> None:
         """Put a stand-in in the place of an attribute, until :meth:`stop`."""
@@ -44,7 +43,8 @@ class Notes:
         setattr(owner, name, value)
 
     def stop(self) -> None:
-        """Put back whatever was replaced."""
+        """Put back whatever was replaced, and look out for no more imports."""
+        sys.meta_path[:] = [finder for finder in sys.meta_path if getattr(finder, "notes", None) is not self]
         while self._replaced:
             setattr(*self._replaced.pop())
 
@@ -52,47 +52,71 @@ class Notes:
         """Append an event."""
         try:
             line = json.dumps({"pid": os.getpid(), "at": time.time(), **event}, default=str) + "\n"
-            with self._lock:
-                if self._process != os.getpid():
-                    path = os.path.join(self.folder, f"{os.getpid()}.events")
-                    self._handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-                    self._process = os.getpid()
-                os.write(self._handle, line.encode(errors="surrogateescape"))
+            path = os.path.join(self.folder, f"{os.getpid()}.events")
+            handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+            try:
+                os.write(handle, line.encode(errors="surrogateescape"))
+            finally:
+                os.close(handle)
         except Exception:  # noqa: BLE001, S110 - a trace must never fail the program it looks at
             pass
 
 
+class Lookout:
+    """A finder that finds nothing itself, but wraps a library as soon as it has been executed."""
+
+    def __init__(self, hooks: dict[str, Callable[[Any, Notes], None]], notes: Notes) -> None:
+        self.hooks = hooks
+        self.notes = notes
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        """Let the other finders find a library, and see to it that its loader tells when it is there."""
+        if name not in self.hooks:
+            return None
+        others = (finder for finder in sys.meta_path if finder is not self and hasattr(finder, "find_spec"))
+        spec = next(filter(None, (finder.find_spec(name, path, target) for finder in others)), None)
+        _quietly(self._wait_for, spec)
+        return spec
+
+    def _wait_for(self, spec: Any) -> None:
+        execute = spec.loader.exec_module
+
+        @functools.wraps(execute)
+        def execute_and_wrap(module: Any) -> None:
+            execute(module)
+            self.wrap(spec.name, module)
+
+        spec.loader.exec_module = execute_and_wrap
+
+    def wrap(self, name: str, module: Any) -> None:
+        """Wrap a library, once; one that is not as expected is told of."""
+        hook = self.hooks.pop(name, None)
+        if hook is not None:
+            try:
+                hook(module, self.notes)
+            except Exception as error:  # noqa: BLE001 - as above
+                self.notes.add(event="failed", library=name, error=type(error).__name__)
+
+
 def observe(folder: str) -> Notes:
-    """Wrap the libraries when they are imported, those that are already with the next import of anything."""
+    """Wrap the libraries that are loaded now, and the others as soon as they are."""
     notes = Notes(folder)
     notes.add(event="started", program=sys.argv[:1])
-    hooks = {
-        "pytools.persistent_dict": watch_dictionaries,
-        "pyopencl.cache": watch_binaries,
-        "pyopencl": watch_builds,
-    }
-    real_import = builtins.__import__
-
-    def importing(name: str, *arguments: Any, **options: Any) -> Any:
-        module = real_import(name, *arguments, **options)
-        if hooks:
-            _quietly(look)
-        return module
-
-    def look() -> None:
-        # A copy: another thread may import at the same time.
-        for wanted in tuple(hooks):
-            hook = hooks.pop(wanted, None) if _whole(wanted) else None
-            if hook is not None:
-                _quietly(hook, sys.modules[wanted], notes)
-
-    notes.put(builtins, "__import__", importing)
+    lookout = Lookout(
+        {
+            "pytools.persistent_dict": watch_dictionaries,
+            "pyopencl.cache": watch_binaries,
+            "pyopencl": watch_builds,
+        },
+        notes,
+    )
+    for name in tuple(lookout.hooks):
+        module = sys.modules.get(name)
+        # A module that is loaded when it is first used is left to that moment.
+        if module is not None and type(module).__name__ == "module":
+            lookout.wrap(name, module)
+    sys.meta_path.insert(0, lookout)
     return notes
-
-
-def _whole(name: str) -> bool:
-    module = sys.modules.get(name)
-    return module is not None and not getattr(getattr(module, "__spec__", None), "_initializing", False)
 
 
 def _quietly(call: Callable[..., Any], *arguments: Any) -> Any:
@@ -248,11 +272,15 @@ def watch_builds(module: Any, notes: Notes) -> None:
 
     @functools.wraps(build)
     def build_and_tell(self: Any, *arguments: Any, **options: Any) -> Any:
+        _quietly(silence)
         _here.binary = None
         before = _size(log)
         started = time.perf_counter()
+        failed = True
         try:
-            return build(self, *arguments, **options)
+            built = build(self, *arguments, **options)
+            failed = False
+            return built
         finally:
             seconds = time.perf_counter() - started
             kernels = _quietly(lambda: _KERNEL.findall(self._source)) or []
@@ -260,7 +288,7 @@ def watch_builds(module: Any, notes: Notes) -> None:
             platform = _quietly(lambda: self._context.devices[0].platform.name)
             binary = getattr(_here, "binary", None)
             about = {"kernels": kernels, "seconds": seconds, "platform": platform, "binary": binary, "compiled": wrote}
-            notes.add(event="build", **about)
+            notes.add(event="build", failed=failed, **about)
 
     notes.put(module.Program, "build", build_and_tell)
 
@@ -273,20 +301,31 @@ def redirect_messages(notes: Notes) -> str | None:
     import ctypes
 
     wanted = os.environ.get(FOLDER + "_DEBUG")
-    if wanted is None or os.environ.get("POCL_DEBUG") != wanted:
-        return None
     library = ctypes.CDLL(None)
+    # Elsewhere the stream is a constant.
+    if wanted is None or "POCL_DEBUG" in os.environ or not hasattr(library, "gnu_get_libc_version"):
+        return None
     stream = ctypes.c_void_p.in_dll(library, "stderr")
     library.fopen.restype = ctypes.c_void_p
     path = os.path.join(notes.folder, f"{os.getpid()}.messages")
-    opened = library.fopen(os.fsencode(path), b"a")
+    opened = library.fopen(os.fsencode(path), b"ae")
     if not opened:
         return None
     line_buffered = 1
+    # For C code alone, and until PoCL has read it: no child is to print what nobody asked for.
+    library.setenv(b"POCL_DEBUG", wanted.encode(), 1)
     library.setvbuf(ctypes.c_void_p(opened), None, line_buffered, ctypes.c_size_t(4096))
     stream.value = opened
     notes.add(event="messages")
     return path
+
+
+def silence() -> None:
+    """Take PoCL's variable back, once PoCL has started."""
+    import ctypes
+
+    if "POCL_DEBUG" not in os.environ:
+        ctypes.CDLL(None).unsetenv(b"POCL_DEBUG")
 
 
 def _size(path: str | None) -> int:

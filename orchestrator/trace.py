@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 import re
+import threading
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -21,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from cachectl.contained import FAILURES
 from cachectl.layers.environment import process_variable, set_process_variable
+from cachectl.layers.errors import BadRequest
 from cachectl.layers.facts import Entry, Scope
 from cachectl.layers.pytools_dictionaries import PytoolsDictionaries
 
@@ -148,7 +150,7 @@ class Tracer:
         paths = [str(self._folder / "site"), *filter(None, [environment.get("PYTHONPATH")])]
         changes = {_FOLDER: str(self.events_folder), "PYTHONPATH": os.pathsep.join(paths)}
         if messages and environment.get("POCL_DEBUG") is None:
-            changes |= {"POCL_DEBUG": _MESSAGES, f"{_FOLDER}_DEBUG": _MESSAGES}
+            changes[f"{_FOLDER}_DEBUG"] = _MESSAGES
         return changes
 
     def ended(self, command: Sequence[str], status: int | None, wall: float) -> Trace:
@@ -170,19 +172,22 @@ class Tracer:
 
     def _layer(self, layer: Layer, events: Sequence[Mapping[str, Any]], messages: Sequence[bytes]) -> LayerTrace:
         watched = any(event["event"] == "started" for event in events)
-        if isinstance(layer, PytoolsDictionaries) and watched:
+        failed = {event.get("library") for event in events if event["event"] == "failed"}
+        if isinstance(layer, PytoolsDictionaries) and watched and "pytools.persistent_dict" not in failed:
             own = [event for event in events if event.get("layer") == "pytools" and _owns(layer, event)]
-            return _counted(layer.name, own, "pytools was watched in every Python of the run")
-        if layer.name == "pyopencl" and watched:
+            return _counted(layer.name, own, "pytools in each Python of the run that could be watched")
+        if layer.name == "pyopencl" and watched and "pyopencl.cache" not in failed:
             own = [event for event in events if event.get("layer") == "pyopencl"]
-            return _counted(layer.name, own, "PyOpenCL was watched in every Python of the run")
+            return _counted(layer.name, own, "PyOpenCL in each Python of the run that could be watched")
         if layer.name == "pocl" and any(event["event"] == "messages" for event in events):
-            return _told(layer.name, messages)
+            return _told(layer.name, messages, sum(event.get("failed") is True for event in events))
         return self._inferred(layer, watched=watched)
 
     def _inferred(self, layer: Layer, *, watched: bool) -> LayerTrace:
         if isinstance(layer, PytoolsDictionaries) or layer.name == "pyopencl":
-            why = "no Python of the run could be watched (it had none, or was started with -I or -S)"
+            why = (
+                "no Python of the run could be watched (it had none, was started with -I or -S, or has other releases)"
+            )
             return LayerTrace(layer.name, None, None, None, None, NONE, why)
         before, after = self._before[layer.name], _marks(layer)
         if before is None or after is None:
@@ -289,12 +294,14 @@ def _counted(name: str, events: Sequence[Mapping[str, Any]], why: str) -> LayerT
     return LayerTrace(name, counts["hit"], counts["miss"], counts["store"], total, EXACT, why)
 
 
-def _told(name: str, messages: Sequence[bytes]) -> LayerTrace:
-    builds = sum(len(_BUILDING.findall(message)) for message in messages)
+def _told(name: str, messages: Sequence[bytes], failed: int) -> LayerTrace:
+    builds = sum(len(_BUILDING.findall(message)) for message in messages) - failed
     written = [os.fsdecode(path) for message in messages for path in _WRITING.findall(message)]
     total = sum(_weight(Path(path)) for path in set(written))
+    # With its cache off, PoCL writes what it throws away.
+    stored = sum(os.path.exists(os.path.join(path, "program.bc")) for path in written)
     why = "programs, by PoCL's own messages"
-    return LayerTrace(name, max(0, builds - len(written)), len(written), len(written), total, EXACT, why)
+    return LayerTrace(name, max(0, builds - len(written)), len(written), stored, total, EXACT, why)
 
 
 def _weight(folder: Path) -> int:
@@ -343,32 +350,49 @@ def _others(messages: bytes) -> bytes:
 # ---------------------------------------------------------------------- in this process
 
 
+#: A second block would watch, and count, what the first has put in place.
+_ONE: Final = threading.Lock()
+
+
 @contextmanager
 def traced() -> Iterator[Traced]:
     """Count what a block asks of every cache, in this process and the children it starts.
 
     The numbers are there when the block has ended. PoCL's are inferred from its entries: its messages, once switched
-    on, would go on after the block.
+    on, would go on after the block. One block of a process is traced at a time; for a second one this raises
+    :class:`BadRequest`.
     """
-    from cachectl.observer import observe
     from cachectl.scratch import scratch_folder
     from cachectl.stack import Stack
 
-    stack = Stack()
-    result = Traced()
-    with scratch_folder() as folder:
-        tracer = Tracer(stack, folder)
-        changes = tracer.variables(stack.environment, messages=False)
-        before = {name: process_variable(name) for name in changes}
-        started = time.perf_counter()
-        for name, wanted in changes.items():
-            set_process_variable(name, wanted)
-        notes = observe(str(tracer.events_folder))
-        try:
-            yield result
-        finally:
-            notes.stop()
-            for name, value in before.items():
-                set_process_variable(name, value)
+    if not _ONE.acquire(blocking=False):
+        raise BadRequest("a block of this process is being traced already")
+    try:
+        result = Traced()
+        with scratch_folder() as folder:
+            tracer = Tracer(Stack(), folder)
+            started = time.perf_counter()
+            with _watching(tracer):
+                yield result
             done = tracer.ended((), None, time.perf_counter() - started)
             result.layers, result.kernels = done.layers, done.kernels
+    finally:
+        _ONE.release()
+
+
+@contextmanager
+def _watching(tracer: Tracer) -> Iterator[None]:
+    from cachectl.layers.environment import Environment
+    from cachectl.observer import observe
+
+    changes = tracer.variables(Environment.here(), messages=False)
+    before = {name: process_variable(name) for name in changes}
+    for name, wanted in changes.items():
+        set_process_variable(name, wanted)
+    notes = observe(str(tracer.events_folder))
+    try:
+        yield
+    finally:
+        notes.stop()
+        for name, value in before.items():
+            set_process_variable(name, value)

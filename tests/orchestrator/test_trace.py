@@ -294,3 +294,82 @@ def test_the_observer_stands_alone(tmp_path: Path) -> None:
         [sys.executable, "-I", "-c", f"import sys; sys.path[:0] = [{str(tmp_path)!r}]; import observer"], check=False
     )
     assert done.returncode == 0
+
+
+DICTIONARY = """
+import sys, warnings
+import cachectl
+from pytools.persistent_dict import PersistentDict, WriteOncePersistentDict
+dictionary = WriteOncePersistentDict("mine", safe_sync=False)
+dictionary.store_if_not_present(1, 2)
+with cachectl.traced() as t:
+    dictionary.store_if_not_present(1, 2)
+    dictionary.clear_in_mem_cache()
+    dictionary.fetch(1)
+    dictionary.fetch(1)
+    try:
+        dictionary.fetch(3)
+    except KeyError:
+        pass
+fetch = WriteOncePersistentDict.fetch
+print(t["pytools"].hits, t["pytools"].misses, t["pytools"].stores, fetch.__qualname__)
+"""
+
+
+@real
+def test_what_is_loaded_already_is_counted_and_put_back(home: Home) -> None:
+    """A lookup in memory is none, a store of what is there is none; after the block the methods are the old ones."""
+    said = home.run(sys.executable, "-c", DICTIONARY).stdout
+    assert said == "1 1 0 WriteOncePersistentDict.fetch\n"
+
+
+CLOSING = """
+import os
+from pytools.persistent_dict import PersistentDict
+first = PersistentDict("first", safe_sync=False)
+first.store(1, 2)
+os.closerange(3, 100)
+with open("mine.txt", "w") as file:
+    second = PersistentDict("second", safe_sync=False)
+    second.store(1, 2)
+    file.write("mine")
+print(second.fetch(1))
+"""
+
+
+@real
+def test_a_program_that_closes_what_it_did_not_open(home: Home) -> None:
+    """No event goes into a file of the program's that has got the number of ours."""
+    done = home.cachectl("trace", "--", sys.executable, "-c", CLOSING)
+    assert done.stdout == "2\n"
+    assert (home.path / "mine.txt").read_text() == "mine"
+    for path in (home.path / ".cache" / "pytools").glob("*second*.sqlite"):
+        assert path.read_bytes().startswith(b"SQLite format 3")
+
+
+@real
+def test_a_build_that_fails_is_no_hit(home: Home) -> None:
+    """Nor is it served by anybody."""
+    program = f"""
+import sys
+sys.path.insert(0, {str(home.programs)!r})
+import kernels, pyopencl as cl
+context = cl.Context([kernels.device()])
+try:
+    cl.Program(context, "__kernel void bad() {{ no such thing; }}").build()
+except cl.RuntimeError:
+    pass
+"""
+    document = home.path / "trace.json"
+    home.cachectl("trace", "--json", str(document), "--", sys.executable, "-c", program)
+    assert numbers(json.loads(document.read_text()), "pocl") == (0, 0, 0)
+
+
+@real
+def test_children_that_are_not_watched_print_nothing_new(home: Home) -> None:
+    """PoCL's messages are asked of the traced interpreter alone."""
+    child = "import subprocess, sys; print(subprocess.run([sys.executable, '-I', sys.argv[1], '1'], stderr=-1).stderr)"
+    program = home.path / "one.py"
+    program.write_text("import pyopencl as cl; cl.get_platforms()[0].get_devices()")
+    done = home.cachectl("trace", "--", sys.executable, "-c", child, str(program))
+    assert "POCL" not in done.stdout + done.stderr
