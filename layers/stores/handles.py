@@ -14,6 +14,8 @@ from cachectl.layers.stores.plain import own_name
 
 #: What a file system says that knows no second names.
 NO_HARD_LINKS: Final = frozenset({errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EMLINK})
+#: What a file system says that is full, or will not let a file grow.
+NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 #: Deeper than any entry is nested; what goes deeper is none.
 DEEP: Final = 16
 

@@ -7,7 +7,6 @@ in its place or in quarantine, whatever happens in between. A folder that holds 
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import re
@@ -23,6 +22,7 @@ from typing import Final
 from cachectl.layers.errors import Busy, Damaged, LayerError, Refused, Unreachable
 from cachectl.layers.facts import Finding, Problem, Quarantined, Target
 from cachectl.layers.stores.handles import (
+    NO_ROOM,
     delete,
     hold_alone,
     is_held,
@@ -148,7 +148,7 @@ class Quarantine:
         except LayerError:
             raise
         except OSError as error:
-            advice = "; make room and try again" if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) else ""
+            advice = "; make room and try again" if error.errno in NO_ROOM else ""
             raise Unreachable(self.layer, f"cannot {what}: {error.strerror or error}{advice}", self.root) from error
 
 

@@ -23,7 +23,7 @@ from urllib.parse import quote
 
 from cachectl.layers.errors import Busy, Damaged, EntryExists, LayerError, Unreachable
 from cachectl.layers.facts import Orphan, Quarantined, Target
-from cachectl.layers.stores.handles import opened_root, own_folder, place_new, status_of, write_synced
+from cachectl.layers.stores.handles import NO_ROOM, opened_root, own_folder, place_new, status_of, write_synced
 from cachectl.layers.stores.locks import PATIENCE
 from cachectl.layers.stores.plain import SANE, STAGE, plain_identity, read_locked, read_plain
 from cachectl.layers.stores.quarantine import Quarantine, demand, folder_of
@@ -33,7 +33,6 @@ _WAL_MODE: Final = b"\x02\x02"
 #: Ends a journal that is one of several, after the name of the file that joins them: no library here writes such.
 _JOURNAL_MAGIC: Final = bytes.fromhex("d9d505f920a163d7")
 _COMPANIONS: Final = ("-journal", "-wal", "-shm")
-_NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 #: What to do about what sqlite says.
 _ADVICE: Final = {
     "disk is full": "; make room and try again",
@@ -518,7 +517,7 @@ class RowFile:
         except sqlite3.DatabaseError as error:
             raise Damaged(self.layer, f"not a usable database: {error}", self.path) from error
         except OSError as error:
-            advice = "; make room and try again" if error.errno in _NO_ROOM else ""
+            advice = "; make room and try again" if error.errno in NO_ROOM else ""
             raise Unreachable(self.layer, f"cannot {verb}: {error.strerror or error}{advice}", self.path) from error
 
     def _operational(self, error: sqlite3.OperationalError) -> LayerError:

@@ -23,6 +23,7 @@ from cachectl.layers.stores.archive import pack, unpack
 from cachectl.layers.stores.handles import (
     DEEP,
     NO_HARD_LINKS,
+    NO_ROOM,
     delete,
     descend,
     is_held,
@@ -54,7 +55,6 @@ LEFTOVER: Final = re.compile(r"\.cachectl-(?:stage|trash)-[0-9a-f]{32}")
 
 #: How often a placement is tried while others place and remove beside it.
 _TRIES: Final = 5
-_NO_ROOM: Final = {errno.ENOSPC, errno.EDQUOT}
 
 
 @dataclass(frozen=True, slots=True)
@@ -613,7 +613,7 @@ class _Bin:
                 self._folder, _ = self._stack.enter_context(own_folder(self._handle, _TRASH))
             except OSError as error:
                 # On a full disk there is no room for a folder, and all the more reason to go on.
-                if error.errno not in _NO_ROOM:
+                if error.errno not in NO_ROOM:
                     raise
         return self._folder is not None
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import importlib.util
 import json
 import os
 import random
@@ -481,8 +480,6 @@ def test_the_real_command_costs_nobody_anything_either(hostile: World, variable:
 @pytest.mark.parametrize("verb", ["report", "ls", "verify", "doctor"])
 def test_every_verb_that_looks_says_json_and_writes_nothing(hostile: World, verb: str) -> None:
     """Over a home full of traps each verb that looks ends with the due status, JSON, and no traceback."""
-    if verb == "doctor" and importlib.util.find_spec("cachectl.doctor") is None:
-        pytest.skip("there is no doctor yet")
     before = fingerprint(hostile.home, hostile.outside, hostile.empty)
     answer = hostile.run(verb, **all_at_once(hostile.home))
     assert changed(before, fingerprint(hostile.home, hostile.outside, hostile.empty)) == set()
