@@ -702,7 +702,8 @@ def _trace(options: argparse.Namespace) -> int:
     with child.signals_held() as signals, scratch_folder() as folder:
         tracer = Tracer(stack, Path(folder), explain=options.explain)
         started = time.perf_counter()
-        status = child.run(options.command, tracer.variables(stack.environment), stack.environment, signals)
+        with tracer.looking():
+            status = child.run(options.command, tracer.variables(stack.environment), stack.environment, signals)
         done = tracer.ended(options.command, status, time.perf_counter() - started)
     document = render.trace_json(done, kernels=options.kernels, explain=options.explain)
     if options.json == "-":

@@ -24,6 +24,9 @@ _ATTRIBUTE = r"(?:__attribute__\s{0,9}\(\((?:(?!\)\)).){0,200}\){2,9}\s{0,99}){0
 _KERNEL = re.compile(
     r"\b(?:__)?kernel\s{1,99}" + _ATTRIBUTE + r"void\s{1,99}" + _ATTRIBUTE + r"(\w{1,999})\s{0,99}\(", re.DOTALL
 )
+_MESSAGE_OF_POCL = re.compile(rb"^(?:\*\* Final POCL_DEBUG flags|\[[-0-9: .]+\]\s?P[Oo]CL: |  \*\*\* \w+ \*\*\*  \|)")
+POCL = "Portable Computing Language"
+_WORSE = ("miss", "hit")
 _here = threading.local()
 
 
@@ -144,13 +147,14 @@ def watch_dictionaries(module: Any, notes: Notes) -> None:
     notes.put(once, "store", _storing(notes, once.store))
 
 
-def _note(notes: Notes, dictionary: Any, event: str, key: object) -> None:
+def _note(notes: Notes, dictionary: Any, event: str, key: object, **more: object) -> None:
     _here.told = True
     notes.add(
         event=event,
         layer="pytools",
         dictionary=_quietly(lambda: dictionary.identifier),
         kernels=_quietly(kernels_of, key),
+        **more,
     )
 
 
@@ -176,7 +180,7 @@ def _storing(notes: Notes, store: Callable[..., Any]) -> Callable[..., Any]:
         value = store(self, key, *arguments, **options)
         # What was there already is not stored again, if that was asked for.
         if before is None or _quietly(_changes, self) != before:
-            _note(notes, self, "store", key)
+            _note(notes, self, "store", key, bytes=_quietly(_newest, self))
         return value
 
     return store_and_tell
@@ -211,6 +215,13 @@ def _changes(dictionary: Any) -> int:
     return int(dictionary.conn.total_changes)
 
 
+def _newest(dictionary: Any) -> int:
+    """Return the bytes of the value that a dictionary's connection has stored last."""
+    newest = "SELECT length(key_value) FROM dict WHERE rowid = last_insert_rowid()"
+    with dictionary.mutex:
+        return int(dictionary.conn.execute(newest).fetchone()[0])
+
+
 def _lookups(dictionary: Any) -> int:
     """Count how often a write-once dictionary had to ask the disk."""
     return int(dictionary._fetch.cache_info().misses)  # noqa: SLF001
@@ -241,19 +252,18 @@ def watch_binaries(module: Any, notes: Notes) -> None:
     @functools.wraps(retrieve)
     def retrieve_and_tell(cache_dir: Any, cache_key: Any) -> Any:
         found = retrieve(cache_dir, cache_key)
-        source = getattr(_here, "source", "")
+        about = getattr(_here, "about", {})
         event = "miss" if found is None else "hit"
         if found is None:
             getattr(_here, "missed", []).append(os.path.join(str(cache_dir), str(cache_key)))
-        digest = hashlib.sha256(source.encode(errors="replace")).hexdigest()
-        notes.add(event=event, layer="pyopencl", key=cache_key, kernels=_KERNEL.findall(source), source=digest)
-        _here.binary = event
+        notes.add(event=event, layer="pyopencl", key=cache_key, **about)
+        # Of a program for several devices all must be there.
+        _here.binary = event if getattr(_here, "binary", None) is None else min(_here.binary, event, key=_WORSE.index)
         return found
 
     @functools.wraps(create)
     def create_and_tell(ctx: Any, src: Any, *arguments: Any, **options: Any) -> Any:
         _here.missed = []
-        _here.source = src.decode(errors="replace") if isinstance(src, bytes) else str(src)
         made = create(ctx, src, *arguments, **options)
         for folder in _here.missed:
             size = _quietly(lambda folder=folder: sum(item.stat().st_size for item in os.scandir(folder)))
@@ -267,14 +277,18 @@ def watch_binaries(module: Any, notes: Notes) -> None:
 
 def watch_builds(module: Any, notes: Notes) -> None:
     """Time every build, and have PoCL's messages go to a file of ours."""
-    log = _quietly(redirect_messages, notes)
+    messages = _quietly(Messages, notes)
     build = module.Program.build
+    crowd = Crowd()
 
     @functools.wraps(build)
     def build_and_tell(self: Any, *arguments: Any, **options: Any) -> Any:
-        _quietly(silence)
+        if messages:
+            _quietly(messages.settle)
         _here.binary = None
-        before = _size(log)
+        about = _here.about = _quietly(_about, self, arguments, options) or {}
+        before = messages.size() if messages else 0
+        mine = crowd.enter()
         started = time.perf_counter()
         failed = True
         try:
@@ -283,62 +297,155 @@ def watch_builds(module: Any, notes: Notes) -> None:
             return built
         finally:
             seconds = time.perf_counter() - started
-            kernels = _quietly(lambda: _KERNEL.findall(self._source)) or []
-            wrote = None if log is None else _contains(log, before, b"Writing program.bc to ")
-            platform = _quietly(lambda: self._context.devices[0].platform.name)
-            binary = getattr(_here, "binary", None)
-            about = {"kernels": kernels, "seconds": seconds, "platform": platform, "binary": binary, "compiled": wrote}
-            notes.add(event="build", failed=failed, **about)
+            alone = crowd.leave(mine)
+            heard = bool(messages and messages.heard)
+            compiled = None
+            if messages and heard and about.get("platform") == POCL:
+                compiled = messages.tell_of_compiling(before, alone=alone)
+            outcome = {"failed": failed, "binary": _here.binary, "heard": heard, "compiled": compiled}
+            notes.add(event="build", seconds=seconds, **outcome, **about)
+            if messages:
+                _quietly(messages.pass_on)
 
     notes.put(module.Program, "build", build_and_tell)
 
 
-def redirect_messages(notes: Notes) -> str | None:
-    """Send what C code prints with ``stderr`` to a file, if PoCL's messages were switched on for the trace alone.
+def _about(program: Any, arguments: tuple[Any, ...], options: dict[str, Any]) -> dict[str, Any]:
+    # One that is made of binaries has none.
+    source = getattr(program, "_source", "")
+    text = source.decode(errors="replace") if isinstance(source, bytes) else source
+    devices = program._context.devices  # noqa: SLF001
+    return {
+        "kernels": _KERNEL.findall(text),
+        "source": hashlib.sha256(text.encode(errors="replace")).hexdigest(),
+        "options": str(arguments[0] if arguments else options.get("options", "")),
+        "devices": [device.name for device in devices],
+        "platform": devices[0].platform.name,
+    }
 
-    The descriptor 2 stays as it is: what the program, or Python, prints goes where it went.
+
+class Crowd:
+    """Tells whether a build had the process to itself."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._inside = 0
+        self._entered = 0
+
+    def enter(self) -> int:
+        """Begin, and get a ticket; 0 where somebody is at it already."""
+        with self._lock:
+            self._inside += 1
+            self._entered += 1
+            return self._entered if self._inside == 1 else 0
+
+    def leave(self, ticket: int) -> bool:
+        """End, and tell whether nobody else was there meanwhile."""
+        with self._lock:
+            self._inside -= 1
+            return ticket == self._entered
+
+
+# ---------------------------------------------------------------------- PoCL
+
+
+class Messages:
+    """PoCL's messages, in a file of ours instead of C code's error stream.
+
+    They are switched on for the trace alone. The descriptor 2 stays as it is: what the program, or Python, prints goes
+    where it went. What other C code prints goes there too, a little later: when the next build or the process ends.
     """
-    import ctypes
 
-    wanted = os.environ.get(FOLDER + "_DEBUG")
-    library = ctypes.CDLL(None)
-    # Elsewhere the stream is a constant.
-    if wanted is None or "POCL_DEBUG" in os.environ or not hasattr(library, "gnu_get_libc_version"):
-        return None
-    stream = ctypes.c_void_p.in_dll(library, "stderr")
-    library.fopen.restype = ctypes.c_void_p
-    path = os.path.join(notes.folder, f"{os.getpid()}.messages")
-    opened = library.fopen(os.fsencode(path), b"ae")
-    if not opened:
-        return None
-    line_buffered = 1
-    # For C code alone, and until PoCL has read it: no child is to print what nobody asked for.
-    library.setenv(b"POCL_DEBUG", wanted.encode(), 1)
-    library.setvbuf(ctypes.c_void_p(opened), None, line_buffered, ctypes.c_size_t(4096))
-    stream.value = opened
-    notes.add(event="messages")
-    return path
+    def __init__(self, notes: Notes) -> None:
+        import atexit
+        import ctypes
+
+        self._notes = notes
+        self._wanted = os.environ.get(FOLDER + "_DEBUG")
+        self._library = ctypes.CDLL(None)
+        self._lock = threading.Lock()
+        self._settled = False
+        self.heard = False
+        # Elsewhere the stream is a constant.
+        if self._wanted is None or "POCL_DEBUG" in os.environ or not hasattr(self._library, "gnu_get_libc_version"):
+            return
+        self._library.fopen.restype = ctypes.c_void_p
+        self._stream = ctypes.c_void_p.in_dll(self._library, "stderr")
+        self._own = self._stream.value
+        # For C code alone, and until PoCL has read it: no child is to print what nobody asked for.
+        self._library.setenv(b"POCL_DEBUG", self._wanted.encode(), 1)
+        self._listen()
+        atexit.register(_quietly, self.pass_on)
+
+    def _listen(self) -> None:
+        import ctypes
+
+        self._pid = os.getpid()
+        self._passed = 0
+        self._path = os.path.join(self._notes.folder, f"{self._pid}.messages")
+        opened = self._library.fopen(os.fsencode(self._path), b"ae")
+        if opened:
+            line_buffered = 1
+            self._library.setvbuf(ctypes.c_void_p(opened), None, line_buffered, ctypes.c_size_t(4096))
+            self._stream.value = opened
+        self.heard = bool(opened)
+        if opened:
+            self._notes.add(event="messages")
+
+    def settle(self) -> None:
+        """Take PoCL's variable back, once drivers have started; without PoCL there is nothing to hear."""
+        with self._lock:
+            if not self._settled:
+                self._settled = True
+                if "POCL_DEBUG" not in os.environ:
+                    self._library.unsetenv(b"POCL_DEBUG")
+                if self.heard and not _is_loaded(b"/libpocl"):
+                    self._stream.value = self._own
+                    self.heard = False
+                    self._notes.add(event="no messages")
+            if self.heard and os.getpid() != self._pid:
+                # Forked: the parent goes on with its own file.
+                self._listen()
+
+    def size(self) -> int:
+        """Return the bytes that are there now."""
+        try:
+            return os.stat(self._path).st_size
+        except (OSError, AttributeError):
+            return 0
+
+    def tell_of_compiling(self, start: int, *, alone: bool) -> bool | None:
+        """Tell whether PoCL has compiled since then; of builds at the same time one cannot always know which."""
+        try:
+            with open(self._path, "rb") as file:
+                file.seek(start)
+                wrote = b"Writing program.bc to " in file.read()
+        except OSError:
+            return None
+        return wrote if alone or not wrote else None
+
+    def pass_on(self) -> None:
+        """Print the whole lines that are not PoCL's, where C code's errors belong."""
+        if not self.heard or os.getpid() != self._pid:
+            return
+        with self._lock, open(self._path, "rb") as file:
+            file.seek(self._passed)
+            lines = file.read().rpartition(b"\n")
+            self._passed += len(lines[0] + lines[1])
+            others = not_of_pocl(lines[0] + lines[1])
+            if others:
+                os.write(2, others)
+                self._notes.add(event="passed on", upto=self._passed)
 
 
-def silence() -> None:
-    """Take PoCL's variable back, once PoCL has started."""
-    import ctypes
-
-    if "POCL_DEBUG" not in os.environ:
-        ctypes.CDLL(None).unsetenv(b"POCL_DEBUG")
+def not_of_pocl(messages: bytes) -> bytes:
+    """Return the lines of C code's error stream that are not PoCL's."""
+    return b"".join(line for line in messages.splitlines(keepends=True) if not _MESSAGE_OF_POCL.match(line))
 
 
-def _size(path: str | None) -> int:
+def _is_loaded(library: bytes) -> bool:
     try:
-        return 0 if path is None else os.stat(path).st_size
+        with open("/proc/self/maps", "rb") as maps:
+            return library in maps.read()
     except OSError:
-        return 0
-
-
-def _contains(path: str, start: int, words: bytes) -> bool | None:
-    try:
-        with open(path, "rb") as file:
-            file.seek(start)
-            return words in file.read()
-    except OSError:
-        return None
+        return True

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from cachectl.purging import PurgeResult
     from cachectl.quarantine import QuarantineResult, Restored
     from cachectl.survey import LayerReport, Report, RootReport
-    from cachectl.trace import Trace
+    from cachectl.trace import KernelTrace, Trace
 
 _DASH: Final = "-"
 _NARROW: Final = 80
@@ -687,6 +687,7 @@ def trace_json(trace: Trace, *, kernels: bool = False, explain: bool = False) ->
         "exit_status": trace.exit_status,
         "wall_seconds": trace.wall_seconds,
         "layers": [asdict(layer) for layer in trace.layers],
+        "unwatched": [asdict(one) for one in trace.unwatched],
     }
     if kernels:
         document["kernels"] = [asdict(kernel) for kernel in trace.kernels]
@@ -710,14 +711,20 @@ def show_trace(trace: Trace, *, kernels: bool = False, explain: bool = False) ->
     unknown = [layer.layer for layer in trace.layers if layer.evidence == "none"]
     if unknown:
         _tell([f"nothing is known of {', '.join(unknown)}"])
+    for one in trace.unwatched:
+        _tell([f"not counted, for it could not be watched: {one.command} (it used {', '.join(one.layers)})"])
     if kernels:
         built = tuple(
-            (f"{kernel.seconds:.3f}", kernel.served_by or "compiled", " ".join(kernel.kernels) or _DASH)
+            (f"{kernel.seconds:.3f}", _server(kernel), " ".join(kernel.kernels) or _DASH)
             for kernel in trace.kernels
         )
         _tell(["", *plain_table(Table(("seconds", "served by", "kernels"), built, frozenset({0})), _NARROW)])
     if explain:
         _tell(["", *(f"{miss.layer}: {' '.join(miss.kernels) or _DASH}: {miss.because}" for miss in trace.misses)])
+
+
+def _server(kernel: KernelTrace) -> str:
+    return kernel.served_by or ("compiled" if kernel.compiled else _DASH)
 
 
 def _tell(lines: Iterable[str]) -> None:

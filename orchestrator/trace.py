@@ -2,7 +2,8 @@
 
 Inside Python the libraries are watched (:mod:`cachectl.observer`), and PoCL tells by its own messages: these numbers
 are exact, whatever other programs do on the same caches. Where there is no Python, a layer's marks are compared:
-entries that have appeared, and times of use.
+entries that have appeared, and times of use. A process that used a cache and could not be watched is named
+(:mod:`cachectl.descendants`), and what the others told is then a lower bound.
 """
 
 from __future__ import annotations
@@ -16,15 +17,17 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from cachectl.contained import FAILURES
+from cachectl.descendants import Descendants, looked_after
 from cachectl.layers.environment import process_variable, set_process_variable
 from cachectl.layers.errors import BadRequest
 from cachectl.layers.facts import Entry, Scope
 from cachectl.layers.pytools_dictionaries import PytoolsDictionaries
+from cachectl.observer import POCL, not_of_pocl
 
 if TYPE_CHECKING:
     from cachectl.layers.environment import Environment
@@ -39,9 +42,6 @@ _FOLDER: Final = "CACHECTL_TRACE"
 _MESSAGES: Final = "llvm"
 _BUILDING: Final = re.compile(rb"\|\s+LLVM \|\s+building program with options")
 _WRITING: Final = re.compile(rb"\|\s+LLVM \|\s+Writing program\.bc to (.*)/program\.bc")
-_POCL_LINE: Final = re.compile(
-    rb"^(?:\*\* Final POCL_DEBUG flags|\[[-0-9: .]+\]\s?POCL: in fn|  \*\*\* \w+ \*\*\*  \|)"
-)
 _SITE: Final = """
 import importlib.machinery as _m, importlib.util as _u, os, sys
 _own = os.path.dirname(os.path.abspath(__file__))
@@ -73,10 +73,14 @@ class LayerTrace:
 
 @dataclass(frozen=True, slots=True)
 class KernelTrace:
-    """One build: its kernels, the layer that served it (``None``: it was compiled), and the seconds it took."""
+    """One build: its kernels, the layer that served it, whether it was compiled, and the seconds it took.
+
+    Where neither is known, as with a driver that tells nothing, both are ``None``.
+    """
 
     kernels: tuple[str, ...]
     served_by: str | None
+    compiled: bool | None
     seconds: float
 
 
@@ -90,6 +94,14 @@ class Miss:
 
 
 @dataclass(frozen=True, slots=True)
+class Unwatched:
+    """A command of the run that is not counted, and the layers it was seen to use."""
+
+    command: str
+    layers: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Trace:
     """A run: its command, how it ended, and what each layer did. Seconds are wall time."""
 
@@ -99,6 +111,8 @@ class Trace:
     layers: tuple[LayerTrace, ...]
     kernels: tuple[KernelTrace, ...] = ()
     misses: tuple[Miss, ...] = ()
+    #: Commands that used a cache and could not be watched, with the layers they used.
+    unwatched: tuple[Unwatched, ...] = ()
     #: What C code of the run printed to its error stream meanwhile, PoCL's own messages apart.
     passed_on: bytes = b""
 
@@ -136,6 +150,7 @@ class Tracer:
         self._started = time.time()
         (folder / "site").mkdir()
         (folder / "events").mkdir()
+        self._descendants = Descendants(folder / "events")
         observer = Path(__file__).with_name("observer.py")
         (folder / "site" / "cachectl_observer.py").write_bytes(observer.read_bytes())
         (folder / "site" / "sitecustomize.py").write_text(_SITE)
@@ -144,6 +159,12 @@ class Tracer:
     def events_folder(self) -> Path:
         """Where the processes of the run note what they do."""
         return self._folder / "events"
+
+    @contextmanager
+    def looking(self) -> Iterator[None]:
+        """Look from outside, while the block runs, for processes that cannot be watched from inside."""
+        with looked_after(self._descendants):
+            yield
 
     def variables(self, environment: Environment, *, messages: bool = True) -> dict[str, str]:
         """Return what a child must be told to be watched, and its children with it; ``messages`` includes PoCL's."""
@@ -157,7 +178,8 @@ class Tracer:
         """Say what the run did."""
         events = list(_read_events(self.events_folder))
         messages = [_read(path) for path in sorted(self.events_folder.glob("*.messages"))]
-        layers = tuple(self._layer(layer, events, messages) for layer in self._stack)
+        unwatched = self._unwatched()
+        layers = tuple(_bounded(self._layer(layer, events, messages), unwatched) for layer in self._stack)
         return Trace(
             tuple(command),
             status,
@@ -165,8 +187,21 @@ class Tracer:
             layers,
             tuple(_kernels(events)),
             tuple(self._misses(events)) if self._explain else (),
-            b"".join(_others(message) for message in messages),
+            unwatched,
+            b"".join(_not_passed_on(self.events_folder, events)),
         )
+
+    def _unwatched(self) -> tuple[Unwatched, ...]:
+        found: dict[str, set[str]] = {}
+        for one in self._descendants.unwatched():
+            found.setdefault(str(one), set()).update(one.uses)
+        return tuple(Unwatched(command, tuple(self._named(uses))) for command, uses in found.items())
+
+    def _named(self, uses: set[str]) -> Iterator[str]:
+        for layer in self._stack:
+            kind = "pytools" if isinstance(layer, PytoolsDictionaries) else layer.name
+            if kind in uses:
+                yield layer.name
 
     # ------------------------------------------------------------------ layers
 
@@ -179,7 +214,7 @@ class Tracer:
         if layer.name == "pyopencl" and watched and "pyopencl.cache" not in failed:
             own = [event for event in events if event.get("layer") == "pyopencl"]
             return _counted(layer.name, own, "PyOpenCL in each Python of the run that could be watched")
-        if layer.name == "pocl" and any(event["event"] == "messages" for event in events):
+        if layer.name == "pocl" and _is_heard(events):
             return _told(layer.name, messages, sum(event.get("failed") is True for event in events))
         return self._inferred(layer, watched=watched)
 
@@ -207,12 +242,15 @@ class Tracer:
     # ------------------------------------------------------------------ misses
 
     def _misses(self, events: Iterable[Mapping[str, Any]]) -> Iterator[Miss]:
+        built: list[Mapping[str, Any]] = []
         for event in events:
             compiled = event["event"] == "build" and event.get("compiled")
             if event["event"] == "miss" or compiled:
                 layer = "pocl" if compiled else self._layer_of(event)
                 kernels = tuple(event.get("kernels") or ())
-                yield Miss(layer, kernels, self._because(layer, kernels, event))
+                yield Miss(layer, kernels, _other_build(event, built) or self._because(layer, kernels, event))
+            if event["event"] == "build":
+                built.append(event)
 
     def _layer_of(self, event: Mapping[str, Any]) -> str:
         if event["layer"] != "pytools":
@@ -242,6 +280,24 @@ class Tracer:
         if layer == "pocl":
             return "a program with this kernel is there, but its source, build options or device differ"
         return "an entry of the same kernel is there, but the kernel itself, its types or its target differ"
+
+
+def _other_build(event: Mapping[str, Any], built: Sequence[Mapping[str, Any]]) -> str | None:
+    """Say what differs from an earlier build of the same source in this run, of which all is known."""
+    for other in reversed(built):
+        if event.get("source") is not None and other.get("source") == event["source"]:
+            differs = [
+                f"{what} {_quoted(other.get(what))} there, {_quoted(event.get(what))} here"
+                for what in ("options", "devices")
+                if other.get(what) != event.get(what)
+            ]
+            if differs:
+                return f"the same source was built before in this run, with {' and '.join(differs)}"
+    return None
+
+
+def _quoted(value: object) -> str:
+    return repr(", ".join(value) if isinstance(value, list) else value)
 
 
 def _source_digest(entry: Entry) -> str | None:
@@ -304,6 +360,22 @@ def _told(name: str, messages: Sequence[bytes], failed: int) -> LayerTrace:
     return LayerTrace(name, max(0, builds - len(written)), len(written), stored, total, EXACT, why)
 
 
+def _is_heard(events: Sequence[Mapping[str, Any]]) -> bool:
+    """Tell whether PoCL spoke to us in every process that built with it."""
+    builds = [event for event in events if event["event"] == "build" and event.get("platform") == POCL]
+    kinds = Counter(str(event["event"]) for event in events)
+    return all(event.get("heard") for event in builds) and kinds["messages"] > kinds["no messages"]
+
+
+def _bounded(counted: LayerTrace, unwatched: Iterable[Unwatched]) -> LayerTrace:
+    """Take exact numbers for lower bounds where a process that used the layer was not watched."""
+    commands = [one.command for one in unwatched if counted.layer in one.layers]
+    if counted.evidence != EXACT or not commands:
+        return counted
+    why = f"{counted.why}; at least these, for it could not be watched: {', '.join(commands)}"
+    return replace(counted, evidence=INFERRED, why=why)
+
+
 def _weight(folder: Path) -> int:
     try:
         return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
@@ -317,10 +389,11 @@ def _weight(folder: Path) -> int:
 def _kernels(events: Iterable[Mapping[str, Any]]) -> Iterator[KernelTrace]:
     for event in events:
         if event["event"] == "build":
-            served = "pyopencl" if event.get("binary") == "hit" else None
-            if served is None and event.get("compiled") is False:
-                served = "pocl"
-            yield KernelTrace(tuple(event.get("kernels") or ()), served, float(event["seconds"]))
+            compiled = False if event.get("binary") == "hit" else event.get("compiled")
+            served = None
+            if compiled is False and not event.get("failed"):
+                served = "pyopencl" if event.get("binary") == "hit" else "pocl"
+            yield KernelTrace(tuple(event.get("kernels") or ()), served, compiled, float(event["seconds"]))
 
 
 # ---------------------------------------------------------------------- events
@@ -335,16 +408,18 @@ def _read_events(folder: Path) -> Iterator[dict[str, Any]]:
                     yield event
 
 
+def _not_passed_on(folder: Path, events: Sequence[Mapping[str, Any]]) -> Iterator[bytes]:
+    """Yield what C code printed at the very end, after a process could pass it on itself."""
+    for path in sorted(folder.glob("*.messages")):
+        done = [event["upto"] for event in events if event["event"] == "passed on" and str(event["pid"]) == path.stem]
+        yield not_of_pocl(_read(path)[max(done, default=0) :])
+
+
 def _read(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError:
         return b""
-
-
-def _others(messages: bytes) -> bytes:
-    """Return the lines of C code's error stream that are not PoCL's."""
-    return b"".join(line for line in messages.splitlines(keepends=True) if not _POCL_LINE.match(line))
 
 
 # ---------------------------------------------------------------------- in this process

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from cachectl.child import CannotStart
-from cachectl.trace import _others
+from cachectl.observer import not_of_pocl
 
 if TYPE_CHECKING:
     from conftest import Home
@@ -283,7 +283,7 @@ def test_what_is_not_pocls_is_passed_on() -> None:
         b"** Final POCL_DEBUG flags: 4 \n[2026-11-21 05:04:07.5] POCL: in fn x at line 1:\n"
         b"  *** INFO ***  |      LLVM |  building program with options \nsome library: warning\n"
     )
-    assert _others(messages) == b"some library: warning\n"
+    assert not_of_pocl(messages) == b"some library: warning\n"
 
 
 def test_the_observer_stands_alone(tmp_path: Path) -> None:
@@ -373,3 +373,144 @@ def test_children_that_are_not_watched_print_nothing_new(home: Home) -> None:
     program.write_text("import pyopencl as cl; cl.get_platforms()[0].get_devices()")
     done = home.cachectl("trace", "--", sys.executable, "-c", child, str(program))
     assert "POCL" not in done.stdout + done.stderr
+
+
+@real
+def test_bytes_stored_are_those_on_the_disk(home: Home) -> None:
+    """Of every layer that is known exactly, after a cold run, the bytes are those of what is there."""
+    cold = trace(home, *THIRTEEN)
+    stored = {layer["layer"]: layer["bytes"] for layer in cold["layers"]}
+    for layer, beginning in (("loopy", "loopy-"), ("pyopencl-invoker", "pyopencl-")):
+        there = 0
+        for path in (home.path / ".cache" / "pytools").glob(f"pdict-v5-{beginning}*.sqlite"):
+            with closing(sqlite3.connect(path)) as connection:
+                there += connection.execute("select coalesce(sum(length(key_value)), 0) from dict").fetchone()[0]
+        assert stored[layer] == there > 0
+    listed = json.loads(home.cachectl("ls", "--json", "pyopencl").stdout)["entries"]
+    assert stored["pyopencl"] == sum(entry["bytes"] for entry in listed) > 0
+
+
+@real
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux shows what a process has loaded")
+@pytest.mark.parametrize("how", ["-I", "cleared variables", "a shell"])
+def test_a_child_that_cannot_be_watched_is_named(home: Home, how: str) -> None:
+    """What the others told is then no more than a lower bound."""
+    kernels = (str(home.programs / "kernels.py"), "1")
+    hidden = f"import sys, runpy; sys.path[:0] = {[str(home.programs)]!r}; sys.argv = {list(kernels)!r};"
+    hidden += "runpy.run_path(sys.argv[0], run_name='__main__')"
+    starts = {
+        "-I": "subprocess.run([sys.executable, '-I', '-c', sys.argv[1]])",
+        "cleared variables": "subprocess.run([sys.executable, '-c', sys.argv[1]], env={'HOME': os.environ['HOME']})",
+        "a shell": "os.system(f'{sys.executable} -I -c \"{sys.argv[1]}\"')",
+    }
+    program = f"import os, runpy, subprocess, sys; {starts[how]}; sys.argv = {list(kernels)!r};"
+    program += f"sys.path[:0] = {[str(home.programs)]!r}; runpy.run_path(sys.argv[0], run_name='__main__')"
+    document = home.path / "trace.json"
+    done = home.cachectl("trace", "--json", str(document), "--", sys.executable, "-c", program, hidden)
+    read = json.loads(document.read_text())
+    (unwatched,) = read["unwatched"]
+    assert set(unwatched["layers"]) >= {"loopy", "pyopencl-invoker", "pocl"}
+    assert "not counted" in done.stderr
+    evidence = {layer["layer"]: layer["evidence"] for layer in read["layers"]}
+    assert evidence["loopy"] == evidence["pocl"] == "inferred"
+
+
+@real
+def test_children_that_use_no_cache_or_are_forked_change_nothing(home: Home) -> None:
+    """Numbers stay exact beside other Pythons and commands, and beside forks of a watched one."""
+    program = (
+        f"import sys; sys.path.insert(0, {str(home.programs)!r}); sys.argv = ['kernels.py', '1'];"
+        "import os, runpy, subprocess, time; subprocess.run([sys.executable, '-I', '-c', 'import sqlite3, time; "
+        "time.sleep(.3)']); subprocess.run(['sleep', '.2']);"
+        "runpy.run_path(sys.path[0] + '/kernels.py', run_name='__main__');"
+        "child = os.fork(); child or (time.sleep(.3), os._exit(0)); os.waitpid(child, 0)"
+    )
+    document = home.path / "trace.json"
+    home.cachectl("trace", "--json", str(document), "--", sys.executable, "-c", program)
+    read = json.loads(document.read_text())
+    assert read["unwatched"] == []
+    assert {layer["layer"]: layer["evidence"] for layer in read["layers"]}["loopy"] == "exact"
+
+
+SPEAKING = """
+import ctypes, sys
+sys.path.insert(0, sys.argv[1])
+import kernels, pyopencl as cl
+library = ctypes.CDLL(None)
+stream = ctypes.c_void_p.in_dll(library, "stderr")
+context = cl.Context([kernels.device()])
+library.fputs(b"from C, before\\n", stream)
+cl.Program(context, "__kernel void one(__global int *a) { a[0] = 1; }").build()
+sys.stderr.write("from Python, after\\n")
+stream = ctypes.c_void_p.in_dll(library, "stderr")
+library.fputs(b"from C, at the end\\n", stream)
+"""
+
+
+@real
+def test_what_c_code_prints_stays_with_the_program_that_captures_it(home: Home) -> None:
+    """It is there, complete and before what is printed after the next build, for the parent that reads it."""
+    parent = (
+        "import subprocess, sys; done = subprocess.run([sys.executable, *sys.argv[1:]], stderr=-1, text=True);"
+        "print(done.stderr.splitlines())"
+    )
+    command = (sys.executable, "-c", parent, "-c", SPEAKING, str(home.programs))
+    said = home.cachectl("trace", "--", *command)
+    assert said.stdout == "['from C, before', 'from Python, after', 'from C, at the end']\n"
+    assert "from C" not in said.stderr
+
+
+CROWDED = """
+import sys, threading
+sys.path.insert(0, sys.argv[1])
+import kernels, pyopencl as cl
+context = cl.Context([kernels.device()])
+def build(name):
+    cl.Program(context, "__kernel void %s(__global int *a) { a[0] = 1; }" % name).build()
+build("known")
+gate = threading.Barrier(2)
+def at_once(name):
+    gate.wait()
+    build(name)
+threads = [threading.Thread(target=at_once, args=(name,)) for name in ("known", "new" + sys.argv[2])]
+[thread.start() for thread in threads]
+[thread.join() for thread in threads]
+"""
+
+
+@real
+def test_of_builds_at_the_same_time_none_is_taken_for_compiled_wrongly(home: Home) -> None:
+    """What is served is not called compiled: it is right, or it is unknown."""
+    document = home.path / "trace.json"
+    for round_number in "123":
+        command = (sys.executable, "-c", CROWDED, str(home.programs), round_number)
+        home.cachectl("trace", "--kernels", "--json", str(document), "--", *command)
+        built = json.loads(document.read_text())["kernels"]
+        known = [kernel for kernel in built if kernel["kernels"] == ["known"]][-1]
+        new = next(kernel for kernel in built if kernel["kernels"] == [f"new{round_number}"])
+        assert known["compiled"] in (False, None)
+        assert new["compiled"] in (True, None)
+        assert new["served_by"] is None
+
+
+OPTIONS = """
+import sys
+sys.path.insert(0, sys.argv[1])
+import kernels, pyopencl as cl
+context = cl.Context([kernels.device()])
+for options in ("", "-DTWO=2"):
+    cl.Program(context, "__kernel void one(__global int *a) { a[0] = 1; }").build(options)
+"""
+
+
+@real
+def test_a_miss_names_the_options_that_differ_within_the_run(home: Home) -> None:
+    """PoCL's keys are hashes, but what was built before in the same run is known."""
+    document = home.path / "trace.json"
+    command = (sys.executable, "-c", OPTIONS, str(home.programs))
+    home.cachectl("trace", "--explain", "--json", str(document), "--", *command)
+    reasons = [miss["because"] for miss in json.loads(document.read_text())["misses"] if miss["layer"] == "pocl"]
+    assert reasons == [
+        "cold: no entry like it",
+        "the same source was built before in this run, with options '' there, '-DTWO=2' here",
+    ]

@@ -1,0 +1,109 @@
+"""The processes that a run starts, looked at from outside while it runs: what they are, and which caches they use.
+
+A Python that is started with ``-I`` or a cleared environment, and what is no Python at all, escape the observer. On
+Linux the system tells of them all the same; elsewhere nothing is seen, and nothing is claimed.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+_PROC: Final = Path("/proc")
+#: Who uses a library of ours lives longer than this: importing it alone takes three times as long.
+_SECONDS_BETWEEN: Final = 0.05
+#: What a process has mapped or opened, by the cache it uses.
+_MAPPED: Final = {"pyopencl": b"/pyopencl/_cl.", "pocl": b"/libpocl"}
+_OPENED: Final = {"pytools": "/pdict-v5-"}
+
+
+@dataclass
+class Descendant:
+    """One process: its command, its parent's number, and the caches that it was seen to use."""
+
+    pid: int
+    parent: int
+    command: tuple[str, ...]
+    uses: set[str]
+
+    def __str__(self) -> str:
+        return " ".join(self.command)
+
+
+class Descendants:
+    """Those of this process: :meth:`look` notes what is there at the moment."""
+
+    def __init__(self, watched: Path, *, processes: Path = _PROC) -> None:
+        self._watched = watched
+        self._processes = processes
+        self._seen: dict[int, Descendant] = {}
+
+    def look(self) -> None:
+        """Note the processes that live now; one that is watched from inside is not looked into."""
+        waiting = [os.getpid()]
+        while waiting:
+            parent = waiting.pop()
+            for pid in self._children(parent):
+                waiting.append(pid)
+                with suppress(OSError):
+                    self._note(pid, parent)
+
+    def unwatched(self) -> tuple[Descendant, ...]:
+        """Return those that have used a cache, and told nothing themselves."""
+        return tuple(one for one in self._seen.values() if one.uses and not self._told_of(one))
+
+    def _children(self, parent: int) -> Iterator[int]:
+        tasks = self._processes / str(parent) / "task"
+        with suppress(OSError):
+            for task in os.listdir(tasks):
+                with suppress(OSError):
+                    yield from map(int, (tasks / task / "children").read_bytes().split())
+
+    def _note(self, pid: int, parent: int) -> None:
+        words = (self._processes / str(pid) / "cmdline").read_bytes().split(b"\0")[:-1]
+        command = tuple(os.fsdecode(word) for word in words)
+        seen = self._seen.get(pid)
+        if seen is None or seen.command != command:
+            seen = self._seen[pid] = Descendant(pid, parent, command, set())
+        if not self._told_of(seen):
+            seen.uses |= self._uses(pid)
+
+    def _told_of(self, one: Descendant) -> bool:
+        """Tell whether a process is watched; one that was forked off such a one is watched with it."""
+        if (self._watched / f"{one.pid}.events").exists():
+            return True
+        parent = self._seen.get(one.parent)
+        return parent is not None and parent.command == one.command and self._told_of(parent)
+
+    def _uses(self, pid: int) -> set[str]:
+        maps = (self._processes / str(pid) / "maps").read_bytes()
+        uses = {name for name, part in _MAPPED.items() if part in maps}
+        folder = self._processes / str(pid) / "fd"
+        for number in os.listdir(folder):
+            with suppress(OSError):
+                opened = os.readlink(folder / number)
+                uses |= {name for name, part in _OPENED.items() if part in opened}
+        return uses
+
+
+@contextmanager
+def looked_after(descendants: Descendants) -> Iterator[None]:
+    """Look again and again while the block runs."""
+    ended = threading.Event()
+
+    def look_on() -> None:
+        while not ended.wait(_SECONDS_BETWEEN):
+            descendants.look()
+
+    looking = threading.Thread(target=look_on, name="descendants", daemon=True)
+    looking.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        looking.join()
