@@ -9,13 +9,13 @@ from __future__ import annotations
 import os
 import re
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 
+from cachectl.layers.distributions import version_of
 from cachectl.layers.mounts import MOUNTS
 from cachectl.layers.stores.locks import PATIENCE
 
@@ -61,9 +61,9 @@ class Environment:
             home=_account_home(),
             platform=sys.platform,
             cwd=Path.cwd(),
-            temporary=Path(tempfile.gettempdir()),
+            temporary=_temporary_folder(),
             site=tuple(Path(entry) for entry in sys.path if entry.endswith(("site-packages", "dist-packages"))),
-            installed=_installed_version,
+            installed=version_of,
             superuser=hasattr(os, "geteuid") and os.geteuid() == 0,
         )
 
@@ -168,10 +168,11 @@ def _account_home() -> Path:
         return Path(os.environ.get("HOME") or "/")
 
 
-def _installed_version(distribution: str) -> str | None:
-    from importlib.metadata import PackageNotFoundError, version
+def _temporary_folder() -> Path:
+    if sys.platform == "win32":
+        import tempfile
 
-    try:
-        return version(distribution)
-    except PackageNotFoundError:
-        return None
+        return Path(tempfile.gettempdir())
+    # As tempfile does, which takes long to import.
+    named = (os.environ.get(variable) for variable in ("TMPDIR", "TEMP", "TMP"))
+    return Path(next((folder for folder in named if folder and os.path.isdir(folder)), "/tmp")).absolute()  # noqa: S108

@@ -6,7 +6,6 @@ Sources: ``src/db_path.cpp.in``, ``src/binary_cache.cpp``, ``src/expanduser.cpp`
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 import stat
@@ -35,6 +34,7 @@ from cachectl.layers.facts import (
 )
 from cachectl.layers.formats.miopen_names import VERSION_FOLDER, DatabaseName, newest, parse_name, version_numbers
 from cachectl.layers.layer import Layer
+from cachectl.layers.listings import names_in
 from cachectl.layers.stores.rows import without_companion
 from cachectl.layers.switches import misread, off
 
@@ -179,12 +179,11 @@ def system_roots(environment: Environment, *, tilde: bool) -> tuple[Root, ...]:
 def libraries(environment: Environment) -> tuple[Path, ...]:
     """Find every libMIOpen a program could load, each once, links resolved."""
     found = (
-        os.path.realpath(file)
-        for folder in _library_folders(environment)
-        for pattern in ("libMIOpen.so*", "MIOpen.dll")
-        for file in sorted(folder.glob(pattern))
+        os.path.realpath(os.path.join(folder, name))
+        for folder in dict.fromkeys(map(os.fspath, _library_folders(environment)))
+        for name in names_in(folder, "libMIOpen.so", "MIOpen.dll")
     )
-    return tuple(dict.fromkeys(Path(path) for path in found))
+    return tuple(Path(path) for path in dict.fromkeys(found))
 
 
 def several_installed(environment: Environment) -> bool:
@@ -195,12 +194,12 @@ def several_installed(environment: Environment) -> bool:
 def _prefixes(environment: Environment) -> Iterator[Path]:
     for site in environment.site:
         yield site / "torch"
-        yield from sorted(site.glob("_rocm_sdk_*"))
+        yield from (site / name for name in names_in(os.fspath(site), "_rocm_sdk_"))
     rocm = environment.get("ROCM_PATH")
     if rocm:
         yield environment.absolute(rocm)
     yield Path("/opt/rocm")
-    yield from sorted(Path("/opt").glob("rocm-*"))
+    yield from (Path("/opt", name) for name in names_in("/opt", "rocm-"))
 
 
 def _library_folders(environment: Environment) -> Iterator[Path]:
@@ -208,10 +207,11 @@ def _library_folders(environment: Environment) -> Iterator[Path]:
         if named:
             yield environment.absolute(named)
     yield from (prefix / "lib" for prefix in _prefixes(environment))
-    for file in sorted(_LINKER_FOLDERS.glob("*.conf")):
-        with suppress(OSError):
-            lines = file.read_text(errors="replace").splitlines()
-            yield from [Path(line.strip()) for line in lines if line.startswith("/")]
+    for name in names_in(os.fspath(_LINKER_FOLDERS)):
+        if name.endswith(".conf"):
+            with suppress(OSError):
+                lines = (_LINKER_FOLDERS / name).read_text(errors="replace").splitlines()
+                yield from [Path(line.strip()) for line in lines if line.startswith("/")]
     yield from map(Path, _LIBRARY_FOLDERS)
 
 
@@ -233,6 +233,8 @@ def lock_files(environment: Environment, path: Path) -> tuple[Path, ...]:
     named = environment.get("MIOPEN_USER_DB_PATH")
     if named and expand(environment, named) == path.parent:
         spellings.add(named.rstrip("/"))
+    import hashlib
+
     temporary = temporary_folder(environment) / "miopen-lockfiles"
     digests = (hashlib.md5(os.fsencode(spelling), usedforsecurity=False).hexdigest() for spelling in spellings)
     beside = path.parent / "miopen-lockfiles" / f"{path.name}.lock"

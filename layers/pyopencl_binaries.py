@@ -5,7 +5,6 @@ Sources: ``pyopencl/cache.py`` (layout, lock, header check), ``pyopencl/__init__
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 import shlex
@@ -363,6 +362,8 @@ def _dependencies(info: bytes) -> Iterator[tuple[str, float, str]]:
 
 def _changed_header(info: bytes) -> str | None:
     """Say which header has changed, judging as ``check_dependencies`` does: by time, then by md5 of the text."""
+    import hashlib
+
     for path, changed, digest in _dependencies(info):
         try:
             if os.stat(path).st_mtime == changed:

@@ -5,16 +5,15 @@ A class is imported when its layer is first made, so that a table costs nothing.
 
 from __future__ import annotations
 
-import os
 import re
 import sys
 from collections.abc import Iterator
 from contextlib import redirect_stdout
 from dataclasses import dataclass
-from functools import lru_cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Final
 
+from cachectl.layers.distributions import entry_points
 from cachectl.layers.environment import Environment
 from cachectl.layers.facts import Scope
 from cachectl.layers.layer import Layer
@@ -61,25 +60,8 @@ def built_in(environment: Environment) -> Iterator[Layer]:
 
 def plugged_in(environment: Environment) -> Iterator[Layer | Broken]:
     """Make every layer that an installed distribution offers; one that fails is named, not fatal."""
-    for point in _points(tuple((folder, _changed(folder)) for folder in sys.path)):
+    for point in entry_points(GROUP):
         yield _plugged(point, environment)
-
-
-def _changed(folder: str) -> int | None:
-    """Return when something was installed into a folder, or taken out of it."""
-    try:
-        return os.stat(folder or ".").st_mtime_ns
-    except OSError:
-        return None
-
-
-@lru_cache(maxsize=1)
-def _points(folders: tuple[tuple[str, int | None], ...]) -> tuple[EntryPoint, ...]:
-    """Look for entry points, once for what is installed: that takes milliseconds."""
-    from importlib.metadata import entry_points
-
-    del folders
-    return tuple(entry_points(group=GROUP))
 
 
 def _plugged(point: EntryPoint, environment: Environment) -> Layer | Broken:

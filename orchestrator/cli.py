@@ -10,9 +10,9 @@ import io
 import os
 import sys
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Final, NoReturn
+from typing import TYPE_CHECKING, Final
 
-from cachectl import __version__
+from cachectl.grammar import build_parser
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
 Handler = Callable[[argparse.Namespace], int]
 
-#: A day: who waits longer for a lock has forgotten.
-_LONGEST: Final = 86400.0
 #: Verbs that run a command.
 _COMMANDS: Final = (["run"], ["trace"], ["bench"])
 
@@ -35,13 +33,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     _open_streams()
     ours, command = _split(list(sys.argv[1:] if arguments is None else arguments))
     try:
-        options = build_parser().parse_args(ours)
+        options = build_parser(ours).parse_args(ours)
     except SystemExit:
         _drop_output()
         raise
     options.command = command
-    handler: Handler = options.handler
-    return _guarded(handler, options)
+    return _guarded(_HANDLERS[options.verb], options)
 
 
 def _open_streams() -> None:
@@ -126,242 +123,6 @@ def _drop_output() -> None:
         sys.stdout.flush()
     except OSError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
-# ---------------------------------------------------------------------- grammar
-
-
-class _Parser(argparse.ArgumentParser):
-    """A parser that says what is wrong in one line."""
-
-    def error(self, message: str) -> NoReturn:
-        """Say it, and end the program."""
-        from cachectl import render
-
-        render.warn(f"{message}; try {self.prog} --help", self.prog)
-        raise SystemExit(2)
-
-
-def build_parser() -> argparse.ArgumentParser:
-    """Describe the whole grammar; the reference in the documentation is made from this."""
-    parser = _Parser(
-        prog="cachectl",
-        allow_abbrev=False,
-        description="See, clear, switch and prove every kernel cache of the OpenCL stack.",
-        epilog="LAYER is one of those that 'cachectl layers' lists; none means all.",
-    )
-    parser.add_argument("--version", action="version", version=f"cachectl {__version__}")
-    verbs = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-
-    report = _verb(verbs, "report", _report, "locations, state, entries, bytes, stale, problems")
-    _layers_argument(report)
-    _json_option(report)
-
-    listing = _verb(verbs, "ls", _ls, "entries, one a line")
-    _layers_argument(listing)
-    _selection_options(listing)
-    listing.add_argument("--sort", choices=("size", "age", "used"), help="largest, oldest, or longest unused first")
-    listing.add_argument("--limit", type=int, metavar="N", help="show no more than N entries")
-    form = listing.add_mutually_exclusive_group()
-    form.add_argument("-q", "--quiet", action="store_true", help="print nothing but keys")
-    _json_option(form)
-    listing.epilog = "The table shortens keys to fit; -q and --json give them in full."
-
-    get = _verb(verbs, "get", _get, "write one entry to a file")
-    _entry_arguments(get)
-    get.add_argument("-o", "--output", metavar="FILE", help="the file to write (default: standard output)")
-
-    put = _verb(verbs, "put", _put, "place an entry that get wrote, so that the library hits it")
-    _entry_arguments(put)
-    put.add_argument("file", metavar="FILE", help="a file that get wrote, or - for standard input")
-    put.add_argument("--replace", action="store_true", help="replace a different entry of that key")
-    _changing_options(put)
-
-    purge = _verb(verbs, "purge", _purge, "remove entries; --all is every user layer but tuning results")
-    _layers_argument(purge)
-    purge.add_argument("--all", action="store_true", help="every user layer that is not precious")
-    _selection_options(purge)
-    purge.add_argument("-n", "--dry-run", action="store_true", help="show what would go, and touch nothing")
-    _changing_options(purge)
-    _json_option(purge)
-
-    _prune_verb(verbs)
-
-    verify = _verb(verbs, "verify", _verify, "look for damage, entry by entry")
-    _layers_argument(verify)
-    verify.add_argument(
-        "--quarantine", action="store_true", help="move what is damaged aside; cachectl restore brings it back"
-    )
-    _changing_options(verify)
-    _json_option(verify)
-
-    _restore_verb(verbs)
-
-    doctor = _verb(verbs, "doctor", _doctor, "what is wrong with this set-up, and the command that mends it")
-    _layers_argument(doctor)
-    _json_option(doctor)
-
-    _run_verb(verbs)
-    _env_verb(verbs)
-    _trace_verb(verbs)
-    _bench_verb(verbs)
-
-    layers = _verb(verbs, "layers", _layers, "adapters, what each can do here, and why not")
-    _layers_argument(layers)
-    _json_option(layers)
-
-    demo = _verb(verbs, "demo", _demo, "the whole story on PoCL, in a scratch root")
-    demo.add_argument(
-        "--kernels", type=_positive, default=8, metavar="N", help="how many kernels to compile (default: 8)"
-    )
-    return parser
-
-
-def _prune_verb(verbs: argparse._SubParsersAction[_Parser]) -> None:
-    prune = _verb(verbs, "prune", _prune, "remove what is dead or old, then the longest unused until the rest fits")
-    _layers_argument(prune)
-    prune.add_argument(
-        "--stale", action="store_true", help="what no program of this Python and its packages can hit, and orphans"
-    )
-    prune.add_argument("--older-than", metavar="AGE", help="what was not changed or used for 30d, 12h, 2w")
-    prune.add_argument("--max-size", metavar="SIZE", help="until the layers together hold no more than 500M, 2GiB")
-    prune.add_argument("--max-files", type=_positive, metavar="N", help="until they hold no more than N files")
-    prune.add_argument("-n", "--dry-run", action="store_true", help="show what would go, and touch nothing")
-    _changing_options(prune)
-    _json_option(prune)
-
-
-def _restore_verb(verbs: argparse._SubParsersAction[_Parser]) -> None:
-    restore = _verb(verbs, "restore", _restore, "list what verify --quarantine moved aside, or bring it back")
-    restore.add_argument("names", nargs="*", metavar="NAME", help="what to bring back (default: list all there is)")
-    restore.add_argument("--all", action="store_true", help="bring everything back")
-    restore.add_argument("--replace", action="store_true", help="also where another entry has taken its place")
-    _changing_options(restore)
-    _json_option(restore)
-
-
-def _run_verb(verbs: argparse._SubParsersAction[_Parser]) -> None:
-    run = _verb(verbs, "run", _run, "run a command with caches off, or on in empty roots")
-    how = run.add_mutually_exclusive_group()
-    how.add_argument("--no-cache", action="store_true", help="every layer off")
-    how.add_argument(
-        "--isolated",
-        nargs="?",
-        const="",
-        metavar="DIR",
-        help="every layer on, in an empty root or in DIR, which is kept",
-    )
-    _layer_option(run)
-    run.add_argument(
-        "--prove",
-        action="store_true",
-        help="attest that no real root was read or written; alone, of the command as it is",
-    )
-    run.usage = "cachectl run (--no-cache | --isolated[=DIR] | --prove) [--layer LAYER]... [--prove] -- COMMAND..."
-
-
-def _env_verb(verbs: argparse._SubParsersAction[_Parser]) -> None:
-    from cachectl.shells import SHELLS
-
-    env = _verb(verbs, "env", _env, "variables as shell commands, for eval")
-    what = env.add_mutually_exclusive_group(required=True)
-    what.add_argument("--disable", action="store_true", help="switch layers off")
-    what.add_argument("--enable", action="store_true", help="switch layers on")
-    what.add_argument(
-        "--root", metavar="DIR", help="keep every layer under one folder (moves XDG_CACHE_HOME, for every program)"
-    )
-    _layer_option(env)
-    env.add_argument("--shell", choices=SHELLS, help="whose commands to print (default: the login shell's)")
-
-
-def _trace_verb(verbs: argparse._SubParsersAction[_Parser]) -> None:
-    trace = _verb(verbs, "trace", _trace, "hits, misses and stores of every layer in a run of a command")
-    trace.add_argument("--kernels", action="store_true", help="also list each build: layer that served it, time")
-    trace.add_argument("--explain", action="store_true", help="also say of every miss why")
-    trace.add_argument("--json", metavar="FILE", help="write JSON to a file, - for standard output")
-    trace.usage = "cachectl trace [--kernels] [--explain] [--json FILE] -- COMMAND..."
-
-
-def _bench_verb(verbs: argparse._SubParsersAction[_Parser]) -> None:
-    bench = _verb(verbs, "bench", _bench, "what each cache is worth to a command: all cold, all warm, each off in turn")
-    bench.add_argument(
-        "-n", "--rounds", type=_positive, default=3, metavar="N", help="how often each setting is run (default: 3)"
-    )
-    bench.add_argument("--json", metavar="FILE", help="write JSON to a file, - for standard output instead of tables")
-    bench.add_argument("--plot", metavar="FILE", help="draw it, as PNG or SVG by the ending (needs matplotlib)")
-    bench.usage = "cachectl bench [-n N] [--json FILE] [--plot FILE] -- COMMAND..."
-
-
-def _positive(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        message = f"{text} is less than one"
-        raise argparse.ArgumentTypeError(message)
-    return number
-
-
-_positive.__name__ = "number"
-
-
-def _verb(
-    verbs: argparse._SubParsersAction[_Parser], name: str, handler: Handler, summary: str
-) -> argparse.ArgumentParser:
-    parser = verbs.add_parser(
-        name, help=summary, description=summary[0].upper() + summary[1:] + ".", allow_abbrev=False
-    )
-    parser.set_defaults(handler=handler, parser=parser)
-    return parser
-
-
-def _layers_argument(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("layers", nargs="*", metavar="LAYER", help="a layer that cachectl layers lists (default: all)")
-
-
-def _entry_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("layer", metavar="LAYER", help="the layer that keeps the entry")
-    parser.add_argument("key", metavar="KEY", help="the entry's key, as cachectl ls -q prints it")
-
-
-def _layer_option(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--layer", action="append", default=[], dest="layers", metavar="LAYER", help="only this one; may be repeated"
-    )
-
-
-def _json_option(parser: argparse._ActionsContainer) -> None:
-    parser.add_argument("--json", action="store_true", help="print JSON: bytes and epoch seconds as numbers")
-
-
-def _changing_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--wait", type=_seconds, metavar="SECONDS", help="how long to wait for a lock somebody else holds (default: 5)"
-    )
-    parser.add_argument(
-        "--over-others", action="store_true", help="as the superuser, change what belongs to another user too"
-    )
-
-
-def _seconds(text: str) -> float:
-    number = float(text)
-    if not 0 <= number <= _LONGEST:
-        message = f"{text} is not between 0 and {_LONGEST:.0f}"
-        raise argparse.ArgumentTypeError(message)
-    return number
-
-
-_seconds.__name__ = "seconds"
-
-
-def _selection_options(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("selection")
-    group.add_argument("--kernel", metavar="GLOB", help="entries of kernels whose name matches")
-    group.add_argument("--older-than", metavar="AGE", help="not changed or used for 30d, 12h, 2w")
-    group.add_argument("--newer-than", metavar="AGE", help="changed or used within AGE")
-    group.add_argument("--larger-than", metavar="SIZE", help="larger than 500M, 2GiB")
-    group.add_argument(
-        "--stale", action="store_true", help="entries that no program of this Python and its packages can hit"
-    )
-    group.add_argument("--key", metavar="KEY", help="the entry of this key")
 
 
 def _selection(options: argparse.Namespace, now: float) -> Selection:
@@ -776,3 +537,22 @@ def _demo(options: argparse.Namespace) -> int:
     from cachectl.demo import demo
 
     return demo(options.kernels)
+
+
+_HANDLERS: Final[dict[str, Handler]] = {
+    "report": _report,
+    "ls": _ls,
+    "get": _get,
+    "put": _put,
+    "purge": _purge,
+    "prune": _prune,
+    "verify": _verify,
+    "restore": _restore,
+    "doctor": _doctor,
+    "run": _run,
+    "env": _env,
+    "trace": _trace,
+    "bench": _bench,
+    "layers": _layers,
+    "demo": _demo,
+}

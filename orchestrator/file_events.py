@@ -14,7 +14,7 @@ import struct
 import sys
 import threading
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -30,6 +30,8 @@ _HEADER: Final = struct.Struct("iIII")
 #: What an event means in words; opening and reading a folder only lists it, and is left out.
 OPENED: Final = "was opened"
 READ: Final = "was read"
+VANISHED: Final = "vanished"
+MOVED: Final = "was moved"
 _WORDS: Final = {
     _OPEN: OPENED,
     _ACCESS: READ,
@@ -37,14 +39,15 @@ _WORDS: Final = {
     _ATTRIBUTES: "was touched",
     _CREATE: "appeared",
     _MOVED_TO: "appeared",
-    _DELETE: "vanished",
-    _MOVED_FROM: "vanished",
-    _DELETE_SELF: "vanished",
-    _MOVE_SELF: "was moved",
+    _DELETE: VANISHED,
+    _MOVED_FROM: VANISHED,
+    _DELETE_SELF: VANISHED,
+    _MOVE_SELF: MOVED,
     _UNMOUNTED: "was unmounted",
 }
 _EVERYTHING: Final = sum(_WORDS) - _UNMOUNTED
-_COMING_AND_GOING: Final = _CREATE | _MOVED_TO | _DELETE | _MOVED_FROM
+_COMING: Final = _CREATE | _MOVED_TO
+_COMING_AND_GOING: Final = _COMING | _DELETE | _MOVED_FROM
 #: So many different events are kept; who does more has long been found out.
 _ENOUGH: Final = 100_000
 _REASONS: Final = {
@@ -62,6 +65,15 @@ def _either(one: Callable[[str], bool] | None, other: Callable[[str], bool]) -> 
 
 def _everything(_: str) -> bool:
     return True
+
+
+def _reason(code: int) -> str:
+    return _REASONS.get(code, os.strerror(code))
+
+
+def nearest(path: Path) -> Path:
+    """Return the nearest folder above a path that is there."""
+    return next((folder for folder in path.parents if os.path.isdir(folder)), Path(path.anchor))
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +95,8 @@ class FileEvents:
         #: Whether the kernel dropped events because they came too fast.
         self.lost = False
         self._paths: dict[int, dict[Path, Wanted]] = {}
+        self._expected: list[Path] = []
+        self._awaited: set[tuple[int, str]] = set()
         self._seen: dict[tuple[int, int, bytes], None] = {}
         self._notify = -1
         self._thread: threading.Thread | None = None
@@ -92,7 +106,10 @@ class FileEvents:
         except AttributeError:
             self.why_not = "the C library has no inotify"
         except OSError as error:
-            self.why_not = _REASONS.get(error.errno or 0, error.strerror or str(error))
+            self.why_not = error.strerror or str(error)
+        except RuntimeError as error:
+            # There can be no thread.
+            self.why_not = str(error)
 
     def _open(self) -> None:
         if not sys.platform.startswith("linux"):
@@ -101,10 +118,17 @@ class FileEvents:
         self._add = library.inotify_add_watch
         self._notify = library.inotify_init1(os.O_CLOEXEC | os.O_NONBLOCK)
         if self._notify < 0:
-            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-        self._ending, self._end = os.pipe()
-        self._thread = threading.Thread(target=self._drain, name="cachectl-file-events", daemon=True)
-        self._thread.start()
+            raise OSError(ctypes.get_errno(), _reason(ctypes.get_errno()))
+        with ExitStack() as opened:
+            opened.callback(os.close, self._notify)
+            self._ending, self._end = os.pipe()
+            opened.callback(os.close, self._ending)
+            opened.callback(os.close, self._end)
+            thread = threading.Thread(target=self._drain, name="cachectl-file-events", daemon=True)
+            thread.start()
+            self._thread = thread
+            # They are closed by the end of the watch instead.
+            opened.pop_all()
 
     def watch(self, path: Path, wanted: Wanted | None = None) -> str | None:
         """Watch a folder's files, or one file; return why that is not possible, or ``None``.
@@ -114,15 +138,49 @@ class FileEvents:
         """
         if self._add is None or self.why_not is not None:
             return self.why_not
-        mask = _MASK_ADD | (_EVERYTHING if wanted is None else _COMING_AND_GOING)
-        number = self._add(self._notify, os.fsencode(path), mask)
+        number = self._add(self._notify, os.fsencode(path), _MASK_ADD | (_COMING_AND_GOING if wanted else _EVERYTHING))
         if number < 0:
-            code = ctypes.get_errno()
-            return _REASONS.get(code, os.strerror(code))
+            return _reason(ctypes.get_errno())
+        self._want(number, path, wanted or _everything)
+        return None
+
+    def expect(self, path: Path) -> str | None:
+        """Watch for a folder that is not there; return why that is not possible, or ``None``.
+
+        Its coming is told, and that of each folder on the way to it. One that comes is watched from then on.
+        """
+        self._expected.append(path)
+        return self._approach(path)
+
+    def _approach(self, path: Path) -> str | None:
+        if self._add is None or self.why_not is not None:
+            return self.why_not
+        # Each turn ends a folder nearer, or has found one gone.
+        for _ in path.parts:
+            folder = nearest(path)
+            step = path.relative_to(folder).parts[0]
+            mask = _MASK_ADD | _COMING_AND_GOING | _DELETE_SELF | _MOVE_SELF
+            number = self._add(self._notify, os.fsencode(folder), mask)
+            if number < 0:
+                why = _reason(ctypes.get_errno())
+                if os.path.isdir(folder):
+                    return why
+                continue
+            if (number, step) not in self._awaited:
+                self._awaited.add((number, step))
+                self._want(number, folder, lambda name, step=step: name in ("", step))  # type: ignore[misc]
+            if not os.path.isdir(folder / step):
+                return None
+            if folder / step == path:
+                # It was faster than the watch.
+                self._seen[number, _CREATE, os.fsencode(step)] = None
+                return None
+        return None
+
+    def _want(self, number: int, path: Path, wanted: Wanted) -> None:
         watches = self._paths.setdefault(number, {})
         # Several roots may be awaited in one folder.
-        watches[path] = _either(watches.get(path), wanted or _everything)
-        return None
+        watches[path] = _either(watches.get(path), wanted)
 
     def stop(self) -> tuple[Event, ...]:
         """Stop watching, and return what happened, each thing once, in order."""
@@ -164,10 +222,19 @@ class FileEvents:
             if mask & _OVERFLOW or len(self._seen) >= _ENOUGH:
                 self.lost = True
                 continue
+            if mask & _COMING:
+                self._follow(number, os.fsdecode(name))
             ignored = _OPEN | _ACCESS | _ATTRIBUTES if mask & _FOLDER else 0
             for bit in _WORDS:
                 if mask & bit & ~ignored:
                     self._seen[number, bit, name] = None
+
+    def _follow(self, number: int, name: str) -> None:
+        """Watch what has come on the way to something expected."""
+        come = [folder / name for folder in list(self._paths.get(number, {}))]
+        for path in self._expected:
+            if any(folder in path.parents for folder in come):
+                self._approach(path)
 
     def _is_wanted(self, number: int, name: bytes) -> bool:
         # What has a watch has its path a moment later: until then it is kept.

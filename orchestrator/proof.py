@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final
 
 from cachectl.access_times import prime, read_since, why_not_kept
 from cachectl.contained import FAILURES
-from cachectl.file_events import OPENED, READ, Event, FileEvents
+from cachectl.file_events import MOVED, OPENED, READ, VANISHED, Event, FileEvents, nearest
 from cachectl.layers.errors import reason_of
 from cachectl.layers.mounts import network_file_system
 from cachectl.layers.stores.plain import STAGE
@@ -119,6 +119,9 @@ class Watch:
         self._events = FileEvents() if events is None else events
         for place in self._places:
             place.begin(self._events, access_times=access_times)
+        for place in self._places:
+            # By now nothing of ours comes or goes any more.
+            place.settle()
 
     def end(self) -> Proof:
         """Stop watching, look at every root again, and say what is known."""
@@ -212,6 +215,9 @@ class _Place:
         self._primed: dict[str, int] = {}
         self._files: dict[str, str] = {}
         self._watched = False
+        #: Why nothing tells that the place comes, where it is not there; then the folder above it does, by its times.
+        self._blind: str | None = None
+        self._above: tuple[Path, tuple[int, ...]] | None = None
 
     # ------------------------------------------------------------------ whose is what
 
@@ -247,8 +253,8 @@ class _Place:
     def begin(self, events: FileEvents, *, access_times: bool) -> None:
         """Note what is there, and see to it that reading it will show."""
         if not os.path.isdir(self.path):
-            # Its coming and going at once is seen where the folder above it is there.
-            events.watch(self.path.parent, lambda name: name == self.path.name)
+            self._blind = events.expect(self.path)
+            self._watched = self._blind is None
             self.before = self._look().marks
             return
         look = self._look()
@@ -261,6 +267,12 @@ class _Place:
             self.means = self._of_this_machine()
         else:
             self._fall_back(f"no file events ({why})", look, access_times=access_times)
+
+    def settle(self) -> None:
+        """Note the folder in which the place would come, where no event tells of that."""
+        if self._blind is not None:
+            above = nearest(self.path)
+            self._above = (above, _times(above))
 
     def _watch(self, events: FileEvents, relative: str) -> str | None:
         top = not relative and self._everybodys
@@ -291,10 +303,12 @@ class _Place:
 
     # ------------------------------------------------------------------ after
 
-    def end(self, events: Iterable[Event], *, lost: bool) -> list[tuple[frozenset[str], Touch]]:
+    def end(self, events: tuple[Event, ...], *, lost: bool) -> list[tuple[frozenset[str], Touch]]:
         """Say what has happened, and to which layers; ``lost`` tells that some events were."""
         if lost and self._watched:
             self._unknown.append(("", _LOST))
+        if not self.before:
+            self._unknown += [("", why) for why in dict.fromkeys(self._passed(events))]
         words: dict[str, dict[str, None]] = {}
         for relative, word in (*self._changes(), *self._told(events), *self._read()):
             words.setdefault(relative, {})[word] = None
@@ -326,6 +340,14 @@ class _Place:
             own_making = event.what in _READING and relative not in self.before
             if (self._watched or not self.before) and not own_making:
                 yield relative, event.what
+
+    def _passed(self, events: Iterable[Event]) -> Iterator[str]:
+        """Say where the place may have come and gone unseen."""
+        for event in events:
+            if event.what in (VANISHED, MOVED) and event.path in self.path.parents:
+                yield f"{event.path} {event.what}, and what was in it meanwhile is not known"
+        if self._above is not None and _times(self._above[0]) != self._above[1]:
+            yield f"{self._above[0]} was changed, and what came and went in it is not known: {self._blind}"
 
     def _read(self) -> Iterator[tuple[str, str]]:
         return ((self._files[path], READ) for path in read_since(self._primed))
@@ -363,6 +385,15 @@ def _claims(layer: Layer, root: Root, parts: tuple[str, ...]) -> bool | None:
 
 def _says_nothing(layer: Layer, root: Root) -> bool:
     return _claims(layer, root, ("?",)) is None
+
+
+def _times(folder: Path) -> tuple[int, ...]:
+    """Return what changes of a folder when something in it comes or goes."""
+    try:
+        status = folder.lstat()
+    except OSError:
+        return ()
+    return status.st_ino, status.st_mtime_ns, status.st_ctime_ns
 
 
 def _worded(words: Iterable[str]) -> tuple[str, ...]:

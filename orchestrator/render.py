@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import sys
-import textwrap
-import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
@@ -102,7 +99,11 @@ def _ellipsis() -> str:
 
 def _width() -> int:
     """Return how wide a line may be: as the terminal, and 80 columns elsewhere."""
-    return shutil.get_terminal_size().columns if sys.stdout.isatty() else _NARROW
+    if not sys.stdout.isatty():
+        return _NARROW
+    import shutil
+
+    return shutil.get_terminal_size().columns
 
 
 # ---------------------------------------------------------------------- printing
@@ -221,6 +222,8 @@ def working(what: str) -> Iterator[None]:
     if not sys.stderr.isatty():
         yield
         return
+    import threading
+
     finished = threading.Event()
 
     def spin() -> None:
@@ -662,6 +665,8 @@ def layers_json(layers: Iterable[Layer], broken: Iterable[Broken]) -> dict[str, 
 
 def show_layers(layers: Sequence[Layer], broken: Iterable[Broken]) -> None:
     """Print which layer can do what, and below why not."""
+    import textwrap
+
     headings = ("layer", *(ability.value for ability in Ability))
     rows = tuple(
         (layer.name, *("no" if reason else "yes" for reason in layer.abilities().values())) for layer in layers
@@ -715,8 +720,7 @@ def show_trace(trace: Trace, *, kernels: bool = False, explain: bool = False) ->
         _tell([f"not counted, for it could not be watched: {one.command} (it used {', '.join(one.layers)})"])
     if kernels:
         built = tuple(
-            (f"{kernel.seconds:.3f}", _server(kernel), " ".join(kernel.kernels) or _DASH)
-            for kernel in trace.kernels
+            (f"{kernel.seconds:.3f}", _server(kernel), " ".join(kernel.kernels) or _DASH) for kernel in trace.kernels
         )
         _tell(["", *plain_table(Table(("seconds", "served by", "kernels"), built, frozenset({0})), _NARROW)])
     if explain:
@@ -784,6 +788,8 @@ def show_bench(bench: Bench) -> None:
         show_lines(["the command fills no cache"])
     unused = ", ".join(one.layer for one in bench.unused)
     if unused:
+        import textwrap
+
         show_lines(["", *textwrap.wrap(f"not used: {unused}", _width())])
 
 

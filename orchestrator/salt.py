@@ -16,8 +16,9 @@ import sys
 import threading
 import uuid
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import wraps
 from pathlib import Path
@@ -40,9 +41,12 @@ _SLACK: Final = 3600.0
 class _Built:
     """What one salted build made: its program while somebody may hold it, and what its failure left traces of."""
 
+    #: A reference of our own, by the driver's count: who else holds the program is seen without asking Python.
     program: Any = None
     traces: frozenset[str] = frozenset()
     done: bool = False
+    #: Whether the driver has the binary to itself, which it may else put together from what is to be removed.
+    whole: bool = False
     #: Keys of entries that have been removed, but that a launch of the program may bring back.
     keys: set[str] = field(default_factory=set)
 
@@ -77,11 +81,15 @@ class Salting:
                     self._layers.setdefault((layer.name, root.path), layer)
             self._blocks.append(refresh)
 
-    def leave(self, *, refresh: bool) -> None:
-        """End a block, and remove what its builds have stored as far as nothing uses it any more."""
+    def leave(self, error: BaseException | None, *, refresh: bool) -> None:
+        """End a block, and remove what its builds have stored as far as nothing uses it any more.
+
+        Warns last, of what could not be removed: where warnings are errors, all is done by then. An ``error`` that
+        ends the block is not masked by that.
+        """
         with self._lock:
             self._blocks.remove(refresh)
-        self.sweep()
+        _warn(self.sweep()[1], error)
 
     def _arm(self) -> None:
         if self._armed:
@@ -102,9 +110,13 @@ class Salting:
         self._layers, self._blocks, self._since = layers, list(blocks), since
 
     def _end(self) -> None:
-        if busy := self.sweep():
+        busy, notes = self.sweep(ends=True)
+        if busy:
             line = f"what salted builds have stored stays, for commands of {busy} are not done; purge it once they are"
-            warnings.warn(line, RuntimeWarning, stacklevel=2)
+            notes.append(line)
+        # No driver is to be met again while the interpreter is taken apart.
+        self._built.clear()
+        _warn(notes)
 
     # ------------------------------------------------------------------ builds
 
@@ -126,13 +138,18 @@ class Salting:
             self._built[salt] = built
         try:
             yield salt, built
-        except Exception as error:
+        except BaseException as error:
             built.traces = self._traces(str(error))
+            # Of what has failed there is no binary.
+            built.whole = True
+            self._build_ended(built, error)
             raise
-        finally:
-            built.done = True
-            if not self._blocks:
-                self.sweep()
+        self._build_ended(built)
+
+    def _build_ended(self, built: _Built, error: BaseException | None = None) -> None:
+        built.done = True
+        if not self._blocks:
+            _warn(self.sweep()[1], error)
 
     def _traces(self, message: str) -> frozenset[str]:
         patterns = {layer.failure_mark for layer in self._layers.values() if layer.failure_mark is not None}
@@ -148,12 +165,14 @@ class Salting:
             source = _source_of(program)
             if source is None or self._left_to_pyopencl(program):
                 return build(program, options, *rest, **named)
+            made = program._prg  # noqa: SLF001 - what the driver counts references to
             with self._build() as (salt, built):
                 try:
                     with _source_replaced(program, source, salt):
                         return build(program, _with_macro(options, salt), *rest, **named)
                 finally:
-                    built.program = program._prg  # noqa: SLF001 - what the driver counts references to
+                    if program._prg is not made:  # noqa: SLF001 - as above
+                        built.program = _held(program)
 
         vars(build_salted)["salts"] = True
         return build_salted
@@ -171,7 +190,7 @@ class Salting:
             grain = pyopencl.Program(context, "\n").compile()
             with self._build() as (_, built):
                 linked: Any = link(context, [*programs, grain], *rest, **named)
-                built.program = linked._prg  # noqa: SLF001 - as above
+                built.program = _held(linked)
                 return linked
 
         vars(link_salted)["salts"] = True
@@ -188,58 +207,69 @@ class Salting:
 
     # ------------------------------------------------------------------ removing
 
-    def sweep(self) -> int:
+    def sweep(self, *, ends: bool = False) -> tuple[int, list[str]]:
         """Remove what salted builds have stored, except where a kernel of theirs may just be compiling.
 
-        Returns of how many builds something may be left.
+        Returns of how many builds something may be left, and what could not be removed and why. Unless the process
+        ``ends``, programs that are still held stay whole.
         """
         with self._lock:
             if not self._built and not self._forked:
-                return 0
-            idle = self._idle()
-            busy = len(self._built) - len(idle)
-            if not all(tuple(self._sweep(layer, path, idle) for (_, path), layer in self._layers.items())):
-                # The reason has been told.
-                return busy
-            for salt in idle:
-                if _is_forgotten(self._built[salt]):
-                    del self._built[salt]
-            if not self._built and not self._blocks and not self._forked:
-                self._layers.clear()
-            return busy
+                return 0, []
+            crowd = _crowd() if any(_count(built.program) > 1 for built in self._built.values()) else _Crowd()
+            idle = self._idle(crowd)
+            if not ends:
+                self._make_whole(idle, crowd)
+            notes = [
+                note for (_, path), layer in tuple(self._layers.items()) for note in self._sweep(layer, path, idle)
+            ]
+            if not notes:
+                self._forget(idle)
+            return len(self._built.keys() - idle), notes
 
-    def _idle(self) -> set[str]:
+    def _forget(self, idle: set[str]) -> None:
+        for salt in idle:
+            if _count(self._built[salt].program) <= 1:
+                # Nothing can launch a kernel of it any more.
+                del self._built[salt]
+        if not self._built and not self._blocks and not self._forked:
+            self._layers.clear()
+
+    def _make_whole(self, idle: set[str], crowd: _Crowd) -> None:
+        """Let drivers make the binaries of programs that may be asked for them, while they still can.
+
+        PoCL puts a binary together from the folder of the entry, once: made after the folder has gone, it lacks the
+        bitcode, and whatever process loads it crashes.
+        """
+        for built in map(self._built.__getitem__, idle):
+            # The record is one of those that hold it; a kernel does not ask.
+            if not built.whole and built.program is not None and crowd.programs[built.program.int_ptr] > 1:
+                built.whole = True
+                _ask_for_binaries(built.program)
+
+    def _idle(self, crowd: _Crowd) -> set[str]:
         """Name the builds of which nothing is running: done, and their program held by no launched command.
 
         A driver holds the kernel of a command until the command has ended, and a kernel holds its program.
         """
-        alive = {salt: built.program for salt, built in self._built.items() if _count(built.program) > 1}
-        idle = {salt for salt, built in self._built.items() if built.done} - alive.keys()
-        if not alive:
-            return idle
-        gc.collect()
-        kernels = _kernels()
-        if kernels is None:
-            return idle
         # Another thread could launch a kernel in a new shape at this very moment.
         alone = threading.active_count() == 1
-        for salt, program in alive.items():
-            mine = kernels.get(program.int_ptr, [])
-            resting = _count(program) == 1 + len(mine) and all(count == 1 for count in mine)
-            if self._built[salt].done and resting and (alone or not mine):
-                idle.add(salt)
-        return idle
+        return {
+            salt
+            for salt, built in self._built.items()
+            if built.done and (_count(built.program) <= 1 or crowd.rests(built.program, alone=alone))
+        }
 
-    def _sweep(self, layer: Layer, path: Path, idle: set[str]) -> bool:
+    def _sweep(self, layer: Layer, path: Path, idle: set[str]) -> Iterator[str]:
+        """Remove what is spent in one root, and yield what was left, and why."""
         try:
             things = tuple(self._spent(layer, path, idle))
             outcome = layer.clear(layer.plan_spent(things)) if things else None
         except (LayerError, OSError) as error:
-            _warn_of(layer, reason_of(error))
-            return False
+            yield f"{layer.name} keeps an entry of a salted build: {reason_of(error)}"
+            return
         for note in () if outcome is None else (*outcome.failed, *outcome.skipped):
-            _warn_of(layer, f"{note.key} {note.because}")
-        return outcome is None or not (outcome.failed or outcome.skipped)
+            yield f"{layer.name} keeps an entry of a salted build: {note.key} {note.because}"
 
     def _spent(self, layer: Layer, path: Path, idle: set[str]) -> Iterator[Removable]:
         """Yield what builds that are done with have left in one root, here or in a forked child that has ended."""
@@ -259,8 +289,30 @@ class Salting:
                     yield thing
 
 
-def _warn_of(layer: Layer, reason: str) -> None:
-    warnings.warn(f"{layer.name} keeps an entry of a salted build: {reason}", RuntimeWarning, stacklevel=5)
+def _warn(notes: Iterable[str], error: BaseException | None = None) -> None:
+    """Warn; where warnings are errors, none takes the place of an error that is on its way, but the error notes it."""
+    for note in notes:
+        try:
+            warnings.warn(note, RuntimeWarning, stacklevel=4)
+        except RuntimeWarning:  # noqa: PERF203 - only where warnings are errors
+            if error is None:
+                raise
+            if sys.version_info >= (3, 11):
+                error.add_note(note)
+
+
+def _held(program: Any) -> Any:  # noqa: ANN401 - a class of pyopencl
+    """Return a second reference to what a program has built, if anything."""
+    import pyopencl
+
+    return None if program._prg is None else pyopencl.Program.from_int_ptr(program._prg.int_ptr)  # noqa: SLF001
+
+
+def _ask_for_binaries(program: Any) -> None:  # noqa: ANN401 - as above
+    import pyopencl
+
+    with suppress(pyopencl.Error):
+        program.get_info(pyopencl.program_info.BINARIES)
 
 
 def _count(program: Any) -> int:  # noqa: ANN401 - a class of pyopencl
@@ -272,31 +324,53 @@ def _count(program: Any) -> int:  # noqa: ANN401 - a class of pyopencl
     return int(program.get_info(pyopencl.program_info.REFERENCE_COUNT))
 
 
-def _is_forgotten(built: _Built) -> bool:
-    """Tell whether nothing but the record holds a program, so that it can launch no kernel any more."""
-    program = built.program
-    # The record, the name here and the argument.
-    return program is None or (sys.getrefcount(program) <= 3 and _count(program) == 1)  # noqa: PLR2004
+@dataclass(frozen=True, slots=True)
+class _Crowd:
+    """Who in this process holds programs, by their addresses.
 
-
-def _kernels() -> dict[int, list[int]] | None:
-    """Map each program to the reference counts of its kernels in this process: 1 where only Python holds one.
-
-    ``None`` where another thread is just making one, of which nothing can be asked yet.
+    ``programs`` counts the objects that hold a reference to each; ``kernels`` lists the reference counts of its
+    kernels, 1 where only Python holds one. It is ``None`` where another thread is just making one, of which nothing
+    can be asked yet.
     """
+
+    programs: Counter[int] = field(default_factory=Counter)
+    kernels: dict[int, list[int]] | None = field(default_factory=dict)
+
+    def rests(self, program: Any, *, alone: bool) -> bool:  # noqa: ANN401 - a class of pyopencl
+        """Tell whether only what is known here holds a program, and nobody its kernels."""
+        if self.kernels is None:
+            return False
+        mine = self.kernels.get(program.int_ptr, [])
+        known = self.programs[program.int_ptr] + len(mine)
+        return _count(program) == known and all(count == 1 for count in mine) and (alone or not mine)
+
+
+def _crowd() -> _Crowd:
+    import pyopencl
+
+    gc.collect()
+    everything = gc.get_objects()
+    programs = [thing for thing in everything if issubclass(type(thing), pyopencl.Program)]
+    kernels = [thing for thing in everything if issubclass(type(thing), pyopencl.Kernel)]
+    del everything
+    # A copy of such an object holds no reference of its own.
+    distinct = {id(made): made for made in (vars(program).get("_prg") for program in programs) if made is not None}
+    return _Crowd(Counter(int(made.int_ptr) for made in distinct.values()), _counts_of(kernels))
+
+
+def _counts_of(kernels: Iterable[Any]) -> dict[int, list[int]] | None:
     import pyopencl
 
     found: dict[int, list[int]] = {}
-    for thing in gc.get_objects():
-        if type(thing) is pyopencl.Kernel:
-            try:
-                program = thing.get_info(pyopencl.kernel_info.PROGRAM)
-                count = int(thing.get_info(pyopencl.kernel_info.REFERENCE_COUNT))
-            except TypeError:
-                return None
-            found.setdefault(program.int_ptr, []).append(count)
-            # It holds the program too.
-            del program
+    for kernel in kernels:
+        try:
+            program = kernel.get_info(pyopencl.kernel_info.PROGRAM)
+            count = int(kernel.get_info(pyopencl.kernel_info.REFERENCE_COUNT))
+        except TypeError:
+            return None
+        found.setdefault(program.int_ptr, []).append(count)
+        # It holds the program too.
+        del program
     return found
 
 

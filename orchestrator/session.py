@@ -78,7 +78,11 @@ def disabled(*layers: str, strict: bool = True, refresh: bool = False) -> Iterat
     with ExitStack() as block:
         if salted:
             SALTING.enter(_keeping(stack, salted, held), stack.environment.clock(), refresh=refresh)
-            block.callback(SALTING.leave, refresh=refresh)
+            block.push(lambda _kind, error, _trace: SALTING.leave(error, refresh=refresh))
+        for switch in reversed(switches):
+            # Each is done, whatever happens in another.
+            block.callback(_drop_copies, switch)
+            block.callback(_mend_modules, switch)
         hold = PROCESS.push(settings, _flags_left_behind(chosen))
         try:
             yield held
@@ -86,9 +90,6 @@ def disabled(*layers: str, strict: bool = True, refresh: bool = False) -> Iterat
             PROCESS.pop(hold)
             # What objects remembered for the block alone, programs among it, goes with the settings.
             del settings, hold
-            for switch in switches:
-                _mend_modules(switch)
-                _drop_copies(switch)
 
 
 @contextmanager

@@ -6,7 +6,6 @@ Sources: ``src/kern_db.cpp``, ``src/include/miopen/kern_db.hpp`` (columns), ``sr
 from __future__ import annotations
 
 import bz2
-import hashlib
 from collections.abc import Sequence
 from typing import Final
 
@@ -54,6 +53,8 @@ def schema_of(columns: frozenset[str]) -> Schema | None:
 
 def digest(data: bytes) -> str:
     """Return the checksum of uncompressed bytes as MIOpen spells it: md5 in lower-case hex."""
+    import hashlib
+
     return hashlib.md5(data, usedforsecurity=False).hexdigest()
 
 

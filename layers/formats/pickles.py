@@ -6,7 +6,6 @@ here than be listed.
 
 from __future__ import annotations
 
-import pickletools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
@@ -47,6 +46,8 @@ def walk(data: bytes) -> tuple[object, int]:
 
     Raises :class:`ValueError` where the opcodes, or the stack they work on, do not hold together.
     """
+    import pickletools
+
     machine = _Machine()
     try:
         for count, (opcode, argument, position) in enumerate(pickletools.genops(data)):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import io
 import json
 from collections.abc import Mapping
@@ -69,6 +68,8 @@ def unpack(data: bytes) -> dict[str, bytes]:
 
 def artifact_to_bytes(artifact: Artifact) -> bytes:
     """Write an artifact as the file that ``cachectl get`` gives: a tar of ``artifact.json`` and ``data``."""
+    import hashlib
+
     header = {
         "schema": _SCHEMA,
         "layer": artifact.layer,
@@ -83,6 +84,8 @@ def artifact_to_bytes(artifact: Artifact) -> bytes:
 
 def artifact_from_bytes(data: bytes) -> Artifact:
     """Read such a file. Raises :class:`BadRequest` where it is not one, or its checksum does not hold."""
+    import hashlib
+
     try:
         members = unpack(data)
         header = json.loads(members[_HEADER])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import platform
 import re
 import time
 from collections.abc import Callable, Iterator
@@ -218,6 +217,8 @@ def _owner() -> bytes:
 
 
 def _host() -> bytes:
+    import platform
+
     return os.fsencode(platform.node())
 
 

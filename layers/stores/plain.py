@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import stat
-import uuid
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -21,7 +20,7 @@ SANE: Final = 1 << 30
 
 def own_name(prefix: str = STAGE) -> str:
     """Make a name that nobody else has: for a stage, or for what another prefix says."""
-    return prefix + uuid.uuid4().hex
+    return prefix + os.urandom(16).hex()
 
 
 def open_plain(path: str | Path, *, dir_fd: int | None = None, flags: int = _FLAGS) -> int:

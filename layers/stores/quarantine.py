@@ -12,7 +12,6 @@ import os
 import re
 import stat
 import time
-import uuid
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
@@ -56,7 +55,7 @@ def label(root: Path, target: Target, finding: Finding, moment: float) -> Quaran
     """Describe what is about to be moved aside, and name it by the moment (epoch seconds)."""
     date = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(moment))
     return Quarantined(
-        name=f"{date}-{uuid.uuid4().hex[:8]}",
+        name=f"{date}-{os.urandom(4).hex()}",
         layer=finding.layer,
         root=root,
         key=target.key,

@@ -13,7 +13,6 @@ import json
 import os
 import sqlite3
 import stat
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
@@ -460,6 +459,8 @@ class RowFile:
             return
         if pending + self.path.stat().st_size > SANE:
             raise Unreachable(self.layer, "a large log is pending, which its own library must fold in first", log)
+        import tempfile
+
         with tempfile.TemporaryDirectory(prefix="cachectl-") as folder:
             copy = Path(folder, "copy.sqlite")
             copy.write_bytes(read_locked(self.path))

@@ -469,3 +469,117 @@ def test_roots_that_are_awaited_in_one_folder_are_all_seen(home: Home) -> None:
         done = home.cachectl("run", "--no-cache", "--prove", "--", sys.executable, "-c", come_and_go, check=False)
         assert done.returncode == 1
         assert "proof fails" in done.stderr.splitlines()[-1]
+
+
+# ---------------------------------------------------------------------- roots without a folder above them
+
+CACHE = "import os, shutil, time; top = {top!r}; root = top + '/pocl/kcache'; "
+MAKE = "os.makedirs(root + '/AB'); open(root + '/AB/program.bc', 'w').close(); "
+
+
+@pytest.mark.parametrize("pause", ["", "time.sleep(0.3); "])
+def test_a_root_that_comes_and_goes_with_all_above_it_does_not_pass(home: Home, pause: str) -> None:
+    top = str(home.path / ".cache")
+    code = CACHE.format(top=top) + "os.mkdir(top); " + pause + MAKE + pause + "shutil.rmtree(top)"
+    status, lines = prove(home, ["--no-cache"], code)
+    assert status == 1
+    # Whether it was seen itself, or only the folder in which it was, depends on who is faster.
+    if pause:
+        assert f"{top}/pocl/kcache appeared, vanished" in said_of("pocl", lines)
+    else:
+        assert "pocl" in lines[-1]
+    assert f"{top} vanished, and what was in it meanwhile is not known" in said_of("pyopencl", lines)
+
+
+def test_a_root_that_comes_and_goes_in_what_stays_is_seen(home: Home) -> None:
+    top = str(home.path / ".cache")
+    steps = "os.mkdir(top); time.sleep(0.3); os.mkdir(top + '/pocl'); time.sleep(0.3); "
+    code = CACHE.format(top=top) + steps + MAKE + "shutil.rmtree(top + '/pocl')"
+    status, lines = prove(home, ["--no-cache"], code)
+    assert status == 1
+    assert f"{top}/pocl/kcache appeared, vanished" in said_of("pocl", lines)
+    assert lines[-1] == "cachectl: proof fails for pocl"
+
+
+def test_what_others_make_above_a_root_leaves_the_proof(home: Home) -> None:
+    code = "import os; os.makedirs('.cache/fonts'); open('.cache/fonts/x', 'w').close(); os.mkdir('.config')"
+    status, lines = prove(home, ["--no-cache"], code)
+    assert (status, lines[-1]) == (0, "cachectl: proof holds")
+
+
+def test_a_folder_put_in_the_place_of_the_one_above_a_root_leaves_the_proof_open(home: Home) -> None:
+    (home.path / ".nv").mkdir()
+    code = "import os, shutil; os.rename('.nv', 'aside'); os.makedirs('.nv/ComputeCache'); shutil.rmtree('.nv')"
+    status, lines = prove(home, ["--no-cache"], code + "; os.rename('aside', '.nv')")
+    assert status == 1
+    assert lines[-1] == "cachectl: proof cannot be given for cuda"
+
+
+def test_without_events_the_folder_above_a_root_tells_of_it(home: Home) -> None:
+    root = home.path / ".nv" / "ComputeCache"
+    assert watched(home, lambda: None, events=NoEvents()).holds
+
+    def come_and_go() -> None:
+        root.mkdir(parents=True)
+        shutil.rmtree(root.parent)
+
+    proof = watched(home, come_and_go, events=NoEvents())
+    assert proof.of(Verdict.UNKNOWN) == ("cuda",)
+    assert proof.attestations[0].unknown[0].endswith("is not known: no such thing here")
+
+
+def test_a_place_that_is_made_and_unmade_for_ever_costs_no_recursion(home: Home) -> None:
+    top = home.path / ".nv"
+
+    def again_and_again() -> None:
+        for _ in range(3_000):
+            top.mkdir()
+            top.rmdir()
+
+    proof = watched(home, again_and_again, events=FileEvents())
+    assert proof.of(Verdict.UNKNOWN) == ("cuda",)
+
+
+# ---------------------------------------------------------------------- systems that run out
+
+DESCRIPTORS = """
+import os, sys
+from resource import RLIMIT_NOFILE, setrlimit
+from cachectl.file_events import FileEvents
+setrlimit(RLIMIT_NOFILE, (64, 64))
+taken = []
+try:
+    while True:
+        taken.append(os.open(os.devnull, os.O_RDONLY))
+except OSError:
+    pass
+for _ in range(int(sys.argv[1])):
+    os.close(taken.pop())
+free = len(os.listdir("/proc/self/fd"))
+events = FileEvents()
+print(events.why_not)
+print(len(os.listdir("/proc/self/fd")) == free, events.stop())
+"""
+THREADS = """
+import os
+from resource import RLIMIT_AS, setrlimit
+from cachectl.file_events import FileEvents
+pages = int(open("/proc/self/statm").read().split()[0])
+before = len(os.listdir("/proc/self/fd"))
+setrlimit(RLIMIT_AS, (pages * os.sysconf("SC_PAGE_SIZE") + (4 << 20),) * 2)
+events = FileEvents()
+print(events.why_not)
+print(len(os.listdir("/proc/self/fd")) == before, events.stop())
+"""
+
+
+@pytest.mark.parametrize("free", [1, 2])
+def test_a_pipe_that_cannot_be_had_leaks_nothing(home: Home, free: int) -> None:
+    """The first descriptor goes to the watch, and there are none, or one, for the pipe."""
+    done = home.run(sys.executable, "-c", DESCRIPTORS, str(free))
+    assert done.stdout.splitlines() == ["Too many open files", "True ()"]
+
+
+def test_a_thread_that_cannot_be_had_leaks_nothing(home: Home) -> None:
+    done = home.run(sys.executable, "-c", THREADS)
+    assert done.stdout.splitlines() == ["can't start new thread", "True ()"]

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import json
+import shutil
+import sys
 from collections import Counter
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -12,6 +16,8 @@ if TYPE_CHECKING:
     from conftest import Home
 
 pytestmark = pytest.mark.real
+
+PROGRAMS = Path(__file__).parents[1] / "programs"
 
 #: What PoCL says of a program that it compiles, and of a kernel that it compiles for a work-group shape.
 MISSES = ("Writing program.bc", "Built a ")
@@ -180,3 +186,44 @@ def test_refresh_builds_pyopencls_binaries_anew_in_their_place(home: Home) -> No
     assert seen["rewritten"]
     assert seen["entries"] == 1
     assert seen["after"]
+
+
+def test_binaries_taken_after_the_block_are_whole(home: Home) -> None:
+    """PoCL makes them from the folder that has gone; without its bitcode they crash whoever loads them."""
+    assert told(home, "binaries_after") == {"same": True, "sums": [64.0, 128.0]}
+    # Not from the cache, but from the binary.
+    shutil.rmtree(home.path / ".cache")
+    assert told(home, "binaries_elsewhere") == {"sums": [64.0, 128.0]}
+
+
+def test_no_way_to_hold_a_program_is_taken_for_a_command(home: Home) -> None:
+    seen = home.python("salted.py", "another_holder")
+    assert seen["same"]
+    assert seen["sums"] == [64.0] * 4
+    assert "not done" not in seen["stderr"]
+    # The one from before the block.
+    assert len(programs(home)) == 1
+
+
+def bound(home: Home, held_to_modes: tuple[str, ...], scene: str) -> Any:  # noqa: ANN401 - JSON
+    """Run a scene that the modes of files bind."""
+    command = (*held_to_modes, sys.executable, "-X", "faulthandler", str(PROGRAMS / "salted.py"), scene)
+    return json.loads(home.run(*command).stdout.splitlines()[-1])
+
+
+def test_warnings_that_are_errors_mask_nothing_and_come_last(home: Home, held_to_modes: tuple[str, ...]) -> None:
+    seen = bound(home, held_to_modes, "unremovable")
+    assert seen["raised"] == ["KeyError", "RuntimeWarning"]
+    assert seen["restored"] == [True, True]
+    keeps = "pocl keeps an entry of a salted build"
+    assert keeps in seen["said"][1]
+    assert (keeps in seen["said"][0]) == (sys.version_info >= (3, 11))
+    # Nothing was forgotten: what can be removed again goes.
+    assert seen["swept"]
+
+
+def test_a_build_that_outlives_its_block_fails_with_its_own_error(home: Home, held_to_modes: tuple[str, ...]) -> None:
+    seen = bound(home, held_to_modes, "unremovable_after")
+    assert "pocl keeps" in seen["left"]
+    assert seen["raised"][0] == "RuntimeError"
+    assert "nonsense" in seen["raised"][1]
