@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Final
 
 _PROC: Final = Path("/proc")
+#: Which of the fields after the name, in what proc(5) says of a process.
+_START_OF_STACK: Final = 25
 #: Who uses a library of ours lives longer than this: importing it alone takes three times as long.
 _SECONDS_BETWEEN: Final = 0.05
 #: What a process has mapped or opened, by the cache it uses.
@@ -24,15 +26,16 @@ _OPENED: Final = {"pytools": "/pdict-v5-"}
 
 @dataclass
 class Descendant:
-    """One process: its command, its parent's number, and the caches that it was seen to use."""
+    """One program in a process: its command, its parent's number, and the caches that it was seen to use.
+
+    ``stack`` is where its stack begins, which a fork keeps and a new program gets anew.
+    """
 
     pid: int
     parent: int
-    command: tuple[str, ...]
+    stack: int
+    command: str
     uses: set[str]
-
-    def __str__(self) -> str:
-        return " ".join(self.command)
 
 
 class Descendants:
@@ -41,7 +44,9 @@ class Descendants:
     def __init__(self, watched: Path, *, processes: Path = _PROC) -> None:
         self._watched = watched
         self._processes = processes
-        self._seen: dict[int, Descendant] = {}
+        #: By number and stack: a process may go over to another program.
+        self._seen: dict[tuple[int, int], Descendant] = {}
+        self._latest: dict[int, Descendant] = {}
 
     def look(self) -> None:
         """Note the processes that live now; one that is watched from inside is not looked into."""
@@ -66,19 +71,24 @@ class Descendants:
 
     def _note(self, pid: int, parent: int) -> None:
         words = (self._processes / str(pid) / "cmdline").read_bytes().split(b"\0")[:-1]
-        command = tuple(os.fsdecode(word) for word in words)
-        seen = self._seen.get(pid)
-        if seen is None or seen.command != command:
-            seen = self._seen[pid] = Descendant(pid, parent, command, set())
-        if not self._told_of(seen):
-            seen.uses |= self._uses(pid)
+        fields = (self._processes / str(pid) / "stat").read_bytes().rpartition(b") ")[2].split()
+        if not words or fields[0] == b"Z":
+            # It has ended.
+            return
+        stack = int(fields[_START_OF_STACK])
+        if (pid, stack) not in self._seen:
+            command = " ".join(os.fsdecode(word) for word in words)
+            self._seen[pid, stack] = Descendant(pid, parent, stack, command, set())
+        one = self._latest[pid] = self._seen[pid, stack]
+        if not self._told_of(one):
+            one.uses |= self._uses(pid)
 
     def _told_of(self, one: Descendant) -> bool:
         """Tell whether a process is watched; one that was forked off such a one is watched with it."""
         if (self._watched / f"{one.pid}.events").exists():
             return True
-        parent = self._seen.get(one.parent)
-        return parent is not None and parent.command == one.command and self._told_of(parent)
+        parent = self._latest.get(one.parent)
+        return parent is not None and parent.stack == one.stack and self._told_of(parent)
 
     def _uses(self, pid: int) -> set[str]:
         maps = (self._processes / str(pid) / "maps").read_bytes()

@@ -18,7 +18,11 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-FOLDER = "CACHECTL_TRACE"
+#: Of what PoCL can tell, what its compiler does.
+_ABOUT_LLVM = 4
+_BUILDING = re.compile(rb"\|\s+LLVM \|\s+building program with options")
+_DEVICE = re.compile(rb"\|\s+LLVM \|\s+BUILDING for device")
+_WRITING = re.compile(rb"\|\s+LLVM \|\s+Writing program\.bc to (.*)/program\.bc")
 # As in cachectl.layers.formats.opencl_source, which this file does not import.
 _ATTRIBUTE = r"(?:__attribute__\s{0,9}\(\((?:(?!\)\)).){0,200}\){2,9}\s{0,99}){0,9}"
 _KERNEL = re.compile(
@@ -31,13 +35,13 @@ _here = threading.local()
 
 
 class Notes:
-    """Where one process notes its events.
+    """Where one process notes its events: in a folder for each trace that it is part of.
 
     The file is opened for each: a program may close what it did not open, and get its number for a file of its own.
     """
 
-    def __init__(self, folder: str) -> None:
-        self.folder = folder
+    def __init__(self, folders: list[str]) -> None:
+        self.folders = folders
         self._replaced: list[tuple[Any, str, Any]] = []
 
     def put(self, owner: Any, name: str, value: Any) -> None:
@@ -53,16 +57,9 @@ class Notes:
 
     def add(self, **event: object) -> None:
         """Append an event."""
-        try:
-            line = json.dumps({"pid": os.getpid(), "at": time.time(), **event}, default=str) + "\n"
-            path = os.path.join(self.folder, f"{os.getpid()}.events")
-            handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-            try:
-                os.write(handle, line.encode(errors="surrogateescape"))
-            finally:
-                os.close(handle)
-        except Exception:  # noqa: BLE001, S110 - a trace must never fail the program it looks at
-            pass
+        line = _quietly(json.dumps, {"pid": os.getpid(), "at": time.time(), **event}, default=str)
+        for folder in self.folders if line else ():
+            _quietly(_append, os.path.join(folder, f"{os.getpid()}.events"), line + "\n")
 
 
 class Lookout:
@@ -92,18 +89,16 @@ class Lookout:
         spec.loader.exec_module = execute_and_wrap
 
     def wrap(self, name: str, module: Any) -> None:
-        """Wrap a library, once; one that is not as expected is told of."""
-        hook = self.hooks.pop(name, None)
-        if hook is not None:
-            try:
-                hook(module, self.notes)
-            except Exception as error:  # noqa: BLE001 - as above
-                self.notes.add(event="failed", library=name, error=type(error).__name__)
+        """Wrap a library, each time it is executed; one that is not as expected is told of."""
+        try:
+            self.hooks[name](module, self.notes)
+        except Exception as error:  # noqa: BLE001 - as in _quietly
+            self.notes.add(event="failed", library=name, error=type(error).__name__)
 
 
-def observe(folder: str) -> Notes:
-    """Wrap the libraries that are loaded now, and the others as soon as they are."""
-    notes = Notes(folder)
+def observe(folders: str) -> Notes:
+    """Wrap the libraries that are loaded now, and the others as soon as they are; note in each of the folders."""
+    notes = Notes(folders.split(os.pathsep))
     notes.add(event="started", program=sys.argv[:1])
     lookout = Lookout(
         {
@@ -122,11 +117,19 @@ def observe(folder: str) -> Notes:
     return notes
 
 
-def _quietly(call: Callable[..., Any], *arguments: Any) -> Any:
+def _quietly(call: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
     try:
-        return call(*arguments)
-    except Exception:  # noqa: BLE001 - as above
+        return call(*arguments, **options)
+    except Exception:  # noqa: BLE001 - a trace must never fail the program it looks at
         return None
+
+
+def _append(path: str, line: str) -> None:
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    try:
+        os.write(handle, line.encode(errors="surrogateescape"))
+    finally:
+        os.close(handle)
 
 
 # ---------------------------------------------------------------------- pytools
@@ -276,176 +279,213 @@ def watch_binaries(module: Any, notes: Notes) -> None:
 
 
 def watch_builds(module: Any, notes: Notes) -> None:
-    """Time every build, and have PoCL's messages go to a file of ours."""
-    messages = _quietly(Messages, notes)
-    build = module.Program.build
-    crowd = Crowd()
+    """Time every build, and have PoCL tell of it."""
+    pocl = Pocl(notes)
 
-    @functools.wraps(build)
-    def build_and_tell(self: Any, *arguments: Any, **options: Any) -> Any:
-        if messages:
-            _quietly(messages.settle)
-        _here.binary = None
-        about = _here.about = _quietly(_about, self, arguments, options) or {}
-        before = messages.size() if messages else 0
-        mine = crowd.enter()
-        started = time.perf_counter()
-        failed = True
-        try:
-            built = build(self, *arguments, **options)
-            failed = False
-            return built
-        finally:
-            seconds = time.perf_counter() - started
-            alone = crowd.leave(mine)
-            heard = bool(messages and messages.heard)
-            compiled = None
-            if messages and heard and about.get("platform") == POCL:
-                compiled = messages.tell_of_compiling(before, alone=alone)
-            outcome = {"failed": failed, "binary": _here.binary, "heard": heard, "compiled": compiled}
-            notes.add(event="build", seconds=seconds, **outcome, **about)
-            if messages:
-                _quietly(messages.pass_on)
+    def building(kind: str, build: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(build)
+        def build_and_tell(*arguments: Any, **options: Any) -> Any:
+            _here.binary = None
+            about = _here.about = _quietly(_about, kind, arguments, options) or {}
+            ticket = pocl.listen()
+            started = time.perf_counter()
+            failed = True
+            try:
+                built = build(*arguments, **options)
+                failed = False
+                return built
+            finally:
+                seconds = time.perf_counter() - started
+                compiled, heard = pocl.heard(ticket, kind, failed=failed)
+                outcome = {"failed": failed, "binary": _here.binary, "heard": heard, "compiled": compiled}
+                notes.add(event="build", kind=kind, seconds=seconds, **outcome, **about)
 
-    notes.put(module.Program, "build", build_and_tell)
+        return build_and_tell
+
+    notes.put(module.Program, "build", building("build", module.Program.build))
+    notes.put(module.Program, "compile", building("compile", module.Program.compile))
+    notes.put(module, "link_program", building("link", module.link_program))
 
 
-def _about(program: Any, arguments: tuple[Any, ...], options: dict[str, Any]) -> dict[str, Any]:
-    # One that is made of binaries has none.
+def _about(kind: str, arguments: tuple[Any, ...], options: dict[str, Any]) -> dict[str, Any]:
+    program, *rest = arguments
+    # The first argument of link_program is a context. A program that is made of binaries has no source.
+    context = program if kind == "link" else program._context  # noqa: SLF001
     source = getattr(program, "_source", "")
     text = source.decode(errors="replace") if isinstance(source, bytes) else source
-    devices = program._context.devices  # noqa: SLF001
+    place = 1 if kind == "link" else 0
     return {
         "kernels": _KERNEL.findall(text),
         "source": hashlib.sha256(text.encode(errors="replace")).hexdigest(),
-        "options": str(arguments[0] if arguments else options.get("options", "")),
-        "devices": [device.name for device in devices],
-        "platform": devices[0].platform.name,
+        "options": str(rest[place] if rest[place:] else options.get("options", "")),
+        "devices": [device.name for device in context.devices],
+        "platform": context.devices[0].platform.name,
     }
-
-
-class Crowd:
-    """Tells whether a build had the process to itself."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._inside = 0
-        self._entered = 0
-
-    def enter(self) -> int:
-        """Begin, and get a ticket; 0 where somebody is at it already."""
-        with self._lock:
-            self._inside += 1
-            self._entered += 1
-            return self._entered if self._inside == 1 else 0
-
-    def leave(self, ticket: int) -> bool:
-        """End, and tell whether nobody else was there meanwhile."""
-        with self._lock:
-            self._inside -= 1
-            return ticket == self._entered
 
 
 # ---------------------------------------------------------------------- PoCL
 
 
-class Messages:
-    """PoCL's messages, in a file of ours instead of C code's error stream.
+class Pocl:
+    """What PoCL says while it builds: its messages, switched on and sent to a file of ours for as long as it does.
 
-    They are switched on for the trace alone. The descriptor 2 stays as it is: what the program, or Python, prints goes
-    where it went. What other C code prints goes there too, a little later: when the next build or the process ends.
+    They go to the ``stderr`` of C code, which is another stream meanwhile; the descriptor 2 stays as it is. What other
+    C code prints in the meantime is passed on when the build has ended. Where the program, or its user, has switched
+    messages on already, they are left as they are, and nothing is heard.
+
+    Source: ``lib/CL/pocl_debug.c`` (the filter), ``lib/CL/pocl_build.c`` (what is said).
     """
 
     def __init__(self, notes: Notes) -> None:
-        import atexit
-        import ctypes
-
         self._notes = notes
-        self._wanted = os.environ.get(FOLDER + "_DEBUG")
-        self._library = ctypes.CDLL(None)
-        self._lock = threading.Lock()
-        self._settled = False
-        self.heard = False
-        # Elsewhere the stream is a constant.
-        if self._wanted is None or "POCL_DEBUG" in os.environ or not hasattr(self._library, "gnu_get_libc_version"):
-            return
-        self._library.fopen.restype = ctypes.c_void_p
-        self._stream = ctypes.c_void_p.in_dll(self._library, "stderr")
-        self._own = self._stream.value
-        # For C code alone, and until PoCL has read it: no child is to print what nobody asked for.
-        self._library.setenv(b"POCL_DEBUG", self._wanted.encode(), 1)
-        self._listen()
-        atexit.register(_quietly, self.pass_on)
+        self._pid = 0
+        self._path = ""
+        self._file: int | None = None
+        self._own: int | None = None
+        self._filter: Any = None
+        self._begin()
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=functools.partial(_quietly, self._forked))
 
-    def _listen(self) -> None:
+    def _begin(self) -> None:
+        # A fork may happen while another thread holds the lock.
+        self._lock = threading.Lock()
+        self._inside = 0
+        self._entered = 0
+        self._listening = False
+        self._kinds: list[str] = []
+        self._failed = 0
+
+    def listen(self) -> tuple[int, int]:
+        """Begin to listen, unless somebody is at it already; return a ticket, and where in the messages this was."""
+        with self._lock:
+            self._inside += 1
+            self._entered += 1
+            if self._inside == 1:
+                self._kinds, self._failed = [], 0
+                self._listening = _quietly(self._turn_on) or False
+                self._start = self._size()
+            return (self._entered if self._inside == 1 else 0), self._size()
+
+    def heard(self, ticket: tuple[int, int], kind: str, *, failed: bool) -> tuple[bool | None, bool]:
+        """End listening, with the last that does; tell whether PoCL has compiled meanwhile, and whether it was heard.
+
+        Of builds at the same time one cannot know which was compiled, unless none was.
+        """
+        others = b""
+        with self._lock:
+            self._inside -= 1
+            self._kinds.append(kind)
+            self._failed += failed
+            if not self._listening:
+                return None, False
+            wrote = bool(_WRITING.search(self._said(ticket[1])))
+            alone = ticket[0] == self._entered
+            if not self._inside:
+                others = _quietly(self._end_of_episode) or b""
+            listened = self._listening
+        if others:
+            # Not under the lock: whoever reads it may be slow.
+            _quietly(os.write, 2, others)
+        return (wrote if alone or not wrote else None), listened
+
+    def _turn_on(self) -> bool:
         import ctypes
 
+        if self._filter is None:
+            self._filter = _filter_of_pocl()
+        # Elsewhere the stream is no variable.
+        library = ctypes.CDLL(None)
+        if self._filter is None or self._filter.value or not hasattr(library, "gnu_get_libc_version"):
+            return False
+        self._open(library)
+        if self._file is None:
+            return False
+        stream = ctypes.c_void_p.in_dll(library, "stderr")
+        self._own, stream.value = stream.value, self._file
+        self._filter.value = _ABOUT_LLVM
+        return True
+
+    def _turn_off(self) -> None:
+        import ctypes
+
+        self._filter.value = 0
+        library = ctypes.CDLL(None)
+        library.fflush(ctypes.c_void_p(self._file))
+        stream = ctypes.c_void_p.in_dll(library, "stderr")
+        if stream.value == self._file:
+            stream.value = self._own
+
+    def _open(self, library: Any) -> None:
+        """Have the file open that is this process's, and still ours: a program may close what it did not open."""
+        import ctypes
+
+        if self._file is not None and self._pid == os.getpid() and self._is_ours(library):
+            return
         self._pid = os.getpid()
-        self._passed = 0
-        self._path = os.path.join(self._notes.folder, f"{self._pid}.messages")
-        opened = self._library.fopen(os.fsencode(self._path), b"ae")
-        if opened:
+        self._path = os.path.join(self._notes.folders[0], f"{self._pid}.messages")
+        library.fopen.restype = ctypes.c_void_p
+        self._file = library.fopen(os.fsencode(self._path), b"ae")
+        if self._file is not None:
             line_buffered = 1
-            self._library.setvbuf(ctypes.c_void_p(opened), None, line_buffered, ctypes.c_size_t(4096))
-            self._stream.value = opened
-        self.heard = bool(opened)
-        if opened:
-            self._notes.add(event="messages")
+            library.setvbuf(ctypes.c_void_p(self._file), None, line_buffered, ctypes.c_size_t(4096))
 
-    def settle(self) -> None:
-        """Take PoCL's variable back, once drivers have started; without PoCL there is nothing to hear."""
-        with self._lock:
-            if not self._settled:
-                self._settled = True
-                if "POCL_DEBUG" not in os.environ:
-                    self._library.unsetenv(b"POCL_DEBUG")
-                if self.heard and not _is_loaded(b"/libpocl"):
-                    self._stream.value = self._own
-                    self.heard = False
-                    self._notes.add(event="no messages")
-            if self.heard and os.getpid() != self._pid:
-                # Forked: the parent goes on with its own file.
-                self._listen()
+    def _is_ours(self, library: Any) -> bool:
+        import ctypes
 
-    def size(self) -> int:
-        """Return the bytes that are there now."""
         try:
-            return os.stat(self._path).st_size
-        except (OSError, AttributeError):
-            return 0
+            return os.path.samestat(os.fstat(library.fileno(ctypes.c_void_p(self._file))), os.stat(self._path))
+        except OSError:
+            return False
 
-    def tell_of_compiling(self, start: int, *, alone: bool) -> bool | None:
-        """Tell whether PoCL has compiled since then; of builds at the same time one cannot always know which."""
+    def _end_of_episode(self) -> bytes:
+        """Note what PoCL did since there was nobody; return what others have printed meanwhile."""
+        self._turn_off()
+        said = self._said(self._start)
+        devices = len(_DEVICE.findall(said)) or len(_BUILDING.findall(said))
+        wrote = [os.fsdecode(path) for path in _WRITING.findall(said)]
+        lookups = None
+        if self._failed == len(self._kinds) or set(self._kinds) == {"compile"}:
+            # Neither a failure nor an object file is looked up.
+            lookups = len(wrote)
+        elif not self._failed and "compile" not in self._kinds:
+            lookups = devices
+            # It was built without messages.
+            self._listening = devices > 0
+        self._notes.add(event="pocl", lookups=lookups, wrote=wrote, upto=self._size())
+        return not_of_pocl(said)
+
+    def _said(self, start: int) -> bytes:
         try:
             with open(self._path, "rb") as file:
                 file.seek(start)
-                wrote = b"Writing program.bc to " in file.read()
+                return file.read()
         except OSError:
-            return None
-        return wrote if alone or not wrote else None
+            return b""
 
-    def pass_on(self) -> None:
-        """Print the whole lines that are not PoCL's, where C code's errors belong."""
-        if not self.heard or os.getpid() != self._pid:
-            return
-        with self._lock, open(self._path, "rb") as file:
-            file.seek(self._passed)
-            lines = file.read().rpartition(b"\n")
-            self._passed += len(lines[0] + lines[1])
-            others = not_of_pocl(lines[0] + lines[1])
-            if others:
-                os.write(2, others)
-                self._notes.add(event="passed on", upto=self._passed)
+    def _size(self) -> int:
+        try:
+            return os.stat(self._path).st_size
+        except OSError:
+            return 0
+
+    def _forked(self) -> None:
+        if self._listening and self._inside:
+            self._turn_off()
+        self._begin()
+
+
+def _filter_of_pocl() -> Any:
+    """Return the variable that says what PoCL prints, ``None`` where no PoCL is loaded, or has it no more."""
+    import ctypes
+
+    with open("/proc/self/maps", "rb") as maps:
+        paths = {line.split(maxsplit=5)[5].rstrip(b"\n") for line in maps if b"/libpocl" in line}
+    libraries = (_quietly(ctypes.CDLL, os.fsdecode(path)) for path in paths)
+    found = (_quietly(ctypes.c_uint64.in_dll, library, "pocl_debug_messages_filter") for library in libraries)
+    return next((variable for variable in found if variable is not None), None)
 
 
 def not_of_pocl(messages: bytes) -> bytes:
     """Return the lines of C code's error stream that are not PoCL's."""
     return b"".join(line for line in messages.splitlines(keepends=True) if not _MESSAGE_OF_POCL.match(line))
-
-
-def _is_loaded(library: bytes) -> bool:
-    try:
-        with open("/proc/self/maps", "rb") as maps:
-            return library in maps.read()
-    except OSError:
-        return True

@@ -38,23 +38,28 @@ EXACT: Final = "exact"
 INFERRED: Final = "inferred"
 NONE: Final = "none"
 _FOLDER: Final = "CACHECTL_TRACE"
-#: What PoCL prints for each program it builds, and for each it compiles.
-_MESSAGES: Final = "llvm"
-_BUILDING: Final = re.compile(rb"\|\s+LLVM \|\s+building program with options")
-_WRITING: Final = re.compile(rb"\|\s+LLVM \|\s+Writing program\.bc to (.*)/program\.bc")
 _SITE: Final = """
-import importlib.machinery as _m, importlib.util as _u, os, sys
-_own = os.path.dirname(os.path.abspath(__file__))
-_rest = [p for p in sys.path if os.path.abspath(p or ".") != _own]
-_spec = _m.PathFinder.find_spec("sitecustomize", _rest)
-if _spec is not None and _spec.loader is not None:
-    _spec.loader.exec_module(_u.module_from_spec(_spec))
-try:
-    import cachectl_observer
-    if os.environ.get("CACHECTL_TRACE"):
+import os, sys
+
+def observe():
+    try:
+        import cachectl_observer
         cachectl_observer.observe(os.environ["CACHECTL_TRACE"])
-except Exception:
-    pass
+    except Exception:
+        pass
+
+def run_what_this_stands_before():
+    from importlib.machinery import PathFinder
+    from importlib.util import module_from_spec
+    rest = [p for p in sys.path if not os.path.exists(os.path.join(p, "cachectl_observer.py"))]
+    spec = PathFinder.find_spec("sitecustomize", rest)
+    if spec is not None and spec.loader is not None:
+        sys.modules["sitecustomize"] = module = module_from_spec(spec)
+        spec.loader.exec_module(module)
+
+if os.environ.get("CACHECTL_TRACE"):
+    observe()
+run_what_this_stands_before()
 """
 
 
@@ -166,20 +171,18 @@ class Tracer:
         with looked_after(self._descendants):
             yield
 
-    def variables(self, environment: Environment, *, messages: bool = True) -> dict[str, str]:
-        """Return what a child must be told to be watched, and its children with it; ``messages`` includes PoCL's."""
-        paths = [str(self._folder / "site"), *filter(None, [environment.get("PYTHONPATH")])]
-        changes = {_FOLDER: str(self.events_folder), "PYTHONPATH": os.pathsep.join(paths)}
-        if messages and environment.get("POCL_DEBUG") is None:
-            changes[f"{_FOLDER}_DEBUG"] = _MESSAGES
-        return changes
+    def variables(self, environment: Environment) -> dict[str, str]:
+        """Return what a child must be told to be watched, and its children with it, beside a trace it is part of."""
+        put = {_FOLDER: self.events_folder, "PYTHONPATH": self._folder / "site"}
+        return {
+            name: os.pathsep.join(filter(None, [str(path), environment.get(name)])) for name, path in put.items()
+        }
 
     def ended(self, command: Sequence[str], status: int | None, wall: float) -> Trace:
         """Say what the run did."""
         events = list(_read_events(self.events_folder))
-        messages = [_read(path) for path in sorted(self.events_folder.glob("*.messages"))]
         unwatched = self._unwatched()
-        layers = tuple(_bounded(self._layer(layer, events, messages), unwatched) for layer in self._stack)
+        layers = tuple(_bounded(self._layer(layer, events), unwatched) for layer in self._stack)
         return Trace(
             tuple(command),
             status,
@@ -194,7 +197,7 @@ class Tracer:
     def _unwatched(self) -> tuple[Unwatched, ...]:
         found: dict[str, set[str]] = {}
         for one in self._descendants.unwatched():
-            found.setdefault(str(one), set()).update(one.uses)
+            found.setdefault(one.command, set()).update(one.uses)
         return tuple(Unwatched(command, tuple(self._named(uses))) for command, uses in found.items())
 
     def _named(self, uses: set[str]) -> Iterator[str]:
@@ -205,7 +208,7 @@ class Tracer:
 
     # ------------------------------------------------------------------ layers
 
-    def _layer(self, layer: Layer, events: Sequence[Mapping[str, Any]], messages: Sequence[bytes]) -> LayerTrace:
+    def _layer(self, layer: Layer, events: Sequence[Mapping[str, Any]]) -> LayerTrace:
         watched = any(event["event"] == "started" for event in events)
         failed = {event.get("library") for event in events if event["event"] == "failed"}
         if isinstance(layer, PytoolsDictionaries) and watched and "pytools.persistent_dict" not in failed:
@@ -215,7 +218,7 @@ class Tracer:
             own = [event for event in events if event.get("layer") == "pyopencl"]
             return _counted(layer.name, own, "PyOpenCL in each Python of the run that could be watched")
         if layer.name == "pocl" and _is_heard(events):
-            return _told(layer.name, messages, sum(event.get("failed") is True for event in events))
+            return _told(layer.name, [event for event in events if event["event"] == "pocl"])
         return self._inferred(layer, watched=watched)
 
     def _inferred(self, layer: Layer, *, watched: bool) -> LayerTrace:
@@ -269,6 +272,9 @@ class Tracer:
             and (dictionary is None or _generation_free(entry.detail.get("dictionary")) == _generation_free(dictionary))
         ]
         if not alike:
+            nameless = sum(entry.layer == layer and entry.kernels is None for entry in self._known)
+            if nameless:
+                return f"no entry like it is known; {nameless} do not name their kernels"
             return "cold: no entry like it"
         dead = next((entry for entry in alike if entry.stale), None)
         if dead is not None and all(entry.stale for entry in alike):
@@ -350,21 +356,23 @@ def _counted(name: str, events: Sequence[Mapping[str, Any]], why: str) -> LayerT
     return LayerTrace(name, counts["hit"], counts["miss"], counts["store"], total, EXACT, why)
 
 
-def _told(name: str, messages: Sequence[bytes], failed: int) -> LayerTrace:
-    builds = sum(len(_BUILDING.findall(message)) for message in messages) - failed
-    written = [os.fsdecode(path) for message in messages for path in _WRITING.findall(message)]
+def _told(name: str, events: Sequence[Mapping[str, Any]]) -> LayerTrace:
+    written = [path for event in events for path in event["wrote"]]
+    lookups = [event["lookups"] for event in events]
     total = sum(_weight(Path(path)) for path in set(written))
     # With its cache off, PoCL writes what it throws away.
     stored = sum(os.path.exists(os.path.join(path, "program.bc")) for path in written)
-    why = "programs, by PoCL's own messages"
-    return LayerTrace(name, max(0, builds - len(written)), len(written), stored, total, EXACT, why)
+    why = "programs, each for each of its devices, by PoCL's own messages"
+    if None in lookups:
+        why = f"{why}; builds that failed ran beside others, so hits are not known"
+        return LayerTrace(name, None, len(written), stored, total, INFERRED, why)
+    return LayerTrace(name, sum(lookups) - len(written), len(written), stored, total, EXACT, why)
 
 
 def _is_heard(events: Sequence[Mapping[str, Any]]) -> bool:
     """Tell whether PoCL spoke to us in every process that built with it."""
     builds = [event for event in events if event["event"] == "build" and event.get("platform") == POCL]
-    kinds = Counter(str(event["event"]) for event in events)
-    return all(event.get("heard") for event in builds) and kinds["messages"] > kinds["no messages"]
+    return bool(builds) and all(event.get("heard") for event in builds)
 
 
 def _bounded(counted: LayerTrace, unwatched: Iterable[Unwatched]) -> LayerTrace:
@@ -409,10 +417,10 @@ def _read_events(folder: Path) -> Iterator[dict[str, Any]]:
 
 
 def _not_passed_on(folder: Path, events: Sequence[Mapping[str, Any]]) -> Iterator[bytes]:
-    """Yield what C code printed at the very end, after a process could pass it on itself."""
+    """Yield what C code printed in a build in which its process ended, and could not pass it on itself."""
     for path in sorted(folder.glob("*.messages")):
-        done = [event["upto"] for event in events if event["event"] == "passed on" and str(event["pid"]) == path.stem]
-        yield not_of_pocl(_read(path)[max(done, default=0) :])
+        own = (event for event in events if event["event"] == "pocl" and str(event["pid"]) == path.stem)
+        yield not_of_pocl(_read(path)[max((event["upto"] for event in own), default=0) :])
 
 
 def _read(path: Path) -> bytes:
@@ -433,9 +441,8 @@ _ONE: Final = threading.Lock()
 def traced() -> Iterator[Traced]:
     """Count what a block asks of every cache, in this process and the children it starts.
 
-    The numbers are there when the block has ended. PoCL's are inferred from its entries: its messages, once switched
-    on, would go on after the block. One block of a process is traced at a time; for a second one this raises
-    :class:`BadRequest`.
+    The numbers are there when the block has ended, however it ends. One block of a process is traced at a time; for a
+    second one this raises :class:`BadRequest`.
     """
     from cachectl.scratch import scratch_folder
     from cachectl.stack import Stack
@@ -447,10 +454,12 @@ def traced() -> Iterator[Traced]:
         with scratch_folder() as folder:
             tracer = Tracer(Stack(), folder)
             started = time.perf_counter()
-            with _watching(tracer):
-                yield result
-            done = tracer.ended((), None, time.perf_counter() - started)
-            result.layers, result.kernels = done.layers, done.kernels
+            try:
+                with _watching(tracer):
+                    yield result
+            finally:
+                done = tracer.ended((), None, time.perf_counter() - started)
+                result.layers, result.kernels = done.layers, done.kernels
     finally:
         _ONE.release()
 
@@ -460,7 +469,7 @@ def _watching(tracer: Tracer) -> Iterator[None]:
     from cachectl.layers.environment import Environment
     from cachectl.observer import observe
 
-    changes = tracer.variables(Environment.here(), messages=False)
+    changes = tracer.variables(Environment.here())
     before = {name: process_variable(name) for name in changes}
     for name, wanted in changes.items():
         set_process_variable(name, wanted)
