@@ -137,6 +137,18 @@ class Housekeeping:
 
 
 @dataclass(frozen=True, slots=True)
+class Bulk:
+    """Entries counted together, where nobody asked for each; ``oldest`` and ``newest`` are their last changes."""
+
+    entries: int
+    files: int
+    bytes: int
+    oldest: float | None
+    newest: float | None
+    stale: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Problem:
     """Something in a root that does not look as its library would have left it."""
 
@@ -151,6 +163,8 @@ class Problem:
 
 
 Found = Entry | Orphan | Housekeeping | Problem
+#: What counting yields: the same, and what was counted without being listed.
+Counted = Found | Bulk
 #: What a plan may list.
 Removable = Entry | Orphan
 

@@ -21,8 +21,10 @@ from cachectl.layers.errors import ForeignForm, LayerError, Refused, reason_of
 from cachectl.layers.facts import (
     Ability,
     Artifact,
+    Bulk,
     Census,
     ClearPlan,
+    Counted,
     Entry,
     Finding,
     Found,
@@ -185,9 +187,13 @@ class Layer(ABC):
         del root, mark, since, known
         yield from ()
 
+    def counted(self, root: Root) -> Iterator[Counted]:
+        """Yield what there is to count in a root. Stores that can weigh without listing override this."""
+        yield from self.scan(root, contents=False)
+
     def census(self, root: Root) -> Census:
-        """Count a root. Stores that can count without listing override this."""
-        return tally(self.scan(root, contents=False))
+        """Count a root."""
+        return tally(self.counted(root))
 
     # ------------------------------------------------------------------ the face, the same for every layer
 
@@ -443,39 +449,31 @@ def _target(thing: Removable) -> Target:
     return Target(thing.root, thing.key, thing.bytes, 1 if isinstance(thing, Entry) else 0, thing.mark)
 
 
-def tally(found: Iterable[Found]) -> Census:
+def tally(found: Iterable[Counted]) -> Census:
     """Fold a scan into numbers, holding no more than one thing at a time."""
     entries = files = total = orphan_files = orphan_bytes = stale_entries = stale_bytes = 0
     knows_stale = False
-    oldest: float | None = None
-    newest: float | None = None
+    moments: list[float] = []
     problems: list[Problem] = []
     for thing in found:
         if isinstance(thing, Problem):
             problems.append(thing)
-        elif isinstance(thing, Orphan):
+            continue
+        if isinstance(thing, Orphan):
             # What is in quarantine has not leaked.
             if not thing.kept:
                 orphan_files += thing.files
                 orphan_bytes += thing.bytes
-        elif isinstance(thing, Housekeeping):
-            files += thing.files
-            total += thing.bytes
-            if thing.stale is not None:
-                knows_stale = True
-                stale_bytes += thing.bytes if thing.stale else 0
-        else:
-            entries += 1
-            files += thing.files
-            total += thing.bytes
-            if thing.stale is not None:
-                knows_stale = True
-                stale_entries += thing.stale
-                stale_bytes += thing.bytes if thing.stale else 0
-            moment = thing.modified if thing.modified is not None else thing.written_before
-            if moment is not None:
-                oldest = moment if oldest is None or moment < oldest else oldest
-                newest = moment if newest is None or moment > newest else newest
+            continue
+        count = _count_of(thing)
+        entries += count
+        files += thing.files
+        total += thing.bytes
+        moments = _extremes([*moments, *_moments_of(thing)])
+        if thing.stale is not None:
+            knows_stale = True
+            stale_entries += count if thing.stale else 0
+            stale_bytes += thing.bytes if thing.stale else 0
     return Census(
         entries=entries,
         files=files,
@@ -484,7 +482,26 @@ def tally(found: Iterable[Found]) -> Census:
         orphan_bytes=orphan_bytes,
         stale_entries=stale_entries if knows_stale else None,
         stale_bytes=stale_bytes if knows_stale else None,
-        oldest=oldest,
-        newest=newest,
+        oldest=moments[0] if moments else None,
+        newest=moments[-1] if moments else None,
         problems=tuple(problems),
     )
+
+
+def _count_of(thing: Entry | Housekeeping | Bulk) -> int:
+    return thing.entries if isinstance(thing, Bulk) else int(isinstance(thing, Entry))
+
+
+def _moments_of(thing: Entry | Housekeeping | Bulk) -> Iterator[float]:
+    if isinstance(thing, Bulk):
+        known = (thing.oldest, thing.newest)
+    elif isinstance(thing, Entry):
+        known = (thing.modified if thing.modified is not None else thing.written_before, None)
+    else:
+        # Its age is no entry's.
+        known = (None, None)
+    yield from (moment for moment in known if moment is not None)
+
+
+def _extremes(moments: list[float]) -> list[float]:
+    return [min(moments), max(moments)] if moments else []

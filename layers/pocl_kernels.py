@@ -20,6 +20,7 @@ from cachectl.layers.facts import (
     Ability,
     Artifact,
     Condition,
+    Counted,
     Entry,
     Finding,
     Found,
@@ -41,7 +42,8 @@ from cachectl.layers.layer import Layer
 from cachectl.layers.mounts import network_file_system
 from cachectl.layers.processes import first_variables, spell, using
 from cachectl.layers.stores.archive import pack, unpack
-from cachectl.layers.stores.tree import REFUSALS, Leaf, Shape, StrayRule, Tree
+from cachectl.layers.stores.tree import REFUSALS, Leaf, Shape, StrayRule, Tree, bulk
+from cachectl.layers.stores.walk import Group
 from cachectl.layers.switches import misread, off, strtobool
 
 #: Seconds without change after which an entry is idle although PoCL is running: longer than any one compile.
@@ -181,6 +183,14 @@ class PoclKernels(Layer):
         del contents
         for leaf in self._tree(root).scan():
             yield leaf if isinstance(leaf, Problem) else self._describe(root, leaf)
+
+    def counted(self, root: Root) -> Iterator[Counted]:
+        """Yield whole programs only weighed."""
+        for found in self._tree(root).weigh(hollow=_NO_PROGRAM):
+            if isinstance(found, Group):
+                yield bulk(found)
+            else:
+                yield found if isinstance(found, Problem) else self._describe(root, found)
 
     def _describe(self, root: Root, leaf: Leaf) -> Found:
         if leaf.stray is not None:

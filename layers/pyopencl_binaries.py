@@ -21,6 +21,7 @@ from cachectl.layers.facts import (
     Ability,
     Artifact,
     Condition,
+    Counted,
     Entry,
     Finding,
     Found,
@@ -49,7 +50,8 @@ from cachectl.layers.pytools_dictionaries import relocate_user_cache
 from cachectl.layers.stores.archive import unpack
 from cachectl.layers.stores.locks import presence_lock
 from cachectl.layers.stores.plain import open_plain, read_plain
-from cachectl.layers.stores.tree import REFUSALS, Guard, Leaf, Shape, Tree
+from cachectl.layers.stores.tree import REFUSALS, Guard, Leaf, Shape, Tree, bulk
+from cachectl.layers.stores.walk import Group
 from cachectl.layers.switches import diagnosed, relative_cache_home, switched_off
 
 #: Platforms whose drivers cache source builds, so that PyOpenCL leaves its own cache alone
@@ -172,10 +174,25 @@ class PyOpenCLBinaries(Layer):
         for leaf in tree.scan():
             if isinstance(leaf, Problem):
                 yield leaf
-            elif leaf.stray is not None or not leaf.members:
-                yield leaf.orphan(root.path, None if leaf.stray is not None else "an empty program folder")
             else:
-                yield from self._describe(root, tree, leaf, contents=contents)
+                yield from self._found(root, tree, leaf, contents=contents)
+
+    def counted(self, root: Root) -> Iterator[Counted]:
+        """Yield whole programs only weighed."""
+        tree = self._tree(root)
+        for found in tree.weigh(whole=("info", "binary")):
+            if isinstance(found, Group):
+                yield bulk(found, stale=_python_of(found.folder) != self.environment.python)
+            elif isinstance(found, Problem):
+                yield found
+            else:
+                yield from self._found(root, tree, found, contents=False)
+
+    def _found(self, root: Root, tree: Tree, leaf: Leaf, *, contents: bool) -> Iterator[Found]:
+        if leaf.stray is not None or not leaf.members:
+            yield leaf.orphan(root.path, None if leaf.stray is not None else "an empty program folder")
+        else:
+            yield from self._describe(root, tree, leaf, contents=contents)
 
     def _describe(self, root: Root, tree: Tree, leaf: Leaf, *, contents: bool) -> Iterator[Found]:
         for half in ("info", "binary"):

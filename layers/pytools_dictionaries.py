@@ -12,14 +12,16 @@ from collections.abc import Callable, Iterator
 from functools import partial, wraps
 from inspect import unwrap
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 from cachectl.layers.environment import release_of, user_cache_folder
 from cachectl.layers.errors import Busy, Damaged, LayerError, Unreachable, not_a_key
 from cachectl.layers.facts import (
     Artifact,
+    Bulk,
     ClearPlan,
     Condition,
+    Counted,
     Entry,
     Finding,
     Found,
@@ -51,6 +53,9 @@ _FOLDERS = (
     Shape(pdict.V4_LEVELS, folders=True, members=pdict.V4_MEMBERS),
     Shape(pdict.V2_LEVELS, folders=True, members=pdict.V4_MEMBERS),
 )
+
+#: What a look into a dictionary gives: its rows one by one, or together.
+_Rows = TypeVar("_Rows", Entry, Bulk)
 
 
 class PytoolsDictionaries(Layer):
@@ -131,7 +136,17 @@ class PytoolsDictionaries(Layer):
         """Yield rows of v5 dictionaries and folders of older ones."""
         for name in self._dictionaries(root):
             if name.generation == "v5":
-                yield from self._scan_file(root, name, contents=contents)
+                yield from self._scan_file(root, name, partial(self._list, root, name, contents=contents))
+        yield from self._scan_others(root)
+
+    def counted(self, root: Root) -> Iterator[Counted]:
+        """Yield the rows of a v5 dictionary together, as sqlite sums them."""
+        for name in self._dictionaries(root):
+            if name.generation == "v5":
+                yield from self._scan_file(root, name, partial(self._weigh, root, name))
+        yield from self._scan_others(root)
+
+    def _scan_others(self, root: Root) -> Iterator[Found]:
         yield from self._scan_folders(root)
         for leaf in self._strays(root):
             yield leaf.orphan(root.path)
@@ -157,39 +172,54 @@ class PytoolsDictionaries(Layer):
     def _rows(self, path: Path) -> RowFile:
         return RowFile(self.name, path, pdict.SCHEMA, self.environment.patience)
 
-    def _scan_file(self, root: Root, name: pdict.DictionaryName, *, contents: bool) -> Iterator[Found]:
+    def _scan_file(
+        self, root: Root, name: pdict.DictionaryName, look: Callable[[float, str | None], Iterator[_Rows]]
+    ) -> Iterator[_Rows | Found]:
+        """Yield what a look into a dictionary gives, and then what else there is of it."""
         path = root.path / name.file
         if path.is_symlink() or not path.is_file():
             yield Problem(path, "link", "a link, or no file, under a dictionary's name is not followed")
             return
         because = self._stale_because(name)
-        rows = self._rows(path)
         payload = 0
         try:
             modified = path.stat().st_mtime
-            listing = rows.rows_with("key_value") if contents else ((row, (None,)) for row in rows.rows())
-            for row, (value,) in listing:
-                payload += row.bytes
-                yield Entry(
-                    layer=self.name,
-                    key=f"{name.file}/{row.key[0]}",
-                    root=root.path,
-                    bytes=row.bytes,
-                    files=0,
-                    written_before=modified,
-                    kernels=pdict.kernel_names(_as_bytes(value)) if contents else None,
-                    versions={"python": name.python, **name.packages},
-                    stale=because is not None,
-                    stale_because=because,
-                    detail={"dictionary": name.identifier},
-                    mark=(row.rowid, row.bytes),
-                )
+            for found in look(modified, because):
+                payload += found.bytes
+                yield found
             files, total = disk_usage(path)
         except (LayerError, FileNotFoundError) as error:
             code = "busy" if isinstance(error, Busy) else "unreadable" if isinstance(error, Unreachable) else "damaged"
             yield Problem(path, code, error.message if isinstance(error, LayerError) else "vanished meanwhile")
             return
         yield Housekeeping(name.file, root.path, total - payload, files, modified, because is not None)
+
+    def _list(
+        self, root: Root, name: pdict.DictionaryName, modified: float, because: str | None, *, contents: bool
+    ) -> Iterator[Entry]:
+        rows = self._rows(root.path / name.file)
+        versions = {"python": name.python, **name.packages}
+        listing = rows.rows_with("key_value") if contents else ((row, (None,)) for row in rows.rows())
+        for row, (value,) in listing:
+            yield Entry(
+                layer=self.name,
+                key=f"{name.file}/{row.key[0]}",
+                root=root.path,
+                bytes=row.bytes,
+                files=0,
+                written_before=modified,
+                kernels=pdict.kernel_names(_as_bytes(value)) if contents else None,
+                versions=versions,
+                stale=because is not None,
+                stale_because=because,
+                detail={"dictionary": name.identifier},
+                mark=(row.rowid, row.bytes),
+            )
+
+    def _weigh(self, root: Root, name: pdict.DictionaryName, modified: float, because: str | None) -> Iterator[Bulk]:
+        weight = self._rows(root.path / name.file).sum()
+        if weight.rows:
+            yield Bulk(weight.rows, 0, weight.bytes, modified, modified, because is not None)
 
     def _scan_folders(self, root: Root) -> Iterator[Found]:
         for shape in _FOLDERS:

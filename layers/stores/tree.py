@@ -11,14 +11,14 @@ import errno
 import os
 import re
 import stat
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from cachectl.layers.errors import Damaged, EntryExists, LayerError, Unreachable, not_a_key
-from cachectl.layers.facts import Ability, Entry, Note, Orphan, Outcome, Problem, Quarantined, Target
+from cachectl.layers.facts import Ability, Bulk, Entry, Note, Orphan, Outcome, Problem, Quarantined, Target
 from cachectl.layers.stores.archive import pack, unpack
 from cachectl.layers.stores.handles import (
     DEEP,
@@ -36,6 +36,7 @@ from cachectl.layers.stores.handles import (
 )
 from cachectl.layers.stores.plain import SANE, STAGE, read_plain
 from cachectl.layers.stores.quarantine import Quarantine, folder_pattern
+from cachectl.layers.stores.walk import Group, Task, weigh
 
 #: Whether this platform can act relative to directory handles, without which nothing is removed safely.
 _HANDLES: Final = {os.open, os.stat, os.unlink, os.rename, os.mkdir, os.rmdir} <= os.supports_dir_fd
@@ -165,6 +166,19 @@ class Leaf:
         return next((member for member in self.members if member.path == path), None)
 
 
+def bulk(group: Group, *, stale: bool | None = None) -> Bulk:
+    """Sum the entries of a folder that were only weighed."""
+    moments = [weight.newest / 1e9 for weight in group.weights]
+    return Bulk(
+        entries=len(group.weights),
+        files=sum(weight.files for weight in group.weights),
+        bytes=sum(weight.bytes for weight in group.weights),
+        oldest=min(moments, default=None),
+        newest=max(moments, default=None),
+        stale=stale,
+    )
+
+
 _ANYTHING: Final = re.compile(".*", re.DOTALL)
 _LEFTOVERS: Final = StrayRule(LEFTOVER, "left by an interrupted cachectl", idle_only=False, members=_ANYTHING)
 _QUARANTINED: Final = "moved aside as damaged; cachectl restore lists what is"
@@ -187,6 +201,40 @@ class Tree:
         with self._opened_root() as handle:
             if handle is not None:
                 yield from self._scan_level(handle, (), 0)
+
+    def weigh(self, *, hollow: Iterable[str] = (), whole: Iterable[str] = ()) -> Iterator[Group | Leaf | Problem]:
+        """Yield what :meth:`scan` does, but entries that are as they should be only weighed, folder by folder.
+
+        For trees of two levels and folders. ``hollow`` are files that alone make no entry, ``whole`` those that must be
+        there and not empty.
+        """
+        folder, name = self.shape.levels
+        member = self.shape.members or _ANYTHING
+        task = Task((name.pattern, name.flags), (member.pattern, member.flags), tuple(hollow), tuple(whole))
+        with self._opened_root() as handle:
+            if handle is None:
+                return
+            try:
+                names = sorted(os.listdir(handle))
+            except OSError as error:
+                yield self._problem((), error)
+                return
+            odd = [one for one in names if self._may_stray(0, one)]
+            for one in odd:
+                yield from self._scan_name(handle, (one,), 0)
+            for group in weigh(handle, [one for one in names if folder.fullmatch(one) and one not in odd], task):
+                if group.others is None:
+                    yield from self._scan_name(handle, (group.folder,), 0)
+                else:
+                    yield group
+                    yield from self._scan_others(handle, group.folder, group.others)
+
+    def _scan_others(self, handle: int, folder: str, names: Sequence[str]) -> Iterator[Leaf | Problem]:
+        with ExitStack() as stack:
+            below = descend(stack, handle, (folder,)) if names else None
+            if below is not None:
+                for name in sorted(names):
+                    yield from self._scan_name(below, (folder, name), 1)
 
     def find(self, key: str) -> Leaf | None:
         """Look at one entry or stray by its key."""
