@@ -1,0 +1,106 @@
+"""Commands run as children, and what each used: wall seconds, CPU seconds, peak memory."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+#: Beginnings of variables that would move or switch a cache which is measured.
+_SWITCHES: Final = (
+    *("POCL_", "PYOPENCL_", "LOOPY_", "CG_", "SUMPY_", "CUDA_CACHE", "MIOPEN_", "ROCM_", "XDG_", "NEO_", "MESA_"),
+    *("AMD_COMGR_", "HF_", "UV_", "CCACHE_", "PIP_"),
+)
+#: The option of ``prctl`` by which a process adopts what its children leave behind (``linux/prctl.h``).
+_CHILD_SUBREAPER: Final = 36
+#: How much of what a failed command said is worth showing, in characters.
+_SAID: Final = 300
+
+
+class Failed(Exception):
+    """A command that was to be measured did not do its work."""
+
+
+@dataclass(frozen=True, slots=True)
+class Used:
+    """What one run took: wall and CPU seconds, and peak memory in bytes (0 where it was not asked for)."""
+
+    wall: float = 0.0
+    cpu: float = 0.0
+    memory: int = 0
+
+    def __add__(self, other: Used) -> Used:
+        return Used(self.wall + other.wall, self.cpu + other.cpu, max(self.memory, other.memory))
+
+
+def cachectl() -> tuple[str, ...]:
+    """Return the installed ``cachectl`` of this interpreter: its console script, else ``-m cachectl``."""
+    script = Path(sys.executable).with_name("cachectl")
+    return (str(script),) if script.exists() else (sys.executable, "-m", "cachectl")
+
+
+def beside(program: str) -> str | None:
+    """Find a program beside this interpreter, else on the path."""
+    near = Path(sys.executable).with_name(program)
+    return str(near) if near.exists() else shutil.which(program)
+
+
+def variables(home: Path, **more: str) -> dict[str, str]:
+    """Return the variables of a child whose every cache is in a home of its own, never the user's."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(_SWITCHES)}
+    return {**kept, "HOME": str(home), **more}
+
+
+def spend(command: Sequence[str], environment: Mapping[str, str]) -> Used:
+    """Run a command to its end, unseen, and say what it used apart from memory."""
+    with tempfile.TemporaryFile() as said:
+        started = time.perf_counter()
+        child = subprocess.Popen(
+            command, env=environment, cwd="/", stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=said
+        )
+        _, status, usage = os.wait4(child.pid, 0)
+        wall = time.perf_counter() - started
+        child.returncode = os.waitstatus_to_exitcode(status)
+        if child.returncode:
+            said.seek(0)
+            complaint = said.read().decode(errors="replace").strip()[-_SAID:]
+            raise Failed(f"{' '.join(command)[:_SAID]} ended with status {child.returncode}: {complaint}")
+    return Used(wall, usage.ru_utime + usage.ru_stime)
+
+
+def peak(command: Sequence[str], environment: Mapping[str, str]) -> Used:
+    """Run a command and say what memory it used at most.
+
+    The system counts into a child's peak what the process had that it was forked from. So the command is forked from
+    a shell, the smallest one there is, which ends at once and leaves it to this process.
+    """
+    if ctypes.CDLL(None).prctl(_CHILD_SUBREAPER, 1, 0, 0, 0):
+        raise Failed("this system lets nobody adopt processes, so no peak can be told apart from our own")
+    shell = subprocess.Popen(
+        (shutil.which("sh") or "sh", "-c", '"$@" >/dev/null 2>&1 & echo $!', "sh", *command),
+        env=environment,
+        cwd="/",
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    number = int(shell.communicate()[0])
+    _, status, usage = os.wait4(number, 0)
+    if code := os.waitstatus_to_exitcode(status):
+        raise Failed(f"{' '.join(command)[:_SAID]} ended with status {code}")
+    return Used(0.0, usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024)
+
+
+def output(command: Sequence[str], environment: Mapping[str, str]) -> str:
+    """Run a command and return what it printed."""
+    done = subprocess.run(command, env=environment, cwd="/", capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise Failed(f"{' '.join(command)[:_SAID]} ended with status {done.returncode}: {done.stderr[-_SAID:]}")
+    return done.stdout
