@@ -12,11 +12,13 @@ import json
 import statistics
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 
 from benchmarks.commands import cachectl
-from benchmarks.races import Figure, Result, run
+from benchmarks.growth import CURVES, SIZES, Curve
+from benchmarks.races import Figure, Line, Result, run
 from benchmarks.table import lines
 from cachectl.layers.environment import Environment
 from cachectl.machine import machine
@@ -28,9 +30,9 @@ _HEAD = ("name", "what", "against", "target", "measured", "lowest to highest", "
 def main() -> int:
     """Run what was asked for."""
     options = _options()
-    known = {line.name: line for line in lines()}
+    known = {one.name: one for one in (CURVES if options.growth else lines())}
     if options.list:
-        sys.stdout.writelines(f"{line.name:15} {line.what}, against {line.against}\n" for line in known.values())
+        sys.stdout.writelines(f"{one.name:15} {_said(one)}, against {one.against}\n" for one in known.values())
         return 0
     if unknown := [name for name in options.only or () if name not in known]:
         sys.stderr.write(f"no line is called {unknown[0]!r}; there are {', '.join(known)}\n")
@@ -38,15 +40,38 @@ def main() -> int:
     if options.scale != 1:
         sys.stdout.write(f"SCALE {options.scale:g}: the caches are NOT as large as the lines say; nothing is judged\n")
     sys.stdout.write(f"measured: {' '.join(cachectl())}\n")
-    results = []
     _row(_HEAD)
-    for line in known.values() if options.only is None else [known[name] for name in options.only]:
-        result = run(line, options.scratch, options.scale, options.repeat)
-        results.append(result)
-        _row(_cells(result, options.scale))
+    chosen = list(known.values()) if options.only is None else [known[name] for name in options.only]
+    measured = [found for one in chosen for found in _measured(one, options)]
+    document = {**_circumstances(options), "growth" if options.growth else "lines": measured}
     if options.json is not None:
-        options.json.write_text(json.dumps(_document(results, options), indent=1) + "\n")
+        options.json.write_text(json.dumps(document, indent=1) + "\n")
+    if options.plot is not None:
+        from benchmarks.pictures import draw
+
+        sys.stdout.writelines(f"{path}\n" for path in draw(document, options.plot))
     return 0
+
+
+def _said(one: Line | Curve) -> str:
+    return one.what if isinstance(one, Line) else f"{one.verb}, {SIZES[0]:,} to {SIZES[-1]:,} {one.cache}"
+
+
+def _measured(one: Line | Curve, options: argparse.Namespace) -> Iterator[dict[str, object]]:
+    """Measure a line, or a curve at every size, and show it at once."""
+    for entries in (None,) if isinstance(one, Line) else SIZES:
+        line = one if isinstance(one, Line) else one.at(entries or 0)
+        result = run(line, options.scratch, options.scale, options.repeat)
+        _row(_cells(result, options.scale))
+        growth = (
+            {} if isinstance(one, Line) else {"verb": one.verb, "cache": one.cache, "entries": _size(entries, options)}
+        )
+        yield {**growth, **_line(result)}
+
+
+def _size(entries: int | None, options: argparse.Namespace) -> int:
+    part: float = options.scale
+    return max(10, round((entries or 0) * part))
 
 
 def _options() -> argparse.Namespace:
@@ -58,8 +83,13 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--scale", metavar="F", type=float, default=1.0, help="make caches of this part of their size")
     parser.add_argument("--repeat", metavar="N", type=int, help="how often either side is measured; default: by line")
     parser.add_argument("--scratch", metavar="FOLDER", type=Path, help="default: /dev/shm, else the temporary folder")
+    parser.add_argument("--growth", action="store_true", help="measure each verb at 1,000 to 1,000,000 entries instead")
+    parser.add_argument("--plot", metavar="FOLDER", type=Path, help="draw what --growth measured: a PNG per verb")
     parser.add_argument("--json", metavar="FILE", type=Path, help="write every run there")
-    return parser.parse_args()
+    options = parser.parse_args()
+    if options.plot is not None and not options.growth:
+        parser.error("--plot draws what --growth measures: give both")
+    return options
 
 
 def _row(cells: tuple[str, ...]) -> None:
@@ -80,7 +110,7 @@ def _cells(result: Result, scale: float) -> tuple[str, ...]:
     return (line.name, line.what, line.against, line.target, line.write(result.value), spread, ours, peer, held)
 
 
-def _document(results: list[Result], options: argparse.Namespace) -> dict[str, object]:
+def _circumstances(options: argparse.Namespace) -> dict[str, object]:
     return {
         "schema": "cachectl/benchmarks/1",
         "generated": time.time(),
@@ -89,7 +119,6 @@ def _document(results: list[Result], options: argparse.Namespace) -> dict[str, o
         "scale": options.scale,
         "machine": asdict(machine(Environment.here())),
         "python": sys.version,
-        "lines": [_line(result) for result in results],
     }
 
 

@@ -54,9 +54,14 @@ def beside(program: str) -> str | None:
 
 
 def variables(home: Path, **more: str) -> dict[str, str]:
-    """Return the variables of a child whose every cache is in a home of its own, never the user's."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(_SWITCHES)}
-    return {**kept, "HOME": str(home), **more}
+    """Return the variables of a child whose every cache is in a home of its own, never the user's.
+
+    Of those of Python only the path is kept: a ``PYTHONDONTWRITEBYTECODE`` in a developer's shell would have every
+    start compile cachectl anew, which no installed command does.
+    """
+    kept = {name: value for name, value in os.environ.items() if not name.startswith((*_SWITCHES, "PYTHON"))}
+    path = {"PYTHONPATH": os.environ["PYTHONPATH"]} if "PYTHONPATH" in os.environ else {}
+    return {**kept, **path, "HOME": str(home), **more}
 
 
 def spend(command: Sequence[str], environment: Mapping[str, str]) -> Used:
