@@ -23,7 +23,7 @@ from benchmarks.table import lines
 from cachectl.layers.environment import Environment
 from cachectl.machine import machine
 
-_WIDTHS = (15, 44, 30, 16, 14, 24, 13, 13, 5)
+_WIDTHS = (15, 69, 30, 15, 16, 26, 12, 12, 4)
 _HEAD = ("name", "what", "against", "target", "measured", "lowest to highest", "ours", "other", "held")
 
 

@@ -65,11 +65,14 @@ def variables(home: Path, **more: str) -> dict[str, str]:
 
 
 def spend(command: Sequence[str], environment: Mapping[str, str]) -> Used:
-    """Run a command to its end, unseen, and say what it used apart from memory."""
-    with tempfile.TemporaryFile() as said:
+    """Run a command to its end, unseen, and say what it used apart from memory.
+
+    It prints into a file: into ``/dev/null`` GNU grep would stop at its first match, whatever it was to count.
+    """
+    with tempfile.TemporaryFile() as said, tempfile.TemporaryFile() as printed:
         started = time.perf_counter()
         child = subprocess.Popen(
-            command, env=environment, cwd="/", stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=said
+            command, env=environment, cwd="/", stdin=subprocess.DEVNULL, stdout=printed, stderr=said
         )
         _, status, usage = os.wait4(child.pid, 0)
         wall = time.perf_counter() - started

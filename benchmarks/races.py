@@ -26,6 +26,10 @@ _SHARED_MEMORY: Final = Path("/dev/shm")  # noqa: S108 - a file system in memory
 _MARGIN: Final = 1.2
 
 
+#: From here on a figure has no decimals.
+_WHOLE: Final = 100
+
+
 class Missing(Exception):
     """What a line is compared with, or needs, is not on this machine."""
 
@@ -52,7 +56,8 @@ class Unit:
 
     def write(self, value: float) -> str:
         """Spell a figure that is in seconds or bytes."""
-        return f"{value / self.size:.3g} {self.name}"
+        figure = value / self.size
+        return f"{figure:,.0f} {self.name}" if abs(figure) >= _WHOLE else f"{figure:.3g} {self.name}"
 
 
 CPU: Final = Unit("cpu", "s CPU", 1.0)

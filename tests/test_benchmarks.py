@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import trees
-from benchmarks.commands import Failed, cachectl, output, variables
+from benchmarks.commands import Failed, cachectl, output, spend, variables
 from benchmarks.races import Result
 from benchmarks.table import lines
 
@@ -41,6 +41,12 @@ def test_a_cache_with_other_entries_than_were_made_is_noticed(tmp_path: Path) ->
     (program / "stranger").write_text("not PoCL's")
     with pytest.raises(Failed, match="'pocl': 12"):
         trees.expect(tmp_path, made)
+
+
+def test_no_command_sees_that_nobody_reads_what_it_prints(tmp_path: Path) -> None:
+    # GNU grep stops at its first match where it prints to the null device, even if it is to count them all.
+    looks = "import os, stat; raise SystemExit(not stat.S_ISREG(os.fstat(1).st_mode))"
+    assert spend((sys.executable, "-c", looks), variables(tmp_path)).wall > 0
 
 
 def test_the_table_is_of_real_runs(tmp_path: Path) -> None:
