@@ -187,6 +187,11 @@ class Layer(ABC):
         del root, mark, since, known
         yield from ()
 
+    def searched(self, root: Root, selection: Selection) -> Iterator[Found]:
+        """Yield at least what a selection matches. Stores that can find a kernel without reading all override this."""
+        del selection
+        yield from self.scan(root, contents=True)
+
     def counted(self, root: Root) -> Iterator[Counted]:
         """Yield what there is to count in a root. Stores that can weigh without listing override this."""
         yield from self.scan(root, contents=False)
@@ -209,7 +214,7 @@ class Layer(ABC):
     def entries(self, selection: Selection = ALL) -> Iterator[Entry]:
         """Yield the selected entries of every root."""
         for root in self.roots():
-            for found in self.scan(root, contents=True):
+            for found in self.searched(root, selection):
                 if isinstance(found, Entry) and selection.matches(found):
                     yield found
 
@@ -290,7 +295,7 @@ class Layer(ABC):
         """
         self._demand(Ability.CLEAR)
         listed = self._listed(things)
-        return ClearPlan(self.name, tuple(map(_target, listed)))
+        return ClearPlan(self.name, tuple(map(target_of, listed)))
 
     @final
     def clear(self, plan: ClearPlan) -> Outcome:
@@ -441,11 +446,12 @@ class Layer(ABC):
             if reason is not None:
                 skipped.append(Note(thing.key, reason))
             else:
-                targets.append(_target(thing))
+                targets.append(target_of(thing))
         return ClearPlan(self.name, tuple(targets), tuple(skipped))
 
 
-def _target(thing: Removable) -> Target:
+def target_of(thing: Removable) -> Target:
+    """Spell a thing that a scan has found as what a plan lists."""
     return Target(thing.root, thing.key, thing.bytes, 1 if isinstance(thing, Entry) else 0, thing.mark)
 
 

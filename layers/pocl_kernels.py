@@ -11,6 +11,7 @@ import re
 import shlex
 from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import replace
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Final
 
@@ -19,12 +20,14 @@ from cachectl.layers.errors import Busy, Damaged, LayerError
 from cachectl.layers.facts import (
     Ability,
     Artifact,
+    ClearPlan,
     Condition,
     Counted,
     Entry,
     Finding,
     Found,
     Hazard,
+    Note,
     Orphan,
     Outcome,
     Problem,
@@ -38,11 +41,12 @@ from cachectl.layers.facts import (
     Target,
 )
 from cachectl.layers.formats import object_files
-from cachectl.layers.layer import Layer
+from cachectl.layers.layer import Layer, target_of
 from cachectl.layers.mounts import network_file_system
 from cachectl.layers.processes import first_variables, spell, using
+from cachectl.layers.selection import Selection
 from cachectl.layers.stores.archive import pack, unpack
-from cachectl.layers.stores.tree import REFUSALS, Leaf, Shape, StrayRule, Tree, bulk
+from cachectl.layers.stores.tree import REFUSALS, Leaf, Shape, StrayRule, Tree, bulk, planned
 from cachectl.layers.stores.walk import Group
 from cachectl.layers.switches import misread, off, strtobool
 
@@ -184,6 +188,15 @@ class PoclKernels(Layer):
         for leaf in self._tree(root).scan():
             yield leaf if isinstance(leaf, Problem) else self._describe(root, leaf)
 
+    def searched(self, root: Root, selection: Selection) -> Iterator[Found]:
+        """Look for a kernel by the folders it has in programs."""
+        pattern = selection.kernel_pattern
+        if pattern is None:
+            yield from self.scan(root)
+            return
+        for leaf in self._tree(root).holding(pattern):
+            yield leaf if isinstance(leaf, Problem) else self._describe(root, leaf)
+
     def counted(self, root: Root) -> Iterator[Counted]:
         """Yield whole programs only weighed."""
         for found in self._tree(root).weigh(hollow=_NO_PROGRAM):
@@ -192,7 +205,7 @@ class PoclKernels(Layer):
             else:
                 yield found if isinstance(found, Problem) else self._describe(root, found)
 
-    def _describe(self, root: Root, leaf: Leaf) -> Found:
+    def _describe(self, root: Root, leaf: Leaf) -> Removable:
         if leaf.stray is not None:
             return leaf.orphan(root.path)
         paths = [member.path for member in leaf.members]
@@ -269,9 +282,10 @@ class PoclKernels(Layer):
         """
         users = using(LIBRARIES, processes=self.environment.processes)
         now = self.environment.clock()
+        # Processes of other machines do not show here.
+        shared = lru_cache(maxsize=None)(partial(network_file_system, mounts=self.environment.mounts))
         for target in targets:
-            if users == () and network_file_system(target.root, mounts=self.environment.mounts) is not None:
-                # Processes of other machines do not show here.
+            if users == () and shared(target.root) is not None:
                 users = None
             rest = ENTRY_REST if isinstance(target, Entry) else ORPHAN_REST
             age = now - (target.modified or now)
@@ -322,7 +336,29 @@ class PoclKernels(Layer):
 
     def remove(self, root: Root, targets: tuple[Target, ...]) -> Outcome:
         """Rename programs away, then delete them; the top folder itself always stays."""
-        return self._tree(root).remove(targets, tidy=using(LIBRARIES, processes=self.environment.processes) == ())
+        tree = self._tree(root)
+        return tree.remove_unused(targets) if self._is_unused(root) else tree.remove(targets)
+
+    def _is_unused(self, root: Root) -> bool:
+        """Tell whether no program can be using what lies in a root: none of this machine, where no other may."""
+        if network_file_system(root.path, mounts=self.environment.mounts) is not None:
+            return False
+        return using(LIBRARIES, processes=self.environment.processes) == ()
+
+    def plan_everything(self, root: Root) -> ClearPlan | None:
+        """Plan every program by its weight, where nothing is in use."""
+        if not self._is_unused(root):
+            return None
+        targets: list[Target] = []
+        failed: list[Note] = []
+        for found in self._tree(root).weigh(hollow=_NO_PROGRAM):
+            if isinstance(found, Group):
+                targets += planned(root.path, found)
+            elif isinstance(found, Leaf):
+                targets.append(target_of(self._describe(root, found)))
+            elif found.hides:
+                failed.append(Note(str(found.path), found.message))
+        return ClearPlan(self.name, tuple(targets), failed=tuple(failed))
 
     # ------------------------------------------------------------------ quarantine
 

@@ -44,6 +44,7 @@ from cachectl.layers.formats import pdict
 from cachectl.layers.formats.pickles import walk
 from cachectl.layers.layer import Layer
 from cachectl.layers.open_files import open_elsewhere
+from cachectl.layers.selection import Selection
 from cachectl.layers.stores.rows import Row, RowFile, Weight, disk_usage, without_companion
 from cachectl.layers.stores.tree import LEFTOVER, NOTHING, Leaf, Shape, Tree
 from cachectl.layers.switches import misread, off, relative_cache_home, strtobool, switched_off
@@ -139,6 +140,14 @@ class PytoolsDictionaries(Layer):
                 yield from self._scan_file(root, name, partial(self._list, root, name, contents=contents))
         yield from self._scan_others(root)
 
+    def searched(self, root: Root, selection: Selection) -> Iterator[Found]:
+        """Look into those rows alone whose bytes hold the kernel's name: a pickle spells it as it is."""
+        part = selection.kernel_part.encode(errors="surrogateescape")
+        for name in self._dictionaries(root):
+            if name.generation == "v5":
+                yield from self._scan_file(root, name, partial(self._list, root, name, contents=True, part=part))
+        yield from self._scan_others(root)
+
     def counted(self, root: Root) -> Iterator[Counted]:
         """Yield the rows of a v5 dictionary together, as sqlite sums them."""
         for name in self._dictionaries(root):
@@ -195,11 +204,18 @@ class PytoolsDictionaries(Layer):
         yield Housekeeping(name.file, root.path, total - payload, files, modified, because is not None)
 
     def _list(
-        self, root: Root, name: pdict.DictionaryName, modified: float, because: str | None, *, contents: bool
+        self,
+        root: Root,
+        name: pdict.DictionaryName,
+        modified: float,
+        because: str | None,
+        *,
+        contents: bool,
+        part: bytes = b"",
     ) -> Iterator[Entry]:
         rows = self._rows(root.path / name.file)
         versions = {"python": name.python, **name.packages}
-        listing = rows.rows_with("key_value") if contents else ((row, (None,)) for row in rows.rows())
+        listing = rows.rows_with("key_value", part=part) if contents else ((row, (None,)) for row in rows.rows())
         for row, (value,) in listing:
             yield Entry(
                 layer=self.name,

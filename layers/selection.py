@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
+from fnmatch import fnmatchcase, translate
 from typing import Final
 
 from cachectl.layers.errors import BadRequest
@@ -38,6 +38,16 @@ class Selection:
     def everything(self) -> bool:
         """Tell whether nothing is left out."""
         return self == Selection()
+
+    @property
+    def kernel_pattern(self) -> re.Pattern[str] | None:
+        """Return what a kernel's name must match, ``None`` where any will do."""
+        return None if self.kernel is None else re.compile(translate(self.kernel))
+
+    @property
+    def kernel_part(self) -> str:
+        """Return the longest part that the name of every selected kernel has in it; maybe none of it."""
+        return max(re.split(r"[*?]|\[.[^\]]*\]", self.kernel or "", flags=re.DOTALL), key=len)
 
     @property
     def needs_contents(self) -> bool:

@@ -56,7 +56,7 @@ def listed(layers: Iterable[Layer], selection: Selection, notice: Callable[[Trou
 
 def _listed_root(layer: Layer, root: Root, selection: Selection, notice: Callable[[Trouble], None]) -> Iterator[Entry]:
     try:
-        for found in layer.scan(root, contents=True):
+        for found in layer.searched(root, selection):
             if isinstance(found, Problem):
                 notice(Trouble(layer.name, found, found.message, failed=found.hides))
             elif isinstance(found, Entry) and selection.matches(found):

@@ -221,14 +221,15 @@ class RowFile:
             for rowid, size, *key in () if self._is_new(connection) else connection.execute(query):
                 yield _row(rowid, key, size)
 
-    def rows_with(self, *columns: str) -> Iterator[tuple[Row, tuple[object, ...]]]:
-        """Yield every row together with some of its values."""
+    def rows_with(self, *columns: str, part: bytes = b"") -> Iterator[tuple[Row, tuple[object, ...]]]:
+        """Yield every row together with some of its values; of blobs only such as hold the ``part``."""
         names = ", ".join(f'"{column}"' for column in (*self.schema.key, *columns))
         query = f"select rowid, {self.schema.size}, {names} from {self.schema.table} order by rowid"
         width = len(self.schema.key)
         with self._reading() as connection:
             for rowid, size, *rest in () if self._is_new(connection) else connection.execute(query):
-                yield _row(rowid, rest[:width], size), tuple(rest[width:])
+                if not part or any(not isinstance(value, bytes) or part in value for value in rest[width:]):
+                    yield _row(rowid, rest[:width], size), tuple(rest[width:])
 
     def read(self, key: Sequence[str]) -> tuple[object, ...] | None:
         """Return the value columns of a row, or ``None`` where there is no such row or no such file."""

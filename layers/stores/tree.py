@@ -36,7 +36,7 @@ from cachectl.layers.stores.handles import (
 )
 from cachectl.layers.stores.plain import SANE, STAGE, read_plain
 from cachectl.layers.stores.quarantine import Quarantine, folder_pattern
-from cachectl.layers.stores.walk import Group, Task, weigh
+from cachectl.layers.stores.walk import CHANGED, GONE, Group, Task, Weight, clear, weigh
 
 #: Whether this platform can act relative to directory handles, without which nothing is removed safely.
 _HANDLES: Final = {os.open, os.stat, os.unlink, os.rename, os.mkdir, os.rmdir} <= os.supports_dir_fd
@@ -49,7 +49,8 @@ REFUSALS: Final[Mapping[Ability, str]] = (
 #: Makes what is to be held while something is renamed.
 Guard = Callable[[], AbstractContextManager[object]]
 
-_GONE: Final = "already gone"
+#: Files, bytes and newest change.
+_MARK: Final = 3
 _TRASH: Final = ".cachectl-trash-"
 #: What a killed cachectl may leave in a root: its own staging and trash, safe to clear at any time.
 LEFTOVER: Final = re.compile(r"\.cachectl-(?:stage|trash)-[0-9a-f]{32}")
@@ -179,6 +180,11 @@ def bulk(group: Group, *, stale: bool | None = None) -> Bulk:
     )
 
 
+def planned(root: Path, group: Group) -> list[Target]:
+    """Spell the entries of a folder that were only weighed as what a plan lists."""
+    return [Target(root, f"{group.folder}/{weight.name}", weight.bytes, 1, weight[1:]) for weight in group.weights]
+
+
 _ANYTHING: Final = re.compile(".*", re.DOTALL)
 _LEFTOVERS: Final = StrayRule(LEFTOVER, "left by an interrupted cachectl", idle_only=False, members=_ANYTHING)
 _QUARANTINED: Final = "moved aside as damaged; cachectl restore lists what is"
@@ -208,9 +214,23 @@ class Tree:
         For trees of two levels and folders. ``hollow`` are files that alone make no entry, ``whole`` those that must be
         there and not empty.
         """
-        folder, name = self.shape.levels
-        member = self.shape.members or _ANYTHING
-        task = Task((name.pattern, name.flags), (member.pattern, member.flags), tuple(hollow), tuple(whole))
+        yield from self._scan_all(self._task()._replace(hollow=tuple(hollow), whole=tuple(whole)))
+
+    def holding(self, child: re.Pattern[str]) -> Iterator[Leaf | Problem]:
+        """Yield the leaves of :meth:`scan` that hold a folder or file of such a name, strays, and folders' problems.
+
+        For trees of two levels and folders.
+        """
+        for found in self._scan_all(self._task()._replace(child=(child.pattern, child.flags))):
+            if not isinstance(found, Group):
+                yield found
+
+    def _task(self) -> Task:
+        name, member = self.shape.levels[1], self.shape.members or _ANYTHING
+        return Task((name.pattern, name.flags), (member.pattern, member.flags))
+
+    def _scan_all(self, task: Task) -> Iterator[Group | Leaf | Problem]:
+        folder = self.shape.levels[0]
         with self._opened_root() as handle:
             if handle is None:
                 return
@@ -481,7 +501,7 @@ class Tree:
         try:
             with self._opened_root() as handle:
                 if handle is None:
-                    return Outcome(self.layer, skipped=tuple(Note(target.key, _GONE) for target in targets))
+                    return Outcome(self.layer, skipped=tuple(Note(target.key, GONE) for target in targets))
                 trash = _Bin(handle)
                 try:
                     with guard():
@@ -498,12 +518,56 @@ class Tree:
             failed.append(Note(str(self.root), f"cannot be cleared: {error.strerror or error}"))
         return Outcome(self.layer, removed, freed, tuple(skipped), tuple(failed))
 
+    def remove_unused(self, targets: Sequence[Target]) -> Outcome:
+        """Do the same in a root that no program uses, many entries at once; the folders above them go too.
+
+        For trees of two levels and folders. An entry is looked at when it has left its place already, and goes back
+        if it has changed.
+        """
+        planned: dict[str, list[Weight]] = {}
+        others: list[Target] = []
+        for target in targets:
+            folder, _, name = target.key.partition("/")
+            if target.entries == 1 and name and self.shape.accepts(target.key) and len(target.mark) == _MARK:
+                planned.setdefault(folder, []).append(Weight(name, *target.mark))
+            else:
+                others.append(target)
+        outcome = Outcome(self.layer)
+        if planned:
+            try:
+                outcome = self._clear_planned(planned)
+            except OSError as error:
+                if isinstance(error, LayerError):
+                    raise
+                others = list(targets)
+        return outcome.plus(self.remove(others, tidy=True))
+
+    def _clear_planned(self, planned: Mapping[str, list[Weight]]) -> Outcome:
+        skipped: list[Note] = []
+        failed: list[Note] = []
+        removed = freed = 0
+        with self._opened_root() as handle:
+            if handle is None:
+                gone = (f"{folder}/{weight.name}" for folder, weights in planned.items() for weight in weights)
+                return Outcome(self.layer, skipped=tuple(Note(key, GONE) for key in gone))
+            with own_folder(handle, _TRASH) as (trash, _):
+                for cleared in clear(handle, trash, list(planned.items()), self._task()):
+                    removed += cleared.entries
+                    freed += cleared.bytes
+                    skipped += [Note(f"{cleared.folder}/{name}", reason) for name, reason in cleared.left]
+                    failed += [
+                        Note(f"{cleared.folder}/{name}", f"cannot be removed: {reason}")
+                        for name, reason in cleared.failed
+                    ]
+            _prune_empty(handle, [f"{folder}/" for folder in planned])
+        return Outcome(self.layer, removed, freed, tuple(skipped), tuple(failed))
+
     def _retire(self, handle: int, trash: _Bin, target: Target, skipped: list[Note], failed: list[Note]) -> int:
         """Take one leaf out of its place; return how many entries that were."""
         try:
             reason = self._remove_one(handle, trash, target)
         except FileNotFoundError:
-            reason = _GONE
+            reason = GONE
         except OSError as error:
             failed.append(Note(target.key, f"cannot be removed: {error.strerror}"))
             return 0
@@ -519,9 +583,9 @@ class Tree:
             status = None if parent is None else status_of(parent, parts[-1])
             leaf = None if parent is None or status is None else self._recognise(parent, parts, status)
             if parent is None or leaf is None or self._foreign(leaf) is not None:
-                return _GONE
+                return GONE
             if leaf.mark != target.mark:
-                return "changed since it was planned"
+                return CHANGED
             trash.take(parent, parts[-1])
         return None
 
@@ -531,9 +595,9 @@ class Tree:
         """Move a planned leaf into quarantine, compared with its mark first; return why it was left, or ``None``."""
         try:
             with self._opened_root() as handle, guard():
-                return _GONE if handle is None else self._remove_one(handle, _Shelf(self, handle, thing), target)
+                return GONE if handle is None else self._remove_one(handle, _Shelf(self, handle, thing), target)
         except FileNotFoundError:
-            return _GONE
+            return GONE
         except OSError as error:
             if isinstance(error, LayerError):
                 raise

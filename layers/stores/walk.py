@@ -1,9 +1,9 @@
-"""Many entries weighed at once: folders of files in a tree of two levels, with as few system calls as can be.
+"""Many entries at once: folders of files in a tree of two levels, with as few system calls as can be.
 
-A :class:`~cachectl.layers.stores.tree.Tree` looks at one entry at a time and knows all about it. Where only sums are
-asked, or marks of everything, this does the same for a hundred thousand of them: what is as it should be is weighed,
+A :class:`~cachectl.layers.stores.tree.Tree` looks at one entry at a time and knows all about it. Where a hundred
+thousand of them are to be counted, searched or cleared, this does the same: what is as it should be is dealt with here,
 and whatever is not is left to the tree to judge. The file runs as a program too, with the standard library alone, so
-that other processors can take a share: ``python -I -S walk.py`` reads a :class:`Task` and writes what it has weighed.
+that other processors can take a share: ``python -I -S walk.py`` reads a share of the work and writes what came of it.
 """
 
 from __future__ import annotations
@@ -12,12 +12,14 @@ import marshal
 import os
 import re
 import stat
-import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Iterator
-from typing import IO, NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    import subprocess
 
 _FOLDER_FLAGS = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_NOFOLLOW", 0)
 _KIND, _FILE, _FOLDER = 0o170000, stat.S_IFREG, stat.S_IFDIR
@@ -30,6 +32,9 @@ _ALONE = 0.3
 #: No machine reads its file system faster with more.
 _MOST_PROCESSES = 8
 
+GONE = "already gone"
+CHANGED = "changed since it was planned"
+
 
 class Weight(NamedTuple):
     """One entry: its name in its folder, its files and their bytes, and its newest change (ns)."""
@@ -41,16 +46,18 @@ class Weight(NamedTuple):
 
 
 class Task(NamedTuple):
-    """What to weigh, in types that another process can read: patterns are those of ``re``.
+    """What entries are, in types that another process can read: patterns are those of ``re``.
 
     ``name`` is what an entry is called, ``member`` what each file of it must match, each with its flags; ``hollow`` are
-    files that alone make no entry, ``whole`` those that must be there and not empty.
+    files that alone make no entry, ``whole`` those that must be there and not empty. With a ``child`` nothing is
+    weighed: entries that hold something of that name are named as others.
     """
 
     name: tuple[str, int]
     member: tuple[str, int]
     hollow: tuple[str, ...] = ()
     whole: tuple[str, ...] = ()
+    child: tuple[str, int] | None = None
 
 
 class Group(NamedTuple):
@@ -64,65 +71,160 @@ class Group(NamedTuple):
     others: list[str] | None
 
 
-def weigh(root: int, folders: list[str], task: Task) -> Iterator[Group]:
-    """Weigh the entries in some folders of an open root, as many processors at it as pay.
+class Cleared(NamedTuple):
+    """What came of clearing one folder: entries and bytes off the disk, and names left, each with the reason.
 
-    Every folder is yielded once, in no order.
+    ``failed`` tells, name by name, what the operating system refused.
     """
-    scale = Scale(task)
-    started = time.monotonic()
-    helpers = _processors() - 1
-    for done, folder in enumerate(folders):
-        if helpers > 0 and time.monotonic() - started > _ALONE:
-            yield from _together(root, folders[done:], task, helpers)
-            return
-        yield scale.group(root, folder)
+
+    folder: str
+    entries: int
+    bytes: int
+    left: list[tuple[str, str]]
+    failed: list[tuple[str, str]]
 
 
-class Scale:
-    """Weighs entries of one kind."""
+def weigh(root: int, folders: Sequence[str], task: Task) -> Iterator[Group]:
+    """Weigh or search the entries in some folders of an open root; each folder is yielded once, in no order."""
+    for folder, weights, others in _dealt("weigh", (root,), list(folders), task):
+        yield Group(folder, [Weight(*weight) for weight in weights], others)
 
-    def __init__(self, task: Task) -> None:
+
+def clear(root: int, trash: int, planned: Sequence[tuple[str, list[Weight]]], task: Task) -> Iterator[Cleared]:
+    """Clear planned entries of some folders, each if it is as it was planned; each folder is yielded once.
+
+    An entry steps into the trash folder whole before it is looked at, and back if it has changed: only for roots that
+    no program uses.
+    """
+    items = [(folder, [tuple(weight) for weight in weights]) for folder, weights in planned]
+    for answer in _dealt("clear", (root, trash), items, task):
+        yield Cleared(*answer)
+
+
+# ---------------------------------------------------------------------- one folder
+
+
+class _Hand:
+    """Deals with one kind of entries, a folder at a time."""
+
+    def __init__(self, handles: Sequence[int], task: Task) -> None:
+        self._root, self._trash = (*handles, -1)[:2]
         self._is_name = re.compile(*task.name).fullmatch
         self._is_member = re.compile(*task.member).fullmatch
+        self._is_child = None if task.child is None else re.compile(*task.child).fullmatch
         self._hollow = frozenset(task.hollow)
         self._whole = frozenset(task.whole)
         self._known: set[str] = set()
+        self._strangers: set[str] = set()
+        self._taken = 0
 
-    def group(self, root: int, folder: str) -> Group:
-        """Weigh what lies in one folder."""
-        try:
-            handle = os.open(folder, _FOLDER_FLAGS, dir_fd=root)
-        except OSError:
-            return Group(folder, [], None)
-        weights: list[Weight] = []
+    def weigh(self, folder: str) -> tuple[str, list[tuple[str, int, int, int]], list[str] | None]:
+        """Weigh, or search, what lies in a folder."""
+        weights: list[tuple[str, int, int, int]] = []
         others: list[str] = []
+        try:
+            handle = os.open(folder, _FOLDER_FLAGS, dir_fd=self._root)
+        except OSError:
+            return folder, weights, None
         try:
             for name in filter(self._is_name, os.listdir(handle)):
                 try:
-                    weights.append(self._entry(handle, name))
+                    if self._is_child is None:
+                        weights.append((name, *self._look(handle, name, [], [])))
+                    elif self._holds_child(handle, name):
+                        others.append(name)
                 except (OSError, ValueError):  # noqa: PERF203 - an odd entry must not end the rest
                     others.append(name)
         except OSError:
-            return Group(folder, [], None)
+            return folder, [], None
         finally:
             os.close(handle)
-        return Group(folder, weights, others)
+        return folder, weights, others
 
-    def _entry(self, handle: int, name: str) -> Weight:
-        """Weigh one entry. Raises :class:`ValueError` where anything about it is not as it should be."""
-        # One loop, and no more calls than it takes: it runs a million times.
+    def clear(self, item: tuple[str, list[tuple[str, int, int, int]]]) -> tuple[Any, ...]:
+        """Clear planned entries of a folder."""
+        folder, planned = item
+        left: list[tuple[str, str]] = []
+        failed: list[tuple[str, str]] = []
+        entries = freed = 0
+        try:
+            handle = os.open(folder, _FOLDER_FLAGS, dir_fd=self._root)
+        except OSError:
+            return folder, 0, 0, [(name, GONE) for name, *_ in planned], failed
+        try:
+            for name, *mark in planned:
+                try:
+                    size = self._clear(handle, name, tuple(mark))
+                except FileNotFoundError:  # noqa: PERF203 - as above
+                    left.append((name, GONE))
+                except ValueError as error:
+                    left.append((name, str(error)))
+                except OSError as error:
+                    failed.append((name, error.strerror or str(error)))
+                else:
+                    entries += 1
+                    freed += size
+        finally:
+            os.close(handle)
+        return folder, entries, freed, left, failed
+
+    def _clear(self, handle: int, name: str, mark: tuple[int, ...]) -> int:
+        """Clear one entry; return the bytes that are off the disk. Raises :class:`ValueError` where it has changed."""
+        self._taken += 1
+        taken = f"{os.getpid()}-{self._taken}"
+        os.rename(name, taken, src_dir_fd=handle, dst_dir_fd=self._trash)
+        files: list[tuple[int, str, int]] = []
+        opened: list[tuple[int, int, str]] = []
+        try:
+            if not self._is_as_planned(taken, mark, files, opened):
+                os.rename(taken, name, src_dir_fd=self._trash, dst_dir_fd=handle)
+                raise ValueError(CHANGED)
+            # From here on it is no entry any more, whatever goes wrong, and stays where it is.
+            for below, file, _ in files:
+                os.unlink(file, dir_fd=below)
+            for above, _, folder in reversed(opened):
+                os.rmdir(folder, dir_fd=above)
+        finally:
+            for _, below, _ in opened:
+                os.close(below)
+        return sum(size for _, _, size in files)
+
+    def _is_as_planned(
+        self,
+        taken: str,
+        mark: tuple[int, ...],
+        files: list[tuple[int, str, int]],
+        opened: list[tuple[int, int, str]],
+    ) -> bool:
+        try:
+            return self._look(self._trash, taken, files, opened, keep=True) == mark
+        except (OSError, ValueError):
+            return False
+
+    def _look(  # noqa: C901, PLR0912 - one loop, and no more calls than it takes: it runs a million times
+        self,
+        handle: int,
+        name: str,
+        listed: list[tuple[int, str, int]],
+        opened: list[tuple[int, int, str]],
+        *,
+        keep: bool = False,
+    ) -> tuple[int, int, int]:
+        """Weigh one entry. Raises :class:`ValueError` where anything about it is not as it should be.
+
+        Its folders are listed as they were opened, and to ``keep`` them so also its files, with the bytes that go with
+        each.
+        """
         newest = os.stat(name, dir_fd=handle, follow_symlinks=False).st_mtime_ns
         files = total = 0
         hollow = True
         lacking = self._whole
         waiting = [(handle, name, "")]
-        opened: list[int] = []
         try:
             while waiting:
                 above, folder, prefix = waiting.pop()
                 below = os.open(folder, _FOLDER_FLAGS, dir_fd=above)
-                opened.append(below)
+                opened.append((above, below, folder))
                 for item in os.listdir(below):
                     status = os.stat(item, dir_fd=below, follow_symlinks=False)
                     if status.st_mtime_ns > newest:  # noqa: PLR1730 - twice as fast as max
@@ -137,16 +239,36 @@ class Scale:
                         hollow = hollow and path in self._hollow
                         if status.st_size and path in lacking:
                             lacking = lacking - {path}
+                        if keep:
+                            # A file with another name elsewhere frees nothing.
+                            listed.append((below, item, status.st_size if status.st_nlink == 1 else 0))
                     elif kind == _FOLDER and len(opened) < _MOST_FOLDERS:
                         waiting.append((below, item, path + "/"))
                     else:
                         raise ValueError(path)
         finally:
-            for descriptor in opened:
-                os.close(descriptor)
+            if not keep:
+                for _, below, _ in opened:
+                    os.close(below)
         if hollow or lacking:
             raise ValueError(name)
-        return Weight(name, files, total, newest)
+        return files, total, newest
+
+    def _holds_child(self, handle: int, name: str) -> bool:
+        folder = os.open(name, _FOLDER_FLAGS, dir_fd=handle)
+        try:
+            names = os.listdir(folder)
+        finally:
+            os.close(folder)
+        return not self._strangers.issuperset(names) and any(map(self._is_wanted, names))
+
+    def _is_wanted(self, name: str) -> bool:
+        """Judge a name once, as :meth:`_meet` does."""
+        if self._is_child is not None and self._is_child(name):
+            return True
+        if len(self._strangers) < _MOST_KNOWN:
+            self._strangers.add(name)
+        return False
 
     def _meet(self, path: str) -> None:
         """Judge a path once: kernels are few, and programs many."""
@@ -159,6 +281,23 @@ class Scale:
 # ---------------------------------------------------------------------- several processes
 
 
+def _dealt(verb: str, handles: tuple[int, ...], items: list[Any], task: Task) -> Iterator[tuple[Any, ...]]:
+    """Do a verb for each item, and hand the rest out to other processes once it turns out long."""
+    do = _verb(verb, handles, task)
+    started = time.monotonic()
+    helpers = _processors() - 1
+    for done, item in enumerate(items):
+        if helpers > 0 and time.monotonic() - started > _ALONE:
+            yield from _together(verb, handles, items[done:], task, helpers)
+            return
+        yield do(item)
+
+
+def _verb(verb: str, handles: Sequence[int], task: Task) -> Callable[[Any], tuple[Any, ...]]:
+    hand = _Hand(handles, task)
+    return hand.clear if verb == "clear" else hand.weigh
+
+
 def _processors() -> int:
     """Return how many can work at once, none where no other Python can be started."""
     if not sys.executable or os.name != "posix":
@@ -167,55 +306,64 @@ def _processors() -> int:
     return min(_MOST_PROCESSES, usable)
 
 
-def _together(root: int, folders: list[str], task: Task, helpers: int) -> Iterator[Group]:
-    """Deal folders out to other processes and this one; what a process could not do is done here."""
-    shares = [folders[start :: helpers + 1] for start in range(helpers + 1)]
-    started = [_start(root, share, task) for share in shares[1:]]
-    scale = Scale(task)
-    for folder in shares[0]:
-        yield scale.group(root, folder)
-    for share, answer in zip(shares[1:], started, strict=True):
-        done = set()
-        for group in () if answer is None else _read(*answer):
-            done.add(group.folder)
-            yield group
-        for folder in share:
-            if folder not in done:
-                yield scale.group(root, folder)
+def _together(
+    verb: str, handles: tuple[int, ...], items: list[Any], task: Task, helpers: int
+) -> Iterator[tuple[Any, ...]]:
+    """Deal items out to other processes and this one; what a process could not do is done here."""
+    shares = [items[first :: helpers + 1] for first in range(helpers + 1)]
+    started = [_start(verb, handles, share, task) for share in shares[1:]]
+    do = _verb(verb, handles, task)
+    try:
+        for item in shares[0]:
+            yield do(item)
+        for share, answer in zip(shares[1:], started, strict=True):
+            done = 0
+            for one in () if answer is None else _read(*answer):
+                done += 1
+                yield one
+            for item in share[done:]:
+                yield do(item)
+    finally:
+        # Whoever asked may have heard enough.
+        for answer in filter(None, started):
+            answer[0].kill()
+            answer[0].wait()
+            answer[1].close()
 
 
-def _start(root: int, share: list[str], task: Task) -> tuple[subprocess.Popen[bytes], IO[bytes]] | None:
+def _start(
+    verb: str, handles: tuple[int, ...], share: list[Any], task: Task
+) -> tuple[subprocess.Popen[bytes], IO[bytes]] | None:
+    import subprocess
+    import tempfile
+
     try:
         # A pipe would fill up, and the other process wait, while this one is at its own share.
         answer = tempfile.TemporaryFile()  # noqa: SIM115 - open until it is read
         command = (sys.executable, "-I", "-S", __file__)
-        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=answer, pass_fds=(root,))  # noqa: S603
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=answer, pass_fds=handles)  # noqa: S603
         if process.stdin is not None:
             with process.stdin as question:
-                marshal.dump((root, share, tuple(task)), question)
+                marshal.dump((verb, handles, share, tuple(task)), question)
     except OSError:
         return None
     return process, answer
 
 
-def _read(process: subprocess.Popen[bytes], answer: IO[bytes]) -> Iterator[Group]:
-    """Yield what another process has weighed, as far as it came."""
-    with answer:
-        process.wait()
-        answer.seek(0)
+def _read(process: subprocess.Popen[bytes], answer: IO[bytes]) -> Iterator[tuple[Any, ...]]:
+    """Yield what came of another process's share, in its order, as far as it came."""
+    process.wait()
+    answer.seek(0)
+    with suppress(ValueError, EOFError, TypeError):
         while True:
-            try:
-                folder, weights, others = marshal.load(answer)  # noqa: S302 - our own process wrote it
-            except (ValueError, EOFError, TypeError):
-                return
-            yield Group(folder, [Weight(*weight) for weight in weights], others)
+            yield marshal.load(answer)  # noqa: S302 - our own process wrote it
 
 
 def _help() -> None:
-    root, folders, task = marshal.load(sys.stdin.buffer)  # noqa: S302 - as above
-    scale = Scale(Task(*task))
-    for folder, weights, others in (scale.group(root, folder) for folder in folders):
-        marshal.dump((folder, [tuple(weight) for weight in weights], others), sys.stdout.buffer)
+    verb, handles, share, task = marshal.load(sys.stdin.buffer)  # noqa: S302 - as above
+    do = _verb(verb, handles, Task(*task))
+    for item in share:
+        marshal.dump(do(item), sys.stdout.buffer)
 
 
 if __name__ == "__main__":
