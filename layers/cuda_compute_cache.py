@@ -180,7 +180,7 @@ class CudaComputeCache(Layer):
         """Yield entries by name and header; files of another format version are opaque."""
         tree = self._tree(root)
         index = _read_index_file(root)
-        for leaf in tree.scan():
+        for leaf in tree.scan(head=compute_cache.HEADER.size):
             if isinstance(leaf, Problem):
                 yield leaf
             elif leaf.stray is not None:
@@ -193,20 +193,18 @@ class CudaComputeCache(Layer):
             yield Housekeeping(INDEX, root.path, len(index))
 
     def _describe(self, root: Root, tree: Tree, leaf: Leaf, index: bytes | None, *, contents: bool) -> Iterator[Found]:
-        path = root.path / leaf.key
-        head = tree.read_file(leaf.key, limit=compute_cache.HEADER.size)
-        if head is None:
-            return
-        header = compute_cache.read_header(head)
+        header = compute_cache.read_header(leaf.head)
         if header is None or not header.known:
             # A file too short for a header, or of another version, is the cache's only if its index says so.
             listed = None if index is None else compute_cache.read_index(index)
             known = listed is not None and compute_cache.identifier_of(leaf.key) in dict(listed.records)
-            if not known and not (index is not None and compute_cache.vouches(index, head)):
-                yield Problem(path, "unrecognised", "has the name of an entry but not its format; left alone")
+            if not known and not (index is not None and compute_cache.vouches(index, leaf.head)):
+                yield Problem(
+                    root.path / leaf.key, "unrecognised", "has the name of an entry but not its format; left alone"
+                )
                 return
         if header is None or (header.known and header.file_size != leaf.bytes):
-            yield Problem(path, "damaged", f"is {leaf.bytes} bytes long, which its header does not say")
+            yield Problem(root.path / leaf.key, "damaged", f"is {leaf.bytes} bytes long, which its header does not say")
         whole = header is not None and header.known and header.file_size == leaf.bytes
         key = None
         if whole and contents and header is not None:

@@ -246,7 +246,7 @@ class PoclKernels(Layer):
         members = self._tree(root).read_members(key)
         if members is None:
             return None
-        kept = {path: data for path, data in members.items() if not _TEMPORARY.fullmatch(path) and path != "build.log"}
+        kept = {path: data for path, data in members.items() if not _is_temporary(path) and path != "build.log"}
         kernels = sorted({match["kernel"] for match in map(_VARIANT.fullmatch, kept) if match is not None})
         return Artifact(self.name, key, self.forms[0], pack(kept), {"kernels": " ".join(kernels)})
 
@@ -400,6 +400,13 @@ class PoclKernels(Layer):
         fix = f"cachectl purge pocl --key {leaf.key}"
         thing = leaf.entry(self.name, root.path)
         return Finding(self.name, root.path, leaf.key, Severity.FAILS, "magic", message, fix, thing)
+
+
+def _is_temporary(path: str) -> bool:
+    """Tell whether a file is a compile's own; a kernel may have a name that ends like one of these."""
+    variant = _VARIANT.fullmatch(path)
+    finished = variant is not None and variant["file"] == f"{variant['kernel']}.so"
+    return not finished and _TEMPORARY.fullmatch(path) is not None
 
 
 def _complaint(path: str, data: bytes, size: int) -> str | None:

@@ -25,6 +25,10 @@ class Thing:
     state: object = field(default=None, repr=False)
 
 
+_PROTOCOL: Final = b"\x80\x04"
+_FRAME: Final = b"\x95"
+_FRAME_LENGTH: Final = 8
+_STOP: Final = b"."
 #: More opcodes than any row of a cache has.
 _MOST: Final = 5_000_000
 _MARK: Final = Thing("mark")
@@ -39,6 +43,21 @@ _MADE_OF_ARGUMENT: Final = {"GLOBAL": "global", "PERSID": "object", "EXT1": "obj
 _INTO_CONTAINER: Final = {"APPEND": 1, "SETITEM": 2}
 _INTO_CONTAINER_FROM_MARK: Final = {"APPENDS", "SETITEMS", "ADDITEMS"}
 _NOTHING: Final = {"PROTO", "FRAME", "READONLY_BUFFER"}
+
+
+def is_framed(data: bytes) -> bool:
+    """Tell at once whether a pickle's frames reach from its beginning to its end.
+
+    Such a pickle has not been cut, and nothing was added. ``False`` says nothing: it may have no frames, or hold large
+    values between them. Source: PEP 3154, framing.
+    """
+    position = len(_PROTOCOL)
+    if data[:1] != _PROTOCOL[:1] or len(data) <= position:
+        return False
+    while data[position : position + 1] == _FRAME:
+        start = position + 1 + _FRAME_LENGTH
+        position = start + int.from_bytes(data[position + 1 : start], "little")
+    return position == len(data) and data.endswith(_STOP)
 
 
 def walk(data: bytes) -> tuple[object, int]:

@@ -125,15 +125,23 @@ class Member:
     modified: float
 
 
+#: In a leaf ``bytes`` is a number.
+Head = bytes
+
+
 @dataclass(frozen=True, slots=True)
 class Leaf:
-    """An entry, or a stray, as it lies on the disk; ``newest`` counts folders too, in nanoseconds."""
+    """An entry, or a stray, as it lies on the disk; ``newest`` counts folders too, in nanoseconds.
+
+    ``head`` is what a file begins with, where that was asked for.
+    """
 
     key: str
     members: tuple[Member, ...]
     newest: int
     links: bool = False
     stray: StrayRule | None = None
+    head: Head = b""
 
     @property
     def bytes(self) -> int:
@@ -202,11 +210,14 @@ class Tree:
 
     # ------------------------------------------------------------------ listing
 
-    def scan(self) -> Iterator[Leaf | Problem]:
-        """Yield every leaf and stray; folders that cannot be read are problems."""
+    def scan(self, *, head: int = 0) -> Iterator[Leaf | Problem]:
+        """Yield every leaf and stray; folders that cannot be read are problems.
+
+        Entries that are files come with their first ``head`` bytes.
+        """
         with self._opened_root() as handle:
             if handle is not None:
-                yield from self._scan_level(handle, (), 0)
+                yield from self._scan_level(handle, (), 0, head)
 
     def weigh(self, *, hollow: Iterable[str] = (), whole: Iterable[str] = ()) -> Iterator[Group | Leaf | Problem]:
         """Yield what :meth:`scan` does, but entries that are as they should be only weighed, folder by folder.
@@ -267,7 +278,7 @@ class Tree:
             leaf = None if status is None else self._recognise(parent, tuple(parts), status)
             return None if leaf is None or self._foreign(leaf) is not None else leaf
 
-    def _scan_level(self, handle: int, above: tuple[str, ...], level: int) -> Iterator[Leaf | Problem]:
+    def _scan_level(self, handle: int, above: tuple[str, ...], level: int, head: int = 0) -> Iterator[Leaf | Problem]:
         try:
             names = sorted(os.listdir(handle))
         except OSError as error:
@@ -276,12 +287,14 @@ class Tree:
         for name in names:
             # Most names in a shared folder match nothing: no stat is spent on them.
             if self.shape.levels[level].fullmatch(name) or self._may_stray(level, name):
-                yield from self._scan_name(handle, (*above, name), level)
+                yield from self._scan_name(handle, (*above, name), level, head)
 
-    def _scan_name(self, handle: int, parts: tuple[str, ...], level: int) -> Iterator[Leaf | Problem]:
+    def _scan_name(self, handle: int, parts: tuple[str, ...], level: int, head: int = 0) -> Iterator[Leaf | Problem]:
         status = status_of(handle, parts[-1])
         try:
-            leaf = None if status is None else self._recognise(handle, parts, status)
+            leaf = None if status is None else self._recognise(handle, parts, status, head)
+        except FileNotFoundError:
+            return
         except OSError as error:
             yield self._problem(parts, error)
             return
@@ -293,9 +306,9 @@ class Tree:
             if stat.S_ISLNK(status.st_mode):
                 yield Problem(self.root.joinpath(*parts), "link", "a link inside the root is not followed")
             elif level < len(self.shape.levels) - 1 and stat.S_ISDIR(status.st_mode):
-                yield from self._scan_below(handle, parts, level)
+                yield from self._scan_below(handle, parts, level, head)
 
-    def _scan_below(self, handle: int, parts: tuple[str, ...], level: int) -> Iterator[Leaf | Problem]:
+    def _scan_below(self, handle: int, parts: tuple[str, ...], level: int, head: int) -> Iterator[Leaf | Problem]:
         try:
             below = open_folder(parts[-1], handle)
         except FileNotFoundError:
@@ -304,7 +317,7 @@ class Tree:
             yield self._problem(parts, error)
             return
         try:
-            yield from self._scan_level(below, parts, level + 1)
+            yield from self._scan_level(below, parts, level + 1, head)
         finally:
             os.close(below)
 
@@ -318,7 +331,7 @@ class Tree:
             return None
         return next((member.path for member in leaf.members if not pattern.fullmatch(member.path)), None)
 
-    def _recognise(self, handle: int, parts: tuple[str, ...], status: os.stat_result) -> Leaf | None:
+    def _recognise(self, handle: int, parts: tuple[str, ...], status: os.stat_result, head: int = 0) -> Leaf | None:
         name, level = parts[-1], len(parts) - 1
         key = "/".join(parts)
         for rule in (*self._own, *self.shape.strays) if level == 0 else ():
@@ -327,7 +340,7 @@ class Tree:
                 return None if left_alone else _measure(handle, name, key, status, rule)
         kind = stat.S_ISDIR if self.shape.folders else stat.S_ISREG
         if level == len(self.shape.levels) - 1 and self.shape.levels[level].fullmatch(name) and kind(status.st_mode):
-            return _measure(handle, name, key, status, None)
+            return _measure(handle, name, key, status, None, head=head)
         return None
 
     def _problem(self, parts: Sequence[str], error: OSError) -> Problem:
@@ -347,29 +360,39 @@ class Tree:
         """Return every file of an entry by its path in the leaf."""
         if not self.shape.accepts(key):
             return None
-        leaf = self.find(key)
-        if leaf is None:
-            return None
-        if leaf.bytes > SANE:
-            raise Damaged(self.layer, "larger than any entry", self.root / key)
-        contents = {member.path: self.read_file(key, member.path) for member in leaf.members}
+        parts = tuple(key.split("/"))
+        with self._opened_root() as handle, ExitStack() as stack:
+            parent = None if handle is None else descend(stack, handle, parts[:-1])
+            status = None if parent is None else status_of(parent, parts[-1])
+            leaf = None if parent is None or status is None else self._recognise(parent, parts, status)
+            if parent is None or leaf is None or self._foreign(leaf) is not None:
+                return None
+            if leaf.bytes > SANE:
+                raise Damaged(self.layer, "larger than any entry", self.root / key)
+            contents = {member.path: self._read_member(parent, parts, member.path) for member in leaf.members}
         # A file that vanished meanwhile means the entry is being replaced: a miss, not half an entry.
         present = {path: content for path, content in contents.items() if content is not None}
         return present if len(present) == len(contents) else None
 
-    def read_file(self, key: str, path: str = "", limit: int = -1) -> bytes | None:
-        """Read one file of an entry (the first ``limit`` bytes), never through a link."""
-        parts = [*key.split("/"), *(path.split("/") if path else ())]
-        with self._opened_root() as handle, ExitStack() as stack:
-            parent = None if handle is None else descend(stack, handle, parts[:-1])
-            if parent is None:
+    def _read_member(self, parent: int, parts: Sequence[str], path: str, limit: int = -1) -> bytes | None:
+        below = [parts[-1], *(path.split("/") if path else ())]
+        with ExitStack() as stack:
+            folder = descend(stack, parent, below[:-1])
+            if folder is None:
                 return None
             try:
-                return read_plain(parts[-1], dir_fd=parent, limit=limit)
+                return read_plain(below[-1], dir_fd=folder, limit=limit)
             except FileNotFoundError:
                 return None
             except OSError as error:
-                raise self._unreachable("cannot read", key, error) from error
+                raise self._unreachable("cannot read", "/".join(parts), error) from error
+
+    def read_file(self, key: str, path: str = "", limit: int = -1) -> bytes | None:
+        """Read one file of an entry (the first ``limit`` bytes), never through a link."""
+        parts = key.split("/")
+        with self._opened_root() as handle, ExitStack() as stack:
+            parent = None if handle is None else descend(stack, handle, parts[:-1])
+            return None if parent is None else self._read_member(parent, parts, path, limit)
 
     # ------------------------------------------------------------------ placing
 
@@ -645,9 +668,13 @@ class Tree:
         return Unreachable(self.layer, f"{verb}: {error.strerror or error}", self.root / key)
 
 
-def _measure(handle: int, name: str, key: str, status: os.stat_result, rule: StrayRule | None) -> Leaf:
+def _measure(
+    handle: int, name: str, key: str, status: os.stat_result, rule: StrayRule | None, *, head: int = 0
+) -> Leaf:
     if not stat.S_ISDIR(status.st_mode):
-        return Leaf(key, (Member("", status.st_size, status.st_mtime),), status.st_mtime_ns, stray=rule)
+        beginning = read_plain(name, dir_fd=handle, limit=head) if head else b""
+        member = Member("", status.st_size, status.st_mtime)
+        return Leaf(key, (member,), status.st_mtime_ns, stray=rule, head=beginning)
     members: list[Member] = []
     newest, links = _gather(handle, name, "", members)
     return Leaf(key, tuple(members), max(newest, status.st_mtime_ns), links, rule)

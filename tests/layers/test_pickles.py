@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from cachectl.layers import pyopencl_binaries
 from cachectl.layers.formats import opencl_source, pdict
-from cachectl.layers.formats.pickles import Thing, attributes, things, walk
+from cachectl.layers.formats.pickles import Thing, attributes, is_framed, things, walk
 
 
 @dataclass
@@ -52,6 +52,25 @@ def test_a_pickle_cut_short_is_a_value_error(value: object, cut: int) -> None:
     data = pickle.dumps(value)
     with pytest.raises(ValueError, match="broken pickle"):
         walk(data[: min(cut, len(data) - 1)])
+
+
+@pytest.mark.parametrize("protocol", [4, 5])
+@given(value=VALUES, cut=st.integers(1, 40))
+def test_what_is_framed_is_whole(protocol: int, value: object, cut: int) -> None:
+    """A framed pickle is a pickle; with its end cut off, or something behind it, it is none."""
+    data = pickle.dumps(value, protocol)
+    if is_framed(data):
+        assert walk(data)[1] == len(data)
+        assert not is_framed(data[:-cut])
+        assert not is_framed(data + b"x" * cut)
+
+
+def test_the_rows_of_loopy_are_framed() -> None:
+    """Those that pytools writes, small and large, are known at once; a value of its own between frames is not."""
+    for protocol in (4, 5):
+        assert is_framed(pickle.dumps(("key", {"value": ["x" * 100] * 1000 + list(range(9999))}), protocol))
+        assert not is_framed(pickle.dumps(b"x" * 100_000, protocol))
+    assert not is_framed(pickle.dumps("value", 2))
 
 
 @given(data=st.binary(max_size=200))

@@ -175,6 +175,15 @@ def test_get_leaves_temporaries_and_logs_behind(layer: PoclKernels) -> None:
     assert unpack(artifact.data) == {"program.bc": BITCODE}
 
 
+def test_a_kernel_may_be_called_as_a_temporary_is(layer: PoclKernels) -> None:
+    """The six letters at the end of ``matmul_fp32x4`` are the kernel's own."""
+    native = "matmul_fp32x4/0-0-0-goffs0/matmul_fp32x4.so"
+    place(layer, NAME, {"program.bc": BITCODE, native: b"\x7fELF", f"{native}_a1B2c3.so": b"half"})
+    artifact = layer.get(NAME)
+    assert artifact is not None
+    assert set(unpack(artifact.data)) == {"program.bc", native}
+
+
 @pytest.mark.real
 def test_a_failed_build_is_an_orphan(home: Home) -> None:
     program = (
