@@ -7,9 +7,8 @@ Sources: the properties of KFD's topology (``drivers/gpu/drm/amd/amdkfd/kfd_topo
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from cachectl.layers.environment import Environment
 
@@ -22,8 +21,7 @@ _NUMBER: Final = re.compile(r"[0-9]{1,12}")
 _VERSION: Final = re.compile(r"([0-9]{1,3})\.([0-9]{1,3})\.([0-9]{1,3})")
 
 
-@dataclass(frozen=True, slots=True)
-class Gpu:
+class Gpu(NamedTuple):
     """A GPU as MIOpen names its files: the architecture, and how many compute units it may be taken to have."""
 
     arch: str

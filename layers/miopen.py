@@ -10,10 +10,8 @@ import os
 import re
 import stat
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Final
+from typing import ClassVar, Final, NamedTuple
 
 from cachectl.layers.environment import Environment
 from cachectl.layers.errors import Refused
@@ -34,7 +32,7 @@ from cachectl.layers.facts import (
 )
 from cachectl.layers.formats.miopen_names import VERSION_FOLDER, DatabaseName, newest, parse_name, version_numbers
 from cachectl.layers.layer import Layer
-from cachectl.layers.listings import names_in
+from cachectl.layers.listings import lines_of, names_in
 from cachectl.layers.stores.rows import without_companion
 from cachectl.layers.switches import misread, off
 
@@ -54,7 +52,7 @@ _ALWAYS_KNOWN: Final = (_TRUE | _FALSE) - {"on", "off"}
 _ROCM_FOLDER: Final = re.compile(r"/rocm-(\d+)\.(\d+)")
 _ROCM_LIBRARY: Final = re.compile(r"\.so\.\d+\.\d+\.(\d+)(\d\d)\d\d$")
 _DATABASES: Final = Path("share", "miopen", "db")
-_LINKER_FOLDERS: Final = Path("/etc/ld.so.conf.d")
+_LINKER_FOLDERS: Final = "/etc/ld.so.conf.d"
 _LIBRARY_FOLDERS: Final = ("/usr/lib/x86_64-linux-gnu", "/usr/lib64", "/usr/lib")
 
 
@@ -180,7 +178,7 @@ def libraries(environment: Environment) -> tuple[Path, ...]:
     """Find every libMIOpen a program could load, each once, links resolved."""
     found = (
         os.path.realpath(os.path.join(folder, name))
-        for folder in dict.fromkeys(map(os.fspath, _library_folders(environment)))
+        for folder in dict.fromkeys(_library_folders(environment))
         for name in names_in(folder, "libMIOpen.so", "MIOpen.dll")
     )
     return tuple(Path(path) for path in dict.fromkeys(found))
@@ -191,32 +189,30 @@ def several_installed(environment: Environment) -> bool:
     return len({library.parent for library in libraries(environment)}) > 1
 
 
-def _prefixes(environment: Environment) -> Iterator[Path]:
-    for site in environment.site:
-        yield site / "torch"
-        yield from (site / name for name in names_in(os.fspath(site), "_rocm_sdk_"))
+def _prefixes(environment: Environment) -> Iterator[str]:
+    for site in map(os.fspath, environment.site):
+        yield f"{site}/torch"
+        yield from (f"{site}/{name}" for name in names_in(site, "_rocm_sdk_"))
     rocm = environment.get("ROCM_PATH")
     if rocm:
-        yield environment.absolute(rocm)
-    yield Path("/opt/rocm")
-    yield from (Path("/opt", name) for name in names_in("/opt", "rocm-"))
+        yield os.fspath(environment.absolute(rocm))
+    yield "/opt/rocm"
+    yield from (f"/opt/{name}" for name in names_in("/opt", "rocm-"))
 
 
-def _library_folders(environment: Environment) -> Iterator[Path]:
+def _library_folders(environment: Environment) -> Iterator[str]:
     for named in (environment.get("LD_LIBRARY_PATH") or "").split(":"):
         if named:
-            yield environment.absolute(named)
-    yield from (prefix / "lib" for prefix in _prefixes(environment))
-    for name in names_in(os.fspath(_LINKER_FOLDERS)):
+            yield os.fspath(environment.absolute(named))
+    yield from (f"{prefix}/lib" for prefix in _prefixes(environment))
+    for name in names_in(_LINKER_FOLDERS):
         if name.endswith(".conf"):
-            with suppress(OSError):
-                lines = (_LINKER_FOLDERS / name).read_text(errors="replace").splitlines()
-                yield from [Path(line.strip()) for line in lines if line.startswith("/")]
-    yield from map(Path, _LIBRARY_FOLDERS)
+            yield from (line.strip() for line in lines_of(f"{_LINKER_FOLDERS}/{name}") if line.startswith("/"))
+    yield from _LIBRARY_FOLDERS
 
 
 def _well_known_folders(environment: Environment) -> Iterator[Path]:
-    for prefix in _prefixes(environment):
+    for prefix in map(Path, _prefixes(environment)):
         yield prefix / _DATABASES
         # ROCm up to 5.1 gave each library a folder.
         yield prefix / "miopen" / _DATABASES
@@ -241,8 +237,7 @@ def lock_files(environment: Environment, path: Path) -> tuple[Path, ...]:
     return (beside, *sorted(temporary / f"{digest}_{path.name}.lock" for digest in digests))
 
 
-@dataclass(frozen=True, slots=True)
-class DatabaseFile:
+class DatabaseFile(NamedTuple):
     """A database file of a root; ``relative`` is its path there, ``folder`` the version folder it lies in."""
 
     relative: str
@@ -278,8 +273,7 @@ class DatabaseFile:
         return max((found.st_mtime for found in status if found is not None), default=None)
 
 
-@dataclass(frozen=True, slots=True)
-class Databases:
+class Databases(NamedTuple):
     """The database files of one root: of certain kinds, no links, in a temporary folder the caller's own.
 
     ``folders`` tells whether they may also lie in version folders.

@@ -110,7 +110,7 @@ _LEFT_SET: Final = {
     "MIOPEN_DEBUG_FIND_ONLY_SOLVER": "no other solver is used, and what tuning finds is no better than that",
     "MIOPEN_DEBUG_PERFDB_OVERRIDE": "tuning results are passed over",
 }
-_PERF_TABLE: Final = changed(_PERF_DB, table="perf_db", key=("solver", "config"), values=("params",))
+_PERF_TABLE: Final = _PERF_DB._replace(table="perf_db", key=("solver", "config"), values=("params",))
 _HARM: Final = {
     "malformed": Severity.RECOMPILES,
     "newline": Severity.RECOMPILES,

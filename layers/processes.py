@@ -5,9 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 _PROC: Final = Path("/proc")
 
@@ -53,8 +52,7 @@ def spell(users: tuple[int, ...] | None) -> str:
     return f"process {shown}" if len(users) == 1 else f"processes {shown}" + ("…" if len(users) > 5 else "")  # noqa: PLR2004
 
 
-@dataclass(frozen=True, slots=True)
-class Loaded:
+class Loaded(NamedTuple):
     """The libraries of this very process at one moment; ``maps`` is ``None`` where that cannot be known."""
 
     maps: bytes | None

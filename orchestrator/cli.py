@@ -33,7 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     _open_streams()
     ours, command = _split(list(sys.argv[1:] if arguments is None else arguments))
     try:
-        options = build_parser(ours).parse_args(ours)
+        options = build_parser(ours[:1]).parse_args(ours)
     except SystemExit:
         _drop_output()
         raise

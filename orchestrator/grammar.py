@@ -27,7 +27,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def build_parser(words: Container[str] | None = None) -> argparse.ArgumentParser:
-    """Describe the verbs among some words, and of the others the summary; ``None`` is the whole grammar.
+    """Describe the verbs among some words; where there is none, the summary of each. ``None`` is the whole grammar.
 
     The reference in the documentation is made from the whole.
     """
@@ -39,10 +39,12 @@ def build_parser(words: Container[str] | None = None) -> argparse.ArgumentParser
     )
     parser.add_argument("--version", action="version", version=f"cachectl {__version__}")
     verbs = parser.add_subparsers(title="commands", metavar="COMMAND", required=True, dest="verb")
+    typed = VERBS.keys() if words is None else {name for name in VERBS if name in words}
     for name, (summary, describe) in VERBS.items():
-        typed = words is None or name in words
+        if typed and name not in typed:
+            continue
         description = summary[0].upper() + summary[1:] + "."
-        verb = verbs.add_parser(name, help=summary, description=description, allow_abbrev=False, add_help=typed)
+        verb = verbs.add_parser(name, help=summary, description=description, allow_abbrev=False, add_help=bool(typed))
         if typed:
             verb.set_defaults(parser=verb)
             describe(verb)

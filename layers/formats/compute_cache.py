@@ -14,8 +14,7 @@ from __future__ import annotations
 import re
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from cachectl.layers.formats.opencl_source import kernel_names
 
@@ -37,8 +36,7 @@ _BUILD: Final = re.compile(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Header:
+class Header(NamedTuple):
     """The fixed part of an entry; lengths are bytes."""
 
     version: int
@@ -129,8 +127,7 @@ def half(key: bytes) -> str:
     return "back end" if b".target" in key and b".version" in key else "front end"
 
 
-@dataclass(frozen=True, slots=True)
-class Index:
+class Index(NamedTuple):
     """The index: ids with their sizes (bytes without the header), in the order in which they were stored."""
 
     records: tuple[tuple[int, int], ...]

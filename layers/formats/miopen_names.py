@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import PurePosixPath
-from typing import Final
+from typing import Final, NamedTuple
 
 #: ``3.3.0.a85ca8a54``; without a build id before 2.4, and with an empty one where git was not at hand.
 VERSION_FOLDER: Final = re.compile(r"\d+\.\d+\.\d+(?:\.[^/]*)?")
@@ -38,8 +37,7 @@ _GRAMMARS: Final = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Base:
+class Base(NamedTuple):
     """A device and its compute units, as far as a list of known architectures tells; ``raw`` always holds.
 
     ``device`` is the architecture with its sramecc and xnack modes, which arch-only databases are named by.
@@ -51,8 +49,7 @@ class Base:
     units: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class DatabaseName:
+class DatabaseName(NamedTuple):
     """What the name of a database file tells. ``kind`` is its ending; ``version`` is spelled with dots."""
 
     file: str

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from cachectl.layers.formats.pickles import Thing, attributes, things, walk
 from cachectl.layers.stores.rows import Schema
@@ -43,8 +42,7 @@ _DATA_MODEL: Final = re.compile(r"-(?P<loopy>\d[^-]*)-islpy(?P<islpy>[^-]+)-cgen
 _DERIVED: Final = re.compile(rb"\x8c(.)(?=(invoke_|_lpy_host_|enqueue_knl_))", re.DOTALL)
 
 
-@dataclass(frozen=True, slots=True)
-class DictionaryName:
+class DictionaryName(NamedTuple):
     """What the name of a dictionary tells."""
 
     file: str

@@ -13,9 +13,8 @@ import stat
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from cachectl.layers.errors import Damaged, EntryExists, LayerError, Refused, Unreachable
 from cachectl.layers.facts import Quarantined, Target
@@ -29,8 +28,7 @@ _LINE: Final = "line"
 _NO_LINKS: Final = getattr(os, "O_NOFOLLOW", 0)
 
 
-@dataclass(frozen=True, slots=True)
-class Record:
+class Record(NamedTuple):
     """One line that can be used: its number, and its bytes without the line's end."""
 
     number: int
@@ -52,8 +50,7 @@ class Record:
         return zlib.crc32(self.line)
 
 
-@dataclass(frozen=True, slots=True)
-class Fault:
+class Fault(NamedTuple):
     """A line that a reader passes over, or that harms the next one to be written.
 
     ``line`` is the line itself where taking it out mends the file.

@@ -15,9 +15,8 @@ import sqlite3
 import stat
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 from urllib.parse import quote
 
 from cachectl.layers.errors import Busy, Damaged, EntryExists, LayerError, Unreachable
@@ -49,8 +48,7 @@ def without_companion(name: str) -> str:
     return next((name.removesuffix(ending) for ending in _COMPANIONS if name.endswith(ending)), name)
 
 
-@dataclass(frozen=True, slots=True)
-class Schema:
+class Schema(NamedTuple):
     """One table: how to make it, what identifies a row, and what it holds.
 
     ``key`` and ``values`` are column names; ``size`` is the sql expression of a row's bytes. ``table`` may be
@@ -75,8 +73,7 @@ class Schema:
         return " and ".join(f'"{column}" = ?' for column in self.key)
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
+class Row(NamedTuple):
     """The place and weight of one row; ``key`` has a value per key column."""
 
     rowid: int
@@ -84,8 +81,7 @@ class Row:
     bytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class Weight:
+class Weight(NamedTuple):
     """Row count, summed bytes and highest row id of a table."""
 
     rows: int
@@ -312,7 +308,12 @@ class RowFile:
             if connection.execute(query, (weight.last,)).fetchone() != (weight.rows, weight.bytes):
                 connection.execute("rollback")
                 return None
-            removed = connection.execute(f"delete {older}", (weight.last,)).rowcount
+            younger = f"select 1 from {self.schema.table} where rowid > ? limit 1"
+            if connection.execute(younger, (weight.last,)).fetchone() is None:
+                # Without a condition sqlite drops whole pages, and not row after row.
+                removed = connection.execute(f"delete from {self.schema.table}").rowcount
+            else:
+                removed = connection.execute(f"delete {older}", (weight.last,)).rowcount
             connection.execute("commit")
         return removed
 

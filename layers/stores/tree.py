@@ -13,9 +13,8 @@ import re
 import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from cachectl.layers.errors import Damaged, EntryExists, LayerError, Unreachable, not_a_key
 from cachectl.layers.facts import Ability, Bulk, Entry, Note, Orphan, Outcome, Problem, Quarantined, Target
@@ -59,8 +58,7 @@ LEFTOVER: Final = re.compile(r"\.cachectl-(?:stage|trash)-[0-9a-f]{32}")
 _TRIES: Final = 5
 
 
-@dataclass(frozen=True, slots=True)
-class StrayRule:
+class StrayRule(NamedTuple):
     """What the root of a tree may hold beside entries: temporaries and left-overs, by the pattern of their name.
 
     ``members`` makes it a folder, and is what every file in it must match; else it is a plain file, and
@@ -84,8 +82,7 @@ class StrayRule:
         return not (self.empty and status.st_size) and not (self.private and status.st_mode & 0o077)
 
 
-@dataclass(frozen=True, slots=True)
-class Shape:
+class Shape(NamedTuple):
     """The form of a tree: one pattern per path component, the last being the entry itself.
 
     ``members`` is what every file of an entry must match where entries are folders (``None``: anything); an
@@ -116,8 +113,7 @@ class Shape:
 NOTHING: Final = Shape((re.compile("(?!)"),), folders=True)
 
 
-@dataclass(frozen=True, slots=True)
-class Member:
+class Member(NamedTuple):
     """One file of a leaf; ``path`` is relative to the leaf, and empty where the leaf is the file."""
 
     path: str
@@ -129,8 +125,7 @@ class Member:
 Head = bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Leaf:
+class Leaf(NamedTuple):
     """An entry, or a stray, as it lies on the disk; ``newest`` counts folders too, in nanoseconds.
 
     ``head`` is what a file begins with, where that was asked for.
