@@ -28,6 +28,11 @@ def opencl_drivers(environment: Environment) -> tuple[str, ...]:
     return tuple(dict.fromkeys(_maker(library) for library in _libraries(environment)))
 
 
+def driver_libraries(environment: Environment, maker: str) -> tuple[str, ...]:
+    """Return the libraries of one maker's drivers, as their ICD files spell them."""
+    return tuple(library for library in _libraries(environment) if _maker(library) == maker)
+
+
 def _libraries(environment: Environment) -> list[str]:
     named = environment.get("OCL_ICD_VENDORS") or environment.get("OPENCL_VENDOR_PATH")
     if named and not Path(named).is_dir():

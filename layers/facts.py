@@ -307,7 +307,8 @@ class Switch:
     attribute)`` pairs: such a module, first imported while the layer was off, lacks the attribute and must be
     executed again. The variables are read only once, when a library whose file name begins with one of
     ``latches`` starts, or when one of ``latching_modules`` is imported. Where one of ``salts`` has started, a build by
-    PyOpenCL reaches the cache through it, and is not answered if no build before had its source and options.
+    PyOpenCL reaches the cache through it, and is not answered if no build before had its source and options. ``makes``
+    are folders that must be there before the library starts, since it makes none and keeps nothing without.
     """
 
     layer: str
@@ -321,6 +322,7 @@ class Switch:
     latches: tuple[str, ...] = ()
     latching_modules: tuple[str, ...] = ()
     salts: tuple[str, ...] = ()
+    makes: tuple[Path, ...] = ()
     takes_effect: When = When.NEXT_START
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
 from cachectl.layers.errors import CachectlError, Refused
 from cachectl.layers.facts import Ability, Scope, Switch
-from cachectl.scratch import can_switch, companions, relocations
+from cachectl.scratch import can_switch, companions, make_folders, relocations
 
 if TYPE_CHECKING:
     from cachectl.layers.environment import Environment
@@ -66,10 +66,15 @@ def variables_off(layers: Iterable[Layer], stack: Stack, folder: Path) -> dict[s
 
 
 def variables_isolated(layers: Iterable[Layer], folder: Path) -> dict[str, str | None]:
-    """Return the variables for a child in which the given layers are on, and keep everything in a folder."""
+    """Return the variables for a child in which the given layers are on, and keep everything in a folder.
+
+    Folders that a library would not make there itself are made.
+    """
     chosen = tuple(layers)
     changes = _merged(layer.enable() for layer in chosen if can_switch(layer))
-    changes.update(_merged(relocations(chosen, folder).values()))
+    moved = relocations(chosen, folder).values()
+    make_folders(moved)
+    changes.update(_merged(moved))
     return changes
 
 
@@ -188,7 +193,10 @@ def _merged(switches: Iterable[Switch]) -> dict[str, str | None]:
 def variables_for(
     layers: Iterable[Layer], *, on: bool, root: Path | None = None
 ) -> tuple[dict[str, str | None], tuple[str, ...]]:
-    """Return the variables that switch layers on or off, or move them to ``root``; and what they cannot do."""
+    """Return the variables that switch layers on or off, or move them to ``root``; and what they cannot do.
+
+    Folders below ``root`` that a library would not make itself are made.
+    """
     switches: list[Switch] = []
     notes: list[str] = []
     ability = Ability.DISABLE if root is None else Ability.RELOCATE
@@ -201,4 +209,8 @@ def variables_for(
         switches.append(switch)
         if switch.patches:
             notes.append(f"{layer.name}: no variable switches it off; cachectl run --no-cache does")
+    try:
+        make_folders(switches)
+    except OSError as error:
+        notes.append(f"{error.filename}: cannot be made ({error.strerror}); a layer that needs it keeps nothing")
     return _merged(switches), tuple(notes)

@@ -82,6 +82,13 @@ def relocations(layers: Iterable[Layer], folder: Path) -> dict[str, Switch]:
     return {layer.name: layer.relocate(folder) for layer in layers if layer.abilities()[Ability.RELOCATE] is None}
 
 
+def make_folders(switches: Iterable[Switch]) -> None:
+    """Make the folders without which a library that was moved there keeps nothing."""
+    for switch in switches:
+        for folder in switch.makes:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+
 def companions(layers: Iterable[Layer], everything: Iterable[Layer], folder: Path) -> tuple[str, ...]:
     """Name the layers that move along because they follow a variable that moves one of the given layers."""
     moved = relocations(layers, folder)

@@ -21,7 +21,7 @@ from cachectl.layers.facts import Condition, Patch, Switch
 from cachectl.layers.processes import Loaded, first_variables, libraries_here
 from cachectl.overlay import PROCESS, Attribute, Missing, Slot, Variable
 from cachectl.salt import SALTING, can_salt
-from cachectl.scratch import can_switch, relocations, remove_scratch, shadow_user_cache
+from cachectl.scratch import can_switch, make_folders, relocations, remove_scratch, shadow_user_cache
 from cachectl.stack import Stack
 
 if TYPE_CHECKING:
@@ -109,6 +109,7 @@ def isolated(folder: Path | str | None = None, *, strict: bool = True) -> Iterat
     try:
         loaded = libraries_here()
         _complain({name: why for name, switch in moved.items() if (why := _latched(switch, loaded))}, strict=strict)
+        make_folders(moved.values())
         switches = [*moved.values(), *(stack[name].enable() for name in moved if can_switch(stack[name]))]
         with shadow_user_cache(stack.environment, stack, root):
             hold = PROCESS.push(_settings(switches), _flags_left_behind(stack))

@@ -26,6 +26,7 @@ from cachectl.descendants import Descendants, looked_after
 from cachectl.layers.environment import process_variable, set_process_variable
 from cachectl.layers.errors import BadRequest
 from cachectl.layers.facts import Entry, Scope
+from cachectl.layers.neo_compiler_cache import NeoCompilerCache
 from cachectl.layers.pytools_dictionaries import PytoolsDictionaries
 from cachectl.observer import POCL, not_of_pocl
 
@@ -150,6 +151,7 @@ class Tracer:
         self._stack = stack
         self._folder = folder
         self._before = {layer.name: _marks(layer) for layer in stack}
+        self._counted = {layer.name: _counters(layer) for layer in stack}
         self._known = list(_entries(stack)) if explain else []
         self._explain = explain
         self._started = time.time()
@@ -174,9 +176,11 @@ class Tracer:
     def variables(self, environment: Environment) -> dict[str, str]:
         """Return what a child must be told to be watched, and its children with it, beside a trace it is part of."""
         put = {_FOLDER: self.events_folder, "PYTHONPATH": self._folder / "site"}
-        return {
+        joined = {
             name: os.pathsep.join(filter(None, [str(path), environment.get(name)])) for name, path in put.items()
         }
+        # Intel's driver then counts; nothing else changes, its keys least of all.
+        return {**joined, "NEO_CACHE_STATS": "1"}
 
     def ended(self, command: Sequence[str], status: int | None, wall: float) -> Trace:
         """Say what the run did."""
@@ -239,6 +243,12 @@ class Tracer:
         if watched and layer.name == "pocl" and not new and not hits:
             hits = 0
         total = sum(after[key].bytes for key in new)
+        if (counted := _counters(layer)) is not None:
+            first = self._counted[layer.name] or (0, 0)
+            why = "the driver's own counters; other programs on the same cache are counted too"
+            # Somebody may have set them back meanwhile.
+            hits, misses = (now - then if now >= then else None for now, then in zip(counted, first, strict=True))
+            return LayerTrace(layer.name, hits, misses, len(new), total, INFERRED, why)
         why = "entries that appeared, and times of use; other programs on the same cache are counted too"
         return LayerTrace(layer.name, hits, None, len(new), total, INFERRED, why)
 
@@ -343,6 +353,11 @@ def _marks(layer: Layer) -> dict[str, _Mark] | None:
     except FAILURES:
         return None
     return marks
+
+
+def _counters(layer: Layer) -> tuple[int, int] | None:
+    """Return hits and misses of a layer whose library counts them."""
+    return layer.counters() if isinstance(layer, NeoCompilerCache) else None
 
 
 def _owns(layer: PytoolsDictionaries, event: Mapping[str, Any]) -> bool:

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Final
 
 _FLAGS: Final = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+#: Looking must not look like use: some caches drop first what was read longest ago.
+_UNNOTICED: Final = getattr(os, "O_NOATIME", 0)
 #: Where the system shows what this process has open.
 _DESCRIPTORS: Final = "/dev/fd"
 #: How the name of everything begins that is staged beside its place.
@@ -84,10 +86,18 @@ def read_plain(path: str | Path, *, dir_fd: int | None = None, limit: int = -1) 
 
     Raises :class:`OSError` as :func:`open_plain`, and where the file is larger than anything of its kind.
     """
-    with open(open_plain(path, dir_fd=dir_fd), "rb") as file:
+    with open(_open_unnoticed(path, dir_fd), "rb") as file:
         if limit < 0 and os.fstat(file.fileno()).st_size > SANE:
             raise OSError(errno.EFBIG, "larger than any entry", str(path))
         return file.read(limit)
+
+
+def _open_unnoticed(path: str | Path, dir_fd: int | None) -> int:
+    try:
+        return open_plain(path, dir_fd=dir_fd, flags=_UNNOTICED)
+    except PermissionError:
+        # Only the owner may read unnoticed.
+        return open_plain(path, dir_fd=dir_fd)
 
 
 def overwrite(handle: int, old: bytes, new: bytes) -> None:

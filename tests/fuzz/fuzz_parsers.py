@@ -18,7 +18,17 @@ from typing import Final
 
 from cachectl.layers import pyopencl_binaries
 from cachectl.layers.errors import BadRequest, LayerError
-from cachectl.layers.formats import compute_cache, kernel_db, miopen_names, object_files, opencl_source, pdict, pickles
+from cachectl.layers.formats import (
+    bitcode,
+    compute_cache,
+    kernel_db,
+    miopen_names,
+    neo_binaries,
+    object_files,
+    opencl_source,
+    pdict,
+    pickles,
+)
 from cachectl.layers.stores import quarantine, rows
 from cachectl.layers.stores.archive import artifact_from_bytes, unpack
 from cachectl.layers.stores.records import Record, RecordFile
@@ -113,6 +123,16 @@ def _quarantined(data: bytes) -> None:
         assert rows.read_row(rows.write_row(tuple(row), tuple(row.values()))) is not None
 
 
+def _neo(data: bytes) -> None:
+    neo_binaries.complaint(data)
+    neo_binaries.describe(data)
+    neo_binaries.read_statistics(data)
+
+
+def _bitcode(data: bytes) -> None:
+    bitcode.kernels(data)
+
+
 PARSERS: Final[tuple[Callable[[bytes], None], ...]] = (
     _pdict_name,
     _pickle,
@@ -126,6 +146,8 @@ PARSERS: Final[tuple[Callable[[bytes], None], ...]] = (
     _objects,
     _source,
     _quarantined,
+    _neo,
+    _bitcode,
 )
 
 

@@ -1,0 +1,52 @@
+"""SPIR-V modules: whether they are whole, and the kernels they name.
+
+Source: the SPIR-V specification, section 2.3 ("Physical Layout of a SPIR-V Module and Instruction").
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from typing import Final
+
+MAGIC: Final = b"\x03\x02\x23\x07"
+_HEADER: Final = 20
+_ENTRY_POINT: Final = 15
+_FUNCTION_END: Final = 56
+_KERNEL: Final = 6
+#: What comes before an entry point's name: the instruction's own word, the model, the number of the function.
+_BEFORE_NAME: Final = 12
+
+
+def complaint(data: bytes) -> str | None:
+    """Say what is wrong with a module: its instructions, each with its length, fill it exactly, functions last."""
+    if not data.startswith(MAGIC):
+        return "is no SPIR-V module"
+    end, last = _HEADER, 0
+    for at, length, code in _instructions(data):
+        end, last = at + length, code
+    return None if end == len(data) and last == _FUNCTION_END else f"is cut short at {len(data)} bytes"
+
+
+def kernels(data: bytes) -> tuple[str, ...] | None:
+    """Return the kernels among a module's entry points; ``None`` where it names none."""
+    found = {_name(data[at : at + length]) for at, length, code in _instructions(data) if code == _ENTRY_POINT}
+    return tuple(sorted(found - {""})) or None
+
+
+def _instructions(data: bytes) -> Iterator[tuple[int, int, int]]:
+    """Yield the place, the length in bytes and the code of each whole instruction."""
+    at = _HEADER
+    while at + 4 <= len(data):
+        (word,) = struct.unpack_from("<I", data, at)
+        length = 4 * (word >> 16)
+        if not length or at + length > len(data):
+            return
+        yield at, length, word & 0xFFFF
+        at += length
+
+
+def _name(instruction: bytes) -> str:
+    if len(instruction) <= _BEFORE_NAME or instruction[4:8] != _KERNEL.to_bytes(4, "little"):
+        return ""
+    return instruction[_BEFORE_NAME:].partition(b"\0")[0].decode(errors="replace")

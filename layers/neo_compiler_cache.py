@@ -1,0 +1,463 @@
+"""The layer ``neo``: what Intel's compute-runtime (NEO) and its ``ocloc`` have compiled.
+
+Sources, in intel/compute-runtime: ``programmers-guide/COMPILER_CACHE.md`` and
+``shared/source/compiler_interface/{default_cache_config,compiler_cache,compiler_interface}.cpp`` with
+``linux/{compiler_cache_linux,os_compiler_cache_helper}.cpp``; the contents are in
+:mod:`cachectl.layers.formats.neo_binaries`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Final
+
+from cachectl.layers.drivers import driver_libraries
+from cachectl.layers.errors import Damaged, LayerError, Unreachable, not_a_key
+from cachectl.layers.facts import (
+    Ability,
+    Artifact,
+    Condition,
+    Entry,
+    Finding,
+    Found,
+    Housekeeping,
+    Orphan,
+    Outcome,
+    Problem,
+    Quarantined,
+    Removable,
+    Root,
+    Scope,
+    Severity,
+    State,
+    Switch,
+    Target,
+)
+from cachectl.layers.formats import neo_binaries
+from cachectl.layers.layer import Layer
+from cachectl.layers.processes import spell, using
+from cachectl.layers.stores.flocks import file_lock
+from cachectl.layers.stores.plain import overwrite, read_plain
+from cachectl.layers.stores.tree import REFUSALS, Leaf, Shape, StrayRule, Tree
+from cachectl.layers.switches import first_place, misread, off
+
+#: OpenCL's driver, Level Zero's, and the compiler that stands alone.
+LIBRARIES: Final = ("libigdrcl.so", "libze_intel_gpu.so", "libocloc.so")
+ACCOUNT: Final = "config.file"
+STATISTICS: Final = "stats"
+_MAKER: Final = "Intel NEO"
+_LEAF: Final = "neo_compiler_cache"
+_DIGIT: Final = re.compile("[0-9a-f]")
+_ENTRY: Final = re.compile(r"[0-9a-f]{16}\.(?:cl|l0|ocloc)_cache")
+_BOOKS: Final = re.compile(r"stats|config\.file|[0-9a-f]{16}\.(?:trace|input)")
+_TEMPORARY: Final = StrayRule(re.compile(r"cl_cache\.[A-Za-z0-9]{6}"), "left by a killed driver", private=True)
+_FLAT: Final = Shape((_ENTRY,), folders=False, strays=(_TEMPORARY,))
+_DEEP: Final = Shape((_DIGIT, _DIGIT, _ENTRY), folders=False)
+#: Beside entries: the account and debugging aids at the top, and statistics at each level.
+_BOOK_SHAPES: Final = (
+    Shape((_BOOKS,), folders=False),
+    Shape((_DIGIT, re.compile(STATISTICS)), folders=False),
+    Shape((_DIGIT, _DIGIT, re.compile(STATISTICS)), folders=False),
+)
+#: Bytes that the driver keeps unless told.
+_DEFAULT_CAP: Final = 1 << 30
+_NEARLY: Final = 0.9
+#: A number as ``atoll`` reads it.
+_NUMBER: Final = re.compile(r"\s*[+-]?\d{1,18}", re.ASCII)
+_PLAIN_NUMBER: Final = re.compile(r"\s*[+-]?\d+\s*", re.ASCII)
+#: The releases in which any variable of the compiler's switches the cache off, the first and the last.
+_KILLED: Final = ((25, 31), (26, 31))
+#: How the driver spells its release, in the library itself.
+_RELEASE: Final = re.compile(rb"\x00(\d\d)\.(\d\d?)\.\d{4,6}(?:\.\d+)?\x00")
+
+
+class NeoCompilerCache(Layer):
+    """Programs that Intel's driver, for OpenCL or Level Zero, has compiled: one file each."""
+
+    name = "neo"
+    title = "Intel NEO compiler cache"
+    forms = ("neo-entry/1",)
+
+    # ------------------------------------------------------------------ where and whether
+
+    def roots(self) -> tuple[Root, ...]:
+        """Resolve as the driver does for each device: an empty variable is one that is not set."""
+        environment = self.environment
+        if environment.platform == "darwin":
+            return ()
+        if named := environment.get("NEO_CACHE_DIR"):
+            return (Root(environment.absolute(named), Scope.USER, "NEO_CACHE_DIR"),)
+        if environment.platform == "win32":
+            base = environment.get("LOCALAPPDATA")
+            return (Root(Path(base, "NEO", _LEAF), Scope.USER, "LOCALAPPDATA"),) if base else ()
+        if xdg := environment.get("XDG_CACHE_HOME"):
+            return (Root(environment.absolute(xdg) / _LEAF, Scope.USER, "XDG_CACHE_HOME"),)
+        home = environment.get("HOME")
+        return (Root(environment.absolute(home) / ".cache" / _LEAF, Scope.USER, "default (HOME)"),) if home else ()
+
+    def state(self) -> State:
+        """Judge all that turns the cache off: its switch, variables of the compiler, and a folder that is not there."""
+        value = self.environment.get("NEO_CACHE_PERSISTENT")
+        if value is not None and _number(value) == 0:
+            hint = "" if value == "0" else " (the driver takes it for 0)"
+            return State(Condition.DISABLED, f"NEO_CACHE_PERSISTENT={value}{hint}")
+        if not self._is_here():
+            return State(Condition.ABSENT, "no driver of Intel's is registered, and none has left a cache")
+        if (lack := self._lacking_folder()) is not None:
+            return State(Condition.DISABLED, f"{lack[1]}: the driver then keeps no cache, without a word")
+        if variable := self._compiler_variable():
+            return self._with_compiler_variable(variable)
+        return State(Condition.ENABLED, "on by default" if value is None else f"NEO_CACHE_PERSISTENT={value}")
+
+    def _is_here(self) -> bool:
+        return bool(driver_libraries(self.environment, _MAKER)) or any(root.exists for root in self.roots())
+
+    def _lacking_folder(self) -> tuple[Path | None, str] | None:
+        """Return the folder that must be there and is not, with the reason in words; ``None`` if all is well."""
+        roots = self.roots()
+        if not roots:
+            missing = "LOCALAPPDATA is not set" if self.environment.platform == "win32" else "HOME is not set"
+            return None, missing
+        root = roots[0]
+        # The driver makes its own folder, and on Linux .cache above it; never what a variable names.
+        above = {"NEO_CACHE_DIR": 0, "XDG_CACHE_HOME": 1, "LOCALAPPDATA": 2}.get(root.source, 2)
+        wanted = (root.path, *root.path.parents)[above]
+        if wanted.is_dir():
+            return None
+        return wanted, f"{wanted} is not there ({root.source})"
+
+    def _compiler_variable(self) -> str | None:
+        return next((name for name in sorted(self.environment.variables) if name.startswith("IGC_")), None)
+
+    def _with_compiler_variable(self, variable: str) -> State:
+        release = self._release()
+        span = "compute-runtime 25.31 to 26.31 keeps no cache then"
+        if release is None:
+            return State(Condition.UNKNOWN, f"{variable} is set: {span}, and which release is here is not known")
+        spelled = f"compute-runtime {release[0]}.{release[1]:02}"
+        if _KILLED[0] <= release <= _KILLED[1]:
+            return State(Condition.DISABLED, f"{variable} is set: {spelled} then keeps no cache")
+        return State(Condition.ENABLED, f"on by default; {variable} is set, which {spelled} does not mind")
+
+    def _release(self) -> tuple[int, int] | None:
+        """Read the driver's release out of its library, which nothing loads; ``None`` where that does not tell."""
+        import mmap
+
+        for library in driver_libraries(self.environment, _MAKER):
+            # What has no folder is for the system's linker to find.
+            with suppress(OSError, ValueError), open(library, "rb") as file:
+                with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+                    match = _RELEASE.search(content)
+                    numbers = None if match is None else (int(match[1]), int(match[2]))
+                if numbers is not None:
+                    return numbers
+        return None
+
+    def diagnose(self) -> Iterator[Finding]:
+        """Yield what is wrong with the variables, folders that are not there, and a cache that is nearly full."""
+        value = self.environment.get("NEO_CACHE_PERSISTENT")
+        if value is not None and _number(value) == 0:
+            plain = value.strip() == "0"
+            outcome = "is no number: the driver takes it for 0, and keeps nothing"
+            yield (
+                off(self, "NEO_CACHE_PERSISTENT")
+                if plain
+                else misread(
+                    self, "NEO_CACHE_PERSISTENT", Severity.RECOMPILES, outcome, "export NEO_CACHE_PERSISTENT=1"
+                )
+            )
+        if self._is_here():
+            yield from self._unfit_folder()
+            yield from self._unfit_compiler_variable()
+            yield from self._of_limit()
+
+    def _unfit_folder(self) -> Iterator[Finding]:
+        lack = self._lacking_folder()
+        if lack is None:
+            return
+        folder, why = lack
+        message = f"{why}: the driver makes no such folder, keeps nothing, and every run compiles"
+        fix = f"export HOME={shlex.quote(str(self.environment.home))}"
+        if folder is not None:
+            fix = f"mkdir -p {shlex.quote(str(folder))}"
+        yield Finding(self.name, folder or Path("*"), None, Severity.RECOMPILES, "folder", message, fix)
+
+    def _unfit_compiler_variable(self) -> Iterator[Finding]:
+        variable = self._compiler_variable()
+        if variable is None:
+            return
+        release = self._release()
+        if release is None or _KILLED[0] <= release <= _KILLED[1]:
+            outcome = "switches the cache off in compute-runtime 25.31 to 26.31, as every IGC_ variable does"
+            yield misread(self, variable, Severity.RECOMPILES, outcome)
+        elif release < _KILLED[0]:
+            outcome = "is not in the keys of this release: what was compiled with another value of it is served"
+            yield misread(self, variable, Severity.RISKS, outcome)
+
+    def _of_limit(self) -> Iterator[Finding]:
+        limit = self.environment.get("NEO_CACHE_MAX_SIZE")
+        held = _DEFAULT_CAP if limit is None else _number(limit)
+        if limit is not None and not _PLAIN_NUMBER.fullmatch(limit):
+            taken = held or "0, which is no limit"
+            outcome = f"is no number of bytes: the driver takes it for {taken}"
+            yield misread(self, "NEO_CACHE_MAX_SIZE", Severity.RECOMPILES if held else Severity.WASTES, outcome)
+        elif held > 0:
+            yield from self._nearly_full(held, "the default" if limit is None else "NEO_CACHE_MAX_SIZE")
+
+    def _nearly_full(self, limit: int, said: str) -> Iterator[Finding]:
+        size = 0
+        # A root that cannot be read is told of by whoever counts it.
+        with suppress(LayerError, OSError):
+            size = sum(leaf.bytes for root in self.roots() for leaf in self._leaves(root))
+        if size < _NEARLY * limit:
+            return
+        message = f"holds {size:,} of at most {limit:,} bytes ({said}): the driver drops a third of it to make room"
+        fix = f"export NEO_CACHE_MAX_SIZE={2 * max(limit, size)}"
+        yield Finding(self.name, first_place(self), None, Severity.RECOMPILES, "cap", message, fix)
+
+    def switch(self, *, on: bool) -> Switch:
+        """Give the variable, which the driver reads once for each device."""
+        if on:
+            return Switch(self.name, unset=frozenset({"NEO_CACHE_PERSISTENT"}), latches=LIBRARIES)
+        return Switch(self.name, {"NEO_CACHE_PERSISTENT": "0"}, latches=LIBRARIES)
+
+    def relocate(self, folder: Path) -> Switch:
+        """Give the path, and name the folder as one to be made: where it is not there, the driver keeps nothing."""
+        place = folder / "neo"
+        return Switch(self.name, {"NEO_CACHE_DIR": str(place)}, latches=LIBRARIES, makes=(place,))
+
+    def refusals(self) -> Mapping[Ability, str]:
+        """Refuse what needs directory handles where there are none."""
+        return REFUSALS
+
+    # ------------------------------------------------------------------ listing
+
+    def scan(self, root: Root, *, contents: bool = True) -> Iterator[Found]:
+        """Yield entries of both layouts, left temporaries, and the files of the cache as a whole."""
+        for tree, leaf in self._walk(root):
+            if isinstance(leaf, Problem):
+                yield leaf
+            elif leaf.stray is not None:
+                yield leaf.orphan(root.path)
+            elif not contents:
+                yield leaf.entry(self.name, root.path)
+            else:
+                yield from self._describe(root, tree, leaf)
+        yield from self._books(root)
+
+    def _walk(self, root: Root) -> Iterator[tuple[Tree, Leaf | Problem]]:
+        flat, deep = self._tree(root, _FLAT), self._tree(root, _DEEP)
+        for leaf in flat.scan():
+            yield flat, leaf
+        for leaf in deep.scan():
+            # What lies in the root itself, the flat tree has told of.
+            told = leaf.path == root.path if isinstance(leaf, Problem) else leaf.stray is not None
+            if not told:
+                yield deep, leaf
+
+    def _leaves(self, root: Root) -> Iterator[Leaf]:
+        for _, leaf in self._walk(root):
+            if isinstance(leaf, Leaf) and leaf.stray is None:
+                yield leaf
+
+    def _describe(self, root: Root, tree: Tree, leaf: Leaf) -> Iterator[Found]:
+        try:
+            data = tree.read_file(leaf.key)
+        except LayerError as error:
+            yield Problem(root.path / leaf.key, "unreadable", error.message)
+            data = b""
+        if data is None:
+            return
+        if data and (complaint := neo_binaries.complaint(data)) is not None:
+            yield Problem(root.path / leaf.key, "damaged", complaint)
+        about = neo_binaries.describe(data)
+        yield Entry(
+            layer=self.name,
+            key=leaf.key,
+            root=root.path,
+            bytes=leaf.bytes,
+            files=1,
+            modified=leaf.modified,
+            kernels=about.kernels,
+            device=about.device,
+            versions=about.versions,
+            detail={"kind": about.kind},
+            mark=leaf.mark,
+        )
+
+    def _books(self, root: Root) -> Iterator[Found]:
+        for shape in _BOOK_SHAPES:
+            for leaf in self._tree(root, shape).scan():
+                if isinstance(leaf, Leaf) and leaf.stray is None and _is_book(leaf):
+                    yield Housekeeping(leaf.key, root.path, leaf.bytes, modified=leaf.modified)
+
+    def claims(self, root: Root, parts: tuple[str, ...]) -> bool:
+        """Tell by the names of entries, and of the files beside them."""
+        del root
+        return any(shape.claims(parts) for shape in (_FLAT, _DEEP, *_BOOK_SHAPES))
+
+    def counters(self) -> tuple[int, int] | None:
+        """Return hits and misses as the driver has counted them in this cache; ``None`` where it has not.
+
+        It does from release 26.14 on, where ``NEO_CACHE_STATS`` is set to another number than 0.
+        """
+        for root in self.roots():
+            with suppress(OSError):
+                return neo_binaries.read_statistics(read_plain(root.path / STATISTICS, limit=64))
+        return None
+
+    def _tree(self, root: Root, shape: Shape) -> Tree:
+        return Tree(self.name, root.path, shape)
+
+    def _tree_of(self, root: Root, key: str) -> Tree:
+        return self._tree(root, _DEEP if "/" in key else _FLAT)
+
+    # ------------------------------------------------------------------ get and put
+
+    def read(self, root: Root, key: str) -> Artifact | None:
+        """Read an entry file as it stands."""
+        data = self._tree_of(root, key).read(key)
+        if data is None:
+            return None
+        if (complaint := neo_binaries.complaint(data)) is not None:
+            raise Damaged(self.name, complaint, root.path / key)
+        about = neo_binaries.describe(data)
+        detail = {"kind": about.kind, "kernels": " ".join(about.kernels or ()), "device": about.device or ""}
+        return Artifact(self.name, key, self.forms[0], data, {**detail, **about.versions})
+
+    def write(self, root: Root, key: str, artifact: Artifact, *, replace: bool) -> None:
+        """Place a whole program under the name it was taken from, and count it as the driver does.
+
+        The name is a hash of what is not in the file, so that it cannot be checked.
+        """
+        if not (_FLAT.accepts(key) or _DEEP.accepts(key)):
+            raise not_a_key(self.name, key)
+        if (complaint := neo_binaries.complaint(artifact.data)) is not None:
+            raise Damaged(self.name, complaint, key)
+        with self._accounting(root):
+            self._tree_of(root, key).write(key, artifact.data, replace=replace)
+
+    # ------------------------------------------------------------------ clear
+
+    def idle_gate(self, targets: Iterable[Removable]) -> Iterator[tuple[Removable, str | None]]:
+        """Leave a temporary alone that a driver may still be writing."""
+        users = using(LIBRARIES, processes=self.environment.processes)
+        reason = None if users == () else f"{spell(users)} may be writing it"
+        for target in targets:
+            yield target, reason if isinstance(target, Orphan) and target.idle_only else None
+
+    def remove(self, root: Root, targets: tuple[Target, ...]) -> Outcome:
+        """Remove entries under the lock that the driver takes, and set its account right."""
+        outcome = Outcome(self.name)
+        with self._accounting(root) as alone:
+            for tree in (self._tree(root, _FLAT), self._tree(root, _DEEP)):
+                own = tuple(target for target in targets if self._tree_of(root, target.key).shape is tree.shape)
+                if own:
+                    # Nobody makes a folder, to put an entry into, without that lock.
+                    outcome = outcome.plus(tree.remove(own, tidy=alone))
+        return outcome
+
+    @contextmanager
+    def _accounting(self, root: Root) -> Iterator[bool]:
+        """Hold the driver's own lock around a change, then write the sum of all entries into its account.
+
+        Where there is no account the driver counts for itself when it makes one. Yields whether the lock is held.
+        """
+        path = root.path / ACCOUNT
+        with file_lock(self.name, path, patience=self.environment.patience) as handle:
+            yield handle is not None
+            if handle is not None:
+                self._account(root, path, handle)
+
+    def _account(self, root: Root, path: Path, handle: int) -> None:
+        # A longer file is none of the driver's.
+        old = os.pread(handle, neo_binaries.ACCOUNT.size + 1, 0)
+        new = neo_binaries.ACCOUNT.pack(sum(leaf.bytes for leaf in self._leaves(root)))
+        if len(old) not in (0, len(new)) or old == new:
+            return
+        try:
+            overwrite(handle, old, new)
+        except OSError as error:
+            message = f"cannot count the entries anew: {error.strerror}; make room, then put or purge any entry"
+            raise Unreachable(self.name, message, path) from error
+
+    # ------------------------------------------------------------------ quarantine
+
+    def set_aside(self, root: Root, target: Target, thing: Quarantined) -> str | None:
+        """Rename an entry into quarantine, and set the account right."""
+        with self._accounting(root):
+            return self._tree_of(root, target.key).set_aside(target, thing)
+
+    def bring_back(self, root: Root, thing: Quarantined, *, replace: bool) -> None:
+        """Rename an entry back, and count it."""
+        with self._accounting(root):
+            self._tree_of(root, thing.key).bring_back(thing, replace=replace)
+
+    # ------------------------------------------------------------------ verify
+
+    def verify(self, root: Root) -> Iterator[Finding]:
+        """Check that every entry is a whole program, and the account against the entries."""
+        sizes: dict[str, int] = {}
+        for tree, leaf in self._walk(root):
+            if isinstance(leaf, Problem):
+                yield self.told(root, leaf)
+            elif leaf.stray is None:
+                kind = leaf.key.rpartition(".")[2]
+                sizes[kind] = sizes.get(kind, 0) + leaf.bytes
+                yield from self._examined(root, tree, leaf)
+        with suppress(OSError):
+            account = read_plain(root.path / ACCOUNT, limit=neo_binaries.ACCOUNT.size + 1)
+            if (complaint := _account_complaint(account, sizes)) is not None:
+                fix = "nothing: the next put or purge in this layer counts anew"
+                if len(account) != neo_binaries.ACCOUNT.size:
+                    fix = f"rm {shlex.quote(str(root.path / ACCOUNT))}"
+                yield Finding(self.name, root.path, ACCOUNT, Severity.WASTES, "index", complaint, fix)
+
+    def _examined(self, root: Root, tree: Tree, leaf: Leaf) -> Iterator[Finding]:
+        try:
+            data = tree.read_file(leaf.key)
+            complaint = None if data is None else neo_binaries.complaint(data)
+        except LayerError as error:
+            data, complaint = b"", error.message
+        if data is None or complaint is None:
+            return
+        severity, outcome = Severity.FAILS, "the driver takes it for a program, and the build fails"
+        if not data or neo_binaries.is_wrapper(data):
+            severity, outcome = Severity.RECOMPILES, "the driver compiles it again at every run, and never replaces it"
+        fix, thing = f"cachectl purge neo --key {leaf.key}", leaf.entry(self.name, root.path)
+        yield Finding(self.name, root.path, leaf.key, severity, "damaged", f"{complaint}; {outcome}", fix, thing)
+
+
+def _number(value: str) -> int:
+    """Read a number as ``atoll`` does: ``1G`` is one, and what does not begin with a number is 0."""
+    match = _NUMBER.match(value)
+    return 0 if match is None else int(match[0])
+
+
+def _is_book(leaf: Leaf) -> bool:
+    """Tell by its length whether a file beside the entries is what its name says."""
+    name = leaf.key.rpartition("/")[2]
+    if name == STATISTICS:
+        return leaf.bytes == neo_binaries.STATISTICS.size
+    return name != ACCOUNT or leaf.bytes in (0, neo_binaries.ACCOUNT.size)
+
+
+def _account_complaint(account: bytes, sizes: Mapping[str, int]) -> str | None:
+    """Say what is wrong with the account, given the bytes of the entries of each kind.
+
+    A driver that counts anew counts those of its own kind alone, so that it may know of less than there is.
+    """
+    if len(account) != neo_binaries.ACCOUNT.size:
+        return "the account has another length than the driver gives it: it counts from nonsense" if account else None
+    (counted,) = neo_binaries.ACCOUNT.unpack(account)
+    total = sum(sizes.values())
+    if counted > total:
+        return f"the account says {counted} bytes where there are {total}: the driver drops entries sooner than it need"
+    if counted < min(sizes.values(), default=0):
+        return f"the account says {counted} bytes where there are {total}: the cache grows beyond its limit"
+    return None

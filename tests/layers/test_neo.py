@@ -1,0 +1,474 @@
+"""What Intel's compiler wrote on its own, and what its driver would: read, damaged, carried, counted, cleared."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+import struct
+import subprocess
+import tarfile
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from cachectl.doctor import diagnosis
+from cachectl.layers.conformance import LayerConformance, nobody
+from cachectl.layers.environment import Environment
+from cachectl.layers.errors import Busy, Damaged, LayerError
+from cachectl.layers.facts import Ability, Artifact, Condition, Entry, Finding, Orphan, Severity
+from cachectl.layers.formats import neo_binaries
+from cachectl.layers.neo_compiler_cache import NeoCompilerCache
+from cachectl.layers.selection import Selection
+from cachectl.stack import Stack
+
+if TYPE_CHECKING:
+    from conftest import Home
+
+DATA = Path(__file__).parents[1] / "data" / "neo-ocloc-22.43.tar.gz"
+#: What ocloc 22.43 stored of one source with two kernels, for Skylake and for Arc: wrapped, bare, and as SPIR-V.
+WRAPPED = ("90acc8ebe339bbdf", "a759d5e93348ae0d")
+BARE = ("43c3b6a22730c983", "c081d9943ea50613")
+SPIRV = ("7accbe5d8c3df6d1", "d45d9b649667820f")
+
+
+def unpack(folder: Path) -> None:
+    """Lay out what ocloc wrote, flat as it is, and the wrapped programs again as a newer driver keeps them."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(DATA) as tar:
+        for member in tar:
+            if member.isfile():
+                tar.extract(member, folder, set_attrs=False)
+    for name in WRAPPED:
+        deep = folder / name[0] / name[1] / f"{name}.cl_cache"
+        deep.parent.mkdir(parents=True)
+        shutil.copyfile(folder / f"{name}.ocloc_cache", deep)
+        (deep.parent / "stats").write_bytes(struct.pack("=QQQ", 1, 1, 1))
+    (folder / "stats").write_bytes(struct.pack("=QQQ", 5, 2, 1))
+    account(folder, sum(path.stat().st_size for path in folder.rglob("*_cache")))
+
+
+def account(folder: Path, size: int) -> None:
+    (folder / "config.file").write_bytes(struct.pack("=Q", size))
+
+
+def accounted(folder: Path) -> int:
+    (size,) = struct.unpack("=Q", (folder / "config.file").read_bytes())
+    assert isinstance(size, int)
+    return size
+
+
+def held(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*_cache") if not path.parts[-2].startswith(".cachectl"))
+
+
+class TestConformance(LayerConformance):
+    """The shipped suite."""
+
+    def make(self, environment: Environment) -> NeoCompilerCache:
+        return NeoCompilerCache(environment)
+
+    def seed(self, environment: Environment) -> None:
+        unpack(environment.home / ".cache" / "neo_compiler_cache")
+
+
+@pytest.fixture
+def layer(tmp_path: Path) -> NeoCompilerCache:
+    home = tmp_path / "home"
+    unpack(home / ".cache" / "neo_compiler_cache")
+    return NeoCompilerCache(Environment({"HOME": str(home)}, home, processes=nobody(tmp_path / "processes")))
+
+
+def folder_of(layer: NeoCompilerCache) -> Path:
+    return layer.roots()[0].path
+
+
+def by_key(layer: NeoCompilerCache) -> dict[str, Entry]:
+    return {entry.key: entry for entry in layer.entries()}
+
+
+# ---------------------------------------------------------------------- formats
+
+
+def test_every_kind_of_program_names_its_kernels(layer: NeoCompilerCache) -> None:
+    entries = by_key(layer)
+    assert len(entries) == 8
+    assert {entry.kernels for entry in entries.values()} == {("axpy", "scale")}
+    kinds = {key: entry.detail["kind"] for key, entry in entries.items()}
+    assert {kinds[f"{name}.ocloc_cache"] for name in SPIRV} == {"SPIR-V"}
+    assert {kinds[f"{name}.ocloc_cache"] for name in (*WRAPPED, *BARE)} == {"patch tokens"}
+    assert {entries[f"{name}.ocloc_cache"].device for name in WRAPPED} == {"graphics core 12", "graphics core 3079"}
+    assert "9/0/90acc8ebe339bbdf.cl_cache" in entries
+    assert list(layer.verify(layer.roots()[0])) == []
+    census = layer.census(layer.roots()[0])
+    assert (census.entries, census.files) == (8, 8 + 4)
+
+
+ZEBIN = r"""
+.section .text.axpy,"ax"
+.byte 1,2,3
+.section .text.dot,"ax"
+.byte 4
+.section .text.Intel_Symbol_Table_Void_Program,"ax"
+.byte 5
+.section .note.intelgt.compat,"",@note
+.long 8, 4, {kind}
+.asciz "IntelGT"
+.long {value}
+.long 8, 5, 4
+.asciz "IntelGT"
+.asciz "1.32"
+.balign 4
+.section .ze_info,""
+.ascii "kernels:\n  - name: axpy\n"
+"""
+
+
+def zebin(folder: Path, kind: int = 6, value: int = 12 << 22 | 55 << 14 | 8) -> bytes:
+    """Let the system's assembler make an ELF file with the sections of a zebin, and give it the type of one."""
+    if shutil.which("gcc") is None:
+        pytest.skip("needs gcc")
+    (folder / "zebin.s").write_text(ZEBIN.format(kind=kind, value=value))
+    subprocess.run(["gcc", "-c", "zebin.s", "-o", "zebin.o"], cwd=folder, check=True)
+    data = bytearray((folder / "zebin.o").read_bytes())
+    data[16:20] = struct.pack("<HH", 0xFF12, 205)
+    return bytes(data)
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "device"),
+    [(6, 12 << 22 | 55 << 14 | 8, "12.55.8"), (1, 1270, "product family 1270"), (2, 9, "graphics core 9")],
+)
+def test_a_zebin_names_kernels_device_and_version(tmp_path: Path, kind: int, value: int, device: str) -> None:
+    about = neo_binaries.describe(zebin(tmp_path, kind, value))
+    assert (about.kind, about.kernels, about.device) == ("zebin", ("axpy", "dot"), device)
+    assert about.versions == {"zebin": "1.32"}
+
+
+def test_what_is_cut_short_anywhere_is_not_whole(layer: NeoCompilerCache, tmp_path: Path) -> None:
+    for data in (*(path.read_bytes() for path in folder_of(layer).glob("*.ocloc_cache")), zebin(tmp_path)):
+        assert neo_binaries.complaint(data) is None
+        for length in range(0, len(data) - 16, 61):
+            assert neo_binaries.complaint(data[:length]) is not None, length
+            neo_binaries.describe(data[:length])
+
+
+# ---------------------------------------------------------------------- places and states
+
+
+def driver(tmp_path: Path, release: str | None = None) -> str:
+    """Register a driver of Intel's, whose library spells its release as a real one does."""
+    library = tmp_path / "libigdrcl.so"
+    library.write_bytes(b"\x7fELF" + bytes(100) + b"NEO \x00" + (release or "none").encode() + b"\x00unk\x00")
+    (tmp_path / "intel.icd").write_text(str(library))
+    return str(tmp_path / "intel.icd")
+
+
+@pytest.mark.parametrize(
+    ("variables", "path", "source"),
+    [
+        ({}, "home/.cache/neo_compiler_cache", "default (HOME)"),
+        ({"XDG_CACHE_HOME": ""}, "home/.cache/neo_compiler_cache", "default (HOME)"),
+        ({"XDG_CACHE_HOME": "{tmp}/x"}, "x/neo_compiler_cache", "XDG_CACHE_HOME"),
+        ({"XDG_CACHE_HOME": "x"}, "cwd/x/neo_compiler_cache", "XDG_CACHE_HOME"),
+        ({"NEO_CACHE_DIR": "{tmp}/n"}, "n", "NEO_CACHE_DIR"),
+        ({"NEO_CACHE_DIR": "n", "XDG_CACHE_HOME": "{tmp}/x"}, "cwd/n", "NEO_CACHE_DIR"),
+        ({"NEO_CACHE_DIR": ""}, "home/.cache/neo_compiler_cache", "default (HOME)"),
+    ],
+)
+def test_places(tmp_path: Path, variables: dict[str, str], path: str, source: str) -> None:
+    told = {name: value.format(tmp=tmp_path) for name, value in variables.items()}
+    environment = Environment({"HOME": str(tmp_path / "home"), **told}, tmp_path / "home", cwd=tmp_path / "cwd")
+    (root,) = NeoCompilerCache(environment).roots()
+    assert (root.path, root.source) == (tmp_path / path, source)
+
+
+def test_places_without_a_home_and_elsewhere(tmp_path: Path) -> None:
+    assert NeoCompilerCache(Environment({}, tmp_path)).roots() == ()
+    assert NeoCompilerCache(Environment({"HOME": str(tmp_path)}, tmp_path, platform="darwin")).roots() == ()
+    windows = Environment({"LOCALAPPDATA": "/l"}, tmp_path, platform="win32")
+    assert NeoCompilerCache(windows).roots()[0].path == Path("/l/NEO/neo_compiler_cache")
+
+
+@pytest.mark.parametrize(
+    ("variables", "release", "condition", "words"),
+    [
+        ({}, None, Condition.ENABLED, "default"),
+        ({"NEO_CACHE_PERSISTENT": "1"}, None, Condition.ENABLED, "=1"),
+        ({"NEO_CACHE_PERSISTENT": "0"}, None, Condition.DISABLED, "NEO_CACHE_PERSISTENT=0"),
+        ({"NEO_CACHE_PERSISTENT": "true"}, None, Condition.DISABLED, "takes it for 0"),
+        ({"NEO_CACHE_PERSISTENT": ""}, None, Condition.DISABLED, "takes it for 0"),
+        ({"NEO_CACHE_DIR": "{tmp}/nowhere"}, None, Condition.DISABLED, "nowhere is not there (NEO_CACHE_DIR)"),
+        ({"XDG_CACHE_HOME": "{tmp}/nowhere"}, None, Condition.DISABLED, "nowhere is not there (XDG_CACHE_HOME)"),
+        ({"HOME": ""}, None, Condition.DISABLED, "HOME is not set"),
+        ({"IGC_ShaderDumpEnable": "1"}, None, Condition.UNKNOWN, "IGC_ShaderDumpEnable is set"),
+        ({"IGC_ShaderDumpEnable": "1"}, "25.31.34666", Condition.DISABLED, "compute-runtime 25.31 then keeps no cache"),
+        ({"IGC_ShaderDumpEnable": "1"}, "26.31.39395", Condition.DISABLED, "compute-runtime 26.31 then keeps no cache"),
+        ({"IGC_ShaderDumpEnable": "1"}, "25.27.34303", Condition.ENABLED, "does not mind"),
+        ({"IGC_ShaderDumpEnable": "1"}, "26.35.40000", Condition.ENABLED, "does not mind"),
+        ({"MIGC_": "1"}, "25.31.34666", Condition.ENABLED, "default"),
+    ],
+)
+def test_the_state_knows_what_switches_off(
+    tmp_path: Path, variables: dict[str, str], release: str | None, condition: Condition, words: str
+) -> None:
+    told = {name: value.format(tmp=tmp_path) for name, value in variables.items()}
+    told = {"HOME": str(tmp_path), "OCL_ICD_VENDORS": driver(tmp_path, release), **told}
+    state = NeoCompilerCache(Environment(told, tmp_path)).state()
+    assert (state.condition, words in state.why) == (condition, True), state.why
+
+
+def test_absent_without_driver_and_cache(tmp_path: Path) -> None:
+    variables = {"HOME": str(tmp_path), "OCL_ICD_VENDORS": str(tmp_path / "none.icd")}
+    state = NeoCompilerCache(Environment(variables, tmp_path)).state()
+    assert state.condition is Condition.ABSENT
+
+
+# ---------------------------------------------------------------------- what is wrong
+
+
+def examine(home: Path, **variables: str) -> list[Finding]:
+    environment = Environment(
+        {"HOME": str(home), **variables}, home, processes=nobody(home / "processes"), mounts=home / "no-mounts"
+    )
+    return diagnosis(Stack(environment, plugins=False).named(["neo"]))
+
+
+@pytest.mark.parametrize(
+    ("variables", "release", "code", "severity"),
+    [
+        ({"NEO_CACHE_PERSISTENT": "0"}, None, "off", Severity.RECOMPILES),
+        ({"NEO_CACHE_PERSISTENT": "yes"}, None, "variable", Severity.RECOMPILES),
+        ({"NEO_CACHE_DIR": "{tmp}/new/er"}, None, "folder", Severity.RECOMPILES),
+        ({"XDG_CACHE_HOME": "{tmp}/new"}, None, "folder", Severity.RECOMPILES),
+        ({"NEO_CACHE_MAX_SIZE": "1G"}, None, "variable", Severity.RECOMPILES),
+        ({"NEO_CACHE_MAX_SIZE": "big"}, None, "variable", Severity.WASTES),
+        ({"NEO_CACHE_MAX_SIZE": "30000"}, None, "cap", Severity.RECOMPILES),
+        ({"IGC_OptDisable": "1"}, None, "variable", Severity.RECOMPILES),
+        ({"IGC_OptDisable": "1"}, "25.40.1234", "variable", Severity.RECOMPILES),
+        ({"IGC_OptDisable": "1"}, "24.13.29138", "variable", Severity.RISKS),
+    ],
+)
+def test_each_off_condition_is_told_and_its_fix_mends_it(
+    tmp_path: Path, variables: dict[str, str], release: str | None, code: str, severity: Severity
+) -> None:
+    unpack(tmp_path / ".cache" / "neo_compiler_cache")
+    told = {name: value.format(tmp=tmp_path) for name, value in variables.items()}
+    told["OCL_ICD_VENDORS"] = driver(tmp_path, release)
+    (found,) = examine(tmp_path, **told)
+    assert (found.layer, found.code, found.severity) == ("neo", code, severity)
+    script = f"{found.fix}; env -0"
+    done = subprocess.run(["sh", "-c", script], env={"PATH": os.defpath, **told}, capture_output=True, check=True)
+    after = dict(pair.split("=", 1) for pair in done.stdout.decode().split("\0") if pair)
+    assert examine(tmp_path, **{name: after[name] for name in after if name in told}) == []
+
+
+def test_nobody_without_such_a_driver_is_told_of_it(tmp_path: Path) -> None:
+    icd = str(tmp_path / "none.icd")
+    assert examine(tmp_path, OCL_ICD_VENDORS=icd, NEO_CACHE_DIR="/nowhere", IGC_X="1", NEO_CACHE_MAX_SIZE="1G") == []
+
+
+# ---------------------------------------------------------------------- account
+
+
+def test_clearing_sets_the_account_right(layer: NeoCompilerCache) -> None:
+    before = accounted(folder_of(layer))
+    outcome = layer.clear(layer.plan_clear(Selection(key="9/0/90acc8ebe339bbdf.cl_cache")))
+    assert outcome.removed == 1
+    assert accounted(folder_of(layer)) == held(folder_of(layer)) == before - outcome.bytes_freed
+    assert list(layer.verify(layer.roots()[0])) == []
+
+
+def test_put_and_quarantine_set_the_account_right(layer: NeoCompilerCache) -> None:
+    root = layer.roots()[0]
+    key = f"{SPIRV[0]}.ocloc_cache"
+    artifact = layer.get(key)
+    assert artifact is not None
+    layer.clear(layer.plan_clear())
+    assert accounted(root.path) == 0
+    layer.put(key, artifact)
+    assert accounted(root.path) == len(artifact.data)
+    data = (root.path / key).read_bytes()
+    (root.path / key).write_bytes(data[:-4])
+    findings = list(layer.verify(root))
+    assert [finding.code for finding in findings] == ["damaged", "index"]
+    assert layer.quarantine(layer.plan_quarantine(findings), findings).removed == 1
+    assert accounted(root.path) == 0
+    (thing,) = layer.quarantined()
+    layer.restore(thing)  # type: ignore[arg-type]
+    assert accounted(root.path) == len(data) - 4
+
+
+def test_without_an_account_the_driver_counts_itself(layer: NeoCompilerCache) -> None:
+    (folder_of(layer) / "config.file").unlink()
+    assert layer.clear(layer.plan_clear(Selection(kernel="axpy"))).removed == 8
+    assert not (folder_of(layer) / "config.file").exists()
+
+
+def test_a_file_that_is_no_account_is_left_alone_and_told(layer: NeoCompilerCache) -> None:
+    path = folder_of(layer) / "config.file"
+    path.write_bytes(b"size = 5 # somebody's own")
+    (found,) = layer.verify(layer.roots()[0])
+    assert (found.key, found.severity) == ("config.file", Severity.WASTES)
+    assert layer.clear(layer.plan_clear()).removed == 8
+    assert path.read_bytes() == b"size = 5 # somebody's own"
+    subprocess.run(["sh", "-c", found.fix], check=True)
+    assert list(layer.verify(layer.roots()[0])) == []
+
+
+@pytest.mark.parametrize(("counted", "words"), [(10**9, "sooner than it need"), (1, "beyond its limit")])
+def test_an_account_that_drifted_is_told(layer: NeoCompilerCache, counted: int, words: str) -> None:
+    account(folder_of(layer), counted)
+    (found,) = layer.verify(layer.roots()[0])
+    assert (found.code, words in found.message) == ("index", True)
+
+
+def test_the_drivers_lock_is_waited_for_before_anything_goes(layer: NeoCompilerCache) -> None:
+    layer = NeoCompilerCache(replace(layer.environment, patience=0.1))
+    plan = layer.plan_clear()
+    with (folder_of(layer) / "config.file").open("r+b") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        outcome = layer.clear(plan)
+        assert (outcome.removed, [note.because for note in outcome.failed]) == (
+            0,
+            ["locked by another process for more than 0.1 s"],
+        )
+        artifact = layer.get(next(layer.entries()).key)
+        assert artifact is not None
+        with pytest.raises(Busy):
+            layer.put(artifact.key, artifact)
+        assert len(by_key(layer)) == 8
+    assert layer.clear(plan).removed == 8
+
+
+def test_an_account_replaced_by_a_pipe_waits_for_nobody(layer: NeoCompilerCache) -> None:
+    path = folder_of(layer) / "config.file"
+    path.unlink()
+    os.mkfifo(path)
+    assert [note.because for note in layer.clear(layer.plan_clear()).failed] == ["cannot open: no plain file"]
+    assert list(layer.verify(layer.roots()[0])) == []
+
+
+# ---------------------------------------------------------------------- damage, strangers, temporaries
+
+
+def test_damage_is_told_by_what_the_driver_makes_of_it(layer: NeoCompilerCache, tmp_path: Path) -> None:
+    root = layer.roots()[0]
+    wrapped, bare = root.path / "9/0/90acc8ebe339bbdf.cl_cache", root.path / f"{BARE[0]}.ocloc_cache"
+    wrapped.write_bytes(wrapped.read_bytes()[:900])
+    bare.write_bytes(bare.read_bytes()[:900])
+    (root.path / "0123456789abcdef.cl_cache").write_bytes(b"")
+    (root.path / "0123456789abcdff.cl_cache").write_bytes(zebin(tmp_path)[:-100])
+    found = {finding.key: finding.severity for finding in layer.verify(root) if finding.code == "damaged"}
+    assert found == {
+        "9/0/90acc8ebe339bbdf.cl_cache": Severity.RECOMPILES,
+        f"{BARE[0]}.ocloc_cache": Severity.FAILS,
+        "0123456789abcdef.cl_cache": Severity.RECOMPILES,
+        "0123456789abcdff.cl_cache": Severity.FAILS,
+    }
+    with pytest.raises(Damaged, match="cut short"):
+        layer.get("9/0/90acc8ebe339bbdf.cl_cache")
+    assert "damaged" in {problem.code for problem in layer.scan(root) if hasattr(problem, "code")}
+
+
+def test_what_is_no_entry_is_neither_seen_nor_removed(layer: NeoCompilerCache, tmp_path: Path) -> None:
+    root = layer.roots()[0]
+    strangers = [
+        "a/b/notes.cl_cache",
+        "0123456789ABCDEF.cl_cache",
+        "a/0123456789abcdef.cl_cache",
+        "stats.txt",
+        "a/stats",
+    ]
+    for name in strangers:
+        (root.path / name).parent.mkdir(parents=True, exist_ok=True)
+        (root.path / name).write_text("mine")
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "outside" / "fedcba9876543210.cl_cache").write_bytes(zebin(tmp_path))
+    (root.path / "f").symlink_to(tmp_path / "outside")
+    assert layer.clear(layer.plan_clear()).removed == 8
+    assert all((root.path / name).read_text() == "mine" for name in strangers)
+    assert (tmp_path / "outside" / "fedcba9876543210.cl_cache").exists()
+    with pytest.raises(LayerError, match="is not a key"):
+        layer.put("stats", Artifact("neo", "stats", "neo-entry/1", zebin(tmp_path)))
+    assert layer.get("a/stats") is None
+
+
+def test_a_left_temporary_goes_once_no_driver_runs(layer: NeoCompilerCache, tmp_path: Path) -> None:
+    root = layer.roots()[0]
+    left = root.path / "cl_cache.aB3xYz"
+    left.write_bytes(b"half")
+    left.chmod(0o600)
+    assert [one.key for one in layer.scan(root) if isinstance(one, Orphan)] == ["cl_cache.aB3xYz"]
+    busy = tmp_path / "busy"
+    nobody(busy)
+    (busy / str(os.getpid())).mkdir()
+    (busy / str(os.getpid()) / "maps").write_text("7f00 /usr/lib/intel-opencl/libigdrcl.so\n")
+    beside = NeoCompilerCache(replace(layer.environment, processes=busy))
+    plan = beside.plan_clear()
+    assert [note.key for note in plan.skipped] == ["cl_cache.aB3xYz"]
+    assert len(plan.targets) == 8
+    layer.clear(layer.plan_clear())
+    assert not left.exists()
+
+
+def test_looking_does_not_look_like_use(layer: NeoCompilerCache) -> None:
+    paths = list(folder_of(layer).rglob("*_cache"))
+    for path in paths:
+        # Older than the last change: on most file systems the next reading would count.
+        os.utime(path, (1, path.stat().st_mtime))
+    list(layer.entries())
+    list(layer.verify(layer.roots()[0]))
+    assert {path.stat().st_atime for path in paths} == {1.0}
+
+
+# ---------------------------------------------------------------------- the command
+
+
+def test_the_command_carries_and_names(home: Home) -> None:
+    unpack(home.path / ".cache" / "neo_compiler_cache")
+    (reported,) = home.json("report", "neo")["layers"]
+    assert (reported["state"], reported["entries"]) == ("enabled", 8)
+    listed: list[dict[str, Any]] = home.json("ls", "neo", "--kernel", "scale")["entries"]
+    assert len(listed) == 8
+    key = listed[0]["key"]
+    home.cachectl("get", "neo", key, "-o", "entry")
+    assert home.json("purge", "--all")["total"]["removed"] == 8
+    home.cachectl("put", "neo", key, "entry")
+    assert [entry["key"] for entry in home.json("ls", "neo")["entries"]] == [key]
+
+
+def test_a_move_makes_the_folder_without_which_nothing_is_kept(home: Home) -> None:
+    program = 'test -d "$NEO_CACHE_DIR" && echo "$NEO_CACHE_PERSISTENT."'
+    assert home.cachectl("run", "--isolated", "--", "sh", "-c", program).stdout == ".\n"
+    home.cachectl("env", "--root", str(home.path / "moved"), "--layer", "neo", "--shell", "sh")
+    assert (home.path / "moved" / "neo").is_dir()
+    off = home.cachectl("run", "--no-cache", "--", "sh", "-c", 'echo "$NEO_CACHE_PERSISTENT"')
+    assert off.stdout == "0\n"
+
+
+def test_every_ability_is_there(layer: NeoCompilerCache) -> None:
+    assert {ability: reason for ability, reason in layer.abilities().items() if reason} == {}
+    assert set(layer.abilities()) == set(Ability)
+
+
+DRIVER = """
+import os, struct, sys
+from pathlib import Path
+folder = Path.home() / ".cache" / "neo_compiler_cache"
+if os.environ.get("NEO_CACHE_STATS") == "1":
+    (folder / "stats").write_bytes(struct.pack("=QQQ", 8, 3, 1))
+(folder / "0123456789abcdef.cl_cache").write_bytes((folder / "7accbe5d8c3df6d1.ocloc_cache").read_bytes())
+"""
+
+
+def test_a_trace_reads_what_the_driver_counts(home: Home) -> None:
+    unpack(home.path / ".cache" / "neo_compiler_cache")
+    home.cachectl("trace", "--json", "trace.json", "--", "python3", "-I", "-S", "-c", DRIVER)
+    layers = json.loads((home.path / "trace.json").read_text())["layers"]
+    (traced,) = (layer for layer in layers if layer["layer"] == "neo")
+    assert (traced["hits"], traced["misses"], traced["stores"]) == (3, 1, 1)
+    assert traced["evidence"] == "inferred"
