@@ -33,6 +33,7 @@ BUILT_IN: Final[dict[str, str]] = {
     "pocl": "cachectl.layers.pocl_kernels:PoclKernels",
     "cuda": "cachectl.layers.cuda_compute_cache:CudaComputeCache",
     "neo": "cachectl.layers.neo_compiler_cache:NeoCompilerCache",
+    "comgr": "cachectl.layers.comgr_cache:ComgrCache",
     "miopen": "cachectl.layers.miopen_kernels:MIOpenKernels",
     "miopen-system": "cachectl.layers.miopen_system:MIOpenSystemKernels",
     "miopen-tuning": "cachectl.layers.miopen_tuning:MIOpenTuning",

@@ -176,9 +176,7 @@ class Tracer:
     def variables(self, environment: Environment) -> dict[str, str]:
         """Return what a child must be told to be watched, and its children with it, beside a trace it is part of."""
         put = {_FOLDER: self.events_folder, "PYTHONPATH": self._folder / "site"}
-        joined = {
-            name: os.pathsep.join(filter(None, [str(path), environment.get(name)])) for name, path in put.items()
-        }
+        joined = {name: os.pathsep.join(filter(None, [str(path), environment.get(name)])) for name, path in put.items()}
         # Intel's driver then counts; nothing else changes, its keys least of all.
         return {**joined, "NEO_CACHE_STATS": "1"}
 

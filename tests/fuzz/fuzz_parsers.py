@@ -20,6 +20,7 @@ from cachectl.layers import pyopencl_binaries
 from cachectl.layers.errors import BadRequest, LayerError
 from cachectl.layers.formats import (
     bitcode,
+    comgr_entries,
     compute_cache,
     kernel_db,
     miopen_names,
@@ -133,6 +134,14 @@ def _bitcode(data: bytes) -> None:
     bitcode.kernels(data)
 
 
+def _comgr(data: bytes) -> None:
+    output = comgr_entries.output_of(data)
+    assert output is None or len(output) + 16 <= len(data)
+    comgr_entries.complaint(data)
+    comgr_entries.describe(data)
+    comgr_entries.policy_complaint(data.decode("utf-8", "surrogateescape"))
+
+
 PARSERS: Final[tuple[Callable[[bytes], None], ...]] = (
     _pdict_name,
     _pickle,
@@ -148,6 +157,7 @@ PARSERS: Final[tuple[Callable[[bytes], None], ...]] = (
     _quarantined,
     _neo,
     _bitcode,
+    _comgr,
 )
 
 

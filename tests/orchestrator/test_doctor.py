@@ -332,7 +332,7 @@ def test_roots_on_the_network_are_told_once_with_what_is_unsafe_there(tmp_path: 
     environment = replace(environment, variables=variables, installed=lambda _: "2026.1")
     found = {finding.layer: finding for finding in coded(examine(environment), "network")}
     # Three layers keep their entries in the folder of the first.
-    assert list(found) == ["loopy", "pyopencl", "pocl", "cuda", "miopen", "miopen-tuning"]
+    assert list(found) == ["loopy", "pyopencl", "pocl", "cuda", "comgr", "miopen", "miopen-tuning"]
     assert all(f"({kind})" in finding.message for finding in found.values())
     severities = {name: finding.severity for name, finding in found.items()}
     assert {name for name, severity in severities.items() if severity is Severity.HARMLESS} == {"pocl"}
@@ -532,6 +532,7 @@ CLOSED = {
     "cuda": ".nv/ComputeCache/a",
     "pyopencl": f".cache/pyopencl/{_ENTRY}",
     "pytools": ".cache/pytools/pdict-v4-mine-py3.11.0.final.0",
+    "neo": ".cache/neo_compiler_cache/a",
     "miopen": ".cache/miopen/3.3.0.a85ca8a54",
     "miopen-tuning": ".config/miopen",
 }

@@ -1,0 +1,134 @@
+"""Entries of AMD's comgr, what is in them, and its policy for dropping them.
+
+Sources: ``amd/comgr/src/comgr-cache.cpp`` of ROCm/llvm-project (an entry is the output and the log of one command, each
+behind its length), ``llvm/lib/Support/CachePruning.cpp`` (the policy), and LLVM's AMDGPU usage guide (code objects).
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from cachectl.layers.formats import bitcode, spirv
+from cachectl.layers.formats.elf import Elf, read_elf
+from cachectl.layers.formats.object_files import BITCODE_MAGIC, ELF_MAGIC, bitcode_complaint
+
+_LENGTH: Final = struct.Struct("<Q")
+_AMDGPU: Final = 0xE0
+_NOTE: Final = 7
+_METADATA: Final = 32
+#: How a descriptor, which is the symbol of a kernel, is named after it.
+_DESCRIPTOR: Final = ".kd"
+#: The key in the metadata, and behind it a string of MessagePack: of less than 32 bytes, or less than 256.
+_TARGET: Final = re.compile(rb"\xadamdhsa\.target(?:[\xa0-\xbf]|\xd9.)[\w-]*?--([\w:+-]+)", re.DOTALL)
+_BUNDLE: Final = b"__CLANG_OFFLOAD_BUNDLE__"
+
+_INTEGER: Final = re.compile(r"0[xX][0-9a-fA-F]+|0[bB][01]+|0[oO]?[0-7]+|0|[1-9][0-9]*", re.ASCII)
+_DURATIONS: Final = frozenset({"prune_interval", "prune_after"})
+_MOST: Final = 1 << 64
+
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """What the output in an entry is; ``None`` where it does not tell."""
+
+    kind: str
+    kernels: tuple[str, ...] | None = None
+    device: str | None = None
+
+
+def output_of(data: bytes) -> bytes | None:
+    """Return the output that an entry holds; ``None`` where it is not exactly an output and a log."""
+    parts = list(_parts(data))
+    return parts[0] if len(parts) == 2 and sum(map(len, parts)) + 2 * _LENGTH.size == len(data) else None  # noqa: PLR2004
+
+
+def _parts(data: bytes) -> Iterator[bytes]:
+    at = 0
+    for _ in range(2):
+        if at + _LENGTH.size > len(data):
+            return
+        (length,) = _LENGTH.unpack_from(data, at)
+        at += _LENGTH.size
+        if at + length > len(data):
+            return
+        yield data[at : at + length]
+        at += length
+
+
+def complaint(output: bytes) -> str | None:
+    """Say what is wrong with an output, as far as its kind tells."""
+    if output.startswith(ELF_MAGIC):
+        return None if read_elf(output) is not None else f"holds an ELF file that is cut short at {len(output)} bytes"
+    if output.startswith(BITCODE_MAGIC):
+        wrong = bitcode_complaint(output)
+        return None if wrong is None else f"holds bitcode that {wrong}"
+    return None
+
+
+def describe(output: bytes) -> Contents:
+    """Read kernels and device of an output."""
+    if output.startswith(BITCODE_MAGIC):
+        return Contents("LLVM bitcode", bitcode.kernels(output))
+    if output.startswith(spirv.MAGIC):
+        return Contents("SPIR-V", spirv.kernels(output))
+    if output.startswith(_BUNDLE):
+        return Contents("offload bundle")
+    elf = read_elf(output)
+    if elf is None:
+        return Contents("unknown")
+    return _of_code_object(elf) if elf.machine == _AMDGPU else Contents("ELF")
+
+
+def _of_code_object(elf: Elf) -> Contents:
+    named = {name.removesuffix(_DESCRIPTOR) for name in elf.symbols() if name.endswith(_DESCRIPTOR)}
+    return Contents("code object", tuple(sorted(named - {""})) or None, _device(elf))
+
+
+def _device(elf: Elf) -> str | None:
+    for section in elf.sections:
+        for _, kind, described in elf.notes(section) if section.kind == _NOTE else ():
+            match = _TARGET.search(described) if kind == _METADATA else None
+            if match is not None:
+                return match[1].decode()
+    return None
+
+
+def policy_complaint(policy: str) -> str | None:
+    """Say why LLVM would not understand a policy, which leaves comgr without a cache; ``None`` if it would."""
+    rest = policy
+    while rest:
+        one, _, rest = rest.partition(":")
+        key, _, value = one.partition("=")
+        if (wrong := _value_complaint(key, value)) is not None:
+            return wrong
+    return None
+
+
+def _value_complaint(key: str, value: str) -> str | None:
+    if key in _DURATIONS:
+        good = value[-1:] in ("s", "m", "h") and _is_integer(value[:-1])
+        return None if good else f"{key}={value} is no whole number of s, m or h"
+    if key == "cache_size":
+        good = value.endswith("%") and _is_integer(value[:-1]) and _number(value[:-1]) <= 100  # noqa: PLR2004 - percent
+        return None if good else f"{key}={value} is no whole percentage"
+    if key == "cache_size_bytes":
+        number = value[:-1] if value[-1:].lower() in ("k", "m", "g") else value
+        return None if _is_integer(number) else f"{key}={value} is no number of bytes, k, m or g"
+    if key == "cache_size_files":
+        return None if _is_integer(value) else f"{key}={value} is no whole number"
+    return f"it knows no {key!r}"
+
+
+def _is_integer(text: str) -> bool:
+    """Tell whether LLVM reads a number of 64 bits, in any base that a prefix names."""
+    # A prefix and 64 digits are the longest.
+    return _INTEGER.fullmatch(text) is not None and len(text) <= 66 and _number(text) < _MOST  # noqa: PLR2004
+
+
+def _number(text: str) -> int:
+    """Read such a number: a leading zero alone means octal."""
+    return int(text, 8 if text.startswith("0") and text.isdigit() else 0)

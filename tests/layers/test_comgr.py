@@ -1,0 +1,356 @@
+"""AMD's comgr cache, laid out as its source says around what LLVM really compiled for AMD's GPUs."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import struct
+import subprocess
+import tarfile
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from cachectl.doctor import diagnosis
+from cachectl.layers.comgr_cache import ComgrCache
+from cachectl.layers.conformance import LayerConformance, nobody
+from cachectl.layers.environment import Environment
+from cachectl.layers.errors import Damaged
+from cachectl.layers.facts import Condition, Finding, Orphan, Problem, Severity
+from cachectl.layers.formats import bitcode, comgr_entries
+from cachectl.layers.selection import Selection
+from cachectl.stack import Stack
+
+if TYPE_CHECKING:
+    from conftest import Home
+
+#: One module with the kernels axpy and scale, and a function that is none: bitcode, and objects of two GPUs.
+DATA = Path(__file__).parents[1] / "data" / "amdgpu-llvm14.tar.gz"
+SPIRV = bytes.fromhex("030223070000010000000000010000000000000038000100")
+
+
+@cache
+def compiled() -> dict[str, bytes]:
+    with tarfile.open(DATA) as tar:
+        return {member.name: tar.extractfile(member).read() for member in tar}  # type: ignore[union-attr]
+
+
+def entry(output: bytes, log: bytes = b"") -> bytes:
+    """Spell an entry as ``serializeCacheEntry`` does."""
+    return struct.pack("<Q", len(output)) + output + struct.pack("<Q", len(log)) + log
+
+
+def name_of(what: str) -> str:
+    return f"llvmcache-{hashlib.sha256(what.encode()).hexdigest()}"
+
+
+OUTPUTS = ("axpy.bc", "axpy-gfx906.o", "axpy-gfx90a.o")
+
+
+def fill(folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for what in OUTPUTS:
+        (folder / name_of(what)).write_bytes(entry(compiled()[what], b"a warning\n"))
+    (folder / name_of("spirv")).write_bytes(entry(SPIRV))
+    (folder / "llvmcache.timestamp").touch()
+
+
+class TestConformance(LayerConformance):
+    """The shipped suite."""
+
+    def make(self, environment: Environment) -> ComgrCache:
+        return ComgrCache(replace(environment, topology=environment.home / "no-gpus"))
+
+    def seed(self, environment: Environment) -> None:
+        fill(environment.home / ".cache" / "comgr")
+
+
+def environment_of(home: Path, **variables: str) -> Environment:
+    return Environment(
+        {"HOME": str(home), **variables},
+        home,
+        cwd=home / "cwd",
+        processes=nobody(home.parent / "processes"),
+        mounts=home / "no-mounts",
+        topology=home / "no-gpus",
+    )
+
+
+@pytest.fixture
+def layer(tmp_path: Path) -> ComgrCache:
+    fill(tmp_path / "home" / ".cache" / "comgr")
+    return ComgrCache(environment_of(tmp_path / "home"))
+
+
+def folder_of(layer: ComgrCache) -> Path:
+    return layer.roots()[0].path
+
+
+# ---------------------------------------------------------------------- formats
+
+
+def test_bitcode_and_code_objects_name_kernels_and_device(layer: ComgrCache) -> None:
+    entries = {one.key: one for one in layer.entries()}
+    told = {what: entries[name_of(what)] for what in OUTPUTS}
+    assert {what: (one.detail["kind"], one.kernels, one.device) for what, one in told.items()} == {
+        "axpy.bc": ("LLVM bitcode", ("axpy", "scale"), None),
+        "axpy-gfx906.o": ("code object", ("axpy", "scale"), "gfx906"),
+        "axpy-gfx90a.o": ("code object", ("axpy", "scale"), "gfx90a"),
+    }
+    assert (entries[name_of("spirv")].detail["kind"], entries[name_of("spirv")].kernels) == ("SPIR-V", None)
+    assert list(layer.verify(layer.roots()[0])) == []
+    census = layer.census(layer.roots()[0])
+    assert (census.entries, census.files) == (4, 5)
+
+
+@pytest.mark.real
+def test_bitcode_of_a_real_opencl_compiler_names_its_kernels(filled: Home) -> None:
+    programs = list((filled.path / ".cache" / "pocl" / "kcache").glob("*/*/program.bc"))
+    named = [bitcode.kernels(path.read_bytes()) for path in programs]
+    assert named
+    assert all(named)
+
+
+def test_no_cut_is_taken_for_whole() -> None:
+    whole = entry(compiled()["axpy.bc"], b"log")
+    assert comgr_entries.output_of(whole) == compiled()["axpy.bc"]
+    assert [length for length in range(len(whole)) if comgr_entries.output_of(whole[:length]) is not None] == []
+    assert comgr_entries.output_of(whole + b"x") is None
+    assert comgr_entries.output_of(struct.pack("<QQ", 2**64 - 8, 0)) is None
+    for what in OUTPUTS:
+        for length in range(0, len(compiled()[what]), 37):
+            comgr_entries.describe(compiled()[what][:length])
+
+
+@pytest.mark.parametrize(
+    ("policy", "wrong"),
+    [
+        ("", None),
+        ("prune_interval=30s:prune_after=24h:cache_size=50%", None),
+        ("cache_size_bytes=30g:cache_size_files=0", None),
+        ("cache_size_bytes=0x10M", None),
+        ("prune_interval=1h:", None),
+        ("prune_interval=1h:prune_expiration=0h", "it knows no 'prune_expiration'"),
+        ("cache_size=101%", "cache_size=101%"),
+        ("cache_size=5", "cache_size=5 is no whole percentage"),
+        ("cache_size_bytes=5GB", "cache_size_bytes=5GB"),
+        ("cache_size_bytes=99999999999999999999", "no number"),
+        ("cache_size_files=-1", "no whole number"),
+        ("prune_after=1d", "of s, m or h"),
+        ("prune_after=", "of s, m or h"),
+        ("1g", "it knows no '1g'"),
+        (":prune_after=1h", "it knows no ''"),
+    ],
+)
+def test_the_policy_is_read_as_llvm_reads_it(policy: str, wrong: str | None) -> None:
+    said = comgr_entries.policy_complaint(policy)
+    assert (said is None) if wrong is None else (said is not None and wrong in said)
+
+
+# ---------------------------------------------------------------------- places and states
+
+
+@pytest.mark.parametrize(
+    ("variables", "path", "source"),
+    [
+        ({}, ".cache/comgr", "default (HOME)"),
+        ({"XDG_CACHE_HOME": "/x"}, "/x/comgr", "XDG_CACHE_HOME"),
+        ({"XDG_CACHE_HOME": ""}, "cwd/comgr", "XDG_CACHE_HOME"),
+        ({"XDG_CACHE_HOME": "x"}, "cwd/x/comgr", "XDG_CACHE_HOME"),
+        ({"HOME": ""}, "cwd/.cache/comgr", "default (HOME)"),
+        ({"AMD_COMGR_CACHE_DIR": "/n", "XDG_CACHE_HOME": "/x"}, "/n", "AMD_COMGR_CACHE_DIR"),
+        ({"AMD_COMGR_CACHE_DIR": "n"}, "cwd/n", "AMD_COMGR_CACHE_DIR"),
+        ({"AMD_COMGR_CACHE_DIR": ""}, ".cache/comgr", "default (HOME)"),
+    ],
+)
+def test_places(tmp_path: Path, variables: dict[str, str], path: str, source: str) -> None:
+    (root,) = ComgrCache(environment_of(tmp_path, **variables)).roots()
+    assert (root.path, root.source) == (tmp_path / path, source)
+
+
+def test_places_elsewhere(tmp_path: Path) -> None:
+    assert ComgrCache(Environment({}, tmp_path)).roots()[0].path == tmp_path / ".cache" / "comgr"
+    assert ComgrCache(Environment({}, tmp_path, platform="darwin")).roots() == ()
+    windows = Environment({"LOCALAPPDATA": "/l"}, tmp_path, platform="win32")
+    assert ComgrCache(windows).roots()[0].path == Path("/l/comgr")
+
+
+def driver(tmp_path: Path) -> str:
+    (tmp_path / "amd.icd").write_text("libamdocl64.so")
+    return str(tmp_path / "amd.icd")
+
+
+@pytest.mark.parametrize(
+    ("variables", "condition", "words"),
+    [
+        ({}, Condition.ENABLED, "default"),
+        ({"AMD_COMGR_CACHE": "0"}, Condition.DISABLED, "AMD_COMGR_CACHE=0"),
+        ({"AMD_COMGR_CACHE": "false"}, Condition.ENABLED, "'false' is not 0"),
+        ({"AMD_COMGR_CACHE": "00"}, Condition.ENABLED, "is not 0"),
+        ({"AMD_COMGR_CACHE_POLICY": "keep=all"}, Condition.DISABLED, "it knows no 'keep'"),
+        ({"AMD_COMGR_CACHE_POLICY": "prune_after=1h"}, Condition.ENABLED, "default"),
+    ],
+)
+def test_the_state_knows_what_switches_off(
+    tmp_path: Path, variables: dict[str, str], condition: Condition, words: str
+) -> None:
+    state = ComgrCache(environment_of(tmp_path, OCL_ICD_VENDORS=driver(tmp_path), **variables)).state()
+    assert (state.condition, words in state.why) == (condition, True), state.why
+
+
+def test_absent_without_driver_gpu_and_cache(tmp_path: Path) -> None:
+    environment = environment_of(tmp_path, OCL_ICD_VENDORS=str(tmp_path / "none.icd"))
+    assert ComgrCache(environment).state().condition is Condition.ABSENT
+    (tmp_path / "gpus").mkdir()
+    assert ComgrCache(replace(environment, topology=tmp_path / "gpus")).state().condition is Condition.ENABLED
+
+
+def on_nfs(environment: Environment) -> Environment:
+    """Have everything on a network file system."""
+    environment.mounts.write_text("1 1 0:1 / / rw - nfs4 server:/ rw\n")
+    return environment
+
+
+def test_a_network_file_system_is_a_hazard_named_once(tmp_path: Path, layer: ComgrCache) -> None:
+    environment = on_nfs(layer.environment)
+    there = ComgrCache(environment)
+    assert there.state().condition is Condition.UNKNOWN
+    (found,) = diagnosis(Stack(environment, plugins=False).named(["comgr"]))
+    assert (found.code, found.severity, "SIGBUS" in found.message) == ("network", Severity.RISKS, True)
+    (tmp_path / "named").mkdir()
+    named = environment.with_variables({"AMD_COMGR_CACHE_DIR": str(tmp_path / "named")})
+    assert ComgrCache(named).state().condition is Condition.ENABLED
+
+
+# ---------------------------------------------------------------------- what is wrong
+
+
+def examine(home: Path, **variables: str) -> list[Finding]:
+    return diagnosis(Stack(environment_of(home, **variables), plugins=False).named(["comgr"]))
+
+
+@pytest.mark.parametrize(
+    ("variables", "code", "severity"),
+    [
+        ({"AMD_COMGR_CACHE": "0"}, "off", Severity.RECOMPILES),
+        ({"AMD_COMGR_CACHE": "off"}, "variable", Severity.HARMLESS),
+        ({"AMD_COMGR_CACHE_POLICY": "prune_expiration=1h"}, "variable", Severity.RECOMPILES),
+        ({"AMD_COMGR_CACHE_POLICY": "big"}, "variable", Severity.RECOMPILES),
+        ({"AMD_COMGR_CACHE_DIR": ""}, "variable", Severity.RECOMPILES),
+        ({"AMD_COMGR_CACHE_DIR": "here"}, "variable", Severity.RECOMPILES),
+        ({"XDG_CACHE_HOME": ""}, "variable", Severity.RECOMPILES),
+        ({"XDG_CACHE_HOME": "here"}, "variable", Severity.RECOMPILES),
+        ({"HOME": "here"}, "variable", Severity.RECOMPILES),
+        ({"AMD_COMGR_EMIT_VERBOSE_LOGS": "1"}, "variable", Severity.RECOMPILES),
+    ],
+)
+def test_each_value_that_is_not_meant_is_told_and_its_fix_mends_it(
+    tmp_path: Path, variables: dict[str, str], code: str, severity: Severity
+) -> None:
+    home = tmp_path / "home"
+    home.mkdir()
+    told = {"OCL_ICD_VENDORS": driver(tmp_path), **variables}
+    (found,) = examine(home, **told)
+    assert (found.layer, found.code, found.severity) == ("comgr", code, severity)
+    script = f"{found.fix}; env -0"
+    done = subprocess.run(["sh", "-c", script], env={"PATH": os.defpath, **told}, capture_output=True, check=True)
+    after = dict(pair.split("=", 1) for pair in done.stdout.decode().split("\0") if pair)
+    assert examine(home, **{name: after[name] for name in told if name in after}) == []
+
+
+def test_nobody_without_such_a_gpu_is_told_of_it(tmp_path: Path) -> None:
+    icd = str(tmp_path / "none.icd")
+    assert examine(tmp_path, OCL_ICD_VENDORS=icd, AMD_COMGR_CACHE_POLICY="big", AMD_COMGR_CACHE="off") == []
+
+
+# ---------------------------------------------------------------------- damage, strangers, temporaries
+
+
+def test_damage_is_told_by_what_comgr_makes_of_it(layer: ComgrCache) -> None:
+    root = layer.roots()[0]
+    cut, inner, empty = (name_of(what) for what in (*OUTPUTS[:2], "empty"))
+    (root.path / cut).write_bytes((root.path / cut).read_bytes()[:-1])
+    (root.path / inner).write_bytes(entry(compiled()[OUTPUTS[1]][:-100]))
+    (root.path / empty).write_bytes(b"")
+    findings = list(layer.verify(root))
+    assert {finding.key: finding.severity for finding in findings} == {
+        cut: Severity.RECOMPILES,
+        inner: Severity.FAILS,
+        empty: Severity.RECOMPILES,
+    }
+    with pytest.raises(Damaged, match="exactly an output and a log"):
+        layer.get(cut)
+    assert [one.code for one in layer.scan(root) if isinstance(one, Problem)] == ["damaged"]
+    assert layer.quarantine(layer.plan_quarantine(findings), findings).removed == 3
+    assert list(layer.verify(root)) == []
+    assert len(list(layer.entries())) == 2
+
+
+def test_what_is_no_entry_is_neither_seen_nor_removed(layer: ComgrCache, tmp_path: Path) -> None:
+    folder = folder_of(layer)
+    # The caches of other users of LLVM have shorter names, or another beginning.
+    strangers = ["llvmcache-" + "a" * 40, "Thin-abc", "llvmcache-" + "A" * 64, "llvmcache-" + "a" * 65]
+    for name in strangers:
+        (folder / name).write_text("mine")
+    outside = tmp_path / "outside"
+    outside.write_bytes(entry(SPIRV))
+    (folder / name_of("link")).symlink_to(outside)
+    assert layer.clear(layer.plan_clear()).removed == 4
+    assert all((folder / name).read_text() == "mine" for name in strangers)
+    assert outside.exists()
+    assert (folder / "llvmcache.timestamp").exists()
+
+
+def test_one_kernel_goes_from_all_that_name_it(layer: ComgrCache) -> None:
+    plan = layer.plan_clear(Selection(kernel="axpy"))
+    assert [note.because for note in plan.skipped] == [
+        f"1 entries in {folder_of(layer)} do not tell their kernel's name"
+    ]
+    assert layer.clear(plan).removed == 3
+    assert [one.key for one in layer.entries()] == [name_of("spirv")]
+
+
+def test_a_left_temporary_goes_once_nobody_compiles(layer: ComgrCache, tmp_path: Path) -> None:
+    left = folder_of(layer) / "amdgpu-compiler-0a1b2c.tmp.o"
+    left.write_bytes(b"half")
+    left.chmod(0o600)
+    assert [one.key for one in layer.scan(layer.roots()[0]) if isinstance(one, Orphan)] == [left.name]
+    busy = nobody(tmp_path / "busy")
+    (busy / str(os.getpid())).mkdir()
+    (busy / str(os.getpid()) / "maps").write_text("7f00 /opt/rocm/lib/libamd_comgr.so.3\n")
+    plan = ComgrCache(replace(layer.environment, processes=busy)).plan_clear()
+    assert ([note.key for note in plan.skipped], len(plan.targets)) == ([left.name], 4)
+    layer.clear(layer.plan_clear())
+    assert not left.exists()
+
+
+# ---------------------------------------------------------------------- the command
+
+
+def test_the_command_carries_and_names(home: Home) -> None:
+    fill(home.path / ".cache" / "comgr")
+    (reported,) = home.json("report", "comgr")["layers"]
+    assert (reported["state"], reported["entries"], reported["roots"][0]["files"]) == ("enabled", 4, 5)
+    (listed,) = (one for one in home.json("ls", "comgr", "--kernel", "scale")["entries"] if one["device"] == "gfx90a")
+    home.cachectl("get", "comgr", listed["key"], "-o", "entry")
+    assert home.json("purge", "--all")["total"]["removed"] == 4
+    home.cachectl("put", "comgr", listed["key"], "entry")
+    (back,) = home.json("ls", "comgr")["entries"]
+    assert {**back, "modified": None} == {**listed, "modified": None}
+    off = home.cachectl("run", "--no-cache", "--", "sh", "-c", 'echo "$AMD_COMGR_CACHE"')
+    assert off.stdout == "0\n"
+
+
+def test_a_trace_infers_from_entries_that_appear(home: Home) -> None:
+    fill(home.path / ".cache" / "comgr")
+    key = name_of("new")
+    copy = f'cp "$HOME/.cache/comgr/{name_of("spirv")}" "$HOME/.cache/comgr/{key}"'
+    script = f'test -z "$AMD_COMGR_EMIT_VERBOSE_LOGS" && {copy}'
+    home.cachectl("trace", "--json", "trace.json", "--", "sh", "-c", script)
+    layers = json.loads((home.path / "trace.json").read_text())["layers"]
+    (traced,) = (one for one in layers if one["layer"] == "comgr")
+    assert (traced["hits"], traced["misses"], traced["stores"], traced["evidence"]) == (None, None, 1, "inferred")
