@@ -71,14 +71,27 @@ def read_locked(path: str | Path, *, limit: int = -1) -> bytes:
 
     Raises :class:`OSError` as :func:`read_plain`.
     """
-    handle = open_plain(path)
+    handle = _borrow(path)
     try:
-        if limit < 0 and os.fstat(handle).st_size > SANE:
+        size = os.fstat(handle).st_size
+        if limit < 0 and size > SANE:
             raise OSError(errno.EFBIG, "larger than any entry", str(path))
         with open(handle, "rb", closefd=False) as file:
+            # It may have been read before.
+            file.seek(0)
             return file.read(limit)
     finally:
         release(handle)
+
+
+def _borrow(path: str | Path) -> int:
+    """Take a descriptor of a file that could not be closed, so that there is never more than one, or open one."""
+    for parked in _PARKED[:]:
+        with suppress(OSError, ValueError):
+            if os.path.samestat(os.fstat(parked), os.lstat(path)):
+                _PARKED.remove(parked)
+                return parked
+    return open_plain(path)
 
 
 def read_plain(path: str | Path, *, dir_fd: int | None = None, limit: int = -1) -> bytes:

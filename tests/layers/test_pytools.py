@@ -24,6 +24,7 @@ from cachectl.layers.loopy_dictionaries import LoopyDictionaries
 from cachectl.layers.pyopencl_invoker import PyOpenCLInvoker
 from cachectl.layers.pytools_dictionaries import PytoolsDictionaries
 from cachectl.layers.selection import Selection
+from cachectl.layers.stores.plain import read_locked
 
 if TYPE_CHECKING:
     from conftest import Home
@@ -487,3 +488,20 @@ def test_looking_at_a_file_with_a_stray_log_writes_nothing(home: Home, size: int
         list(layer.verify(root))
     layer.plan_clear()
     assert snapshot(home.path, times=True) == before
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="descriptors cannot be counted here")
+def test_looking_a_thousand_times_beside_an_open_dictionary_costs_one_descriptor(tmp_path: Path) -> None:
+    """What cannot be closed without dropping a lock of this process is used again, not opened once more."""
+    path = tmp_path / "pdict-v5-mine-1.sqlite"
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("create table dict (keyhash text not null primary key, key_value text not null)")
+        connection.commit()
+        read_locked(path)
+        before = len(os.listdir("/proc/self/fd"))
+        for _ in range(50):
+            assert read_locked(path, limit=6) == b"SQLite"
+            assert read_locked(path).startswith(b"SQLite format 3")
+        assert len(os.listdir("/proc/self/fd")) == before
+    read_locked(path)
+    assert len(os.listdir("/proc/self/fd")) < before
