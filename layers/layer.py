@@ -52,6 +52,8 @@ _NO_QUARANTINE: Final = "the layer does not say how to move an entry aside; purg
 class Layer(ABC):
     """One cache of the OpenCL stack, as one environment would meet it."""
 
+    #: The version of this interface that a layer was written for; one that does not say was written for the first.
+    interface: ClassVar[int] = 1
     #: What users type.
     name: ClassVar[str]
     #: One line for tables.

@@ -17,6 +17,7 @@ from cachectl.layers.distributions import entry_points
 from cachectl.layers.environment import Environment
 from cachectl.layers.facts import Scope
 from cachectl.layers.layer import Layer
+from cachectl.layers.patience import TookTooLong, limited
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -40,6 +41,14 @@ BUILT_IN: Final[dict[str, str]] = {
     "miopen-system-tuning": "cachectl.layers.miopen_system_tuning:MIOpenSystemTuning",
 }
 
+
+#: The versions of the interface of :class:`Layer` that layers may be written for; docs/adding-a-layer.md says what
+#: each of them promises.
+INTERFACES: Final = frozenset({1})
+#: What sets, in seconds, how long a plug-in may take until it has given its layer; and how long that is unless it does.
+PLUGIN_TIMEOUT: Final = "CACHECTL_PLUGIN_TIMEOUT"
+_PLUGIN_TIMEOUT: Final = 30.0
+_LONGEST: Final = 86400.0
 
 #: What can be typed as a layer: no option, no path, no blank.
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
@@ -67,11 +76,14 @@ def plugged_in(environment: Environment) -> Iterator[Layer | Broken]:
 
 
 def _plugged(point: EntryPoint, environment: Environment) -> Layer | Broken:
+    limit = _limit(environment.get(PLUGIN_TIMEOUT))
     try:
         # Standard output is for data; what a stranger prints while it is imported is none.
-        with redirect_stdout(sys.stderr):
+        with redirect_stdout(sys.stderr), limited(limit):
             layer = point.load()(environment)
             wrong = _wrong(layer)
+    except TookTooLong:
+        return Broken(point.name, f"{point.value} took longer than {limit:g} s; {PLUGIN_TIMEOUT} sets how long it may")
     except (Exception, SystemExit) as error:  # noqa: BLE001 - a stranger's code must not stop the others
         return Broken(point.name, f"{point.value} failed: {described(error)}")
     if wrong is not None or not isinstance(layer, Layer):
@@ -79,14 +91,33 @@ def _plugged(point: EntryPoint, environment: Environment) -> Layer | Broken:
     return layer
 
 
+def _limit(value: str | None) -> float:
+    try:
+        seconds = float(value or "")
+    except ValueError:
+        return _PLUGIN_TIMEOUT
+    return seconds if 0 < seconds <= _LONGEST else _PLUGIN_TIMEOUT
+
+
 def _wrong(layer: object) -> str | None:
     """Say what is wrong with how a plug-in presents itself, or return ``None``."""
     if not isinstance(layer, Layer):
         return "is no cachectl layer"
+    return _ill_named(layer) or _ill_formed(layer)
+
+
+def _ill_named(layer: Layer) -> str | None:
     if not isinstance(layer.name, str) or not _NAME.fullmatch(layer.name):
         return f"has the name {layer.name!r}; a name is letters, digits, dots and dashes"
     if layer.name in BUILT_IN:
         return f"takes the name of the built-in layer {layer.name}"
+    return None
+
+
+def _ill_formed(layer: Layer) -> str | None:
+    if type(layer.interface) is not int or layer.interface not in INTERFACES:
+        known = ", ".join(map(str, sorted(INTERFACES)))
+        return f"was written for version {layer.interface!r} of the interface; this cachectl knows {known}"
     kinds = {"title": str, "forms": tuple, "scope": Scope, "precious": bool}
     for attribute, kind in kinds.items():
         if not isinstance(getattr(layer, attribute), kind):

@@ -122,7 +122,7 @@ class Contained(Layer):
 
     def roots(self) -> tuple[Root, ...]:
         """Ask for the roots."""
-        return self._ask(lambda: tuple(_checked(root, Root) for root in self._inner.roots()))
+        return self._ask(lambda: tuple(_placed(_checked(root, Root)) for root in self._inner.roots()))
 
     def state(self) -> State:
         """Ask for the state."""
@@ -130,7 +130,13 @@ class Contained(Layer):
 
     def scan(self, root: Root, *, contents: bool = True) -> Iterator[Found]:
         """Ask for what lies in a root."""
-        return self._each(lambda: self._inner.scan(root, contents=contents), (Entry, Orphan, Housekeeping, Problem))
+        things = self._each(lambda: self._inner.scan(root, contents=contents), (Entry, Orphan, Housekeeping, Problem))
+        for thing in things:
+            # What lies elsewhere might be anybody's.
+            if (stray := _outside(thing, root)) is not None:
+                message = f"the plug-in failed: it lists {stray}, which is not in its root"
+                raise PluginFailed(self.name, message, root.path)
+            yield thing
 
     def census(self, root: Root) -> Census:
         """Ask for the numbers."""
@@ -211,6 +217,23 @@ class Contained(Layer):
         }
         failed = {ability: _failure(tries[ability]) for ability in tries.keys() - refused.keys()}
         return refused | {ability: message for ability, message in failed.items() if message is not None}
+
+
+def _placed(root: Root) -> Root:
+    """Return a root that can be one. Raises :class:`TypeError` for a place that nobody could name."""
+    if not root.path.is_absolute() or ".." in root.path.parts:
+        raise TypeError(f"answered with the root {str(root.path)!r}, which is no absolute path")
+    return root
+
+
+def _outside(thing: Found, root: Root) -> str | None:
+    """Return what is listed, if it is in another place than the root that was asked about."""
+    place = Path(thing.path) if isinstance(thing, Problem) else thing.root
+    if isinstance(thing, Problem):
+        return None if root.path in (place, *place.parents) and ".." not in place.parts else str(place)
+    key = Path(thing.key)
+    inside = place == root.path and not key.is_absolute() and ".." not in key.parts
+    return None if inside else f"{thing.key!r} of {place}"
 
 
 def _failure(question: Callable[[], object]) -> str | None:
