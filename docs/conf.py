@@ -1,12 +1,18 @@
 """Sphinx settings; build with ``sphinx-build -W -b html docs docs/_build/html``."""
 
+import sys
+from pathlib import Path
+
 from cachectl import __version__
+
+# The directive of this folder.
+sys.path.insert(0, str(Path(__file__).parent))
 
 project: str = "cachectl"
 version: str = __version__
 release: str = __version__
 
-extensions: list[str] = ["myst_parser", "sphinx.ext.autodoc", "sphinxarg.ext"]
+extensions: list[str] = ["myst_parser", "sphinx.ext.autodoc", "sphinxarg.ext", "abilities"]
 exclude_patterns: list[str] = ["_build"]
 
 html_theme: str = "furo"

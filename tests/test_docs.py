@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 import types
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cachectl.layers.conformance import LayerConformance
+from cachectl.layers.facts import Ability
+from cachectl.layers.registry import BUILT_IN
 
 if TYPE_CHECKING:
     from cachectl.layers.environment import Environment
@@ -31,3 +34,19 @@ class TestToyc(LayerConformance):
         folder.mkdir(parents=True)
         for number, kernel in enumerate((b"add", b"mul")):
             (folder / f"{number:016x}.toyc").write_bytes(b"TOYC " + kernel + b"\n" + bytes(100))
+
+
+def test_the_table_of_abilities_says_what_the_layers_say() -> None:
+    spec = importlib.util.spec_from_file_location("abilities", PAGE.with_name("abilities.py"))
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    layers = module.everybodys_layers()
+    (heading, *rows), reasons = module.table(layers)
+    assert heading == ["layer", *(ability.value for ability in Ability)]
+    assert [row[0] for row in rows] == list(BUILT_IN)
+    for layer, (_, *cells) in zip(layers, rows, strict=True):
+        told = [None if cell == "yes" else reasons[int(cell[4:-1]) - 1] for cell in cells]
+        assert told == list(layer.abilities().values())
+    assert len(reasons) == len(set(reasons)) > 2

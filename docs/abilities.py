@@ -1,0 +1,77 @@
+"""The directive ``abilities``: one table of what each built-in layer can do, made from the layers themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cachectl.layers.environment import Environment
+from cachectl.layers.facts import Ability
+from cachectl.layers.registry import built_in
+
+if TYPE_CHECKING:
+    from docutils import nodes
+
+    from cachectl.layers.layer import Layer
+
+Table = tuple[list[list[str]], list[str]]
+
+
+def everybodys_layers() -> list[Layer]:
+    """Make the built-in layers as a home on Linux meets them in which no variable is set."""
+    home = Path("/home/you")
+    return list(built_in(Environment({"HOME": str(home)}, home)))
+
+
+def table(layers: Iterable[Layer]) -> Table:
+    """Return rows of cells, the heading first, and the reasons by which cells without an ability are numbered."""
+    rows, reasons = [["layer", *(ability.value for ability in Ability)]], list[str]()
+    for layer in layers:
+        cells = [layer.name]
+        for reason in layer.abilities().values():
+            if reason is not None and reason not in reasons:
+                reasons.append(reason)
+            cells.append("yes" if reason is None else f"no ({reasons.index(reason) + 1})")
+        rows.append(cells)
+    return rows, reasons
+
+
+def setup(app: Any) -> dict[str, bool]:  # noqa: ANN401 - Sphinx, which the tests of this module do without
+    """Let Sphinx know the directive."""
+    from docutils.parsers.rst import Directive
+
+    class Abilities(Directive):
+        def run(self) -> list[nodes.Node]:
+            rows, reasons = table(everybodys_layers())
+            return [_table(rows), _list(reasons)]
+
+    app.add_directive("abilities", Abilities)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}
+
+
+def _table(rows: list[list[str]]) -> nodes.Node:
+    from docutils import nodes
+
+    group = nodes.tgroup("", *(nodes.colspec(colwidth=1) for _ in rows[0]), cols=len(rows[0]))
+    lines = [
+        nodes.row("", *(nodes.entry("", nodes.paragraph("", "", _cell(row, place))) for place in range(len(row))))
+        for row in rows
+    ]
+    group += nodes.thead("", lines[0])
+    group += nodes.tbody("", *lines[1:])
+    return nodes.table("", group)
+
+
+def _cell(row: list[str], place: int) -> nodes.Node:
+    from docutils import nodes
+
+    named = place == 0 and row[0] != "layer"
+    return nodes.literal("", row[place]) if named else nodes.Text(row[place])
+
+
+def _list(reasons: list[str]) -> nodes.Node:
+    from docutils import nodes
+
+    items = (nodes.list_item("", nodes.paragraph("", reason)) for reason in reasons)
+    return nodes.enumerated_list("", *items, enumtype="arabic", prefix="", suffix=".")
