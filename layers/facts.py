@@ -100,6 +100,8 @@ class Entry:
     detail: Mapping[str, str] = field(default_factory=dict)
     #: The store's own fingerprint, by which a later change is noticed.
     mark: tuple[int, ...] = ()
+    #: Whose it is, where it merely shares a root with the layer's own: not counted, and cleared only by its key.
+    guest: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ import os
 import re
 import shlex
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Container, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import ClassVar, Final, final
@@ -426,11 +427,15 @@ class Layer(ABC):
         chosen: list[Removable] = []
         failed: list[Note] = []
         nameless = 0
+        guests: Counter[str] = Counter()
         for found in self.scan(root, contents=selection.needs_contents):
             if isinstance(found, Entry):
                 nameless += selection.kernel is not None and found.kernels is None
                 if selection.matches(found):
-                    chosen.append(found)
+                    if found.guest is None or selection.key is not None:
+                        chosen.append(found)
+                    else:
+                        guests[found.guest] += 1
             elif isinstance(found, Orphan) and selection.matches_orphan(found):
                 chosen.append(found)
             elif isinstance(found, Problem) and found.hides:
@@ -439,6 +444,9 @@ class Layer(ABC):
         plan = self._gated(chosen)
         unnamed = Note("*", f"{nameless} entries in {root.path} do not tell their kernel's name")
         skipped = (unnamed, *plan.skipped) if nameless else plan.skipped
+        skipped += tuple(
+            Note("*", f"{count} in {root.path} left, each {whose}; --key names one") for whose, count in guests.items()
+        )
         return ClearPlan(self.name, plan.targets, skipped, tuple(failed))
 
     def _gated(self, things: Iterable[Removable]) -> ClearPlan:
@@ -472,6 +480,8 @@ def tally(found: Iterable[Counted]) -> Census:
             if not thing.kept:
                 orphan_files += thing.files
                 orphan_bytes += thing.bytes
+            continue
+        if isinstance(thing, Entry) and thing.guest is not None:
             continue
         count = _count_of(thing)
         entries += count

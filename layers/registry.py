@@ -32,6 +32,7 @@ BUILT_IN: Final[dict[str, str]] = {
     "pytools": "cachectl.layers.pytools_dictionaries:PytoolsDictionaries",
     "pyopencl": "cachectl.layers.pyopencl_binaries:PyOpenCLBinaries",
     "pocl": "cachectl.layers.pocl_kernels:PoclKernels",
+    "mesa": "cachectl.layers.mesa_shader_cache:MesaShaderCache",
     "cuda": "cachectl.layers.cuda_compute_cache:CudaComputeCache",
     "neo": "cachectl.layers.neo_compiler_cache:NeoCompilerCache",
     "comgr": "cachectl.layers.comgr_cache:ComgrCache",

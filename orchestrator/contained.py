@@ -61,6 +61,7 @@ _FIELDS: Final[Mapping[type, Mapping[str, type | tuple[type, ...]]]] = {
         "mark": tuple,
         "kernels": (tuple, type(None)),
         **dict.fromkeys(("created", "modified", "used", "written_before"), (int, float, type(None))),
+        "guest": (str, type(None)),
         "versions": Mapping,
         "detail": Mapping,
     },

@@ -79,6 +79,9 @@ def _look(layer: Layer, limits: Limits) -> _Holding:
                 elif isinstance(found, Orphan) and found.kept:
                     # It waits in quarantine to be brought back.
                     continue
+                elif isinstance(found, Entry) and found.guest is not None:
+                    # Another program's: neither counted nor removed.
+                    continue
                 elif isinstance(found, (Entry, Orphan)):
                     (holding.going if limits.forbids(found) else holding.kept).append(found)
                 elif isinstance(found, Problem) and found.hides:

@@ -33,6 +33,8 @@ SWITCHES = (
     *("AMD_COMGR_CACHE", "AMD_COMGR_CACHE_DIR", "AMD_COMGR_CACHE_POLICY", "AMD_COMGR_EMIT_VERBOSE_LOGS"),
     *("MIOPEN_CUSTOM_CACHE_DIR", "MIOPEN_USER_DB_PATH", "MIOPEN_SYSTEM_DB_PATH", "MIOPEN_DISABLE_CACHE"),
     *("MIOPEN_DEBUG_DISABLE_FIND_DB", "MIOPEN_FIND_ENFORCE", "MIOPEN_DEBUG_FIND_ONLY_SOLVER"),
+    *("MESA_SHADER_CACHE_DIR", "MESA_GLSL_CACHE_DIR", "MESA_SHADER_CACHE_DISABLE", "MESA_GLSL_CACHE_DISABLE"),
+    *("MESA_DISK_CACHE_SINGLE_FILE", "MESA_DISK_CACHE_DATABASE", "MESA_SHADER_CACHE_MAX_SIZE", "RUSTICL_ENABLE"),
     # A tester in an MPI job is no rank of what is tested.
     *("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "PMI_SIZE", "PMI_RANK", "PMIX_RANK", "PALS_RANKID"),
     *("SLURM_NTASKS", "SLURM_PROCID", "FLUX_JOB_SIZE", "FLUX_TASK_RANK", "MPI_LOCALNRANKS", "MPI_LOCALRANKID"),
@@ -121,7 +123,14 @@ def make_home(path: Path) -> Home:
     """Make an empty home."""
     path.mkdir(parents=True, exist_ok=True)
     kept = {name: value for name, value in os.environ.items() if name not in SWITCHES}
-    return Home(path, {**kept, "HOME": str(path)})
+    # Older releases of Mesa go by the account, whatever HOME says: without its variable they would use the tester's.
+    return Home(path, {**kept, "HOME": str(path), "MESA_SHADER_CACHE_DIR": str(path / ".cache")})
+
+
+@pytest.fixture(scope="session")
+def new_home() -> Callable[[Path], Home]:
+    """Return what makes an empty home anywhere."""
+    return make_home
 
 
 @pytest.fixture

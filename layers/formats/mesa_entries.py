@@ -1,0 +1,199 @@
+"""Entries of Mesa's shader cache, the same bytes in each of its three stores.
+
+A header names the driver and the device, a checksum covers the payload, which zstd has packed. Sources:
+``src/util/disk_cache.c`` (the keys at the beginning), ``src/util/disk_cache_os.c``
+(``create_cache_item_header_and_blob``, ``parse_and_validate_cache_item``), ``src/util/crc32.c``. What a payload is,
+``src/gallium/frontends/rusticl/core/program.rs`` and ``src/compiler/spirv/spirv_to_nir.c``
+(``vtn_emit_kernel_entry_point_wrapper``) tell.
+"""
+
+from __future__ import annotations
+
+import importlib
+import io
+import re
+import struct
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Final
+
+#: Enough for every driver and device; what is longer is read again whole.
+HEAD: Final = 512
+#: The driver, or the device, that Rusticl names for what is its own and no driver's.
+RUSTICL: Final = "rusticl"
+
+_VERSION: Final = 1
+_NAMES: Final = re.compile(rb"([\x21-\x7e][\x20-\x7e]{0,199})\0([\x21-\x7e][\x20-\x7e]{0,199})\0")
+_FIXED: Final = struct.Struct("<BQI")
+_COUNT: Final = struct.Struct("<I")
+_CHECKED: Final = struct.Struct("<II")
+_KEY: Final = 20
+_POINTERS: Final = (4, 8)
+#: The kind of an entry that GL's own compiler has made, and of every other.
+_GLSL: Final = 1
+_KINDS: Final = (0, _GLSL)
+#: More than any program needs, in bytes.
+_LARGEST: Final = 1 << 26
+_WINDOW: Final = 1 << 27
+_ZSTD: Final = b"\x28\xb5\x2f\xfd"
+#: Only an OpenCL kernel gets such a function around it.
+_WRAPPED: Final = re.compile(rb"__wrapped_([A-Za-z_]\w{0,254})\0", re.ASCII)
+_ELF: Final = b"\x7fELF"
+_SPIRV: Final = b"\x03\x02\x23\x07"
+_SPIRV_HEAD: Final = 20
+_ENTRY_POINT: Final = 15
+_KERNEL_MODEL: Final = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """Whose an entry is: driver (a hash of its build), device, and whether GL's compiler made it.
+
+    ``payload`` is where the packed bytes begin, ``None`` where more must be read to know.
+    """
+
+    driver: str
+    device: str
+    graphics: bool
+    payload: int | None
+    checksum: int = 0
+    inflated: int = 0
+
+    @property
+    def maker(self) -> tuple[str, str]:
+        """Return driver and device: entries of equal ones were stored by one build of one library."""
+        return self.driver, self.device
+
+    @property
+    def is_rusticl(self) -> bool:
+        """Tell whether Rusticl itself stored the entry, before any driver saw the program."""
+        return RUSTICL in self.maker
+
+
+def read_header(data: bytes) -> Header | None:
+    """Read the header of an entry, or of its first :data:`HEAD` bytes; ``None`` where it is none."""
+    names = _NAMES.match(data, 1)
+    if data[:1] != bytes([_VERSION]) or names is None:
+        return None
+    at = names.end()
+    if len(data) < at + _FIXED.size:
+        return None
+    pointer, _, kind = _FIXED.unpack_from(data, at)
+    if pointer not in _POINTERS or kind not in _KINDS:
+        return None
+    driver, device = names[1].decode("ascii"), names[2].decode("ascii")
+    at += _FIXED.size
+    if kind == _GLSL:
+        if len(data) < at + _COUNT.size:
+            return Header(driver, device, graphics=True, payload=None)
+        at += _COUNT.size + _COUNT.unpack_from(data, at)[0] * _KEY
+    if len(data) < at + _CHECKED.size:
+        return Header(driver, device, kind == _GLSL, None)
+    checksum, inflated = _CHECKED.unpack_from(data, at)
+    return Header(driver, device, kind == _GLSL, at + _CHECKED.size, checksum, inflated)
+
+
+def checksum(data: bytes) -> int:
+    """Return the checksum as Mesa computes it: CRC-32 without the last inversion."""
+    return zlib.crc32(data) ^ 0xFFFFFFFF
+
+
+def complaint(data: bytes) -> str | None:
+    """Say why Mesa would not use an entry; ``None`` where it would."""
+    header = read_header(data)
+    if header is None or header.payload is None:
+        return "has no whole header"
+    packed = data[header.payload :]
+    if checksum(packed) != header.checksum:
+        return "its checksum does not hold"
+    return None
+
+
+def inflate(data: bytes) -> bytes | None:
+    """Unpack the payload of an entry; ``None`` where there is nothing to unpack it with.
+
+    Raises :class:`ValueError` for what cannot be unpacked, or is larger than any program.
+    """
+    header = read_header(data)
+    if header is None or header.payload is None or header.inflated > _LARGEST:
+        raise ValueError("has no header that could be true")
+    packed = data[header.payload :]
+    if not packed.startswith(_ZSTD):
+        return _inflate_zlib(packed, header.inflated)
+    unpack = _zstd()
+    if unpack is None:
+        return None
+    content = unpack(packed, header.inflated)
+    if len(content) != header.inflated:
+        raise ValueError("is not as long as its header says")
+    return content
+
+
+def can_inflate() -> bool:
+    """Tell whether there is a library that unpacks payloads: Python's own since 3.14, or ``zstandard``."""
+    return _zstd() is not None
+
+
+def _inflate_zlib(packed: bytes, size: int) -> bytes:
+    try:
+        content = zlib.decompressobj().decompress(packed, size + 1)
+    except zlib.error as error:
+        raise ValueError(str(error)) from error
+    if len(content) != size:
+        raise ValueError("is not as long as its header says")
+    return content
+
+
+def _zstd() -> Callable[[bytes, int], bytes] | None:
+    for name, unpack in (("compression.zstd", _by_python), ("zstandard", _by_zstandard)):
+        try:
+            importlib.import_module(name)
+        except ImportError:
+            continue
+        return unpack
+    return None
+
+
+def _by_python(packed: bytes, size: int) -> bytes:
+    zstd = importlib.import_module("compression.zstd")
+    try:
+        return bytes(zstd.ZstdDecompressor().decompress(packed, max_length=size + 1))
+    except (zstd.ZstdError, EOFError) as error:
+        raise ValueError(str(error)) from error
+
+
+def _by_zstandard(packed: bytes, size: int) -> bytes:
+    zstandard = importlib.import_module("zstandard")
+    try:
+        # Its plain call would allocate whatever size the payload claims.
+        with zstandard.ZstdDecompressor(max_window_size=_WINDOW).stream_reader(io.BytesIO(packed)) as reader:
+            return bytes(reader.read(size + 1))
+    except zstandard.ZstdError as error:
+        raise ValueError(str(error)) from error
+
+
+def kernels(content: bytes) -> tuple[str, ...] | None:
+    """Name the OpenCL kernels in an unpacked payload; ``None`` where it does not tell, as machine code does not."""
+    if content.startswith(_ELF):
+        return None
+    if content.startswith(_SPIRV):
+        found = set(_entry_points(content))
+    else:
+        found = {match[1].decode("ascii") for match in _WRAPPED.finditer(content)}
+    return tuple(sorted(found)) or None
+
+
+def _entry_points(module: bytes) -> Iterator[str]:
+    """Yield the kernels that a SPIR-V module offers."""
+    at = _SPIRV_HEAD
+    while at + 4 <= len(module):
+        (word,) = _COUNT.unpack_from(module, at)
+        length = (word >> 16) * 4
+        if length == 0 or at + length > len(module):
+            return
+        if word & 0xFFFF == _ENTRY_POINT and length >= 16 and _COUNT.unpack_from(module, at + 4)[0] == _KERNEL_MODEL:  # noqa: PLR2004
+            name, end, _ = module[at + 12 : at + length].partition(b"\0")
+            if end and name.isascii():
+                yield name.decode("ascii")
+        at += length
