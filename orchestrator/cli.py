@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from cachectl.layers.layer import Layer
     from cachectl.layers.selection import Selection
+    from cachectl.neighbours import Neighbour
     from cachectl.proof import Watch
     from cachectl.stack import Stack
 
@@ -172,11 +173,20 @@ def _report(options: argparse.Namespace) -> int:
     stack = _stack(options)
     with render.working("looking at every cache"):
         report = stack.report(layers=options.layers)
+        beside = _neighbours(stack) if options.neighbours else None
     if options.json:
-        render.show_json(render.report_json(report))
+        render.show_json(render.report_json(report, beside))
     else:
-        render.show_report(report, str(stack.environment.home_folder))
+        home = str(stack.environment.home_folder)
+        render.show_report(report, home)
+        render.show_neighbours(beside, home)
     return 0
+
+
+def _neighbours(stack: Stack) -> list[Neighbour]:
+    from cachectl.neighbours import neighbours
+
+    return neighbours(stack.environment)
 
 
 def _ls(options: argparse.Namespace) -> int:

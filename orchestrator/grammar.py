@@ -53,6 +53,9 @@ def build_parser(words: Container[str] | None = None) -> argparse.ArgumentParser
 
 def _report(verb: argparse.ArgumentParser) -> None:
     _layers_argument(verb)
+    verb.add_argument(
+        "--neighbours", action="store_true", help="also other caches of compiled code (Triton, CuPy …), only looked at"
+    )
     _json_option(verb)
 
 

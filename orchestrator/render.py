@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from cachectl.layers.layer import Layer
     from cachectl.layers.registry import Broken
     from cachectl.listing import Trouble
+    from cachectl.neighbours import Neighbour
     from cachectl.proof import Attestation, Proof
     from cachectl.purging import PurgeResult
     from cachectl.quarantine import QuarantineResult, Restored
@@ -266,14 +267,16 @@ def progress() -> Iterator[Callable[[Step], None]]:
 # ---------------------------------------------------------------------- report
 
 
-def report_json(report: Report) -> dict[str, object]:
-    """Spell a report as ``cachectl/report/1``."""
+def report_json(report: Report, beside: Sequence[Neighbour] | None = None) -> dict[str, object]:
+    """Spell a report as ``cachectl/report/1``, with neighbours where they were asked for."""
+    asked = {} if beside is None else {"neighbours": [{**asdict(one), "path": str(one.path)} for one in beside]}
     return {
         "schema": "cachectl/report/1",
         "generated": report.generated,
         "layers": [_layer_json(layer) for layer in report.layers],
         "total": {"entries": report.entries, "files": report.files, "bytes": report.bytes},
         "broken": _broken_json(report.broken),
+        **asked,
     }
 
 
@@ -342,6 +345,18 @@ def show_report(report: Report, home: str) -> None:
     show_lines(_places(report, home))
     for plugin in report.broken:
         warn(f"plug-in {plugin.name}: {plugin.why}")
+
+
+def show_neighbours(beside: Sequence[Neighbour] | None, home: str) -> None:
+    """Print neighbours, where they were asked for, as a table of their own: they are in no total."""
+    if beside is None:
+        return
+    rows = tuple(
+        (one.name, count(one.files), size(one.bytes), f"{_short_home(str(one.path), home)} ({one.source})")
+        for one in beside
+    )
+    show_lines([""])
+    show_table(Table(("neighbours", "files", "size", "place"), rows, frozenset({1, 2})))
 
 
 def _places(report: Report, home: str) -> Iterator[str]:

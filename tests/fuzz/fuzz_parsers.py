@@ -23,6 +23,8 @@ from cachectl.layers.formats import (
     comgr_entries,
     compute_cache,
     kernel_db,
+    mesa_entries,
+    mesa_files,
     miopen_names,
     neo_binaries,
     object_files,
@@ -142,6 +144,28 @@ def _comgr(data: bytes) -> None:
     comgr_entries.policy_complaint(data.decode("utf-8", "surrogateescape"))
 
 
+def _mesa_entry(data: bytes) -> None:
+    header = mesa_entries.read_header(data)
+    head = mesa_entries.read_header(data[: mesa_entries.HEAD])
+    assert (head is None) or (header is not None and head.maker == header.maker)
+    mesa_entries.complaint(data)
+    with contextlib.suppress(ValueError):
+        content = mesa_entries.inflate(data)
+        assert content is None or header is None or len(content) == header.inflated
+        mesa_entries.kernels(content or b"")
+    mesa_entries.kernels(data)
+
+
+def _mesa_index(data: bytes) -> None:
+    places = list(mesa_files.foz_places(data))
+    spelled = b"".join(map(mesa_files.foz_record, places))
+    assert len(spelled) <= len(data)
+    mesa_files.is_fossilize(data[:16])
+    mesa_files.db_number(data)
+    for place in mesa_files.db_places(data):
+        assert mesa_files.db_record(place) in data
+
+
 PARSERS: Final[tuple[Callable[[bytes], None], ...]] = (
     _pdict_name,
     _pickle,
@@ -158,6 +182,8 @@ PARSERS: Final[tuple[Callable[[bytes], None], ...]] = (
     _neo,
     _bitcode,
     _comgr,
+    _mesa_entry,
+    _mesa_index,
 )
 
 

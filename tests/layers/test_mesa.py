@@ -626,7 +626,12 @@ def test_a_program_that_runs_on_meets_a_purge_without_an_error(cold: Home) -> No
         (cold.path / ".cache").mkdir(exist_ok=True)
         with subprocess.Popen(
             [sys.executable, "-c", program, str(cold.programs)],
-            env={**cold.variables, "RUSTICL_ENABLE": "llvmpipe", **variables},
+            env={
+                **cold.variables,
+                "RUSTICL_ENABLE": "llvmpipe",
+                "POCL_CACHE_DIR": str(cold.path / "pocl"),
+                **variables,
+            },
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
