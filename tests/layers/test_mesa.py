@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import pwd
 import shutil
 import struct
 import subprocess
@@ -679,6 +680,31 @@ def test_rusticl_keeps_its_cache_where_we_say(variables: dict[str, str], gone: I
 
 
 @pytest.mark.real
+def test_a_home_that_is_not_the_account_s_is_one_of_two_places(cold: Home, tmp_path: Path) -> None:
+    """Whichever of the two this release of Mesa goes by: under another password file, as the tester's own is no place."""
+    account = tmp_path / "account"
+    for folder in (account, cold.path):
+        (folder / ".cache").mkdir(parents=True)
+    own = pwd.getpwuid(os.getuid())
+    listed_as = ":".join(("somebody", "x", str(own.pw_uid), str(own.pw_gid), "", str(account), "/bin/sh"))
+    (tmp_path / "passwd").write_text(listed_as + "\n")
+    inside = ("unshare", "--mount", "sh", "-c", 'mount --bind "$0" /etc/passwd && exec "$@"', str(tmp_path / "passwd"))
+    if subprocess.run([*inside, "true"], check=False, capture_output=True).returncode:
+        pytest.skip("this user cannot put another password file in the place of the system's")
+    home = replace(
+        cold, variables={name: value for name, value in cold.variables.items() if name != "MESA_SHADER_CACHE_DIR"}
+    )
+    program = (sys.executable, str(cold.programs / "rusticl.py"), "1")
+    home.run(*inside, *program, RUSTICL_ENABLE="llvmpipe", POCL_CACHE_DIR=str(tmp_path / "pocl"))
+    filled = {path.parent.parent for path in tmp_path.glob("*/.cache/mesa_shader_cache/??/*")}
+    assert len(filled) == 1
+    said = json.loads(home.run(*inside, sys.executable, "-m", "cachectl", "report", "mesa", "--json").stdout)
+    roots = {Path(root["path"]): root["entries"] for root in said["layers"][0]["roots"]}
+    assert {path for path, entries in roots.items() if entries == 2} == filled
+    assert {folder / ".cache" / "mesa_shader_cache" for folder in (account, cold.path)} <= roots.keys()
+
+
+@pytest.mark.real
 def test_isolated_and_off_hold_for_rusticl(cold: Home) -> None:
     program = (sys.executable, str(cold.programs / "rusticl.py"), "1")
     (cold.path / ".cache").mkdir()
@@ -689,6 +715,32 @@ def test_isolated_and_off_hold_for_rusticl(cold: Home) -> None:
     kept = cold.path / "kept"
     cold.cachectl("run", f"--isolated={kept}", "--", *program, RUSTICL_ENABLE="llvmpipe")
     assert len(list(kept.glob("mesa_shader_cache/??/*"))) == 2
+
+
+@pytest.mark.real
+def test_a_block_tells_whether_it_comes_too_late_for_rusticl(cold: Home) -> None:
+    """Loaded it may be, as it is in every program; only once a device is asked for has it read its variables."""
+    program = """
+import sys; sys.path.insert(0, sys.argv[1])
+import cachectl, pyopencl as cl, rusticl
+from cachectl.session import StillOn
+def run(): c = cl.Context([rusticl.device()]); return rusticl.build_and_run(c, cl.CommandQueue(c), 0)[0]
+if sys.argv[2] == "early":
+    with cachectl.disabled("mesa") as held: print(held["mesa"].status, run())
+else:
+    print(run())
+    try:
+        with cachectl.disabled("mesa"): print("wrong")
+    except StillOn as error: print(list(error.layers))
+"""
+    (cold.path / ".cache").mkdir()
+    aside = {"RUSTICL_ENABLE": "llvmpipe", "POCL_CACHE_DIR": str(cold.path / "pocl")}
+    early = cold.run(sys.executable, "-c", program, str(cold.programs), "early", **aside)
+    assert early.stdout.split() == ["off", "2.0"]
+    assert cold.json("ls", "mesa")["entries"] == []
+    late = cold.run(sys.executable, "-c", program, str(cold.programs), "late", **aside)
+    assert late.stdout.split() == ["2.0", "['mesa']"]
+    assert len(cold.json("ls", "mesa")["entries"]) == 2
 
 
 @pytest.mark.real

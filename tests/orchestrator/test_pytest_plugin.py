@@ -159,7 +159,7 @@ def test_nothing_stored():
 """,
         "--no-kernel-caches",
         # A conftest that starts the driver, as a session's context fixture would, is late enough.
-        conftest="import pyopencl as cl\nassert cl.get_platforms()[0].get_devices()\n",
+        conftest="import pyopencl as cl\nassert any(p.get_devices() for p in cl.get_platforms())\n",
     )
     assert "2 passed" in done.stdout
     assert "kernel caches (--no-kernel-caches): loopy off, pyopencl-invoker off, pytools off," in done.stdout
