@@ -681,7 +681,7 @@ def test_rusticl_keeps_its_cache_where_we_say(variables: dict[str, str], gone: I
 
 @pytest.mark.real
 def test_a_home_that_is_not_the_account_s_is_one_of_two_places(cold: Home, tmp_path: Path) -> None:
-    """Whichever of the two this release of Mesa goes by: under another password file, as the tester's own is no place."""
+    """Whichever of the two this Mesa goes by; under another password file, for the tester's own home is no place."""
     account = tmp_path / "account"
     for folder in (account, cold.path):
         (folder / ".cache").mkdir(parents=True)
@@ -735,10 +735,11 @@ else:
 """
     (cold.path / ".cache").mkdir()
     aside = {"RUSTICL_ENABLE": "llvmpipe", "POCL_CACHE_DIR": str(cold.path / "pocl")}
-    early = cold.run(sys.executable, "-c", program, str(cold.programs), "early", **aside)
+    home = replace(cold, variables={**cold.variables, **aside})
+    early = home.run(sys.executable, "-c", program, str(cold.programs), "early")
     assert early.stdout.split() == ["off", "2.0"]
     assert cold.json("ls", "mesa")["entries"] == []
-    late = cold.run(sys.executable, "-c", program, str(cold.programs), "late", **aside)
+    late = home.run(sys.executable, "-c", program, str(cold.programs), "late")
     assert late.stdout.split() == ["2.0", "['mesa']"]
     assert len(cold.json("ls", "mesa")["entries"]) == 2
 
