@@ -324,6 +324,7 @@ def test_without_a_library_to_unpack_entries_are_listed_and_left(
     found = listed(layer)[key("x")]
     assert (found.device, found.kernels) == ("llvmpipe", None)
     assert "pip install zstandard" in str(found.guest)
+    assert [(one.code, one.fix) for one in layer.diagnose()] == [("unread", "pip install zstandard")]
     assert layer.plan_clear().targets == ()
     assert layer.get(key("x")) == Artifact(
         "mesa", key("x"), "mesa-entry/1", data, {"kernels": "", "device": "llvmpipe", "driver": OPENCL}
