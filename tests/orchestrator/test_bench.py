@@ -85,7 +85,7 @@ def test_seconds_saved_are_differences_of_medians(home: Home) -> None:
         assert one["entries"] > 0
     unused = {one["layer"]: one["why"] for one in measured["not_used"]}
     assert unused["cuda"] == "the command stores nothing in it"
-    assert measured["machine"]["drivers"] and "PoCL" in measured["machine"]["drivers"]
+    assert "PoCL" in measured["machine"]["drivers"]
     assert measured["versions"]["pyopencl"]
 
 
