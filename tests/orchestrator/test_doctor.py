@@ -244,7 +244,6 @@ def test_a_variable_is_found_and_mended(  # noqa: PLR0917 - a table
         ("LOOPY_NO_CACHE", "0"),
         ("PYOPENCL_NO_CACHE", "false"),
         ("POCL_KERNEL_CACHE", "1"),
-        ("XDG_CACHE_HOME", ""),
         ("CUDA_CACHE_DISABLE", "0"),
         ("CUDA_CACHE_MAXSIZE", "4294967296"),
         ("CUDA_CACHE_MAXSIZE", " 1000000"),
@@ -256,6 +255,11 @@ def test_a_variable_is_found_and_mended(  # noqa: PLR0917 - a table
 )
 def test_what_is_well_set_is_no_finding(tmp_path: Path, variable: str, value: str) -> None:
     assert examine(environment_of(tmp_path, **{variable: value})) == []
+
+
+def test_an_empty_place_is_none_to_mesa_alone(tmp_path: Path) -> None:
+    """Every other library passes over an empty ``XDG_CACHE_HOME``; Mesa counts where a driver of it is here."""
+    assert {finding.layer for finding in examine(environment_of(tmp_path, XDG_CACHE_HOME=""))} <= {"mesa"}
 
 
 def test_one_variable_of_several_layers_fails_once_and_switches_each_off(tmp_path: Path) -> None:
