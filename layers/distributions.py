@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
 _INFORMATION: Final = ".dist-info"
+#: What a version has in it that was spelled otherwise.
+_ODD: Final = re.compile("[-_]")
 _EGG: Final = (".egg-info", ".egg-link", ".egg")
 
 
@@ -31,11 +33,14 @@ def version_of(distribution: str) -> str | None:
     if _names_tell(folders):
         wanted = _normal(distribution)
         for folder in folders:
-            versions, eggs = _offered_by(folder, names_in(folder))
-            if wanted in versions:
-                return versions[wanted]
-            if wanted in eggs:
+            versions, doubtful = _offered_by(names_in(folder))
+            if wanted in doubtful:
                 break
+            if wanted in versions:
+                name, version = versions[wanted]
+                return (
+                    version if os.path.exists(os.path.join(folder, name, "METADATA")) else _asked_version(distribution)
+                )
         else:
             return None
     return _asked_version(distribution)
@@ -56,28 +61,29 @@ def _names_tell(folders: Sequence[str]) -> bool:
     finders = [finder for finder in sys.meta_path if finder is not PathFinder]
     if any(hasattr(finder, "find_distributions") for finder in finders):
         return False
-    return not any(os.path.isfile(folder) for folder in folders)
+    return not any(folder.endswith(".egg") or os.path.isfile(folder) for folder in folders)
 
 
 @lru_cache(maxsize=64)
-def _offered_by(folder: str, names: tuple[str, ...]) -> tuple[dict[str, str], frozenset[str]]:
-    """Return the versions of what lies in a folder, and the names of eggs, whose versions must be read."""
-    del folder
-    versions: dict[str, str] = {}
-    eggs: set[str] = set()
+def _offered_by(names: tuple[str, ...]) -> tuple[dict[str, tuple[str, str]], frozenset[str]]:
+    """Return the folder and version of what names in a folder tell, and distributions of which they do not."""
+    versions: dict[str, tuple[str, str]] = {}
+    doubtful: set[str] = set()
     for name in names:
-        if name.endswith(_INFORMATION):
-            distribution, _, version = name[: -len(_INFORMATION)].rpartition("-")
-            versions.setdefault(_normal(distribution), version)
-        elif name.endswith(_EGG):
-            eggs.add(_normal(name.partition("-")[0].rpartition(".egg")[0] or name.partition("-")[0]))
-    return versions, frozenset(eggs)
+        stem, ending = os.path.splitext(name)
+        distribution, dash, version = stem.partition("-")
+        if ending == _INFORMATION and dash and not _ODD.search(version) and _normal(distribution) not in versions:
+            versions[_normal(distribution)] = name, version
+        elif ending.lower() in (_INFORMATION, *_EGG):
+            # Two of one name, an egg, or a spelling that only old tools used.
+            doubtful.add(_normal(distribution.partition(".egg")[0]))
+    return versions, frozenset(doubtful)
 
 
 def _entry_point_files(folders: Sequence[str]) -> Iterator[bytes]:
     for folder in folders:
         for name in names_in(folder):
-            if name.endswith((_INFORMATION, *_EGG)):
+            if name.lower().endswith((_INFORMATION, *_EGG)):
                 yield _read(os.path.join(folder, name, "entry_points.txt"))
 
 

@@ -201,7 +201,7 @@ class PoclKernels(Layer):
         """Yield whole programs only weighed."""
         for found in self._tree(root).weigh(hollow=_NO_PROGRAM):
             if isinstance(found, Group):
-                yield bulk(found)
+                yield from bulk(found)
             else:
                 yield found if isinstance(found, Problem) else self._describe(root, found)
 
@@ -337,7 +337,8 @@ class PoclKernels(Layer):
     def remove(self, root: Root, targets: tuple[Target, ...]) -> Outcome:
         """Rename programs away, then delete them; the top folder itself always stays."""
         tree = self._tree(root)
-        return tree.remove_unused(targets) if self._is_unused(root) else tree.remove(targets)
+        is_unused = partial(self._is_unused, root)
+        return tree.remove_unused(targets, is_unused) if is_unused() else tree.remove(targets)
 
     def _is_unused(self, root: Root) -> bool:
         """Tell whether no program can be using what lies in a root: none of this machine, where no other may."""

@@ -182,7 +182,7 @@ class PyOpenCLBinaries(Layer):
         tree = self._tree(root)
         for found in tree.weigh(whole=("info", "binary")):
             if isinstance(found, Group):
-                yield bulk(found, stale=_python_of(found.folder) != self.environment.python)
+                yield from bulk(found, stale=_python_of(found.folder) != self.environment.python)
             elif isinstance(found, Problem):
                 yield found
             else:

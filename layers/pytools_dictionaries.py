@@ -142,7 +142,8 @@ class PytoolsDictionaries(Layer):
 
     def searched(self, root: Root, selection: Selection) -> Iterator[Found]:
         """Look into those rows alone whose bytes hold the kernel's name: a pickle spells it as it is."""
-        part = selection.kernel_part.encode(errors="surrogateescape")
+        # What cannot be spelled is in no row; the selection itself says so.
+        part = selection.kernel_part.encode() if selection.kernel_part.isprintable() else b""
         for name in self._dictionaries(root):
             if name.generation == "v5":
                 yield from self._scan_file(root, name, partial(self._list, root, name, contents=True, part=part))

@@ -47,7 +47,8 @@ class Selection:
     @property
     def kernel_part(self) -> str:
         """Return the longest part that the name of every selected kernel has in it; maybe none of it."""
-        return max(re.split(r"[*?]|\[.[^\]]*\]", self.kernel or "", flags=re.DOTALL), key=len)
+        # What a set in brackets begins and ends is for fnmatch to say.
+        return max(re.split(r"[*?]", (self.kernel or "").partition("[")[0]), key=len)
 
     @property
     def needs_contents(self) -> bool:

@@ -25,7 +25,7 @@ class Thing:
     state: object = field(default=None, repr=False)
 
 
-_PROTOCOL: Final = b"\x80\x04"
+_PROTOCOLS: Final = (b"\x80\x04", b"\x80\x05")
 _FRAME: Final = b"\x95"
 _FRAME_LENGTH: Final = 8
 _STOP: Final = b"."
@@ -48,11 +48,11 @@ _NOTHING: Final = {"PROTO", "FRAME", "READONLY_BUFFER"}
 def is_framed(data: bytes) -> bool:
     """Tell at once whether a pickle's frames reach from its beginning to its end.
 
-    Such a pickle has not been cut, and nothing was added. ``False`` says nothing: it may have no frames, or hold large
-    values between them. Source: PEP 3154, framing.
+    Such a pickle has not been cut, and nothing stands behind it; what is in its frames is not looked at. ``False`` says
+    nothing: it may have no frames, or hold large values between them. Source: PEP 3154, framing.
     """
-    position = len(_PROTOCOL)
-    if data[:1] != _PROTOCOL[:1] or len(data) <= position:
+    position = len(_PROTOCOLS[0])
+    if data[:position] not in _PROTOCOLS or len(data) <= position:
         return False
     while data[position : position + 1] == _FRAME:
         start = position + 1 + _FRAME_LENGTH

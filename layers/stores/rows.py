@@ -174,17 +174,19 @@ class RowFile:
         with self._reading() as connection:
             if self._is_new(connection):
                 return Weight(0, 0, 0)
-            rows, total, last = connection.execute(f"{query} from {self.schema.table}").fetchone()
-            return Weight(int(rows), int(total), int(last))
+            return self._weight(*connection.execute(f"{query} from {self.schema.table}").fetchone())
 
     def sum(self) -> Weight:
         """Weigh the rows for a report: a large table by two connections at once, so not at one single moment."""
         with self._reading() as connection:
             if self._is_new(connection):
                 return Weight(0, 0, 0)
-            first, last = connection.execute(f"select min(rowid), max(rowid) from {self.schema.table}").fetchone()
+            # Asked for both at once, sqlite would look at every row.
+            (first,) = connection.execute(f"select min(rowid) from {self.schema.table}").fetchone()
+            (last,) = connection.execute(f"select max(rowid) from {self.schema.table}").fetchone()
             if last is None:
                 return Weight(0, 0, 0)
+            self._weight(0, first, last)
             if last - first < _LARGE:
                 return self._sum(connection, first, last, last)
             return self._sum_by_two(connection, first, last)
@@ -206,8 +208,17 @@ class RowFile:
 
     def _sum(self, connection: sqlite3.Connection, first: int, until: int, last: int) -> Weight:
         query = f"select count(*), coalesce(sum({self.schema.size}), 0) from {self.schema.table}"
-        rows, total = connection.execute(f"{query} where rowid between ? and ?", (first, until)).fetchone()
-        return Weight(int(rows), int(total), last)
+        return self._weight(
+            *connection.execute(f"{query} where rowid between ? and ?", (first, until)).fetchone(), last
+        )
+
+    def _weight(self, *numbers: object) -> Weight:
+        """Believe what sqlite sums. A foreign table may hold anything, also a column that is called ``rowid``."""
+        known = [number for number in numbers if isinstance(number, int)]
+        if len(known) != len(numbers):
+            message = "holds what its library never writes: sizes or row ids that are no numbers"
+            raise Damaged(self.layer, message, self.path)
+        return Weight(*known)
 
     def rows(self) -> Iterator[Row]:
         """Yield every row's key and size, in the order of insertion."""

@@ -11,6 +11,7 @@ import errno
 import os
 import re
 import stat
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
@@ -35,7 +36,7 @@ from cachectl.layers.stores.handles import (
 )
 from cachectl.layers.stores.plain import SANE, STAGE, read_plain
 from cachectl.layers.stores.quarantine import Quarantine, folder_pattern
-from cachectl.layers.stores.walk import CHANGED, GONE, Group, Task, Weight, clear, weigh
+from cachectl.layers.stores.walk import CHANGED, GONE, Cleared, Group, Task, Weight, clear, weigh
 
 #: Whether this platform can act relative to directory handles, without which nothing is removed safely.
 _HANDLES: Final = {os.open, os.stat, os.unlink, os.rename, os.mkdir, os.rmdir} <= os.supports_dir_fd
@@ -48,6 +49,8 @@ REFUSALS: Final[Mapping[Ability, str]] = (
 #: Makes what is to be held while something is renamed.
 Guard = Callable[[], AbstractContextManager[object]]
 
+#: How long a root that nobody uses is believed to stay so.
+_SECONDS_UNASKED: Final = 0.5
 #: Files, bytes and newest change.
 _MARK: Final = 3
 _TRASH: Final = ".cachectl-trash-"
@@ -170,17 +173,13 @@ class Leaf(NamedTuple):
         return next((member for member in self.members if member.path == path), None)
 
 
-def bulk(group: Group, *, stale: bool | None = None) -> Bulk:
-    """Sum the entries of a folder that were only weighed."""
+def bulk(group: Group, *, stale: bool | None = None) -> Iterator[Bulk]:
+    """Sum the entries of a folder that were only weighed, if there are any."""
     moments = [weight.newest / 1e9 for weight in group.weights]
-    return Bulk(
-        entries=len(group.weights),
-        files=sum(weight.files for weight in group.weights),
-        bytes=sum(weight.bytes for weight in group.weights),
-        oldest=min(moments, default=None),
-        newest=max(moments, default=None),
-        stale=stale,
-    )
+    if moments:
+        files = sum(weight.files for weight in group.weights)
+        total = sum(weight.bytes for weight in group.weights)
+        yield Bulk(len(moments), files, total, min(moments), max(moments), stale)
 
 
 def planned(root: Path, group: Group) -> list[Target]:
@@ -536,11 +535,11 @@ class Tree:
             failed.append(Note(str(self.root), f"cannot be cleared: {error.strerror or error}"))
         return Outcome(self.layer, removed, freed, tuple(skipped), tuple(failed))
 
-    def remove_unused(self, targets: Sequence[Target]) -> Outcome:
+    def remove_unused(self, targets: Sequence[Target], is_unused: Callable[[], bool]) -> Outcome:
         """Do the same in a root that no program uses, many entries at once; the folders above them go too.
 
-        For trees of two levels and folders. An entry is looked at when it has left its place already, and goes back
-        if it has changed.
+        For trees of two levels and folders. Whether it is still unused is asked again and again; once it is not, the
+        rest goes one by one.
         """
         planned: dict[str, list[Weight]] = {}
         others: list[Target] = []
@@ -550,35 +549,42 @@ class Tree:
                 planned.setdefault(folder, []).append(Weight(name, *target.mark))
             else:
                 others.append(target)
-        outcome = Outcome(self.layer)
-        if planned:
-            try:
-                outcome = self._clear_planned(planned)
-            except OSError as error:
-                if isinstance(error, LayerError):
-                    raise
-                others = list(targets)
-        return outcome.plus(self.remove(others, tidy=True))
+        outcome = self._clear_planned(planned, is_unused) if planned else Outcome(self.layer)
+        # What is left of the plan is there still: it was not begun with.
+        others += [target for target in targets if target.key.partition("/")[0] in planned]
+        return outcome.plus(self.remove(others, tidy=is_unused())) if others else outcome
 
-    def _clear_planned(self, planned: Mapping[str, list[Weight]]) -> Outcome:
-        skipped: list[Note] = []
-        failed: list[Note] = []
-        removed = freed = 0
+    def _clear_planned(self, planned: dict[str, list[Weight]], is_unused: Callable[[], bool]) -> Outcome:
+        """Clear folder by folder, and take what was dealt with out of the plan."""
+        folders = list(planned)
+        outcome = Outcome(self.layer)
         with self._opened_root() as handle:
             if handle is None:
-                gone = (f"{folder}/{weight.name}" for folder, weights in planned.items() for weight in weights)
-                return Outcome(self.layer, skipped=tuple(Note(key, GONE) for key in gone))
-            with own_folder(handle, _TRASH) as (trash, _):
-                for cleared in clear(handle, trash, list(planned.items()), self._task()):
-                    removed += cleared.entries
-                    freed += cleared.bytes
-                    skipped += [Note(f"{cleared.folder}/{name}", reason) for name, reason in cleared.left]
-                    failed += [
-                        Note(f"{cleared.folder}/{name}", f"cannot be removed: {reason}")
-                        for name, reason in cleared.failed
-                    ]
-            _prune_empty(handle, [f"{folder}/" for folder in planned])
-        return Outcome(self.layer, removed, freed, tuple(skipped), tuple(failed))
+                return outcome
+            try:
+                with own_folder(handle, _TRASH) as (trash, _):
+                    asked = time.monotonic()
+                    for cleared in clear(handle, trash, list(planned.items()), self._task()):
+                        del planned[cleared.folder]
+                        outcome = outcome.plus(self._outcome(cleared))
+                        if time.monotonic() - asked > _SECONDS_UNASKED:
+                            if not is_unused():
+                                break
+                            asked = time.monotonic()
+            except OSError as error:
+                # Without room for a trash folder nothing was done yet; afterwards only the trash is left.
+                if len(planned) == len(folders):
+                    return outcome
+                because = f"cannot be cleared: {error.strerror or error}"
+                outcome = outcome.plus(Outcome(self.layer, failed=(Note(str(self.root), because),)))
+            if is_unused():
+                _prune_empty(handle, [f"{folder}/" for folder in folders])
+        return outcome
+
+    def _outcome(self, cleared: Cleared) -> Outcome:
+        skipped = [Note(f"{cleared.folder}/{name}", reason) for name, reason in cleared.left]
+        failed = [Note(f"{cleared.folder}/{name}", f"cannot be removed: {reason}") for name, reason in cleared.failed]
+        return Outcome(self.layer, cleared.entries, cleared.bytes, tuple(skipped), tuple(failed))
 
     def _retire(self, handle: int, trash: _Bin, target: Target, skipped: list[Note], failed: list[Note]) -> int:
         """Take one leaf out of its place; return how many entries that were."""

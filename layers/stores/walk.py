@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 _FOLDER_FLAGS = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_NOFOLLOW", 0)
 _KIND, _FILE, _FOLDER = 0o170000, stat.S_IFREG, stat.S_IFDIR
+#: Deeper than any entry is nested, as in ``cachectl.layers.stores.handles``.
+_DEEP = 16
 #: More folders than an entry should have open at once: what has more is left to the tree.
 _MOST_FOLDERS = 256
 #: More paths than this are judged anew each time: memory is not to grow with the tree.
@@ -31,6 +33,10 @@ _MOST_KNOWN = 10_000
 _ALONE = 0.3
 #: No machine reads its file system faster with more.
 _MOST_PROCESSES = 8
+
+#: What starts this file rather than a program of its own.
+_PYTHON = re.compile(r"(?:python|pypy)[\d.]*t?d?")
+_GREETING = b"cachectl walk 1\n"
 
 GONE = "already gone"
 CHANGED = "changed since it was planned"
@@ -93,8 +99,8 @@ def weigh(root: int, folders: Sequence[str], task: Task) -> Iterator[Group]:
 def clear(root: int, trash: int, planned: Sequence[tuple[str, list[Weight]]], task: Task) -> Iterator[Cleared]:
     """Clear planned entries of some folders, each if it is as it was planned; each folder is yielded once.
 
-    An entry steps into the trash folder whole before it is looked at, and back if it has changed: only for roots that
-    no program uses.
+    An entry that is as it was planned steps into the trash folder whole, and is deleted there by the folders that were
+    opened to look at it. Only for roots that no program uses.
     """
     items = [(folder, [tuple(weight) for weight in weights]) for folder, weights in planned]
     for answer in _dealt("clear", (root, trash), items, task):
@@ -107,7 +113,9 @@ def clear(root: int, trash: int, planned: Sequence[tuple[str, list[Weight]]], ta
 class _Hand:
     """Deals with one kind of entries, a folder at a time."""
 
-    def __init__(self, handles: Sequence[int], task: Task) -> None:
+    def __init__(self, handles: Sequence[int], task: Task, *, parent: int | None = None) -> None:
+        #: Whose work this is: a helper goes no further than that process.
+        self._parent = parent
         self._root, self._trash = (*handles, -1)[:2]
         self._is_name = re.compile(*task.name).fullmatch
         self._is_member = re.compile(*task.member).fullmatch
@@ -153,9 +161,11 @@ class _Hand:
             return folder, 0, 0, [(name, GONE) for name, *_ in planned], failed
         try:
             for name, *mark in planned:
+                if self._parent is not None and os.getppid() != self._parent:
+                    sys.exit(1)
                 try:
                     size = self._clear(handle, name, tuple(mark))
-                except FileNotFoundError:  # noqa: PERF203 - as above
+                except FileNotFoundError:
                     left.append((name, GONE))
                 except ValueError as error:
                     left.append((name, str(error)))
@@ -170,20 +180,20 @@ class _Hand:
 
     def _clear(self, handle: int, name: str, mark: tuple[int, ...]) -> int:
         """Clear one entry; return the bytes that are off the disk. Raises :class:`ValueError` where it has changed."""
-        self._taken += 1
-        taken = f"{os.getpid()}-{self._taken}"
-        os.rename(name, taken, src_dir_fd=handle, dst_dir_fd=self._trash)
         files: list[tuple[int, str, int]] = []
         opened: list[tuple[int, int, str]] = []
         try:
-            if not self._is_as_planned(taken, mark, files, opened):
-                os.rename(taken, name, src_dir_fd=self._trash, dst_dir_fd=handle)
+            if not self._is_as_planned(handle, name, mark, files, opened):
                 raise ValueError(CHANGED)
-            # From here on it is no entry any more, whatever goes wrong, and stays where it is.
+            self._taken += 1
+            taken = f"{os.getpid()}-{self._taken}"
+            os.rename(name, taken, src_dir_fd=handle, dst_dir_fd=self._trash)
+            # Nobody finds it by name any more; its folders are open still.
             for below, file, _ in files:
                 os.unlink(file, dir_fd=below)
-            for above, _, folder in reversed(opened):
+            for above, _, folder in reversed(opened[1:]):
                 os.rmdir(folder, dir_fd=above)
+            os.rmdir(taken, dir_fd=self._trash)
         finally:
             for _, below, _ in opened:
                 os.close(below)
@@ -191,13 +201,16 @@ class _Hand:
 
     def _is_as_planned(
         self,
-        taken: str,
+        handle: int,
+        name: str,
         mark: tuple[int, ...],
         files: list[tuple[int, str, int]],
         opened: list[tuple[int, int, str]],
     ) -> bool:
         try:
-            return self._look(self._trash, taken, files, opened, keep=True) == mark
+            return self._look(handle, name, files, opened, keep=True) == mark
+        except FileNotFoundError:
+            raise
         except (OSError, ValueError):
             return False
 
@@ -223,6 +236,8 @@ class _Hand:
         try:
             while waiting:
                 above, folder, prefix = waiting.pop()
+                if prefix.count("/") > _DEEP:
+                    raise ValueError(prefix)
                 below = os.open(folder, _FOLDER_FLAGS, dir_fd=above)
                 opened.append((above, below, folder))
                 for item in os.listdir(below):
@@ -283,87 +298,126 @@ class _Hand:
 
 def _dealt(verb: str, handles: tuple[int, ...], items: list[Any], task: Task) -> Iterator[tuple[Any, ...]]:
     """Do a verb for each item, and hand the rest out to other processes once it turns out long."""
-    do = _verb(verb, handles, task)
+    do = _verb(verb, _Hand(handles, task))
     started = time.monotonic()
     helpers = _processors() - 1
     for done, item in enumerate(items):
         if helpers > 0 and time.monotonic() - started > _ALONE:
-            yield from _together(verb, handles, items[done:], task, helpers)
+            shares = [items[done:][first :: helpers + 1] for first in range(helpers + 1)]
+            yield from _together((verb, handles, tuple(task)), shares, do)
             return
         yield do(item)
 
 
-def _verb(verb: str, handles: Sequence[int], task: Task) -> Callable[[Any], tuple[Any, ...]]:
-    hand = _Hand(handles, task)
+def _verb(verb: str, hand: _Hand) -> Callable[[Any], tuple[Any, ...]]:
     return hand.clear if verb == "clear" else hand.weigh
 
 
 def _processors() -> int:
-    """Return how many can work at once, none where no other Python can be started."""
-    if not sys.executable or os.name != "posix":
-        return 0
+    """Return how many can work at once; one where no other Python can be started."""
+    is_python = _PYTHON.fullmatch(os.path.basename(sys.executable or "")) and not getattr(sys, "frozen", False)
+    if not is_python or os.name != "posix" or not os.path.isfile(__file__):
+        return 1
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return min(_MOST_PROCESSES, usable)
 
 
 def _together(
-    verb: str, handles: tuple[int, ...], items: list[Any], task: Task, helpers: int
+    work: tuple[str, tuple[int, ...], tuple[Any, ...]], shares: list[list[Any]], do: Callable[[Any], tuple[Any, ...]]
 ) -> Iterator[tuple[Any, ...]]:
-    """Deal items out to other processes and this one; what a process could not do is done here."""
-    shares = [items[first :: helpers + 1] for first in range(helpers + 1)]
-    started = [_start(verb, handles, share, task) for share in shares[1:]]
-    do = _verb(verb, handles, task)
+    """Deal shares out to other processes and this one; what a process could not do is done here."""
+    started: list[_Helper | None] = []
     try:
+        # One by one, so that none is lost sight of whatever happens meanwhile.
+        for share in shares[1:]:
+            started.append(_start(work, share))  # noqa: PERF401
         for item in shares[0]:
             yield do(item)
-        for share, answer in zip(shares[1:], started, strict=True):
+        for share, helper in zip(shares[1:], started, strict=True):
             done = 0
-            for one in () if answer is None else _read(*answer):
+            for one in () if helper is None else helper.answers():
+                if done == len(share) or not isinstance(one, tuple) or not _is_of(one, share[done]):
+                    break
                 done += 1
                 yield one
             for item in share[done:]:
                 yield do(item)
     finally:
         # Whoever asked may have heard enough.
-        for answer in filter(None, started):
-            answer[0].kill()
-            answer[0].wait()
-            answer[1].close()
+        for helper in filter(None, started):
+            helper.end()
 
 
-def _start(
-    verb: str, handles: tuple[int, ...], share: list[Any], task: Task
-) -> tuple[subprocess.Popen[bytes], IO[bytes]] | None:
+def _is_of(answer: tuple[Any, ...], item: str | tuple[Any, ...]) -> bool:
+    """Tell whether that is what came of an item."""
+    folder = item if isinstance(item, str) else item[0]
+    return len(answer) in (len(Group._fields), len(Cleared._fields)) and answer[0] == folder
+
+
+class _Helper(NamedTuple):
+    """Another process at work, and the file it writes its answers to."""
+
+    process: subprocess.Popen[bytes]
+    answer: IO[bytes]
+
+    def answers(self) -> Iterator[object]:
+        """Yield what came of the share, in its order, as far as it came."""
+        self.process.wait()
+        self.answer.seek(0)
+        if self.answer.read(len(_GREETING)) != _GREETING:
+            return
+        with suppress(ValueError, EOFError, TypeError):
+            while True:
+                yield marshal.load(self.answer)  # noqa: S302 - our own process wrote it
+
+    def end(self) -> None:
+        """See to it that nothing is left of it."""
+        self.process.kill()
+        self.process.wait()
+        self.answer.close()
+
+
+def _start(work: tuple[str, tuple[int, ...], tuple[Any, ...]], share: list[Any]) -> _Helper | None:
     import subprocess
-    import tempfile
 
+    helper = None
     try:
-        # A pipe would fill up, and the other process wait, while this one is at its own share.
-        answer = tempfile.TemporaryFile()  # noqa: SIM115 - open until it is read
+        answer = _room_for_answers(work[0])
         command = (sys.executable, "-I", "-S", __file__)
-        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=answer, pass_fds=handles)  # noqa: S603
+        process = subprocess.Popen(  # noqa: S603 - our own file
+            command, stdin=subprocess.PIPE, stdout=answer, stderr=subprocess.DEVNULL, pass_fds=work[1]
+        )
+        helper = _Helper(process, answer)
         if process.stdin is not None:
             with process.stdin as question:
-                marshal.dump((verb, handles, share, tuple(task)), question)
+                marshal.dump((os.getpid(), *work, share), question)
     except OSError:
+        if helper is not None:
+            helper.end()
         return None
-    return process, answer
+    return helper
 
 
-def _read(process: subprocess.Popen[bytes], answer: IO[bytes]) -> Iterator[tuple[Any, ...]]:
-    """Yield what came of another process's share, in its order, as far as it came."""
-    process.wait()
-    answer.seek(0)
-    with suppress(ValueError, EOFError, TypeError):
-        while True:
-            yield marshal.load(answer)  # noqa: S302 - our own process wrote it
+def _room_for_answers(verb: str) -> IO[bytes]:
+    """Open a file for answers: a pipe would fill up, and the other process wait, while this one is at its share.
+
+    A purge is most wanted where the disk is full, and its answers are short.
+    """
+    if verb == "clear" and hasattr(os, "memfd_create"):
+        return open(os.memfd_create("cachectl-answers"), "w+b")
+    import tempfile
+
+    return tempfile.TemporaryFile()
 
 
 def _help() -> None:
-    verb, handles, share, task = marshal.load(sys.stdin.buffer)  # noqa: S302 - as above
-    do = _verb(verb, handles, Task(*task))
+    parent, verb, handles, task, share = marshal.load(sys.stdin.buffer)  # noqa: S302 - as above
+    do = _verb(verb, _Hand(handles, Task(*task), parent=parent))
+    sys.stdout.buffer.write(_GREETING)
     for item in share:
         marshal.dump(do(item), sys.stdout.buffer)
+        # What is done is told, however this process ends.
+        sys.stdout.buffer.flush()
 
 
 if __name__ == "__main__":

@@ -70,7 +70,8 @@ def test_the_rows_of_loopy_are_framed() -> None:
     for protocol in (4, 5):
         assert is_framed(pickle.dumps(("key", {"value": ["x" * 100] * 1000 + list(range(9999))}), protocol))
         assert not is_framed(pickle.dumps(b"x" * 100_000, protocol))
-    assert not is_framed(pickle.dumps("value", 2))
+    for data in (pickle.dumps("value", 2), b"\x80\xfe\x95" + bytes(8) + b".", b"\x80\x04.", b"\x80", b""):
+        assert not is_framed(data) or walk(data)
 
 
 @given(data=st.binary(max_size=200))

@@ -25,6 +25,7 @@ from cachectl.layers.pyopencl_invoker import PyOpenCLInvoker
 from cachectl.layers.pytools_dictionaries import PytoolsDictionaries
 from cachectl.layers.selection import Selection
 from cachectl.layers.stores.plain import read_locked
+from cachectl.layers.stores.rows import RowFile
 
 if TYPE_CHECKING:
     from conftest import Home
@@ -505,3 +506,25 @@ def test_looking_a_thousand_times_beside_an_open_dictionary_costs_one_descriptor
         assert len(os.listdir("/proc/self/fd")) == before
     read_locked(path)
     assert len(os.listdir("/proc/self/fd")) < before
+
+
+def test_a_column_called_rowid_is_damage_and_no_traceback(tmp_path: Path) -> None:
+    """A foreign table may hold anything where sqlite keeps numbers."""
+    path = tmp_path / "pdict-v5-mine-1.sqlite"
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("create table dict (keyhash text, key_value text, rowid text)")
+        connection.executemany("insert into dict values (?, ?, ?)", [("a", b"x", "one"), ("b", b"y", "two")])
+        connection.commit()
+    rows = RowFile("pytools", path, pdict.SCHEMA)
+    for weigh in (rows.sum, rows.weigh):
+        with pytest.raises(Damaged, match="no numbers"):
+            weigh()
+
+
+@pytest.mark.parametrize("glob", ["foo*", "[!]]oo_bar", "[!]x]oo_bar", "[]f]oo_bar", "*o_b?r", "foo_bar", "[a-z]*_bar"])
+def test_no_kernel_is_missed_by_looking_for_a_part_of_its_name(glob: str) -> None:
+    """What a pattern selects has the part in it, whatever brackets do."""
+    selection = Selection(kernel=glob)
+    assert selection.kernel_pattern is not None
+    assert selection.kernel_pattern.fullmatch("foo_bar")
+    assert selection.kernel_part in "foo_bar"

@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -114,7 +115,7 @@ def test_what_was_planned_goes_and_the_rest_stays(root: Path) -> None:
     (root / "AE" / "AAAA" / "b").write_bytes(b"changed")
     (root / "AE" / "AAAB" / "stranger").write_bytes(b"somebody's")
     shutil.rmtree(root / "AE" / "AAAC")
-    outcome = tree(root).remove_unused(plan)
+    outcome = tree(root).remove_unused(plan, lambda: True)
     assert outcome.removed == len(plan) - 3
     assert outcome.bytes_freed == 15 * outcome.removed
     notes = {note.key: note.because for note in outcome.skipped}
@@ -139,7 +140,7 @@ def test_a_link_that_took_an_entrys_place_is_not_followed(root: Path, tmp_path_f
     (root / "AF").symlink_to(root / "AE")
     shutil.rmtree(root / "AE" / "AAAB" / "kernel")
     (root / "AE" / "AAAB" / "kernel").symlink_to(precious)
-    tree(root).remove_unused(plan)
+    tree(root).remove_unused(plan, lambda: True)
     assert (precious / "a").read_bytes() == b"1" * 10
     assert (root / "AE" / "AAAA").is_symlink()
     assert (root / "AE" / "AAAB" / "kernel").is_symlink()
@@ -150,7 +151,7 @@ def test_a_file_with_another_name_frees_nothing(root: Path) -> None:
     """What is still there under another name is not off the disk."""
     os.link(root / "AF" / "AAAA" / "a", root / "kept")
     plan = targets(root)
-    assert tree(root).remove_unused(plan).bytes_freed == 15 * len(plan) - 10
+    assert tree(root).remove_unused(plan, lambda: True).bytes_freed == 15 * len(plan) - 10
 
 
 def test_a_helper_that_dies_is_made_up_for(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -168,10 +169,88 @@ def test_a_helper_that_dies_is_made_up_for(root: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(subprocess, "Popen", start_and_kill)
     assert weighed(root) == expected
     plan = targets(root)
-    assert tree(root).remove_unused(plan).removed == len(plan)
+    assert tree(root).remove_unused(plan, lambda: True).removed == len(plan)
 
 
 def test_it_stands_alone() -> None:
     """As a program it has the standard library alone, in isolation and without a site."""
     done = subprocess.run([sys.executable, "-I", "-S", walk.__file__], input=b"", capture_output=True, check=False)
     assert b"EOFError" in done.stderr
+
+
+PURGING = """
+import sys
+from pathlib import Path
+from cachectl.layers.stores import walk
+from cachectl.layers.stores.tree import Tree, planned
+sys.path.insert(0, sys.argv[2])
+from test_walk import SHAPE, targets
+walk._ALONE = -1
+walk._processors = lambda: 3
+root = Path(sys.argv[1])
+plan = targets(root)
+print("planned", flush=True)
+Tree("test", root, SHAPE).remove_unused(plan, lambda: True)
+"""
+
+
+def test_with_the_purge_its_helpers_end(tmp_path: Path) -> None:
+    """Whoever has killed it may start a program that uses the cache."""
+    for number in range(256 * 20):
+        letters = "".join("ABCDEFGHIJKLMNOP"[int(digit, 16)] for digit in f"{number:06x}")
+        (tmp_path / letters[:2] / letters[2:]).mkdir(parents=True)
+        (tmp_path / letters[:2] / letters[2:] / "a").write_bytes(b"1")
+    command = (sys.executable, "-c", PURGING, str(tmp_path), str(Path(__file__).parent))
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        while len(list(tmp_path.glob("AA/*"))) == 4096 and process.poll() is None:
+            time.sleep(0.001)
+        process.kill()
+    time.sleep(0.2)
+    left = sum(1 for _ in files(tmp_path))
+    time.sleep(0.5)
+    assert sum(1 for _ in files(tmp_path)) == left
+
+
+def test_once_a_program_uses_the_root_the_rest_goes_one_by_one(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is asked again while the purge goes on; what was planned goes all the same, and empty folders stay."""
+    monkeypatch.setattr("cachectl.layers.stores.tree._SECONDS_UNASKED", -1)
+    plan = targets(root)
+    outcome = tree(root).remove_unused(plan, lambda: False)
+    assert outcome.removed == len(plan)
+    assert (root / "AF").is_dir()
+
+
+def test_only_python_is_asked_to_help(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An application that bears an interpreter in it would start itself."""
+    assert walk._processors() >= 1
+    for name in ("/usr/bin/blender", "", None):
+        monkeypatch.setattr(sys, "executable", name)
+        assert walk._processors() == 1
+    monkeypatch.setattr(sys, "executable", "/usr/bin/python3.11")
+    monkeypatch.setattr(sys, "frozen", True, raising=False)
+    assert walk._processors() == 1
+
+
+@pytest.mark.parametrize("says", ["Terminal", "(zzzz", "Nothing", ""])
+def test_a_helper_that_is_none_is_made_up_for(
+    root: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch, says: str
+) -> None:
+    """What another program prints is no answer."""
+    expected = weighed(root)
+    other = tmp_path_factory.mktemp("bin") / "python3"
+    other.write_text(f"#!/bin/sh\nprintf %s '{says}'\n")
+    other.chmod(0o700)
+    monkeypatch.setattr(sys, "executable", str(other))
+    monkeypatch.setattr(walk, "_ALONE", -1)
+    monkeypatch.setattr(walk, "_processors", lambda: 3)
+    assert weighed(root) == expected
+
+
+@pytest.mark.usefixtures("processes")
+def test_what_is_nested_too_deeply_is_no_entry(root: Path) -> None:
+    """Neither to a scan nor to a weighing."""
+    deep = root / "AF" / "AAAA" / "/".join(["kernel"] * 20)
+    deep.mkdir(parents=True)
+    assert weighed(root) == scanned(root)
