@@ -531,6 +531,35 @@ def _check_targets(*names: str | None) -> None:
             raise BadRequest(message)
 
 
+def _export(options: argparse.Namespace) -> int:
+    from cachectl import render, render_bundles
+
+    stack = _stack(options)
+    selection = _selection(options, stack.environment.clock())
+    with render.working("exporting"):
+        done = stack.export(options.file, selection, layers=options.layers, sign=options.sign)
+    if options.json:
+        render.show_json(render_bundles.export_json(done))
+    else:
+        render_bundles.show_export(done)
+    return 1 if done.failed else 0
+
+
+def _import(options: argparse.Namespace) -> int:
+    from cachectl import render, render_bundles
+    from cachectl.importing import Trust
+
+    trust = Trust(options.allowed_signers, options.sha256, options.trust)
+    stack = _stack(options)
+    with render.working("importing"):
+        done = stack.import_bundle(options.file, trust, dry_run=options.dry_run)
+    if options.json:
+        render.show_json(render_bundles.import_json(done))
+    else:
+        render_bundles.show_import(done)
+    return 1 if done.failed else 0
+
+
 def _layers(options: argparse.Namespace) -> int:
     from cachectl import render
 
@@ -563,6 +592,8 @@ _HANDLERS: Final[dict[str, Handler]] = {
     "env": _env,
     "trace": _trace,
     "bench": _bench,
+    "export": _export,
+    "import": _import,
     "layers": _layers,
     "demo": _demo,
 }

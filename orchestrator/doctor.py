@@ -331,14 +331,14 @@ def _of_writers(layer: Layer, root: Root) -> Iterator[tuple[Identity, Finding]]:
         message = f"belongs to {user_name(owner)}, whose code runs as you"
         fix = _elsewhere(layer, '"$HOME/.cachectl"')
         yield ("owner", root.path), Finding(layer.name, root.path, None, Severity.UNSAFE, "owner", message, fix)
-    for folder in dict.fromkeys((*_open_to_others(root.path), *_open_to_others(real))):
+    for folder in dict.fromkeys((*open_to_others(root.path), *open_to_others(real))):
         # A link and what it leads to are one folder.
         status = folder.stat()
         identity = ("writable", status.st_dev, status.st_ino)
         yield identity, _writable(layer, root, folder, itself=folder in (root.path, real))
 
 
-def _open_to_others(path: Path) -> Iterator[Path]:
+def open_to_others(path: Path) -> Iterator[Path]:
     """Yield the folders of a path that somebody else can reach and write in, the path itself included.
 
     In a sticky folder they can rename nothing of ours, which is enough for a folder above, but not for the root.

@@ -174,6 +174,27 @@ def _bench(verb: argparse.ArgumentParser) -> None:
     verb.usage = "cachectl bench [-n N] [--json FILE] [--plot FILE] -- COMMAND..."
 
 
+def _export(verb: argparse.ArgumentParser) -> None:
+    verb.add_argument("file", metavar="FILE", help="the bundle to write")
+    verb.add_argument(
+        "layers", nargs="*", metavar="LAYER", help="a layer of cachectl layers (default: all but tuning results)"
+    )
+    _selection_options(verb)
+    verb.add_argument("--sign", metavar="KEY", help="sign it with a key of OpenSSH; the signature is FILE.sig")
+    _json_option(verb)
+
+
+def _import(verb: argparse.ArgumentParser) -> None:
+    verb.add_argument("file", metavar="FILE", help="a bundle that export wrote")
+    why = verb.add_mutually_exclusive_group(required=True)
+    why.add_argument("--allowed-signers", metavar="LIST", help="FILE.sig is by a signer of this list (ssh-keygen -Y)")
+    why.add_argument("--sha256", metavar="HEX", help="this is the SHA-256 of FILE")
+    why.add_argument("--trust", action="store_true", help="believe it: it is code that your programs will run")
+    verb.add_argument("-n", "--dry-run", action="store_true", help="say what would be placed, and place nothing")
+    _changing_options(verb)
+    _json_option(verb)
+
+
 def _layers(verb: argparse.ArgumentParser) -> None:
     _layers_argument(verb)
     _json_option(verb)
@@ -262,6 +283,8 @@ VERBS: Final[dict[str, tuple[str, Callable[[argparse.ArgumentParser], None]]]] =
     "env": ("variables as shell commands, for eval", _env),
     "trace": ("hits, misses and stores of every layer in a run of a command", _trace),
     "bench": ("what each cache is worth to a command: all cold, all warm, each off in turn", _bench),
+    "export": ("pack entries into one file, for another machine", _export),
+    "import": ("place what export packed, once it is trusted and checked", _import),
     "layers": ("adapters, what each can do here, and why not", _layers),
     "demo": ("the whole story on PoCL, in a scratch root", _demo),
 }

@@ -119,6 +119,11 @@ def failure(layer: Layer, place: Path, error: LayerError | OSError) -> Finding:
 
 
 def write_file(name: str, data: bytes) -> None:
+    """Write a file as :func:`write_chunks` does, from bytes that are all there."""
+    write_chunks(name, (data,))
+
+
+def write_chunks(name: str, chunks: Iterable[bytes]) -> None:
     """Write a file beside its place and rename it in, so that half of one is never seen.
 
     Only a plain file can be written so: a device or a pipe is opened and written to. Raises :class:`BadRequest`
@@ -130,26 +135,26 @@ def write_file(name: str, data: bytes) -> None:
         raise BadRequest(message)
     if mode is not None and _is_standard_output(name):
         # What others wrote there before us stays, wherever it leads.
-        _write_all(1, data)
+        _write_all(1, chunks)
         return
     if mode is not None and not stat.S_ISREG(mode):
         with open(name, "wb", buffering=0) as file:
-            _write_all(file.fileno(), data)
+            _write_all(file.fileno(), chunks)
         return
     try:
-        _replace(os.path.realpath(name), data, mode)
+        _replace(os.path.realpath(name), chunks, mode)
     except OSError as error:
         # The name that was given, not that of the stage.
         error.filename, error.filename2 = name, None
         raise
 
 
-def _replace(place: str, data: bytes, mode: int | None) -> None:
+def _replace(place: str, chunks: Iterable[bytes], mode: int | None) -> None:
     stage = os.path.join(os.path.dirname(place), own_name())
     handle = os.open(stage, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o666)
     try:
         try:
-            _write_all(handle, data)
+            _write_all(handle, chunks)
             os.fsync(handle)
         finally:
             os.close(handle)
@@ -161,10 +166,11 @@ def _replace(place: str, data: bytes, mode: int | None) -> None:
         raise
 
 
-def _write_all(handle: int, data: bytes) -> None:
-    rest = memoryview(data)
-    while rest:
-        rest = rest[os.write(handle, rest) :]
+def _write_all(handle: int, chunks: Iterable[bytes]) -> None:
+    for chunk in chunks:
+        rest = memoryview(chunk)
+        while rest:
+            rest = rest[os.write(handle, rest) :]
 
 
 def _mode(name: str) -> int | None:

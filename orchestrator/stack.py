@@ -13,6 +13,8 @@ from cachectl.layers.registry import Broken, built_in, plugged_in
 from cachectl.layers.selection import ALL, Selection
 
 if TYPE_CHECKING:
+    from cachectl.exporting import Export
+    from cachectl.importing import Import, Trust
     from cachectl.layers.layer import Layer
     from cachectl.listing import Trouble
     from cachectl.purging import PurgePlan
@@ -93,3 +95,24 @@ class Stack:
 
         named = tuple(layers)
         return plan(self.named(named) if named else self.expendable(), selection)
+
+    def export(
+        self, file: str, selection: Selection = ALL, *, layers: Iterable[str] = (), sign: str | None = None
+    ) -> Export:
+        """Write the selected entries of the named layers, or of every expendable one, as a bundle.
+
+        ``sign`` is a key of OpenSSH's; the signature lies beside the file. Entries that cannot be read are named in
+        what is returned.
+        """
+        from cachectl.exporting import export
+
+        return export(self, file, selection, layers=layers, sign=sign)
+
+    def import_bundle(self, file: str, trust: Trust, *, dry_run: bool = False) -> Import:
+        """Place what a bundle holds and what can be hit here; what is here already stays.
+
+        Raises :class:`Untrusted` or :class:`BadBundle`, and then nothing was written.
+        """
+        from cachectl.importing import import_bundle
+
+        return import_bundle(self, file, trust, dry_run=dry_run)

@@ -1,0 +1,364 @@
+"""The file in which warm caches travel: a tar under zstd, what is in it said first, and nothing else in it.
+
+The same content gives the same bytes: no times, owners or names of the system, entries by layer and key, one frame
+compressed by one thread. Members bear numbers, never names that came out of a cache. A reader computes the header
+that each member must have and compares it, so that nothing in a bundle can name a path, a link or a member of its own
+choice.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import tarfile
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import PurePosixPath
+from typing import TYPE_CHECKING, BinaryIO, Final, NoReturn
+
+from cachectl.layers.errors import CachectlError, printable
+from cachectl.layers.facts import Artifact
+from cachectl.layers.stores.plain import SANE
+
+if TYPE_CHECKING:
+    import types
+
+SCHEMA: Final = "cachectl/bundle/1"
+_MANIFEST: Final = "manifest.json"
+#: How every file begins that zstd has written.
+MAGIC: Final = b"\x28\xb5\x2f\xfd"
+#: The level at which time and size are both small; another one gives other bytes.
+_LEVEL: Final = 3
+#: More than a manifest of a hundred thousand entries takes, in bytes.
+_LARGEST_MANIFEST: Final = 64 << 20
+#: What is announced may be so many times as large as the file, and this much beside.
+_MOST_EXPANSION: Final = 1000
+_ALLOWANCE: Final = 64 << 20
+#: The largest window that a decompressor keeps in memory.
+_WINDOW: Final = 1 << 27
+#: What is given to the decompressor at once, in bytes: no such piece becomes more than 32 MiB.
+_PIECE: Final = 1 << 10
+_CHUNK: Final = 1 << 20
+_DIGEST: Final = re.compile("[0-9a-f]{64}")
+_LAYER: Final = re.compile("[a-z0-9][a-z0-9._-]*")
+_END: Final = 2 * tarfile.BLOCKSIZE
+
+
+class BadBundle(CachectlError, ValueError):
+    """A file that is no bundle, or not the whole one that was made: nothing in it is to be used."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(f"no bundle to be used: {printable(message)}")
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One entry of a bundle: its artifact but for the bytes, with their number and SHA-256.
+
+    ``device`` and ``versions`` are what the layer reads off the entry: for what it was compiled, by what.
+    """
+
+    layer: str
+    key: str
+    form: str
+    bytes: int
+    sha256: str
+    detail: Mapping[str, str] = field(default_factory=dict)
+    device: str | None = None
+    versions: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """What a bundle holds, in the order of its members.
+
+    ``fingerprints`` say, layer by layer, what decides whether an entry can be hit elsewhere (``None``: not known
+    where the bundle was made); ``exposed`` names the layers whose roots others could write to.
+    """
+
+    items: tuple[Item, ...]
+    fingerprints: Mapping[str, Mapping[str, str | None]]
+    exposed: tuple[str, ...] = ()
+
+    def to_bytes(self) -> bytes:
+        """Spell it as JSON, always in the same way."""
+        document = {
+            "schema": SCHEMA,
+            "layers": {
+                name: {"fingerprint": dict(told), "writable_by_others": name in self.exposed}
+                for name, told in self.fingerprints.items()
+            },
+            "entries": [_spelled(item) for item in self.items],
+        }
+        return json.dumps(document, indent=0, sort_keys=True).encode() + b"\n"
+
+
+def _spelled(item: Item) -> dict[str, object]:
+    return {
+        "layer": item.layer,
+        "key": item.key,
+        "form": item.form,
+        "bytes": item.bytes,
+        "sha256": item.sha256,
+        "detail": dict(item.detail),
+        "device": item.device,
+        "versions": dict(item.versions),
+    }
+
+
+def sort_key(item: Item) -> tuple[str, str]:
+    """Return what entries of a bundle are ordered by."""
+    return item.layer, item.key
+
+
+def artifact_of(item: Item, data: bytes) -> Artifact:
+    """Return the artifact that an item describes, given its bytes."""
+    return Artifact(item.layer, item.key, item.form, data, item.detail)
+
+
+# ---------------------------------------------------------------------- writing
+
+
+def write_bundle(file: BinaryIO, manifest: Manifest, contents: Iterable[bytes]) -> None:
+    """Write a bundle, given the bytes of each entry in the manifest's order.
+
+    Raises :class:`CachectlError` where zstandard is not installed, :class:`BadBundle` where the manifest is larger
+    than any reader takes.
+    """
+    zstandard = _zstandard()
+    head = manifest.to_bytes()
+    if len(head) > _LARGEST_MANIFEST:
+        raise BadBundle(f"{len(manifest.items):,} entries are too many for one; export layer by layer")
+    members = _framed(head, manifest, contents)
+    total = _length(len(head), manifest)
+    compressor = zstandard.ZstdCompressor(level=_LEVEL, threads=0, write_checksum=True, write_content_size=True)
+    with compressor.stream_writer(file, size=total, closefd=False) as writer:
+        for part in members:
+            writer.write(part)
+
+
+def _framed(head: bytes, manifest: Manifest, contents: Iterable[bytes]) -> Iterator[bytes]:
+    yield _header(_MANIFEST, len(head))
+    yield head
+    yield bytes(-len(head) % tarfile.BLOCKSIZE)
+    for number, (item, data) in enumerate(zip(manifest.items, contents, strict=True), 1):
+        yield _header(_member(number), item.bytes)
+        yield data
+        yield bytes(-item.bytes % tarfile.BLOCKSIZE)
+    yield bytes(_padding(_body(len(head), manifest)))
+
+
+def _header(name: str, size: int) -> bytes:
+    info = tarfile.TarInfo(name)
+    info.size = size
+    info.mode = 0o600
+    return info.tobuf(tarfile.USTAR_FORMAT)
+
+
+def _member(number: int) -> str:
+    return f"{number:07}"
+
+
+def _body(head: int, manifest: Manifest) -> int:
+    sizes = (head, *(item.bytes for item in manifest.items))
+    return sum(tarfile.BLOCKSIZE + size + -size % tarfile.BLOCKSIZE for size in sizes)
+
+
+def _padding(body: int) -> int:
+    return _END + -(body + _END) % tarfile.RECORDSIZE
+
+
+def _length(head: int, manifest: Manifest) -> int:
+    body = _body(head, manifest)
+    return body + _padding(body)
+
+
+# ---------------------------------------------------------------------- reading
+
+
+class Reader:
+    """A bundle that is read from its beginning, once: first :attr:`manifest`, then :meth:`contents`.
+
+    ``size`` is that of the file in bytes. Raises :class:`BadBundle` as soon as a byte is not what it must be: wrong
+    magic, a member that was not announced (a link, a folder, any name but its number), a size or a sum that does not
+    hold, a manifest that is too large or promises more than such a file can hold, an end that is missing or not the
+    end.
+    """
+
+    def __init__(self, file: BinaryIO, size: int) -> None:
+        self._stream = _Stream(file)
+        self.manifest = self._read_manifest()
+        announced = sum(item.bytes for item in self.manifest.items)
+        if announced > size * _MOST_EXPANSION + _ALLOWANCE:
+            raise BadBundle(f"it announces {announced:,} bytes in a file of {size:,}: a decompression bomb")
+
+    def _read_manifest(self) -> Manifest:
+        block = self._stream.read(tarfile.BLOCKSIZE)
+        try:
+            size = int(block[124:135], 8)
+        except ValueError:
+            raise BadBundle("it does not begin with a manifest") from None
+        if block != _header(_MANIFEST, size):
+            raise BadBundle(f"it does not begin with a manifest, but with {_described(block)}")
+        if size > _LARGEST_MANIFEST:
+            raise BadBundle(f"its manifest would have {size:,} bytes, and may have {_LARGEST_MANIFEST:,}")
+        text = self._stream.read(size)
+        self._fill(size)
+        self._size = size
+        return parse_manifest(text)
+
+    def contents(self) -> Iterator[tuple[Item, bytes]]:
+        """Yield each entry with its bytes, whose sum has been checked; at the end, see that it is the end."""
+        for number, item in enumerate(self.manifest.items, 1):
+            block = self._stream.read(tarfile.BLOCKSIZE)
+            if block != _header(_member(number), item.bytes):
+                raise BadBundle(f"not member {_member(number)} of {item.bytes:,} bytes, but {_described(block)}")
+            data = self._stream.read(item.bytes)
+            self._fill(item.bytes)
+            if hashlib.sha256(data).hexdigest() != item.sha256:
+                raise BadBundle(f"the sum of {item.layer} {item.key} does not hold")
+            yield item, data
+        padding = _padding(_body(self._size, self.manifest))
+        if self._stream.read(padding) != bytes(padding):
+            raise BadBundle("there is more in it than its manifest announces")
+        self._stream.finish()
+
+    def _fill(self, size: int) -> None:
+        length = -size % tarfile.BLOCKSIZE
+        if self._stream.read(length) != bytes(length):
+            raise BadBundle("something is hidden between its members")
+
+
+class _Stream:
+    """Bytes out of one frame of zstd, no more decompressed than was asked for, but for a piece."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        zstandard = _zstandard()
+        self._error = zstandard.ZstdError
+        self._file = file
+        self._inner = zstandard.ZstdDecompressor(max_window_size=_WINDOW).decompressobj()
+        self._held = bytearray()
+        self._chunk = memoryview(file.read(_CHUNK))
+        if bytes(self._chunk[:4]) != MAGIC:
+            raise BadBundle("it is not compressed by zstd")
+
+    def read(self, length: int) -> bytes:
+        """Return exactly so many bytes."""
+        while len(self._held) < length:
+            if self._inner.eof:
+                raise BadBundle("it ends before it should")
+            self._held += self._more()
+        data = bytes(memoryview(self._held)[:length])
+        del self._held[:length]
+        return data
+
+    def _more(self) -> bytes:
+        if not self._chunk:
+            self._chunk = memoryview(self._file.read(_CHUNK))
+            if not self._chunk:
+                raise BadBundle("it ends before it should: it was cut")
+        piece, self._chunk = self._chunk[:_PIECE], self._chunk[_PIECE:]
+        try:
+            return bytes(self._inner.decompress(piece))
+        except self._error as error:
+            raise BadBundle(f"it is damaged: {error}") from error
+
+    def finish(self) -> None:
+        """See that nothing follows."""
+        while not self._held and not self._inner.eof:
+            # The checksum of the frame may lie in the next piece.
+            self._held += self._more()
+        if self._held or self._inner.unused_data or self._chunk or self._file.read(1):
+            raise BadBundle("something follows its end")
+
+
+def _described(block: bytes) -> str:
+    """Say what a foreign header stands for."""
+    try:
+        info = tarfile.TarInfo.frombuf(block, "utf-8", "surrogateescape")
+    except (tarfile.TarError, ValueError):
+        return "what is no member at all" if any(block) else "its end"
+    kind = "a link" if info.issym() or info.islnk() else "a folder" if info.isdir() else "a member"
+    return f"{kind} {info.name!r} of {info.size:,} bytes"
+
+
+def parse_manifest(text: bytes) -> Manifest:
+    """Read a manifest. Raises :class:`BadBundle` for anything that :meth:`Manifest.to_bytes` would not have written."""
+    try:
+        document = json.loads(text)
+        if document["schema"] != SCHEMA:
+            raise BadBundle(f"its schema is {str(document['schema'])[:80]!r}, and this is for {SCHEMA}")
+        layers = document["layers"]
+        manifest = Manifest(
+            items=tuple(_item(entry) for entry in document["entries"]),
+            fingerprints={name: _fingerprint(told["fingerprint"]) for name, told in layers.items()},
+            exposed=tuple(name for name, told in layers.items() if told["writable_by_others"]),
+        )
+        same = manifest.to_bytes() == text
+    except BadBundle:
+        raise
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise BadBundle(f"its manifest cannot be read: {type(error).__name__}") from error
+    if not same:
+        raise BadBundle("its manifest is not spelled as cachectl spells one")
+    keys = [sort_key(item) for item in manifest.items]
+    if any(one >= other for one, other in pairwise(keys)):
+        raise BadBundle("its entries are not in order, or one stands twice")
+    if {item.layer for item in manifest.items} != set(manifest.fingerprints):
+        raise BadBundle("its layers are not those of its entries")
+    return manifest
+
+
+def _item(entry: Mapping[str, object]) -> Item:
+    size, device = entry["bytes"], entry["device"]
+    if type(size) is not int or not 0 <= size <= SANE:
+        _lies(f"an entry of {str(size)[:40]} bytes")
+    item = Item(
+        layer=_text(entry["layer"]),
+        key=_text(entry["key"]),
+        form=_text(entry["form"]),
+        bytes=size,
+        sha256=_text(entry["sha256"]),
+        detail=_texts(entry["detail"]),
+        device=None if device is None else _text(device),
+        versions=_texts(entry["versions"]),
+    )
+    if not _LAYER.fullmatch(item.layer) or not _DIGEST.fullmatch(item.sha256):
+        _lies("a layer or a sum that is none")
+    path = PurePosixPath(item.key)
+    if not item.key or "\0" in item.key or path.is_absolute() or ".." in path.parts:
+        _lies(f"the key {item.key[:200]!r}, which leads elsewhere")
+    return item
+
+
+def _lies(what: str) -> NoReturn:
+    raise BadBundle(f"its manifest has {what}")
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        _lies("what is no text where text belongs")
+    return value
+
+
+def _texts(value: object) -> dict[str, str]:
+    if not isinstance(value, dict):
+        _lies("what is no table where one belongs")
+    return {_text(name): _text(text) for name, text in value.items()}
+
+
+def _fingerprint(value: object) -> dict[str, str | None]:
+    if not isinstance(value, dict):
+        _lies("a fingerprint that is none")
+    return {_text(name): None if text is None else _text(text) for name, text in value.items()}
+
+
+def _zstandard() -> types.ModuleType:
+    try:
+        import zstandard
+    except ImportError as error:
+        message = "bundles need the package zstandard; pip install 'opencl-cachectl[bundle]'"
+        raise CachectlError(message) from error
+    return zstandard

@@ -1,0 +1,226 @@
+"""Export: the entries of a selection, read one by one out of caches that may be in use, as one bundle.
+
+Every entry goes through its layer's own reading: a row out of a transaction, a file or a folder whole. What vanishes
+meanwhile was not exported, and is said.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO, Final, cast
+
+from cachectl.bundle import Item, Manifest, sort_key, write_bundle
+from cachectl.contained import FAILURES
+from cachectl.fingerprint import fingerprint
+from cachectl.layers.environment import Environment
+from cachectl.layers.errors import reason_of
+from cachectl.layers.facts import Ability, Entry, Note, Scope
+from cachectl.layers.selection import ALL, Selection
+from cachectl.listing import Trouble, listed, write_chunks, write_file
+
+if TYPE_CHECKING:
+    from cachectl.layers.layer import Layer
+    from cachectl.stack import Stack
+
+_CHUNK: Final = 1 << 20
+_VANISHED: Final = "vanished meanwhile"
+_SOURCE: Final = "source text of your kernels"
+#: What the entries of a layer give away.
+_TELLING: Final[Mapping[str, str]] = {
+    "loopy": _SOURCE,
+    "pyopencl-invoker": _SOURCE,
+    "pytools": "whatever the programs keep in their dictionaries",
+    "pyopencl": f"{_SOURCE}, paths of included headers",
+    "pocl": "paths of your home, in bitcode",
+    "cuda": f"{_SOURCE}, in keys",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ExportedLayer:
+    """What was exported of a layer.
+
+    ``sensitive`` says what its entries give away, ``None`` where that is not known; ``exposed`` are the folders in
+    which somebody else could have put an entry.
+    """
+
+    layer: str
+    entries: int
+    bytes: int
+    fingerprint: Mapping[str, str | None]
+    sensitive: str | None = None
+    exposed: tuple[Path, ...] = ()
+    skipped: tuple[Note, ...] = ()
+    failed: tuple[Note, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Export:
+    """A bundle that has been written: its size in bytes, its SHA-256, and the signature beside it, if any."""
+
+    file: str
+    bytes: int
+    sha256: str
+    signature: str | None
+    layers: tuple[ExportedLayer, ...]
+
+    @property
+    def entries(self) -> int:
+        """Count the entries in it."""
+        return sum(layer.entries for layer in self.layers)
+
+    @property
+    def failed(self) -> bool:
+        """Tell whether anything that was asked for could not be read."""
+        return any(layer.failed for layer in self.layers)
+
+
+@dataclass
+class _Gathered:
+    """What has been read so far: items, and where in the spool the bytes of each lie."""
+
+    spool: BinaryIO
+    places: dict[tuple[str, str], int] = field(default_factory=dict)
+    items: list[Item] = field(default_factory=list)
+    skipped: dict[str, list[Note]] = field(default_factory=dict)
+    failed: dict[str, list[Note]] = field(default_factory=dict)
+
+    def add(self, entry: Entry, layer: Layer) -> None:
+        """Read one entry into the spool."""
+        if (layer.name, entry.key) in self.places:
+            return
+        try:
+            artifact = layer.get(entry.key)
+        except FAILURES as error:
+            self.failed.setdefault(layer.name, []).append(Note(entry.key, reason_of(error)))
+            return
+        if artifact is None:
+            self.skipped.setdefault(layer.name, []).append(Note(entry.key, _VANISHED))
+            return
+        self.places[layer.name, entry.key] = self.spool.tell()
+        self.spool.write(artifact.data)
+        digest = hashlib.sha256(artifact.data).hexdigest()
+        self.items.append(
+            Item(
+                layer=layer.name,
+                key=entry.key,
+                form=artifact.form,
+                bytes=len(artifact.data),
+                sha256=digest,
+                detail=dict(artifact.detail),
+                device=entry.device,
+                versions=dict(entry.versions),
+            )
+        )
+
+    def contents(self) -> Iterator[bytes]:
+        """Yield the bytes of each item, in the order of the items."""
+        for item in self.items:
+            self.spool.seek(self.places[item.layer, item.key])
+            yield self.spool.read(item.bytes)
+
+
+def export(
+    stack: Stack, file: str, selection: Selection = ALL, *, layers: Iterable[str] = (), sign: str | None = None
+) -> Export:
+    """Write the selected entries of the named layers, or of every layer that a rerun refills, as a bundle.
+
+    ``sign`` is a key of OpenSSH's (``ssh-keygen -Y sign``); the signature is ``file`` with ``.sig``. Raises
+    :class:`CachectlError` where the package zstandard or the key is missing, :class:`OSError` where nothing can be
+    written; entries and layers that cannot be read are named in what is returned.
+    """
+    named = tuple(dict.fromkeys(layers))
+    chosen = stack.named(named) if named else stack.expendable()
+    with unseen(stack.environment) as spool, unseen(stack.environment) as packed:
+        gathered = _Gathered(spool)
+        for layer in chosen:
+            _gather(layer, selection, gathered, named=bool(named))
+        gathered.items.sort(key=sort_key)
+        parts = {layer.name: tuple(item for item in gathered.items if item.layer == layer.name) for layer in chosen}
+        prints = {name: fingerprint(name, stack.environment, items) for name, items in parts.items() if items}
+        exposed = {layer.name: _exposed(layer) for layer in chosen if parts[layer.name]}
+        manifest = Manifest(tuple(gathered.items), prints, tuple(name for name, folders in exposed.items() if folders))
+        write_bundle(packed, manifest, gathered.contents())
+        size, digest, signature = _placed(packed, file, sign)
+    told = tuple(
+        ExportedLayer(
+            layer=name,
+            entries=len(items),
+            bytes=sum(item.bytes for item in items),
+            fingerprint=prints.get(name, {}),
+            sensitive=_TELLING.get(name) if items else None,
+            exposed=exposed.get(name, ()),
+            skipped=tuple(gathered.skipped.get(name, ())),
+            failed=tuple(gathered.failed.get(name, ())),
+        )
+        for name, items in parts.items()
+    )
+    return Export(file, size, digest, signature, told)
+
+
+def unseen(environment: Environment) -> BinaryIO:
+    """Open a file without a name, which nobody else can open and which goes with this process."""
+    folder = environment.temporary
+    return cast("BinaryIO", tempfile.TemporaryFile(dir=folder if folder.is_dir() else None))
+
+
+def _gather(layer: Layer, selection: Selection, gathered: _Gathered, *, named: bool) -> None:
+    reason = layer.abilities()[Ability.GET]
+    if reason is not None:
+        if named:
+            gathered.failed.setdefault(layer.name, []).append(Note("*", f"cannot get: {reason}"))
+        return
+
+    def notice(trouble: Trouble) -> None:
+        where = "*" if trouble.problem is None else str(trouble.problem.path)
+        notes = gathered.failed if trouble.failed else gathered.skipped
+        notes.setdefault(trouble.layer, []).append(Note(where, trouble.message))
+
+    for entry in listed((layer,), selection, notice):
+        # What merely shares a root is another program's.
+        if entry.guest is None or selection.key is not None:
+            gathered.add(entry, layer)
+
+
+def _exposed(layer: Layer) -> tuple[Path, ...]:
+    """Name the folders through which somebody else could have put code into a layer."""
+    from cachectl.doctor import open_to_others
+
+    found: list[Path] = []
+    for root in layer.roots():
+        if root.scope is Scope.USER:
+            for path in (root.path, Path(os.path.realpath(root.path))):
+                with suppress(OSError):
+                    found.extend(open_to_others(path))
+    return tuple(dict.fromkeys(found))
+
+
+def _placed(packed: BinaryIO, file: str, sign: str | None) -> tuple[int, str, str | None]:
+    """Sign what has been packed, put it in its place, and return its size, its sum and where the signature is."""
+    digest = hashlib.sha256()
+
+    def chunks() -> Iterator[bytes]:
+        packed.seek(0)
+        for chunk in iter(lambda: packed.read(_CHUNK), b""):
+            digest.update(chunk)
+            yield chunk
+
+    signature = None if sign is None else _signed(packed, sign)
+    write_chunks(file, chunks())
+    if signature is None:
+        return packed.tell(), digest.hexdigest(), None
+    write_file(f"{file}.sig", signature)
+    return packed.tell(), digest.hexdigest(), f"{file}.sig"
+
+
+def _signed(packed: BinaryIO, key: str) -> bytes:
+    from cachectl.signing import sign
+
+    packed.flush()
+    return sign(packed, key)

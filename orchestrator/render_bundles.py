@@ -1,0 +1,141 @@
+"""Exports and imports as text and as JSON; :mod:`cachectl.render` prints them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict
+from typing import Final
+
+from cachectl.exporting import Export, ExportedLayer
+from cachectl.importing import Import, ImportedLayer
+from cachectl.layers.facts import Note
+from cachectl.render import Table, count, show_lines, show_table, size, warn
+
+#: How many keys of a kind are named; JSON has them all.
+_FEW: Final = 5
+
+
+def export_json(done: Export) -> dict[str, object]:
+    """Spell an export as ``cachectl/export/1``."""
+    return {
+        "schema": "cachectl/export/1",
+        "file": done.file,
+        "bytes": done.bytes,
+        "sha256": done.sha256,
+        "signature": done.signature,
+        "layers": [
+            {
+                "layer": layer.layer,
+                "entries": layer.entries,
+                "bytes": layer.bytes,
+                "fingerprint": dict(layer.fingerprint),
+                "sensitive": layer.sensitive,
+                "writable_by_others": [str(folder) for folder in layer.exposed],
+                "skipped": _notes(layer.skipped),
+                "failed": _notes(layer.failed),
+            }
+            for layer in done.layers
+        ],
+        "total": {
+            "entries": done.entries,
+            "bytes": sum(layer.bytes for layer in done.layers),
+            "skipped": sum(len(layer.skipped) for layer in done.layers),
+            "failed": sum(len(layer.failed) for layer in done.layers),
+        },
+    }
+
+
+def show_export(done: Export) -> None:
+    """Print what was exported, its sum, and what its reader will learn."""
+    rows = [(layer.layer, count(layer.entries), size(layer.bytes)) for layer in done.layers if layer.entries]
+    rows.append(("total", count(done.entries), size(sum(layer.bytes for layer in done.layers))))
+    show_table(Table(("layer", "entries", "size"), tuple(rows), frozenset({1, 2})))
+    show_lines(["", f"{done.file}: {size(done.bytes)}", f"SHA-256 {done.sha256}"])
+    if done.signature is not None:
+        show_lines([f"signed: {done.signature}"])
+    for layer in done.layers:
+        for line in _warnings(layer):
+            warn(f"{layer.layer}: {line}")
+
+
+def _warnings(layer: ExportedLayer) -> Iterator[str]:
+    if layer.sensitive is not None:
+        yield f"the bundle holds {layer.sensitive}"
+    for folder in layer.exposed:
+        yield f"others can write to {folder}, and may have put code there"
+    yield from _named(layer.skipped, "not exported")
+    yield from _named(layer.failed, "failed")
+
+
+def import_json(done: Import) -> dict[str, object]:
+    """Spell an import as ``cachectl/import/1``."""
+    return {
+        "schema": "cachectl/import/1",
+        "dry_run": done.dry_run,
+        "file": done.file,
+        "sha256": done.sha256,
+        "trusted": done.trusted,
+        "layers": [_layer_json(layer) for layer in done.layers],
+        "total": {
+            "placed": sum(layer.placed for layer in done.layers),
+            "bytes": sum(layer.bytes for layer in done.layers),
+            "there": sum(layer.there for layer in done.layers),
+            "cannot_hit": sum(layer.useless for layer in done.layers),
+            "kept": sum(len(layer.kept) for layer in done.layers),
+            "failed": sum(len(layer.failed) for layer in done.layers),
+        },
+    }
+
+
+def _layer_json(layer: ImportedLayer) -> dict[str, object]:
+    return {
+        "layer": layer.layer,
+        "placed": layer.placed,
+        "bytes": layer.bytes,
+        "there": layer.there,
+        "cannot_hit": layer.useless,
+        "kept": _notes(layer.kept),
+        "failed": _notes(layer.failed),
+        "outlook": [
+            {"hits": one.outlook.hits, "because": one.outlook.because, "entries": one.entries} for one in layer.foreseen
+        ],
+        "differences": [asdict(one) for one in layer.differences],
+        "writable_by_others": layer.exposed,
+    }
+
+
+def _notes(notes: Iterable[Note]) -> list[dict[str, str]]:
+    return [{"key": note.key, "because": note.because} for note in notes]
+
+
+def show_import(done: Import) -> None:
+    """Print what was, or would be, placed; what can be expected of it; and what was not placed, with the reason."""
+    rows = tuple(
+        (
+            layer.layer,
+            count(layer.placed),
+            size(layer.bytes),
+            count(layer.there),
+            count(len(layer.kept)),
+            count(layer.useless),
+            count(len(layer.failed)),
+        )
+        for layer in done.layers
+    )
+    placed = "would place" if done.dry_run else "placed"
+    headings = ("layer", placed, "size", "there", "differ", "cannot hit", "failed")
+    show_table(Table(headings, rows, frozenset(range(1, 7))))
+    show_lines(["", f"trusted: {done.trusted}"])
+    for layer in done.layers:
+        show_lines(f"{layer.layer}: {count(one.entries)} {one.outlook.words}" for one in layer.foreseen)
+        if layer.exposed:
+            warn(f"{layer.layer}: others could write to its folder where the bundle was made")
+        for line in (*_named(layer.kept, "kept"), *_named(layer.failed, "failed")):
+            warn(f"{layer.layer}: {line}")
+
+
+def _named(notes: tuple[Note, ...], what: str) -> Iterator[str]:
+    for note in notes[:_FEW]:
+        yield f"{what}: {note.key}: {note.because}"
+    if len(notes) > _FEW:
+        yield f"{what}: {len(notes) - _FEW} more; --json names all"

@@ -1,0 +1,68 @@
+"""Signatures of OpenSSH, made and held against a list of signers by ``ssh-keygen -Y``.
+
+The list has the format of ALLOWED SIGNERS in ssh-keygen(1), so that git's own may be used; a signature counts for the
+namespace ``cachectl-bundle`` alone, and one that was made for mail or a commit does not pass for it.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from typing import BinaryIO, Final
+
+from cachectl.layers.errors import BadRequest, CachectlError, printable
+
+NAMESPACE: Final = "cachectl-bundle"
+_COMMAND: Final = ("ssh-keygen", "-Y")
+
+
+class Untrusted(CachectlError):
+    """Nothing vouches for what a file holds."""
+
+
+def sign(file: BinaryIO, key: str) -> bytes:
+    """Return the signature of an open file by a private key, or by a public one whose private one the agent holds.
+
+    Raises :class:`BadRequest` where the key cannot sign.
+    """
+    done = _run(("sign", "-f", key, "-n", NAMESPACE), file)
+    if done.returncode or not done.stdout:
+        message = f"cannot sign with {printable(key)}: {_complaint(done)}"
+        raise BadRequest(message)
+    return done.stdout
+
+
+def signer(file: BinaryIO, signature: str, allowed: str) -> str:
+    """Return who has signed an open file, among the allowed signers.
+
+    Raises :class:`Untrusted` where none of them has, or there is no signature.
+    """
+    if not os.path.isfile(allowed):
+        message = f"{printable(allowed)}: no such list of allowed signers"
+        raise Untrusted(message)
+    if not os.path.isfile(signature):
+        message = f"not signed: there is no {printable(signature)}; ask for it, or compare --sha256"
+        raise Untrusted(message)
+    found = _run(("find-principals", "-s", signature, "-f", allowed), file)
+    names = found.stdout.decode(errors="replace").replace(",", "\n").split("\n")
+    for name in dict.fromkeys(filter(None, map(str.strip, names))):
+        done = _run(("verify", "-f", allowed, "-I", name, "-n", NAMESPACE, "-s", signature), file)
+        if done.returncode == 0:
+            return name
+        found = done
+    message = f"not signed by a signer of {printable(allowed)}: {_complaint(found)}"
+    raise Untrusted(message)
+
+
+def _run(arguments: tuple[str, ...], file: BinaryIO) -> subprocess.CompletedProcess[bytes]:
+    file.seek(0)
+    try:
+        return subprocess.run((*_COMMAND, *arguments), stdin=file, capture_output=True, check=False)  # noqa: S603
+    except FileNotFoundError as error:
+        message = "signatures need ssh-keygen of OpenSSH; install its client"
+        raise CachectlError(message) from error
+
+
+def _complaint(done: subprocess.CompletedProcess[bytes]) -> str:
+    lines = [line for line in done.stderr.decode(errors="replace").splitlines() if line.strip()]
+    return printable(lines[-1].strip()) if lines else "ssh-keygen says no more"
