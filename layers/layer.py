@@ -13,12 +13,13 @@ import re
 import shlex
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import ClassVar, Final, final
+from typing import ClassVar, Final, TypeVar, final
 
 from cachectl.layers.environment import Environment, user_name
-from cachectl.layers.errors import ForeignForm, LayerError, Refused, reason_of
+from cachectl.layers.errors import EntryExists, ForeignForm, LayerError, Refused, reason_of
 from cachectl.layers.facts import (
     Ability,
     Artifact,
@@ -46,6 +47,8 @@ from cachectl.layers.facts import (
 )
 from cachectl.layers.selection import ALL, Selection
 from cachectl.layers.stores.quarantine import Quarantine, label
+
+T = TypeVar("T")
 
 _NO_QUARANTINE: Final = "the layer does not say how to move an entry aside; purge it"
 
@@ -195,6 +198,34 @@ class Layer(ABC):
         del selection
         yield from self.scan(root, contents=True)
 
+    def read_many(self, root: Root, keys: Sequence[str]) -> Mapping[str, Artifact | LayerError | OSError]:
+        """Read several entries, each or why it cannot be; a key that the root has not is left out.
+
+        Stores that are opened once for many entries override this.
+        """
+        found: dict[str, Artifact | LayerError | OSError] = {}
+        for key in keys:
+            artifact = _attempt(partial(self.read, root, key))
+            if artifact is not None:
+                found[key] = artifact
+        return found
+
+    def write_new(self, root: Root, artifacts: Sequence[Artifact]) -> list[bool | LayerError | OSError]:
+        """Place several entries, none over another, as :meth:`put_new` says; their forms have been checked.
+
+        Stores that are opened once for many entries override this.
+        """
+        tells = self.refusals().get(Ability.GET) is None
+        return [self._write_one(root, artifact, tells=tells) for artifact in artifacts]
+
+    def _write_one(self, root: Root, artifact: Artifact, *, tells: bool) -> bool | LayerError | OSError:
+        # What cannot be read is left to the writing: it mends an interrupted write, and is in the way of damage.
+        standing = _attempt(partial(self.read, root, artifact.key)) if tells else None
+        if isinstance(standing, Artifact):
+            return False if standing.data == artifact.data else EntryExists(self.name, root.path)
+        failure = _attempt(partial(self.write, root, artifact.key, artifact, replace=False))
+        return True if failure is None else failure
+
     def counted(self, root: Root) -> Iterator[Counted]:
         """Yield what there is to count in a root. Stores that can weigh without listing override this."""
         yield from self.scan(root, contents=False)
@@ -242,19 +273,51 @@ class Layer(ABC):
         different entry has the key and ``replace`` is not set. Putting equal bytes again does nothing.
         """
         self._demand(Ability.PUT)
+        self._demand_form(artifact)
+        if artifact.key != key:
+            # A library that looks a key up takes whatever lies there for its own.
+            raise ForeignForm(self.name, f"the artifact was taken from the key {artifact.key!r}; put it there")
+        self.write(self._root_to_put(), key, artifact, replace=replace)
+
+    @final
+    def get_many(self, keys: Sequence[str]) -> Mapping[str, Artifact | LayerError | OSError]:
+        """Return the artifact of each key, or why it cannot be read; a key that no root has is left out.
+
+        Raises :class:`Refused` where the layer cannot.
+        """
+        self._demand(Ability.GET)
+        found: dict[str, Artifact | LayerError | OSError] = {}
+        for root in self.roots():
+            found.update(self.read_many(root, [key for key in keys if key not in found]))
+        return found
+
+    @final
+    def put_new(self, artifacts: Sequence[Artifact]) -> list[bool | LayerError | OSError]:
+        """Place those artifacts whose keys are free, each whole or not at all, each under its own key.
+
+        For each: ``True`` where it was placed, ``False`` where the same is there, else what :meth:`put` would have
+        raised. Raises :class:`Refused` where the layer cannot.
+        """
+        self._demand(Ability.PUT)
+        root = self._root_to_put()
+        refused = [_attempt(partial(self._demand_form, artifact)) for artifact in artifacts]
+        fit = [artifact for artifact, reason in zip(artifacts, refused, strict=True) if reason is None]
+        written = iter(self.write_new(root, fit))
+        return [next(written) if reason is None else reason for reason in refused]
+
+    def _demand_form(self, artifact: Artifact) -> None:
         if artifact.layer != self.name or artifact.form not in self.forms:
             expected = " or ".join(self.forms)
             raise ForeignForm(
                 self.name, f"takes {expected}, this is {artifact.form} of layer {artifact.layer}; put it there instead"
             )
-        if artifact.key != key:
-            # A library that looks a key up takes whatever lies there for its own.
-            raise ForeignForm(self.name, f"the artifact was taken from the key {artifact.key!r}; put it there")
+
+    def _root_to_put(self) -> Root:
         roots = self.roots()
         if not roots:
             raise Refused(self.name, f"cannot put: no place to keep entries in this environment ({self.state().why})")
         self._demand_own(roots[0])
-        self.write(roots[0], key, artifact, replace=replace)
+        return roots[0]
 
     @final
     def plan_clear(self, selection: Selection = ALL) -> ClearPlan:
@@ -458,6 +521,14 @@ class Layer(ABC):
             else:
                 targets.append(target_of(thing))
         return ClearPlan(self.name, tuple(targets), tuple(skipped))
+
+
+def _attempt(act: Callable[[], T]) -> T | LayerError | OSError:
+    """Return what something gives, or what it raises of the kind that concerns one entry alone."""
+    try:
+        return act()
+    except (LayerError, OSError) as error:
+        return error
 
 
 def target_of(thing: Removable) -> Target:

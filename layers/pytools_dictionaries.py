@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial, wraps
 from inspect import unwrap
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 from cachectl.layers.environment import release_of, user_cache_folder
-from cachectl.layers.errors import Busy, Damaged, LayerError, Unreachable, not_a_key
+from cachectl.layers.errors import Busy, Damaged, EntryExists, LayerError, Unreachable, not_a_key
 from cachectl.layers.facts import (
     Artifact,
     Bulk,
@@ -314,8 +314,57 @@ class PytoolsDictionaries(Layer):
                 return Artifact(self.name, key, self.forms[1], data, detail)
         return None
 
+    def read_many(self, root: Root, keys: Sequence[str]) -> Mapping[str, Artifact | LayerError | OSError]:
+        """Read the rows of each dictionary at once; what cannot be read so is read one by one."""
+        found: dict[str, Artifact | LayerError | OSError] = {}
+        alone: list[str] = []
+        for file, listed in _by_file(keys).items():
+            name = pdict.parse_name(file, self.environment.python)
+            if name is None or name.generation != "v5" or not self.owns(name.identifier):
+                alone += listed
+                continue
+            detail = {"dictionary": name.identifier, "python": name.python}
+            try:
+                rows = self._rows(root.path / file).read_many([(key.partition("/")[2],) for key in listed])
+            except (LayerError, OSError):
+                alone += listed
+                continue
+            for key, values in zip(listed, rows, strict=True):
+                if values is not None:
+                    found[key] = Artifact(self.name, key, self.forms[0], _as_bytes(values[0]), detail)
+        return {**found, **super().read_many(root, alone)}
+
     def write(self, root: Root, key: str, artifact: Artifact, *, replace: bool) -> None:
         """Insert a row, exactly as pytools would have stored it."""
+        name = self._fit(key, artifact)
+        file, _, digest = key.partition("/")
+        if name.generation != "v5":
+            shape = _FOLDERS[name.generation == "v2"]
+            Tree(self.name, root.path, shape).write(key, artifact.data, replace=replace)
+            return
+        rows = self._rows(root.path / file)
+        rows.insert((digest,), (artifact.data,), replace=replace)
+
+    def write_new(self, root: Root, artifacts: Sequence[Artifact]) -> list[bool | LayerError | OSError]:
+        """Insert the rows of each dictionary in one transaction; what cannot be written so is written one by one."""
+        done: dict[str, bool | LayerError | OSError] = {}
+        wanted = {artifact.key: artifact for artifact in artifacts if artifact.form == self.forms[0]}
+        for file, listed in _by_file(wanted).items():
+            try:
+                for key in listed:
+                    self._fit(key, wanted[key])
+                rows = [((key.partition("/")[2],), (wanted[key].data,)) for key in listed]
+                new = self._rows(root.path / file).insert_new(rows)
+            except (LayerError, OSError, UnicodeError):
+                continue
+            exists = EntryExists(self.name, root.path / file)
+            done |= {key: exists if one is None else one for key, one in zip(listed, new, strict=True)}
+        alone = [artifact for artifact in artifacts if artifact.key not in done]
+        done |= {one.key: new for one, new in zip(alone, super().write_new(root, alone), strict=True)}
+        return [done[artifact.key] for artifact in artifacts]
+
+    def _fit(self, key: str, artifact: Artifact) -> pdict.DictionaryName:
+        """Return the dictionary of a key. Raises :class:`LayerError` where the artifact does not go into it."""
         file, _, digest = key.partition("/")
         name = pdict.parse_name(file, self.environment.python)
         if name is None or not self.owns(name.identifier):
@@ -323,16 +372,13 @@ class PytoolsDictionaries(Layer):
         if (name.generation == "v5") != (artifact.form == self.forms[0]):
             raise Damaged(self.name, f"form {artifact.form} does not go into a {name.generation} dictionary", key)
         if name.generation != "v5":
-            shape = _FOLDERS[name.generation == "v2"]
-            Tree(self.name, root.path, shape).write(key, artifact.data, replace=replace)
-            return
+            return name
         # What is framed has not been cut; verify looks closer.
         if not is_framed(artifact.data) and (complaint := _pickle_complaint(artifact.data)):
             raise Damaged(self.name, complaint, key)
         if not digest or "/" in digest:
             raise LayerError(self.name, f"{key!r} names no row; a key is FILE/HASH")
-        rows = self._rows(root.path / file)
-        rows.insert((digest,), (artifact.data,), replace=replace)
+        return name
 
     # ------------------------------------------------------------------ clear
 
@@ -483,6 +529,14 @@ def _pickle_complaint(data: bytes) -> str | None:
     except ValueError as error:
         return str(error)
     return None if length == len(data) else f"{len(data) - length} bytes follow the end of the pickle"
+
+
+def _by_file(keys: Iterable[str]) -> dict[str, list[str]]:
+    """Sort keys by the dictionary that they begin with."""
+    found: dict[str, list[str]] = {}
+    for key in keys:
+        found.setdefault(key.partition("/")[0], []).append(key)
+    return found
 
 
 def _as_bytes(value: object) -> bytes:

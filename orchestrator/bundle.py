@@ -12,11 +12,11 @@ import hashlib
 import json
 import re
 import tarfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import PurePosixPath
-from typing import TYPE_CHECKING, BinaryIO, Final, NoReturn
+from typing import TYPE_CHECKING, BinaryIO, Final, NoReturn, TypeVar
 
 from cachectl.layers.errors import CachectlError, printable
 from cachectl.layers.facts import Artifact
@@ -24,6 +24,8 @@ from cachectl.layers.stores.plain import SANE
 
 if TYPE_CHECKING:
     import types
+
+T = TypeVar("T")
 
 SCHEMA: Final = "cachectl/bundle/1"
 _MANIFEST: Final = "manifest.json"
@@ -41,6 +43,9 @@ _WINDOW: Final = 1 << 27
 #: What is given to the decompressor at once, in bytes: no such piece becomes more than 32 MiB.
 _PIECE: Final = 1 << 10
 _CHUNK: Final = 1 << 20
+#: What is read or placed at once: entries, and bytes.
+_MOST_AT_ONCE: Final = 256
+_LARGEST_BATCH: Final = 8 << 20
 _DIGEST: Final = re.compile("[0-9a-f]{64}")
 _LAYER: Final = re.compile("[a-z0-9][a-z0-9._-]*")
 _END: Final = 2 * tarfile.BLOCKSIZE
@@ -83,16 +88,14 @@ class Manifest:
     exposed: tuple[str, ...] = ()
 
     def to_bytes(self) -> bytes:
-        """Spell it as JSON, always in the same way."""
-        document = {
-            "schema": SCHEMA,
-            "layers": {
-                name: {"fingerprint": dict(told), "writable_by_others": name in self.exposed}
-                for name, told in self.fingerprints.items()
-            },
-            "entries": [_spelled(item) for item in self.items],
+        """Spell it as JSON, always in the same way: an entry a line."""
+        layers = {
+            name: {"fingerprint": dict(told), "writable_by_others": name in self.exposed}
+            for name, told in self.fingerprints.items()
         }
-        return json.dumps(document, indent=0, sort_keys=True).encode() + b"\n"
+        entries = ",\n".join(json.dumps(_spelled(item), sort_keys=True) for item in self.items)
+        head = f'{{"schema": {json.dumps(SCHEMA)},\n"layers": {json.dumps(layers, sort_keys=True)},\n"entries": [\n'
+        return f"{head}{entries}\n]}}\n".encode()
 
 
 def _spelled(item: Item) -> dict[str, object]:
@@ -116,6 +119,21 @@ def sort_key(item: Item) -> tuple[str, str]:
 def artifact_of(item: Item, data: bytes) -> Artifact:
     """Return the artifact that an item describes, given its bytes."""
     return Artifact(item.layer, item.key, item.form, data, item.detail)
+
+
+def in_batches(things: Iterable[T], layer: Callable[[T], str], weight: Callable[[T], int]) -> Iterator[list[T]]:
+    """Part things into runs of one layer, none of them more than a memory or a waiting program bears."""
+    batch: list[T] = []
+    total = 0
+    for thing in things:
+        full = len(batch) >= _MOST_AT_ONCE or total + weight(thing) > _LARGEST_BATCH
+        if batch and (full or layer(thing) != layer(batch[0])):
+            yield batch
+            batch, total = [], 0
+        batch.append(thing)
+        total += weight(thing)
+    if batch:
+        yield batch
 
 
 # ---------------------------------------------------------------------- writing
@@ -181,20 +199,20 @@ def _length(head: int, manifest: Manifest) -> int:
 class Reader:
     """A bundle that is read from its beginning, once: first :attr:`manifest`, then :meth:`contents`.
 
-    ``size`` is that of the file in bytes. Raises :class:`BadBundle` as soon as a byte is not what it must be: wrong
-    magic, a member that was not announced (a link, a folder, any name but its number), a size or a sum that does not
-    hold, a manifest that is too large or promises more than such a file can hold, an end that is missing or not the
-    end.
+    ``size`` is that of the file in bytes, ``known`` the manifest where the same bytes are read again. Raises
+    :class:`BadBundle` as soon as a byte is not what it must be: wrong magic, a member that was not announced (a link, a
+    folder, any name but its number), a size or a sum that does not hold, a manifest that is too large or promises more
+    than such a file can hold, an end that is missing or not the end.
     """
 
-    def __init__(self, file: BinaryIO, size: int) -> None:
+    def __init__(self, file: BinaryIO, size: int, *, known: Manifest | None = None) -> None:
         self._stream = _Stream(file)
-        self.manifest = self._read_manifest()
+        self.manifest = self._read_manifest(known)
         announced = sum(item.bytes for item in self.manifest.items)
         if announced > size * _MOST_EXPANSION + _ALLOWANCE:
             raise BadBundle(f"it announces {announced:,} bytes in a file of {size:,}: a decompression bomb")
 
-    def _read_manifest(self) -> Manifest:
+    def _read_manifest(self, known: Manifest | None) -> Manifest:
         block = self._stream.read(tarfile.BLOCKSIZE)
         try:
             size = int(block[124:135], 8)
@@ -207,7 +225,7 @@ class Reader:
         text = self._stream.read(size)
         self._fill(size)
         self._size = size
-        return parse_manifest(text)
+        return parse_manifest(text) if known is None else known
 
     def contents(self) -> Iterator[tuple[Item, bytes]]:
         """Yield each entry with its bytes, whose sum has been checked; at the end, see that it is the end."""

@@ -15,12 +15,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Final, cast
 
-from cachectl.bundle import Item, Manifest, sort_key, write_bundle
+from cachectl.bundle import Item, Manifest, in_batches, sort_key, write_bundle
 from cachectl.contained import FAILURES
 from cachectl.fingerprint import fingerprint
 from cachectl.layers.environment import Environment
 from cachectl.layers.errors import reason_of
-from cachectl.layers.facts import Ability, Entry, Note, Problem, Root, Scope
+from cachectl.layers.facts import Ability, Artifact, Entry, Note, Problem, Root, Scope
 from cachectl.layers.selection import ALL, Selection
 from cachectl.listing import Trouble, listed, write_chunks, write_file
 
@@ -93,18 +93,23 @@ class _Gathered:
     skipped: dict[str, list[Note]] = field(default_factory=dict)
     failed: dict[str, list[Note]] = field(default_factory=dict)
 
-    def add(self, entry: Entry, layer: Layer) -> None:
-        """Read one entry into the spool."""
-        if (layer.name, entry.key) in self.places:
-            return
+    def add(self, entries: Iterable[Entry], layer: Layer) -> None:
+        """Read entries of a layer into the spool, each key once."""
+        new = {entry.key: entry for entry in entries if (layer.name, entry.key) not in self.places}
         try:
-            artifact = layer.get(entry.key)
+            read = layer.get_many(tuple(new))
         except FAILURES as error:
-            self.failed.setdefault(layer.name, []).append(Note(entry.key, reason_of(error)))
-            return
-        if artifact is None:
-            self.skipped.setdefault(layer.name, []).append(Note(entry.key, _VANISHED))
-            return
+            read = dict.fromkeys(new, error)
+        for key, entry in new.items():
+            artifact = read.get(key)
+            if isinstance(artifact, Artifact):
+                self._keep(entry, layer, artifact)
+            elif artifact is None:
+                self.skipped.setdefault(layer.name, []).append(Note(key, _VANISHED))
+            else:
+                self.failed.setdefault(layer.name, []).append(Note(key, reason_of(artifact)))
+
+    def _keep(self, entry: Entry, layer: Layer, artifact: Artifact) -> None:
         self.places[layer.name, entry.key] = self.spool.tell()
         self.spool.write(artifact.data)
         digest = hashlib.sha256(artifact.data).hexdigest()
@@ -184,10 +189,11 @@ def _gather(layer: Layer, selection: Selection, gathered: _Gathered, *, named: b
         notes = gathered.failed if trouble.failed else gathered.skipped
         notes.setdefault(trouble.layer, []).append(Note(where, trouble.message))
 
-    for entry in _selected(layer, selection, notice):
-        # What merely shares a root is another program's.
-        if entry.guest is None or selection.key is not None:
-            gathered.add(entry, layer)
+    found = _selected(layer, selection, notice)
+    # What merely shares a root is another program's.
+    own = (entry for entry in found if entry.guest is None or selection.key is not None)
+    for entries in in_batches(own, lambda entry: entry.layer, lambda entry: entry.bytes):
+        gathered.add(entries, layer)
 
 
 def _selected(layer: Layer, selection: Selection, notice: Callable[[Trouble], None]) -> Iterator[Entry]:

@@ -17,11 +17,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, BinaryIO, Final
 
-from cachectl.bundle import MAGIC, BadBundle, Item, Manifest, Reader, artifact_of
+from cachectl.bundle import MAGIC, BadBundle, Item, Manifest, Reader, artifact_of, in_batches
 from cachectl.contained import FAILURES
 from cachectl.fingerprint import Difference, Outlook, differences, fingerprint, outlook
-from cachectl.layers.errors import BadRequest, EntryExists, ForeignForm, Refused, printable, reason_of
-from cachectl.layers.facts import Ability, Note
+from cachectl.layers.errors import BadRequest, EntryExists, ForeignForm, LayerError, Refused, printable, reason_of
+from cachectl.layers.facts import Ability, Artifact, Note
 from cachectl.signing import Untrusted, signer
 
 if TYPE_CHECKING:
@@ -116,8 +116,10 @@ def import_bundle(stack: Stack, file: str, trust: Trust, *, dry_run: bool = Fals
         trusted = _trusted(copy, file, digest, trust)
         manifest = _checked(copy, size)
         done = _Placing(stack, manifest, dry_run=dry_run)
-        for item, data in _opened(copy, size).contents():
-            done.take(item, data)
+        copy.seek(0)
+        contents = Reader(copy, size, known=manifest).contents()
+        for batch in in_batches(contents, lambda pair: pair[0].layer, lambda pair: pair[0].bytes):
+            done.take(batch)
     return Import(file, digest, trusted, dry_run, done.told())
 
 
@@ -158,14 +160,10 @@ def _trusted(copy: BinaryIO, file: str, digest: str, trust: Trust) -> str:
     return "you said so"
 
 
-def _opened(copy: BinaryIO, size: int) -> Reader:
-    copy.seek(0)
-    return Reader(copy, size)
-
-
 def _checked(copy: BinaryIO, size: int) -> Manifest:
     """Read everything once, so that every sum is known to hold before anything is placed."""
-    reader = _opened(copy, size)
+    copy.seek(0)
+    reader = Reader(copy, size)
     for _ in reader.contents():
         pass
     return reader.manifest
@@ -178,65 +176,46 @@ class _Placing:
         self._stack = stack
         self._manifest = manifest
         self._dry_run = dry_run
+        self._outlooks: dict[tuple[object, ...], Outlook] = {}
         self._tallies = {name: _Tally() for name in manifest.fingerprints}
         self._differing = {
             name: differences(name, there, fingerprint(name, stack.environment))
             for name, there in manifest.fingerprints.items()
         }
 
-    def take(self, item: Item, data: bytes) -> None:
-        """Do with one entry what there is to do."""
-        tally = self._tallies[item.layer]
-        there = self._manifest.fingerprints[item.layer]
-        seen = outlook(item, there, self._stack.environment, self._differing[item.layer])
-        tally.foreseen[seen] += 1
-        if item.layer not in self._stack:
-            tally.failed.append(Note(item.key, "no layer of this name is here"))
-        elif seen.hits is False:
-            tally.useless += 1
-        else:
-            self._place(self._stack[item.layer], item, data, tally)
-
-    def _place(self, layer: Layer, item: Item, data: bytes, tally: _Tally) -> None:
-        try:
-            if (here := self._here(layer, item)) is not None:
-                if here == data:
-                    tally.there += 1
-                else:
-                    tally.kept.append(Note(item.key, "a different entry is here, and stays"))
-                return
-            if self._dry_run:
-                self._demand(layer, item)
+    def take(self, batch: list[tuple[Item, bytes]]) -> None:
+        """Do with entries of one layer what there is to do."""
+        name = batch[0][0].layer
+        tally = self._tallies[name]
+        wanted: list[Artifact] = []
+        for item, data in batch:
+            seen = self._outlook(item)
+            tally.foreseen[seen] += 1
+            if name not in self._stack:
+                tally.failed.append(Note(item.key, "no layer of this name is here"))
+            elif seen.hits is False:
+                tally.useless += 1
             else:
-                layer.put(item.key, artifact_of(item, data))
-        except EntryExists:
-            tally.kept.append(Note(item.key, "a different entry, or a damaged one, is here, and stays"))
-        except FAILURES as error:
-            tally.failed.append(Note(item.key, reason_of(error)))
-        else:
-            tally.placed += 1
-            tally.bytes += item.bytes
+                wanted.append(artifact_of(item, data))
+        if wanted:
+            layer = self._stack[name]
+            for artifact, done in zip(wanted, self._done(layer, wanted), strict=True):
+                _count(tally, artifact, done)
 
-    def _here(self, layer: Layer, item: Item) -> bytes | None:
-        """Return what is under the key; what cannot be told is left to the placing."""
-        if layer.abilities()[Ability.GET] is not None:
-            return None
+    def _outlook(self, item: Item) -> Outlook:
+        """Judge an entry as the last one of the same versions: most are, and asking what is installed takes long."""
+        known = (item.layer, item.device, *sorted(item.versions.items()))
+        if known not in self._outlooks:
+            there = self._manifest.fingerprints[item.layer]
+            self._outlooks[known] = outlook(item, there, self._stack.environment, self._differing[item.layer])
+        return self._outlooks[known]
+
+    def _done(self, layer: Layer, wanted: list[Artifact]) -> list[bool | LayerError | OSError]:
         try:
-            artifact = layer.get(item.key)
-        except FAILURES:
-            if self._dry_run:
-                raise
-            # An interrupted write, say, which placing rolls back, or damage, over which it places nothing.
-            return None
-        return None if artifact is None else artifact.data
-
-    @staticmethod
-    def _demand(layer: Layer, item: Item) -> None:
-        """Raise what :meth:`Layer.put` would, as far as that is known beforehand."""
-        if (reason := layer.abilities()[Ability.PUT]) is not None:
-            raise Refused(layer.name, f"cannot put: {reason}")
-        if item.form not in layer.forms:
-            raise ForeignForm(layer.name, f"takes {' or '.join(layer.forms)}, this is {item.form}")
+            return _foreseen(layer, wanted) if self._dry_run else layer.put_new(wanted)
+        except FAILURES as error:
+            # The layer as a whole.
+            return [error for _ in wanted]
 
     def told(self) -> tuple[ImportedLayer, ...]:
         """Return what was done, layer by layer."""
@@ -255,3 +234,35 @@ class _Placing:
             )
             for name, tally in self._tallies.items()
         )
+
+
+def _count(tally: _Tally, artifact: Artifact, done: bool | LayerError | OSError) -> None:
+    if isinstance(done, EntryExists):
+        tally.kept.append(Note(artifact.key, "a different entry, or a damaged one, is here, and stays"))
+    elif isinstance(done, (LayerError, OSError)):
+        tally.failed.append(Note(artifact.key, reason_of(done)))
+    elif done:
+        tally.placed += 1
+        tally.bytes += len(artifact.data)
+    else:
+        tally.there += 1
+
+
+def _foreseen(layer: Layer, wanted: list[Artifact]) -> list[bool | LayerError | OSError]:
+    """Tell what :meth:`Layer.put_new` would, as far as that is known beforehand."""
+    abilities = layer.abilities()
+    if (reason := abilities[Ability.PUT]) is not None:
+        raise Refused(layer.name, f"cannot put: {reason}")
+    keys = [artifact.key for artifact in wanted]
+    here = layer.get_many(keys) if abilities[Ability.GET] is None else {}
+    return [_foreseen_one(layer, artifact, here.get(artifact.key)) for artifact in wanted]
+
+
+def _foreseen_one(
+    layer: Layer, artifact: Artifact, here: Artifact | LayerError | OSError | None
+) -> bool | LayerError | OSError:
+    if artifact.form not in layer.forms:
+        return ForeignForm(layer.name, f"takes {' or '.join(layer.forms)}, this is {artifact.form}")
+    if isinstance(here, Artifact):
+        return False if here.data == artifact.data else EntryExists(layer.name)
+    return True if here is None else here

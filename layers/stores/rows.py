@@ -248,6 +248,13 @@ class RowFile:
             row = connection.execute(query, tuple(key)).fetchone()
             return None if row is None else tuple(row)
 
+    def read_many(self, keys: Sequence[Sequence[str]]) -> list[tuple[object, ...] | None]:
+        """Read several rows as :meth:`read` does, each for itself: programs that write need not wait for all."""
+        if not os.path.lexists(self.path):
+            return [None for _ in keys]
+        with self._reading() as connection:
+            return [self._values_in(connection, key) if _spellable(key) else None for key in keys]
+
     def columns(self) -> frozenset[str]:
         """Name the columns that the table has; none where there is no such table."""
         with self._reading() as connection:
@@ -274,6 +281,34 @@ class RowFile:
         """
         if not _spellable(key):
             raise Damaged(self.layer, "the key holds characters that no database can", self.path)
+        with self._inserting() as (connection, statement):
+            standing = self._values_in(connection, key)
+            if standing is not None and standing != tuple(values) and not replace:
+                connection.execute("rollback")
+                raise EntryExists(self.layer, self.path)
+            if standing != tuple(values):
+                connection.execute(statement, (*key, *values))
+            connection.execute("commit")
+
+    def insert_new(self, rows: Sequence[tuple[Sequence[str], Sequence[object]]]) -> list[bool | None]:
+        """Insert those rows that have none of their key, all in one transaction.
+
+        For each: ``True`` where it was inserted, ``False`` where the same row was there, ``None`` where a different one
+        was, and stays.
+        """
+        done: list[bool | None] = []
+        with self._inserting() as (connection, statement):
+            for key, values in rows:
+                standing = self._values_in(connection, key)
+                if standing is None:
+                    connection.execute(statement, (*key, *values))
+                done.append(True if standing is None else False if standing == tuple(values) else None)
+            connection.execute("commit")
+        return done
+
+    @contextmanager
+    def _inserting(self) -> Iterator[tuple[sqlite3.Connection, str]]:
+        """Begin to write, in a file and a table that are made if there are none; yield what inserts a row."""
         places = ", ".join("?" for _ in self.schema.columns)
         names = ", ".join(f'"{column}"' for column in self.schema.columns)
         try:
@@ -284,14 +319,7 @@ class RowFile:
             connection.execute("begin immediate")
             for statement in self.schema.create:
                 connection.execute(statement)
-            standing = self._values_in(connection, key)
-            if standing is not None and standing != tuple(values) and not replace:
-                connection.execute("rollback")
-                raise EntryExists(self.layer, self.path)
-            if standing != tuple(values):
-                statement = f"insert or replace into {self.schema.table} ({names}) values ({places})"
-                connection.execute(statement, (*key, *values))
-            connection.execute("commit")
+            yield connection, f"insert or replace into {self.schema.table} ({names}) values ({places})"
 
     def delete(self, rows: Sequence[Row]) -> list[Row]:
         """Delete exactly these rows, each only if it still has its size and row id; return those that went."""
