@@ -143,6 +143,30 @@ class LayerConformance(ABC):
         layer.put(entry.key, artifact)
         assert snapshot(tmp_path) == before
 
+    def test_many_at_once_are_as_one_by_one(self, tmp_path: Path) -> None:
+        """Entries read together are those read alone; placed together, each is placed, there already, or refused."""
+        layer = self.seeded(tmp_path)
+        if self._refuses(layer, Ability.GET, lambda: layer.get_many(["any"])):
+            return
+        keys = [entry.key for entry in layer.entries()]
+        read = layer.get_many([*keys, "no such key"])
+        alone = {key: layer.get(key) for key in keys}
+        assert read == alone
+        artifacts = [artifact for artifact in alone.values() if artifact is not None]
+        if self._refuses(layer, Ability.PUT, lambda: layer.put_new(artifacts)):
+            return
+        before = snapshot(tmp_path)
+        foreign, *others = layer.put_new([replace(artifacts[0], form="another/0"), *artifacts])
+        assert isinstance(foreign, ForeignForm)
+        assert others == [False] * len(artifacts)
+        assert snapshot(tmp_path) == before
+        if layer.abilities()[Ability.CLEAR] is None:
+            victim = first_entry(layer).key
+            layer.clear(layer.plan_clear(Selection(key=victim)))
+            placed = layer.put_new(artifacts)
+            assert placed == [artifact.key == victim for artifact in artifacts]
+            assert layer.get(victim) == alone[victim]
+
     def test_a_foreign_artifact_is_refused(self, tmp_path: Path) -> None:
         """Another layer's form, another format version, and another entry's key leave all as it was."""
         layer = self.seeded(tmp_path)

@@ -253,5 +253,4 @@ def _placed(packed: BinaryIO, file: str, sign: str | None) -> tuple[int, str, st
 def _signed(packed: BinaryIO, key: str) -> bytes:
     from cachectl.signing import sign
 
-    packed.flush()
     return sign(packed, key)

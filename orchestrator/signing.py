@@ -7,13 +7,17 @@ namespace ``cachectl-bundle`` alone, and one that was made for mail or a commit 
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
+from contextlib import suppress
 from typing import BinaryIO, Final
 
 from cachectl.layers.errors import BadRequest, CachectlError, printable
 
 NAMESPACE: Final = "cachectl-bundle"
 _COMMAND: Final = ("ssh-keygen", "-Y")
+_PIPE: Final = subprocess.PIPE
+_CHUNK: Final = 1 << 20
 
 
 class Untrusted(CachectlError):
@@ -55,12 +59,19 @@ def signer(file: BinaryIO, signature: str, allowed: str) -> str:
 
 
 def _run(arguments: tuple[str, ...], file: BinaryIO) -> subprocess.CompletedProcess[bytes]:
-    file.seek(0)
+    command = (*_COMMAND, *arguments)
     try:
-        return subprocess.run((*_COMMAND, *arguments), stdin=file, capture_output=True, check=False)  # noqa: S603
+        with subprocess.Popen(command, stdin=_PIPE, stdout=_PIPE, stderr=_PIPE) as process:  # noqa: S603
+            # Through a pipe: what the file has buffered here, a child that inherits it would not read.
+            file.seek(0)
+            if process.stdin is not None:
+                with suppress(BrokenPipeError):
+                    shutil.copyfileobj(file, process.stdin, _CHUNK)
+            out, complaint = process.communicate()
     except FileNotFoundError as error:
         message = "signatures need ssh-keygen of OpenSSH; install its client"
         raise CachectlError(message) from error
+    return subprocess.CompletedProcess(command, process.returncode, out, complaint)
 
 
 def _complaint(done: subprocess.CompletedProcess[bytes]) -> str:

@@ -320,6 +320,41 @@ def test_a_signature_by_an_allowed_signer_is_demanded(
     assert keys(home) == keys(source)
 
 
+def test_a_signature_of_a_small_bundle_is_of_its_bytes(
+    home: Home, tmp_path: Path, keygen: Callable[[str], Path]
+) -> None:
+    friend, file = keygen("friend"), tmp_path / "bundle"
+    trust = Trust(allowed_signers=allow(tmp_path / "allowed", friend=friend))
+    stack = Stack(home.environment())
+    stack.export(str(file), sign=str(friend))
+    assert file.stat().st_size < 1000
+    subprocess.run(
+        [
+            *("ssh-keygen", "-Y", "verify", "-f", str(tmp_path / "allowed"), "-I", "friend@example.org"),
+            *("-n", "cachectl-bundle", "-s", f"{file}.sig"),
+        ],
+        input=file.read_bytes(),
+        check=True,
+    )
+    assert import_bundle(stack, str(file), trust).trusted == "signed by friend@example.org"
+    file.write_bytes(zstandard.ZstdCompressor(level=19).compress(zstandard.decompress(file.read_bytes())))
+    with pytest.raises(Untrusted):
+        import_bundle(stack, str(file), trust)
+
+
+def test_a_key_that_cannot_sign_leaves_no_bundle(home: Home, tmp_path: Path) -> None:
+    done = home.cachectl("export", str(tmp_path / "bundle"), "--sign", str(tmp_path / "no key"), check=False)
+    assert done.returncode == 2
+    assert "cannot sign" in done.stderr
+    assert not (tmp_path / "bundle").exists()
+
+
+def test_without_zstandard_it_says_what_to_install(home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "zstandard", None)
+    with pytest.raises(CachectlError, match="pip install"):
+        Stack(home.environment()).export(str(tmp_path / "bundle"))
+
+
 def test_a_signature_for_something_else_does_not_count(
     home: Home, tmp_path: Path, keygen: Callable[[str], Path]
 ) -> None:
