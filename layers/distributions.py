@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from importlib.machinery import PathFinder
 from typing import TYPE_CHECKING, Final
@@ -49,7 +49,7 @@ def version_of(distribution: str) -> str | None:
 def entry_points(group: str) -> tuple[EntryPoint, ...]:
     """Return the entry points of a group, whoever is installed."""
     folders = tuple(sys.path)
-    if _names_tell(folders) and not any(group.encode() in text for text in _entry_point_files(folders)):
+    if _names_tell(folders) and not any(_mentions(group, folder, names_in(folder)) for folder in folders):
         return ()
     from importlib import metadata
 
@@ -80,11 +80,11 @@ def _offered_by(names: tuple[str, ...]) -> tuple[dict[str, tuple[str, str]], fro
     return versions, frozenset(doubtful)
 
 
-def _entry_point_files(folders: Sequence[str]) -> Iterator[bytes]:
-    for folder in folders:
-        for name in names_in(folder):
-            if name.lower().endswith((_INFORMATION, *_EGG)):
-                yield _read(os.path.join(folder, name, "entry_points.txt"))
+@lru_cache(maxsize=64)
+def _mentions(group: str, folder: str, names: tuple[str, ...]) -> bool:
+    """Tell whether anything in a folder speaks of a group of entry points: that stays as it was installed."""
+    information = (name for name in names if name.lower().endswith((_INFORMATION, *_EGG)))
+    return any(group.encode() in _read(os.path.join(folder, name, "entry_points.txt")) for name in information)
 
 
 def _read(path: str) -> bytes:

@@ -10,12 +10,15 @@ A header names the driver and the device, a checksum covers the payload, which z
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import io
 import re
 import struct
+import sys
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final
 
 #: Enough for every driver and device; what is longer is read again whole.
@@ -145,14 +148,12 @@ def _inflate_zlib(packed: bytes, size: int) -> bytes:
     return content
 
 
+@lru_cache(maxsize=1)
 def _zstd() -> Callable[[bytes, int], bytes] | None:
-    for name, unpack in (("compression.zstd", _by_python), ("zstandard", _by_zstandard)):
-        try:
-            importlib.import_module(name)
-        except ImportError:
-            continue
-        return unpack
-    return None
+    # Looked for, and not imported: a report asks too, and unpacks nothing.
+    if sys.version_info >= (3, 14):
+        return _by_python
+    return None if importlib.util.find_spec("zstandard") is None else _by_zstandard
 
 
 def _by_python(packed: bytes, size: int) -> bytes:
