@@ -22,7 +22,8 @@ from cachectl.layers.environment import Environment
 from cachectl.layers.errors import reason_of
 from cachectl.layers.facts import Ability, Artifact, Entry, Note, Problem, Root, Scope
 from cachectl.layers.selection import ALL, Selection
-from cachectl.listing import Trouble, listed, write_chunks, write_file
+from cachectl.listing import Trouble, listed
+from cachectl.transfer import demand_writable, place, signature_name, without_secrets
 
 if TYPE_CHECKING:
     from cachectl.layers.layer import Layer
@@ -138,10 +139,12 @@ def export(
 ) -> Export:
     """Write the selected entries of the named layers, or of every layer that a rerun refills, as a bundle.
 
-    ``sign`` is a key of OpenSSH's (``ssh-keygen -Y sign``); the signature is ``file`` with ``.sig``. Raises
-    :class:`CachectlError` where the package zstandard or the key is missing, :class:`OSError` where nothing can be
-    written; entries and layers that cannot be read are named in what is returned.
+    ``file`` is a path, or a URL that fsspec knows. ``sign`` is a key of OpenSSH's (``ssh-keygen -Y sign``); the
+    signature is ``file`` with ``.sig``. Raises :class:`CachectlError` where a package or the key is missing, or a URL
+    fails, :class:`OSError` where nothing can be written; entries and layers that cannot be read are named in what is
+    returned.
     """
+    demand_writable(file)
     named = tuple(dict.fromkeys(layers))
     chosen = stack.named(named) if named else stack.expendable()
     with unseen(stack.environment) as spool, unseen(stack.environment) as packed:
@@ -168,7 +171,7 @@ def export(
         )
         for name, items in parts.items()
     )
-    return Export(file, size, digest, signature, told)
+    return Export(without_secrets(file), size, digest, signature, told)
 
 
 def unseen(environment: Environment) -> BinaryIO:
@@ -243,11 +246,11 @@ def _placed(packed: BinaryIO, file: str, sign: str | None) -> tuple[int, str, st
             yield chunk
 
     signature = None if sign is None else _signed(packed, sign)
-    write_chunks(file, chunks())
+    place(file, chunks())
     if signature is None:
         return packed.tell(), digest.hexdigest(), None
-    write_file(f"{file}.sig", signature)
-    return packed.tell(), digest.hexdigest(), f"{file}.sig"
+    place(signature_name(file), (signature,))
+    return packed.tell(), digest.hexdigest(), without_secrets(signature_name(file))
 
 
 def _signed(packed: BinaryIO, key: str) -> bytes:

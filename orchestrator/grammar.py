@@ -175,7 +175,7 @@ def _bench(verb: argparse.ArgumentParser) -> None:
 
 
 def _export(verb: argparse.ArgumentParser) -> None:
-    verb.add_argument("file", metavar="FILE", help="the bundle to write")
+    verb.add_argument("file", metavar="FILE", help="the bundle to write, or a URL: s3://, gs://, ssh://")
     verb.add_argument(
         "layers", nargs="*", metavar="LAYER", help="a layer of cachectl layers (default: all but tuning results)"
     )
@@ -185,7 +185,7 @@ def _export(verb: argparse.ArgumentParser) -> None:
 
 
 def _import(verb: argparse.ArgumentParser) -> None:
-    verb.add_argument("file", metavar="FILE", help="a bundle that export wrote")
+    verb.add_argument("file", metavar="FILE", help="a bundle that export wrote, or its URL")
     why = verb.add_mutually_exclusive_group(required=True)
     why.add_argument("--allowed-signers", metavar="LIST", help="FILE.sig is by a signer of this list (ssh-keygen -Y)")
     why.add_argument("--sha256", metavar="HEX", help="this is the SHA-256 of FILE")

@@ -23,6 +23,7 @@ from cachectl.fingerprint import Difference, Outlook, differences, fingerprint, 
 from cachectl.layers.errors import BadRequest, EntryExists, ForeignForm, LayerError, Refused, printable, reason_of
 from cachectl.layers.facts import Ability, Artifact, Note
 from cachectl.signing import Untrusted, signer
+from cachectl.transfer import opened, signature_of, without_secrets
 
 if TYPE_CHECKING:
     from cachectl.layers.layer import Layer
@@ -120,19 +121,19 @@ def import_bundle(stack: Stack, file: str, trust: Trust, *, dry_run: bool = Fals
         contents = Reader(copy, size, known=manifest).contents()
         for batch in in_batches(contents, lambda pair: pair[0].layer, lambda pair: pair[0].bytes):
             done.take(batch)
-    return Import(file, digest, trusted, dry_run, done.told())
+    return Import(without_secrets(file), digest, trusted, dry_run, done.told())
 
 
 @contextmanager
 def private_copy(stack: Stack, file: str) -> Iterator[BinaryIO]:
-    """Read a file once, into one without a name: nobody can swap a byte between the check and the use."""
+    """Read a file or a URL once, into a file without a name: nobody can swap a byte between the check and the use."""
     from cachectl.exporting import unseen
 
-    with open(file, "rb") as source, unseen(stack.environment) as copy:
+    with opened(file) as source, unseen(stack.environment) as copy:
         chunk = source.read(_CHUNK)
         if not chunk.startswith(MAGIC):
             # Before a device without end is copied.
-            raise BadBundle(f"{file} is not compressed by zstd")
+            raise BadBundle(f"{without_secrets(file)} is not compressed by zstd")
         while chunk:
             copy.write(chunk)
             chunk = source.read(_CHUNK)
@@ -151,10 +152,11 @@ def _measured(copy: BinaryIO) -> tuple[int, str]:
 def _trusted(copy: BinaryIO, file: str, digest: str, trust: Trust) -> str:
     """Say who vouches for the copy. Raises :class:`Untrusted`."""
     if trust.allowed_signers is not None:
-        return f"signed by {signer(copy, f'{file}.sig', trust.allowed_signers)}"
+        with signature_of(file) as signature:
+            return f"signed by {signer(copy, signature, trust.allowed_signers)}"
     if trust.sha256 is not None:
         if not hmac.compare_digest(digest, trust.sha256.lower()):
-            message = f"{printable(file)}: its SHA-256 is {digest}, not the one that was given"
+            message = f"{printable(without_secrets(file))}: its SHA-256 is {digest}, not the one that was given"
             raise Untrusted(message)
         return "its SHA-256 is the one that was given"
     return "you said so"

@@ -1,0 +1,228 @@
+"""A bundle read from where it lies, and put where it is to lie: a file, or a URL that fsspec knows.
+
+fsspec is imported only where a URL is given. What is written has been finished on this machine before a byte of it
+leaves, and appears at its address when all of it has arrived (``autocommit=False`` in ``fsspec/spec.py``: an upload to
+S3 is completed or aborted, a file of SFTP renamed), so that nobody reads half a bundle.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import tempfile
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any, Final, Protocol
+from urllib.parse import unquote, urlsplit
+
+from cachectl.layers.errors import CachectlError, printable
+
+#: A scheme and its slashes, or several that fsspec chains.
+_URL: Final = re.compile(r"(?:[a-z][a-z0-9+.-]*::)*[a-z][a-z0-9+.-]+://", re.IGNORECASE)
+_HTTP: Final = re.compile("https?://", re.IGNORECASE)
+_FILE: Final = re.compile("(?:file|local)://", re.IGNORECASE)
+#: What the extra brings the packages for; of any other scheme fsspec names the package.
+_OURS: Final = re.compile("(?:https?|s3a?)://", re.IGNORECASE)
+_SECRETS: Final = (re.compile(r"(?<=//)[^/@\s]+(?=@)"), re.compile(r"(?<=\?)[^\s'\"]+"))
+_EXTRA: Final = "pip install 'opencl-cachectl[remote]'"
+#: Many times what a signature of OpenSSH takes, in bytes.
+_LARGEST_SIGNATURE: Final = 1 << 20
+#: How long a server may be silent, in seconds: the whole may take as long as it takes.
+_SILENCE: Final = 60
+_LONGEST_REASON: Final = 300
+
+
+class TransferFailed(CachectlError):
+    """A URL could not be read or written."""
+
+
+class Source(Protocol):
+    """What can be read from, piece by piece."""
+
+    def read(self, size: int, /) -> bytes:
+        """Return so many bytes, fewer only at the end."""
+        ...
+
+
+def is_url(name: str) -> bool:
+    """Tell whether a name is for fsspec; ``file://`` is a file like any other."""
+    return _URL.match(name) is not None and _FILE.match(name) is None
+
+
+def without_secrets(name: str) -> str:
+    """Spell a URL without its password and its query, which may be the permission to use it."""
+    if not is_url(name):
+        return name
+    for secret in _SECRETS:
+        name = secret.sub("…", name)
+    return name
+
+
+def signature_name(name: str) -> str:
+    """Name the signature of a bundle: the same with ``.sig``, before the query of an address of the web."""
+    if _HTTP.match(name):
+        path, mark, query = name.partition("?")
+        return f"{path}.sig{mark}{query}"
+    return f"{name}.sig"
+
+
+def demand_writable(name: str) -> None:
+    """Find out before anything is gathered that a name cannot be written to. Raises :class:`CachectlError`."""
+    if not is_url(name):
+        return
+    if _HTTP.match(name):
+        message = f"{_shown(name)}: a web server is only read from; write a file, and upload it as that server wants"
+        raise TransferFailed(message)
+    _located(name)
+
+
+@contextmanager
+def opened(name: str) -> Iterator[Source]:
+    """Open a bundle to be read from its beginning to its end, once.
+
+    Raises :class:`OSError` for a file, :class:`TransferFailed` for a URL, also while it is read.
+    """
+    if not is_url(name):
+        with open(_local(name), "rb") as file:
+            yield file
+        return
+    system, path = _located(name)
+    with _translated("read", name):
+        # Without blocks the web is read as a stream: not every server gives parts. A size spares the question for it,
+        # whose every failure fsspec takes for a file that is missing.
+        options = {"block_size": 0, "size": 1} if _HTTP.match(name) else {}
+        remote = system.open(path, "rb", **options)
+    try:
+        yield _Remote(remote, name)
+    finally:
+        with suppress(Exception):
+            remote.close()
+
+
+@contextmanager
+def signature_of(name: str) -> Iterator[str]:
+    """Name a file that holds the signature beside a bundle; where there is none, what was looked for."""
+    beside = signature_name(name)
+    if not is_url(name):
+        yield _local(beside)
+        return
+    with tempfile.TemporaryDirectory(prefix="cachectl-") as folder:
+        try:
+            with opened(beside) as source:
+                data = source.read(_LARGEST_SIGNATURE)
+        except TransferFailed as error:
+            if not isinstance(error.__cause__, FileNotFoundError):
+                raise
+            yield without_secrets(beside)
+            return
+        place = os.path.join(folder, "signature")
+        with open(place, "wb") as file:
+            file.write(data)
+        yield place
+
+
+def place(name: str, chunks: Iterable[bytes]) -> None:
+    """Put bytes in their place whole, or not at all: a file by a rename, a URL by an upload that ends with the last.
+
+    Raises :class:`OSError` for a file, :class:`TransferFailed` for a URL.
+    """
+    if not is_url(name):
+        from cachectl.listing import write_chunks
+
+        write_chunks(_local(name), chunks)
+        return
+    system, path = _located(name)
+    with _translated("write", name):
+        remote = system.open(path, "wb", autocommit=False)
+        try:
+            for chunk in chunks:
+                remote.write(chunk)
+            remote.close()
+            remote.commit()
+        except BaseException:
+            with suppress(Exception):
+                remote.discard()
+            with suppress(Exception):
+                # Else the collector would close it, which uploads what there is.
+                remote.closed = True
+            raise
+
+
+class _Remote:
+    """A file of fsspec's that gives as many bytes as were asked for, and fails in one line."""
+
+    def __init__(self, file: Any, name: str) -> None:  # noqa: ANN401 - each file system has a class of its own
+        self._file = file
+        self._name = name
+
+    def read(self, size: int, /) -> bytes:
+        """Return so many bytes, fewer only at the end."""
+        held = bytearray()
+        with _translated("read", self._name):
+            while len(held) < size and (piece := self._file.read(size - len(held))):
+                held += piece
+        return bytes(held)
+
+
+def _located(name: str) -> tuple[Any, str]:
+    """Return the file system of a URL, and the path in it."""
+    with _translated("reach", name):
+        from fsspec.core import url_to_fs
+
+        system, path = url_to_fs(name, skip_instance_cache=True, **(_for_the_web() if _HTTP.match(name) else {}))
+        return system, str(path)
+
+
+def _for_the_web() -> dict[str, object]:
+    """Say how a server is spoken to: proxies by their variables, no compression of its own, no end after 5 minutes."""
+    import aiohttp
+
+    timeout = aiohttp.ClientTimeout(total=None, sock_connect=_SILENCE, sock_read=_SILENCE)
+    return {"headers": {"Accept-Encoding": "identity"}, "client_kwargs": {"trust_env": True, "timeout": timeout}}
+
+
+@contextmanager
+def _translated(verb: str, name: str) -> Iterator[None]:
+    """Turn whatever a file system raises into one line: each has errors of its own."""
+    try:
+        yield
+    except CachectlError:
+        raise
+    except ImportError as error:
+        known = error.name == "fsspec" or _OURS.match(name)
+        missing = "URLs need packages that are not here" if known else _reason(error)
+        message = f"cannot {verb} {_shown(name)}: {missing}; {_EXTRA if known else 'install it'}"
+        raise TransferFailed(message) from error
+    except Exception as error:
+        message = f"cannot {verb} {_shown(name)}: {_reason(error)}; {_advice(error)}"
+        raise TransferFailed(message) from error
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, FileNotFoundError):
+        return "nothing is there"
+    status = getattr(error, "status", None)
+    text = f"status {status} {getattr(error, 'message', '')}" if isinstance(status, int) else str(error)
+    for secret in _SECRETS:
+        text = secret.sub("…", text)
+    return printable(" ".join(text.split()))[:_LONGEST_REASON].rstrip(".") or type(error).__name__
+
+
+def _advice(error: Exception) -> str:
+    if isinstance(error, FileNotFoundError):
+        return "compare the address, or make the bucket or folder first"
+    status = getattr(error, "status", None)
+    if isinstance(error, PermissionError) or "Credentials" in type(error).__name__ or status in (401, 403):
+        return "give credentials as its own tools take them"
+    if isinstance(error, ValueError):
+        return "schemes are s3://, gs://, ssh://, https:// and others that fsspec knows"
+    return "see that address and network are right, and try again"
+
+
+def _shown(name: str) -> str:
+    return printable(without_secrets(name))
+
+
+def _local(name: str) -> str:
+    """Return the path that a name stands for."""
+    return unquote(urlsplit(name).path) if _FILE.match(name) else name
