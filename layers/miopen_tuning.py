@@ -78,8 +78,8 @@ _OPEN_TO_ALL: Final = 0o777
 _THREADS: Final = Lock()
 _SIDE_FILE: Final = re.compile(r"(?P<database>.+)(?P<ending>\.temp|\.time)")
 
-# The columns of a problem, in the order of a text record's key.
-_PROBLEM: Final = (
+#: The columns of a problem, in the order of a text record's key.
+PROBLEM: Final = (
     *("spatial_dim", "in_channels", "in_h", "in_w", "in_d", "fil_h", "fil_w", "fil_d", "out_channels", "batchsize"),
     *("pad_h", "pad_w", "pad_d", "conv_stride_h", "conv_stride_w", "conv_stride_d"),
     *("dilation_h", "dilation_w", "dilation_d", "bias", "group_count", "layout", "data_type", "direction"),
@@ -88,7 +88,7 @@ _PROBLEM: Final = (
 _PERF_DB: Final = Schema(
     table=(
         "(select perf_db.id as rowid, perf_db.config, perf_db.solver, perf_db.params, "
-        + "||'x'||".join(f"config.{column}" for column in _PROBLEM)
+        + "||'x'||".join(f"config.{column}" for column in PROBLEM)
         + " as problem from perf_db join config on config.id = perf_db.config)"
     ),
     create=(),
@@ -110,7 +110,8 @@ _LEFT_SET: Final = {
     "MIOPEN_DEBUG_FIND_ONLY_SOLVER": "no other solver is used, and what tuning finds is no better than that",
     "MIOPEN_DEBUG_PERFDB_OVERRIDE": "tuning results are passed over",
 }
-_PERF_TABLE: Final = _PERF_DB._replace(table="perf_db", key=("solver", "config"), values=("params",))
+#: The rows of the perf-db alone.
+PERF_TABLE: Final = _PERF_DB._replace(table="perf_db", key=("solver", "config"), values=("params",))
 _HARM: Final = {
     "malformed": Severity.RECOMPILES,
     "newline": Severity.RECOMPILES,
@@ -301,15 +302,15 @@ class MIOpenTuning(Layer):
         return None if database.path.exists() else "marks the changes of a database that is gone"
 
     def _records(self, root: Root, file: DatabaseFile) -> RecordFile:
-        return RecordFile(self.name, file.path, lambda: self._editing(root, file.path))
+        return RecordFile(self.name, file.path, lambda: self.editing(root, file.path))
 
     @contextmanager
-    def _editing(self, root: Root, path: Path) -> Iterator[None]:
+    def editing(self, root: Root, path: Path) -> Iterator[None]:
         """Hold MIOpen's own locks while a file is changed, then tell running programs of the change.
 
         They read the file again if ``.time`` holds a later moment of the steady clock (ns) than their last read.
         """
-        with self._locked(path):
+        with self.locked(path):
             yield
             beside = _time_file(path)
             if path.exists():
@@ -318,7 +319,7 @@ class MIOpenTuning(Layer):
                 beside.unlink()
 
     @contextmanager
-    def _locked(self, path: Path) -> Iterator[None]:
+    def locked(self, path: Path) -> Iterator[None]:
         """Hold every lock that some MIOpen takes on a database; lock files are made as MIOpen makes them, and stay."""
         with _THREADS, ExitStack() as stack:
             # In one order everywhere, so that two cachectls never wait for each other.
@@ -417,7 +418,7 @@ class MIOpenTuning(Layer):
         path = root.path / target.key
         match = _SIDE_FILE.fullmatch(target.key)
         # MIOpen rewrites under its lock: whoever has it knows that a temporary file is nobody's.
-        lock = nullcontext() if match is None else self._locked(root.path / match["database"])
+        lock = nullcontext() if match is None else self.locked(root.path / match["database"])
         try:
             with lock:
                 if self._stray_because(root, target.key) is None:
@@ -450,7 +451,7 @@ class MIOpenTuning(Layer):
     def _verify_table(self, root: Root, file: DatabaseFile) -> Iterator[Finding]:
         # The integrity check wants a table; that both tables have their columns is proved by listing them.
         try:
-            if complaint := RowFile(self.name, file.path, _PERF_TABLE, self.environment.patience).check():
+            if complaint := RowFile(self.name, file.path, PERF_TABLE, self.environment.patience).check():
                 raise Damaged(self.name, complaint, file.path)
             for _ in RowFile(self.name, file.path, _PERF_DB, self.environment.patience).rows_with("problem"):
                 pass
@@ -465,7 +466,7 @@ class MIOpenTuning(Layer):
             return "already gone"
         if separator:
             return self._records(root, file).set_aside(target, thing)
-        rows = RowFile(self.name, file.path, _PERF_TABLE, self.environment.patience)
+        rows = RowFile(self.name, file.path, PERF_TABLE, self.environment.patience)
         return rows.set_file_aside(target, thing, partial(open_elsewhere, self.environment))
 
     def bring_back(self, root: Root, thing: Quarantined, *, replace: bool) -> None:

@@ -534,6 +534,10 @@ def _check_targets(*names: str | None) -> None:
 def _export(options: argparse.Namespace) -> int:
     from cachectl import render, render_bundles
 
+    if options.as_kdb is not None:
+        return _export_files(options)
+    if options.file is None:
+        options.parser.error("name the FILE to write, or say --as-kdb DIR")
     stack = _stack(options)
     selection = _selection(options, stack.environment.clock())
     with render.working("exporting"):
@@ -542,6 +546,38 @@ def _export(options: argparse.Namespace) -> int:
         render.show_json(render_bundles.export_json(done))
     else:
         render_bundles.show_export(done)
+    return 1 if done.failed else 0
+
+
+def _export_files(options: argparse.Namespace) -> int:
+    from cachectl import render, render_miopen
+    from cachectl.miopen_files import export_files
+
+    if options.sign is not None:
+        options.parser.error("--as-kdb writes no bundle that could be signed")
+    environment = _stack(options).environment
+    # There is no FILE: the first word is a layer.
+    layers = [options.file, *options.layers] if options.file is not None else []
+    with render.working("exporting"):
+        done = export_files(environment, options.as_kdb, _selection(options, environment.clock()), layers=layers)
+    if options.json:
+        render.show_json(render_miopen.export_json(done))
+    else:
+        render_miopen.show_export(done)
+    return 1 if done.failed else 0
+
+
+def _miopen(options: argparse.Namespace) -> int:
+    from cachectl import render, render_miopen
+    from cachectl.miopen_files import merge
+
+    environment = _stack(options).environment
+    with render.working("merging"):
+        done = merge(environment, options.files, options.into, mix_versions=options.mix_versions)
+    if options.json:
+        render.show_json(render_miopen.merge_json(done))
+    else:
+        render_miopen.show_merge(done)
     return 1 if done.failed else 0
 
 
@@ -594,6 +630,7 @@ _HANDLERS: Final[dict[str, Handler]] = {
     "bench": _bench,
     "export": _export,
     "import": _import,
+    "miopen": _miopen,
     "layers": _layers,
     "demo": _demo,
 }

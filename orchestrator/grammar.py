@@ -175,12 +175,15 @@ def _bench(verb: argparse.ArgumentParser) -> None:
 
 
 def _export(verb: argparse.ArgumentParser) -> None:
-    verb.add_argument("file", metavar="FILE", help="the bundle to write, or a URL: s3://, gs://, ssh://")
+    verb.add_argument("file", nargs="?", metavar="FILE", help="the bundle to write, or a URL: s3://, gs://, ssh://")
     verb.add_argument(
         "layers", nargs="*", metavar="LAYER", help="a layer of cachectl layers (default: all but tuning results)"
     )
     _selection_options(verb)
     verb.add_argument("--sign", metavar="KEY", help="sign it with a key of OpenSSH; the signature is FILE.sig")
+    verb.add_argument(
+        "--as-kdb", metavar="DIR", help="no bundle: write the databases of miopen or miopen-tuning as files to install"
+    )
     _json_option(verb)
 
 
@@ -191,6 +194,17 @@ def _import(verb: argparse.ArgumentParser) -> None:
     why.add_argument("--sha256", metavar="HEX", help="this is the SHA-256 of FILE")
     why.add_argument("--trust", action="store_true", help="believe it: it is code that your programs will run")
     verb.add_argument("-n", "--dry-run", action="store_true", help="say what would be placed, and place nothing")
+    _changing_options(verb)
+    _json_option(verb)
+
+
+def _miopen(verb: argparse.ArgumentParser) -> None:
+    verb.add_argument("action", choices=("merge",), help="add what INTO has not; what differs stays as it is there")
+    verb.add_argument(
+        "files", nargs="+", metavar="FILE", help="a database of MIOpen: .ukdb, .kdb, .ufdb.txt, .udb.txt, .udb"
+    )
+    verb.add_argument("into", metavar="INTO", help="one for the same device, which is made if it is not there")
+    verb.add_argument("--mix-versions", action="store_true", help="also from another MIOpen")
     _changing_options(verb)
     _json_option(verb)
 
@@ -285,6 +299,7 @@ VERBS: Final[dict[str, tuple[str, Callable[[argparse.ArgumentParser], None]]]] =
     "bench": ("what each cache is worth to a command: all cold, all warm, each off in turn", _bench),
     "export": ("pack entries into one file, for another machine", _export),
     "import": ("place what export packed, once it is trusted and checked", _import),
+    "miopen": ("merge databases of several users or ranks", _miopen),
     "layers": ("adapters, what each can do here, and why not", _layers),
     "demo": ("the whole story on PoCL, in a scratch root", _demo),
 }

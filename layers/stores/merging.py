@@ -1,0 +1,191 @@
+"""Databases of one kind brought together: what one has and the other lacks goes in, what both have stays as it is.
+
+A file of rows, or of records, takes in another's in one transaction or one rewrite; a key that stands there with
+another content is given back, never replaced.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import closing, suppress
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from cachectl.layers.errors import Damaged, Unreachable
+from cachectl.layers.stores.plain import own_name
+from cachectl.layers.stores.records import RecordFile, record_complaint
+from cachectl.layers.stores.rows import RowFile, Schema
+
+_COMPANIONS: Final = ("-journal", "-wal", "-shm")
+#: What everybody may read and its owner write.
+_MODE: Final = 0o644
+
+
+class Merged(NamedTuple):
+    """How many were new, how many were there already, and the keys under which something else stands."""
+
+    added: int
+    there: int
+    conflicts: tuple[tuple[str, ...], ...]
+
+    def plus(self, other: Merged) -> Merged:
+        """Add up."""
+        return Merged(self.added + other.added, self.there + other.there, (*self.conflicts, *other.conflicts))
+
+
+class Joined(NamedTuple):
+    """Two tables, one of which names rows of the other by their id.
+
+    ``create`` makes both. ``problem`` names the columns that make a row of ``problems``; ``reference`` is where
+    ``table`` names it, ``key`` and ``value`` are the other columns there.
+    """
+
+    create: tuple[str, ...]
+    problems: str
+    problem: tuple[str, ...]
+    table: str
+    reference: str
+    key: str
+    value: str
+
+    @property
+    def select(self) -> str:
+        """Spell the query that gives every row: the id of its problem, its columns, key, value."""
+        columns = ", ".join(f'"{self.problems}"."{column}"' for column in self.problem)
+        joined = f'"{self.table}" join "{self.problems}" on "{self.problems}".id = "{self.table}"."{self.reference}"'
+        own = f'"{self.table}"."{self.key}", "{self.table}"."{self.value}"'
+        return f'select "{self.table}"."{self.reference}", {columns}, {own} from {joined} order by {columns}, {own}'
+
+
+class JoinedRows(RowFile):
+    """A sqlite file of two such tables, read and added to."""
+
+    def __init__(self, layer: str, path: Path, schema: Schema, joined: Joined, patience: float) -> None:
+        super().__init__(layer, path, schema, patience)
+        self.joined = joined
+
+    def all(self) -> list[tuple[object, ...]]:
+        """Return every row as :attr:`Joined.select` gives it, in an order of its own."""
+        with self._reading() as connection:
+            return [] if self._is_new(connection) else [tuple(row) for row in connection.execute(self.joined.select)]
+
+    def merge(self, rows: Iterable[Sequence[object]]) -> Merged:
+        """Insert, in one transaction, every row, given without the id, whose problem has none of its key yet."""
+        added = there = 0
+        conflicts: list[tuple[str, ...]] = []
+        with self._writing(create=True) as connection:
+            connection.execute("begin immediate")
+            for create in self.joined.create:
+                connection.execute(create)
+            for *problem, key, value in rows:
+                number = self._number(connection, problem)
+                query = f'select "{self.joined.value}" from "{self.joined.table}" where "{self.joined.reference}" = ?'
+                standing = connection.execute(f'{query} and "{self.joined.key}" = ?', (number, key)).fetchone()
+                if standing is None:
+                    columns = f'"{self.joined.reference}", "{self.joined.key}", "{self.joined.value}"'
+                    statement = f'insert into "{self.joined.table}" ({columns}) values (?, ?, ?)'
+                    connection.execute(statement, (number, key, value))
+                    added += 1
+                elif standing[0] == value:
+                    there += 1
+                else:
+                    conflicts.append(("x".join(map(str, problem)), str(key)))
+            connection.execute("commit")
+        return Merged(added, there, tuple(conflicts))
+
+    def _number(self, connection: sqlite3.Connection, problem: Sequence[object]) -> int:
+        """Return the id of a problem, which is inserted where there is none."""
+        condition = " and ".join(f'"{column}" = ?' for column in self.joined.problem)
+        query = f'select id from "{self.joined.problems}" where {condition}'
+        found = connection.execute(query, tuple(problem)).fetchone()
+        if found is not None:
+            return int(found[0])
+        columns = ", ".join(f'"{column}"' for column in self.joined.problem)
+        places = ", ".join("?" for _ in problem)
+        statement = f'insert into "{self.joined.problems}" ({columns}) values ({places})'
+        return int(connection.execute(statement, tuple(problem)).lastrowid or 0)
+
+
+class MergingRecords(RecordFile):
+    """A text file that takes in records of another."""
+
+    def merge(self, lines: Iterable[bytes]) -> Merged:
+        """Add what is missing, key by key and id by id, in one rewrite under the lock."""
+        with self._translated("write"), self.lock():
+            content = self._content()
+            merged, records = join_records((line for line in content.split(b"\n") if line), lines)
+            if merged.added:
+                self._rewrite(records)
+        return merged
+
+
+def join_records(standing: Iterable[bytes], lines: Iterable[bytes]) -> tuple[Merged, list[bytes]]:
+    """Add what is missing to records, key by key and id by id, and return what became of it and all records.
+
+    Lines that are no record stay where they stand.
+    """
+    records = list(standing)
+    where: dict[bytes, int] = {}
+    for number, line in enumerate(records):
+        where.setdefault(line.partition(b"=")[0], number)
+    total = Merged(0, 0, ())
+    for line in lines:
+        key = line.partition(b"=")[0]
+        if key not in where:
+            where[key] = len(records)
+            records.append(line)
+            total = total.plus(Merged(len(_items(line)), 0, ()))
+            continue
+        merged, records[where[key]] = _join_items(records[where[key]], line)
+        total = total.plus(merged)
+    return total, records
+
+
+def _join_items(standing: bytes, line: bytes) -> tuple[Merged, bytes]:
+    key = line.partition(b"=")[0].decode(errors="surrogateescape")
+    if record_complaint(standing):
+        # Nobody reads it; nothing can be added to it either.
+        return Merged(0, 0, ((key,),)), standing
+    there, offered = _items(standing), _items(line)
+    new = {identifier: values for identifier, values in offered.items() if identifier not in there}
+    other = [one for one, values in offered.items() if there.get(one, values) != values]
+    conflicts = tuple((key, identifier.decode(errors="surrogateescape")) for identifier in other)
+    spelled = b"".join(b";" + identifier + b":" + values for identifier, values in new.items())
+    return Merged(len(new), len(offered) - len(new) - len(other), conflicts), standing + spelled
+
+
+def _items(line: bytes) -> Mapping[bytes, bytes]:
+    items: dict[bytes, bytes] = {}
+    for item in line.partition(b"=")[2].split(b";"):
+        identifier, _, values = item.partition(b":")
+        items.setdefault(identifier, values)
+    return items
+
+
+def write_database(layer: str, path: Path, fill: Callable[[Path], object]) -> None:
+    """Make a sqlite file whole beside its place and rename it in, in rollback mode, for everybody to read.
+
+    ``fill`` writes it at the path it is given. Raises :class:`Damaged` where a log lies beside the place: sqlite would
+    play it into the new file.
+    """
+    for companion in _COMPANIONS:
+        beside = path.with_name(path.name + companion)
+        if os.path.lexists(beside):
+            raise Damaged(layer, "a log of another database lies beside it; fold it in or remove both", beside)
+    stage = path.with_name(own_name())
+    try:
+        fill(stage)
+        with closing(sqlite3.connect(stage)) as connection:
+            connection.execute("pragma journal_mode=delete")
+        os.chmod(stage, _MODE)
+        with open(stage, "rb") as file:
+            os.fsync(file.fileno())
+        os.replace(stage, path)
+    except OSError as error:
+        raise Unreachable(layer, f"cannot write: {error.strerror or error}", path) from error
+    finally:
+        for companion in ("", *_COMPANIONS):
+            with suppress(FileNotFoundError):
+                os.unlink(f"{stage}{companion}")
