@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 Handler = Callable[[argparse.Namespace], int]
 
 #: Verbs that run a command.
-_COMMANDS: Final = (["run"], ["trace"], ["bench"])
+_COMMANDS: Final = (["run"], ["trace"], ["bench"], ["stage"])
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -596,6 +596,36 @@ def _import(options: argparse.Namespace) -> int:
     return 1 if done.failed else 0
 
 
+def _stage(options: argparse.Namespace) -> int:
+    from cachectl import render
+    from cachectl.importing import Trust
+    from cachectl.mpi import Job, run_staged
+
+    if not options.command:
+        options.parser.error("write -- and the command to run at the end")
+    why = (options.allowed_signers, options.sha256, options.trust)
+    trust = Trust(*why) if any(why) else None
+    environment = _stack(options).environment
+    scratch = None if options.scratch is None else environment.expand(options.scratch)
+    job = Job(options.bundle, trust, options.out, options.sign, scratch)
+    return run_staged(options.command, environment, job, render.warn)
+
+
+def _merge(options: argparse.Namespace) -> int:
+    from cachectl import render, render_bundles
+    from cachectl.rank_roots import merge_roots
+
+    environment = _stack(options).environment
+    roots = [environment.expand(root) for root in options.roots]
+    with render.working("merging"):
+        done = merge_roots(environment, roots, environment.expand(options.into))
+    if options.json:
+        render.show_json(render_bundles.merge_json(done))
+    else:
+        render_bundles.show_merge(done)
+    return 1 if any(layer.failed for layer in done) else 0
+
+
 def _layers(options: argparse.Namespace) -> int:
     from cachectl import render
 
@@ -631,6 +661,8 @@ _HANDLERS: Final[dict[str, Handler]] = {
     "export": _export,
     "import": _import,
     "miopen": _miopen,
+    "stage": _stage,
+    "merge": _merge,
     "layers": _layers,
     "demo": _demo,
 }

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -151,13 +151,8 @@ def export(
         gathered = _Gathered(spool)
         for layer in chosen:
             _gather(layer, selection, gathered, named=bool(named))
-        gathered.items.sort(key=sort_key)
-        parts = {layer.name: tuple(item for item in gathered.items if item.layer == layer.name) for layer in chosen}
-        prints = {name: fingerprint(name, stack.environment, items) for name, items in parts.items() if items}
-        exposed = {layer.name: _exposed(layer) for layer in chosen if parts[layer.name]}
-        manifest = Manifest(tuple(gathered.items), prints, tuple(name for name, folders in exposed.items() if folders))
-        write_bundle(packed, manifest, gathered.contents())
-        size, digest, signature = _placed(packed, file, sign)
+        parts, prints, exposed = _packed(stack, gathered, chosen, packed)
+        size, digest, signature = place_bundle(packed, file, sign)
     told = tuple(
         ExportedLayer(
             layer=name,
@@ -172,6 +167,31 @@ def export(
         for name, items in parts.items()
     )
     return Export(without_secrets(file), size, digest, signature, told)
+
+
+def pack(stack: Stack, packed: BinaryIO, keys: Collection[tuple[str, str]]) -> None:
+    """Write the entries of these layers and keys into an open file, as a bundle; what cannot be read is left out."""
+    chosen = tuple(layer for layer in stack.expendable() if layer.abilities()[Ability.GET] is None)
+    with unseen(stack.environment) as spool:
+        gathered = _Gathered(spool)
+        for layer in chosen:
+            found = (one for one in listed((layer,), ALL, lambda _: None) if (one.layer, one.key) in keys)
+            for entries in in_batches(found, lambda entry: entry.layer, lambda entry: entry.bytes):
+                gathered.add(entries, layer)
+        _packed(stack, gathered, chosen, packed)
+
+
+def _packed(
+    stack: Stack, gathered: _Gathered, chosen: tuple[Layer, ...], packed: BinaryIO
+) -> tuple[dict[str, tuple[Item, ...]], dict[str, dict[str, str | None]], dict[str, tuple[Path, ...]]]:
+    """Write what was gathered; return the items, the fingerprint and the exposed folders of each layer."""
+    gathered.items.sort(key=sort_key)
+    parts = {layer.name: tuple(item for item in gathered.items if item.layer == layer.name) for layer in chosen}
+    prints = {name: fingerprint(name, stack.environment, items) for name, items in parts.items() if items}
+    exposed = {layer.name: _exposed(layer) for layer in chosen if parts[layer.name]}
+    manifest = Manifest(tuple(gathered.items), prints, tuple(name for name, folders in exposed.items() if folders))
+    write_bundle(packed, manifest, gathered.contents())
+    return parts, prints, exposed
 
 
 def unseen(environment: Environment) -> BinaryIO:
@@ -235,7 +255,7 @@ def _exposed(layer: Layer) -> tuple[Path, ...]:
     return tuple(dict.fromkeys(found))
 
 
-def _placed(packed: BinaryIO, file: str, sign: str | None) -> tuple[int, str, str | None]:
+def place_bundle(packed: BinaryIO, file: str, sign: str | None) -> tuple[int, str, str | None]:
     """Sign what has been packed, put it in its place, and return its size, its sum and where the signature is."""
     digest = hashlib.sha256()
 

@@ -202,6 +202,18 @@ def differences(layer: str, there: Fingerprint, here: Fingerprint) -> tuple[Diff
     )
 
 
+def combined(layer: str, one: Fingerprint, other: Fingerprint, items: Iterable[Item]) -> dict[str, str | None] | None:
+    """Describe entries of two places together, or return ``None`` where something that decides is not the same.
+
+    What differs and does not decide is ``None``: of the entries together it is not known. ``items`` are all of them.
+    """
+    if any(each.decides for each in differences(layer, one, other)):
+        return None
+    names = [name for name in {**one, **other} if not _of_entries(name)]
+    told = {name: one.get(name) if one.get(name) == other.get(name) else None for name in names}
+    return told if layer in _DICTIONARIES else told | _of_items(tuple(items))
+
+
 def _of_entries(name: str) -> bool:
     return name == "devices" or name.startswith("of entries: ")
 

@@ -209,6 +209,30 @@ def _miopen(verb: argparse.ArgumentParser) -> None:
     _json_option(verb)
 
 
+def _stage(verb: argparse.ArgumentParser) -> None:
+    verb.add_argument("direction", choices=("in",), help="to every node; --out brings back what is new")
+    verb.add_argument("bundle", nargs="?", metavar="BUNDLE", help="what to begin with (default: empty caches)")
+    why = verb.add_mutually_exclusive_group()
+    why.add_argument("--allowed-signers", metavar="LIST", help="BUNDLE.sig is by a signer of this list (ssh-keygen -Y)")
+    why.add_argument("--sha256", metavar="HEX", help="this is the SHA-256 of BUNDLE")
+    why.add_argument("--trust", action="store_true", help="believe it: it is code that your programs will run")
+    verb.add_argument("--out", metavar="FILE", help="write BUNDLE and every new entry of all nodes to this bundle")
+    verb.add_argument("--sign", metavar="KEY", help="sign it with a key of OpenSSH; the signature is FILE.sig")
+    verb.add_argument("--scratch", metavar="DIR", help="a folder on each node's own disk (default: TMPDIR)")
+    verb.usage = (
+        "mpiexec -n N cachectl stage in [BUNDLE (--allowed-signers LIST | --sha256 HEX | --trust)] "
+        "[--out FILE [--sign KEY]] [--scratch DIR] -- COMMAND..."
+    )
+
+
+def _merge(verb: argparse.ArgumentParser) -> None:
+    verb.add_argument(
+        "roots", nargs="+", metavar="ROOT", help="a folder that run --isolated kept, or an XDG_CACHE_HOME, or a home"
+    )
+    verb.add_argument("into", metavar="INTO", help="the folder that gets every entry once, for run --isolated=INTO")
+    _json_option(verb)
+
+
 def _layers(verb: argparse.ArgumentParser) -> None:
     _layers_argument(verb)
     _json_option(verb)
@@ -300,6 +324,8 @@ VERBS: Final[dict[str, tuple[str, Callable[[argparse.ArgumentParser], None]]]] =
     "export": ("pack entries into one file, for another machine", _export),
     "import": ("place what export packed, once it is trusted and checked", _import),
     "miopen": ("merge databases of several users or ranks", _miopen),
+    "stage": ("warm caches to every node of an MPI job, and back", _stage),
+    "merge": ("entries of several folders, of ranks for instance, into one", _merge),
     "layers": ("adapters, what each can do here, and why not", _layers),
     "demo": ("the whole story on PoCL, in a scratch root", _demo),
 }

@@ -113,15 +113,38 @@ def import_bundle(stack: Stack, file: str, trust: Trust, *, dry_run: bool = Fals
     than announce entries, and then nothing was written. What a layer refuses is named in what is returned.
     """
     with private_copy(stack, file) as copy:
-        size, digest = _measured(copy)
-        trusted = _trusted(copy, file, digest, trust)
-        manifest = _checked(copy, size)
-        done = _Placing(stack, manifest, dry_run=dry_run)
-        copy.seek(0)
-        contents = Reader(copy, size, known=manifest).contents()
-        for batch in in_batches(contents, lambda pair: pair[0].layer, lambda pair: pair[0].bytes):
-            done.take(batch)
-    return Import(without_secrets(file), digest, trusted, dry_run, done.told())
+        return import_copy(stack, copy, file, trust, dry_run=dry_run)
+
+
+def import_copy(stack: Stack, copy: BinaryIO, file: str, trust: Trust, *, dry_run: bool = False) -> Import:
+    """Place what an open bundle holds that no other process can change, as :func:`import_bundle` does."""
+    checked = vouched(copy, file, trust)
+    done = _Placing(stack, checked.manifest, dry_run=dry_run)
+    copy.seek(0)
+    contents = Reader(copy, checked.bytes, known=checked.manifest).contents()
+    for batch in in_batches(contents, lambda pair: pair[0].layer, lambda pair: pair[0].bytes):
+        done.take(batch)
+    return Import(without_secrets(file), checked.sha256, checked.trusted, dry_run, done.told())
+
+
+@dataclass(frozen=True, slots=True)
+class Vouched:
+    """A bundle that is believed, and whole: its size in bytes, its SHA-256, why, and what is in it."""
+
+    bytes: int
+    sha256: str
+    trusted: str
+    manifest: Manifest
+
+
+def vouched(copy: BinaryIO, file: str, trust: Trust) -> Vouched:
+    """See that an open bundle is to be believed, and that every sum in it holds.
+
+    Raises :class:`Untrusted` or :class:`BadBundle`.
+    """
+    size, digest = _measured(copy)
+    trusted = _trusted(copy, file, digest, trust)
+    return Vouched(size, digest, trusted, _checked(copy, size))
 
 
 @contextmanager

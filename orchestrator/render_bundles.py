@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from typing import Final
 
 from cachectl.exporting import Export, ExportedLayer
 from cachectl.importing import Import, ImportedLayer
 from cachectl.layers.facts import Note
+from cachectl.rank_roots import MergedLayer
 from cachectl.render import Table, count, show_lines, show_table, size, warn
 
 #: How many keys of a kind are named; JSON has them all.
@@ -131,6 +132,50 @@ def show_import(done: Import) -> None:
         if layer.exposed:
             warn(f"{layer.layer}: others could write to its folder where the bundle was made")
         for line in (*_named(layer.kept, "kept"), *_named(layer.failed, "failed")):
+            warn(f"{layer.layer}: {line}")
+
+
+def merge_json(done: Sequence[MergedLayer]) -> dict[str, object]:
+    """Spell a merge of roots as ``cachectl/merge/1``."""
+    return {
+        "schema": "cachectl/merge/1",
+        "layers": [
+            {
+                "layer": layer.layer,
+                "placed": layer.placed,
+                "bytes": layer.bytes,
+                "there": layer.there,
+                "kept": _notes(layer.kept),
+                "failed": _notes(layer.failed),
+            }
+            for layer in done
+        ],
+        "total": {
+            "placed": sum(layer.placed for layer in done),
+            "bytes": sum(layer.bytes for layer in done),
+            "there": sum(layer.there for layer in done),
+            "kept": sum(len(layer.kept) for layer in done),
+            "failed": sum(len(layer.failed) for layer in done),
+        },
+    }
+
+
+def show_merge(done: Sequence[MergedLayer]) -> None:
+    """Print what was placed of each layer, and what was not, with the reason."""
+    rows = tuple(
+        (
+            layer.layer,
+            count(layer.placed),
+            size(layer.bytes),
+            count(layer.there),
+            count(len(layer.kept)),
+            count(len(layer.failed)),
+        )
+        for layer in done
+    )
+    show_table(Table(("layer", "placed", "size", "there", "differ", "failed"), rows, frozenset(range(1, 6))))
+    for layer in done:
+        for line in (*_named(tuple(layer.kept), "kept"), *_named(tuple(layer.failed), "failed")):
             warn(f"{layer.layer}: {line}")
 
 

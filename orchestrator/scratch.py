@@ -135,6 +135,13 @@ def shadow_user_cache(
                 notice(line)
 
 
+def link_user_cache(environment: Environment, layers: Iterable[Layer], folder: Path) -> None:
+    """Let the user cache folder's stand-in show the same as in :func:`shadow_user_cache`; nothing is moved home."""
+    shadow = _Shadow(_user_cache(environment), folder / "xdg")
+    shadow.stand_in.mkdir(parents=True, exist_ok=True)
+    shadow.link(_hidden(layers, shadow.real, folder))
+
+
 def _user_cache(environment: Environment) -> Path:
     folder = user_cache_folder(environment, "any")[0]
     # On Windows an application's folder is any/any/Cache.

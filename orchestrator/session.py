@@ -128,6 +128,13 @@ def isolated(folder: Path | str | None = None, *, strict: bool = True) -> Iterat
                 remove_scratch(root)
 
 
+def too_late(layers: Iterable[Layer], folder: Path) -> dict[str, str]:
+    """Say of each layer that cannot be moved in this process any more, why not."""
+    loaded = libraries_here()
+    moved = relocations(layers, folder)
+    return {name: why for name, switch in moved.items() if (why := _latched(switch, loaded)) is not None}
+
+
 def _remove_in(process: int, root: Path) -> None:
     if os.getpid() == process:
         remove_scratch(root)

@@ -1,0 +1,534 @@
+"""Warm caches on every node of an MPI job: a bundle read once, broadcast, unpacked beside each node's processors.
+
+The ranks that share memory are a node, and the first of them leads it. Rank 0 alone reads the bundle, sees that it is
+to be believed and whole, and broadcasts it to the leaders in chunks; each unpacks it on its own node's disk. At the end
+the leaders agree who sends which new entry, so that each travels once, and rank 0 writes them with the old ones.
+
+mpi4py is imported here and nowhere else; who launches the ranks does not matter.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO, Final, cast
+
+from cachectl.exporting import unseen
+from cachectl.importing import Trust, private_copy, vouched
+from cachectl.layers.environment import Environment
+from cachectl.layers.errors import BadRequest, CachectlError, reason_of
+from cachectl.merging import Merged, merge_bundles
+from cachectl.overlay import PROCESS, Variable
+from cachectl.stack import Stack
+from cachectl.staging import Name, NodeRoot, Sink
+
+if TYPE_CHECKING:
+    from mpi4py.MPI import Intracomm
+
+    from cachectl.child import Signals
+
+    # The module mpi4py.MPI, which cannot be named as a type.
+    _Module = Any
+
+#: Parts ranks of one node that share its memory into nodes by its value, for trials on one machine.
+NODE: Final = "CACHECTL_NODE"
+#: What is broadcast or sent at once, in bytes.
+CHUNK: Final = 4 << 20
+#: How long a rank that fails waits for the others to hear of it, in seconds.
+_PATIENCE: Final = 5.0
+_SHORTEST, _LONGEST = 0.001, 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What is asked of a job: the bundle to begin with and why it is believed, and the bundle to write at the end.
+
+    ``scratch`` is a folder on a disk of each node's own; without it, each node's temporary folder.
+    """
+
+    bundle: str | None = None
+    trust: Trust | None = None
+    out: str | None = None
+    sign: str | None = None
+    scratch: Path | None = None
+
+    def __post_init__(self) -> None:
+        if self.bundle is not None and self.trust is None:
+            raise BadRequest("a bundle is code: say one of --allowed-signers, --sha256 and --trust")
+        if self.bundle is None and self.trust is not None:
+            raise BadRequest("there is no bundle to believe; name one")
+        if self.sign is not None and self.out is None:
+            raise BadRequest("--sign signs what --out writes; name a file")
+
+
+@dataclass(frozen=True, slots=True)
+class Staged:
+    """What has been staged, over all nodes: how many of them are warm, and how often the bundle's file was read."""
+
+    nodes: int
+    warm: int
+    entries: int
+    bytes: int
+    reads: int
+    trusted: str
+
+    @property
+    def words(self) -> str:
+        """Say it in words."""
+        chunks = -(-self.bytes // CHUNK)
+        return (
+            f"staged {self.entries:,} entries on {self.warm} of {self.nodes} nodes: "
+            f"{self.bytes:,} bytes, read {'once' if self.reads == 1 else f'{self.reads} times'}, "
+            f"broadcast in {chunks} {'chunk' if chunks == 1 else 'chunks'}; trusted: {self.trusted}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Announced:
+    """What rank 0 tells the leaders of the bundle; ``sha256`` is ``None`` where there is none to be had."""
+
+    bytes: int = 0
+    sha256: str | None = None
+    trusted: str = ""
+    note: str | None = None
+    misuse: str | None = None
+    writes: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Tally:
+    """What leaders tell rank 0: numbers to be added, and each note with how many nodes have it and one of these."""
+
+    warm: int = 0
+    entries: int = 0
+    reads: int = 0
+    notes: Mapping[str, tuple[int, str]] = field(default_factory=dict)
+
+    def plus(self, other: _Tally) -> _Tally:
+        """Add another one."""
+        notes = dict(self.notes)
+        for note, (count, node) in other.notes.items():
+            before, first = notes.get(note, (0, node))
+            notes[note] = before + count, first
+        return _Tally(self.warm + other.warm, self.entries + other.entries, self.reads + other.reads, notes)
+
+    def lines(self) -> Iterator[str]:
+        """Yield a line for each note."""
+        for note, (count, node) in self.notes.items():
+            where = node if count == 1 else f"{node} and {count - 1} more"
+            yield f"{where}: {note}"
+
+
+class Fleet:
+    """All ranks of a job; every method is called by all of them, in the same order.
+
+    On rank 0 ``notice`` is told what went otherwise than asked, and ``inform`` what was done, a line each.
+    """
+
+    def __init__(
+        self,
+        environment: Environment,
+        job: Job,
+        comm: Intracomm | None = None,
+        *,
+        notice: Callable[[str], None],
+        inform: Callable[[str], None],
+    ) -> None:
+        mpi = _mpi()
+        self.environment = environment
+        self._job = job
+        self.notice = notice
+        self._inform = inform
+        # Nothing of ours meets what the program sends.
+        self._world = (mpi.COMM_WORLD if comm is None else comm).Dup()
+        self._node = self._split(mpi)
+        leads = self._node.rank == 0
+        leaders = self._world.Split(0 if leads else mpi.UNDEFINED, self._world.rank)
+        self._leaders = cast("Intracomm", leaders) if leads else None
+        self._name = mpi.Get_processor_name() + self._suffix()
+        self._here: NodeRoot | None = None
+        self._held = ExitStack()
+        self._base: BinaryIO | None = None
+        self._writes = False
+        self._reads = 0
+        self.root: Path | None = None
+        self._abandoned = False
+
+    @property
+    def rank(self) -> int:
+        """The number of this rank."""
+        return int(self._world.rank)
+
+    def _split(self, mpi: _Module) -> Intracomm:
+        shared = self._world.Split_type(mpi.COMM_TYPE_SHARED, self._world.rank)
+        colours = sorted(set(shared.allgather(self._suffix())))
+        return cast("Intracomm", shared.Split(colours.index(self._suffix()), self._world.rank))
+
+    def _suffix(self) -> str:
+        colour = self.environment.get(NODE)
+        return "" if colour is None else f" ({NODE}={colour})"
+
+    # ------------------------------------------------------------------ in
+
+    def stage_in(self) -> Mapping[str, str | None]:
+        """Stage, and return the variables with which programs of this rank find what was staged.
+
+        Raises :class:`BadRequest`, on every rank, where what is asked cannot be meant.
+        """
+        misuse: str | None = None
+        if self._leaders is not None:
+            said = self._leaders.bcast(self._read() if self.rank == 0 else None)
+            misuse = said.misuse
+            if misuse is None:
+                self._here = NodeRoot.make(self.environment, self._job.scratch or self.environment.temporary)
+                self._writes = said.writes
+                self._take(self._here, said)
+                self._tell_staged(self._here, said)
+        rest(self._node)
+        told = (misuse, None, {}) if self._here is None else (misuse, self._here.root, dict(self._here.variables))
+        misuse, self.root, variables = self._node.bcast(told)
+        if misuse is not None:
+            raise BadRequest(misuse)
+        return cast("Mapping[str, str | None]", variables)
+
+    def _read(self) -> _Announced:
+        """Read the bundle, for all."""
+        job = self._job
+        folder = os.path.dirname(job.out or "")
+        if job.out is not None and (os.path.isdir(job.out) or (folder and not os.path.isdir(folder))):
+            return _Announced(misuse=f"--out {job.out!r} is a folder, or lies in none")
+        writes = job.out is not None
+        if job.bundle is None or job.trust is None:
+            return _Announced(writes=writes)
+        stack = Stack(self.environment, plugins=False)
+        try:
+            self._reads += 1
+            copy = self._held.enter_context(private_copy(stack, job.bundle))
+            checked = vouched(copy, job.bundle, job.trust)
+        except FileNotFoundError:
+            return _Announced(note=f"{job.bundle}: there is no such file yet; all nodes start cold", writes=writes)
+        except (OSError, CachectlError) as error:
+            note = f"all nodes start cold: {job.bundle}: {_reason(error)}"
+            # What was not to be read holds what somebody may want: only another file is written.
+            kept = writes and _same(job.bundle, job.out or "")
+            note += f"; nothing will be written to {job.out}, which stays as it is" if kept else ""
+            return _Announced(note=note, writes=writes and not kept)
+        self._base = copy
+        return _Announced(checked.bytes, checked.sha256, checked.trusted, writes=writes)
+
+    def _take(self, here: NodeRoot, said: _Announced) -> None:
+        if said.sha256 is None or self._leaders is None:
+            return
+        mpi = _mpi()
+        sink = None if self._base is not None else Sink(here)
+        buffer = memoryview(bytearray(min(CHUNK, said.bytes)))
+        if self._base is not None:
+            self._base.seek(0)
+        for start in range(0, said.bytes, CHUNK):
+            chunk = buffer[: min(CHUNK, said.bytes - start)]
+            if self._base is not None:
+                chunk[:] = self._base.read(len(chunk))
+            # A leader that cannot keep it takes part all the same: the others wait for no one.
+            self._leaders.Bcast([chunk, mpi.BYTE], root=0)
+            if sink is not None:
+                sink.write(chunk)
+        file = self._base if sink is None else sink.file
+        if file is not None:
+            here.fill(file, self._job.bundle or "", said.sha256)
+        if sink is not None and sink.file is not None:
+            sink.file.close()
+
+    def _tell_staged(self, here: NodeRoot, said: _Announced) -> None:
+        tally = self._sum(here)
+        if tally is None or self._leaders is None:
+            return
+        if said.note is not None:
+            self.notice(said.note)
+        if said.sha256 is not None:
+            done = Staged(self._leaders.size, tally.warm, tally.entries, said.bytes, tally.reads, said.trusted)
+            self._inform(done.words)
+        for line in tally.lines():
+            self.notice(line)
+
+    def _sum(self, here: NodeRoot) -> _Tally | None:
+        """Add up what all nodes have to say; rank 0 gets it."""
+        notes = dict.fromkeys(here.notes, (1, self._name))
+        here.notes.clear()
+        mine = _Tally(int(here.placed > 0), here.placed, self._reads, notes)
+        return None if self._leaders is None else self._leaders.reduce(mine, op=_Tally.plus)
+
+    # ------------------------------------------------------------------ out
+
+    def stage_out(self, *, ok: bool = True) -> Merged | None:
+        """Wait for all ranks; gather what is new where that was asked for. Rank 0 is given what it has written.
+
+        Where a rank is not ``ok``, nothing is gathered, and it waits for the others a few seconds only.
+        """
+        if not self._all_are(ok=ok):
+            if self._here is not None and self._writes and self.rank == 0:
+                self.notice(f"a rank has failed: nothing was written to {self._job.out}")
+            return None
+        if self._leaders is None or self._here is None or not self._writes:
+            return None
+        merged = self._gather(self._leaders, self._here)
+        tally = self._sum(self._here)
+        for line in () if tally is None else tally.lines():
+            self.notice(line)
+        return merged
+
+    def _all_are(self, *, ok: bool) -> bool:
+        """Agree whether every rank is ``ok``."""
+        mpi = _mpi()
+        mine, everybody = bytearray([ok]), bytearray(1)
+        request = self._world.Iallreduce([mine, mpi.BYTE], [everybody, mpi.BYTE], op=mpi.BAND)
+        if not _poll(request.Test, None if ok else _PATIENCE):
+            # The others are somewhere else, perhaps for ever; what they still use is left to them.
+            self._abandoned = True
+            self._pending = (request, mine, everybody)
+            return False
+        return bool(everybody[0])
+
+    def _gather(self, leaders: Intracomm, here: NodeRoot) -> Merged | None:
+        owners: Mapping[Name, int] = leaders.allreduce(dict.fromkeys(here.new(), leaders.rank), op=_lowest)
+        mine = [name for name, owner in owners.items() if owner == leaders.rank]
+        packed = here.pack(mine) if mine else None
+        size = 0 if packed is None else packed.seek(0, os.SEEK_END)
+        sizes = leaders.gather(size)
+        if sizes is None:
+            if packed is not None:
+                self._send(leaders, packed, size)
+                packed.close()
+            return None
+        return self._collect(leaders, packed, sizes)
+
+    @staticmethod
+    def _send(leaders: Intracomm, packed: BinaryIO, size: int) -> None:
+        mpi = _mpi()
+        packed.seek(0)
+        for start in range(0, size, CHUNK):
+            # Synchronous: rank 0 holds one chunk at a time, however many nodes there are.
+            leaders.Ssend([packed.read(min(CHUNK, size - start)), mpi.BYTE], dest=0)
+
+    def _collect(self, leaders: Intracomm, own: BinaryIO | None, sizes: Sequence[int]) -> Merged | None:
+        """Receive what each leader sends, one after the other, and write all of it."""
+        mpi = _mpi()
+        buffer = memoryview(bytearray(CHUNK))
+        parts = [part for part in (self._base, own) if part is not None]
+        lost: OSError | None = None
+        for source, size in enumerate(sizes):
+            if not source or not size:
+                continue
+            try:
+                file = self._held.enter_context(unseen(self.environment))
+                parts.append(file)
+            except OSError as error:
+                lost = error
+            for start in range(0, size, CHUNK):
+                chunk = buffer[: min(CHUNK, size - start)]
+                leaders.Recv([chunk, mpi.BYTE], source=source)
+                try:
+                    if lost is None:
+                        file.write(chunk)
+                except OSError as error:
+                    lost = error
+        try:
+            if lost is not None:
+                raise lost
+            done = merge_bundles(
+                self.environment, parts, self._job.out or "", sign=self._job.sign, base=self._base is not None
+            )
+        except (OSError, CachectlError) as error:
+            self.notice(f"new entries are lost: {self._job.out}: {_reason(error)}")
+            return None
+        self._inform(_written(done, sum(map(bool, sizes))))
+        return done
+
+    def highest(self, status: int) -> int:
+        """Return the highest of the numbers that all ranks give."""
+        return int(self._world.allreduce(status, op=max))
+
+    def united(self, mine: Mapping[str, str]) -> dict[str, str]:
+        """Return what all ranks give, together."""
+        return dict(self._world.allreduce(dict(mine), op=_united))
+
+    def close(self, *, wait: bool = False) -> None:
+        """Remove what this node has kept. With ``wait``, once all of its ranks have come here."""
+        self._held.close()
+        if wait and not self._abandoned and not _mpi().Is_finalized():
+            rest(self._node)
+        if self._here is not None:
+            self._here.remove()
+
+
+def _written(done: Merged, nodes: int) -> str:
+    foreign = "".join(
+        f"; {count} of {layer} left out: made where something that decides about hits is not the same"
+        for layer, count in done.foreign.items()
+    )
+    differing = f"; {done.differing} had other bytes under the same key, and the first was kept" * bool(done.differing)
+    return (
+        f"{done.file}: {done.entries:,} entries, {done.added:,} of them new, from {nodes} nodes{differing}{foreign}; "
+        f"{done.bytes:,} bytes, SHA-256 {done.sha256}"
+    )
+
+
+def _lowest(one: Mapping[Name, int], other: Mapping[Name, int]) -> dict[Name, int]:
+    """Let the lowest leader that has an entry send it."""
+    return {**other, **one, **{name: min(one[name], other[name]) for name in one.keys() & other.keys()}}
+
+
+def _united(one: Mapping[str, str], other: Mapping[str, str]) -> dict[str, str]:
+    return {**other, **one}
+
+
+def _same(one: str, other: str) -> bool:
+    return os.path.realpath(one) == os.path.realpath(other)
+
+
+def _reason(error: OSError | CachectlError) -> str:
+    return str(error) if isinstance(error, CachectlError) else reason_of(error)
+
+
+def rest(comm: Intracomm) -> None:
+    """Wait for all ranks without keeping a processor busy: others of the node may need it."""
+    _poll(comm.Ibarrier().Test, None)
+
+
+def _poll(done: Callable[[], bool], limit: float | None) -> bool:
+    """Ask, ever more rarely, until it is done or the seconds are over; tell whether it is done."""
+    deadline = None if limit is None else time.monotonic() + limit
+    pause = _SHORTEST
+    while not done():
+        if deadline is not None and time.monotonic() > deadline:
+            return False
+        time.sleep(pause)
+        pause = min(2 * pause, _LONGEST)
+    return True
+
+
+# ---------------------------------------------------------------------- two ways to use it
+
+
+def run_staged(command: Sequence[str], environment: Environment, job: Job, notice: Callable[[str], None]) -> int:
+    """Run a command on every rank, as its child, with staged caches; return the highest exit status of all.
+
+    A command that is killed gives 128+n, and takes nobody with it. Raises :class:`BadRequest` on rank 0, and gives
+    2 on the others, for what cannot be meant.
+    """
+    from cachectl.child import signals_held
+
+    fleet = Fleet(environment, job, notice=notice, inform=notice)
+    with signals_held() as signals:
+        try:
+            return _run(command, fleet, signals)
+        except BadRequest:
+            if fleet.rank == 0:
+                raise
+            return 2
+        except BaseException as error:
+            # The others wait for this rank.
+            notice(f"rank {fleet.rank}: {type(error).__name__}: {error}")
+            _mpi().COMM_WORLD.Abort(1)
+            raise
+
+
+def _run(command: Sequence[str], fleet: Fleet, signals: Signals) -> int:
+    from cachectl.child import CannotStart, run
+
+    changes = fleet.stage_in()
+    try:
+        status = run(command, changes, fleet.environment, signals)
+    except CannotStart as error:
+        fleet.notice(f"rank {fleet.rank}: {error}")
+        status = error.status
+    if status > 128:  # noqa: PLR2004 - what a shell gives for a signal
+        fleet.notice(f"rank {fleet.rank}: the command was ended by signal {status - 128}")
+    fleet.stage_out()
+    status = fleet.highest(status)
+    fleet.close()
+    return status
+
+
+@contextmanager
+def staged(
+    bundle: str | None = None,
+    *,
+    sha256: str | None = None,
+    allowed_signers: str | None = None,
+    trust: bool = False,
+    out: str | None = None,
+    sign: str | None = None,
+    scratch: Path | str | None = None,
+    comm: Intracomm | None = None,
+    notice: Callable[[str], None] | None = None,
+) -> Iterator[Path | None]:
+    """Stage caches for a program that runs under MPI itself; all ranks of ``comm`` (the world) enter and leave it.
+
+    Yields the folder in which this node's caches are, ``None`` where its disk could not be used. Enter it before
+    loopy is imported and before a driver starts: raises :class:`CachectlError` on all ranks, before anything is
+    changed, where that is too late on one. Exactly one of ``sha256``, ``allowed_signers`` and ``trust`` says why a
+    bundle is believed; ``out`` is written when the block ends, unless a rank leaves it by an exception. Libraries go on
+    using the folder, so it goes when the program ends. On rank 0 ``notice`` is told what was done, a line each; without
+    one, what went otherwise than asked is warned of.
+    """
+    from cachectl.session import too_late
+
+    environment = Environment.here()
+    vouchers = (allowed_signers, sha256, trust)
+    believed = Trust(*vouchers) if bundle is not None or any(vouchers) else None
+    job = Job(bundle, believed, out, sign, None if scratch is None else Path(scratch).absolute())
+    lines: list[str] = []
+    fleet = Fleet(environment, job, comm, notice=lines.append, inform=lambda _: None if notice is None else notice(_))
+    late = fleet.united(too_late(Stack(environment).expendable(), environment.temporary))
+    if late:
+        told = "; ".join(f"{name}: {why}" for name, why in late.items())
+        message = f"too late to stage, enter the block before these are used: {told}"
+        raise CachectlError(message)
+    variables = fleet.stage_in()
+    process = os.getpid()
+    atexit.register(_close_in, process, fleet)
+    hold = PROCESS.push({Variable(name): value for name, value in variables.items()}, {})
+    ok = False
+    try:
+        # Not before all ranks have come through: a warning may be an error.
+        _say(lines, notice)
+        yield fleet.root
+        ok = True
+    finally:
+        PROCESS.pop(hold)
+        # A forked child leaves the block too; the ranks are its parents.
+        if os.getpid() == process:
+            fleet.stage_out(ok=ok)
+            _say(lines, notice)
+
+
+def _say(lines: list[str], notice: Callable[[str], None] | None) -> None:
+    while lines:
+        line = lines.pop(0)
+        if notice is None:
+            warnings.warn(line, RuntimeWarning, stacklevel=4)
+        else:
+            notice(line)
+
+
+def _close_in(process: int, fleet: Fleet) -> None:
+    if os.getpid() == process:
+        fleet.close(wait=True)
+
+
+def _mpi() -> _Module:
+    try:
+        from mpi4py import MPI
+    except ImportError as error:
+        message = "staging needs the package mpi4py, and an MPI library; pip install 'opencl-cachectl[mpi]'"
+        raise CachectlError(message) from error
+    except RuntimeError as error:
+        message = f"mpi4py finds no MPI library: {str(error).splitlines()[0]}"
+        raise CachectlError(message) from error
+    return MPI

@@ -1,0 +1,438 @@
+"""Staging: one rank reads, every node is warm, and whatever fails costs the job nothing but compiling.
+
+Two ranks on each of two nodes, which are parted by a variable: they share neither folder nor cache.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from cachectl.bundle import Manifest, Reader, write_bundle
+from cachectl.fingerprint import fingerprint
+from cachectl.importing import Trust
+from cachectl.layers.environment import Environment
+from cachectl.layers.errors import BadRequest, CachectlError
+from cachectl.merging import merge_bundles
+from cachectl.mpi import Job
+from cachectl.stack import Stack
+from cachectl.staging import NodeRoot, Sink
+
+if TYPE_CHECKING:
+    from conftest import Home
+
+pytest.importorskip("zstandard")
+RANKS = 2
+#: Counts every opening of a bundle in every Python of a job.
+AUDIT = """
+import os, sys
+def hook(event, arguments):
+    if event == "open" and str(arguments[0]).endswith("warm.cachectl") and "r" in str(arguments[1] or "r"):
+        descriptor = os.open({log!r}, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        os.write(descriptor, b"%d\\n" % os.getpid())
+        os.close(descriptor)
+sys.addaudithook(hook)
+"""
+
+
+def _mpiexec() -> str:
+    """Return the launcher. Skips where there is none, or no MPI that Python could use."""
+    if importlib.util.find_spec("mpi4py") is None:
+        pytest.skip("needs mpi4py, which is not installed")
+    beside = Path(sys.executable).with_name("mpiexec")
+    found = str(beside) if beside.exists() else shutil.which("mpiexec")
+    if found is None:
+        pytest.skip("needs mpiexec, which is neither beside Python nor on the path")
+    probe = [found, "-n", "2", sys.executable, "-c", "from mpi4py import MPI; assert MPI.COMM_WORLD.size == 2"]
+    done = subprocess.run(probe, capture_output=True, text=True, check=False, timeout=60)
+    if done.returncode:
+        pytest.skip(f"mpiexec starts no two ranks here: {(done.stderr or done.stdout).strip()[-200:]}")
+    return found
+
+
+@pytest.fixture(scope="module")
+def mpiexec() -> str:
+    return _mpiexec()
+
+
+@dataclass(frozen=True)
+class Jobs:
+    """Jobs on two nodes, ``a`` and ``b``, in one home on a file system that both share."""
+
+    home: Home
+    mpiexec: str
+
+    def run(self, *command: str, options: dict[str, tuple[str, ...]], check: bool = True) -> str:
+        """Run ``stage in`` with each node's options; return standard error."""
+        words = [self.mpiexec]
+        for node, own in options.items():
+            ours = (sys.executable, "-m", "cachectl", "stage", "in", *own)
+            words += [*([":"] if len(words) > 1 else []), "-n", str(RANKS), "env", f"CACHECTL_NODE={node}"]
+            words += [f"TMPDIR={self.home.path / 'scratch' / node}", *ours, "--", *command]
+        for node in options:
+            (self.home.path / "scratch" / node).mkdir(parents=True, exist_ok=True)
+        done = self.home.run(*words, check=False)
+        if check and done.returncode:
+            pytest.fail(f"ended with {done.returncode}:\n{done.stdout}\n{done.stderr}")
+        return f"{done.returncode}\n{done.stderr}"
+
+    def both(self, *command: str, options: tuple[str, ...], check: bool = True) -> str:
+        return self.run(*command, options={"a": options, "b": options}, check=check)
+
+    def ranks(self, name: str, *options: str, **by_node: tuple[str, ...]) -> tuple[str, list[dict[str, Any]]]:
+        """Run the kernels on every rank; return standard error, and what each rank has found and left."""
+        folder = self.home.path / name
+        folder.mkdir()
+        told = {node: by_node.get(node, options) for node in ("a", "b")}
+        said = self.run(sys.executable, str(self.home.programs / "rank.py"), str(folder), options=told)
+        return said, [json.loads(file.read_text()) for file in folder.glob("*.json")]
+
+    def left(self) -> list[str]:
+        return [path.name for path in (self.home.path / "scratch").glob("*/*")]
+
+
+@pytest.fixture(scope="module")
+def jobs(tmp_path_factory: pytest.TempPathFactory, new_home: Callable[[Path], Home], mpiexec: str) -> Jobs:
+    """Return a home in which a cold job has run, and written ``warm.cachectl``."""
+    jobs = Jobs(new_home(tmp_path_factory.mktemp("mpi") / "home"), mpiexec)
+    said, ranks = jobs.ranks("cold", "--out", "warm.cachectl")
+    assert len(ranks) == 2 * RANKS
+    assert all(rank["before"]["rows"] == {} for rank in ranks if rank["began"] == min(r["began"] for r in ranks))
+    assert "warm.cachectl: " in said
+    return jobs
+
+
+def manifest(file: Path) -> Manifest:
+    with file.open("rb") as opened:
+        return Reader(opened, file.stat().st_size).manifest
+
+
+def no_home(home: Home) -> bool:
+    """Tell that nothing was kept in the home itself."""
+    return not (home.path / ".cache").exists()
+
+
+# ---------------------------------------------------------------------- a job
+
+
+@pytest.mark.real
+def test_a_cold_job_writes_each_entry_of_all_nodes_once(jobs: Jobs) -> None:
+    items = manifest(jobs.home.path / "warm.cachectl").items
+    assert {item.layer for item in items} == {"loopy", "pyopencl-invoker", "pocl"}
+    assert sum(item.layer == "pocl" for item in items) == 3
+    assert jobs.left() == []
+    assert no_home(jobs.home)
+
+
+@pytest.mark.real
+def test_in_a_staged_job_no_rank_compiles_and_the_file_is_read_once(jobs: Jobs, tmp_path: Path) -> None:
+    file = jobs.home.path / "warm.cachectl"
+    log = tmp_path / "opened"
+    (tmp_path / "sitecustomize.py").write_text(AUDIT.format(log=str(log)))
+    before = jobs.home.variables.get("PYTHONPATH")
+    path = str(tmp_path) if before is None else f"{tmp_path}:{before}"
+    watched = replace(jobs, home=replace(jobs.home, variables={**jobs.home.variables, "PYTHONPATH": path}))
+    digest = hashlib.sha256(file.read_bytes()).hexdigest()
+
+    said, ranks = watched.ranks("warm", "warm.cachectl", "--sha256", digest, "--out", "again.cachectl")
+    assert len(ranks) == 2 * RANKS
+    assert {rank["node"] for rank in ranks} == {"a", "b"}
+    for rank in ranks:
+        assert rank["before"]["pocl"]
+        assert rank["after"] == rank["before"]
+    assert "entries on 2 of 2 nodes" in said
+    assert "read once" in said
+    # Once in the whole job, by whichever rank.
+    assert len(log.read_text().splitlines()) == 1
+    # Nothing was new, so the same bytes come out.
+    assert (jobs.home.path / "again.cachectl").read_bytes() == file.read_bytes()
+    assert jobs.left() == []
+
+
+@pytest.mark.real
+def test_a_command_that_is_killed_takes_nobody_with_it(jobs: Jobs) -> None:
+    kernels = f"{sys.executable} {jobs.home.programs / 'rank.py'} {jobs.home.path / 'killed'}"
+    (jobs.home.path / "killed").mkdir()
+    # The first rank to take the token dies; the others run.
+    command = f"mkdir {jobs.home.path / 'token'} 2>&- && kill -9 $$; exec {kernels}"
+    said = jobs.both("sh", "-c", command, options=("--out", "killed.cachectl"), check=False)
+    assert said.startswith("137\n")
+    assert "the command was ended by signal 9" in said
+    assert len(list((jobs.home.path / "killed").glob("*.json"))) == 2 * RANKS - 1
+    killed, warm = (manifest(jobs.home.path / name).items for name in ("killed.cachectl", "warm.cachectl"))
+    assert [(item.layer, item.key) for item in killed] == [(item.layer, item.key) for item in warm]
+    assert jobs.left() == []
+
+
+@pytest.mark.real
+def test_a_node_whose_disk_cannot_be_used_runs_cold_and_says_so(jobs: Jobs, tmp_path: Path) -> None:
+    plain = tmp_path / "plain"
+    plain.write_text("no folder")
+    options = ("warm.cachectl", "--trust", "--scratch")
+    a, b = (*options, str(tmp_path)), (*options, str(plain / "below"))
+    said, ranks = jobs.ranks("no-disk", a=a, b=b)
+    assert "entries on 1 of 2 nodes" in said
+    assert [line for line in said.splitlines() if "CACHECTL_NODE=b" in line and "not staged" in line]
+    assert all((rank["before"] == rank["after"]) == (rank["node"] == "a") for rank in ranks)
+    # Beside staging, they found an empty home.
+    assert not no_home(jobs.home)
+    shutil.rmtree(jobs.home.path / ".cache")
+
+
+@pytest.mark.real
+def test_a_bundle_that_nobody_vouches_for_leaves_the_job_cold_and_the_file_as_it_is(jobs: Jobs) -> None:
+    file = jobs.home.path / "warm.cachectl"
+    before = file.read_bytes()
+    said, ranks = jobs.ranks("untrusted", "warm.cachectl", "--sha256", "0" * 64, "--out", "warm.cachectl")
+    assert "all nodes start cold" in said
+    assert "stays as it is" in said
+    assert file.read_bytes() == before
+    assert all(rank["after"]["pocl"] for rank in ranks)
+
+
+def test_the_highest_status_is_everybodys(tmp_path: Path, new_home: Callable[[Path], Home], mpiexec: str) -> None:
+    jobs = Jobs(new_home(tmp_path / "home"), mpiexec)
+    token = jobs.home.path / "token"
+    said = jobs.both("sh", "-c", f"mkdir {token} 2>&- && exit 3; exit 0", options=(), check=False)
+    assert said.startswith("3\n")
+    said = jobs.both("no-such-command", options=(), check=False)
+    assert said.startswith("127\n")
+    assert said.count("cannot start 'no-such-command'") == 2 * RANKS
+    said = jobs.both("true", options=("--out", "/nowhere/at/all"), check=False)
+    assert said.startswith("2\n")
+    assert said.count("--out '/nowhere/at/all'") == 1
+
+
+def test_what_cannot_be_meant_is_said_before_anything_starts() -> None:
+    with pytest.raises(BadRequest, match="a bundle is code"):
+        Job("warm.cachectl")
+    with pytest.raises(BadRequest, match="no bundle to believe"):
+        Job(trust=Trust(blindly=True))
+    with pytest.raises(BadRequest, match="--sign signs what --out writes"):
+        Job(sign="key")
+
+
+# ---------------------------------------------------------------------- a program that is a rank itself
+
+
+def program(jobs: Jobs, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = (sys.executable, str(jobs.home.programs / "mpi_job.py"), *arguments)
+    return jobs.home.run(jobs.mpiexec, "-n", "2", *command, check=False)
+
+
+@pytest.mark.real
+def test_a_program_stages_for_itself(jobs: Jobs) -> None:
+    done = program(jobs, "warm.cachectl", "own.cachectl")
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.split("\n"))[-2:] == ["rank 0: 0 compiled", "rank 1: 0 compiled"]
+    assert "1 of 1 nodes" in done.stderr
+    assert (jobs.home.path / "own.cachectl").read_bytes() == (jobs.home.path / "warm.cachectl").read_bytes()
+    assert list((jobs.home.path).glob("**/cachectl-stage-*")) == []
+
+
+@pytest.mark.real
+def test_where_it_is_too_late_on_one_rank_all_are_told(jobs: Jobs) -> None:
+    done = program(jobs, "warm.cachectl", "late.cachectl", "late")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("too late to stage") == 2
+    assert not (jobs.home.path / "late.cachectl").exists()
+
+
+@pytest.mark.real
+def test_a_rank_that_fails_is_not_waited_for(jobs: Jobs) -> None:
+    done = program(jobs, "warm.cachectl", "failed.cachectl", "fails")
+    assert done.returncode == 0, done.stderr
+    assert "rank 1: ValueError: this rank fails" in done.stdout
+    assert "rank 0: 0 compiled" in done.stdout
+    assert "a rank has failed: nothing was written" in done.stderr
+    assert not (jobs.home.path / "failed.cachectl").exists()
+
+
+# ---------------------------------------------------------------------- one node, without MPI
+
+
+@pytest.fixture(scope="module")
+def packed(filled: Home, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """Return the bundle of a home in which real programs have run, and its sum."""
+    file = tmp_path_factory.mktemp("packed") / "warm.cachectl"
+    done = Stack(filled.environment()).export(str(file))
+    return file, done.sha256
+
+
+@pytest.fixture
+def here(home: Home) -> Environment:
+    return home.environment()
+
+
+def fill(node: NodeRoot, packed: tuple[Path, str]) -> None:
+    file, digest = packed
+    with file.open("rb") as opened:
+        node.fill(opened, str(file), digest)
+
+
+@pytest.mark.real
+def test_a_node_is_filled_looked_through_and_emptied(
+    here: Environment, home: Home, packed: tuple[Path, str], tmp_path: Path
+) -> None:
+    node = NodeRoot.make(here, tmp_path / "scratch" / "below")
+    fill(node, packed)
+    assert node.root is not None
+    assert node.notes == []
+    assert node.placed == len(manifest(packed[0]).items)
+    assert node.new() == frozenset()
+
+    changes = {name: value for name, value in node.variables.items() if value is not None}
+    # A loopy kernel that is in the bundle, and a program that is not.
+    home.python("thirteen.py", "1", "1", **changes)
+    new = node.new()
+    assert [layer for layer, _ in new] == ["pocl"]
+    out = node.pack(new)
+    assert out is not None
+    with out:
+        assert {(item.layer, item.key) for item in Reader(out, packed[0].stat().st_size).manifest.items} == new
+    root = node.root
+    node.remove()
+    assert not root.exists()
+    assert no_home(home)
+
+
+@pytest.mark.real
+def test_a_node_with_another_processor_starts_cold_and_says_why(
+    here: Environment, packed: tuple[Path, str], tmp_path: Path
+) -> None:
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc" / "cpuinfo").write_text("model name : another\nflags : none\n\n")
+    node = NodeRoot.make(replace(here, processes=tmp_path / "proc"), tmp_path / "scratch")
+    fill(node, packed)
+    assert node.root is not None
+    # What loopy generates does not depend on the processor.
+    assert node.placed == sum(item.layer != "pocl" for item in manifest(packed[0]).items)
+    assert any("pocl starts cold" in note and "another processor" in note for note in node.notes)
+    node.remove()
+
+
+@pytest.mark.real
+def test_a_bundle_that_was_changed_on_the_way_leaves_a_node_cold(
+    here: Environment, packed: tuple[Path, str], tmp_path: Path
+) -> None:
+    data = bytearray(packed[0].read_bytes())
+    data[len(data) // 2] ^= 1
+    (tmp_path / "changed").write_bytes(data)
+    node = NodeRoot.make(here, tmp_path / "scratch")
+    fill(node, (tmp_path / "changed", packed[1]))
+    assert node.placed == 0
+    assert len(node.notes) == 1
+    assert node.notes[0].startswith("starts cold: ")
+    assert node.root is not None
+    assert node.variables
+    node.remove()
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Callable[[str], Path]]:
+    """Return a way to mount a disk of a size, where this user may."""
+    with ExitStack() as stack:
+
+        def mount(size: str) -> Path:
+            on = tmp_path / "disk"
+            on.mkdir()
+            if shutil.which("mount") is None:
+                pytest.skip("this system has no mount command")
+            words = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(on)]
+            if subprocess.run(words, capture_output=True, check=False).returncode:
+                pytest.skip("this user may not mount")
+            stack.callback(subprocess.run, ["umount", "-l", str(on)], check=True)
+            return on
+
+        yield mount
+
+
+def test_a_full_disk_is_left_alone(here: Environment, disk: Callable[[str], Path]) -> None:
+    on = disk("512k")
+    node = NodeRoot.make(here, on)
+    assert node.root is None
+    assert node.variables == {}
+    assert "No space left" in node.notes[0]
+    assert list(on.iterdir()) == []
+    assert node.receive() is None
+    assert node.new() == frozenset()
+
+
+@pytest.mark.real
+def test_a_disk_that_fills_up_on_the_way_is_left_alone(
+    here: Environment, disk: Callable[[str], Path], packed: tuple[Path, str]
+) -> None:
+    on = disk("1200k")
+    node = NodeRoot.make(here, on)
+    assert node.root is not None
+    (on / "other").write_bytes(bytes(1000 << 10))
+    fill(node, packed)
+    assert node.root is None
+    assert node.variables == {}
+    assert "No space left" in node.notes[-1]
+    assert [path.name for path in on.iterdir()] == ["other"]
+
+
+def test_what_a_disk_does_not_take_is_dropped_and_the_rest_of_the_broadcast_too(
+    here: Environment, disk: Callable[[str], Path]
+) -> None:
+    on = disk("2m")
+    node = NodeRoot.make(here, on)
+    sink = Sink(node)
+    for _ in range(4):
+        sink.write(bytes(1 << 20))
+    assert sink.file is None
+    assert node.root is None
+    assert "No space left" in node.notes[0]
+    assert list(on.iterdir()) == []
+
+
+# ---------------------------------------------------------------------- bundles made one
+
+
+@pytest.mark.real
+def test_bundles_of_other_processors_are_not_mixed(here: Environment, packed: tuple[Path, str], tmp_path: Path) -> None:
+    with packed[0].open("rb") as opened:
+        reader = Reader(opened, packed[0].stat().st_size)
+        contents = list(reader.contents())
+    renamed = [(replace(item, key=f"{item.key}x"), data) for item, data in contents if item.layer == "pocl"]
+    theirs = {**fingerprint("pocl", here, [item for item, _ in renamed]), "processor": "another"}
+    with (tmp_path / "theirs").open("w+b") as other, packed[0].open("rb") as first:
+        items = tuple(item for item, _ in renamed)
+        write_bundle(other, Manifest(items, {"pocl": theirs}), [data for _, data in renamed])
+        done = merge_bundles(here, [first, other], str(tmp_path / "both"), base=True)
+    assert done.foreign == {"pocl": len(renamed)}
+    assert (done.entries, done.added) == (len(contents), 0)
+    assert (tmp_path / "both").read_bytes() == packed[0].read_bytes()
+
+
+@pytest.mark.real
+def test_the_first_of_two_entries_of_one_key_is_kept(
+    here: Environment, packed: tuple[Path, str], tmp_path: Path
+) -> None:
+    with packed[0].open("rb") as opened:
+        reader = Reader(opened, packed[0].stat().st_size)
+        contents = list(reader.contents())
+    item, _ = contents[0]
+    changed = replace(item, bytes=3, sha256=hashlib.sha256(b"new").hexdigest())
+    with (tmp_path / "other").open("w+b") as other, packed[0].open("rb") as first:
+        write_bundle(other, Manifest((changed,), {item.layer: reader.manifest.fingerprints[item.layer]}), [b"new"])
+        done = merge_bundles(here, [first, other], str(tmp_path / "both"))
+    assert done.differing == 1
+    assert (tmp_path / "both").read_bytes() == packed[0].read_bytes()
+
+
+def test_a_bundle_cannot_be_merged_into_a_folder_that_is_not_there(here: Environment, tmp_path: Path) -> None:
+    with pytest.raises((OSError, CachectlError)):
+        merge_bundles(here, [], str(tmp_path / "no" / "folder"))
