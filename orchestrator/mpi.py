@@ -14,8 +14,8 @@ import os
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Final, cast
 
@@ -83,7 +83,7 @@ class Staged:
         """Say it in words."""
         chunks = -(-self.bytes // CHUNK)
         return (
-            f"staged {self.entries:,} entries on {self.warm} of {self.nodes} nodes: "
+            f"staged {self.entries:,} entries on {self.warm} of {self.nodes} {'node' if self.nodes == 1 else 'nodes'}: "
             f"{self.bytes:,} bytes, read {'once' if self.reads == 1 else f'{self.reads} times'}, "
             f"broadcast in {chunks} {'chunk' if chunks == 1 else 'chunks'}; trusted: {self.trusted}"
         )
@@ -152,6 +152,7 @@ class Fleet:
         leaders = self._world.Split(0 if leads else mpi.UNDEFINED, self._world.rank)
         self._leaders = cast("Intracomm", leaders) if leads else None
         self._name = mpi.Get_processor_name() + self._suffix()
+        self._scratch = job.scratch or environment.temporary
         self._here: NodeRoot | None = None
         self._held = ExitStack()
         self._base: BinaryIO | None = None
@@ -186,7 +187,7 @@ class Fleet:
             said = self._leaders.bcast(self._read() if self.rank == 0 else None)
             misuse = said.misuse
             if misuse is None:
-                self._here = NodeRoot.make(self.environment, self._job.scratch or self.environment.temporary)
+                self._here = NodeRoot.make(self.environment, self._scratch)
                 self._writes = said.writes
                 self._take(self._here, said)
                 self._tell_staged(self._here, said)
@@ -206,10 +207,9 @@ class Fleet:
         writes = job.out is not None
         if job.bundle is None or job.trust is None:
             return _Announced(writes=writes)
-        stack = Stack(self.environment, plugins=False)
         try:
             self._reads += 1
-            copy = self._held.enter_context(private_copy(stack, job.bundle))
+            copy = self._held.enter_context(private_copy(Stack(self._apart(), plugins=False), job.bundle))
             checked = vouched(copy, job.bundle, job.trust)
         except FileNotFoundError:
             return _Announced(note=f"{job.bundle}: there is no such file yet; all nodes start cold", writes=writes)
@@ -221,6 +221,12 @@ class Fleet:
             return _Announced(note=note, writes=writes and not kept)
         self._base = copy
         return _Announced(checked.bytes, checked.sha256, checked.trusted, writes=writes)
+
+    def _apart(self) -> Environment:
+        """Return the environment in which what has no name lies on the node's own disk, if that can be had."""
+        with suppress(OSError):
+            self._scratch.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return replace(self.environment, temporary=self._scratch)
 
     def _take(self, here: NodeRoot, said: _Announced) -> None:
         if said.sha256 is None or self._leaders is None:
@@ -325,7 +331,7 @@ class Fleet:
             if not source or not size:
                 continue
             try:
-                file = self._held.enter_context(unseen(self.environment))
+                file = self._held.enter_context(unseen(self._apart()))
                 parts.append(file)
             except OSError as error:
                 lost = error
@@ -341,7 +347,7 @@ class Fleet:
             if lost is not None:
                 raise lost
             done = merge_bundles(
-                self.environment, parts, self._job.out or "", sign=self._job.sign, base=self._base is not None
+                self._apart(), parts, self._job.out or "", sign=self._job.sign, base=self._base is not None
             )
         except (OSError, CachectlError) as error:
             self.notice(f"new entries are lost: {self._job.out}: {_reason(error)}")
@@ -351,6 +357,7 @@ class Fleet:
 
     def highest(self, status: int) -> int:
         """Return the highest of the numbers that all ranks give."""
+        rest(self._world)
         return int(self._world.allreduce(status, op=max))
 
     def united(self, mine: Mapping[str, str]) -> dict[str, str]:
@@ -371,9 +378,10 @@ def _written(done: Merged, nodes: int) -> str:
         f"; {count} of {layer} left out: made where something that decides about hits is not the same"
         for layer, count in done.foreign.items()
     )
+    origin = f", from {nodes} {'node' if nodes == 1 else 'nodes'}" * bool(done.added)
     differing = f"; {done.differing} had other bytes under the same key, and the first was kept" * bool(done.differing)
     return (
-        f"{done.file}: {done.entries:,} entries, {done.added:,} of them new, from {nodes} nodes{differing}{foreign}; "
+        f"{done.file}: {done.entries:,} entries, {done.added:,} of them new{origin}{differing}{foreign}; "
         f"{done.bytes:,} bytes, SHA-256 {done.sha256}"
     )
 

@@ -162,6 +162,9 @@ def merge_json(done: Sequence[MergedLayer]) -> dict[str, object]:
 
 def show_merge(done: Sequence[MergedLayer]) -> None:
     """Print what was placed of each layer, and what was not, with the reason."""
+    if not done:
+        show_lines(["nothing is there"])
+        return
     rows = tuple(
         (
             layer.layer,
