@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def entries(home: Home, **changes: str) -> dict[str, int]:
-    done = home.cachectl("report", "--json", **changes)
+    done = home.cachectl("report", "--json", check=True, **changes)
     return {layer["layer"]: layer["entries"] for layer in json.loads(done.stdout)["layers"] if layer["entries"]}
 
 
