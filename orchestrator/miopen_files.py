@@ -212,8 +212,11 @@ def _make_folder(path: Path) -> None:
 
 def _demand_no_package(environment: Environment, folder: Path) -> None:
     for layer in (MIOpenSystemKernels(environment), MIOpenSystemTuning(environment)):
-        if os.path.realpath(folder) in {os.path.realpath(root.path) for root in layer.roots()}:
-            raise Refused(layer.name, "is owned by a package, which would lose what it shipped; name another", folder)
+        for root in layer.roots():
+            if os.path.realpath(folder) == os.path.realpath(root.path):
+                named = environment.get("MIOPEN_SYSTEM_DB_PATH")
+                own = "; name another folder" + (", or unset MIOPEN_SYSTEM_DB_PATH if it is your own" if named else "")
+                raise Refused(layer.name, f"is owned by a package, which would lose what it shipped{own}", folder)
 
 
 def installed_name(name: DatabaseName) -> str:

@@ -180,12 +180,22 @@ def write_database(layer: str, path: Path, fill: Callable[[Path], object]) -> No
         with closing(sqlite3.connect(stage)) as connection:
             connection.execute("pragma journal_mode=delete")
         os.chmod(stage, _MODE)
-        with open(stage, "rb") as file:
-            os.fsync(file.fileno())
+        _sync(stage)
         os.replace(stage, path)
+        _sync(path.parent)
+    except sqlite3.Error as error:
+        raise Unreachable(layer, f"cannot write: {error}", path) from error
     except OSError as error:
         raise Unreachable(layer, f"cannot write: {error.strerror or error}", path) from error
     finally:
         for companion in ("", *_COMPANIONS):
             with suppress(FileNotFoundError):
                 os.unlink(f"{stage}{companion}")
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -58,6 +58,13 @@ def keys(home: Home) -> set[str]:
     return {entry.key for entry in Stack(home.environment())["miopen"].entries()}
 
 
+@pytest.fixture(autouse=True)
+def no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep the tester's proxy out of what goes on on this machine."""
+    for name in ("NO_PROXY", "no_proxy"):
+        monkeypatch.setenv(name, "127.0.0.1,localhost")
+
+
 @pytest.fixture
 def source(tmp_path: Path, new_home: Callable[[Path], Home]) -> Home:
     home = new_home(tmp_path / "source")
