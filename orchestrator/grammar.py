@@ -323,7 +323,7 @@ VERBS: Final[dict[str, tuple[str, Callable[[argparse.ArgumentParser], None]]]] =
     "bench": ("what each cache is worth to a command: all cold, all warm, each off in turn", _bench),
     "export": ("pack entries into one file, for another machine", _export),
     "import": ("place what export packed, once it is trusted and checked", _import),
-    "miopen": ("merge databases of several users or ranks", _miopen),
+    "miopen": ("merge databases of MIOpen, of several users or ranks", _miopen),
     "stage": ("warm caches to every node of an MPI job, and back", _stage),
     "merge": ("entries of several folders, of ranks for instance, into one", _merge),
     "layers": ("adapters, what each can do here, and why not", _layers),

@@ -8,6 +8,7 @@ S3 is completed or aborted, a file of SFTP renamed), so that nobody reads half a
 from __future__ import annotations
 
 import os
+import posixpath
 import re
 import tempfile
 from collections.abc import Iterable, Iterator
@@ -20,6 +21,7 @@ from cachectl.layers.errors import CachectlError, printable
 #: A scheme and its slashes, or several that fsspec chains.
 _URL: Final = re.compile(r"(?:[a-z][a-z0-9+.-]*::)*[a-z][a-z0-9+.-]+://", re.IGNORECASE)
 _HTTP: Final = re.compile("https?://", re.IGNORECASE)
+_SFTP: Final = re.compile("(?:ssh|sftp)://", re.IGNORECASE)
 _FILE: Final = re.compile("(?:file|local)://", re.IGNORECASE)
 #: What the extra brings the packages for; of any other scheme fsspec names the package.
 _OURS: Final = re.compile("(?:https?|s3a?)://", re.IGNORECASE)
@@ -169,8 +171,15 @@ def _located(name: str) -> tuple[Any, str]:
     with _translated("reach", name):
         from fsspec.core import url_to_fs
 
-        system, path = url_to_fs(name, skip_instance_cache=True, **(_for_the_web() if _HTTP.match(name) else {}))
+        system, path = url_to_fs(name, skip_instance_cache=True, **_options(name))
         return system, str(path)
+
+
+def _options(name: str) -> dict[str, object]:
+    if _HTTP.match(name):
+        return _for_the_web()
+    # A rename works within one file system; fsspec would begin in the server's /tmp.
+    return {"temppath": posixpath.dirname(urlsplit(name).path)} if _SFTP.match(name) else {}
 
 
 def _for_the_web() -> dict[str, object]:

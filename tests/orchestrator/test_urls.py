@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import os
 import shutil
 import socket
 import sqlite3
@@ -346,6 +347,44 @@ def test_an_upload_that_breaks_off_leaves_what_was_there(s3: dict[str, str], mon
     with opened(url) as remote:
         assert io.BytesIO(remote.read(15_000_000)).getvalue() == b"whole" * 3_000_000
         assert remote.read(1) == b""
+
+
+# ---------------------------------------------------------------------- SFTP
+
+
+@pytest.fixture
+def sftp(tmp_path: Path, home: Home) -> Iterator[tuple[str, Path]]:
+    """Serve a folder by paramiko's server; yield its address and the folder."""
+    pytest.importorskip("paramiko")
+    folder = tmp_path / "remote"
+    folder.mkdir()
+    command = [sys.executable, str(home.programs / "sftp_server.py")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as server:
+        assert server.stdout is not None
+        yield f"ssh://ann:password@127.0.0.1:{int(server.stdout.readline())}{folder}", folder
+        server.kill()
+
+
+def test_a_bundle_goes_over_ssh_and_comes_back(source: Home, home: Home, sftp: tuple[str, Path]) -> None:
+    address, folder = sftp
+    document = source.json("export", f"{address}/bundle", "miopen")
+    assert "password" not in document["file"]
+    assert os.listdir(folder) == ["bundle"]
+    assert hashlib.sha256((folder / "bundle").read_bytes()).hexdigest() == document["sha256"]
+    home.cachectl("import", f"{address}/bundle", "--sha256", document["sha256"])
+    assert keys(home) == keys(source)
+    assert "nothing is there" in refused(home.cachectl("import", f"{address}/none", "--trust", check=False))
+
+    def breaking() -> Iterator[bytes]:
+        yield bytes(1 << 20)
+        # What is there so far, under whatever name.
+        assert len(os.listdir(folder)) == 2
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(TransferFailed, match="No space left"):
+        place(f"{address}/bundle", breaking())
+    assert os.listdir(folder) == ["bundle"]
+    assert hashlib.sha256((folder / "bundle").read_bytes()).hexdigest() == document["sha256"]
 
 
 def test_a_stack_imports_from_a_url_too(source: Home, home: Home, web: tuple[str, Path]) -> None:
