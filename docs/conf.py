@@ -15,6 +15,9 @@ release: str = __version__
 extensions: list[str] = ["myst_parser", "sphinx.ext.autodoc", "sphinxarg.ext", "abilities"]
 exclude_patterns: list[str] = ["_build"]
 
+# Pages point at each other's sections.
+myst_heading_anchors: int = 2
+
 html_theme: str = "furo"
 html_title: str = f"cachectl {__version__}"
 
