@@ -211,7 +211,9 @@ def _miopen(verb: argparse.ArgumentParser) -> None:
 
 def _stage(verb: argparse.ArgumentParser) -> None:
     verb.add_argument("direction", choices=("in",), help="to every node; --out brings back what is new")
-    verb.add_argument("bundle", nargs="?", metavar="BUNDLE", help="what to begin with (default: empty caches)")
+    verb.add_argument(
+        "bundle", nargs="?", metavar="BUNDLE", help="what to begin with, a bundle or a root (default: empty caches)"
+    )
     why = verb.add_mutually_exclusive_group()
     why.add_argument("--allowed-signers", metavar="LIST", help="BUNDLE.sig is by a signer of this list (ssh-keygen -Y)")
     why.add_argument("--sha256", metavar="HEX", help="this is the SHA-256 of BUNDLE")

@@ -19,14 +19,15 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Final, cast
 
-from cachectl.exporting import unseen
+from cachectl.exporting import pack, unseen
 from cachectl.importing import Trust, private_copy, vouched
 from cachectl.layers.environment import Environment
 from cachectl.layers.errors import BadRequest, CachectlError, reason_of
 from cachectl.merging import Merged, merge_bundles
 from cachectl.overlay import PROCESS, Variable
+from cachectl.rank_roots import root_stack
 from cachectl.stack import Stack
-from cachectl.staging import Name, NodeRoot, Sink
+from cachectl.staging import Name, NodeRoot, Sink, names_in
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm
@@ -209,7 +210,7 @@ class Fleet:
             return _Announced(writes=writes)
         try:
             self._reads += 1
-            copy = self._held.enter_context(private_copy(Stack(self._apart(), plugins=False), job.bundle))
+            copy = self._copied(job.bundle)
             checked = vouched(copy, job.bundle, job.trust)
         except FileNotFoundError:
             return _Announced(note=f"{job.bundle}: there is no such file yet; all nodes start cold", writes=writes)
@@ -221,6 +222,16 @@ class Fleet:
             return _Announced(note=note, writes=writes and not kept)
         self._base = copy
         return _Announced(checked.bytes, checked.sha256, checked.trusted, writes=writes)
+
+    def _copied(self, bundle: str) -> BinaryIO:
+        """Return what a bundle holds, or a root as a bundle, where no other process can change it."""
+        apart = self._apart()
+        if not os.path.isdir(bundle):
+            return self._held.enter_context(private_copy(Stack(apart, plugins=False), bundle))
+        root = root_stack(apart, apart.absolute(bundle))
+        copy = self._held.enter_context(unseen(apart))
+        pack(root, copy, names_in(root))
+        return copy
 
     def _apart(self) -> Environment:
         """Return the environment in which what has no name lies on the node's own disk, if that can be had."""

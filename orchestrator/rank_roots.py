@@ -49,7 +49,7 @@ def merge_roots(environment: Environment, roots: Sequence[Path], into: Path) -> 
 
     The roots are only read. Raises :class:`BadRequest` for a folder that is no root, before anything is written.
     """
-    sources = [_source(environment, root) for root in roots]
+    sources = [root_stack(environment, root) for root in roots]
     bare = _bare(environment)
     if into.exists() and (not into.is_dir() or (any(into.iterdir()) and not (into / "xdg").is_dir())):
         message = f"{printable(into)} holds something else; name a new folder, or one of run --isolated"
@@ -65,7 +65,8 @@ def merge_roots(environment: Environment, roots: Sequence[Path], into: Path) -> 
     return tuple(done for done in merged if done.placed or done.there or done.kept or done.failed)
 
 
-def _source(environment: Environment, root: Path) -> Stack:
+def root_stack(environment: Environment, root: Path) -> Stack:
+    """Return the layers as they lie in a root. Raises :class:`BadRequest` for a folder that is none."""
     bare = _bare(environment)
     if (root / "xdg").is_dir():
         layers = Stack(bare).expendable()

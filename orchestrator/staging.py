@@ -111,7 +111,7 @@ class NodeRoot:
             self.give_up(f"{self.root.parent}: {_reason(error)}")
             return
         self._tell(done)
-        self._known = frozenset(_names(stack))
+        self._known = frozenset(names_in(stack))
 
     def _tell(self, done: Import) -> None:
         self.placed = sum(layer.placed + layer.there for layer in done.layers)
@@ -128,7 +128,7 @@ class NodeRoot:
 
     def new(self) -> frozenset[Name]:
         """Name the entries that were not there when programs began. An entry that has only grown is not new."""
-        return frozenset(_names(self.stack())) - self._known if self.root is not None else frozenset()
+        return frozenset(names_in(self.stack())) - self._known if self.root is not None else frozenset()
 
     def pack(self, names: Collection[Name]) -> BinaryIO | None:
         """Return a bundle of these entries, at its beginning; ``None``, and a note, where it cannot be written."""
@@ -183,7 +183,8 @@ def _quietly(action: Callable[[], object]) -> None:
         return
 
 
-def _names(stack: Stack) -> set[Name]:
+def names_in(stack: Stack) -> set[Name]:
+    """Name every entry that a rerun refills; what cannot be listed has none."""
     names: set[Name] = set()
     for layer in stack.expendable():
         try:

@@ -161,6 +161,21 @@ def test_in_a_staged_job_no_rank_compiles_and_the_file_is_read_once(jobs: Jobs, 
 
 
 @pytest.mark.real
+def test_a_root_is_staged_as_its_bundle_is(jobs: Jobs) -> None:
+    root = jobs.home.path / "root"
+    program = (sys.executable, str(jobs.home.programs / "thirteen.py"), "2", "1")
+    jobs.home.cachectl("run", f"--isolated={root}", "--", *program)
+    said, ranks = jobs.ranks("of-root", "root", "--trust")
+    assert "entries on 2 of 2 nodes" in said
+    assert len(ranks) == 2 * RANKS
+    assert all(rank["after"] == rank["before"] and rank["before"]["pocl"] for rank in ranks)
+    (jobs.home.path / "no-root").mkdir()
+    said = jobs.both("true", options=("no-root", "--trust"))
+    assert "all nodes start cold" in said
+    assert "no-root is no root" in said
+
+
+@pytest.mark.real
 def test_a_command_that_is_killed_takes_nobody_with_it(jobs: Jobs) -> None:
     kernels = f"{sys.executable} {jobs.home.programs / 'rank.py'} {jobs.home.path / 'killed'}"
     (jobs.home.path / "killed").mkdir()

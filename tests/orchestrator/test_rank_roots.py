@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 
 def entries(home: Home, **changes: str) -> dict[str, int]:
-    done = home.cachectl("report", "--json", check=True, **changes)
-    return {layer["layer"]: layer["entries"] for layer in json.loads(done.stdout)["layers"] if layer["entries"]}
+    document = replace(home, variables={**home.variables, **changes}).json("report")
+    return {layer["layer"]: layer["entries"] for layer in document["layers"] if layer["entries"]}
 
 
 @pytest.fixture(scope="module")
