@@ -161,6 +161,45 @@ def test_in_a_staged_job_no_rank_compiles_and_the_file_is_read_once(jobs: Jobs, 
 
 
 @pytest.mark.real
+def test_what_nodes_have_each_for_themselves_travels_in_many_chunks_and_comes_together(
+    tmp_path: Path, new_home: Callable[[Path], Home], mpiexec: str
+) -> None:
+    jobs = Jobs(new_home(tmp_path / "home"), mpiexec)
+    program = (sys.executable, str(jobs.home.programs / "large.py"))
+    said = jobs.both(*program, options=("--out", "large.cachectl"))
+    assert "2 entries, 2 of them new, from 2 nodes" in said
+    file = jobs.home.path / "large.cachectl"
+    assert file.stat().st_size > 18 << 20
+
+    said = jobs.both(
+        *("sh", "-c", f'{" ".join(program)} > "$(mktemp {tmp_path}/told-XXXXXX)"'),
+        options=("large.cachectl", "--trust", "--out", "again.cachectl"),
+    )
+    assert "staged 4 entries on 2 of 2 nodes" in said
+    assert "broadcast in 5 chunks" in said
+    told = [json.loads(path.read_text()) for path in tmp_path.glob("told-*")]
+    assert len(told) == 2 * RANKS
+    assert all(one["there"] == ["a", "b"] for one in told)
+    assert (jobs.home.path / "again.cachectl").read_bytes() == file.read_bytes()
+
+
+@pytest.mark.real
+def test_what_one_job_signs_the_next_believes(jobs: Jobs, tmp_path: Path) -> None:
+    if shutil.which("ssh-keygen") is None:
+        pytest.skip("needs ssh-keygen")
+    key, signers = tmp_path / "key", tmp_path / "signers"
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "ann", "-f", str(key)], check=True)
+    signers.write_text(f"ann@example.org {key.with_suffix('.pub').read_text()}")
+    out = ("--out", "signed.cachectl", "--sign", str(key))
+    jobs.both("true", options=("warm.cachectl", "--trust", *out))
+    said = jobs.both("true", options=("signed.cachectl", "--allowed-signers", str(signers), *out))
+    assert "trusted: signed by ann@example.org" in said
+    said = jobs.both("true", options=("warm.cachectl", "--allowed-signers", str(signers)))
+    assert "all nodes start cold" in said
+    assert "not signed" in said
+
+
+@pytest.mark.real
 def test_a_root_is_staged_as_its_bundle_is(jobs: Jobs) -> None:
     root = jobs.home.path / "root"
     program = (sys.executable, str(jobs.home.programs / "thirteen.py"), "2", "1")
