@@ -11,6 +11,7 @@ import json
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -227,6 +228,25 @@ def test_a_command_that_is_killed_takes_nobody_with_it(jobs: Jobs) -> None:
     killed, warm = (manifest(jobs.home.path / name).items for name in ("killed.cachectl", "warm.cachectl"))
     assert [(item.layer, item.key) for item in killed] == [(item.layer, item.key) for item in warm]
     assert jobs.left() == []
+
+
+def test_a_job_that_is_told_to_end_ends_in_order(
+    tmp_path: Path, new_home: Callable[[Path], Home], mpiexec: str
+) -> None:
+    home = new_home(tmp_path / "home")
+    (home.path / "scratch").mkdir()
+    stage = (sys.executable, "-m", "cachectl", "stage", "in", "--scratch", "scratch", "--out", "new.cachectl")
+    command = (mpiexec, "-n", "2", *stage, "--", "sh", "-c", "mktemp began-XXXXXX && exec sleep 120")
+    with subprocess.Popen(command, cwd=home.path, env=home.variables, stderr=subprocess.PIPE, text=True) as job:
+        deadline = time.monotonic() + 60
+        while len(list(home.path.glob("began-*"))) < 2 and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert list((home.path / "scratch").iterdir())
+        job.terminate()
+        _, said = job.communicate(timeout=60)
+    assert said.count("the command was ended by signal 15") == 2
+    assert (home.path / "new.cachectl").exists()
+    assert list((home.path / "scratch").iterdir()) == []
 
 
 @pytest.mark.real
