@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import statistics
 import subprocess
@@ -31,7 +32,8 @@ def job(folder: Path, nodes: int, ranks: int, *options: str) -> tuple[float, lis
     started = time.perf_counter()
     done = subprocess.run(words, env=variables, cwd=folder, capture_output=True, text=True, check=True)
     seconds = time.perf_counter() - started
-    told = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    # Lines of ranks that write at once may come as one.
+    told = [json.loads(found) for found in re.findall(r'{"seconds": {[^}]*}[^}]*}', done.stdout)]
     return seconds, [{"first": one["seconds"]["lk0"], "all": one["total"]} for one in told], done.stderr.strip()
 
 
