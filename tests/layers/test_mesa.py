@@ -189,7 +189,7 @@ class TestDatabaseInParts(OfStore):
         ({"MESA_GLSL_CACHE_DIR": "/g", "XDG_CACHE_HOME": "/x"}, ["/g/mesa_shader_cache"]),
         ({"MESA_GLSL_CACHE_DIR": "/g", "MESA_SHADER_CACHE_DIR": "/m"}, ["/m/mesa_shader_cache"]),
         ({"XDG_CACHE_HOME": "/x"}, ["/x/mesa_shader_cache"]),
-        ({"XDG_CACHE_HOME": "rel"}, ["/work/rel/mesa_shader_cache"]),
+        ({"XDG_CACHE_HOME": "rel"}, ["/at/rel/mesa_shader_cache"]),
         ({"HOME": "/home/me"}, ["/home/me/.cache/mesa_shader_cache"]),
         ({}, ["/home/me/.cache/mesa_shader_cache"]),
         ({"HOME": "/else"}, ["/else/.cache/mesa_shader_cache", "/home/me/.cache/mesa_shader_cache"]),
@@ -198,7 +198,7 @@ class TestDatabaseInParts(OfStore):
     ],
 )
 def test_places(variables: dict[str, str], expected: list[str]) -> None:
-    layer = MesaShaderCache(Environment(variables, home=Path("/home/me"), cwd=Path("/work")))
+    layer = MesaShaderCache(Environment(variables, home=Path("/home/me"), cwd=Path("/at")))
     assert [str(root.path) for root in layer.roots() if root.role == "multi-file"] == expected
     assert len(layer.roots()) == 3 * len(expected)
 
