@@ -242,11 +242,17 @@ class PoclKernels(Layer):
     # ------------------------------------------------------------------ get and put
 
     def read(self, root: Root, key: str) -> Artifact | None:
-        """Read a program folder as a deterministic tar, temporaries left out."""
+        """Read a program folder as a deterministic tar, temporaries left out.
+
+        Raises :class:`Damaged` for what no PoCL could use: a program that is being built is not whole yet.
+        """
         members = self._tree(root).read_members(key)
         if members is None:
             return None
         kept = {path: data for path, data in members.items() if not _is_temporary(path) and path != "build.log"}
+        for path, data in kept.items():
+            if complaint := _complaint(path, data, len(data)):
+                raise Damaged(self.name, f"{path}: {complaint}", key)
         kernels = sorted({match["kernel"] for match in map(_VARIANT.fullmatch, kept) if match is not None})
         return Artifact(self.name, key, self.forms[0], pack(kept), {"kernels": " ".join(kernels)})
 
@@ -270,7 +276,7 @@ class PoclKernels(Layer):
             and tree.read_members(key) not in (None, members)
         ):
             raise Busy(self.name, f"is not replaced while PoCL is in use by {spell(users)}", key)
-        tree.write(key, artifact.data, replace=replace)
+        tree.write_members(key, members, replace=replace)
 
     # ------------------------------------------------------------------ clear
 

@@ -247,7 +247,7 @@ class PyOpenCLBinaries(Layer):
             raise Damaged(self.name, f"needs binary and info, has {', '.join(sorted(members)) or 'nothing'}", key)
         if not members["binary"] or (complaint := _info_complaint(members["info"])):
             raise Damaged(self.name, "binary is empty" if not members["binary"] else str(complaint), key)
-        self._tree(root).write(key, artifact.data, replace=replace, guard=self._guard(root, key))
+        self._tree(root).write_members(key, members, replace=replace, guard=self._guard(root, key))
 
     # ------------------------------------------------------------------ clear
 

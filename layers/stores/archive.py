@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
 from pathlib import PurePosixPath
 from typing import Final
 
@@ -15,6 +16,8 @@ _HEADER: Final = "artifact.json"
 _DATA: Final = "data"
 #: A plain file, as old and as new tars spell it.
 _PLAIN: Final = (b"0", b"\0")
+#: Where a header gives its member's bytes, in octal digits.
+_SIZE: Final = slice(124, 135)
 _SCHEMA: Final = "cachectl/artifact/1"
 
 
@@ -24,15 +27,22 @@ def pack(members: Mapping[str, bytes]) -> bytes:
 
     parts: list[bytes] = []
     for name in sorted(members):
-        info = tarfile.TarInfo(name)
-        info.size = len(members[name])
-        info.mode = 0o600
-        # What TarFile.addfile does, in a third of the time; a plain name needs no extended header.
-        plain = name.isascii() and len(name) < tarfile.LENGTH_NAME
-        header = info.tobuf(tarfile.USTAR_FORMAT if plain else tarfile.PAX_FORMAT, "utf-8", "surrogateescape")
-        parts += [header, members[name], bytes(-info.size % tarfile.BLOCKSIZE)]
+        parts += [_header(name, len(members[name])), members[name], bytes(-len(members[name]) % tarfile.BLOCKSIZE)]
     length = sum(map(len, parts)) + 2 * tarfile.BLOCKSIZE
     return b"".join([*parts, bytes(2 * tarfile.BLOCKSIZE + -length % tarfile.RECORDSIZE)])
+
+
+@lru_cache(maxsize=1024)
+def _header(name: str, size: int) -> bytes:
+    """Spell a member's header: the many entries of a cache have few names, and often few sizes."""
+    import tarfile
+
+    info = tarfile.TarInfo(name)
+    info.size = size
+    info.mode = 0o600
+    # What TarFile.addfile does, in a third of the time; a plain name needs no extended header.
+    plain = name.isascii() and len(name) < tarfile.LENGTH_NAME
+    return info.tobuf(tarfile.USTAR_FORMAT if plain else tarfile.PAX_FORMAT, "utf-8", "surrogateescape")
 
 
 def unpack(data: bytes) -> dict[str, bytes]:
@@ -41,32 +51,52 @@ def unpack(data: bytes) -> dict[str, bytes]:
     Raises :class:`ValueError` for anything but plain files at relative paths inside the archive: links,
     devices, ``..``, absolute and doubled names are refused.
     """
+    members: dict[str, bytes] = {}
+    for name, content in _own_members(data) or _members(data):
+        path = PurePosixPath(name)
+        if path.is_absolute() or ".." in path.parts or not path.parts:
+            message = f"unsafe member {name!r}"
+            raise ValueError(message)
+        if str(path) in members:
+            message = f"member {name!r} stands twice"
+            raise ValueError(message)
+        members[str(path)] = content
+    return members
+
+
+def _own_members(data: bytes) -> list[tuple[str, bytes]] | None:
+    """Read what :func:`pack` wrote, in a tenth of tarfile's time; that it is its work, writing it again shows."""
     import tarfile
 
-    members: dict[str, bytes] = {}
+    block = tarfile.BLOCKSIZE
+    members: list[tuple[str, bytes]] = []
+    place = 0
+    try:
+        while name := data[place : place + tarfile.LENGTH_NAME].rstrip(b"\0"):
+            begin = place + block
+            end = begin + abs(int(data[place + _SIZE.start : place + _SIZE.stop], 8))
+            members.append((name.decode("ascii"), data[begin:end]))
+            place = end + -end % block
+    except ValueError:
+        return None
+    return members if pack(dict(members)) == data else None
+
+
+def _members(data: bytes) -> Iterator[tuple[str, bytes]]:
+    """Read any tar of plain files."""
+    import tarfile
+
     try:
         with tarfile.open(fileobj=io.BytesIO(data), mode="r:") as tar:
             for info in tar:
-                path = PurePosixPath(info.name)
-                if (
-                    info.type not in _PLAIN
-                    or info.sparse
-                    or info.size > len(data)
-                    or path.is_absolute()
-                    or ".." in path.parts
-                    or not path.parts
-                ):
+                if info.type not in _PLAIN or info.sparse or info.size > len(data):
                     message = f"unsafe member {info.name!r}"
                     raise ValueError(message)
-                if str(path) in members:
-                    message = f"member {info.name!r} stands twice"
-                    raise ValueError(message)
                 content = tar.extractfile(info)
-                members[str(path)] = content.read() if content is not None else b""
+                yield info.name, content.read() if content is not None else b""
     except (tarfile.TarError, EOFError, RecursionError, OverflowError, UnicodeError) as error:
         message = f"not a tar: {error}"
         raise ValueError(message) from error
-    return members
 
 
 def artifact_to_bytes(artifact: Artifact) -> bytes:

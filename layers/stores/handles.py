@@ -61,7 +61,7 @@ def opened(name: str, handle: int) -> Iterator[int]:
 def descend(stack: ExitStack, handle: int, parts: Sequence[str], *, make: bool = False) -> int | None:
     """Open a folder below a handle component by component; ``None`` if it is not there."""
     for part in parts:
-        if make:
+        if make and status_of(handle, part) is None:
             with suppress(FileExistsError):
                 os.mkdir(part, 0o700, dir_fd=handle)
         try:

@@ -73,15 +73,21 @@ def read_locked(path: str | Path, *, limit: int = -1) -> bytes:
     """
     handle = _borrow(path)
     try:
-        size = os.fstat(handle).st_size
-        if limit < 0 and size > SANE:
-            raise OSError(errno.EFBIG, "larger than any entry", str(path))
-        with open(handle, "rb", closefd=False) as file:
-            # It may have been read before.
-            file.seek(0)
-            return file.read(limit)
+        return _read_all(handle, path, limit)
     finally:
         release(handle)
+
+
+def _read_all(handle: int, path: str | Path, limit: int) -> bytes:
+    """Read an open file from its beginning, which it may have been read beyond before."""
+    size = os.fstat(handle).st_size
+    if limit < 0 and size > SANE:
+        raise OSError(errno.EFBIG, "larger than any entry", str(path))
+    wanted = size if limit < 0 else min(size, limit)
+    data = os.pread(handle, wanted, 0)
+    while len(data) < wanted and (more := os.pread(handle, wanted - len(data), len(data))):
+        data += more
+    return data
 
 
 def _borrow(path: str | Path) -> int:
@@ -99,10 +105,11 @@ def read_plain(path: str | Path, *, dir_fd: int | None = None, limit: int = -1) 
 
     Raises :class:`OSError` as :func:`open_plain`, and where the file is larger than anything of its kind.
     """
-    with open(_open_unnoticed(path, dir_fd), "rb") as file:
-        if limit < 0 and os.fstat(file.fileno()).st_size > SANE:
-            raise OSError(errno.EFBIG, "larger than any entry", str(path))
-        return file.read(limit)
+    handle = _open_unnoticed(path, dir_fd)
+    try:
+        return _read_all(handle, path, limit)
+    finally:
+        os.close(handle)
 
 
 def _open_unnoticed(path: str | Path, dir_fd: int | None) -> int:

@@ -507,7 +507,6 @@ class RowFile:
             with self._translated():
                 uri = stack.enter_context(self._readable_uri())
                 connection = stack.enter_context(self._connected(uri))
-                connection.execute("pragma query_only = on")
                 self._demand_tables(connection)
             with self._translated():
                 yield connection

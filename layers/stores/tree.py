@@ -29,6 +29,7 @@ from cachectl.layers.stores.handles import (
     is_held,
     is_trusted,
     open_folder,
+    opened,
     opened_root,
     own_folder,
     status_of,
@@ -357,16 +358,40 @@ class Tree:
         parts = tuple(key.split("/"))
         with self._opened_root() as handle, ExitStack() as stack:
             parent = None if handle is None else descend(stack, handle, parts[:-1])
-            status = None if parent is None else status_of(parent, parts[-1])
-            leaf = None if parent is None or status is None else self._recognise(parent, parts, status)
-            if parent is None or leaf is None or self._foreign(leaf) is not None:
+            if parent is None:
                 return None
-            if leaf.bytes > SANE:
-                raise Damaged(self.layer, "larger than any entry", self.root / key)
-            contents = {member.path: self._read_member(parent, parts, member.path) for member in leaf.members}
-        # A file that vanished meanwhile means the entry is being replaced: a miss, not half an entry.
-        present = {path: content for path, content in contents.items() if content is not None}
-        return present if len(present) == len(contents) else None
+            return self._read_folder(parent, parts) if self.shape.folders else self._read_file(parent, parts)
+
+    def _read_folder(self, parent: int, parts: tuple[str, ...]) -> dict[str, bytes] | None:
+        status = status_of(parent, parts[-1])
+        if status is None or not stat.S_ISDIR(status.st_mode):
+            return None
+        contents: dict[str, bytes] = {}
+        try:
+            _load(parent, parts[-1], "", contents)
+        except FileNotFoundError:
+            # A file that vanished meanwhile means the entry is being replaced: a miss, not half an entry.
+            return None
+        except OSError as error:
+            if error.errno == errno.EFBIG:
+                raise self._oversized(parts) from error
+            raise self._unreachable("cannot read", "/".join(parts), error) from error
+        pattern = self.shape.members
+        whole = pattern is None or all(pattern.fullmatch(path) for path in contents)
+        return contents if whole else None
+
+    def _read_file(self, parent: int, parts: tuple[str, ...]) -> dict[str, bytes] | None:
+        status = status_of(parent, parts[-1])
+        leaf = None if status is None else self._recognise(parent, parts, status)
+        if leaf is None or self._foreign(leaf) is not None:
+            return None
+        if leaf.bytes > SANE:
+            raise self._oversized(parts)
+        content = self._read_member(parent, parts, "")
+        return None if content is None else {"": content}
+
+    def _oversized(self, parts: Sequence[str]) -> Damaged:
+        return Damaged(self.layer, "larger than any entry", self.root.joinpath(*parts))
 
     def _read_member(self, parent: int, parts: Sequence[str], path: str, limit: int = -1) -> bytes | None:
         below = [parts[-1], *(path.split("/") if path else ())]
@@ -398,11 +423,28 @@ class Tree:
         ``guard`` makes what is held for the renaming alone. Raises :class:`EntryExists` where a different entry stands
         and ``replace`` is not set.
         """
-        if not self.shape.accepts(key):
-            raise not_a_key(self.layer, key)
         try:
             members = unpack(data) if self.shape.folders else {"": data}
-            self.write_members(key, members, replace, file_mode, guard)
+        except ValueError as error:
+            raise Damaged(self.layer, str(error), key) from error
+        self.write_members(key, members, replace=replace, file_mode=file_mode, guard=guard)
+
+    def write_members(
+        self,
+        key: str,
+        members: Mapping[str, bytes],
+        *,
+        replace: bool,
+        file_mode: int = 0o600,
+        guard: Guard = nullcontext,
+    ) -> None:
+        """Place an entry given file by file, as :meth:`write` does."""
+        if not self.shape.accepts(key):
+            raise not_a_key(self.layer, key)
+        if not members:
+            raise Damaged(self.layer, "the artifact holds no file", key)
+        try:
+            self._write(key, members, guard, replace=replace, file_mode=file_mode)
         except OSError as error:
             if isinstance(error, LayerError):
                 raise
@@ -412,12 +454,7 @@ class Tree:
                 raise
             raise Damaged(self.layer, str(error), key) from error
 
-    def write_members(
-        self, key: str, members: dict[str, bytes], replace: bool, file_mode: int, guard: Guard = nullcontext
-    ) -> None:
-        """Place an entry given file by file."""
-        if not members:
-            raise Damaged(self.layer, "the artifact holds no file", key)
+    def _write(self, key: str, members: Mapping[str, bytes], guard: Guard, *, replace: bool, file_mode: int) -> None:
         standing = self.read_members(key)
         if standing == members:
             return
@@ -432,7 +469,7 @@ class Tree:
         self._place(parts, members, guard, replace=replace, file_mode=file_mode)
 
     def _place(
-        self, parts: Sequence[str], members: dict[str, bytes], guard: Guard, *, replace: bool, file_mode: int
+        self, parts: Sequence[str], members: Mapping[str, bytes], guard: Guard, *, replace: bool, file_mode: int
     ) -> None:
         self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
         with self._opened_root() as handle, ExitStack() as stack:
@@ -541,22 +578,24 @@ class Tree:
         For trees of two levels and folders. Whether it is still unused is asked again and again; once it is not, the
         rest goes one by one.
         """
-        planned: dict[str, list[Weight]] = {}
+        folders: dict[str, list[Weight]] = {}
+        entries: list[Target] = []
         others: list[Target] = []
         for target in targets:
             folder, _, name = target.key.partition("/")
             if target.entries == 1 and name and self.shape.accepts(target.key) and len(target.mark) == _MARK:
-                planned.setdefault(folder, []).append(Weight(name, *target.mark))
+                folders.setdefault(folder, []).append(Weight(name, *target.mark))
+                entries.append(target)
             else:
                 others.append(target)
-        outcome = self._clear_planned(planned, is_unused) if planned else Outcome(self.layer)
-        # What is left of the plan is there still: it was not begun with.
-        others += [target for target in targets if target.key.partition("/")[0] in planned]
+        outcome = self._clear_folders(folders, is_unused) if folders else Outcome(self.layer)
+        # Folders that are left were not begun with.
+        others += [target for target in entries if target.key.partition("/")[0] in folders]
         return outcome.plus(self.remove(others, tidy=is_unused())) if others else outcome
 
-    def _clear_planned(self, planned: dict[str, list[Weight]], is_unused: Callable[[], bool]) -> Outcome:
-        """Clear folder by folder, and take what was dealt with out of the plan."""
-        folders = list(planned)
+    def _clear_folders(self, left: dict[str, list[Weight]], is_unused: Callable[[], bool]) -> Outcome:
+        """Clear folder by folder, and take those that were dealt with out of what is left."""
+        folders = dict(left)
         outcome = Outcome(self.layer)
         with self._opened_root() as handle:
             if handle is None:
@@ -564,8 +603,8 @@ class Tree:
             try:
                 with own_folder(handle, _TRASH) as (trash, _):
                     asked = time.monotonic()
-                    for cleared in clear(handle, trash, list(planned.items()), self._task()):
-                        del planned[cleared.folder]
+                    for cleared in clear(handle, trash, list(folders.items()), self._task()):
+                        del left[cleared.folder]
                         outcome = outcome.plus(self._outcome(cleared))
                         if time.monotonic() - asked > _SECONDS_UNASKED:
                             if not is_unused():
@@ -573,7 +612,7 @@ class Tree:
                             asked = time.monotonic()
             except OSError as error:
                 # Without room for a trash folder nothing was done yet; afterwards only the trash is left.
-                if len(planned) == len(folders):
+                if len(left) == len(folders):
                     return outcome
                 because = f"cannot be cleared: {error.strerror or error}"
                 outcome = outcome.plus(Outcome(self.layer, failed=(Note(str(self.root), because),)))
@@ -708,13 +747,38 @@ def _gather(handle: int, name: str, prefix: str, members: list[Member]) -> tuple
     return newest, links
 
 
-def _fill(stage: int, name: str, members: dict[str, bytes], file_mode: int) -> None:
+def _load(handle: int, name: str, prefix: str, contents: dict[str, bytes]) -> int:
+    """Read a folder's plain files into ``contents``; return their bytes.
+
+    Raises :class:`OSError`: :class:`FileNotFoundError` where one goes meanwhile, ``EFBIG`` where they are too much.
+    """
+    if prefix.count("/") > DEEP:
+        raise OSError(errno.ELOOP, "nested deeper than any entry", name)
+    total = 0
+    with opened(name, handle) as folder:
+        for child in sorted(os.listdir(folder)):
+            status = os.stat(child, dir_fd=folder, follow_symlinks=False)
+            if stat.S_ISDIR(status.st_mode):
+                total += _load(folder, child, f"{prefix}{child}/", contents)
+            elif stat.S_ISREG(status.st_mode):
+                total += status.st_size
+                if total > SANE:
+                    raise OSError(errno.EFBIG, "larger than any entry", name)
+                contents[prefix + child] = read_plain(child, dir_fd=folder)
+    return total
+
+
+def _fill(stage: int, name: str, members: Mapping[str, bytes], file_mode: int) -> None:
     with ExitStack() as stack:
+        folders: dict[str, int] = {}
         for path, content in members.items():
-            parts = [name, *(path.split("/") if path else ())]
-            folder = descend(stack, stage, parts[:-1], make=True)
-            if folder is not None:
-                write_synced(folder, parts[-1], content, file_mode)
+            above, _, last = f"{name}/{path}".rstrip("/").rpartition("/")
+            if above not in folders:
+                folder = descend(stack, stage, above.split("/") if above else (), make=True)
+                if folder is None:
+                    return
+                folders[above] = folder
+            write_synced(folders[above], last, content, file_mode)
 
 
 class _Bin:

@@ -178,10 +178,17 @@ def test_get_leaves_temporaries_and_logs_behind(layer: PoclKernels) -> None:
 def test_a_kernel_may_be_called_as_a_temporary_is(layer: PoclKernels) -> None:
     """The six letters at the end of ``matmul_fp32x4`` are the kernel's own."""
     native = "matmul_fp32x4/0-0-0-goffs0/matmul_fp32x4.so"
-    place(layer, NAME, {"program.bc": BITCODE, native: b"\x7fELF", f"{native}_a1B2c3.so": b"half"})
+    place(layer, NAME, {"program.bc": BITCODE, native: ELF, f"{native}_a1B2c3.so": b"half"})
     artifact = layer.get(NAME)
     assert artifact is not None
     assert set(unpack(artifact.data)) == {"program.bc", native}
+
+
+def test_what_is_not_whole_is_not_taken_out(layer: PoclKernels) -> None:
+    """A kernel that is being linked would be refused wherever it were put."""
+    place(layer, NAME, {"program.bc": BITCODE, "k/0-0-0/k.so": b"\x7fELF"})
+    with pytest.raises(Damaged, match=r"k\.so"):
+        layer.get(NAME)
 
 
 @pytest.mark.real

@@ -8,12 +8,14 @@ import shutil
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from cachectl.layers.facts import Problem, Target
+from cachectl.layers.stores import tree as tree_module
 from cachectl.layers.stores import walk
 from cachectl.layers.stores.tree import Leaf, Shape, Tree, planned
 from cachectl.layers.stores.walk import Group
@@ -146,6 +148,17 @@ def test_a_link_that_took_an_entrys_place_is_not_followed(root: Path, tmp_path_f
     assert (root / "AE" / "AAAB" / "kernel").is_symlink()
 
 
+def test_what_is_left_when_a_program_starts_goes_once(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Left-overs in a folder that was not begun with are removed once, and not told of as gone."""
+    monkeypatch.setattr(tree_module, "_SECONDS_UNASKED", -1.0)
+    *entries, last = targets(root)
+    left_over = replace(last, entries=0)
+    outcome = tree(root).remove_unused([*entries, left_over], lambda: False)
+    assert outcome.removed == len(entries)
+    assert outcome.skipped == ()
+    assert not (root / last.key).exists()
+
+
 @pytest.mark.usefixtures("processes")
 def test_a_file_with_another_name_frees_nothing(root: Path) -> None:
     """What is still there under another name is not off the disk."""
@@ -181,6 +194,7 @@ def test_it_stands_alone() -> None:
 PURGING = """
 import sys
 from pathlib import Path
+from cachectl.layers.stores import tree as tree_module
 from cachectl.layers.stores import walk
 from cachectl.layers.stores.tree import Tree, planned
 sys.path.insert(0, sys.argv[2])

@@ -217,7 +217,8 @@ def test_an_export_beside_a_running_program_is_whole(
     assert number > 2
     for one in range(number):
         other = new_home(tmp_path / f"home{one}")
-        assert Stack(other.environment()).import_bundle(str(tmp_path / f"{one}"), TRUSTED).failed is False
+        placed = Stack(other.environment()).import_bundle(str(tmp_path / f"{one}"), TRUSTED)
+        assert [(layer.layer, layer.failed) for layer in placed.layers if layer.failed] == []
         assert other.json("verify")["findings"] == []
 
 
