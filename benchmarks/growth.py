@@ -12,8 +12,8 @@ from benchmarks.races import WALL, Figure, Line, Race
 from benchmarks.table import POCL_INODES, POCL_ROOM, ROW, sized
 
 SIZES: Final = (1_000, 10_000, 100_000, 1_000_000)
-#: A purge needs the original, a copy, and room for a journal of what is deleted.
-_COPIES: Final = {"purge": 3.0}
+#: A purge needs the original and a copy; one of rows also room for a journal of what is deleted.
+_COPIES: Final = {"purge-programs": 2.0, "purge-rows": 3.0}
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class Curve:
 
     def at(self, entries: int) -> Line:
         """Return the line of one size."""
-        copies = _COPIES.get(self.verb, 1.0)
+        copies = _COPIES.get(self.name, 1.0)
         each, inodes = (ROW, 0.0) if self.cache == "rows" else (POCL_ROOM, POCL_INODES)
         return Line(
             self.name,
