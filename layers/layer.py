@@ -320,8 +320,8 @@ class Layer(ABC):
         return roots[0]
 
     @final
-    def plan_clear(self, selection: Selection = ALL) -> ClearPlan:
-        """List exactly what clearing the selection would remove. Nothing is touched.
+    def plan_clear(self, selection: Selection = ALL, *, within: Callable[[Root], bool] | None = None) -> ClearPlan:
+        """List exactly what clearing the selection would remove, in those roots that are ``within``. Touch nothing.
 
         Raises :class:`Refused` where the layer must not be cleared.
         """
@@ -331,7 +331,7 @@ class Layer(ABC):
         targets: list[Target] = []
         skipped: list[Note] = []
         failed: list[Note] = []
-        for root in self.roots():
+        for root in self.roots() if within is None else filter(within, self.roots()):
             try:
                 self._demand_own(root)
                 part = self._plan_root(root, selection)
@@ -341,7 +341,7 @@ class Layer(ABC):
             targets.extend(part.targets)
             skipped.extend(part.skipped)
             failed.extend(part.failed)
-        remake = tuple(root.path for root in self.lacking())
+        remake = tuple(root.path for root in self.lacking() if within is None or within(root))
         return ClearPlan(self.name, tuple(targets), tuple(skipped), tuple(failed), remake)
 
     @final

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 #: Types on which locks and access times of other machines cannot be relied on.
 _NETWORK: Final = frozenset(
@@ -14,20 +14,38 @@ _NETWORK: Final = frozenset(
 MOUNTS: Final = Path("/proc/self/mountinfo")
 
 
+class Mount(NamedTuple):
+    """What is mounted somewhere: the type of the file system, and where it comes from (a device, a server's export)."""
+
+    kind: str
+    source: str
+
+    @property
+    def is_network(self) -> bool:
+        """Tell whether other machines see it too."""
+        return self.kind in _NETWORK
+
+
 def network_file_system(path: Path, *, mounts: Path = MOUNTS) -> str | None:
     """Return the type of the network file system a path lies on; ``None`` on a local or unknown one."""
-    kind = file_system(path, mounts=mounts)
-    return kind if kind in _NETWORK else None
+    mount = mount_of(path, mounts=mounts)
+    return mount.kind if mount is not None and mount.is_network else None
 
 
 def file_system(path: Path, *, mounts: Path = MOUNTS) -> str | None:
     """Return the type of the file system a path, or the nearest folder above it, lies on; ``None`` is unknown."""
+    mount = mount_of(path, mounts=mounts)
+    return None if mount is None else mount.kind
+
+
+def mount_of(path: Path, *, mounts: Path = MOUNTS) -> Mount | None:
+    """Return what is mounted where a path, or the nearest folder above it, lies; ``None`` is unknown."""
     try:
         lines = mounts.read_text(errors="surrogateescape").splitlines()
     except OSError:
         return None
     real = os.path.realpath(path)
-    best, kind = "", None
+    best, mount = "", None
     for line in lines:
         before, _, after = line.partition(" - ")
         fields = before.split(" ")
@@ -35,5 +53,6 @@ def file_system(path: Path, *, mounts: Path = MOUNTS) -> str | None:
         inside = real == point or real.startswith(point.rstrip("/") + "/")
         # A later mount on the same point hides the earlier one.
         if point and inside and len(point) >= len(best):
-            best, kind = point, after.split(" ")[0]
-    return kind
+            kind, source, *_ = (*after.split(" "), "", "")
+            best, mount = point, Mount(kind, source)
+    return mount

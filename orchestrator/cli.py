@@ -10,7 +10,7 @@ import io
 import os
 import sys
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from cachectl.grammar import build_parser
 
@@ -20,9 +20,13 @@ if TYPE_CHECKING:
     from cachectl.layers.layer import Layer
     from cachectl.layers.selection import Selection
     from cachectl.neighbours import Neighbour
+    from cachectl.nodes import Nodes
     from cachectl.proof import Watch
+    from cachectl.purging import PurgeResult
     from cachectl.stack import Stack
+    from cachectl.survey import Report
 
+T = TypeVar("T")
 Handler = Callable[[argparse.Namespace], int]
 
 #: Verbs that run a command.
@@ -172,8 +176,10 @@ def _report(options: argparse.Namespace) -> int:
 
     stack = _stack(options)
     with render.working("looking at every cache"):
-        report = stack.report(layers=options.layers)
+        report = _surveyed(stack, options)
         beside = _neighbours(stack) if options.neighbours else None
+    if report is None:
+        return 0
     if options.json:
         render.show_json(render.report_json(report, beside))
     else:
@@ -181,6 +187,27 @@ def _report(options: argparse.Namespace) -> int:
         render.show_report(report, home)
         render.show_neighbours(beside, home)
     return 0
+
+
+def _surveyed(stack: Stack, options: argparse.Namespace) -> Report | None:
+    if options.mpi:
+        return _over_nodes(stack, lambda nodes: nodes.report(options.layers))
+    return stack.report(layers=options.layers)
+
+
+def _over_nodes(stack: Stack, act: Callable[[Nodes], T]) -> T:
+    """Do something on all ranks of a job together; what is wrong with a request is said by the first of them."""
+    from cachectl import render
+    from cachectl.layers.errors import BadRequest
+    from cachectl.nodes import Nodes
+
+    nodes = Nodes(stack, render.warn)
+    try:
+        return act(nodes)
+    except BadRequest:
+        if nodes.first:
+            raise
+        raise SystemExit(2) from None
 
 
 def _neighbours(stack: Stack) -> list[Neighbour]:
@@ -261,9 +288,10 @@ def _purge(options: argparse.Namespace) -> int:
     stack = _stack(options)
     selection = _selection(options, stack.environment.clock())
     with render.working("purging"):
-        plan = stack.plan_clear(selection, layers=options.layers)
-        result = plan.foreseen() if options.dry_run else plan.apply()
-    missing = options.key is not None and plan.finds_nothing
+        result = _purged(stack, selection, options)
+    if result is None:
+        return 0
+    missing = options.key is not None and result.found_nothing
     if options.json:
         render.show_json(render.purge_json(result))
     elif not missing:
@@ -271,6 +299,13 @@ def _purge(options: argparse.Namespace) -> int:
     if missing:
         render.warn(f"no entry that is selected has the key {options.key!r}; cachectl ls -q lists keys")
     return 1 if missing or result.failed else 0
+
+
+def _purged(stack: Stack, selection: Selection, options: argparse.Namespace) -> PurgeResult | None:
+    if options.mpi:
+        return _over_nodes(stack, lambda nodes: nodes.purge(selection, options.layers, dry_run=options.dry_run))
+    plan = stack.plan_clear(selection, layers=options.layers)
+    return plan.foreseen() if options.dry_run else plan.apply()
 
 
 def _prune(options: argparse.Namespace) -> int:

@@ -56,6 +56,7 @@ def _report(verb: argparse.ArgumentParser) -> None:
     verb.add_argument(
         "--neighbours", action="store_true", help="also other caches of compiled code (Triton, CuPy …), only looked at"
     )
+    _nodes_option(verb)
     _json_option(verb)
 
 
@@ -87,6 +88,7 @@ def _purge(verb: argparse.ArgumentParser) -> None:
     verb.add_argument("--all", action="store_true", help="every user layer that is not precious")
     _selection_options(verb)
     verb.add_argument("-n", "--dry-run", action="store_true", help="show what would go, and touch nothing")
+    _nodes_option(verb)
     _changing_options(verb)
     _json_option(verb)
 
@@ -269,6 +271,12 @@ def _entry_arguments(parser: argparse.ArgumentParser) -> None:
 def _layer_option(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--layer", action="append", default=[], dest="layers", metavar="LAYER", help="only this one; may be repeated"
+    )
+
+
+def _nodes_option(verb: argparse.ArgumentParser) -> None:
+    verb.add_argument(
+        "--mpi", action="store_true", help="started by mpiexec: all nodes at once, what they share counted once"
     )
 
 

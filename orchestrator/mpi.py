@@ -152,7 +152,7 @@ class Fleet:
         leads = self._node.rank == 0
         leaders = self._world.Split(0 if leads else mpi.UNDEFINED, self._world.rank)
         self._leaders = cast("Intracomm", leaders) if leads else None
-        self._name = mpi.Get_processor_name() + self._suffix()
+        self._name = node_name(environment)
         self._scratch = job.scratch or environment.temporary
         self._here: NodeRoot | None = None
         self._held = ExitStack()
@@ -169,12 +169,9 @@ class Fleet:
 
     def _split(self, mpi: _Module) -> Intracomm:
         shared = self._world.Split_type(mpi.COMM_TYPE_SHARED, self._world.rank)
-        colours = sorted(set(shared.allgather(self._suffix())))
-        return cast("Intracomm", shared.Split(colours.index(self._suffix()), self._world.rank))
-
-    def _suffix(self) -> str:
-        colour = self.environment.get(NODE)
-        return "" if colour is None else f" ({NODE}={colour})"
+        suffix = _suffix(self.environment)
+        colours = sorted(set(shared.allgather(suffix)))
+        return cast("Intracomm", shared.Split(colours.index(suffix), self._world.rank))
 
     # ------------------------------------------------------------------ in
 
@@ -414,6 +411,34 @@ def _reason(error: OSError | CachectlError) -> str:
     return str(error) if isinstance(error, CachectlError) else reason_of(error)
 
 
+def world() -> Intracomm:
+    """Return a communicator of all ranks that no program's messages meet. Raises :class:`CachectlError` without MPI."""
+    return cast("Intracomm", _mpi().COMM_WORLD.Dup())
+
+
+def node_name(environment: Environment) -> str:
+    """Name the node this rank runs on."""
+    return str(_mpi().Get_processor_name()) + _suffix(environment)
+
+
+def _suffix(environment: Environment) -> str:
+    colour = environment.get(NODE)
+    return "" if colour is None else f" ({NODE}={colour})"
+
+
+@contextmanager
+def failing_together(notice: Callable[[str], None]) -> Iterator[None]:
+    """End the job where a rank fails in a way that nobody foresaw: the others would wait for it for ever."""
+    try:
+        yield
+    except BadRequest:
+        raise
+    except BaseException as error:
+        notice(f"rank {_mpi().COMM_WORLD.rank}: {type(error).__name__}: {error}")
+        _mpi().COMM_WORLD.Abort(1)
+        raise
+
+
 def rest(comm: Intracomm) -> None:
     """Wait for all ranks without keeping a processor busy: others of the node may need it."""
     _poll(comm.Ibarrier().Test, None)
@@ -445,16 +470,12 @@ def run_staged(command: Sequence[str], environment: Environment, job: Job, notic
     fleet = Fleet(environment, job, notice=notice, inform=notice)
     with signals_held() as signals:
         try:
-            return _run(command, fleet, signals)
+            with failing_together(notice):
+                return _run(command, fleet, signals)
         except BadRequest:
             if fleet.rank == 0:
                 raise
             return 2
-        except BaseException as error:
-            # The others wait for this rank.
-            notice(f"rank {fleet.rank}: {type(error).__name__}: {error}")
-            _mpi().COMM_WORLD.Abort(1)
-            raise
 
 
 def _run(command: Sequence[str], fleet: Fleet, signals: Signals) -> int:
@@ -545,7 +566,7 @@ def _mpi() -> _Module:
     try:
         from mpi4py import MPI
     except ImportError as error:
-        message = "staging needs the package mpi4py, and an MPI library; pip install 'opencl-cachectl[mpi]'"
+        message = "a job of MPI needs the package mpi4py, and an MPI library; pip install 'opencl-cachectl[mpi]'"
         raise CachectlError(message) from error
     except RuntimeError as error:
         message = f"mpi4py finds no MPI library: {str(error).splitlines()[0]}"

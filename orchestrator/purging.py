@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from cachectl.contained import FAILURES
 from cachectl.layers.errors import reason_of
-from cachectl.layers.facts import ClearPlan, Note, Outcome
+from cachectl.layers.facts import ClearPlan, Note, Outcome, Root
 from cachectl.layers.selection import Selection
 
 if TYPE_CHECKING:
@@ -27,6 +28,11 @@ class PurgeResult:
         """Tell whether anything failed or was refused."""
         return any(outcome.failed for outcome in self.outcomes)
 
+    @property
+    def found_nothing(self) -> bool:
+        """Tell whether there was nothing to remove, and nothing to say why."""
+        return not any(one.removed or one.skipped or one.failed or one.remade for one in self.outcomes)
+
 
 @dataclass(frozen=True, slots=True)
 class PurgePlan:
@@ -38,11 +44,6 @@ class PurgePlan:
     def plans(self) -> tuple[ClearPlan, ...]:
         """Return the plan of each layer."""
         return tuple(plan for _, plan in self.parts)
-
-    @property
-    def finds_nothing(self) -> bool:
-        """Tell whether there is nothing to remove, and nothing to say why."""
-        return not any(plan.targets or plan.skipped or plan.failed or plan.remake for plan in self.plans)
 
     def foreseen(self) -> PurgeResult:
         """Say what applying the plan would do."""
@@ -56,14 +57,16 @@ class PurgePlan:
         return PurgeResult(dry_run=False, outcomes=tuple(_clear_one(layer, plan) for layer, plan in self.parts))
 
 
-def plan(layers: Iterable[Layer], selection: Selection) -> PurgePlan:
-    """Plan the purge of a selection in each layer; a refusal is part of the plan."""
-    return PurgePlan(tuple((layer, _plan_one(layer, selection)) for layer in layers))
+def plan(
+    layers: Iterable[Layer], selection: Selection, *, within: Callable[[Layer, Root], bool] = lambda _layer, _root: True
+) -> PurgePlan:
+    """Plan the purge of a selection in each layer, in the roots that are ``within``; a refusal is part of the plan."""
+    return PurgePlan(tuple((layer, _plan_one(layer, selection, within)) for layer in layers))
 
 
-def _plan_one(layer: Layer, selection: Selection) -> ClearPlan:
+def _plan_one(layer: Layer, selection: Selection, within: Callable[[Layer, Root], bool]) -> ClearPlan:
     try:
-        return layer.plan_clear(selection)
+        return layer.plan_clear(selection, within=partial(within, layer))
     except FAILURES as error:
         return ClearPlan(layer.name, failed=(Note("*", reason_of(error)),))
 

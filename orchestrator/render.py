@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Final, Literal
 
 from cachectl.layers.errors import printable
-from cachectl.layers.facts import Ability, Census, Entry, Finding, Note, Outcome, Problem, Quarantined
+from cachectl.layers.facts import Ability, Census, Entry, Finding, Note, Outcome, Problem, Quarantined, Root
 
 if TYPE_CHECKING:
     from cachectl.bench import Bench, Step
@@ -276,6 +276,7 @@ def report_json(report: Report, beside: Sequence[Neighbour] | None = None) -> di
         "layers": [_layer_json(layer) for layer in report.layers],
         "total": {"entries": report.entries, "files": report.files, "bytes": report.bytes},
         "broken": _broken_json(report.broken),
+        **({"nodes": list(report.nodes)} if report.nodes else {}),
         **asked,
     }
 
@@ -315,6 +316,7 @@ def _root_json(root: RootReport) -> dict[str, object]:
         "oldest": census.oldest,
         "newest": census.newest,
         "problems": [_problem_json(problem) for problem in census.problems],
+        **({"nodes": list(root.nodes)} if root.nodes else {}),
     }
 
 
@@ -342,6 +344,9 @@ def show_report(report: Report, home: str) -> None:
     rows.append(("total", "", count(report.entries), count(report.files), size(report.bytes), ""))
     headings = ("layer", "state", "entries", "files", "size", "stale")
     show_table(Table(headings, tuple(rows), frozenset({2, 3, 4, 5})))
+    if report.nodes:
+        more = " …" if len(report.nodes) > _MANY else ""
+        show_lines(["", f"{_nodes(report.nodes)}: {', '.join(report.nodes[:_MANY])}{more}"])
     show_lines(_places(report, home))
     for plugin in report.broken:
         warn(f"plug-in {plugin.name}: {plugin.why}")
@@ -365,17 +370,38 @@ def _places(report: Report, home: str) -> Iterator[str]:
             continue
         yield ""
         yield f"{layer.layer}: {layer.state.condition.value}, {layer.state.why}"
-        for root in layer.roots[:1] + tuple(root for root in layer.roots[1:] if _holds_anything(root)):
-            orphans = root.census.orphan_files
-            notes = [root.root.source, *([] if root.exists else ["not there"])]
-            notes += [] if root.link_to is None else [f"a link to {_short_home(str(root.link_to), home)}"]
-            plural = "orphan" if orphans == 1 else "orphans"
-            notes += [f"{orphans} {plural}, {size(root.census.orphan_bytes)}"] if orphans else []
-            yield f"  {_short_home(str(root.root.path), home)}  ({'; '.join(notes)})"
+        places: dict[Root, list[RootReport]] = {}
+        for root in layer.roots:
+            places.setdefault(root.root, []).append(root)
+        for number, alike in enumerate(places.values()):
+            if not number or any(map(_holds_anything, alike)):
+                yield _place(alike, home)
         for failure in layer.failures:
             yield f"  problem: {failure}"
-        for problem in layer.problems:
-            yield f"  problem: {_short_home(str(problem.path), home)}: {problem.message}"
+        for root in layer.roots:
+            where = f" (on {root.nodes[0]})" if root.nodes else ""
+            for problem in root.census.problems:
+                yield f"  problem: {_short_home(str(problem.path), home)}: {problem.message}{where}"
+
+
+def _place(alike: Sequence[RootReport], home: str) -> str:
+    """Spell a root, once for all nodes that have one of their own there."""
+    first = alike[0]
+    orphans = sum(one.census.orphan_files for one in alike)
+    nodes = tuple(dict.fromkeys(node for one in alike for node in one.nodes))
+    notes = [first.root.source, *([] if any(one.exists for one in alike) else ["not there"])]
+    if len(nodes) > 1:
+        notes.append(f"{_nodes(nodes)}, {'shared' if len(alike) < len(nodes) else 'each its own'}")
+    else:
+        notes += nodes
+    notes += [] if first.link_to is None else [f"a link to {_short_home(str(first.link_to), home)}"]
+    orphan_bytes = size(sum(one.census.orphan_bytes for one in alike))
+    notes += [f"{orphans} {'orphan' if orphans == 1 else 'orphans'}, {orphan_bytes}"] if orphans else []
+    return f"  {_short_home(str(first.root.path), home)}  ({'; '.join(notes)})"
+
+
+def _nodes(nodes: Sequence[str]) -> str:
+    return "1 node" if len(nodes) == 1 else f"{len(nodes):,} nodes"
 
 
 def _holds_anything(root: RootReport) -> bool:

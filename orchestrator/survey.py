@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,12 +20,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class RootReport:
-    """One root and what it holds; ``link_to`` is where it leads if it is itself a link."""
+    """One root and what it holds; ``link_to`` is where it leads if it is itself a link.
+
+    ``nodes`` are those of an MPI job that see it, where more than this process was asked.
+    """
 
     root: Root
     exists: bool
     census: Census
     link_to: Path | None = None
+    nodes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,11 +77,12 @@ class LayerReport:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The whole stack at one moment (epoch seconds)."""
+    """The whole stack at one moment (epoch seconds); ``nodes`` are those of an MPI job, where it was asked as one."""
 
     generated: float
     layers: tuple[LayerReport, ...]
     broken: tuple[Broken, ...] = ()
+    nodes: tuple[str, ...] = ()
 
     @property
     def entries(self) -> int:
@@ -95,17 +100,19 @@ class Report:
         return sum(layer.bytes for layer in self.layers)
 
 
-def survey(stack: Stack, layers: Iterable[Layer]) -> Report:
-    """Count every root of the given layers."""
-    return Report(stack.environment.clock(), tuple(_layer_report(layer) for layer in layers), stack.broken)
+def survey(
+    stack: Stack, layers: Iterable[Layer], *, within: Callable[[Layer, Root], bool] = lambda _layer, _root: True
+) -> Report:
+    """Count every root of the given layers, or those roots that are ``within``."""
+    return Report(stack.environment.clock(), tuple(_layer_report(layer, within) for layer in layers), stack.broken)
 
 
-def _layer_report(layer: Layer) -> LayerReport:
+def _layer_report(layer: Layer, within: Callable[[Layer, Root], bool]) -> LayerReport:
     failures: list[str] = []
     state = State(Condition.UNKNOWN, "it could not be asked")
     roots: tuple[Root, ...] = ()
     try:
-        roots = layer.roots()
+        roots = tuple(root for root in layer.roots() if within(layer, root))
     except FAILURES as error:
         failures.append(reason_of(error))
     try:

@@ -141,6 +141,22 @@ def home(tmp_path: Path) -> Home:
 
 
 @pytest.fixture(scope="session")
+def mpiexec() -> str:
+    """Return the launcher. Skips where there is none, or no MPI that Python could use."""
+    if importlib.util.find_spec("mpi4py") is None:
+        pytest.skip("needs mpi4py, which is not installed")
+    beside = Path(sys.executable).with_name("mpiexec")
+    found = str(beside) if beside.exists() else shutil.which("mpiexec")
+    if found is None:
+        pytest.skip("needs mpiexec, which is neither beside Python nor on the path")
+    probe = [found, "-n", "2", sys.executable, "-c", "from mpi4py import MPI; assert MPI.COMM_WORLD.size == 2"]
+    done = subprocess.run(probe, capture_output=True, text=True, check=False, timeout=60)
+    if done.returncode:
+        pytest.skip(f"mpiexec starts no two ranks here: {(done.stderr or done.stdout).strip()[-200:]}")
+    return found
+
+
+@pytest.fixture(scope="session")
 def held_to_modes() -> tuple[str, ...]:
     """Return how to start a program that the modes of files bind, as they do not bind the superuser."""
     if os.geteuid() != 0:
