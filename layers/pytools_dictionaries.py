@@ -393,7 +393,7 @@ class PytoolsDictionaries(Layer):
             if path.is_symlink() or not path.is_file():
                 continue
             try:
-                weight = self._rows(path).weigh()
+                weight = self._rows(path).sum()
             except LayerError as error:
                 failed.append(Note(name.file, error.message))
                 continue

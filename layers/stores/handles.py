@@ -24,9 +24,10 @@ _FOLDER_FLAGS: Final = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | getattr(os,
 
 def status_of(handle: int, name: str) -> os.stat_result | None:
     """Look at a name, not through it; ``None`` where there is none."""
-    with suppress(FileNotFoundError, NotADirectoryError):
+    try:
         return os.stat(name, dir_fd=handle, follow_symlinks=False)
-    return None
+    except (FileNotFoundError, NotADirectoryError):
+        return None
 
 
 def open_folder(name: str, handle: int) -> int:

@@ -18,6 +18,8 @@ _DESCRIPTORS: Final = "/dev/fd"
 STAGE: Final = ".cachectl-stage-"
 #: More than any file that is read whole should hold, in bytes.
 SANE: Final = 1 << 30
+#: No more than what a file may be asked for before its size is, in bytes.
+_HEAD: Final = 4096
 
 
 def own_name(prefix: str = STAGE) -> str:
@@ -80,10 +82,12 @@ def read_locked(path: str | Path, *, limit: int = -1) -> bytes:
 
 def _read_all(handle: int, path: str | Path, limit: int) -> bytes:
     """Read an open file from its beginning, which it may have been read beyond before."""
-    size = os.fstat(handle).st_size
-    if limit < 0 and size > SANE:
-        raise OSError(errno.EFBIG, "larger than any entry", str(path))
-    wanted = size if limit < 0 else min(size, limit)
+    wanted = limit
+    if not 0 <= limit <= _HEAD:
+        size = os.fstat(handle).st_size
+        if limit < 0 and size > SANE:
+            raise OSError(errno.EFBIG, "larger than any entry", str(path))
+        wanted = size if limit < 0 else min(size, limit)
     data = os.pread(handle, wanted, 0)
     while len(data) < wanted and (more := os.pread(handle, wanted - len(data), len(data))):
         data += more
