@@ -68,15 +68,8 @@ def _panel(axes: Axes, points: list[Point], cache: str) -> None:
             [max(one) - here for here, one in zip(middle, seconds, strict=True)],
         )
         entries = [point["entries"] for point in points]
-        axes.errorbar(entries, middle, reach, color=colour, marker="o", markersize=7, linewidth=2.5, capsize=3)
-        axes.annotate(
-            name,
-            (entries[-1], middle[-1]),
-            (0, 12),
-            textcoords="offset points",
-            ha="right",
-            color=colour,
-            weight="bold",
+        axes.errorbar(
+            *(entries, middle, reach), color=colour, marker="o", markersize=7, linewidth=2.5, capsize=3, label=name
         )
     axes.set_xscale("log")
     axes.set_yscale("log")
@@ -86,6 +79,7 @@ def _panel(axes: Axes, points: list[Point], cache: str) -> None:
     axes.grid(visible=True, color="#e4e7eb", zorder=0)
     axes.set_axisbelow(True)
     axes.margins(x=0.08, y=0.12)
+    axes.legend(loc="upper left", frameon=False, labelcolor="linecolor", prop={"weight": "bold"})
     for edge in ("top", "right", "bottom", "left"):
         axes.spines[edge].set_visible(False)
 
