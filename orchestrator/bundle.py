@@ -15,11 +15,11 @@ import tarfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
-from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, BinaryIO, Final, NoReturn, TypeVar
 
 from cachectl.layers.errors import CachectlError, printable
 from cachectl.layers.facts import Artifact
+from cachectl.layers.stores.archive import tar_header
 from cachectl.layers.stores.plain import SANE
 
 if TYPE_CHECKING:
@@ -33,6 +33,7 @@ _MANIFEST: Final = "manifest.json"
 MAGIC: Final = b"\x28\xb5\x2f\xfd"
 #: The level at which time and size are both small; another one gives other bytes.
 _LEVEL: Final = 3
+_THREADS: Final = 2
 #: More than a manifest of a hundred thousand entries takes, in bytes.
 _LARGEST_MANIFEST: Final = 64 << 20
 #: What is announced may be so many times as large as the file, and this much beside.
@@ -151,28 +152,35 @@ def write_bundle(file: BinaryIO, manifest: Manifest, contents: Iterable[bytes]) 
         raise BadBundle(f"{len(manifest.items):,} entries are too many for one; export layer by layer")
     members = _framed(head, manifest, contents)
     total = _length(len(head), manifest)
-    compressor = zstandard.ZstdCompressor(level=_LEVEL, threads=0, write_checksum=True, write_content_size=True)
+    # Beside this thread, which reads on. However many there are, from one on the bytes are the same.
+    compressor = zstandard.ZstdCompressor(level=_LEVEL, threads=_THREADS, write_checksum=True, write_content_size=True)
     with compressor.stream_writer(file, size=total, closefd=False) as writer:
-        for part in members:
-            writer.write(part)
+        for chunk in _in_chunks(members):
+            writer.write(chunk)
+
+
+def _in_chunks(parts: Iterable[bytes]) -> Iterator[bytes]:
+    """Join small parts to chunks that are worth a call."""
+    held: list[bytes] = []
+    length = 0
+    for part in parts:
+        held.append(part)
+        length += len(part)
+        if length >= _CHUNK:
+            yield b"".join(held)
+            held, length = [], 0
+    yield b"".join(held)
 
 
 def _framed(head: bytes, manifest: Manifest, contents: Iterable[bytes]) -> Iterator[bytes]:
-    yield _header(_MANIFEST, len(head))
+    yield tar_header(_MANIFEST, len(head))
     yield head
     yield bytes(-len(head) % tarfile.BLOCKSIZE)
     for number, (item, data) in enumerate(zip(manifest.items, contents, strict=True), 1):
-        yield _header(_member(number), item.bytes)
+        yield tar_header(_member(number), item.bytes)
         yield data
         yield bytes(-item.bytes % tarfile.BLOCKSIZE)
     yield bytes(_padding(_body(len(head), manifest)))
-
-
-def _header(name: str, size: int) -> bytes:
-    info = tarfile.TarInfo(name)
-    info.size = size
-    info.mode = 0o600
-    return info.tobuf(tarfile.USTAR_FORMAT)
 
 
 def _member(number: int) -> str:
@@ -207,6 +215,7 @@ class Reader:
 
     def __init__(self, file: BinaryIO, size: int, *, known: Manifest | None = None) -> None:
         self._stream = _Stream(file)
+        self._known = known is not None
         self.manifest = self._read_manifest(known)
         announced = sum(item.bytes for item in self.manifest.items)
         if announced > size * _MOST_EXPANSION + _ALLOWANCE:
@@ -218,7 +227,7 @@ class Reader:
             size = int(block[124:135], 8)
         except ValueError:
             raise BadBundle("it does not begin with a manifest") from None
-        if block != _header(_MANIFEST, size):
+        if block != tar_header(_MANIFEST, size):
             raise BadBundle(f"it does not begin with a manifest, but with {_described(block)}")
         if size > _LARGEST_MANIFEST:
             raise BadBundle(f"its manifest would have {size:,} bytes, and may have {_LARGEST_MANIFEST:,}")
@@ -230,18 +239,25 @@ class Reader:
     def contents(self) -> Iterator[tuple[Item, bytes]]:
         """Yield each entry with its bytes, whose sum has been checked; at the end, see that it is the end."""
         for number, item in enumerate(self.manifest.items, 1):
-            block = self._stream.read(tarfile.BLOCKSIZE)
-            if block != _header(_member(number), item.bytes):
-                raise BadBundle(f"not member {_member(number)} of {item.bytes:,} bytes, but {_described(block)}")
-            data = self._stream.read(item.bytes)
-            self._fill(item.bytes)
-            if hashlib.sha256(data).hexdigest() != item.sha256:
-                raise BadBundle(f"the sum of {item.layer} {item.key} does not hold")
+            filled = tarfile.BLOCKSIZE + item.bytes
+            member = self._stream.read(filled + -item.bytes % tarfile.BLOCKSIZE)
+            data = member[tarfile.BLOCKSIZE : filled]
+            if not self._known:
+                self._check(number, item, member[: tarfile.BLOCKSIZE], data, member[filled:])
             yield item, data
         padding = _padding(_body(self._size, self.manifest))
         if self._stream.read(padding) != bytes(padding):
             raise BadBundle("there is more in it than its manifest announces")
         self._stream.finish()
+
+    @staticmethod
+    def _check(number: int, item: Item, header: bytes, data: bytes, filling: bytes) -> None:
+        if header != tar_header(_member(number), item.bytes):
+            raise BadBundle(f"not member {_member(number)} of {item.bytes:,} bytes, but {_described(header)}")
+        if any(filling):
+            raise BadBundle("something is hidden between its members")
+        if hashlib.sha256(data).hexdigest() != item.sha256:
+            raise BadBundle(f"the sum of {item.layer} {item.key} does not hold")
 
     def _fill(self, size: int) -> None:
         length = -size % tarfile.BLOCKSIZE
@@ -345,8 +361,7 @@ def _item(entry: Mapping[str, object]) -> Item:
     )
     if not _LAYER.fullmatch(item.layer) or not _DIGEST.fullmatch(item.sha256):
         _lies("a layer or a sum that is none")
-    path = PurePosixPath(item.key)
-    if not item.key or "\0" in item.key or path.is_absolute() or ".." in path.parts:
+    if not item.key or "\0" in item.key or item.key.startswith("/") or ".." in item.key.split("/"):
         _lies(f"the key {item.key[:200]!r}, which leads elsewhere")
     return item
 

@@ -1,0 +1,85 @@
+"""Deterministic tars: what is made quickly is what tarfile makes, and what is read quickly is what tarfile reads."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import tarfile
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cachectl.layers.stores.archive import pack, tar_header, unpack
+
+PARTS = st.text(st.characters(min_codepoint=33, max_codepoint=126, exclude_characters="/"), min_size=1, max_size=40)
+PLAIN = st.lists(PARTS.filter(lambda part: part not in {".", ".."}), min_size=1, max_size=3).map("/".join)
+ANY = st.one_of(PLAIN, st.text(st.characters(exclude_characters="\0/.", exclude_categories=["Cs"]), min_size=1))
+MEMBERS = st.dictionaries(ANY, st.binary(max_size=1500), max_size=5)
+
+
+def by_tarfile(name: str, size: int) -> bytes:
+    info = tarfile.TarInfo(name)
+    info.size, info.mode = size, 0o600
+    plain = name.isascii() and len(name) < tarfile.LENGTH_NAME
+    return info.tobuf(tarfile.USTAR_FORMAT if plain else tarfile.PAX_FORMAT, "utf-8", "surrogateescape")
+
+
+@given(ANY, st.integers(0, 8**11 - 1))
+def test_a_header_is_tarfiles(name: str, size: int) -> None:
+    assert tar_header(name, size) == by_tarfile(name, size)
+
+
+def test_a_name_or_size_that_no_plain_header_holds_is_spelled_as_tarfile_does() -> None:
+    for name, size in (("x" * 200, 1), ("café", 7), ("big", 8**11)):
+        info = tarfile.TarInfo(name)
+        info.size, info.mode = size, 0o600
+        assert tar_header(name, size) == info.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape")
+
+
+@given(MEMBERS)
+def test_what_is_packed_is_read_back_by_us_and_by_tarfile(members: dict[str, bytes]) -> None:
+    packed = pack(members)
+    assert unpack(packed) == members
+    with tarfile.open(fileobj=io.BytesIO(packed)) as tar:
+        assert {info.name: _content(tar, info) for info in tar} == members
+
+
+@given(st.dictionaries(PLAIN, st.binary(max_size=1500), max_size=4))
+def test_what_tarfile_has_written_is_read_too(members: dict[str, bytes]) -> None:
+    written = io.BytesIO()
+    with tarfile.open(fileobj=written, mode="w", format=tarfile.GNU_FORMAT) as tar:
+        for name, data in members.items():
+            info = tarfile.TarInfo(name)
+            info.size, info.mtime, info.uname = len(data), 1_700_000_000, "somebody"
+            tar.addfile(info, io.BytesIO(data))
+    assert unpack(written.getvalue()) == members
+
+
+@given(MEMBERS, st.data())
+def test_one_byte_changed_gives_members_or_a_refusal(members: dict[str, bytes], data: st.DataObject) -> None:
+    packed = bytearray(pack(members))
+    place = data.draw(st.integers(0, len(packed) - 1))
+    packed[place] ^= data.draw(st.integers(1, 255))
+    with contextlib.suppress(ValueError):
+        for name in unpack(bytes(packed)):
+            assert not name.startswith("/")
+            assert ".." not in name.split("/")
+
+
+@pytest.mark.parametrize("name", ["/etc/passwd", "../up", "a/../../b", "", ".", "a/.."])
+def test_a_name_that_leads_elsewhere_is_refused(name: str) -> None:
+    written = io.BytesIO()
+    with tarfile.open(fileobj=written, mode="w", format=tarfile.USTAR_FORMAT) as tar:
+        info = tarfile.TarInfo(name)
+        info.size = 1
+        tar.addfile(info, io.BytesIO(b"x"))
+    with pytest.raises(ValueError, match="unsafe member"):
+        unpack(written.getvalue())
+    with pytest.raises(ValueError, match="unsafe member"):
+        unpack(pack({name: b"x"}))
+
+
+def _content(tar: tarfile.TarFile, info: tarfile.TarInfo) -> bytes:
+    content = tar.extractfile(info)
+    return b"" if content is None else content.read()
