@@ -24,7 +24,7 @@ from cachectl.layers.layer import Layer
 from cachectl.layers.patience import TookTooLong, limited
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from conftest import Home
 
@@ -93,6 +93,26 @@ def test_it_is_switched_carried_mended_and_purged(plugged: Home) -> None:
     purged = {layer["layer"]: layer["removed"] for layer in plugged.json("purge", "--all")["layers"]}
     assert purged["toyc"] == 2
     assert plugged.run(*TOYC, "axpy", "dot").stdout == "axpy made\ndot made\n"
+
+
+def test_it_travels_with_all_others(
+    plugged: Home, installed: Path, tmp_path: Path, new_home: Callable[[Path], Home]
+) -> None:
+    plugged.run(*TOYC, "axpy", "dot")
+    bundle = str(tmp_path / "bundle")
+    exported = {layer["layer"]: layer["entries"] for layer in plugged.json("export", bundle)["layers"]}
+    assert exported["toyc"] == 2
+    elsewhere = beside(new_home(tmp_path / "elsewhere"), installed)
+    said = elsewhere.cachectl("import", bundle, "--trust", "--dry-run").stdout
+    assert "toyc: 2 " in said
+    assert not (elsewhere.path / ".cache").exists()
+    elsewhere.cachectl("import", bundle, "--trust")
+    assert elsewhere.run(*TOYC, "axpy", "dot").stdout == "axpy found\ndot found\n"
+    # Without the plug-in it is named, and nothing else is lost.
+    plain = new_home(tmp_path / "plain")
+    done = plain.cachectl("import", bundle, "--trust", check=False)
+    assert done.returncode == 1
+    assert "no layer of this name is here" in done.stderr
 
 
 # ---------------------------------------------------------------------- versions of the interface
