@@ -127,7 +127,8 @@ class Orphan:
 class Housekeeping:
     """Files that belong to the cache as a whole (an index, an empty dictionary), and so to no entry.
 
-    ``stale`` says of a dictionary that nothing will open it again.
+    ``stale`` says of a dictionary that nothing will open it again, ``fixed`` of a file that it is as long whatever the
+    cache holds: removing entries frees nothing of it.
     """
 
     key: str
@@ -136,6 +137,7 @@ class Housekeeping:
     files: int = 1
     modified: float | None = None
     stale: bool | None = None
+    fixed: bool = False
 
 
 @dataclass(frozen=True, slots=True)

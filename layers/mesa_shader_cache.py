@@ -238,7 +238,7 @@ class MesaShaderCache(Layer):
     def _housekeeping(self, root: Root, shape: Shape) -> Iterator[Housekeeping]:
         for leaf in self._tree(root, shape).scan():
             if isinstance(leaf, Leaf) and leaf.stray is None:
-                yield Housekeeping(leaf.key, root.path, leaf.bytes, 1, leaf.modified)
+                yield Housekeeping(leaf.key, root.path, leaf.bytes, 1, leaf.modified, fixed=True)
 
     def _files_scan(self, root: Root) -> Iterator[_Raw | Found]:
         yield from (found for found in self._leaves(root) if not isinstance(found, Leaf))

@@ -74,7 +74,8 @@ def _look(layer: Layer, limits: Limits) -> _Holding:
         for root in layer.roots():
             for found in layer.scan(root, contents=limits.stale):
                 if isinstance(found, Housekeeping):
-                    holding.bytes += found.bytes
+                    # No removal makes room in what is as long when it is empty, and no limit is met by trying.
+                    holding.bytes += 0 if found.fixed else found.bytes
                     holding.files += found.files
                 elif isinstance(found, Orphan) and found.kept:
                     # It waits in quarantine to be brought back.

@@ -26,6 +26,7 @@ from cachectl.layers.formats import mesa_entries
 from cachectl.layers.layer import Layer
 from cachectl.layers.mesa_shader_cache import MesaShaderCache, read_limit
 from cachectl.layers.selection import Selection
+from cachectl.pruning import Limits, plan_prune
 
 if TYPE_CHECKING:
     from conftest import Home
@@ -471,6 +472,16 @@ def test_the_index_counts_what_is_there_after_every_change(tmp_path: Path) -> No
     layer.put(key("a"), artifact)
     assert counted() == held()
     assert list(layer.verify(layer.roots()[0])) == []
+
+
+@pytest.mark.parametrize("store", ["multi-file", "single-file"])
+def test_an_index_of_one_length_is_no_ground_for_removing_entries(store: str, tmp_path: Path) -> None:
+    layer = layer_of(tmp_path / "home", store)
+    root = fill(tmp_path / "home" / ".cache", store, contents())
+    held = sum(path.stat().st_size for path in root.rglob("*") if path.is_file() and path.name != "index")
+    assert plan_prune([layer], Limits(bytes=held)).plans[0].entries == 0
+    assert plan_prune([layer], Limits(bytes=held - 1)).plans[0].entries == 1
+    assert layer.census(layer.roots()[0]).bytes == held + 1310728
 
 
 def test_temporaries_go_unless_somebody_may_be_writing_them(tmp_path: Path) -> None:
