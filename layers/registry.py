@@ -77,7 +77,7 @@ def plugged_in(environment: Environment) -> Iterator[Layer | Broken]:
 
 
 def _plugged(point: EntryPoint, environment: Environment) -> Layer | Broken:
-    limit = _limit(environment.get(PLUGIN_TIMEOUT))
+    limit = plugin_limit(environment)
     try:
         # Standard output is for data; what a stranger prints while it is imported is none.
         with redirect_stdout(sys.stderr), limited(limit):
@@ -85,16 +85,20 @@ def _plugged(point: EntryPoint, environment: Environment) -> Layer | Broken:
             wrong = _wrong(layer)
     except TookTooLong:
         return Broken(point.name, f"{point.value} took longer than {limit:g} s; {PLUGIN_TIMEOUT} sets how long it may")
-    except (Exception, SystemExit) as error:  # noqa: BLE001 - a stranger's code must not stop the others
+    except KeyboardInterrupt:
+        raise
+    # A stranger's own may be no Exception: so are a panic of Rust's, and a skip of pytest's.
+    except BaseException as error:  # noqa: BLE001 - a stranger's code must not stop the others
         return Broken(point.name, f"{point.value} failed: {described(error)}")
     if wrong is not None or not isinstance(layer, Layer):
         return Broken(point.name, f"{point.value} {wrong}")
     return layer
 
 
-def _limit(value: str | None) -> float:
+def plugin_limit(environment: Environment) -> float:
+    """Return how many seconds a plug-in has to give its layer, and for each answer that is a matter of variables."""
     try:
-        seconds = float(value or "")
+        seconds = float(environment.get(PLUGIN_TIMEOUT) or "")
     except ValueError:
         return _PLUGIN_TIMEOUT
     return seconds if 0 < seconds <= _LONGEST else _PLUGIN_TIMEOUT

@@ -31,6 +31,8 @@ Handler = Callable[[argparse.Namespace], int]
 
 #: Verbs that run a command.
 _COMMANDS: Final = (["run"], ["trace"], ["bench"], ["stage"])
+#: Verbs that say themselves which plug-ins gave no layer.
+_TELLING: Final = frozenset({"report", "layers", "doctor"})
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -149,6 +151,7 @@ def _selection(options: argparse.Namespace, now: float) -> Selection:
 def _stack(options: argparse.Namespace) -> Stack:
     from dataclasses import replace
 
+    from cachectl import render
     from cachectl.layers.environment import Environment, process_variable
     from cachectl.layers.errors import CachectlError
     from cachectl.stack import Stack
@@ -162,13 +165,18 @@ def _stack(options: argparse.Namespace) -> Stack:
     changing = vars(options)
     here = Environment.here()
     patience = changing.get("wait")
-    return Stack(
+    stack = Stack(
         replace(
             here,
             patience=here.patience if patience is None else patience,
             over_others=changing.get("over_others", False),
         )
     )
+    # What is meant to be about everything is not, without them.
+    if options.verb not in _TELLING and not changing.get("layers") and not changing.get("mpi"):
+        for plugin in stack.broken:
+            render.warn(f"plug-in {plugin.name}: {plugin.why}")
+    return stack
 
 
 def _report(options: argparse.Namespace) -> int:

@@ -7,6 +7,7 @@ ability it has not.
 
 from __future__ import annotations
 
+import math
 import re
 import sys
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
@@ -24,12 +25,14 @@ from cachectl.layers.facts import (
     Condition,
     Entry,
     Finding,
+    Flag,
     Found,
     Hazard,
     Housekeeping,
     Note,
     Orphan,
     Outcome,
+    Patch,
     Problem,
     Quarantined,
     Removable,
@@ -39,9 +42,11 @@ from cachectl.layers.facts import (
     State,
     Switch,
     Target,
+    When,
 )
 from cachectl.layers.layer import Layer
-from cachectl.layers.registry import described
+from cachectl.layers.patience import TookTooLong, limited
+from cachectl.layers.registry import PLUGIN_TIMEOUT, described, plugin_limit
 
 T = TypeVar("T")
 F = TypeVar("F", Found, Finding, "tuple[Removable, str | None]")
@@ -49,6 +54,8 @@ F = TypeVar("F", Found, Finding, "tuple[Removable, str | None]")
 #: What one root or layer may raise without stopping the others.
 FAILURES: Final = (LayerError, OSError)
 
+_WORDS: Final = (str, type(None))
+_TIME: Final = (int, float, type(None))
 #: What the rest of the program relies on in a fact, since a stranger's may hold anything.
 _FIELDS: Final[Mapping[type, Mapping[str, type | tuple[type, ...]]]] = {
     Root: {"path": Path, "scope": Scope, "source": str, "role": str},
@@ -60,20 +67,49 @@ _FIELDS: Final[Mapping[type, Mapping[str, type | tuple[type, ...]]]] = {
         "files": int,
         "mark": tuple,
         "kernels": (tuple, type(None)),
-        **dict.fromkeys(("created", "modified", "used", "written_before"), (int, float, type(None))),
-        "guest": (str, type(None)),
+        **dict.fromkeys(("created", "modified", "used", "written_before"), _TIME),
+        **dict.fromkeys(("device", "stale_because", "guest"), _WORDS),
+        "stale": (bool, type(None)),
         "versions": Mapping,
         "detail": Mapping,
     },
     ClearPlan: {"targets": tuple, "skipped": tuple, "failed": tuple},
-    Orphan: {"key": str, "root": Path, "bytes": int, "files": int, "modified": (int, float), "mark": tuple},
-    Housekeeping: {"key": str, "root": Path, "bytes": int, "files": int},
+    Orphan: {
+        "key": str,
+        "root": Path,
+        "bytes": int,
+        "files": int,
+        "modified": (int, float),
+        "why": str,
+        "mark": tuple,
+        **dict.fromkeys(("idle_only", "kept"), bool),
+    },
+    Housekeeping: {"key": str, "root": Path, "bytes": int, "files": int, "modified": _TIME, "fixed": bool},
     Problem: {"path": Path, "code": str, "message": str},
-    Census: {"entries": int, "files": int, "bytes": int, "orphan_files": int, "orphan_bytes": int},
+    Census: {
+        **dict.fromkeys(("entries", "files", "bytes", "orphan_files", "orphan_bytes"), int),
+        **dict.fromkeys(("stale_entries", "stale_bytes"), (int, type(None))),
+        **dict.fromkeys(("oldest", "newest"), _TIME),
+        "problems": tuple,
+    },
     Outcome: {"removed": int, "bytes_freed": int, "skipped": tuple, "failed": tuple},
-    Finding: {"root": Path, "severity": Severity, "message": str, "fix": str},
-    Switch: {"set": Mapping, "unset": frozenset},
-    Artifact: {"key": str, "form": str, "data": bytes},
+    Finding: {
+        "root": Path,
+        "key": _WORDS,
+        "severity": Severity,
+        "code": str,
+        "message": str,
+        "fix": str,
+        "thing": (Entry, Orphan, type(None)),
+    },
+    Switch: {
+        "set": Mapping,
+        "unset": frozenset,
+        "takes_effect": When,
+        **dict.fromkeys(("flags", "patches", "memos", "drops", "reloads"), tuple),
+        **dict.fromkeys(("latches", "latching_modules", "salts", "makes"), tuple),
+    },
+    Artifact: {"key": str, "form": str, "data": bytes, "detail": Mapping},
 }
 
 
@@ -81,9 +117,26 @@ _FIELDS: Final[Mapping[type, Mapping[str, type | tuple[type, ...]]]] = {
 _ELEMENTS: Final[Mapping[type, Mapping[str, type]]] = {
     Entry: {"kernels": str, "mark": int},
     Orphan: {"mark": int},
+    Census: {"problems": Problem},
     ClearPlan: {"targets": Target, "skipped": Note, "failed": Note},
     Outcome: {"skipped": Note, "failed": Note},
+    Switch: {
+        "unset": str,
+        "flags": Flag,
+        "patches": Patch,
+        "memos": Patch,
+        "makes": Path,
+        **dict.fromkeys(("latches", "latching_modules", "salts"), str),
+    },
 }
+#: The names and values among them.
+_WORDED: Final[Mapping[type, tuple[str, ...]]] = {
+    Entry: ("versions", "detail"),
+    Artifact: ("detail",),
+    Switch: ("set",),
+}
+#: What every shell and every system takes for the name of a variable.
+_VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 class PluginFailed(LayerError):
@@ -96,6 +149,7 @@ class Contained(Layer):
     def __init__(self, inner: Layer, environment: Environment) -> None:
         super().__init__(environment)
         self._inner = inner
+        self._limit = plugin_limit(environment)
         # The registry has checked these.
         self.__dict__.update(
             name=inner.name, title=inner.title, scope=inner.scope, precious=inner.precious, forms=inner.forms
@@ -109,25 +163,42 @@ class Contained(Layer):
             # Standard output is for data; a stranger's remarks are none.
             with redirect_stdout(sys.stderr):
                 return question()
-        except LayerError:
+        except (LayerError, KeyboardInterrupt, TookTooLong):
             raise
-        except (Exception, SystemExit) as error:
+        # A stranger's own may be no Exception: so are a panic of Rust's, and a skip of pytest's.
+        except BaseException as error:
             raise PluginFailed(self.name, f"the plug-in failed: {described(error)}") from error
+
+    def _ask_soon(self, question: Callable[[], T]) -> T:
+        """Ask what is a matter of the variables alone, and so of no time."""
+        try:
+            with limited(self._limit):
+                return self._ask(question)
+        except TookTooLong as error:
+            message = f"the plug-in failed: took longer than {self._limit:g} s; {PLUGIN_TIMEOUT} sets how long it may"
+            raise PluginFailed(self.name, message) from error
+
+    def _own(self, value: T) -> T:
+        """Return what is said for this layer. Raises :class:`TypeError` for what is said for another."""
+        layer = getattr(value, "layer", self.name)
+        if layer != self.name:
+            raise TypeError(f"answered with {type(value).__name__} of the layer {layer!r}")
+        return value
 
     def _each(self, question: Callable[[], Iterable[F]], kinds: tuple[type, ...]) -> Iterator[F]:
         things = self._ask(lambda: iter(question()))
-        while (thing := self._ask(lambda: _next(things, kinds))) is not None:
+        while (thing := self._ask(lambda: self._own(_next(things, kinds)))) is not None:
             yield thing
 
     # ------------------------------------------------------------------ a layer's questions
 
     def roots(self) -> tuple[Root, ...]:
         """Ask for the roots."""
-        return self._ask(lambda: tuple(_placed(_checked(root, Root)) for root in self._inner.roots()))
+        return self._ask_soon(lambda: tuple(_placed(_checked(root, Root)) for root in self._inner.roots()))
 
     def state(self) -> State:
         """Ask for the state."""
-        return self._ask(lambda: _checked(self._inner.state(), State))
+        return self._ask_soon(lambda: _checked(self._inner.state(), State))
 
     def scan(self, root: Root, *, contents: bool = True) -> Iterator[Found]:
         """Ask for what lies in a root."""
@@ -145,7 +216,12 @@ class Contained(Layer):
 
     def read(self, root: Root, key: str) -> Artifact | None:
         """Ask for one entry."""
-        return self._ask(lambda: _checked(self._inner.read(root, key), Artifact, type(None)))
+        artifact = self._ask(lambda: self._own(_checked(self._inner.read(root, key), Artifact, type(None))))
+        if artifact is not None and artifact.key != key:
+            raise PluginFailed(
+                self.name, f"the plug-in failed: it answered with {artifact.key!r} for {key!r}", root.path
+            )
+        return artifact
 
     def write(self, root: Root, key: str, artifact: Artifact, *, replace: bool) -> None:
         """Ask to place an entry."""
@@ -157,15 +233,22 @@ class Contained(Layer):
 
     def switch(self, *, on: bool) -> Switch:
         """Ask how to turn the layer on or off."""
-        return self._ask(lambda: _checked(self._inner.switch(on=on), Switch))
+        return self._ask_soon(lambda: self._own(_checked(self._inner.switch(on=on), Switch)))
 
     def relocate(self, folder: Path) -> Switch:
         """Ask how to move the layer."""
-        return self._ask(lambda: _checked(self._inner.relocate(folder), Switch))
+        return self._ask_soon(lambda: self._own(_checked(self._inner.relocate(folder), Switch)))
 
     def verify(self, root: Root) -> Iterator[Finding]:
         """Ask what is damaged."""
-        return self._each(lambda: self._inner.verify(root), (Finding,))
+        for finding in self._each(lambda: self._inner.verify(root), (Finding,)):
+            stray = _outside(Problem(finding.root, finding.code, finding.message), root)
+            if stray is None and finding.thing is not None:
+                stray = _outside(finding.thing, root)
+            if stray is not None:
+                message = f"the plug-in failed: it finds fault with {stray}, which is not in its root"
+                raise PluginFailed(self.name, message, root.path)
+            yield finding
 
     def set_aside(self, root: Root, target: Target, thing: Quarantined) -> str | None:
         """Ask to move something into quarantine."""
@@ -177,7 +260,7 @@ class Contained(Layer):
 
     def refresher(self) -> Switch | None:
         """Ask how to store without reading."""
-        return self._ask(lambda: _checked(self._inner.refresher(), Switch, type(None)))
+        return self._ask_soon(lambda: self._own(_checked(self._inner.refresher(), Switch, type(None))))
 
     def marked(
         self, root: Root, mark: re.Pattern[bytes], since: float, known: Container[str]
@@ -208,7 +291,7 @@ class Contained(Layer):
     def refusals(self) -> Mapping[Ability, str]:
         """Ask what cannot be done; a switch or a move that fails is one of these, and so is everything if asking is."""
         try:
-            asked = self._ask(self._inner.abilities)
+            asked = self._ask_soon(lambda: _able(self._inner.abilities()))
         except LayerError as error:
             return dict.fromkeys(Ability, error.message)
         refused = {ability: reason for ability, reason in asked.items() if reason is not None}
@@ -261,12 +344,42 @@ def _checked(value: T, *kinds: type) -> T:
     for name, kind in _FIELDS.get(type(value), {}).items():
         if not isinstance(getattr(value, name), kind):
             raise TypeError(f"{type(value).__name__}.{name} is {type(getattr(value, name)).__name__}")
+        _demand_number(value, name, kind)
     for name, kind in _ELEMENTS.get(type(value), {}).items():
         if not all(isinstance(element, kind) for element in getattr(value, name) or ()):
             raise TypeError(f"{type(value).__name__}.{name} holds what is no {kind.__name__}")
+    for name in _WORDED.get(type(value), ()):
+        if not all(isinstance(word, str) for pair in getattr(value, name).items() for word in pair):
+            raise TypeError(f"{type(value).__name__}.{name} holds what is no str")
+    if isinstance(value, Switch):
+        _demand_variables(value)
     if isinstance(value, tuple) and not _is_gated(value):
         raise TypeError("answered with a tuple that is no entry with a reason")
     return value
+
+
+def _demand_number(value: object, name: str, kind: type | tuple[type, ...]) -> None:
+    """Refuse a size or count below zero, and a time that is none, which JSON cannot spell."""
+    number = getattr(value, name)
+    if (isinstance(number, float) and not math.isfinite(number)) or (kind is int and number < 0):
+        raise TypeError(f"{type(value).__name__}.{name} is {number}")
+
+
+def _demand_variables(switch: Switch) -> None:
+    """Refuse what no shell could set, or would take for a command."""
+    for name in (*switch.set, *switch.unset):
+        if not _VARIABLE.fullmatch(name):
+            raise TypeError(f"answered with the variable {name!r}, which is no name of one")
+    for name, content in switch.set.items():
+        if "\0" in content:
+            raise TypeError(f"answered with a {name} that no variable can hold")
+
+
+def _able(abilities: Mapping[Ability, str | None]) -> Mapping[Ability, str | None]:
+    """Return abilities whose reasons are words. Raises :class:`TypeError` for any other."""
+    if not all(isinstance(reason, _WORDS) for reason in abilities.values()):
+        raise TypeError("refuses with what is no reason in words")
+    return abilities
 
 
 def _is_gated(pair: tuple[object, ...]) -> bool:

@@ -12,14 +12,26 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from cachectl.contained import Contained, PluginFailed
 from cachectl.layers.environment import Environment
-from cachectl.layers.facts import Entry, Found, Problem, Root, Scope
+from cachectl.layers.facts import (
+    Ability,
+    Artifact,
+    Entry,
+    Finding,
+    Found,
+    Problem,
+    Root,
+    Scope,
+    Severity,
+    Switch,
+)
 from cachectl.layers.layer import Layer
 from cachectl.layers.patience import TookTooLong, limited
 
@@ -150,6 +162,35 @@ def test_a_layer_that_does_not_say_was_written_for_the_first(home: Home, tmp_pat
     assert Layer.interface == 1
 
 
+# ---------------------------------------------------------------------- what raises
+
+#: As a panic of Rust's and a skip of pytest's are: no Exception.
+PANIC = "class Panic(BaseException): pass\n    "
+
+
+@pytest.mark.parametrize("where", ["", "def __init__(self, environment): raise Mine.Panic('x')"])
+def test_what_is_no_exception_stops_no_verb_and_is_named_by_each(home: Home, tmp_path: Path, where: str) -> None:
+    plugged = offered(home, tmp_path, PANIC + (where or "raise Panic('x')"))
+    for arguments in (["report"], ["ls"], ["verify"], ["layers"], ["purge", "--all"], ["env", "--disable"], ["doctor"]):
+        done = plugged.cachectl(*arguments, check=False)
+        assert "Traceback" not in done.stderr
+        assert "plug-in mine" in done.stderr + done.stdout, arguments
+    assert "plug-in" not in plugged.cachectl("ls", "pocl").stderr
+
+
+@pytest.mark.parametrize(
+    "question", ["roots(self)", "scan(self, root, *, contents=True)", "remove(self, root, targets)"]
+)
+def test_nor_does_it_in_a_question(home: Home, tmp_path: Path, question: str) -> None:
+    plugged = offered(home, tmp_path, f"{PANIC}name = 'mine'\n    def {question}: raise Mine.Panic('x')")
+    plugged.run(*TOYC, "axpy")
+    done = plugged.cachectl("purge", "--all", check=False)
+    assert done.returncode == 1
+    assert "the plug-in failed: Panic: x" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert "pocl" in done.stdout
+
+
 # ---------------------------------------------------------------------- what hangs
 
 
@@ -169,6 +210,15 @@ def test_a_plug_in_that_hangs_is_interrupted_and_named(home: Home, tmp_path: Pat
     why = "mine_cachectl:Mine took longer than 0.5 s; CACHECTL_PLUGIN_TIMEOUT sets how long it may"
     assert report["broken"] == [{"name": "mine", "why": why}]
     assert "pocl" in {layer["layer"] for layer in report["layers"]}
+
+
+@pytest.mark.parametrize("question", ["roots(self)", "state(self)", "switch(self, *, on)", "refusals(self)"])
+def test_a_question_of_variables_that_is_never_answered_is_given_up(home: Home, tmp_path: Path, question: str) -> None:
+    plugged = offered(home, tmp_path, f"name = 'mine'\n    def {question}:\n        while True: pass")
+    report = json.loads(plugged.cachectl("report", "--json", CACHECTL_PLUGIN_TIMEOUT="0.3").stdout)
+    assert "pocl" in {layer["layer"] for layer in report["layers"]}
+    told = plugged.cachectl("layers", check=False, CACHECTL_PLUGIN_TIMEOUT="0.3").stdout + json.dumps(report)
+    assert "took longer than 0.3 s; CACHECTL_PLUGIN_TIMEOUT sets how long it may" in " ".join(told.split())
 
 
 def test_an_alarm_of_the_program_itself_is_left_alone() -> None:
@@ -225,6 +275,11 @@ def lying(tmp_path: Path, *found: Found, roots: tuple[Root, ...] | None = None) 
     return Contained(Lying(environment), environment)
 
 
+def answer(layer: Contained, question: str, with_what: object) -> None:
+    """Have what a layer contains answer a question so, whatever is asked."""
+    setattr(layer._inner, question, lambda *_, **__: with_what)
+
+
 @pytest.mark.parametrize(
     ("root", "key"),
     [("/etc", "passwd"), ("{tmp}", "../outside"), ("{tmp}", "a/../../outside"), ("{tmp}", "/etc/passwd")],
@@ -237,6 +292,58 @@ def test_an_entry_outside_the_root_is_named_and_never_planned(tmp_path: Path, ro
     plan = layer.plan_clear()
     assert plan.targets == ()
     assert [key in note.because for note in plan.failed] == [True]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"layer": "pocl"},
+        {"bytes": -5},
+        {"files": -1},
+        {"modified": float("nan")},
+        {"used": float("inf")},
+        {"device": 7},
+        {"versions": {"driver": object()}},
+        {"detail": {1: "x"}},
+        {"stale": "perhaps"},
+    ],
+)
+def test_what_no_report_could_spell_is_refused(tmp_path: Path, changes: dict[str, Any]) -> None:
+    good = Entry("toyc", "good", tmp_path, 1, 1, modified=1.5, device="d", versions={"a": "b"}, stale=True)
+    assert list(lying(tmp_path, good).entries()) == [good]
+    with pytest.raises(PluginFailed, match="the plug-in failed: TypeError"):
+        list(lying(tmp_path, replace(good, **changes)).entries())
+
+
+@pytest.mark.parametrize(
+    ("put", "unset"), [({"A B;rm": "x"}, ()), ({"A": "x\0y"}, ()), ({1: "x"}, ()), ({"A": 1}, ()), ({}, ("P=Q",))]
+)
+def test_a_variable_that_no_shell_can_set_is_refused(tmp_path: Path, put: dict[Any, Any], unset: tuple[str]) -> None:
+    """``eval "$(cachectl env --disable)"`` would run what is no name."""
+    layer = lying(tmp_path)
+    answer(layer, "switch", Switch("toyc", put, frozenset(unset)))
+    with pytest.raises(PluginFailed, match="the plug-in failed: TypeError"):
+        layer.switch(on=False)
+    assert layer.refusals().keys() == {Ability.DISABLE}
+
+
+def test_an_artifact_of_something_else_is_refused(tmp_path: Path) -> None:
+    layer = lying(tmp_path)
+    for layer_name, key in (("pocl", "k"), ("toyc", "other")):
+        answer(layer, "read", Artifact(layer_name, key, "toyc-kernel/1", b"x"))
+        with pytest.raises(PluginFailed, match="answered with"):
+            layer.get("k")
+
+
+@pytest.mark.parametrize("place", ["/etc", "{tmp}"])
+def test_a_fault_elsewhere_is_not_passed_on(tmp_path: Path, place: str) -> None:
+    layer = lying(tmp_path)
+    root = Path(place.format(tmp=tmp_path))
+    thing = Entry("toyc", "../etc/passwd", root, 1, 1)
+    finding = Finding("toyc", root, "k", Severity.FAILS, "c", "m", "f", thing)
+    answer(layer, "verify", [finding])
+    with pytest.raises(PluginFailed, match=r"it finds fault with .*, which is not in its root"):
+        list(layer.verify(layer.roots()[0]))
 
 
 def test_a_problem_elsewhere_is_none_of_its_business(tmp_path: Path) -> None:
