@@ -13,8 +13,7 @@ SHAPE = Shape((re.compile(r"[0-9a-f]{16}\.toyc"),), folders=False)
 
 
 def kernels_in(data: bytes) -> tuple[str, ...] | None:
-    match = re.match(rb"TOYC (\w+)\n", data)  # a file is "TOYC", the kernel's name and its code
-    return None if match is None else (match[1].decode(),)
+    return tuple(map(bytes.decode, re.findall(rb"\ATOYC (\w+)\n", data))) or None  # "TOYC", the kernel's name, its code
 
 
 class Toyc(Layer):
