@@ -66,6 +66,9 @@ _FOLDERS: Final = {
 }
 _SELECTORS: Final = {SINGLE_FILE: "MESA_DISK_CACHE_SINGLE_FILE", DATABASE: "MESA_DISK_CACHE_DATABASE"}
 
+#: What names read-only files of a single-file store beside its own, ``src/util/fossilize_db.c``.
+_SHIPPED: Final = ("MESA_DISK_CACHE_READ_ONLY_FOZ_DBS", "MESA_DISK_CACHE_READ_ONLY_FOZ_DBS_DYNAMIC_LIST")
+
 _PAIR: Final = re.compile("[0-9a-f]{2}")
 _REST: Final = re.compile("[0-9a-f]{38}")
 _ENTRIES: Final = Shape((_PAIR, _REST), folders=False)
@@ -526,6 +529,14 @@ class MesaShaderCache(Layer):
         yield from self._placed()
         yield from self._limited()
         yield from self._unread()
+        yield from self._unlisted()
+
+    def _unlisted(self) -> Iterator[Finding]:
+        """Find files that somebody ships, which programs take entries from whatever is purged here."""
+        for variable in _SHIPPED:
+            if self.environment.get(variable):
+                outcome = "names files that programs also take entries from: they are neither listed nor purged"
+                yield misread(self, variable, Severity.HARMLESS, outcome)
 
     def _unread(self) -> Iterator[Finding]:
         """Find entries that cannot be told from GL's for want of a library, and so are never cleared."""

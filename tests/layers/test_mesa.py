@@ -272,6 +272,8 @@ def test_what_is_wrong_with_the_variables_is_said(tmp_path: Path) -> None:
     assert found(MESA_SHADER_CACHE_DIR=deep) == {"variable MESA_SHADER_CACHE_DIR": f"mkdir -p {deep}"}
     assert found(HOME="/else") == {"variable HOME": "export MESA_SHADER_CACHE_DIR=/else/.cache"}
     assert list(found(MESA_SHADER_CACHE_MAX_SIZE="500")) == ["variable MESA_SHADER_CACHE_MAX_SIZE"]
+    shipped = "MESA_DISK_CACHE_READ_ONLY_FOZ_DBS"
+    assert found(**{shipped: "ship"}) == {f"variable {shipped}": f"unset {shipped}"}
     root = fill(home / ".cache", "multi-file", contents())
     (root / "index").write_bytes(struct.pack("<Q", 1000 << 20) + bytes(65536 * 20))
     assert [finding.code for finding in MesaShaderCache(environment(home)).diagnose()] == ["cap"]
@@ -626,6 +628,27 @@ def test_what_mesa_never_repairs_is_found_and_mended(store: str, by: str, cold: 
     assert rusticl(cold, 1, **STORES[store])["results"] == [2.0]
     assert _got(layer, bad).data == whole
     assert cold.json("verify", "mesa")["findings"] == []
+
+
+@pytest.mark.real
+def test_read_only_files_answer_after_a_purge_and_are_left_and_told_of(cold: Home) -> None:
+    shipping = {**STORES["single-file"], "MESA_DISK_CACHE_READ_ONLY_FOZ_DBS": "ship"}
+    rusticl(cold, 2, **shipping)
+    (own,) = (path for path in (cold.path / ".cache").rglob("foz_cache.foz") if path.stat().st_size > 16)
+    shipped = [own.with_name("ship.foz"), own.with_name("ship_idx.foz")]
+    shutil.copy(own, shipped[0])
+    shutil.copy(own.with_name("foz_cache_idx.foz"), shipped[1])
+    before = [path.read_bytes() for path in shipped]
+    home = replace(cold, variables={**cold.variables, **shipping})
+    assert home.json("purge", "mesa")["total"]["removed"] == 4
+    rusticl(home, 2)
+    # What was found elsewhere is not stored again.
+    assert home.json("ls", "mesa")["entries"] == []
+    assert [path.read_bytes() for path in shipped] == before
+    kept = home.path / "kept"
+    program = (sys.executable, str(home.programs / "rusticl.py"), "2")
+    home.cachectl("run", f"--isolated={kept}", "--", *program, RUSTICL_ENABLE="llvmpipe")
+    assert sum(path.stat().st_size > 16 for path in kept.rglob("foz_cache.foz")) == 1
 
 
 @pytest.mark.real
