@@ -9,7 +9,8 @@ from typing import Final, NamedTuple
 
 #: Types on which locks and access times of other machines cannot be relied on.
 _NETWORK: Final = frozenset(
-    {"nfs", "nfs4", "cifs", "smb3", "smbfs", "lustre", "ceph", "gpfs", "beegfs", "afs", "9p", "glusterfs", "fuse.sshfs"}
+    {"nfs", "nfs4", "cifs", "smb3", "smbfs", "lustre", "ceph", "gpfs", "beegfs", "afs", "9p", "glusterfs"}
+    | {"fuse.ceph", "fuse.ceph-fuse", "fuse.glusterfs", "fuse.sshfs"}
 )
 MOUNTS: Final = Path("/proc/self/mountinfo")
 
@@ -40,12 +41,18 @@ def file_system(path: Path, *, mounts: Path = MOUNTS) -> str | None:
 
 def mount_of(path: Path, *, mounts: Path = MOUNTS) -> Mount | None:
     """Return what is mounted where a path, or the nearest folder above it, lies; ``None`` is unknown."""
+    located = place_of(path, mounts=mounts)
+    return None if located is None else located[0]
+
+
+def place_of(path: Path, *, mounts: Path = MOUNTS) -> tuple[Mount, str] | None:
+    """Return what is mounted where a path lies, and what the path is called in there, wherever that is mounted."""
     try:
         lines = mounts.read_text(errors="surrogateescape").splitlines()
     except OSError:
         return None
     real = os.path.realpath(path)
-    best, mount = "", None
+    best, found = "", None
     for line in lines:
         before, _, after = line.partition(" - ")
         fields = before.split(" ")
@@ -54,5 +61,6 @@ def mount_of(path: Path, *, mounts: Path = MOUNTS) -> Mount | None:
         # A later mount on the same point hides the earlier one.
         if point and inside and len(point) >= len(best):
             kind, source, *_ = (*after.split(" "), "", "")
-            best, mount = point, Mount(kind, source)
-    return mount
+            # A part of it may be mounted by itself.
+            best, found = point, (Mount(kind, source), fields[3].rstrip("/") + real[len(point.rstrip("/")) :])
+    return found

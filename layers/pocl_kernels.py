@@ -242,7 +242,7 @@ class PoclKernels(Layer):
     # ------------------------------------------------------------------ get and put
 
     def read(self, root: Root, key: str) -> Artifact | None:
-        """Read a program folder as a deterministic tar, temporaries left out.
+        """Read a program folder as a deterministic tar, temporaries left out; one without a program is a miss.
 
         Raises :class:`Damaged` for what no PoCL could use: a program that is being built is not whole yet.
         """
@@ -253,6 +253,8 @@ class PoclKernels(Layer):
         for path, data in kept.items():
             if complaint := _complaint(path, data, len(data)):
                 raise Damaged(self.name, f"{path}: {complaint}", key)
+        if not kept.keys() - _NO_PROGRAM:
+            return None
         kernels = sorted({match["kernel"] for match in map(_VARIANT.fullmatch, kept) if match is not None})
         return Artifact(self.name, key, self.forms[0], pack(kept), {"kernels": " ".join(kernels)})
 

@@ -48,7 +48,8 @@ _CHUNK: Final = 1 << 20
 _MOST_AT_ONCE: Final = 256
 _LARGEST_BATCH: Final = 8 << 20
 _DIGEST: Final = re.compile("[0-9a-f]{64}")
-_LAYER: Final = re.compile("[a-z0-9][a-z0-9._-]*")
+#: As the registry takes names of layers.
+_LAYER: Final = re.compile("[A-Za-z0-9][A-Za-z0-9._-]*")
 _END: Final = 2 * tarfile.BLOCKSIZE
 
 
@@ -57,6 +58,14 @@ class BadBundle(CachectlError, ValueError):
 
     def __init__(self, message: str) -> None:
         super().__init__(f"no bundle to be used: {printable(message)}")
+
+
+class _Lie(BadBundle):
+    """What is told of an entry, and cannot be true of any."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(f"its manifest has {what}")
+        self.what = what
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +124,15 @@ def _spelled(item: Item) -> dict[str, object]:
 def sort_key(item: Item) -> tuple[str, str]:
     """Return what entries of a bundle are ordered by."""
     return item.layer, item.key
+
+
+def complaint(item: Item) -> str | None:
+    """Say why no reader would take a bundle with this entry; ``None``: it would."""
+    try:
+        _item(_spelled(item))
+    except _Lie as error:
+        return error.what
+    return None
 
 
 def artifact_of(item: Item, data: bytes) -> Artifact:
@@ -227,7 +245,7 @@ class Reader:
             size = int(block[124:135], 8)
         except ValueError:
             raise BadBundle("it does not begin with a manifest") from None
-        if block != tar_header(_MANIFEST, size):
+        if size < 0 or block != tar_header(_MANIFEST, size):
             raise BadBundle(f"it does not begin with a manifest, but with {_described(block)}")
         if size > _LARGEST_MANIFEST:
             raise BadBundle(f"its manifest would have {size:,} bytes, and may have {_LARGEST_MANIFEST:,}")
@@ -367,7 +385,7 @@ def _item(entry: Mapping[str, object]) -> Item:
 
 
 def _lies(what: str) -> NoReturn:
-    raise BadBundle(f"its manifest has {what}")
+    raise _Lie(what)
 
 
 def _text(value: object) -> str:

@@ -182,6 +182,8 @@ def _stack(options: argparse.Namespace) -> Stack:
 def _report(options: argparse.Namespace) -> int:
     from cachectl import render
 
+    if options.mpi and options.neighbours:
+        options.parser.error("--neighbours looks at one machine; leave out --mpi")
     stack = _stack(options)
     with render.working("looking at every cache"):
         report = _surveyed(stack, options)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Final, cast
 
-from cachectl.bundle import Item, Manifest, in_batches, sort_key, write_bundle
+from cachectl.bundle import Item, Manifest, complaint, in_batches, sort_key, write_bundle
 from cachectl.contained import FAILURES
 from cachectl.fingerprint import fingerprint
 from cachectl.layers.environment import Environment
@@ -111,21 +111,23 @@ class _Gathered:
                 self.failed.setdefault(layer.name, []).append(Note(key, reason_of(artifact)))
 
     def _keep(self, entry: Entry, layer: Layer, artifact: Artifact) -> None:
+        item = Item(
+            layer=layer.name,
+            key=entry.key,
+            form=artifact.form,
+            bytes=len(artifact.data),
+            sha256=hashlib.sha256(artifact.data).hexdigest(),
+            detail=dict(artifact.detail),
+            device=entry.device,
+            versions=dict(entry.versions),
+        )
+        # One such entry would keep all others from being imported.
+        if (unfit := complaint(item)) is not None:
+            self.failed.setdefault(layer.name, []).append(Note(entry.key, f"does not fit into a bundle: {unfit}"))
+            return
         self.places[layer.name, entry.key] = self.spool.tell()
         self.spool.write(artifact.data)
-        digest = hashlib.sha256(artifact.data).hexdigest()
-        self.items.append(
-            Item(
-                layer=layer.name,
-                key=entry.key,
-                form=artifact.form,
-                bytes=len(artifact.data),
-                sha256=digest,
-                detail=dict(artifact.detail),
-                device=entry.device,
-                versions=dict(entry.versions),
-            )
-        )
+        self.items.append(item)
 
     def contents(self) -> Iterator[bytes]:
         """Yield the bytes of each item, in the order of the items."""

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 from cachectl.contained import FAILURES
 from cachectl.layers.errors import BadRequest
 from cachectl.layers.facts import Condition, Note, Outcome, Root, State
-from cachectl.layers.mounts import mount_of
+from cachectl.layers.mounts import place_of
 from cachectl.layers.registry import Broken
 from cachectl.mpi import failing_together, node_name, world
 from cachectl.purging import PurgeResult, plan
@@ -64,6 +64,7 @@ class Nodes:
         self._notice = notice
         self._node = node_name(stack.environment)
         self._machine = _machine()
+        self._identities: dict[tuple[str, Path], _Identity] = {}
 
     @property
     def first(self) -> bool:
@@ -109,6 +110,7 @@ class Nodes:
     def _divided(self, layers: Iterable[Layer]) -> Mapping[_Identity, _Seen]:
         """Agree who looks at which root."""
         here = _Seen(int(self._comm.rank), frozenset({self._node}))
+        self._identities.clear()
         mine = {self._identity(layer.name, root): here for layer in layers for root in _roots(layer)}
         return dict(self._comm.allreduce(mine, op=_joined))
 
@@ -128,20 +130,26 @@ class Nodes:
         return nodes
 
     def _identity(self, layer: str, root: Root) -> _Identity:
-        """Tell a root from all others.
+        """Tell a root from all others, always as when it was first asked for: others make folders, and remove them."""
+        name = layer, root.path
+        if name not in self._identities:
+            self._identities[name] = layer, self._place(root.path)
+        return self._identities[name]
 
-        On a network file system by what is mounted and by the number of the file, which is the same on every machine;
-        else by the machine too. Before there is a folder it is told by its name.
+    def _place(self, path: Path) -> str:
+        """Tell a folder from all others.
+
+        On a network file system by what is mounted, its name in there and its number, for some of them number files on
+        each machine anew; else by the machine, device and number. Before there is a folder it is told by its name.
         """
-        environment = self._stack.environment
-        mount = mount_of(root.path, mounts=environment.mounts)
-        where = self._machine if mount is None or not mount.is_network else f"{mount.kind} {mount.source}"
+        located = place_of(path, mounts=self._stack.environment.mounts)
+        shared = located is not None and located[0].is_network
+        where = " ".join((*located[0], located[1])) if located is not None and shared else self._machine
         try:
-            status = os.stat(root.path)
+            status = os.stat(path)
         except OSError:
-            return layer, f"{where} {os.path.realpath(root.path)}"
-        device = "" if mount is not None and mount.is_network else f"{status.st_dev} "
-        return layer, f"{where} {device}{status.st_ino}"
+            return where if shared else f"{where} {os.path.realpath(path)}"
+        return f"{where} {status.st_ino}" if shared else f"{where} {status.st_dev} {status.st_ino}"
 
 
 def _machine() -> str:
@@ -200,8 +208,12 @@ def _state_of(states: Sequence[State]) -> State:
     (most, _), *others = counted = Counter(states).most_common()
     if not others:
         return most
-    told = "; ".join(f"on {count} ranks {state.condition.value}, {state.why}" for state, count in counted)
+    told = "; ".join(f"on {_ranks(count)} {state.condition.value}, {state.why}" for state, count in counted)
     return State(most.condition if len({state.condition for state in states}) == 1 else Condition.UNKNOWN, told)
+
+
+def _ranks(count: int) -> str:
+    return "1 rank" if count == 1 else f"{count:,} ranks"
 
 
 def _placed(outcome: Outcome, node: str) -> Outcome:

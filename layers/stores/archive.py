@@ -92,6 +92,9 @@ def _own_members(data: bytes) -> list[tuple[str, bytes]] | None:
         while name := data[place : place + tarfile.LENGTH_NAME].rstrip(b"\0"):
             begin = place + block
             end = begin + abs(int(data[place + _SIZE.start : place + _SIZE.stop], 8))
+            if b"\0" in name:
+                # Where it ends for everybody else.
+                return None
             members.append((name.decode("ascii"), data[begin:end]))
             place = end + -end % block
     except ValueError:

@@ -769,16 +769,17 @@ def _load(handle: int, name: str, prefix: str, contents: dict[str, bytes]) -> in
 
 
 def _fill(stage: int, name: str, members: Mapping[str, bytes], file_mode: int) -> None:
-    with ExitStack() as stack:
-        folders: dict[str, int] = {}
-        for path, content in members.items():
-            above, _, last = f"{name}/{path}".rstrip("/").rpartition("/")
-            if above not in folders:
-                folder = descend(stack, stage, above.split("/") if above else (), make=True)
-                if folder is None:
-                    return
-                folders[above] = folder
-            write_synced(folders[above], last, content, file_mode)
+    folders: dict[str, list[str]] = {}
+    for path in members:
+        folders.setdefault(f"{name}/{path}".rpartition("/")[0] if path else "", []).append(path)
+    # One after the other: an entry may have more folders than a process may have open.
+    for above, paths in folders.items():
+        with ExitStack() as stack:
+            folder = descend(stack, stage, above.split("/") if above else (), make=True)
+            if folder is None:
+                return
+            for path in paths:
+                write_synced(folder, (path or name).rpartition("/")[2], members[path], file_mode)
 
 
 class _Bin:

@@ -175,6 +175,12 @@ def test_get_leaves_temporaries_and_logs_behind(layer: PoclKernels) -> None:
     assert unpack(artifact.data) == {"program.bc": BITCODE}
 
 
+@pytest.mark.parametrize("members", [{"last_accessed": b""}, {"build.log": b"error"}])
+def test_what_holds_no_program_is_not_taken_out(layer: PoclKernels, members: dict[str, bytes]) -> None:
+    place(layer, NAME, members)
+    assert layer.get(NAME) is None
+
+
 def test_a_kernel_may_be_called_as_a_temporary_is(layer: PoclKernels) -> None:
     """The six letters at the end of ``matmul_fp32x4`` are the kernel's own."""
     native = "matmul_fp32x4/0-0-0-goffs0/matmul_fp32x4.so"

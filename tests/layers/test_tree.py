@@ -6,6 +6,7 @@ import contextlib
 import io
 import os
 import re
+import resource
 import shutil
 import subprocess
 import sys
@@ -347,3 +348,18 @@ def test_put_replaces_entries_and_nothing_else(tmp_path: Path) -> None:
         with pytest.raises(LayerError, match="left alone"):
             tree.write(key, pack({"file": b"2"}), replace=True)
     assert snapshot(tmp_path) == before
+
+
+def test_an_entry_may_have_more_folders_than_files_may_be_open(tree: Tree) -> None:
+    members = {f"kernel{number}/8-1-1/code": b"code" for number in range(80)}
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/dev/fd")) + 60, hard))
+    try:
+        tree.write_members("ab/0001", members, replace=False)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert tree.read_members("ab/0001") == members
+
+
+def test_a_name_ends_at_its_first_nul_as_tarfile_has_it() -> None:
+    assert unpack(pack({"a\0b": b"content"})) == {"a": b"content"}

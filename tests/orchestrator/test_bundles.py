@@ -26,6 +26,7 @@ from cachectl.fingerprint import differences, fingerprint, outlook
 from cachectl.importing import Trust, import_bundle
 from cachectl.layers.errors import BadRequest, CachectlError
 from cachectl.layers.facts import Scope
+from cachectl.layers.stores.archive import tar_header
 from cachectl.signing import Untrusted
 from cachectl.stack import Stack
 
@@ -492,6 +493,8 @@ def hostile(folder: Path, manifest: Manifest, contents: list[bytes]) -> Iterator
     big = tarfile.TarInfo("manifest.json")
     big.size, big.mode = 7 << 30, 0o600
     plain = big.tobuf(tarfile.USTAR_FORMAT) + bytes(1 << 20)
+    below = tar_header("manifest.json", -1) + head + bytes(1)
+    yield "manifest of less than nothing", (file.write_bytes(zstandard.compress(below)), str(file))[1]
     yield "vast manifest", (file.write_bytes(zstandard.compress(plain)), str(file))[1]
     yield "bomb", bomb(file, whole[0], contents[0])
     honest = tuple(replace(first, key=f"{first.key}{n:03}", bytes=1 << 30) for n in range(100))

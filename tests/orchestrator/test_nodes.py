@@ -9,13 +9,15 @@ import json
 import shutil
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from cachectl.layers.mounts import Mount, mount_of
+from cachectl.layers.mounts import Mount, mount_of, place_of
+from cachectl.nodes import Nodes
+from cachectl.stack import Stack
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -147,3 +149,56 @@ def test_what_is_mounted_is_read_off_the_table(tmp_path: Path) -> None:
     assert mount_of(tmp_path / "home" / "ann", mounts=table) != mount_of(tmp_path, mounts=table)
     assert mount_of(Path("/etc"), mounts=table) == Mount("ext4", "/dev/sda1")
     assert mount_of(Path("/etc"), mounts=tmp_path / "none") is None
+    assert place_of(tmp_path / "home" / "ann", mounts=table) == (Mount("nfs4", "server:/export/home"), "/ann")
+    part = "24 22 0:50 /ann/x {}/part rw - nfs4 server:/export/home rw\n"
+    table.write_text(table.read_text() + part.format(tmp_path))
+    assert place_of(tmp_path / "part" / "y", mounts=table) == (Mount("nfs4", "server:/export/home"), "/ann/x/y")
+    assert place_of(Path("/etc"), mounts=table) == (Mount("ext4", "/dev/sda1"), "/etc")
+
+
+@dataclass(frozen=True)
+class Alone:
+    """A job of one rank, as far as it is asked here."""
+
+    rank: int = 0
+
+    @staticmethod
+    def allreduce(mine: object, op: object) -> object:
+        del op
+        return mine
+
+
+def test_a_root_stays_the_same_when_another_makes_it(tmp_path: Path, new_home: Callable[[Path], Home]) -> None:
+    pytest.importorskip("mpi4py")
+    home = new_home(tmp_path / "home")
+    comm: Any = Alone()
+    nodes = Nodes(Stack(home.environment(), plugins=False), pytest.fail, comm)
+    (pocl,) = Stack(home.environment(), plugins=False).named(["pocl"])
+    seen = {name: replace(one, rank=1) for name, one in nodes._divided([pocl]).items()}
+    for root in pocl.roots():
+        root.path.mkdir(parents=True)
+    assert not any(nodes._mine(seen)(pocl, root) for root in pocl.roots())
+
+
+def test_numbers_of_a_network_file_system_tell_no_two_folders_apart(
+    tmp_path: Path, new_home: Callable[[Path], Home]
+) -> None:
+    """With sshfs each machine numbers files anew, so two folders may have one number: two names of a file have it."""
+    pytest.importorskip("mpi4py")
+    table = tmp_path / "mountinfo"
+    table.write_text(f"23 22 0:50 / {tmp_path} rw - fuse.sshfs user@host: rw\n")
+    files = [tmp_path / name for name in ("one", "other")]
+    files[0].touch()
+    files[1].hardlink_to(files[0])
+    environment = replace(new_home(tmp_path / "home").environment(), mounts=table)
+    comm: Any = Alone()
+    nodes = Nodes(Stack(environment, plugins=False), pytest.fail, comm)
+    one, other = (nodes._place(file) for file in files)
+    assert one != other
+
+
+@pytest.mark.real
+def test_neighbours_are_no_business_of_a_job(cluster: Cluster) -> None:
+    done = cluster.run("report", "--mpi", "--neighbours", check=False)
+    assert done.returncode == 2
+    assert not done.stdout

@@ -91,6 +91,25 @@ def test_a_run_says_which_plug_in_it_could_not_switch(plugged: Home) -> None:
     assert named.stderr.splitlines()[-1].startswith("cachectl: talking: stays as it is: the plug-in failed")
 
 
+@pytest.mark.parametrize("told", ["number", "mixture", "nothing"])
+def test_what_no_bundle_can_hold_of_one_layer_keeps_no_other_from_travelling(plugged: Home, told: str) -> None:
+    """A layer whose details are no text is named by the export, and not found out by the import of all the rest."""
+    bundle = str(plugged.path / "bundle")
+    done = plugged.cachectl("export", bundle, "notes", "Telling", check=False, TELLING=told)
+    assert done.returncode == 1
+    assert "Telling: failed: 00000001.note: " in done.stderr
+    assert "Traceback" not in done.stderr
+    assert plugged.json("import", bundle, "--trust", "--dry-run")["layers"][0]["layer"] == "notes"
+
+
+def test_a_layer_may_have_capitals_and_travel(plugged: Home) -> None:
+    bundle = str(plugged.path / "bundle")
+    plugged.cachectl("export", bundle, "Telling", TELLING="text")
+    done = plugged.cachectl("import", bundle, "--trust", "--dry-run", "--json", TELLING="text")
+    (layer,) = json.loads(done.stdout)["layers"]
+    assert (layer["layer"], layer["there"]) == ("Telling", 2)
+
+
 class TestNotes(LayerConformance):
     """The suite as a third party runs it."""
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from cachectl.layers.facts import (
     Artifact,
@@ -69,6 +71,22 @@ class Notes(Layer):
 
     def verify(self, root: Root) -> Iterator[Finding]:
         yield from ()
+
+
+class Telling(Notes):
+    """Tells of its entries what ``TELLING`` says, and is there for those who set it."""
+
+    name = "Telling"
+    forms = ("telling/1",)
+
+    def roots(self) -> tuple[Root, ...]:
+        return super().roots() if self.environment.get("TELLING") else ()
+
+    def read(self, root: Root, key: str) -> Artifact | None:
+        artifact = super().read(root, key)
+        kinds: dict[str | None, Any] = {"number": {"n": 3}, "mixture": {1: "a", "b": "c"}, "nothing": None}
+        detail = kinds.get(self.environment.get("TELLING"), {})
+        return artifact and replace(artifact, form=self.forms[0], detail=detail)
 
 
 class Talking(Notes):
