@@ -105,19 +105,19 @@ class Home:
         """Run the real command."""
         clears = arguments[:1] in (("purge",), ("restore",)) or "--quarantine" in arguments
         if clears and (self.path / ".cache" / "pocl").exists():
-            wait_until_nobody_compiles()
+            self.wait_to_be_alone()
         return self.run(sys.executable, "-m", "cachectl", *arguments, check=check, **changes)
+
+    @staticmethod
+    def wait_to_be_alone() -> None:
+        """Wait a while for other PoCL programs of the tester to end: beside them, purge leaves young entries."""
+        deadline = time.monotonic() + 60
+        while using(("libpocl",)) and time.monotonic() < deadline:
+            time.sleep(0.1)
 
     def json(self, *arguments: str, check: bool = True) -> Any:  # noqa: ANN401 - JSON
         """Run the real command with --json and read what it prints."""
         return json.loads(self.cachectl(*arguments, "--json", check=check).stdout)
-
-
-def wait_until_nobody_compiles() -> None:
-    """Wait a while for other PoCL programs of the tester to end: beside them, purge rightly leaves young entries."""
-    deadline = time.monotonic() + 60
-    while using(("libpocl",)) and time.monotonic() < deadline:
-        time.sleep(0.1)
 
 
 def make_home(path: Path) -> Home:

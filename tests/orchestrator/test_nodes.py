@@ -40,6 +40,8 @@ class Cluster:
 
     def run(self, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
         """Run cachectl on every rank."""
+        if "purge" in arguments:
+            self.home.wait_to_be_alone()
         words = [self.mpiexec]
         for node in NODES:
             own = ("env", f"CACHECTL_NODE={node}", f"POCL_CACHE_DIR={self.pocl(node)}")
