@@ -74,7 +74,7 @@ class Nodes:
     def report(self, names: Sequence[str] = ()) -> Report | None:
         """Count every root that a rank sees, each once."""
         with failing_together(self._notice):
-            layers = self._named(names) or tuple(self._stack)
+            layers = self._named(names) if names else tuple(self._stack)
             seen = self._divided(layers)
             mine = survey(self._stack, layers, within=self._mine(seen))
             parts = self._comm.gather(_labelled(mine, self._nodes_of(seen)))
@@ -86,7 +86,7 @@ class Nodes:
     def purge(self, selection: Selection, names: Sequence[str] = (), *, dry_run: bool = False) -> PurgeResult | None:
         """Clear a selection in every root that a rank sees, each by one rank; or say what would go."""
         with failing_together(self._notice):
-            layers = self._named(names) or self._stack.expendable()
+            layers = self._named(names) if names else self._stack.expendable()
             planned = plan(layers, selection, within=self._mine(self._divided(layers)))
             result = planned.foreseen() if dry_run else planned.apply()
             parts = self._comm.gather([_placed(outcome, self._node) for outcome in result.outcomes])
@@ -99,13 +99,13 @@ class Nodes:
         return PurgeResult(dry_run, tuple(outcomes.values()))
 
     def _named(self, names: Sequence[str]) -> tuple[Layer, ...]:
-        """Return those of the named layers that this rank has."""
+        """Return those of the named layers that this rank has: none, where it has none of them."""
         known = self._comm.allreduce({layer.name for layer in self._stack}, op=_union)
         for name in names:
             if name not in known:
                 message = f"no layer is called {name!r}; there are {', '.join(sorted(known))}"
                 raise BadRequest(message)
-        return self._stack.named(name for name in names if name in self._stack) if names else ()
+        return tuple(self._stack[name] for name in dict.fromkeys(names) if name in self._stack)
 
     def _divided(self, layers: Iterable[Layer]) -> Mapping[_Identity, _Seen]:
         """Agree who looks at which root."""

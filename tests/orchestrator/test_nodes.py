@@ -6,6 +6,7 @@ Two ranks on each of two nodes, which are parted by a variable; PoCL's cache is 
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -118,6 +119,20 @@ def test_a_selection_and_its_failures_are_told_once(cluster: Cluster) -> None:
     done = cluster.run("report", "--mpi", "nosuch", check=False)
     assert done.returncode == 2
     assert done.stderr.count("no layer is called 'nosuch'") == 1
+
+
+@pytest.mark.real
+def test_a_rank_without_the_named_layer_purges_nothing(cluster: Cluster) -> None:
+    """A plug-in may be installed on one node alone: to name it is not to name everything on all others."""
+    home, plugin = cluster.home, Path(__file__).parents[1] / "plugin"
+    path = os.pathsep.join(filter(None, (str(plugin), home.variables.get("PYTHONPATH"))))
+    before = home.json("report")["total"]
+    for verb in (("purge", "--mpi", "notes"), ("report", "--mpi", "notes")):
+        program = [sys.executable, "-m", "cachectl", *verb, "--json"]
+        words = [cluster.mpiexec, "-n", "1", *program, ":", "-n", "1", "env", f"PYTHONPATH={path}", *program]
+        assert [layer["layer"] for layer in json.loads(home.run(*words).stdout)["layers"]] == ["notes"]
+    assert home.json("report")["total"] == before
+    assert before["entries"] > 0
 
 
 @pytest.mark.real
