@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 import tempfile
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,7 +20,7 @@ from cachectl.contained import FAILURES
 from cachectl.fingerprint import fingerprint
 from cachectl.layers.environment import Environment
 from cachectl.layers.errors import reason_of
-from cachectl.layers.facts import Ability, Artifact, Entry, Note, Problem, Root, Scope
+from cachectl.layers.facts import Ability, Artifact, Entry, Note, Scope
 from cachectl.layers.selection import ALL, Selection
 from cachectl.listing import Trouble, listed
 from cachectl.transfer import demand_writable, place, signature_name, without_secrets
@@ -214,34 +214,13 @@ def _gather(layer: Layer, selection: Selection, gathered: _Gathered, *, named: b
         notes = gathered.failed if trouble.failed else gathered.skipped
         notes.setdefault(trouble.layer, []).append(Note(where, trouble.message))
 
-    found = _selected(layer, selection, notice)
+    # Looked into only where that tells what they were compiled for.
+    contents = selection.needs_contents or layer.name not in _TOLD_BY_NAMES
+    found = listed((layer,), selection, notice, contents=contents)
     # What merely shares a root is another program's.
     own = (entry for entry in found if entry.guest is None or selection.key is not None)
     for entries in in_batches(own, lambda entry: entry.layer, lambda entry: entry.bytes):
         gathered.add(entries, layer)
-
-
-def _selected(layer: Layer, selection: Selection, notice: Callable[[Trouble], None]) -> Iterator[Entry]:
-    """List the entries of a layer, looking into them only where that tells what they were compiled for."""
-    if selection.needs_contents or layer.name not in _TOLD_BY_NAMES:
-        yield from listed((layer,), selection, notice)
-        return
-    for root in layer.roots():
-        yield from _told_by_names(layer, root, selection, notice)
-
-
-def _told_by_names(
-    layer: Layer, root: Root, selection: Selection, notice: Callable[[Trouble], None]
-) -> Iterator[Entry]:
-    try:
-        for found in layer.scan(root, contents=False):
-            if isinstance(found, Problem):
-                notice(Trouble(layer.name, found, found.message, failed=found.hides))
-            elif isinstance(found, Entry) and selection.matches(found):
-                yield found
-    except FAILURES as error:
-        problem = Problem(root.path, "unreadable", reason_of(error))
-        notice(Trouble(layer.name, problem, problem.message, failed=True))
 
 
 def _exposed(layer: Layer) -> tuple[Path, ...]:

@@ -42,8 +42,13 @@ class Trouble:
     failed: bool
 
 
-def listed(layers: Iterable[Layer], selection: Selection, notice: Callable[[Trouble], None]) -> Iterator[Entry]:
-    """Yield the selected entries of every root; a root that fails is noticed, and the others go on."""
+def listed(
+    layers: Iterable[Layer], selection: Selection, notice: Callable[[Trouble], None], *, contents: bool = True
+) -> Iterator[Entry]:
+    """Yield the selected entries of every root; a root that fails is noticed, and the others go on.
+
+    Without ``contents`` entries are not looked into, as :meth:`Layer.scan` has it.
+    """
     for layer in layers:
         try:
             roots = layer.roots()
@@ -51,12 +56,14 @@ def listed(layers: Iterable[Layer], selection: Selection, notice: Callable[[Trou
             notice(Trouble(layer.name, None, reason_of(error), failed=True))
             continue
         for root in roots:
-            yield from _listed_root(layer, root, selection, notice)
+            yield from _listed_root(layer, root, selection, notice, contents=contents)
 
 
-def _listed_root(layer: Layer, root: Root, selection: Selection, notice: Callable[[Trouble], None]) -> Iterator[Entry]:
+def _listed_root(
+    layer: Layer, root: Root, selection: Selection, notice: Callable[[Trouble], None], *, contents: bool
+) -> Iterator[Entry]:
     try:
-        for found in layer.searched(root, selection):
+        for found in layer.searched(root, selection) if contents else layer.scan(root, contents=False):
             if isinstance(found, Problem):
                 notice(Trouble(layer.name, found, found.message, failed=found.hides))
             elif isinstance(found, Entry) and selection.matches(found):

@@ -47,7 +47,8 @@ def tar_header(name: str, size: int) -> bytes:
     blank, total = _blank_header()
     spelled, digits = name.encode(), b"%011o" % size
     checksum = b"%06o" % (total + sum(spelled) + sum(digits))
-    return b"".join((spelled, blank[len(spelled) : 124], digits, blank[135:148], checksum, blank[154:]))
+    before, between, after = blank[len(spelled) : _SIZE.start], blank[_SIZE.stop : 148], blank[154:]
+    return b"".join((spelled, before, digits, between, checksum, after))
 
 
 @lru_cache(maxsize=1)
