@@ -56,29 +56,40 @@ ENTRY_REST: Final = 600.0
 ORPHAN_REST: Final = 3600.0
 LIBRARIES: Final = ("libpocl",)
 
-# Six letters that mkstemp has drawn; a word of lower-case letters is more likely somebody's own.
-_RANDOM: Final = "(?=.*[0-9]|.+[A-Z])[A-Za-z0-9]{6}"
-_TEMPORARY: Final = re.compile(rf".*_{_RANDOM}\.(?:temp|so)")
+#: Six characters that mkstemp has drawn.
+_DRAWN: Final = "[A-Za-z0-9]{6}"
+#: The same where a file may be anybody's: one draw in ninety is a word, which is more likely somebody's own.
+_NO_WORD: Final = f"(?=.*[0-9]|.+[A-Z]){_DRAWN}"
+_TEMPORARY: Final = re.compile(rf".*_{_DRAWN}\.(?:temp|so)")
 _SUFFIX: Final = r"\.(?:cl|preproc\.cl|so|so\.o|spirv|spv|bc|s|binary|map)"
 _VARIANT: Final = re.compile(r"(?P<kernel>[^/]+)/(?P<variant>\d+-\d+-\d+(?:-goffs0)?(?:-smallgrid)?)/(?P<file>[^/]+)")
 _PROGRAM: Final = (
     r"program\.(?:bc|spv|map|mlir|bc\.(?:noOfs|Ofs)\.ptx)|last_accessed|build\.log|native/[^/]+\.native|parallel\.bc"
 )
 _MEMBERS: Final = re.compile(f"{_PROGRAM}|{_VARIANT.pattern}|{_TEMPORARY.pattern}")
-_STRAYS: Final = (
-    StrayRule(re.compile(f"tempfile_{_RANDOM}"), "leaked by a PoCL process", idle_only=False, empty=True, private=True),
-    StrayRule(re.compile(f"_UNCACHED_{_RANDOM}"), "a program built with the cache off", private=True, members=_MEMBERS),
-)
-#: Such a file may be anybody's draft: only in a folder that bears PoCL's name is it known for its.
-_COMPILING: Final = StrayRule(re.compile(f"tempfile_{_RANDOM}{_SUFFIX}"), "a compile's temporary file", private=True)
+
+
+def _strays(drawn: str) -> tuple[StrayRule, StrayRule]:
+    leaked, uncached = re.compile(f"tempfile_{drawn}"), re.compile(f"_UNCACHED_{drawn}")
+    return (
+        StrayRule(leaked, "leaked by a PoCL process", idle_only=False, empty=True, private=True),
+        StrayRule(uncached, "a program built with the cache off", private=True, members=_MEMBERS),
+    )
+
+
+def _compiling(drawn: str) -> StrayRule:
+    """Know a temporary by its name: it may be anybody's draft, except in a folder that bears PoCL's name."""
+    return StrayRule(re.compile(f"tempfile_{drawn}{_SUFFIX}"), "a compile's temporary file", private=True)
+
+
 #: Headers handed to a compile may have any name: only in a folder that is all PoCL's own are they known for its.
 _HEADERS: Final = StrayRule(
-    re.compile(f"tempdir_{_RANDOM}"), "a compile's temporary folder", private=True, members=re.compile(".*", re.DOTALL)
+    re.compile(f"tempdir_{_DRAWN}"), "a compile's temporary folder", private=True, members=re.compile(".*", re.DOTALL)
 )
 _LEVELS: Final = (re.compile("[A-P]{2}"), re.compile("[A-P]{37}"))
-_NAMED: Final = Shape(_LEVELS, folders=True, members=_MEMBERS, strays=_STRAYS)
-_BEARING: Final = Shape(_LEVELS, folders=True, members=_MEMBERS, strays=(*_STRAYS, _COMPILING))
-_OWN: Final = Shape(_LEVELS, folders=True, members=_MEMBERS, strays=(*_STRAYS, _COMPILING, _HEADERS))
+_NAMED: Final = Shape(_LEVELS, folders=True, members=_MEMBERS, strays=_strays(_NO_WORD))
+_BEARING: Final = Shape(_LEVELS, folders=True, members=_MEMBERS, strays=(*_strays(_NO_WORD), _compiling(_NO_WORD)))
+_OWN: Final = Shape(_LEVELS, folders=True, members=_MEMBERS, strays=(*_strays(_DRAWN), _compiling(_DRAWN), _HEADERS))
 _NATIVE: Final = (".so", ".o")
 #: What alone makes no program.
 _NO_PROGRAM: Final = frozenset({"build.log", "last_accessed"})
@@ -90,7 +101,7 @@ class PoclKernels(Layer):
     name = "pocl"
     title = "PoCL kernel cache"
     forms = ("pocl-entry/1",)
-    failure_mark = re.compile(rf"tempfile_{_RANDOM}")
+    failure_mark = re.compile(f"tempfile_{_DRAWN}")
     on_network = Hazard(
         Severity.HARMLESS,
         "every lookup goes over the network, and some builds of PoCL load what another kind of processor compiled",

@@ -82,6 +82,16 @@ def test_what_no_lookup_reaches_is_an_orphan(layer: PoclKernels) -> None:
     }
 
 
+@pytest.mark.parametrize(("folder", "known"), [("kcache", 3), ("pocl-of-mine", 0), ("mine", 0)])
+def test_a_draw_of_six_letters_may_be_a_word(home: Home, folder: str, known: int) -> None:
+    root = home.path / folder
+    root.mkdir()
+    for drawn in ("Vhocea", "thesis", "Backup"):
+        os.close(os.open(root / f"tempfile_{drawn}.cl", os.O_CREAT | os.O_WRONLY, 0o600))
+    layer = PoclKernels(home.environment(POCL_CACHE_DIR=str(root)))
+    assert layer.census(layer.roots()[0]).orphan_files == known
+
+
 def test_names_that_only_look_like_pocls_are_left_alone(layer: PoclKernels) -> None:
     root = layer.roots()[0].path
     root.mkdir(parents=True)

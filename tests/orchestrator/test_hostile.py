@@ -183,8 +183,11 @@ def settle(folder: Path, role: str) -> None:
         database(folder / name, script)
     for name in PRIVATE:
         (folder / name).chmod(0o700 if (folder / name).is_dir() else 0o600)
-    if role not in ("kcache", "uncached"):
-        # There, and only there, headers of any name are PoCL's own.
+    if role in ("kcache", "uncached"):
+        # There, and only there, what is named like a temporary is PoCL's own, also where a word was drawn.
+        (folder / "tempfile_abcdef").unlink()
+        shutil.rmtree(folder / "_UNCACHED_thesis")
+    else:
         write(folder / "tempdir_A1b2c3" / "thesis.tex")
         (folder / "tempdir_A1b2c3").chmod(0o700)
 
