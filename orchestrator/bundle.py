@@ -1,9 +1,9 @@
 """The file in which warm caches travel: a tar under zstd, what is in it said first, and nothing else in it.
 
-The same content gives the same bytes: no times, owners or names of the system, entries by layer and key, one frame
-compressed by one thread. Members bear numbers, never names that came out of a cache. A reader computes the header
-that each member must have and compares it, so that nothing in a bundle can name a path, a link or a member of its own
-choice.
+The same content gives the same bytes: no times, owners or names of the system, entries by layer and key, compressed in
+two frames, so that the manifest can be written last and stand first. Members bear numbers, never names that came out
+of a cache. A reader computes the header that each member must have and compares it, so that nothing in a bundle can
+name a path, a link or a member of its own choice.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ import json
 import re
 import tarfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
-from itertools import pairwise
-from typing import TYPE_CHECKING, BinaryIO, Final, NoReturn, TypeVar
+from dataclasses import dataclass, field, fields
+from itertools import chain, pairwise, repeat
+from typing import TYPE_CHECKING, Any, BinaryIO, Final, NoReturn, TypeVar, cast
 
 from cachectl.layers.errors import CachectlError, printable
 from cachectl.layers.facts import Artifact
@@ -51,6 +51,7 @@ _DIGEST: Final = re.compile("[0-9a-f]{64}")
 #: As the registry takes names of layers.
 _LAYER: Final = re.compile("[A-Za-z0-9][A-Za-z0-9._-]*")
 _END: Final = 2 * tarfile.BLOCKSIZE
+_HIDDEN: Final = "something is hidden between its members"
 
 
 class BadBundle(CachectlError, ValueError):
@@ -103,22 +104,17 @@ class Manifest:
             name: {"fingerprint": dict(told), "writable_by_others": name in self.exposed}
             for name, told in self.fingerprints.items()
         }
-        entries = ",\n".join(json.dumps(_spelled(item), sort_keys=True) for item in self.items)
-        head = f'{{"schema": {json.dumps(SCHEMA)},\n"layers": {json.dumps(layers, sort_keys=True)},\n"entries": [\n'
+        spell = json.JSONEncoder(sort_keys=True).encode
+        entries = ",\n".join(spell(_spelled(item)) for item in self.items)
+        head = f'{{"schema": {spell(SCHEMA)},\n"layers": {spell(layers)},\n"entries": [\n'
         return f"{head}{entries}\n]}}\n".encode()
 
 
+_FIELDS: Final = tuple(one.name for one in fields(Item))
+
+
 def _spelled(item: Item) -> dict[str, object]:
-    return {
-        "layer": item.layer,
-        "key": item.key,
-        "form": item.form,
-        "bytes": item.bytes,
-        "sha256": item.sha256,
-        "detail": dict(item.detail),
-        "device": item.device,
-        "versions": dict(item.versions),
-    }
+    return {name: getattr(item, name) for name in _FIELDS}
 
 
 def sort_key(item: Item) -> tuple[str, str]:
@@ -129,7 +125,7 @@ def sort_key(item: Item) -> tuple[str, str]:
 def complaint(item: Item) -> str | None:
     """Say why no reader would take a bundle with this entry; ``None``: it would."""
     try:
-        _item(_spelled(item))
+        _demand_fit(item)
     except _Lie as error:
         return error.what
     return None
@@ -164,59 +160,84 @@ def write_bundle(file: BinaryIO, manifest: Manifest, contents: Iterable[bytes]) 
     Raises :class:`CachectlError` where zstandard is not installed, :class:`BadBundle` where the manifest is larger
     than any reader takes.
     """
-    zstandard = _zstandard()
-    head = manifest.to_bytes()
-    if len(head) > _LARGEST_MANIFEST:
+    head = write_manifest(file, manifest)
+    members = Members(file)
+    for data in contents:
+        members.add(data)
+    members.finish(head)
+
+
+def write_manifest(file: BinaryIO, manifest: Manifest) -> int:
+    """Write what a bundle begins with, in a frame of its own; return how many bytes that takes in the tar.
+
+    Raises as :func:`write_bundle`.
+    """
+    text = manifest.to_bytes()
+    if len(text) > _LARGEST_MANIFEST:
         raise BadBundle(f"{len(manifest.items):,} entries are too many for one; export layer by layer")
-    members = _framed(head, manifest, contents)
-    total = _length(len(head), manifest)
-    # Beside this thread, which reads on. However many there are, from one on the bytes are the same.
-    compressor = zstandard.ZstdCompressor(level=_LEVEL, threads=_THREADS, write_checksum=True, write_content_size=True)
-    with compressor.stream_writer(file, size=total, closefd=False) as writer:
-        for chunk in _in_chunks(members):
-            writer.write(chunk)
+    head = b"".join(_framed(_MANIFEST, text))
+    with _compressed(file) as writer:
+        writer.write(head)
+    return len(head)
 
 
-def _in_chunks(parts: Iterable[bytes]) -> Iterator[bytes]:
-    """Join small parts to chunks that are worth a call."""
-    held: list[bytes] = []
-    length = 0
-    for part in parts:
-        held.append(part)
-        length += len(part)
-        if length >= _CHUNK:
-            yield b"".join(held)
-            held, length = [], 0
-    yield b"".join(held)
+class Members:
+    """The entries of a bundle in the making, compressed as they come: the manifest before them is known last.
+
+    Raises :class:`CachectlError` where zstandard is not installed.
+    """
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._writer = _compressed(file)
+        self._number = 0
+        self._length = 0
+        # Small parts are joined to chunks that are worth a call.
+        self._held: list[bytes] = []
+        self._holding = 0
+
+    def add(self, data: bytes) -> None:
+        """Write the bytes of the next entry."""
+        self._number += 1
+        self._write(_framed(_member(self._number), data))
+
+    def finish(self, head: int) -> None:
+        """End the bundle, given how many bytes stand before the entries."""
+        self._write([bytes(_padding(head + self._length))])
+        self._flush()
+        self._writer.close()
+
+    def _write(self, parts: Iterable[bytes]) -> None:
+        for part in parts:
+            self._held.append(part)
+            self._holding += len(part)
+            self._length += len(part)
+        if self._holding >= _CHUNK:
+            self._flush()
+
+    def _flush(self) -> None:
+        self._writer.write(b"".join(self._held))
+        self._held, self._holding = [], 0
 
 
-def _framed(head: bytes, manifest: Manifest, contents: Iterable[bytes]) -> Iterator[bytes]:
-    yield tar_header(_MANIFEST, len(head))
-    yield head
-    yield bytes(-len(head) % tarfile.BLOCKSIZE)
-    for number, (item, data) in enumerate(zip(manifest.items, contents, strict=True), 1):
-        yield tar_header(_member(number), item.bytes)
-        yield data
-        yield bytes(-item.bytes % tarfile.BLOCKSIZE)
-    yield bytes(_padding(_body(len(head), manifest)))
+def _compressed(file: BinaryIO) -> BinaryIO:
+    """Open a frame of zstd in a file, compressed beside this thread, which reads on.
+
+    However many threads there are, from one on the bytes are the same.
+    """
+    compressor = _zstandard().ZstdCompressor(level=_LEVEL, threads=_THREADS, write_checksum=True)
+    return cast("BinaryIO", compressor.stream_writer(file, closefd=False))
+
+
+def _framed(name: str, data: bytes) -> tuple[bytes, bytes, bytes]:
+    return tar_header(name, len(data)), data, bytes(-len(data) % tarfile.BLOCKSIZE)
 
 
 def _member(number: int) -> str:
     return f"{number:07}"
 
 
-def _body(head: int, manifest: Manifest) -> int:
-    sizes = (head, *(item.bytes for item in manifest.items))
-    return sum(tarfile.BLOCKSIZE + size + -size % tarfile.BLOCKSIZE for size in sizes)
-
-
 def _padding(body: int) -> int:
     return _END + -(body + _END) % tarfile.RECORDSIZE
-
-
-def _length(head: int, manifest: Manifest) -> int:
-    body = _body(head, manifest)
-    return body + _padding(body)
 
 
 # ---------------------------------------------------------------------- reading
@@ -250,20 +271,24 @@ class Reader:
         if size > _LARGEST_MANIFEST:
             raise BadBundle(f"its manifest would have {size:,} bytes, and may have {_LARGEST_MANIFEST:,}")
         text = self._stream.read(size)
-        self._fill(size)
-        self._size = size
+        filling = -size % tarfile.BLOCKSIZE
+        if self._stream.read(filling) != bytes(filling):
+            raise BadBundle(_HIDDEN)
+        self._head = tarfile.BLOCKSIZE + size + filling
         return parse_manifest(text) if known is None else known
 
     def contents(self) -> Iterator[tuple[Item, bytes]]:
         """Yield each entry with its bytes, whose sum has been checked; at the end, see that it is the end."""
+        length = self._head
         for number, item in enumerate(self.manifest.items, 1):
             filled = tarfile.BLOCKSIZE + item.bytes
             member = self._stream.read(filled + -item.bytes % tarfile.BLOCKSIZE)
+            length += len(member)
             data = member[tarfile.BLOCKSIZE : filled]
             if not self._known:
                 self._check(number, item, member[: tarfile.BLOCKSIZE], data, member[filled:])
             yield item, data
-        padding = _padding(_body(self._size, self.manifest))
+        padding = _padding(length)
         if self._stream.read(padding) != bytes(padding):
             raise BadBundle("there is more in it than its manifest announces")
         self._stream.finish()
@@ -273,56 +298,66 @@ class Reader:
         if header != tar_header(_member(number), item.bytes):
             raise BadBundle(f"not member {_member(number)} of {item.bytes:,} bytes, but {_described(header)}")
         if any(filling):
-            raise BadBundle("something is hidden between its members")
+            raise BadBundle(_HIDDEN)
         if hashlib.sha256(data).hexdigest() != item.sha256:
             raise BadBundle(f"the sum of {item.layer} {item.key} does not hold")
 
-    def _fill(self, size: int) -> None:
-        length = -size % tarfile.BLOCKSIZE
-        if self._stream.read(length) != bytes(length):
-            raise BadBundle("something is hidden between its members")
-
 
 class _Stream:
-    """Bytes out of one frame of zstd, no more decompressed than was asked for, but for a piece."""
+    """Bytes out of frames of zstd, no more decompressed than was asked for, but for a piece."""
 
     def __init__(self, file: BinaryIO) -> None:
         zstandard = _zstandard()
         self._error = zstandard.ZstdError
+        self._decompressor = zstandard.ZstdDecompressor(max_window_size=_WINDOW)
         self._file = file
-        self._inner = zstandard.ZstdDecompressor(max_window_size=_WINDOW).decompressobj()
         self._held = bytearray()
         self._chunk = memoryview(file.read(_CHUNK))
-        if bytes(self._chunk[:4]) != MAGIC:
+        self._at = 0
+        if not self._begins():
             raise BadBundle("it is not compressed by zstd")
+        self._inner = self._decompressor.decompressobj()
 
     def read(self, length: int) -> bytes:
         """Return exactly so many bytes."""
         while len(self._held) < length:
             if self._inner.eof:
-                raise BadBundle("it ends before it should")
+                if not self._begins():
+                    raise BadBundle("it ends before it should")
+                self._inner = self._decompressor.decompressobj()
             self._held += self._more()
         data = bytes(memoryview(self._held)[:length])
         del self._held[:length]
         return data
 
+    def _begins(self) -> bool:
+        """Tell whether a frame begins here."""
+        if len(self._chunk) - self._at < len(MAGIC):
+            self._chunk = memoryview(bytes(self._chunk[self._at :]) + self._file.read(_CHUNK))
+            self._at = 0
+        return bytes(self._chunk[self._at : self._at + len(MAGIC)]) == MAGIC
+
     def _more(self) -> bytes:
-        if not self._chunk:
+        if self._at == len(self._chunk):
             self._chunk = memoryview(self._file.read(_CHUNK))
+            self._at = 0
             if not self._chunk:
                 raise BadBundle("it ends before it should: it was cut")
-        piece, self._chunk = self._chunk[:_PIECE], self._chunk[_PIECE:]
+        piece = self._chunk[self._at : self._at + _PIECE]
         try:
-            return bytes(self._inner.decompress(piece))
+            data = bytes(self._inner.decompress(piece))
         except self._error as error:
             raise BadBundle(f"it is damaged: {error}") from error
+        # What follows a frame is left to whoever asks for more.
+        self._at += len(piece) - len(self._inner.unused_data)
+        return data
 
     def finish(self) -> None:
         """See that nothing follows."""
         while not self._held and not self._inner.eof:
             # The checksum of the frame may lie in the next piece.
             self._held += self._more()
-        if self._held or self._inner.unused_data or self._chunk or self._file.read(1):
+        if self._held or self._at < len(self._chunk) or self._file.read(1):
             raise BadBundle("something follows its end")
 
 
@@ -363,47 +398,41 @@ def parse_manifest(text: bytes) -> Manifest:
     return manifest
 
 
-def _item(entry: Mapping[str, object]) -> Item:
-    size, device = entry["bytes"], entry["device"]
-    if type(size) is not int or not 0 <= size <= SANE:
-        _lies(f"an entry of {str(size)[:40]} bytes")
-    item = Item(
-        layer=_text(entry["layer"]),
-        key=_text(entry["key"]),
-        form=_text(entry["form"]),
-        bytes=size,
-        sha256=_text(entry["sha256"]),
-        detail=_texts(entry["detail"]),
-        device=None if device is None else _text(device),
-        versions=_texts(entry["versions"]),
-    )
+def _item(entry: Any) -> Item:  # noqa: ANN401 - anything that JSON spells
+    item = Item(*map(entry.__getitem__, _FIELDS))
+    _demand_fit(item)
+    return item
+
+
+def _demand_fit(item: Item) -> None:
+    """See that an item is what its annotations say, and names an entry."""
+    if type(item.bytes) is not int or not 0 <= item.bytes <= SANE:
+        _lies(f"an entry of {str(item.bytes)[:40]} bytes")
+    for table in (item.detail, item.versions):
+        if not isinstance(table, dict):
+            _lies("what is no table where one belongs")
+        _demand_texts(chain(table, table.values()))
+    _demand_texts((item.layer, item.key, item.form, item.sha256, "" if item.device is None else item.device))
     if not _LAYER.fullmatch(item.layer) or not _DIGEST.fullmatch(item.sha256):
         _lies("a layer or a sum that is none")
     if not item.key or "\0" in item.key or item.key.startswith("/") or ".." in item.key.split("/"):
         _lies(f"the key {item.key[:200]!r}, which leads elsewhere")
-    return item
 
 
 def _lies(what: str) -> NoReturn:
     raise _Lie(what)
 
 
-def _text(value: object) -> str:
-    if not isinstance(value, str):
+def _demand_texts(values: Iterable[object]) -> None:
+    if not all(map(isinstance, values, repeat(str))):
         _lies("what is no text where text belongs")
-    return value
-
-
-def _texts(value: object) -> dict[str, str]:
-    if not isinstance(value, dict):
-        _lies("what is no table where one belongs")
-    return {_text(name): _text(text) for name, text in value.items()}
 
 
 def _fingerprint(value: object) -> dict[str, str | None]:
     if not isinstance(value, dict):
         _lies("a fingerprint that is none")
-    return {_text(name): None if text is None else _text(text) for name, text in value.items()}
+    _demand_texts(chain(value, (text for text in value.values() if text is not None)))
+    return value
 
 
 def _zstandard() -> types.ModuleType:

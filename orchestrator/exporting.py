@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 import tempfile
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -15,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Final, cast
 
-from cachectl.bundle import Item, Manifest, complaint, in_batches, sort_key, write_bundle
+from cachectl.bundle import Item, Manifest, Members, complaint, in_batches, sort_key, write_manifest
 from cachectl.contained import FAILURES
 from cachectl.fingerprint import fingerprint
 from cachectl.layers.environment import Environment
@@ -86,17 +87,17 @@ class Export:
 
 @dataclass
 class _Gathered:
-    """What has been read so far: items, and where in the spool the bytes of each lie."""
+    """What has been read so far, in the order in which it stands in the bundle."""
 
-    spool: BinaryIO
-    places: dict[tuple[str, str], int] = field(default_factory=dict)
+    members: Members
+    taken: set[tuple[str, str]] = field(default_factory=set)
     items: list[Item] = field(default_factory=list)
     skipped: dict[str, list[Note]] = field(default_factory=dict)
     failed: dict[str, list[Note]] = field(default_factory=dict)
 
     def add(self, entries: Iterable[Entry], layer: Layer) -> None:
-        """Read entries of a layer into the spool, each key once."""
-        new = {entry.key: entry for entry in entries if (layer.name, entry.key) not in self.places}
+        """Read entries of a layer, each key once."""
+        new = {entry.key: entry for entry in entries if (layer.name, entry.key) not in self.taken}
         try:
             read = layer.get_many(tuple(new))
         except FAILURES as error:
@@ -125,15 +126,9 @@ class _Gathered:
         if (unfit := complaint(item)) is not None:
             self.failed.setdefault(layer.name, []).append(Note(entry.key, f"does not fit into a bundle: {unfit}"))
             return
-        self.places[layer.name, entry.key] = self.spool.tell()
-        self.spool.write(artifact.data)
+        self.taken.add(sort_key(item))
         self.items.append(item)
-
-    def contents(self) -> Iterator[bytes]:
-        """Yield the bytes of each item, in the order of the items."""
-        for item in self.items:
-            self.spool.seek(self.places[item.layer, item.key])
-            yield self.spool.read(item.bytes)
+        self.members.add(artifact.data)
 
 
 def export(
@@ -150,10 +145,10 @@ def export(
     named = tuple(dict.fromkeys(layers))
     chosen = stack.named(named) if named else stack.expendable()
     with unseen(stack.environment) as spool, unseen(stack.environment) as packed:
-        gathered = _Gathered(spool)
-        for layer in chosen:
+        gathered = _Gathered(Members(spool))
+        for layer in _in_order(chosen):
             _gather(layer, selection, gathered, named=bool(named))
-        parts, prints, exposed = _packed(stack, gathered, chosen, packed)
+        parts, prints, exposed = _packed(stack, gathered, chosen, spool, packed)
         size, digest, signature = place_bundle(packed, file, sign)
     told = tuple(
         ExportedLayer(
@@ -175,24 +170,29 @@ def pack(stack: Stack, packed: BinaryIO, keys: Collection[tuple[str, str]]) -> N
     """Write the entries of these layers and keys into an open file, as a bundle; what cannot be read is left out."""
     chosen = tuple(layer for layer in stack.expendable() if layer.abilities()[Ability.GET] is None)
     with unseen(stack.environment) as spool:
-        gathered = _Gathered(spool)
-        for layer in chosen:
+        gathered = _Gathered(Members(spool))
+        for layer in _in_order(chosen):
             found = (one for one in listed((layer,), ALL, lambda _: None) if (one.layer, one.key) in keys)
-            for entries in in_batches(found, lambda entry: entry.layer, lambda entry: entry.bytes):
-                gathered.add(entries, layer)
-        _packed(stack, gathered, chosen, packed)
+            _read(layer, found, gathered)
+        _packed(stack, gathered, chosen, spool, packed)
+
+
+def _in_order(layers: Iterable[Layer]) -> list[Layer]:
+    """Order layers as their entries stand in a bundle."""
+    return sorted(layers, key=lambda layer: layer.name)
 
 
 def _packed(
-    stack: Stack, gathered: _Gathered, chosen: tuple[Layer, ...], packed: BinaryIO
+    stack: Stack, gathered: _Gathered, chosen: tuple[Layer, ...], spool: BinaryIO, packed: BinaryIO
 ) -> tuple[dict[str, tuple[Item, ...]], dict[str, dict[str, str | None]], dict[str, tuple[Path, ...]]]:
     """Write what was gathered; return the items, the fingerprint and the exposed folders of each layer."""
-    gathered.items.sort(key=sort_key)
     parts = {layer.name: tuple(item for item in gathered.items if item.layer == layer.name) for layer in chosen}
     prints = {name: fingerprint(name, stack.environment, items) for name, items in parts.items() if items}
     exposed = {layer.name: _exposed(layer) for layer in chosen if parts[layer.name]}
     manifest = Manifest(tuple(gathered.items), prints, tuple(name for name, folders in exposed.items() if folders))
-    write_bundle(packed, manifest, gathered.contents())
+    gathered.members.finish(write_manifest(packed, manifest))
+    spool.seek(0)
+    shutil.copyfileobj(spool, packed, _CHUNK)
     return parts, prints, exposed
 
 
@@ -219,8 +219,14 @@ def _gather(layer: Layer, selection: Selection, gathered: _Gathered, *, named: b
     found = listed((layer,), selection, notice, contents=contents)
     # What merely shares a root is another program's.
     own = (entry for entry in found if entry.guest is None or selection.key is not None)
-    for entries in in_batches(own, lambda entry: entry.layer, lambda entry: entry.bytes):
-        gathered.add(entries, layer)
+    _read(layer, own, gathered)
+
+
+def _read(layer: Layer, entries: Iterable[Entry], gathered: _Gathered) -> None:
+    """Read entries in the order of their keys."""
+    ordered = sorted(entries, key=lambda entry: entry.key)
+    for batch in in_batches(ordered, lambda entry: entry.layer, lambda entry: entry.bytes):
+        gathered.add(batch, layer)
 
 
 def _exposed(layer: Layer) -> tuple[Path, ...]:

@@ -748,23 +748,24 @@ def _gather(handle: int, name: str, prefix: str, members: list[Member]) -> tuple
 
 
 def _load(handle: int, name: str, prefix: str, contents: dict[str, bytes]) -> int:
-    """Read a folder's plain files into ``contents``; return their bytes.
+    """Read a folder's files into ``contents``; return their bytes.
 
-    Raises :class:`OSError`: :class:`FileNotFoundError` where one goes meanwhile, ``EFBIG`` where they are too much.
+    Raises :class:`OSError`: :class:`FileNotFoundError` where one goes meanwhile, ``EFBIG`` where they are too much,
+    others for what is no plain file.
     """
     if prefix.count("/") > DEEP:
         raise OSError(errno.ELOOP, "nested deeper than any entry", name)
     total = 0
-    with opened(name, handle) as folder:
-        for child in sorted(os.listdir(folder)):
-            status = os.stat(child, dir_fd=folder, follow_symlinks=False)
-            if stat.S_ISDIR(status.st_mode):
-                total += _load(folder, child, f"{prefix}{child}/", contents)
-            elif stat.S_ISREG(status.st_mode):
-                total += status.st_size
-                if total > SANE:
-                    raise OSError(errno.EFBIG, "larger than any entry", name)
-                contents[prefix + child] = read_plain(child, dir_fd=folder)
+    with opened(name, handle) as folder, os.scandir(folder) as children:
+        for child in children:
+            if child.is_dir(follow_symlinks=False):
+                total += _load(folder, child.name, f"{prefix}{child.name}/", contents)
+            else:
+                data = read_plain(child.name, dir_fd=folder)
+                contents[prefix + child.name] = data
+                total += len(data)
+            if total > SANE:
+                raise OSError(errno.EFBIG, "larger than any entry", name)
     return total
 
 

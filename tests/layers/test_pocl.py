@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 from cachectl.layers import pocl_kernels
-from cachectl.layers.errors import Damaged, ForeignForm
+from cachectl.layers.errors import Damaged, ForeignForm, LayerError
 from cachectl.layers.facts import Artifact, Condition, Entry, Orphan, Problem
 from cachectl.layers.pocl_kernels import PoclKernels
 from cachectl.layers.stores.archive import pack, unpack
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from conftest import Home
@@ -256,6 +257,16 @@ def test_innocent_things_with_confusing_names_stay(home: Home) -> None:
     before = sorted(root.rglob("*"))
     layer.clear(layer.plan_clear())
     assert sorted(root.rglob("*")) == before
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, lambda path: os.symlink("/etc/passwd", path)], ids=["pipe", "link"])
+def test_an_entry_that_holds_no_plain_file_is_not_handed_on_without_it(
+    layer: PoclKernels, make: Callable[[Path], None]
+) -> None:
+    folder = place(layer, NAME, {"program.bc": BITCODE})
+    make(folder / "build.log")
+    with pytest.raises(LayerError, match="cannot read"):
+        layer.get(NAME)
 
 
 @pytest.mark.parametrize("members", [{"last_accessed": b""}, {"build.log": b"x"}, {}])

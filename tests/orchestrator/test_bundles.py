@@ -16,6 +16,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -347,7 +348,9 @@ def test_a_signature_of_a_small_bundle_is_of_its_bytes(
         check=True,
     )
     assert import_bundle(stack, str(file), trust).trusted == "signed by friend@example.org"
-    file.write_bytes(zstandard.ZstdCompressor(level=19).compress(zstandard.decompress(file.read_bytes())))
+    with file.open("rb") as packed:
+        plain = zstandard.ZstdDecompressor().stream_reader(packed, read_across_frames=True).read()
+    file.write_bytes(zstandard.ZstdCompressor(level=19).compress(plain))
     with pytest.raises(Untrusted):
         import_bundle(stack, str(file), trust)
 
@@ -532,6 +535,34 @@ def test_what_no_bundle_may_hold_is_refused_whole(
         assert grown < 300 * 1024, f"{what}: {grown} KiB"
         tried += 1
     assert tried > 30
+
+
+@pytest.mark.real
+def test_frames_may_end_anywhere_but_must_be_frames(
+    parts: tuple[Manifest, list[bytes]], home: Home, tmp_path: Path
+) -> None:
+    manifest, contents = parts
+    plain = io.BytesIO()
+    with tarfile.open(fileobj=plain, mode="w", format=tarfile.USTAR_FORMAT) as tar:
+        for info, data in [
+            member("manifest.json", manifest.to_bytes()),
+            *(member(f"{n:07}", data) for n, data in enumerate(contents, 1)),
+        ]:
+            tar.addfile(info, io.BytesIO(data))
+    whole = plain.getvalue()
+    stack = Stack(home.environment())
+    file = tmp_path / "bundle"
+    for cuts in ([0, 1, 700], [len(whole) - 1], [len(whole) // 2] * 50_000):
+        places = [0, *cuts, len(whole)]
+        frames = {part: zstandard.compress(whole[part[0] : part[1]]) for part in set(pairwise(places))}
+        pieces = [frames[part] for part in pairwise(places)]
+        file.write_bytes(b"".join(pieces))
+        dry = import_bundle(stack, str(file), TRUSTED, dry_run=True)
+        assert sum(layer.placed for layer in dry.layers) == len(contents)
+        # What zstd skips is no frame of a bundle.
+        file.write_bytes(b"".join([*pieces[:-1], b"\x50\x2a\x4d\x18" + bytes(4), pieces[-1]]))
+        with pytest.raises(BadBundle):
+            import_bundle(stack, str(file), TRUSTED, dry_run=True)
 
 
 def test_a_manifest_of_less_than_nothing_is_none() -> None:
