@@ -9,38 +9,26 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
 from cachectl.layers.drivers import opencl_drivers
-from cachectl.layers.errors import Damaged, LayerError, not_a_key
 from cachectl.layers.facts import (
-    Ability,
-    Artifact,
     Condition,
-    Entry,
     Finding,
-    Found,
     Hazard,
-    Housekeeping,
-    Orphan,
-    Outcome,
-    Problem,
-    Quarantined,
-    Removable,
     Root,
     Scope,
     Severity,
     State,
     Switch,
-    Target,
 )
 from cachectl.layers.formats import comgr_entries
-from cachectl.layers.layer import Layer
+from cachectl.layers.formats.contents import Contents
 from cachectl.layers.mounts import network_file_system
-from cachectl.layers.processes import spell, using
-from cachectl.layers.stores.tree import REFUSALS, Leaf, Shape, StrayRule, Tree
+from cachectl.layers.program_files import ProgramFiles
+from cachectl.layers.stores.tree import Shape, StrayRule
 from cachectl.layers.switches import misread, off
 
 LIBRARIES: Final = ("libamd_comgr.so",)
@@ -51,13 +39,22 @@ _TEMPORARY: Final = StrayRule(
 _SHAPE: Final = Shape((re.compile("llvmcache-[0-9a-f]{64}"),), folders=False, strays=(_TEMPORARY,))
 _BOOK: Final = Shape((re.compile(re.escape(TIMESTAMP)),), folders=False)
 
+_NOT_WHOLE: Final = (
+    "is not exactly an output and a log, each of the length it says; comgr compiles it again at every run, and never "
+    "replaces it"
+)
 
-class ComgrCache(Layer):
+
+class ComgrCache(ProgramFiles):
     """Outputs of single commands of AMD's compiler: bitcode and code objects, one file each."""
 
     name = "comgr"
     title = "AMD comgr cache"
     forms = ("comgr-entry/1",)
+    shapes = (_SHAPE,)
+    #: The file that tells when entries were last dropped.
+    books = (_BOOK,)
+    libraries = LIBRARIES
     on_network = Hazard(
         Severity.RISKS,
         "programs map its files, and have been killed (SIGBUS) where others changed them; the newest releases keep no "
@@ -159,138 +156,16 @@ class ComgrCache(Layer):
         """Give the path; comgr makes the folder."""
         return Switch(self.name, {"AMD_COMGR_CACHE_DIR": str(folder / "comgr")}, latches=LIBRARIES)
 
-    def refusals(self) -> Mapping[Ability, str]:
-        """Refuse what needs directory handles where there are none."""
-        return REFUSALS
+    # ------------------------------------------------------------------ contents
 
-    # ------------------------------------------------------------------ listing
+    def describe(self, data: bytes) -> Contents:
+        """Read the output that an entry holds."""
+        return comgr_entries.describe(comgr_entries.output_of(data) or b"")
 
-    def scan(self, root: Root, *, contents: bool = True) -> Iterator[Found]:
-        """Yield entries, left temporaries, and the file that tells when entries were last dropped."""
-        tree = self._tree(root)
-        for leaf in tree.scan():
-            if isinstance(leaf, Problem):
-                yield leaf
-            elif leaf.stray is not None:
-                yield leaf.orphan(root.path)
-            elif not contents:
-                yield leaf.entry(self.name, root.path)
-            else:
-                yield from self._describe(root, tree, leaf)
-        for leaf in Tree(self.name, root.path, _BOOK).scan():
-            if isinstance(leaf, Leaf) and leaf.stray is None:
-                yield Housekeeping(leaf.key, root.path, leaf.bytes, modified=leaf.modified)
-
-    def _describe(self, root: Root, tree: Tree, leaf: Leaf) -> Iterator[Found]:
-        try:
-            data = tree.read_file(leaf.key)
-        except LayerError as error:
-            yield Problem(root.path / leaf.key, "unreadable", error.message)
-            data = b""
-        if data is None:
-            return
+    def complaint(self, data: bytes) -> tuple[Severity, str] | None:
+        """Check that an entry is exactly an output and a log, and that bitcode and code objects are whole."""
         output = comgr_entries.output_of(data)
-        if data and output is None:
-            yield Problem(root.path / leaf.key, "damaged", _NOT_WHOLE)
-        about = comgr_entries.describe(output or b"")
-        yield Entry(
-            layer=self.name,
-            key=leaf.key,
-            root=root.path,
-            bytes=leaf.bytes,
-            files=1,
-            modified=leaf.modified,
-            kernels=about.kernels,
-            device=about.device,
-            detail={"kind": about.kind},
-            mark=leaf.mark,
-        )
-
-    def claims(self, root: Root, parts: tuple[str, ...]) -> bool:
-        """Tell by the names of entries, temporaries and the time of dropping."""
-        del root
-        return _SHAPE.claims(parts) or _BOOK.claims(parts)
-
-    def _tree(self, root: Root) -> Tree:
-        return Tree(self.name, root.path, _SHAPE)
-
-    # ------------------------------------------------------------------ get and put
-
-    def read(self, root: Root, key: str) -> Artifact | None:
-        """Read an entry file as it stands."""
-        data = self._tree(root).read(key)
-        if data is None:
-            return None
-        if (complaint := _complaint(data)) is not None:
-            raise Damaged(self.name, complaint[1], root.path / key)
-        about = comgr_entries.describe(comgr_entries.output_of(data) or b"")
-        detail = {"kind": about.kind, "kernels": " ".join(about.kernels or ()), "device": about.device or ""}
-        return Artifact(self.name, key, self.forms[0], data, detail)
-
-    def write(self, root: Root, key: str, artifact: Artifact, *, replace: bool) -> None:
-        """Place a whole entry under the name it was taken from, which is a hash of what is not in it."""
-        if not _SHAPE.accepts(key):
-            raise not_a_key(self.name, key)
-        if (complaint := _complaint(artifact.data)) is not None:
-            raise Damaged(self.name, complaint[1], key)
-        self._tree(root).write(key, artifact.data, replace=replace)
-
-    # ------------------------------------------------------------------ clear
-
-    def idle_gate(self, targets: Iterable[Removable]) -> Iterator[tuple[Removable, str | None]]:
-        """Leave a temporary alone that a program may still be writing."""
-        users = using(LIBRARIES, processes=self.environment.processes)
-        reason = None if users == () else f"{spell(users)} may be writing it"
-        for target in targets:
-            yield target, reason if isinstance(target, Orphan) and target.idle_only else None
-
-    def remove(self, root: Root, targets: tuple[Target, ...]) -> Outcome:
-        """Remove entries: to a program that looks for one it is a miss, and one that has it mapped keeps it."""
-        return self._tree(root).remove(targets)
-
-    # ------------------------------------------------------------------ quarantine
-
-    def set_aside(self, root: Root, target: Target, thing: Quarantined) -> str | None:
-        """Rename an entry into quarantine."""
-        return self._tree(root).set_aside(target, thing)
-
-    def bring_back(self, root: Root, thing: Quarantined, *, replace: bool) -> None:
-        """Rename an entry back."""
-        self._tree(root).bring_back(thing, replace=replace)
-
-    # ------------------------------------------------------------------ verify
-
-    def verify(self, root: Root) -> Iterator[Finding]:
-        """Check that every entry is exactly an output and a log, and that bitcode and code objects are whole."""
-        tree = self._tree(root)
-        for leaf in tree.scan():
-            if isinstance(leaf, Problem):
-                yield self.told(root, leaf)
-            elif leaf.stray is None:
-                yield from self._examined(root, tree, leaf)
-
-    def _examined(self, root: Root, tree: Tree, leaf: Leaf) -> Iterator[Finding]:
-        try:
-            data = tree.read_file(leaf.key)
-            complaint = None if data is None else _complaint(data)
-        except LayerError as error:
-            complaint = Severity.RECOMPILES, error.message
-        if complaint is not None:
-            severity, message = complaint
-            fix, thing = f"cachectl purge comgr --key {leaf.key}", leaf.entry(self.name, root.path)
-            yield Finding(self.name, root.path, leaf.key, severity, "damaged", message, fix, thing)
-
-
-_NOT_WHOLE: Final = (
-    "is not exactly an output and a log, each of the length it says; comgr compiles it again at every run, and never "
-    "replaces it"
-)
-
-
-def _complaint(data: bytes) -> tuple[Severity, str] | None:
-    """Say what is wrong with an entry, and what comgr makes of it."""
-    output = comgr_entries.output_of(data)
-    if output is None:
-        return Severity.RECOMPILES, _NOT_WHOLE
-    wrong = comgr_entries.complaint(output)
-    return None if wrong is None else (Severity.FAILS, f"{wrong}; comgr hands it on as it is")
+        if output is None:
+            return Severity.RECOMPILES, _NOT_WHOLE
+        wrong = comgr_entries.complaint(output)
+        return None if wrong is None else (Severity.FAILS, f"{wrong}; comgr hands it on as it is")

@@ -11,39 +11,28 @@ from __future__ import annotations
 import os
 import re
 import shlex
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
 from cachectl.layers.drivers import driver_libraries
-from cachectl.layers.errors import Damaged, LayerError, Unreachable, not_a_key
+from cachectl.layers.errors import LayerError, Unreachable
 from cachectl.layers.facts import (
-    Ability,
-    Artifact,
     Condition,
-    Entry,
     Finding,
-    Found,
-    Housekeeping,
-    Orphan,
-    Outcome,
-    Problem,
-    Quarantined,
-    Removable,
     Root,
     Scope,
     Severity,
     State,
     Switch,
-    Target,
 )
 from cachectl.layers.formats import neo_binaries
-from cachectl.layers.layer import Layer
-from cachectl.layers.processes import spell, using
+from cachectl.layers.formats.contents import Contents
+from cachectl.layers.program_files import ProgramFiles
 from cachectl.layers.stores.flocks import file_lock
 from cachectl.layers.stores.plain import overwrite, read_plain
-from cachectl.layers.stores.tree import REFUSALS, Leaf, Shape, StrayRule, Tree
+from cachectl.layers.stores.tree import Leaf, Shape, StrayRule
 from cachectl.layers.switches import first_place, misread, off
 
 #: OpenCL's driver, Level Zero's, and the compiler that stands alone.
@@ -76,12 +65,15 @@ _KILLED: Final = ((25, 31), (26, 31))
 _RELEASE: Final = re.compile(rb"\x00(\d\d)\.(\d\d?)\.\d{4,6}(?:\.\d+)?\x00")
 
 
-class NeoCompilerCache(Layer):
+class NeoCompilerCache(ProgramFiles):
     """Programs that Intel's driver, for OpenCL or Level Zero, has compiled: one file each."""
 
     name = "neo"
     title = "Intel NEO compiler cache"
     forms = ("neo-entry/1",)
+    shapes = (_FLAT, _DEEP)
+    books = _BOOK_SHAPES
+    libraries = LIBRARIES
 
     # ------------------------------------------------------------------ where and whether
 
@@ -213,7 +205,7 @@ class NeoCompilerCache(Layer):
         size = 0
         # A root that cannot be read is told of by whoever counts it.
         with suppress(LayerError, OSError):
-            size = sum(leaf.bytes for root in self.roots() for leaf in self._leaves(root))
+            size = sum(leaf.bytes for root in self.roots() for leaf in self.leaves(root))
         if size < _NEARLY * limit:
             return
         message = f"holds {size:,} of at most {limit:,} bytes ({said}): the driver drops a third of it to make room"
@@ -231,75 +223,27 @@ class NeoCompilerCache(Layer):
         place = folder / "neo"
         return Switch(self.name, {"NEO_CACHE_DIR": str(place)}, latches=LIBRARIES, makes=(place,))
 
-    def refusals(self) -> Mapping[Ability, str]:
-        """Refuse what needs directory handles where there are none."""
-        return REFUSALS
+    # ------------------------------------------------------------------ contents
 
-    # ------------------------------------------------------------------ listing
+    def describe(self, data: bytes) -> Contents:
+        """Read what a program tells of itself, whatever kind it is of."""
+        return neo_binaries.describe(data)
 
-    def scan(self, root: Root, *, contents: bool = True) -> Iterator[Found]:
-        """Yield entries of both layouts, left temporaries, and the files of the cache as a whole."""
-        for tree, leaf in self._walk(root):
-            if isinstance(leaf, Problem):
-                yield leaf
-            elif leaf.stray is not None:
-                yield leaf.orphan(root.path)
-            elif not contents:
-                yield leaf.entry(self.name, root.path)
-            else:
-                yield from self._describe(root, tree, leaf)
-        yield from self._books(root)
+    def complaint(self, data: bytes) -> tuple[Severity, str] | None:
+        """Check that an entry is a whole program."""
+        wrong = neo_binaries.complaint(data)
+        if wrong is None:
+            return None
+        if not data or neo_binaries.is_wrapper(data):
+            return Severity.RECOMPILES, f"{wrong}; the driver compiles it again at every run, and never replaces it"
+        return Severity.FAILS, f"{wrong}; the driver takes it for a program, and the build fails"
 
-    def _walk(self, root: Root) -> Iterator[tuple[Tree, Leaf | Problem]]:
-        flat, deep = self._tree(root, _FLAT), self._tree(root, _DEEP)
-        for leaf in flat.scan():
-            yield flat, leaf
-        for leaf in deep.scan():
-            # What lies in the root itself, the flat tree has told of.
-            told = leaf.path == root.path if isinstance(leaf, Problem) else leaf.stray is not None
-            if not told:
-                yield deep, leaf
-
-    def _leaves(self, root: Root) -> Iterator[Leaf]:
-        for _, leaf in self._walk(root):
-            if isinstance(leaf, Leaf) and leaf.stray is None:
-                yield leaf
-
-    def _describe(self, root: Root, tree: Tree, leaf: Leaf) -> Iterator[Found]:
-        try:
-            data = tree.read_file(leaf.key)
-        except LayerError as error:
-            yield Problem(root.path / leaf.key, "unreadable", error.message)
-            data = b""
-        if data is None:
-            return
-        if data and (complaint := neo_binaries.complaint(data)) is not None:
-            yield Problem(root.path / leaf.key, "damaged", complaint)
-        about = neo_binaries.describe(data)
-        yield Entry(
-            layer=self.name,
-            key=leaf.key,
-            root=root.path,
-            bytes=leaf.bytes,
-            files=1,
-            modified=leaf.modified,
-            kernels=about.kernels,
-            device=about.device,
-            versions=about.versions,
-            detail={"kind": about.kind},
-            mark=leaf.mark,
-        )
-
-    def _books(self, root: Root) -> Iterator[Found]:
-        for shape in _BOOK_SHAPES:
-            for leaf in self._tree(root, shape).scan():
-                if isinstance(leaf, Leaf) and leaf.stray is None and _is_book(leaf):
-                    yield Housekeeping(leaf.key, root.path, leaf.bytes, modified=leaf.modified)
-
-    def claims(self, root: Root, parts: tuple[str, ...]) -> bool:
-        """Tell by the names of entries, and of the files beside them."""
-        del root
-        return any(shape.claims(parts) for shape in (_FLAT, _DEEP, *_BOOK_SHAPES))
+    def is_book(self, leaf: Leaf) -> bool:
+        """Tell by its length whether a file beside the entries is what its name says."""
+        name = leaf.key.rpartition("/")[2]
+        if name == STATISTICS:
+            return leaf.bytes == neo_binaries.STATISTICS.size
+        return name != ACCOUNT or leaf.bytes in (0, neo_binaries.ACCOUNT.size)
 
     def counters(self) -> tuple[int, int] | None:
         """Return hits and misses as the driver has counted them in this cache; ``None`` where it has not.
@@ -311,59 +255,10 @@ class NeoCompilerCache(Layer):
                 return neo_binaries.read_statistics(read_plain(root.path / STATISTICS, limit=64))
         return None
 
-    def _tree(self, root: Root, shape: Shape) -> Tree:
-        return Tree(self.name, root.path, shape)
-
-    def _tree_of(self, root: Root, key: str) -> Tree:
-        return self._tree(root, _DEEP if "/" in key else _FLAT)
-
-    # ------------------------------------------------------------------ get and put
-
-    def read(self, root: Root, key: str) -> Artifact | None:
-        """Read an entry file as it stands."""
-        data = self._tree_of(root, key).read(key)
-        if data is None:
-            return None
-        if (complaint := neo_binaries.complaint(data)) is not None:
-            raise Damaged(self.name, complaint, root.path / key)
-        about = neo_binaries.describe(data)
-        detail = {"kind": about.kind, "kernels": " ".join(about.kernels or ()), "device": about.device or ""}
-        return Artifact(self.name, key, self.forms[0], data, {**detail, **about.versions})
-
-    def write(self, root: Root, key: str, artifact: Artifact, *, replace: bool) -> None:
-        """Place a whole program under the name it was taken from, and count it as the driver does.
-
-        The name is a hash of what is not in the file, so that it cannot be checked.
-        """
-        if not (_FLAT.accepts(key) or _DEEP.accepts(key)):
-            raise not_a_key(self.name, key)
-        if (complaint := neo_binaries.complaint(artifact.data)) is not None:
-            raise Damaged(self.name, complaint, key)
-        with self._accounting(root):
-            self._tree_of(root, key).write(key, artifact.data, replace=replace)
-
-    # ------------------------------------------------------------------ clear
-
-    def idle_gate(self, targets: Iterable[Removable]) -> Iterator[tuple[Removable, str | None]]:
-        """Leave a temporary alone that a driver may still be writing."""
-        users = using(LIBRARIES, processes=self.environment.processes)
-        reason = None if users == () else f"{spell(users)} may be writing it"
-        for target in targets:
-            yield target, reason if isinstance(target, Orphan) and target.idle_only else None
-
-    def remove(self, root: Root, targets: tuple[Target, ...]) -> Outcome:
-        """Remove entries under the lock that the driver takes, and set its account right."""
-        outcome = Outcome(self.name)
-        with self._accounting(root) as alone:
-            for tree in (self._tree(root, _FLAT), self._tree(root, _DEEP)):
-                own = tuple(target for target in targets if self._tree_of(root, target.key).shape is tree.shape)
-                if own:
-                    # Nobody makes a folder, to put an entry into, without that lock.
-                    outcome = outcome.plus(tree.remove(own, tidy=alone))
-        return outcome
+    # ------------------------------------------------------------------ the account
 
     @contextmanager
-    def _accounting(self, root: Root) -> Iterator[bool]:
+    def changing(self, root: Root) -> Iterator[bool]:
         """Hold the driver's own lock around a change, then write the sum of all entries into its account.
 
         Where there is no account the driver counts for itself when it makes one. Yields whether the lock is held.
@@ -377,7 +272,7 @@ class NeoCompilerCache(Layer):
     def _account(self, root: Root, path: Path, handle: int) -> None:
         # A longer file is none of the driver's.
         old = os.pread(handle, neo_binaries.ACCOUNT.size + 1, 0)
-        new = neo_binaries.ACCOUNT.pack(sum(leaf.bytes for leaf in self._leaves(root)))
+        new = neo_binaries.ACCOUNT.pack(sum(leaf.bytes for leaf in self.leaves(root)))
         if len(old) not in (0, len(new)) or old == new:
             return
         try:
@@ -386,30 +281,15 @@ class NeoCompilerCache(Layer):
             message = f"cannot count the entries anew: {error.strerror}; make room, then put or purge any entry"
             raise Unreachable(self.name, message, path) from error
 
-    # ------------------------------------------------------------------ quarantine
-
-    def set_aside(self, root: Root, target: Target, thing: Quarantined) -> str | None:
-        """Rename an entry into quarantine, and set the account right."""
-        with self._accounting(root):
-            return self._tree_of(root, target.key).set_aside(target, thing)
-
-    def bring_back(self, root: Root, thing: Quarantined, *, replace: bool) -> None:
-        """Rename an entry back, and count it."""
-        with self._accounting(root):
-            self._tree_of(root, thing.key).bring_back(thing, replace=replace)
-
     # ------------------------------------------------------------------ verify
 
     def verify(self, root: Root) -> Iterator[Finding]:
         """Check that every entry is a whole program, and the account against the entries."""
+        yield from super().verify(root)
         sizes: dict[str, int] = {}
-        for tree, leaf in self._walk(root):
-            if isinstance(leaf, Problem):
-                yield self.told(root, leaf)
-            elif leaf.stray is None:
-                kind = leaf.key.rpartition(".")[2]
-                sizes[kind] = sizes.get(kind, 0) + leaf.bytes
-                yield from self._examined(root, tree, leaf)
+        for leaf in self.leaves(root):
+            kind = leaf.key.rpartition(".")[2]
+            sizes[kind] = sizes.get(kind, 0) + leaf.bytes
         with suppress(OSError):
             account = read_plain(root.path / ACCOUNT, limit=neo_binaries.ACCOUNT.size + 1)
             if (complaint := _account_complaint(account, sizes)) is not None:
@@ -418,33 +298,11 @@ class NeoCompilerCache(Layer):
                     fix = f"rm {shlex.quote(str(root.path / ACCOUNT))}"
                 yield Finding(self.name, root.path, ACCOUNT, Severity.WASTES, "index", complaint, fix)
 
-    def _examined(self, root: Root, tree: Tree, leaf: Leaf) -> Iterator[Finding]:
-        try:
-            data = tree.read_file(leaf.key)
-            complaint = None if data is None else neo_binaries.complaint(data)
-        except LayerError as error:
-            data, complaint = b"", error.message
-        if data is None or complaint is None:
-            return
-        severity, outcome = Severity.FAILS, "the driver takes it for a program, and the build fails"
-        if not data or neo_binaries.is_wrapper(data):
-            severity, outcome = Severity.RECOMPILES, "the driver compiles it again at every run, and never replaces it"
-        fix, thing = f"cachectl purge neo --key {leaf.key}", leaf.entry(self.name, root.path)
-        yield Finding(self.name, root.path, leaf.key, severity, "damaged", f"{complaint}; {outcome}", fix, thing)
-
 
 def _number(value: str) -> int:
     """Read a number as ``atoll`` does: ``1G`` is one, and what does not begin with a number is 0."""
     match = _NUMBER.match(value)
     return 0 if match is None else int(match[0])
-
-
-def _is_book(leaf: Leaf) -> bool:
-    """Tell by its length whether a file beside the entries is what its name says."""
-    name = leaf.key.rpartition("/")[2]
-    if name == STATISTICS:
-        return leaf.bytes == neo_binaries.STATISTICS.size
-    return name != ACCOUNT or leaf.bytes in (0, neo_binaries.ACCOUNT.size)
 
 
 def _account_complaint(account: bytes, sizes: Mapping[str, int]) -> str | None:

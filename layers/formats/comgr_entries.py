@@ -9,10 +9,10 @@ from __future__ import annotations
 import re
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Final
 
 from cachectl.layers.formats import bitcode, spirv
+from cachectl.layers.formats.contents import Contents
 from cachectl.layers.formats.elf import Elf, read_elf
 from cachectl.layers.formats.object_files import BITCODE_MAGIC, ELF_MAGIC, bitcode_complaint
 
@@ -29,15 +29,6 @@ _BUNDLE: Final = b"__CLANG_OFFLOAD_BUNDLE__"
 _INTEGER: Final = re.compile(r"0[xX][0-9a-fA-F]+|0[bB][01]+|0[oO]?[0-7]+|0|[1-9][0-9]*", re.ASCII)
 _DURATIONS: Final = frozenset({"prune_interval", "prune_after"})
 _MOST: Final = 1 << 64
-
-
-@dataclass(frozen=True, slots=True)
-class Contents:
-    """What the output in an entry is; ``None`` where it does not tell."""
-
-    kind: str
-    kernels: tuple[str, ...] | None = None
-    device: str | None = None
 
 
 def output_of(data: bytes) -> bytes | None:

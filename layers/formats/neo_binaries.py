@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from typing import Final
 
 from cachectl.layers.formats import bitcode, spirv
+from cachectl.layers.formats.contents import Contents
 from cachectl.layers.formats.elf import Elf, read_elf
 from cachectl.layers.formats.object_files import BITCODE_MAGIC, ELF_MAGIC, bitcode_complaint
 
@@ -31,16 +31,6 @@ _PROGRAM: Final = struct.Struct("<7I")
 #: Checksum, hash, then the lengths of name, patches and heaps: kernel, general, dynamic and surface state; and the
 #: kernel's length without padding.
 _KERNEL: Final = struct.Struct("<IQ7I")
-
-
-@dataclass(frozen=True, slots=True)
-class Contents:
-    """What an entry tells of itself; ``None`` where it does not."""
-
-    kind: str
-    kernels: tuple[str, ...] | None = None
-    device: str | None = None
-    versions: Mapping[str, str] = field(default_factory=dict)
 
 
 def complaint(data: bytes) -> str | None:

@@ -284,7 +284,8 @@ def test_damage_is_told_by_what_comgr_makes_of_it(layer: ComgrCache) -> None:
     }
     with pytest.raises(Damaged, match="exactly an output and a log"):
         layer.get(cut)
-    assert [one.code for one in layer.scan(root) if isinstance(one, Problem)] == ["damaged"]
+    told = {one.path.name: one.code for one in layer.scan(root) if isinstance(one, Problem)}
+    assert told == {cut: "damaged", inner: "damaged"}
     assert layer.quarantine(layer.plan_quarantine(findings), findings).removed == 3
     assert list(layer.verify(root)) == []
     assert len(list(layer.entries())) == 2
