@@ -16,6 +16,7 @@ from cachectl.grammar import build_parser
 
 if TYPE_CHECKING:
     from pathlib import Path
+    from typing import Protocol
 
     from cachectl.layers.layer import Layer
     from cachectl.layers.selection import Selection
@@ -26,7 +27,13 @@ if TYPE_CHECKING:
     from cachectl.stack import Stack
     from cachectl.survey import Report
 
+    class _CanFail(Protocol):
+        @property
+        def failed(self) -> object: ...
+
+
 T = TypeVar("T")
+Done = TypeVar("Done", bound="_CanFail")
 Handler = Callable[[argparse.Namespace], int]
 
 #: Verbs that run a command.
@@ -146,6 +153,19 @@ def _selection(options: argparse.Namespace, now: float) -> Selection:
 
 
 # ---------------------------------------------------------------------- verbs
+
+
+def _told(
+    options: argparse.Namespace, done: Done, document: Callable[[Done], object], show: Callable[[Done], None]
+) -> int:
+    """Show what a verb has done, as JSON where that was asked for, and return its status."""
+    from cachectl import render
+
+    if options.json:
+        render.show_json(document(done))
+    else:
+        show(done)
+    return 1 if done.failed else 0
 
 
 def _stack(options: argparse.Namespace) -> Stack:
@@ -335,11 +355,7 @@ def _prune(options: argparse.Namespace) -> int:
     with render.working("pruning"):
         plan = plan_prune(stack.named(options.layers) if options.layers else stack.expendable(), limits)
         result = plan.foreseen() if options.dry_run else plan.apply()
-    if options.json:
-        render.show_json(render.purge_json(result))
-    else:
-        render.show_purge(result)
-    return 1 if result.failed else 0
+    return _told(options, result, render.purge_json, render.show_purge)
 
 
 def _verify(options: argparse.Namespace) -> int:
@@ -587,11 +603,7 @@ def _export(options: argparse.Namespace) -> int:
     selection = _selection(options, stack.environment.clock())
     with render.working("exporting"):
         done = stack.export(options.file, selection, layers=options.layers, sign=options.sign)
-    if options.json:
-        render.show_json(render_bundles.export_json(done))
-    else:
-        render_bundles.show_export(done)
-    return 1 if done.failed else 0
+    return _told(options, done, render_bundles.export_json, render_bundles.show_export)
 
 
 def _export_files(options: argparse.Namespace) -> int:
@@ -605,11 +617,7 @@ def _export_files(options: argparse.Namespace) -> int:
     layers = [options.file, *options.layers] if options.file is not None else []
     with render.working("exporting"):
         done = export_files(environment, options.as_kdb, _selection(options, environment.clock()), layers=layers)
-    if options.json:
-        render.show_json(render_miopen.export_json(done))
-    else:
-        render_miopen.show_export(done)
-    return 1 if done.failed else 0
+    return _told(options, done, render_miopen.export_json, render_miopen.show_export)
 
 
 def _miopen(options: argparse.Namespace) -> int:
@@ -619,11 +627,7 @@ def _miopen(options: argparse.Namespace) -> int:
     environment = _stack(options).environment
     with render.working("merging"):
         done = merge(environment, options.files, options.into, mix_versions=options.mix_versions)
-    if options.json:
-        render.show_json(render_miopen.merge_json(done))
-    else:
-        render_miopen.show_merge(done)
-    return 1 if done.failed else 0
+    return _told(options, done, render_miopen.merge_json, render_miopen.show_merge)
 
 
 def _import(options: argparse.Namespace) -> int:
@@ -634,11 +638,7 @@ def _import(options: argparse.Namespace) -> int:
     stack = _stack(options)
     with render.working("importing"):
         done = stack.import_bundle(options.file, trust, dry_run=options.dry_run)
-    if options.json:
-        render.show_json(render_bundles.import_json(done))
-    else:
-        render_bundles.show_import(done)
-    return 1 if done.failed else 0
+    return _told(options, done, render_bundles.import_json, render_bundles.show_import)
 
 
 def _stage(options: argparse.Namespace) -> int:
