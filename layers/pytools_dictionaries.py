@@ -326,6 +326,10 @@ class PytoolsDictionaries(Layer):
             detail = {"dictionary": name.identifier, "python": name.python}
             try:
                 rows = self._rows(root.path / file).read_many([(key.partition("/")[2],) for key in listed])
+            except Busy as error:
+                # Asked one by one, each would wait as long.
+                found.update(dict.fromkeys(listed, error))
+                continue
             except (LayerError, OSError):
                 alone += listed
                 continue
@@ -355,6 +359,9 @@ class PytoolsDictionaries(Layer):
                     self._fit(key, wanted[key])
                 rows = [((key.partition("/")[2],), (wanted[key].data,)) for key in listed]
                 new = self._rows(root.path / file).insert_new(rows)
+            except Busy as error:
+                done |= dict.fromkeys(listed, error)
+                continue
             except (LayerError, OSError, UnicodeError):
                 continue
             exists = EntryExists(self.name, root.path / file)

@@ -285,7 +285,7 @@ class RowFile:
         """
         if not _spellable(key):
             raise Damaged(self.layer, "the key holds characters that no database can", self.path)
-        with self._inserting() as (connection, statement):
+        with self._inserting("replace" if replace else "abort") as (connection, statement):
             standing = self._values_in(connection, key)
             if standing is not None and standing != tuple(values) and not replace:
                 connection.execute("rollback")
@@ -298,24 +298,28 @@ class RowFile:
         """Insert those rows that have none of their key, all in one transaction.
 
         For each: ``True`` where it was inserted, ``False`` where the same row was there, ``None`` where a different one
-        was, and stays.
+        was in the way, and stays.
         """
         done: list[bool | None] = []
-        with self._inserting() as (connection, statement):
+        with self._inserting("ignore") as (connection, statement):
             present = self._rows_in(connection, [key for key, _ in rows])
             for key, values in ((tuple(key), tuple(values)) for key, values in rows):
-                if key in present:
-                    done.append(False if present[key] == values else None)
+                if key not in present and connection.execute(statement, (*key, *values)).rowcount == 1:
+                    present[key] = values
+                    done.append(True)
                     continue
-                connection.execute(statement, (*key, *values))
-                present[key] = values
-                done.append(True)
+                # What came in just now may be in the way too, where the table takes two keys for one.
+                standing = present[key] if key in present else self._values_in(connection, key)
+                done.append(False if standing == values else None)
             connection.execute("commit")
         return done
 
     @contextmanager
-    def _inserting(self) -> Iterator[tuple[sqlite3.Connection, str]]:
-        """Begin to write, in a file and a table that are made if there are none; yield what inserts a row."""
+    def _inserting(self, otherwise: str) -> Iterator[tuple[sqlite3.Connection, str]]:
+        """Begin to write, in a file and a table that are made if there are none; yield what inserts a row.
+
+        ``otherwise`` is what sqlite is to do where another row is in the way.
+        """
         places = ", ".join("?" for _ in self.schema.columns)
         names = ", ".join(f'"{column}"' for column in self.schema.columns)
         try:
@@ -326,7 +330,7 @@ class RowFile:
             connection.execute("begin immediate")
             for statement in self.schema.create:
                 connection.execute(statement)
-            yield connection, f"insert or replace into {self.schema.table} ({names}) values ({places})"
+            yield connection, f"insert or {otherwise} into {self.schema.table} ({names}) values ({places})"
 
     def delete(self, rows: Sequence[Row]) -> list[Row]:
         """Delete exactly these rows, each only if it still has its size and row id; return those that went."""
@@ -506,17 +510,20 @@ class RowFile:
         self, connection: sqlite3.Connection, keys: Sequence[Sequence[str]]
     ) -> dict[tuple[str, ...], tuple[object, ...]]:
         """Return the values of those keys that have a row."""
-        columns = [f'"{column}"' for column in self.schema.columns]
-        width = len(self.schema.key)
-        asking = (
-            f"select {', '.join(columns)} from {self.schema.table} where ({', '.join(columns[:width])}) in (values "
+        names = [f'"{column}"' for column in self.schema.columns]
+        asked = [f'"asked {column}"' for column in self.schema.key]
+        width = len(asked)
+        # By what was asked, not by what was found: a foreign column may compare otherwise than Python does.
+        query = (
+            f"select {', '.join(asked + names[width:])} from asked join {self.schema.table} "
+            f"where {' and '.join(f'{name} = {one}' for name, one in zip(names, asked, strict=False))}"
         )
-        one = f"({', '.join('?' * width)})"
+        place = f"({', '.join('?' * width)})"
         found: dict[tuple[str, ...], tuple[object, ...]] = {}
         for first in range(0, len(keys), _ASKED_AT_ONCE):
-            asked = keys[first : first + _ASKED_AT_ONCE]
-            query = f"{asking}{', '.join(one for _ in asked)})"
-            for row in connection.execute(query, tuple(chain.from_iterable(asked))):
+            some = keys[first : first + _ASKED_AT_ONCE]
+            given = f"with asked({', '.join(asked)}) as (values {', '.join(place for _ in some)})"
+            for row in connection.execute(f"{given} {query}", tuple(chain.from_iterable(some))):
                 found.setdefault(row[:width], row[width:])
         return found
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from cachectl.layers.conformance import snapshot
-from cachectl.layers.errors import Damaged, LayerError
+from cachectl.layers.errors import Busy, Damaged, LayerError
 from cachectl.layers.facts import Artifact, Condition, Orphan, Problem, Severity
 from cachectl.layers.formats import pdict
 from cachectl.layers.loopy_dictionaries import LoopyDictionaries
@@ -201,6 +201,23 @@ def test_a_locked_dictionary_fails_alone_and_in_finite_time(home: Home) -> None:
         assert ["locked by another process" in note.because for note in outcome.failed] == [True]
         assert [problem.code for problem in layer.census(layer.roots()[0]).problems] == ["busy"]
     assert layer.clear(plan).removed == 1
+
+
+def test_rows_of_a_locked_dictionary_wait_once_and_not_each(home: Home) -> None:
+    layer = PytoolsDictionaries(replace(home.environment(), patience=0.1))
+    root = layer.roots()[0]
+    file = "pdict-v5-mine-3.12.1.final.0.sqlite"
+    path = dictionary(root.path, file, {f"{number:064}": pickle.dumps(number) for number in range(300)})
+    keys = [f"{file}/{number:064}" for number in range(300)]
+    artifacts = [Artifact("pytools", f"{key}0", "pytools-pdict/5", pickle.dumps(1)) for key in keys]
+    with closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("begin exclusive")
+        read, placed = layer.get_many(keys), layer.put_new(artifacts)
+    assert (len(read), len(placed)) == (300, 300)
+    # One and the same error: it was met once.
+    for errors in (set(read.values()), set(placed)):
+        assert [type(error) for error in errors] == [Busy]
+    assert {type(one) for one in layer.get_many(keys).values()} == {Artifact}
 
 
 def test_a_file_that_was_just_made_is_no_damage(home: Home) -> None:
@@ -519,6 +536,34 @@ def test_a_column_called_rowid_is_damage_and_no_traceback(tmp_path: Path) -> Non
     for weigh in (rows.sum, rows.weigh):
         with pytest.raises(Damaged, match="no numbers"):
             weigh()
+
+
+FOREIGN = {
+    "in any case": "keyhash text primary key collate nocase, key_value text",
+    "with or without spaces": "keyhash text primary key collate rtrim, key_value text",
+    "as numbers": "keyhash integer unique, key_value text",
+    "more than once": "keyhash text, key_value text",
+    "with a rule of its own": "keyhash text primary key, key_value text unique",
+}
+
+
+@pytest.mark.parametrize("columns", FOREIGN.values(), ids=FOREIGN.keys())
+def test_many_rows_are_read_and_placed_as_one_is_whatever_the_table_compares(tmp_path: Path, columns: str) -> None:
+    path = tmp_path / "pdict.sqlite"
+    standing = [("ABC", b"1"), ("a ", b"2"), ("12", b"3"), ("x\0y", b"4")]
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute(f"create table dict ({columns})")
+        connection.executemany("insert or ignore into dict values (?, ?)", standing)
+        connection.commit()
+        before = set(connection.execute("select * from dict"))
+    rows = RowFile("pytools", path, pdict.SCHEMA)
+    keys = [(key,) for key in ("ABC", "abc", "a", "a ", "12", "012", "12.0", "x\0y", "x", "\udcff", "0", "Z", "z")]
+    assert rows.read_many(keys) == [rows.read(key) for key in keys]
+    new = [key for key in keys if key != ("\udcff",)]
+    done = rows.insert_new([(key, (b"1",)) for key in new])
+    assert [rows.read(key) == (b"1",) for key in new] == [one is not None for one in done]
+    with closing(sqlite3.connect(path)) as connection:
+        assert before <= set(connection.execute("select * from dict"))
 
 
 @pytest.mark.parametrize("glob", ["foo*", "[!]]oo_bar", "[!]x]oo_bar", "[]f]oo_bar", "*o_b?r", "foo_bar", "[a-z]*_bar"])
