@@ -286,7 +286,7 @@ class PoclKernels(Layer):
         if (
             replace
             and (users := using(LIBRARIES, processes=self.environment.processes)) != ()
-            and tree.read_members(key) not in (None, members)
+            and tree.standing(key) not in (None, members)
         ):
             raise Busy(self.name, f"is not replaced while PoCL is in use by {spell(users)}", key)
         tree.write_members(key, members, replace=replace)

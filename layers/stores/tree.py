@@ -17,7 +17,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from cachectl.layers.errors import Damaged, EntryExists, LayerError, Unreachable, not_a_key
+from cachectl.layers.errors import Damaged, EntryExists, LayerError, Unreachable, not_a_key, printable
 from cachectl.layers.facts import Ability, Bulk, Entry, Note, Orphan, Outcome, Problem, Quarantined, Target
 from cachectl.layers.stores.archive import pack, unpack
 from cachectl.layers.stores.handles import (
@@ -362,6 +362,13 @@ class Tree:
                 return None
             return self._read_folder(parent, parts) if self.shape.folders else self._read_file(parent, parts)
 
+    def standing(self, key: str) -> dict[str, bytes] | LayerError | None:
+        """Return what :meth:`read_members` does, or why that cannot be read: what is in the way of replacing it."""
+        try:
+            return self.read_members(key)
+        except LayerError as error:
+            return error
+
     def _read_folder(self, parent: int, parts: tuple[str, ...]) -> dict[str, bytes] | None:
         status = status_of(parent, parts[-1])
         if status is None or not stat.S_ISDIR(status.st_mode):
@@ -375,7 +382,8 @@ class Tree:
         except OSError as error:
             if error.errno == errno.EFBIG:
                 raise self._oversized(parts) from error
-            raise self._unreachable("cannot read", "/".join(parts), error) from error
+            which = "" if error.filename is None else f" {printable(error.filename)}"
+            raise self._unreachable(f"cannot read{which}", "/".join(parts), error) from error
         pattern = self.shape.members
         whole = pattern is None or all(pattern.fullmatch(path) for path in contents)
         return contents if whole else None
@@ -455,11 +463,11 @@ class Tree:
             raise Damaged(self.layer, str(error), key) from error
 
     def _write(self, key: str, members: Mapping[str, bytes], guard: Guard, *, replace: bool, file_mode: int) -> None:
-        standing = self.read_members(key)
+        standing = self.standing(key)
         if standing == members:
             return
         if standing is not None and not replace:
-            raise EntryExists(self.layer, self.root / key)
+            raise standing if isinstance(standing, LayerError) else EntryExists(self.layer, self.root / key)
         parts = key.split("/")
         # Somebody may tidy an empty folder away on the way there.
         for _ in range(_TRIES - 1):

@@ -25,7 +25,7 @@ from cachectl.layers.stores.archive import artifact_from_bytes, artifact_to_byte
 from cachectl.layers.stores.tree import Leaf, Shape, Tree
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
 SHAPE = Shape((re.compile("[a-f]{2}"), re.compile("[0-9]{4}")), folders=True)
@@ -231,6 +231,20 @@ def test_a_living_cachectls_stage_is_nobodys_left_over(tree: Tree) -> None:
         assert leaves(tree) == []
         holder.communicate(b"\n")
     assert [leaf.key for leaf in leaves(tree)] == [stage.name]
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, lambda path: os.symlink("file", path)], ids=["pipe", "link"])
+def test_an_entry_that_cannot_be_read_stays_unless_it_is_to_be_replaced(
+    tree: Tree, make: Callable[[Path], None]
+) -> None:
+    folder = fill(tree)
+    make(folder / "strange")
+    with pytest.raises(LayerError, match="cannot read strange: "):
+        tree.write("ab/0001", pack({"file": b"content"}), replace=False)
+    assert sorted(os.listdir(folder)) == ["file", "strange"]
+    tree.write("ab/0001", pack({"file": b"content"}), replace=True)
+    assert os.listdir(folder) == ["file"]
+    assert os.listdir(tree.root) == ["ab"]
 
 
 def test_two_that_replace_one_entry_at_once_leave_one_of_theirs(tree: Tree) -> None:
