@@ -10,13 +10,13 @@ import hashlib
 import os
 import shutil
 import tempfile
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Final, cast
 
-from cachectl.bundle import Item, Manifest, Members, complaint, in_batches, sort_key, write_manifest
+from cachectl.bundle import Item, Manifest, Members, complaint, in_batches, write_manifest
 from cachectl.contained import FAILURES
 from cachectl.fingerprint import fingerprint
 from cachectl.layers.environment import Environment
@@ -90,26 +90,25 @@ class _Gathered:
     """What has been read so far, in the order in which it stands in the bundle."""
 
     members: Members
-    taken: set[tuple[str, str]] = field(default_factory=set)
     items: list[Item] = field(default_factory=list)
     skipped: dict[str, list[Note]] = field(default_factory=dict)
     failed: dict[str, list[Note]] = field(default_factory=dict)
 
-    def add(self, entries: Iterable[Entry], layer: Layer) -> None:
-        """Read entries of a layer, each key once."""
-        new = {entry.key: entry for entry in entries if (layer.name, entry.key) not in self.taken}
+    def add(self, entries: Sequence[Entry], layer: Layer) -> None:
+        """Read entries of a layer, in the order of their keys."""
+        keys = [entry.key for entry in entries]
         try:
-            read = layer.get_many(tuple(new))
+            read = layer.get_many(keys)
         except FAILURES as error:
-            read = dict.fromkeys(new, error)
-        for key, entry in new.items():
-            artifact = read.get(key)
+            read = dict.fromkeys(keys, error)
+        for entry in entries:
+            artifact = read.get(entry.key)
             if isinstance(artifact, Artifact):
                 self._keep(entry, layer, artifact)
             elif artifact is None:
-                self.skipped.setdefault(layer.name, []).append(Note(key, _VANISHED))
+                self.skipped.setdefault(layer.name, []).append(Note(entry.key, _VANISHED))
             else:
-                self.failed.setdefault(layer.name, []).append(Note(key, reason_of(artifact)))
+                self.failed.setdefault(layer.name, []).append(Note(entry.key, reason_of(artifact)))
 
     def _keep(self, entry: Entry, layer: Layer, artifact: Artifact) -> None:
         item = Item(
@@ -126,7 +125,6 @@ class _Gathered:
         if (unfit := complaint(item)) is not None:
             self.failed.setdefault(layer.name, []).append(Note(entry.key, f"does not fit into a bundle: {unfit}"))
             return
-        self.taken.add(sort_key(item))
         self.items.append(item)
         self.members.add(artifact.data)
 
@@ -223,8 +221,12 @@ def _gather(layer: Layer, selection: Selection, gathered: _Gathered, *, named: b
 
 
 def _read(layer: Layer, entries: Iterable[Entry], gathered: _Gathered) -> None:
-    """Read entries in the order of their keys."""
-    ordered = sorted(entries, key=lambda entry: entry.key)
+    """Read entries in the order of their keys; what is told of one that several roots have is what the first tells."""
+    first: dict[str, Entry] = {}
+    for entry in entries:
+        # The root from which it is read, too.
+        first.setdefault(entry.key, entry)
+    ordered = (first[key] for key in sorted(first))
     for batch in in_batches(ordered, lambda entry: entry.layer, lambda entry: entry.bytes):
         gathered.add(batch, layer)
 

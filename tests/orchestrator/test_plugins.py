@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -108,6 +109,16 @@ def test_a_layer_may_have_capitals_and_travel(plugged: Home) -> None:
     done = plugged.cachectl("import", bundle, "--trust", "--dry-run", "--json", TELLING="text")
     (layer,) = json.loads(done.stdout)["layers"]
     assert (layer["layer"], layer["there"]) == ("Telling", 2)
+
+
+def test_of_an_entry_in_two_roots_the_first_is_told_and_carried(plugged: Home) -> None:
+    """That is the one that a library would find; what another tells of its own would decide what can be hit."""
+    once, twice = plugged.path / "once", plugged.path / "twice"
+    plugged.cachectl("export", str(once), "Telling", TELLING="text")
+    shutil.copytree(plugged.path / ".cache" / "notes", plugged.path / ".cache" / "more")
+    (plugged.path / ".cache" / "more" / "00000002.note").write_text("another two")
+    plugged.cachectl("export", str(twice), "Telling", TELLING="twice")
+    assert twice.read_bytes() == once.read_bytes()
 
 
 class TestNotes(LayerConformance):

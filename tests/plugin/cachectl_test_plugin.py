@@ -80,7 +80,13 @@ class Telling(Notes):
     forms = ("telling/1",)
 
     def roots(self) -> tuple[Root, ...]:
-        return super().roots() if self.environment.get("TELLING") else ()
+        told = self.environment.get("TELLING")
+        roots = super().roots() if told else ()
+        return (*roots, *(replace(root, path=root.path.with_name("more")) for root in roots if told == "twice"))
+
+    def scan(self, root: Root, *, contents: bool = True) -> Iterator[Found]:
+        for found in super().scan(root, contents=contents):
+            yield replace(found, device=root.path.name) if isinstance(found, Entry) else found
 
     def read(self, root: Root, key: str) -> Artifact | None:
         artifact = super().read(root, key)
