@@ -43,6 +43,9 @@ _ALLOWANCE: Final = 64 << 20
 _WINDOW: Final = 1 << 27
 #: What is given to the decompressor at once, in bytes: no such piece becomes more than 32 MiB.
 _PIECE: Final = 1 << 10
+#: What is read of a file at once, in bytes: a merge reads many bundles side by side.
+_READ: Final = 1 << 17
+#: What is given to the compressor at once, in bytes.
 _CHUNK: Final = 1 << 20
 #: What is read or placed at once: entries, and bytes.
 _MOST_AT_ONCE: Final = 256
@@ -312,7 +315,7 @@ class _Stream:
         self._decompressor = zstandard.ZstdDecompressor(max_window_size=_WINDOW)
         self._file = file
         self._held = bytearray()
-        self._chunk = memoryview(file.read(_CHUNK))
+        self._chunk = memoryview(file.read(_READ))
         self._at = 0
         if not self._begins():
             raise BadBundle("it is not compressed by zstd")
@@ -333,13 +336,13 @@ class _Stream:
     def _begins(self) -> bool:
         """Tell whether a frame begins here."""
         if len(self._chunk) - self._at < len(MAGIC):
-            self._chunk = memoryview(bytes(self._chunk[self._at :]) + self._file.read(_CHUNK))
+            self._chunk = memoryview(bytes(self._chunk[self._at :]) + self._file.read(_READ))
             self._at = 0
         return bytes(self._chunk[self._at : self._at + len(MAGIC)]) == MAGIC
 
     def _more(self) -> bytes:
         if self._at == len(self._chunk):
-            self._chunk = memoryview(self._file.read(_CHUNK))
+            self._chunk = memoryview(self._file.read(_READ))
             self._at = 0
             if not self._chunk:
                 raise BadBundle("it ends before it should: it was cut")

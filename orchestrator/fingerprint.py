@@ -63,9 +63,7 @@ def fingerprint(layer: str, environment: Environment, items: Iterable[Item] = ()
     """Describe what decides about the entries of a layer; ``items`` tell what only entries know."""
     told: dict[str, str | None] = {"platform": environment.platform, "machine": platform.machine() or None}
     told |= _ADDITIONS.get(layer, _nothing)(environment)
-    if layer not in _DICTIONARIES:
-        told |= _of_items(tuple(items))
-    return told
+    return described(layer, told, items)
 
 
 def _nothing(environment: Environment) -> dict[str, str | None]:
@@ -202,16 +200,20 @@ def differences(layer: str, there: Fingerprint, here: Fingerprint) -> tuple[Diff
     )
 
 
-def combined(layer: str, one: Fingerprint, other: Fingerprint, items: Iterable[Item]) -> dict[str, str | None] | None:
-    """Describe entries of two places together, or return ``None`` where something that decides is not the same.
+def combined(layer: str, one: Fingerprint, other: Fingerprint) -> dict[str, str | None] | None:
+    """Describe two places together, or return ``None`` where something that decides is not the same.
 
-    What differs and does not decide is ``None``: of the entries together it is not known. ``items`` are all of them.
+    What differs and does not decide is ``None``: of entries of both together it is not known.
     """
     if any(each.decides for each in differences(layer, one, other)):
         return None
-    names = [name for name in {**one, **other} if not _of_entries(name)]
-    told = {name: one.get(name) if one.get(name) == other.get(name) else None for name in names}
-    return told if layer in _DICTIONARIES else told | _of_items(tuple(items))
+    return {name: one.get(name) if one.get(name) == other.get(name) else None for name in {**one, **other}}
+
+
+def described(layer: str, told: Fingerprint, items: Iterable[Item]) -> dict[str, str | None]:
+    """Describe a place and these entries of it, whatever others it was told of with."""
+    place = {name: value for name, value in told.items() if not _of_entries(name)}
+    return place if layer in _DICTIONARIES else place | _of_items(tuple(items))
 
 
 def _of_entries(name: str) -> bool:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import heapq
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import TYPE_CHECKING, BinaryIO
 
 from cachectl.bundle import Item, Manifest, Reader, sort_key, write_bundle
 from cachectl.exporting import place_bundle, unseen
-from cachectl.fingerprint import combined
+from cachectl.fingerprint import combined, described
 
 if TYPE_CHECKING:
     from cachectl.layers.environment import Environment
@@ -36,54 +38,42 @@ class Merged:
 
 @dataclass
 class _Union:
-    """What has been taken so far: items, fingerprints, and where in the spool the bytes of each lie."""
+    """What is taken, as far as manifests have been looked at: of each key the item of the first part that has it."""
 
-    spool: BinaryIO
     items: dict[tuple[str, str], Item] = field(default_factory=dict)
-    places: dict[tuple[str, str], int] = field(default_factory=dict)
     prints: dict[str, Mapping[str, str | None]] = field(default_factory=dict)
     exposed: set[str] = field(default_factory=set)
     foreign: dict[str, int] = field(default_factory=dict)
     differing: int = 0
 
-    def take(self, file: BinaryIO) -> None:
+    def take(self, manifest: Manifest) -> None:
         """Take what another bundle has beside."""
-        size = file.seek(0, os.SEEK_END)
-        file.seek(0)
-        reader = Reader(file, size)
-        fitting = {name for name, told in reader.manifest.fingerprints.items() if self._fits(name, told, reader)}
-        for item, data in reader.contents():
+        fitting = {name for name, told in manifest.fingerprints.items() if self._fits(name, told)}
+        for item in manifest.items:
             if item.layer in fitting:
-                self._take(item, data)
+                self.differing += self.items.setdefault(sort_key(item), item).sha256 != item.sha256
             else:
                 self.foreign[item.layer] = self.foreign.get(item.layer, 0) + 1
-        self.exposed.update(fitting.intersection(reader.manifest.exposed))
+        self.exposed.update(fitting.intersection(manifest.exposed))
 
-    def _fits(self, layer: str, told: Mapping[str, str | None], reader: Reader) -> bool:
-        there = self.prints.get(layer)
-        if there is None:
-            self.prints[layer] = told
-            return True
-        items = (*self.items.values(), *reader.manifest.items)
-        both = combined(layer, there, told, (item for item in items if item.layer == layer))
+    def _fits(self, layer: str, told: Mapping[str, str | None]) -> bool:
+        both = combined(layer, self.prints.get(layer, told), told)
         if both is not None:
             self.prints[layer] = both
         return both is not None
 
-    def _take(self, item: Item, data: bytes) -> None:
-        name = sort_key(item)
-        if name in self.items:
-            self.differing += self.items[name].sha256 != item.sha256
-            return
-        self.places[name] = self.spool.seek(0, os.SEEK_END)
-        self.spool.write(data)
-        self.items[name] = item
+    def manifest(self) -> Manifest:
+        """Return the manifest of all that was taken."""
+        items = tuple(sorted(self.items.values(), key=sort_key))
+        layers = {name: tuple(each) for name, each in groupby(items, key=lambda item: item.layer)}
+        prints = {name: described(name, self.prints[name], each) for name, each in layers.items()}
+        return Manifest(items, prints, tuple(name for name in prints if name in self.exposed))
 
-    def contents(self, items: Iterable[Item]) -> Iterator[bytes]:
-        """Yield the bytes of each item."""
-        for item in items:
-            self.spool.seek(self.places[sort_key(item)])
-            yield self.spool.read(item.bytes)
+    def contents(self, readers: Iterable[Reader]) -> Iterator[bytes]:
+        """Yield the bytes of each item, from parts that are all read to their ends."""
+        for item, data in heapq.merge(*(reader.contents() for reader in readers), key=lambda pair: sort_key(pair[0])):
+            if self.items.get(sort_key(item)) is item:
+                yield data
 
 
 def merge_bundles(
@@ -92,26 +82,30 @@ def merge_bundles(
     """Write what open bundles hold together as one, as :func:`cachectl.exporting.export` would.
 
     With ``base``, the first one is what the others are added to. An entry that has the key of an earlier one is not
-    taken. Raises :class:`BadBundle` for a part that is damaged, :class:`OSError` where nothing can be written.
+    taken. Memory holds an entry of each part, and what its decompressor takes. Raises :class:`BadBundle` for a part
+    that is damaged, :class:`OSError` where nothing can be written.
     """
-    with unseen(environment) as spool, unseen(environment) as packed:
-        union = _Union(spool)
-        before = 0
-        for number, part in enumerate(parts):
-            union.take(part)
-            before = len(union.items) if base and not number else before
-        items = tuple(sorted(union.items.values(), key=sort_key))
-        prints = {name: told for name, told in union.prints.items() if any(item.layer == name for item in items)}
-        manifest = Manifest(items, prints, tuple(name for name in prints if name in union.exposed))
-        write_bundle(packed, manifest, union.contents(items))
+    readers = [Reader(part, _size(part)) for part in parts]
+    union = _Union()
+    for reader in readers:
+        union.take(reader.manifest)
+    before = len(readers[0].manifest.items) if base else 0
+    with unseen(environment) as packed:
+        write_bundle(packed, union.manifest(), union.contents(readers))
         size, digest, signature = place_bundle(packed, file, sign)
     return Merged(
         file=file,
         bytes=size,
         sha256=digest,
         signature=signature,
-        entries=len(items),
-        added=len(items) - before,
+        entries=len(union.items),
+        added=len(union.items) - before,
         differing=union.differing,
         foreign=union.foreign,
     )
+
+
+def _size(part: BinaryIO) -> int:
+    size = part.seek(0, os.SEEK_END)
+    part.seek(0)
+    return size

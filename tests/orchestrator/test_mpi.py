@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import random
 import shutil
 import subprocess
 import sys
@@ -15,11 +16,11 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import pytest
 
-from cachectl.bundle import Manifest, Reader, write_bundle
+from cachectl.bundle import BadBundle, Item, Manifest, Reader, write_bundle
 from cachectl.fingerprint import fingerprint
 from cachectl.importing import Trust
 from cachectl.layers.environment import Environment
@@ -485,6 +486,73 @@ def test_the_first_of_two_entries_of_one_key_is_kept(
         done = merge_bundles(here, [first, other], str(tmp_path / "both"))
     assert done.differing == 1
     assert (tmp_path / "both").read_bytes() == packed[0].read_bytes()
+
+
+def made(file: Path, entries: dict[str, tuple[bytes, str]]) -> BinaryIO:
+    """Write a bundle of the ComputeCache: of each key the bytes, and the device."""
+    items = tuple(
+        Item("cuda", key, "cuda-entry/65", len(data), hashlib.sha256(data).hexdigest(), device=device)
+        for key, (data, device) in sorted(entries.items())
+    )
+    told = {"platform": "linux", "devices": ", ".join(sorted({device for _, device in entries.values()}))}
+    opened = file.open("w+b")
+    write_bundle(opened, Manifest(items, {"cuda": told}), [data for _, (data, _) in sorted(entries.items())])
+    return opened
+
+
+def test_however_entries_are_parted_merged_they_are_the_same_bytes(here: Environment, tmp_path: Path) -> None:
+    draw = random.Random(6)  # noqa: S311 - sizes, no secrets
+    entries = {f"{n:03}": (draw.randbytes(draw.choice((0, 1, 512, 70_000))), f"sm_{n % 5}") for n in range(200)}
+    with made(tmp_path / "whole", entries) as whole:
+        whole.flush()
+        expected = (tmp_path / "whole").read_bytes()
+    for number in (1, 2, 7):
+        owners = {key: draw.sample(range(number), draw.randint(1, number)) for key in entries}
+        with ExitStack() as stack:
+            parts = [
+                stack.enter_context(made(tmp_path / f"{n}", {key: entries[key] for key in entries if n in owners[key]}))
+                for n in range(number)
+            ]
+            done = merge_bundles(here, parts, str(tmp_path / "merged"))
+        assert (done.entries, done.differing) == (200, 0)
+        assert (tmp_path / "merged").read_bytes() == expected
+
+
+def test_what_was_not_taken_is_not_told_of(here: Environment, tmp_path: Path) -> None:
+    with made(tmp_path / "one", {"a": (b"1", "sm_90")}) as one, made(tmp_path / "two", {"a": (b"2", "sm_80")}) as two:
+        done = merge_bundles(here, [one, two], str(tmp_path / "both"))
+        one.flush()
+    assert done.differing == 1
+    assert (tmp_path / "both").read_bytes() == (tmp_path / "one").read_bytes()
+
+
+def test_a_merge_takes_no_room_but_for_its_bundle(here: Environment, tmp_path: Path) -> None:
+    """Of what is compressed nothing is kept beside: a rank's disk may be small."""
+    import resource
+
+    entries = {f"{n:03}": (bytes([n]) * 100_000, "sm_90") for n in range(100)}
+    with made(tmp_path / "one", entries) as one, made(tmp_path / "two", {"x": (b"x", "sm_90")}) as two:
+        soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, hard))
+        try:
+            done = merge_bundles(here, [one, two], str(tmp_path / "both"))
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert done.entries == 101
+    assert done.bytes < 1 << 20
+
+
+@pytest.mark.parametrize("damaged", [0, 1])
+def test_a_part_that_is_damaged_leaves_what_was_there(here: Environment, tmp_path: Path, damaged: int) -> None:
+    """Even if all that is taken from it would be sound."""
+    (tmp_path / "both").write_bytes(b"what was there")
+    parts = {"one": {"a": (b"1", "sm_90")}, "two": {"a": (b"1", "sm_90")}}
+    with ExitStack() as stack:
+        opened = [stack.enter_context(made(tmp_path / name, entries)) for name, entries in parts.items()]
+        opened[damaged].write(b"more")
+        with pytest.raises(BadBundle):
+            merge_bundles(here, opened, str(tmp_path / "both"))
+    assert (tmp_path / "both").read_bytes() == b"what was there"
 
 
 def test_a_bundle_cannot_be_merged_into_a_folder_that_is_not_there(here: Environment, tmp_path: Path) -> None:
