@@ -565,6 +565,29 @@ def test_frames_may_end_anywhere_but_must_be_frames(
             import_bundle(stack, str(file), TRUSTED, dry_run=True)
 
 
+def test_a_small_bundle_cut_or_changed_anywhere_is_the_same_or_none() -> None:
+    """Every cut, every bit, and whatever follows. Of some bits of a compressed file nothing depends."""
+    contents = [b"", b"a" * 600, random.Random(6).randbytes(513), b"x" * 512]  # noqa: S311 - content, no secret
+    items = [Item("pocl", f"{n}", "", len(data), hashlib.sha256(data).hexdigest()) for n, data in enumerate(contents)]
+    file = io.BytesIO()
+    write_bundle(file, Manifest(tuple(items), {"pocl": {"PoCL": None}}), contents)
+    whole = file.getvalue()
+    flipped = (bytearray(whole) for _ in range(8 * len(whole)))
+    damaged: list[bytes | bytearray] = [whole[:length] for length in range(len(whole))]
+    for number, changed in enumerate(flipped):
+        changed[number // 8] ^= 1 << number % 8
+        damaged.append(changed)
+    after = (b"\0", zstandard.MAGIC_NUMBER.to_bytes(4, "little"), zstandard.compress(b""), whole)
+    refused = 0
+    for data in (*damaged, *(whole + more for more in after)):
+        try:
+            reader = Reader(io.BytesIO(data), len(data))
+            assert list(reader.contents()) == list(zip(items, contents, strict=True))
+        except BadBundle:
+            refused += 1
+    assert len(damaged) + len(after) - refused < 100
+
+
 def test_a_manifest_of_less_than_nothing_is_none() -> None:
     """Eleven characters spell -1 too, and a buffer but for its last byte is what that would read."""
     data = zstandard.compress(tar_header("manifest.json", -1) + Manifest((), {}).to_bytes() + bytes(1))
