@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import partial, wraps
 from inspect import unwrap
 from pathlib import Path
@@ -352,11 +353,14 @@ class PytoolsDictionaries(Layer):
     def write_new(self, root: Root, artifacts: Sequence[Artifact]) -> list[bool | LayerError | OSError]:
         """Insert the rows of each dictionary in one transaction; what cannot be written so is written one by one."""
         done: dict[str, bool | LayerError | OSError] = {}
-        wanted = {artifact.key: artifact for artifact in artifacts if artifact.form == self.forms[0]}
+        wanted: dict[str, Artifact] = {}
+        for artifact in artifacts:
+            # What does not fit says so when it is written alone, and is in no other's way.
+            with suppress(LayerError):
+                if self._fit(artifact.key, artifact).generation == "v5":
+                    wanted[artifact.key] = artifact
         for file, listed in _by_file(wanted).items():
             try:
-                for key in listed:
-                    self._fit(key, wanted[key])
                 rows = [((key.partition("/")[2],), (wanted[key].data,)) for key in listed]
                 new = self._rows(root.path / file).insert_new(rows)
             except Busy as error:
