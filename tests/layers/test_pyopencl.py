@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -18,6 +18,7 @@ from cachectl.layers.errors import Busy, Damaged
 from cachectl.layers.facts import Artifact, Condition
 from cachectl.layers.pyopencl_binaries import PyOpenCLBinaries
 from cachectl.layers.selection import Selection
+from cachectl.layers.stores import locks
 from cachectl.layers.stores.archive import pack, unpack
 
 if TYPE_CHECKING:
@@ -269,26 +270,40 @@ def test_of_many_that_judge_a_lock_dead_one_takes_it_over(tmp_path: Path) -> Non
 
 
 HOLDER = """
-import sys, time
+import sys
 from pyopencl.cache import CacheLockManager, CleanupManager
 
 cleanups = CleanupManager()
 CacheLockManager(cleanups, sys.argv[1])
 print(flush=True)
-time.sleep(0.5)
+sys.stdin.readline()
 cleanups.clean_up()
 """
 
 
-def test_a_purge_waits_for_a_lock_that_pyopencl_holds(warm: Home) -> None:
+def test_a_purge_waits_for_a_lock_that_pyopencl_holds(warm: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     """PyOpenCL's own lock manager keeps a purge out, and does not find its lock removed under it."""
-    layer = PyOpenCLBinaries(warm.environment())
+    layer = PyOpenCLBinaries(replace(warm.environment(), patience=120))
     plan = layer.plan_clear()
-    holder = subprocess.Popen([sys.executable, "-c", HOLDER, str(base(layer))], stdout=subprocess.PIPE)
-    assert holder.stdout is not None
-    holder.stdout.readline()
-    started = time.monotonic()
-    assert layer.clear(plan).removed == 3
-    assert time.monotonic() - started > 0.3
-    assert holder.wait() == 0
+    command = [sys.executable, "-c", HOLDER, str(base(layer))]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
+        assert holder.stdin is not None
+        assert holder.stdout is not None
+        holder.stdout.readline()
+        judge, judged = locks._take_over, 0
+
+        def judge_and_end(*arguments: Any) -> bool:  # noqa: ANN401 - as what it stands in for
+            nonlocal judged
+            assert len(list(layer.entries())) == 3
+            taken = judge(*arguments)
+            judged += 1
+            if judged == 3:
+                # It has waited, and looked again: only now does the holder let go.
+                holder.communicate(b"\n")
+            return taken
+
+        monkeypatch.setattr(locks, "_take_over", judge_and_end)
+        assert layer.clear(plan).removed == 3
+        assert judged >= 3
+        assert holder.wait() == 0
     assert not (base(layer) / "lock").exists()

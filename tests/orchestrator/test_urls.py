@@ -182,10 +182,11 @@ def test_what_a_server_does_wrong_is_one_line_and_nothing_is_written(
 
 
 def test_a_server_that_is_not_there_is_one_line(home: Home) -> None:
-    with closing(socket.socket()) as free:
-        free.bind(("127.0.0.1", 0))
-        address = f"http://ann:password@127.0.0.1:{free.getsockname()[1]}/bundle"
-    line = refused(home.cachectl("import", address, "--trust", check=False))
+    # Taken, so that nobody else gets the port meanwhile, and not listened at.
+    with closing(socket.socket()) as taken:
+        taken.bind(("127.0.0.1", 0))
+        address = f"http://ann:password@127.0.0.1:{taken.getsockname()[1]}/bundle"
+        line = refused(home.cachectl("import", address, "--trust", check=False))
     assert "cannot read http://" in line
     assert "password" not in line
 
