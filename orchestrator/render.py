@@ -260,9 +260,7 @@ def progress() -> Iterator[Callable[[Step], None]]:
         def show(step: Step) -> None:
             left = "" if step.seconds_left is None else f"about {duration(step.seconds_left)} left"
             # At once: a step may be over before the bar is drawn again by itself.
-            bar.update(
-                task, description=step.doing, completed=step.done, total=step.total, left=left, refresh=True
-            )
+            bar.update(task, description=step.doing, completed=step.done, total=step.total, left=left, refresh=True)
 
         yield show
 
