@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
 import shutil
@@ -191,40 +192,56 @@ def test_it_stands_alone() -> None:
     assert b"EOFError" in done.stderr
 
 
+#: A Python that takes its time over each entry that it clears.
+SLOW = """#!{python} -I
+import os, runpy, sys, time
+rename = os.rename
+def slowly(*names, **folders):
+    rename(*names, **folders)
+    time.sleep(0.05)
+os.rename = slowly
+sys.argv = sys.argv[-1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
 PURGING = """
 import sys
 from pathlib import Path
-from cachectl.layers.stores import tree as tree_module
 from cachectl.layers.stores import walk
-from cachectl.layers.stores.tree import Tree, planned
+from cachectl.layers.stores.tree import Tree
 sys.path.insert(0, sys.argv[2])
 from test_walk import SHAPE, targets
-walk._ALONE = -1
-walk._processors = lambda: 3
 root = Path(sys.argv[1])
 plan = targets(root)
-print("planned", flush=True)
+walk._ALONE = -1
+walk._processors = lambda: 3
+sys.executable = sys.argv[3]
 Tree("test", root, SHAPE).remove_unused(plan, lambda: True)
 """
 
 
-def test_with_the_purge_its_helpers_end(tmp_path: Path) -> None:
+def test_with_the_purge_its_helpers_end(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     """Whoever has killed it may start a program that uses the cache."""
-    for number in range(256 * 20):
-        letters = "".join("ABCDEFGHIJKLMNOP"[int(digit, 16)] for digit in f"{number:06x}")
-        (tmp_path / letters[:2] / letters[2:]).mkdir(parents=True)
-        (tmp_path / letters[:2] / letters[2:] / "a").write_bytes(b"1")
-    command = (sys.executable, "-c", PURGING, str(tmp_path), str(Path(__file__).parent))
-    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
-        assert process.stdout is not None
-        process.stdout.readline()
-        while len(list(tmp_path.glob("AA/*"))) == 4096 and process.poll() is None:
+    for folder in ("AA", "AB", "AC", "AD", "AE", "AF"):
+        for number in range(256):
+            letters = "".join("ABCDEFGHIJKLMNOP"[int(digit, 16)] for digit in f"{number:04x}")
+            (tmp_path / folder / letters).mkdir(parents=True)
+            (tmp_path / folder / letters / "a").write_bytes(b"1")
+    slow = tmp_path_factory.mktemp("bin") / "python3"
+    slow.write_text(SLOW.format(python=sys.executable))
+    slow.chmod(0o700)
+    command = (sys.executable, "-c", PURGING, str(tmp_path), str(Path(__file__).parent), str(slow))
+    with subprocess.Popen(command) as process:
+        # The first share is the purge's own; each helper is at its first folder for a dozen seconds.
+        while any(len(os.listdir(tmp_path / folder)) == 256 for folder in ("AB", "AC")):
+            assert process.poll() is None
             time.sleep(0.001)
         process.kill()
-    time.sleep(0.2)
-    left = sum(1 for _ in files(tmp_path))
-    time.sleep(0.5)
-    assert sum(1 for _ in files(tmp_path)) == left
+    # They hold the trash folder as long as they live.
+    (trash,) = tmp_path.glob(".cachectl-trash-*")
+    handle = os.open(trash, os.O_RDONLY)
+    fcntl.flock(handle, fcntl.LOCK_EX)
+    os.close(handle)
+    assert all(len(os.listdir(tmp_path / folder)) == 256 for folder in ("AE", "AF"))
 
 
 def test_once_a_program_uses_the_root_the_rest_goes_one_by_one(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
