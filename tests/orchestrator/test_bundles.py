@@ -8,7 +8,6 @@ import io
 import json
 import random
 import shutil
-import signal
 import subprocess
 import sys
 import tarfile
@@ -392,6 +391,13 @@ def test_exactly_one_reason_to_trust_is_demanded(home: Home, tmp_path: Path) -> 
         Trust()
 
 
+def read_whole(file: Path) -> tuple[Manifest, list[tuple[Item, bytes]]]:
+    """Read a bundle that nobody vouches for, to its end."""
+    with file.open("rb") as bundle:
+        reader = Reader(bundle, file.stat().st_size)
+        return reader.manifest, list(reader.contents())
+
+
 @pytest.mark.real
 def test_one_byte_changed_anywhere_is_refused(packed: Path, home: Home, tmp_path: Path) -> None:
     original = packed.read_bytes()
@@ -399,7 +405,8 @@ def test_one_byte_changed_anywhere_is_refused(packed: Path, home: Home, tmp_path
     stack = Stack(home.environment())
     draw = random.Random(6)  # noqa: S311 - positions, no secrets
     file = tmp_path / "changed"
-    blind = 0
+    whole = read_whole(packed)
+    noticed = 0
     for position in draw.sample(range(len(original)), 200):
         changed = bytearray(original)
         changed[position] ^= 1 << draw.randrange(8)
@@ -409,12 +416,11 @@ def test_one_byte_changed_anywhere_is_refused(packed: Path, home: Home, tmp_path
         assert isinstance(caught.value, (Untrusted, BadBundle))
         assert not (home.path / ".cache").exists()
         try:
-            # Even unsigned, none passes for the bundle it was: bits that mean nothing may differ, no content.
-            with file.open("rb") as bundle:
-                list(Reader(bundle, len(changed)).contents())
+            # Even unsigned, none passes for another bundle: bits that mean nothing may differ, no content.
+            assert read_whole(file) == whole, position
         except BadBundle:
-            blind += 1
-    assert blind >= 190
+            noticed += 1
+    assert noticed >= 190
     assert import_bundle(stack, str(packed), trust).failed is False
 
 
@@ -656,10 +662,11 @@ def test_a_different_entry_that_is_here_is_never_replaced(
 
 @pytest.mark.real
 def test_two_imports_at_once_are_fine(packed: Path, source: Home, home: Home) -> None:
-    command = [sys.executable, "-m", "cachectl", "import", str(packed), "--trust"]
+    # Each waits for the others' locks, however slow the machine.
+    command = [sys.executable, "-m", "cachectl", "import", str(packed), "--trust", "--wait", "100"]
     running = [subprocess.Popen(command, env=dict(home.variables), stdout=-3, stderr=-1) for _ in range(3)]
     for one in running:
-        _, said = one.communicate(timeout=120)
+        _, said = one.communicate(timeout=300)
         assert one.returncode == 0, said
     assert keys(home) == keys(source)
     assert home.json("verify")["findings"] == []
@@ -682,11 +689,13 @@ def test_an_import_that_is_killed_is_completed_by_another(
             started = time.monotonic()
             if number == 0:
                 # The first is left alone, and tells how long it takes.
-                assert running.wait(60) == 0
+                assert running.wait(300) == 0
                 placing = time.monotonic() - started
             else:
                 time.sleep(placing * draw.uniform(0, 0.9))
-                running.send_signal(signal.SIGKILL)
+                running.kill()
+                # The machine is now faster, now slower: the moments go with it.
+                placing *= 1.06 if running.wait() else 0.8
         stack = Stack(home.environment())
         partly += 0 < len(keys(home)) < len(keys(source))
         done = import_bundle(stack, str(packed), TRUSTED)
