@@ -16,10 +16,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from cachectl.layers.conformance import nobody
 from cachectl.layers.environment import Environment
 from cachectl.layers.processes import using
+
+# How long an example takes is the machine's affair; and CI draws the same ones every time.
+settings.register_profile(
+    "cachectl", deadline=None, derandomize=bool(os.environ.get("CI")), suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("cachectl")
 
 HERE = Path(__file__).parent
 PROGRAMS = HERE / "programs"
@@ -90,7 +97,7 @@ class Home:
             capture_output=True,
             text=True,
             check=False,
-            timeout=300,
+            timeout=1200,
         )
         if check and done.returncode:
             pytest.fail(f"{command} ended with {done.returncode}:\n{done.stdout}\n{done.stderr}")

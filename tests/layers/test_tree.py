@@ -175,7 +175,7 @@ def build(folder: Path, content: object) -> None:
         folder.symlink_to(str(content))
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
 @given(content=st.dictionaries(NAMES, TREES, max_size=5))
 def test_nothing_but_leaves_of_the_shape_ever_goes(
     tmp_path_factory: pytest.TempPathFactory, content: dict[str, object]
