@@ -118,7 +118,7 @@ class Home:
     @staticmethod
     def wait_to_be_alone() -> None:
         """Wait a while for other PoCL programs of the tester to end: beside them, purge leaves young entries."""
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 600
         while using(("libpocl",)) and time.monotonic() < deadline:
             time.sleep(0.1)
 
@@ -157,7 +157,7 @@ def mpiexec() -> str:
     if found is None:
         pytest.skip("needs mpiexec, which is neither beside Python nor on the path")
     probe = [found, "-n", "2", sys.executable, "-c", "from mpi4py import MPI; assert MPI.COMM_WORLD.size == 2"]
-    done = subprocess.run(probe, capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run(probe, capture_output=True, text=True, check=False, timeout=600)
     if done.returncode:
         pytest.skip(f"mpiexec starts no two ranks here: {(done.stderr or done.stdout).strip()[-200:]}")
     return found

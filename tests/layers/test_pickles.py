@@ -129,17 +129,17 @@ def test_every_opcode_that_python_knows_is_walked() -> None:
 )
 def test_pickles_built_to_hurt_cost_little(data: bytes) -> None:
     for read in (pdict.kernel_names, pyopencl_binaries._source_info):
-        started = time.perf_counter()
+        started = time.process_time()
         read(b"loopy" + data)
         read(data)
-        assert time.perf_counter() - started < 5
+        assert time.process_time() - started < 5
 
 
 def test_sources_built_to_hurt_cost_little() -> None:
     for source in (b"__kernel " + b"__attribute__((a)) " * 5000, b"kernel " * 50_000, b"kernel" + b" " * 100_000):
-        started = time.perf_counter()
+        started = time.process_time()
         opencl_source.kernel_names(source)
-        assert time.perf_counter() - started < 5
+        assert time.process_time() - started < 5
 
 
 def test_kernels_are_found_whatever_is_said_about_them() -> None:

@@ -200,7 +200,7 @@ def test_a_lock_goes_with_its_killed_holder(warm: Home) -> None:
     lock = base(PyOpenCLBinaries(warm.environment())) / "lock"
     program = (
         "import sys, time; from pathlib import Path; from cachectl.layers.stores.locks import presence_lock\n"
-        "with presence_lock('pyopencl', Path(sys.argv[1])): print(flush=True); time.sleep(60)"
+        "with presence_lock('pyopencl', Path(sys.argv[1])): print(flush=True); time.sleep(600)"
     )
     holder = subprocess.Popen([sys.executable, "-c", program, str(lock)], stdout=subprocess.PIPE)
     assert holder.stdout is not None
@@ -208,7 +208,7 @@ def test_a_lock_goes_with_its_killed_holder(warm: Home) -> None:
     assert lock.read_bytes().startswith(b"cachectl ")
     holder.kill()
     holder.communicate()
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 300
     while lock.exists() and time.monotonic() < deadline:
         time.sleep(0.01)
     assert not lock.exists()
@@ -242,7 +242,7 @@ def leave_a_dead_lock():
 for _ in range(rounds):
     if kind == "cachectl":
         leave_a_dead_lock()
-        with presence_lock("pyopencl", lock, patience=60, abandoned=old):
+        with presence_lock("pyopencl", lock, patience=600, abandoned=old):
             work()
     else:  # as CacheLockManager does in pyopencl/cache.py, but more impatient
         while True:

@@ -192,7 +192,7 @@ def test_a_signal_ends_all_of_it_and_the_scratch_goes(home: Home, tmp_path: Path
         while not (log.exists() and log.read_text().endswith("\n")):
             assert started.poll() is None
         started.terminate()
-        assert started.wait(30) == 128 + signal.SIGTERM
+        assert started.wait(600) == 128 + signal.SIGTERM
     (root,) = log.read_text().splitlines()
     assert not Path(root).parent.exists()
 

@@ -663,10 +663,10 @@ def test_a_different_entry_that_is_here_is_never_replaced(
 @pytest.mark.real
 def test_two_imports_at_once_are_fine(packed: Path, source: Home, home: Home) -> None:
     # Each waits for the others' locks, however slow the machine.
-    command = [sys.executable, "-m", "cachectl", "import", str(packed), "--trust", "--wait", "100"]
+    command = [sys.executable, "-m", "cachectl", "import", str(packed), "--trust", "--wait", "600"]
     running = [subprocess.Popen(command, env=dict(home.variables), stdout=-3, stderr=-1) for _ in range(3)]
     for one in running:
-        _, said = one.communicate(timeout=300)
+        _, said = one.communicate(timeout=1200)
         assert one.returncode == 0, said
     assert keys(home) == keys(source)
     assert home.json("verify")["findings"] == []
@@ -689,7 +689,7 @@ def test_an_import_that_is_killed_is_completed_by_another(
             started = time.monotonic()
             if number == 0:
                 # The first is left alone, and tells how long it takes.
-                assert running.wait(300) == 0
+                assert running.wait(1200) == 0
                 placing = time.monotonic() - started
             else:
                 time.sleep(placing * draw.uniform(0, 0.9))

@@ -94,7 +94,7 @@ def shell(home: Path, script: str, **variables: str) -> subprocess.CompletedProc
         capture_output=True,
         text=True,
         check=True,
-        timeout=120,
+        timeout=1200,
     )
 
 
@@ -492,7 +492,7 @@ def asked(home: Path, by: tuple[str, ...], *arguments: str, **variables: str) ->
         capture_output=True,
         text=True,
         check=False,
-        timeout=120,
+        timeout=1200,
     )
     assert done.stderr == ""
     found: list[dict[str, str]] = json.loads(done.stdout)["findings"]

@@ -363,7 +363,7 @@ class World:
             cwd=self.empty,
             capture_output=True,
             check=False,
-            timeout=60,
+            timeout=1200,
         )
         said = done.stderr.decode(errors="replace")
         assert "Traceback" not in said

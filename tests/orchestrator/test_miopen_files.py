@@ -493,10 +493,12 @@ def test_merges_at_once_lose_nothing(home: Home) -> None:
         source.write_text("".join(f"k{number}-{line}=S:{line}.0,0,A\n" for line in range(50)))
         store(source.with_name("gfx90a6e.ukdb"), {f"k{number}.cl.o": packed(CODE)})
         for file, into in ((source, folder / FIND), (source.with_name("gfx90a6e.ukdb"), user_file(home.path))):
-            commands.append([sys.executable, "-m", "cachectl", "miopen", "merge", str(file), str(into), "--wait", "60"])
+            commands.append(
+                [sys.executable, "-m", "cachectl", "miopen", "merge", str(file), str(into), "--wait", "600"]
+            )
     running = [subprocess.Popen(command, env=dict(home.variables), stdout=-3, stderr=-1) for command in commands]
     for one in running:
-        _, said = one.communicate(timeout=120)
+        _, said = one.communicate(timeout=1200)
         assert one.returncode == 0, said
     assert len((folder / FIND).read_text().splitlines()) == 200
     assert len(stored(user_file(home.path))) == 4

@@ -216,14 +216,14 @@ def test_a_job_that_is_told_to_end_ends_in_order(
     home = new_home(tmp_path / "home")
     (home.path / "scratch").mkdir()
     stage = (sys.executable, "-m", "cachectl", "stage", "in", "--scratch", "scratch", "--out", "new.cachectl")
-    command = (mpiexec, "-n", "2", *stage, "--", "sh", "-c", "mktemp began-XXXXXX && exec sleep 120")
+    command = (mpiexec, "-n", "2", *stage, "--", "sh", "-c", "mktemp began-XXXXXX && exec sleep 1200")
     with subprocess.Popen(command, cwd=home.path, env=home.variables, stderr=subprocess.PIPE, text=True) as job:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 600
         while len(list(home.path.glob("began-*"))) < 2 and time.monotonic() < deadline:
             time.sleep(0.05)
         assert list((home.path / "scratch").iterdir())
         job.terminate()
-        _, said = job.communicate(timeout=60)
+        _, said = job.communicate(timeout=600)
     assert said.count("the command was ended by signal 15") == 2
     assert (home.path / "new.cachectl").exists()
     assert list((home.path / "scratch").iterdir()) == []

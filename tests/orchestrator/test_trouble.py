@@ -23,6 +23,7 @@ from cachectl.layers.environment import Environment
 from cachectl.layers.errors import LayerError
 from cachectl.layers.facts import Artifact
 from cachectl.layers.selection import ALL
+from cachectl.layers.stores import tree, walk
 from cachectl.listing import findings
 from cachectl.stack import Stack
 
@@ -99,7 +100,7 @@ def run(home: Path, *arguments: str, by: Sequence[str] = ()) -> tuple[int, Count
         capture_output=True,
         text=True,
         check=False,
-        timeout=120,
+        timeout=1200,
     )
     assert "Traceback" not in done.stderr
     lines = done.stderr.splitlines()
@@ -435,7 +436,7 @@ def test_a_hundred_thousand_entries_are_counted_listed_and_cleared(home: Home, t
         os.close(os.open(f"tempfile_A{number:05d}", os.O_CREAT | os.O_WRONLY, 0o600, dir_fd=handle))
     os.close(handle)
     os.umask(mask)
-    started = time.monotonic()
+    started = sum(os.times()[:4])
     stack = Stack(environment(home.path, tmp_path / "aside"), plugins=False)
     report = {layer.layer: layer for layer in stack.report().layers}
     assert report["pytools"].entries == crowd
@@ -447,7 +448,7 @@ def test_a_hundred_thousand_entries_are_counted_listed_and_cleared(home: Home, t
     assert os.listdir(folder) == []
     assert file.stat().st_size < 1 << 16
     # Ten times what it takes on a slow machine: what would be caught is work that grows with the square.
-    assert time.monotonic() - started < 60
+    assert sum(os.times()[:4]) - started < 60
 
 
 # ---------------------------------------------------------------------- vanishing
@@ -510,6 +511,9 @@ def test_what_vanishes_at_any_moment_is_no_traceback(
     home, pristine = tmp_path / "home", small_home(tmp_path / "pristine")
     stack = Stack(environment(home, tmp_path / "aside"), plugins=False)
     shutil.copytree(pristine, home)
+    # How often is looked is not to depend on the time that it takes.
+    monkeypatch.setattr(walk, "_ALONE", 1e9)
+    monkeypatch.setattr(tree, "_SECONDS_UNASKED", 1e9)
     with monkeypatch.context() as patch:
         vanishing = Vanishing(patch, home)
         verbs[verb](stack)
