@@ -118,7 +118,7 @@ class Home:
     @staticmethod
     def wait_to_be_alone() -> None:
         """Wait a while for other PoCL programs of the tester to end: beside them, purge leaves young entries."""
-        deadline = time.monotonic() + 600
+        deadline = time.monotonic() + 60
         while using(("libpocl",)) and time.monotonic() < deadline:
             time.sleep(0.1)
 
