@@ -36,7 +36,8 @@ from cachectl.layers.stores import quarantine, rows
 from cachectl.layers.stores.archive import artifact_from_bytes, unpack
 from cachectl.layers.stores.records import Record, RecordFile
 
-_FOLDER: Final = Path(tempfile.gettempdir()) / "cachectl-fuzz"
+#: This process's own: another may be at the same, or have left one that is closed to us.
+_FOLDER: Final = tempfile.TemporaryDirectory(prefix="cachectl-fuzz-")
 
 
 def _pdict_name(data: bytes) -> None:
@@ -81,8 +82,7 @@ def _kernel_blob(data: bytes) -> None:
 
 
 def _records(data: bytes) -> None:
-    _FOLDER.mkdir(exist_ok=True)
-    path = _FOLDER / "records.txt"
+    path = Path(_FOLDER.name, "records.txt")
     path.write_bytes(data)
     file = RecordFile("fuzz", path, contextlib.nullcontext)
     for found in list(file.scan()):
