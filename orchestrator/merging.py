@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import heapq
 import os
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field
-from itertools import groupby
-from typing import TYPE_CHECKING, BinaryIO
+from itertools import groupby, islice
+from typing import TYPE_CHECKING, BinaryIO, Final
 
 from cachectl.bundle import Item, Manifest, Reader, sort_key, write_bundle
 from cachectl.exporting import place_bundle, unseen
@@ -15,6 +17,9 @@ from cachectl.fingerprint import combined, described
 
 if TYPE_CHECKING:
     from cachectl.layers.environment import Environment
+
+#: Bundles that are read at once: each takes an open file, and up to 3 MB of memory.
+_SIDE_BY_SIDE: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,17 +48,15 @@ class _Union:
     items: dict[tuple[str, str], Item] = field(default_factory=dict)
     prints: dict[str, Mapping[str, str | None]] = field(default_factory=dict)
     exposed: set[str] = field(default_factory=set)
-    foreign: dict[str, int] = field(default_factory=dict)
-    differing: int = 0
 
-    def take(self, manifest: Manifest) -> None:
-        """Take what another bundle has beside."""
+    def take(self, manifest: Manifest, left: _Left) -> None:
+        """Take what another bundle has beside, and count what is left out."""
         fitting = {name for name, told in manifest.fingerprints.items() if self._fits(name, told)}
         for item in manifest.items:
             if item.layer in fitting:
-                self.differing += self.items.setdefault(sort_key(item), item).sha256 != item.sha256
+                left.differing += self.items.setdefault(sort_key(item), item).sha256 != item.sha256
             else:
-                self.foreign[item.layer] = self.foreign.get(item.layer, 0) + 1
+                left.foreign[item.layer] += 1
         self.exposed.update(fitting.intersection(manifest.exposed))
 
     def _fits(self, layer: str, told: Mapping[str, str | None]) -> bool:
@@ -76,36 +79,66 @@ class _Union:
                 yield data
 
 
+@dataclass
+class _Left:
+    """How many entries were left out, and why."""
+
+    differing: int = 0
+    foreign: Counter[str] = field(default_factory=Counter)
+
+
 def merge_bundles(
     environment: Environment, parts: Iterable[BinaryIO], file: str, *, sign: str | None = None, base: bool = False
 ) -> Merged:
-    """Write what open bundles hold together as one, as :func:`cachectl.exporting.export` would.
+    """Write what open bundles hold together as one, as :func:`cachectl.exporting.export` would; close them.
 
     With ``base``, the first one is what the others are added to. An entry that has the key of an earlier one is not
-    taken. Memory holds an entry of each part, and what its decompressor takes. Raises :class:`BadBundle` for a part
-    that is damaged, :class:`OSError` where nothing can be written.
+    taken. However many parts there are, a few are asked for and open at once: memory holds an entry of each of those,
+    and what its decompressor takes. Raises :class:`BadBundle` for a part that is damaged, :class:`OSError` where
+    nothing can be written.
     """
-    readers = [Reader(part, _size(part)) for part in parts]
-    union = _Union()
-    for reader in readers:
-        union.take(reader.manifest)
-    before = len(readers[0].manifest.items) if base else 0
-    with unseen(environment) as packed:
-        write_bundle(packed, union.manifest(), union.contents(readers))
-        size, digest, signature = place_bundle(packed, file, sign)
+    rest = iter(parts)
+    left = _Left()
+    first = list(islice(rest, 1))
+    before = _entries(first[0]) if base else 0
+    whole, entries = _joined(environment, [*first, *islice(rest, _SIDE_BY_SIDE - 1)], left)
+    while few := list(islice(rest, _SIDE_BY_SIDE)):
+        whole, entries = _joined(environment, [whole, *few], left)
+    with whole:
+        size, digest, signature = place_bundle(whole, file, sign)
     return Merged(
         file=file,
         bytes=size,
         sha256=digest,
         signature=signature,
-        entries=len(union.items),
-        added=len(union.items) - before,
-        differing=union.differing,
-        foreign=union.foreign,
+        entries=entries,
+        added=entries - before,
+        differing=left.differing,
+        foreign=left.foreign,
     )
 
 
-def _size(part: BinaryIO) -> int:
+def _joined(environment: Environment, parts: Iterable[BinaryIO], left: _Left) -> tuple[BinaryIO, int]:
+    """Write what a few parts hold together into a file without a name; return it, and how many entries that are."""
+    with ExitStack() as stack:
+        readers = [_reader(stack.enter_context(part)) for part in parts]
+        union = _Union()
+        for reader in readers:
+            union.take(reader.manifest, left)
+        whole = unseen(environment)
+        try:
+            write_bundle(whole, union.manifest(), union.contents(readers))
+        except BaseException:
+            whole.close()
+            raise
+        return whole, len(union.items)
+
+
+def _entries(part: BinaryIO) -> int:
+    return len(_reader(part).manifest.items)
+
+
+def _reader(part: BinaryIO) -> Reader:
     size = part.seek(0, os.SEEK_END)
     part.seek(0)
-    return size
+    return Reader(part, size)

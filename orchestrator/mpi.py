@@ -13,9 +13,12 @@ import atexit
 import os
 import time
 import warnings
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from itertools import chain, groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Final, cast
 
@@ -331,37 +334,36 @@ class Fleet:
 
     def _collect(self, leaders: Intracomm, own: BinaryIO | None, sizes: Sequence[int]) -> Merged | None:
         """Receive what each leader sends, one after the other, and write all of it."""
-        mpi = _mpi()
-        buffer = memoryview(bytearray(CHUNK))
         parts = [part for part in (self._base, own) if part is not None]
-        lost: OSError | None = None
-        for source, size in enumerate(sizes):
-            if not source or not size:
-                continue
-            try:
-                file = self._held.enter_context(unseen(self._apart()))
-                parts.append(file)
-            except OSError as error:
-                lost = error
-            for start in range(0, size, CHUNK):
-                chunk = buffer[: min(CHUNK, size - start)]
-                leaders.Recv([chunk, mpi.BYTE], source=source)
-                try:
-                    if lost is None:
-                        file.write(chunk)
-                except OSError as error:
-                    lost = error
+        chunks = _chunks(leaders, sizes)
         try:
-            if lost is not None:
-                raise lost
             done = merge_bundles(
-                self._apart(), parts, self._job.out or "", sign=self._job.sign, base=self._base is not None
+                self._apart(),
+                chain(parts, self._files(chunks)),
+                self._job.out or "",
+                sign=self._job.sign,
+                base=self._base is not None,
             )
         except (OSError, CachectlError) as error:
             self.notice(f"new entries are lost: {self._job.out}: {_reason(error)}")
             return None
+        finally:
+            # Whoever sends waits until all of it is received.
+            deque(chunks, maxlen=0)
         self._inform(_written(done, sum(map(bool, sizes))))
         return done
+
+    def _files(self, chunks: Iterator[tuple[int, memoryview]]) -> Iterator[BinaryIO]:
+        """Yield a file for each leader that sends."""
+        for _, sent in groupby(chunks, key=itemgetter(0)):
+            file = unseen(self._apart())
+            try:
+                for _, chunk in sent:
+                    file.write(chunk)
+            except OSError:
+                file.close()
+                raise
+            yield file
 
     def highest(self, status: int) -> int:
         """Return the highest of the numbers that all ranks give."""
@@ -379,6 +381,17 @@ class Fleet:
             rest(self._node)
         if self._here is not None:
             self._here.remove()
+
+
+def _chunks(leaders: Intracomm, sizes: Sequence[int]) -> Iterator[tuple[int, memoryview]]:
+    """Receive what the leaders send, a chunk at a time, each with its sender; rank 0 sends nothing."""
+    mpi = _mpi()
+    buffer = memoryview(bytearray(CHUNK))
+    for source, size in enumerate(sizes):
+        for start in range(0, size if source else 0, CHUNK):
+            chunk = buffer[: min(CHUNK, size - start)]
+            leaders.Recv([chunk, mpi.BYTE], source=source)
+            yield source, chunk
 
 
 def _written(done: Merged, nodes: int) -> str:

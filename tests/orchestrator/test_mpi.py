@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import random
 import shutil
 import subprocess
@@ -496,7 +497,9 @@ def made(file: Path, entries: dict[str, tuple[bytes, str]]) -> BinaryIO:
     )
     told = {"platform": "linux", "devices": ", ".join(sorted({device for _, device in entries.values()}))}
     opened = file.open("w+b")
-    write_bundle(opened, Manifest(items, {"cuda": told}), [data for _, (data, _) in sorted(entries.items())])
+    write_bundle(
+        opened, Manifest(items, {"cuda": told} if items else {}), [data for _, (data, _) in sorted(entries.items())]
+    )
     return opened
 
 
@@ -506,22 +509,28 @@ def test_however_entries_are_parted_merged_they_are_the_same_bytes(here: Environ
     with made(tmp_path / "whole", entries) as whole:
         whole.flush()
         expected = (tmp_path / "whole").read_bytes()
-    for number in (1, 2, 7):
-        owners = {key: draw.sample(range(number), draw.randint(1, number)) for key in entries}
-        with ExitStack() as stack:
-            parts = [
-                stack.enter_context(made(tmp_path / f"{n}", {key: entries[key] for key in entries if n in owners[key]}))
-                for n in range(number)
-            ]
-            done = merge_bundles(here, parts, str(tmp_path / "merged"))
+    for number in (1, 2, 7, 64, 65, 150):
+        owners = {key: draw.sample(range(number), draw.randint(1, min(number, 7))) for key in entries}
+        asked = 0
+
+        def parts(number: int = number, owners: dict[str, list[int]] = owners) -> Iterator[BinaryIO]:
+            nonlocal asked
+            before = len(os.listdir("/proc/self/fd"))
+            for n in range(number):
+                assert len(os.listdir("/proc/self/fd")) < before + 70
+                asked += 1
+                yield made(tmp_path / f"{n}", {key: entries[key] for key in entries if n in owners[key]})
+
+        done = merge_bundles(here, parts(), str(tmp_path / "merged"), base=True)
+        assert asked == number
         assert (done.entries, done.differing) == (200, 0)
+        assert done.added == sum(0 not in owner for owner in owners.values())
         assert (tmp_path / "merged").read_bytes() == expected
 
 
 def test_what_was_not_taken_is_not_told_of(here: Environment, tmp_path: Path) -> None:
     with made(tmp_path / "one", {"a": (b"1", "sm_90")}) as one, made(tmp_path / "two", {"a": (b"2", "sm_80")}) as two:
         done = merge_bundles(here, [one, two], str(tmp_path / "both"))
-        one.flush()
     assert done.differing == 1
     assert (tmp_path / "both").read_bytes() == (tmp_path / "one").read_bytes()
 
