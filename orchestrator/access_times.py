@@ -8,13 +8,13 @@ set to what they are already, which counts as a change, so that the next read ha
 from __future__ import annotations
 
 import os
-import tempfile
 import time
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+from cachectl.layers.stores.handles import opened_root, own_folder
 from cachectl.layers.stores.plain import STAGE
 
 #: How far in the past (ns) a primed access time lies at least: file systems count in ticks of a few milliseconds.
@@ -24,21 +24,17 @@ _PAST: Final = 10_000_000_000
 def why_not_kept(folder: Path) -> str | None:
     """Say why access times tell nothing in a folder's file system, ``None`` where they do: a file of ours is read."""
     try:
-        descriptor, name = tempfile.mkstemp(prefix=STAGE, dir=folder)
+        with opened_root(folder) as root:
+            if root is None:
+                return f"access times cannot be tried out in {folder}: it is not there"
+            with own_folder(root, STAGE) as (_, name):
+                probe = folder / name / "probe"
+                probe.write_bytes(b"?")
+                primed = _prime(str(probe))
+                probe.read_bytes()
+                return None if probe.lstat().st_atime_ns != primed else "its file system keeps no access times"
     except OSError as error:
         return f"access times cannot be tried out in {folder}: {error.strerror}"
-    probe = Path(name)
-    try:
-        os.write(descriptor, b"?")
-        os.close(descriptor)
-        primed = _prime(name)
-        probe.read_bytes()
-        return None if probe.lstat().st_atime_ns != primed else "its file system keeps no access times"
-    except OSError as error:
-        return f"access times cannot be tried out in {folder}: {error.strerror}"
-    finally:
-        with suppress(OSError):
-            probe.unlink()
 
 
 def prime(paths: Iterable[str]) -> tuple[dict[str, int], str | None]:

@@ -419,6 +419,21 @@ def test_lost_events_are_admitted(home: Home, entry: Path) -> None:
     assert not proof.holds
 
 
+def test_what_a_killed_trial_leaves_is_known_for_ours(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    layer = Stack(home.environment())["cuda"]
+    root = layer.roots()[0]
+    root.path.mkdir(parents=True)
+    child = os.fork()
+    if child == 0:
+        monkeypatch.setattr(Path, "read_bytes", lambda _: os._exit(9))
+        why_not_kept(root.path)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
+    assert len(list(root.path.iterdir())) == 1
+    layer.clear(layer.plan_clear())
+    assert list(root.path.iterdir()) == []
+
+
 def test_a_file_system_without_access_times_is_found_out(home: Home, entry: Path) -> None:
     folder = entry.parents[2]
     kept = home.path / "kept"
