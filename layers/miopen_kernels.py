@@ -36,7 +36,6 @@ from cachectl.layers.facts import (
 )
 from cachectl.layers.formats import kernel_db
 from cachectl.layers.formats.miopen_names import VERSION_FOLDER, program_names, version_numbers
-from cachectl.layers.layer import Layer
 from cachectl.layers.miopen import (
     LIBRARIES,
     SEPARATOR,
@@ -53,6 +52,7 @@ from cachectl.layers.miopen import (
 )
 from cachectl.layers.mounts import network_file_system
 from cachectl.layers.open_files import open_elsewhere
+from cachectl.layers.row_layer import RowLayer
 from cachectl.layers.stores.rows import Row, RowFile, Schema, disk_usage
 from cachectl.layers.stores.tree import REFUSALS, Leaf, Shape, Tree
 
@@ -68,12 +68,13 @@ _OBJECT: Final = (re.compile("[0-9a-f]{32}"), re.compile(r".+\.o(?:bj)?"))
 _SHAPES = (Shape((VERSION_FOLDER, *_OBJECT), folders=False), Shape(_OBJECT, folders=False))
 
 
-class MIOpenKernels(Layer):
+class MIOpenKernels(RowLayer):
     """Kernels that MIOpen has compiled."""
 
     name = "miopen"
     title = "MIOpen user kernels"
     forms: ClassVar[tuple[str, ...]] = (_ROW_FORM, _OBJECT_FORM)
+    separator = SEPARATOR
     #: Endings of this layer's databases.
     kinds: ClassVar[tuple[str, ...]] = ("ukdb",)
     #: Forms of its trees of object files.
@@ -262,23 +263,35 @@ class MIOpenKernels(Layer):
 
     def read(self, root: Root, key: str) -> Artifact | None:
         """Read a kernel uncompressed, checked as MIOpen checks it, or an object file as it stands."""
-        file, separator, rest = key.partition(SEPARATOR)
+        file, separator, _ = key.partition(SEPARATOR)
         if not separator:
             return self._read_object(root, key)
+        found = (self.read_rows(root, file, [key]) or {}).get(key)
+        if isinstance(found, LayerError):
+            raise found
+        return found
+
+    def read_rows(self, root: Root, file: str, keys: Sequence[str]) -> Mapping[str, Artifact | LayerError] | None:
+        """Read kernels of one database."""
         located = self.databases(root).find(file)
         schema = None if located is None else self._schema(located)
         if located is None or schema is None:
             return None
-        name, _, args = rest.partition(SEPARATOR)
-        values = self._rows(located, schema).read((name, args))
-        if values is None:
-            return None
+        rows = self._rows(located, schema).read_many([_name_and_args(key) for key in keys])
+        return {
+            key: self._unpacked(located, key, values)
+            for key, values in zip(keys, rows, strict=True)
+            if values is not None
+        }
+
+    def _unpacked(self, file: DatabaseFile, key: str, values: Sequence[object]) -> Artifact | Damaged:
         try:
             data = kernel_db.decode(values)
         except ValueError as error:
-            raise Damaged(self.name, str(error), located.path) from error
+            return Damaged(self.name, str(error), file.path)
+        name, args = _name_and_args(key)
         detail = {"kernel_name": name, "kernel_args": args, "md5": kernel_db.digest(data)}
-        return Artifact(self.name, key, _ROW_FORM, data, {**located.detail, **located.versions, **detail})
+        return Artifact(self.name, key, _ROW_FORM, data, {**file.detail, **file.versions, **detail})
 
     def _read_object(self, root: Root, key: str) -> Artifact | None:
         shape = self._shape(key)
@@ -293,13 +306,7 @@ class MIOpenKernels(Layer):
             self._write_object(root, key, artifact.data, replace=replace)
             return
         file, schema = self._writable(root, key)
-        _, name, args = key.split(SEPARATOR, 2)
-        complaint = kernel_db.store_complaint(name, args, artifact.data)
-        promised = artifact.detail.get("md5")
-        if complaint is None and promised not in (None, kernel_db.digest(artifact.data)):
-            complaint = "the kernel is not the one whose md5 the artifact tells"
-        if complaint is not None:
-            raise Damaged(self.name, complaint, key)
+        self._demand_storable(artifact)
         try:
             standing = self.read(root, key)
         except Damaged:
@@ -308,11 +315,50 @@ class MIOpenKernels(Layer):
             return
         if standing is not None and not replace:
             raise EntryExists(self.name, file.path)
-        values = kernel_db.encode(artifact.data, schema)
-        self._rows(file, schema).insert((name, args), values, replace=replace)
+        self._rows(file, schema).insert(_name_and_args(key), kernel_db.encode(artifact.data, schema), replace=replace)
         stored = self.read(root, key)
         if stored is None or stored.data != artifact.data:
-            raise Damaged(self.name, "the kernel was stored, but does not read back equal", key)
+            raise self._misread(key)
+
+    def write_rows(self, root: Root, file: str, artifacts: Sequence[Artifact]) -> Mapping[str, bool | LayerError]:
+        """Pack and insert kernels into one database, and read them back; what is there already is not written to."""
+        fit = {artifact.key: artifact for artifact in artifacts if self._is_row(artifact)}
+        if not fit:
+            return {}
+        database, schema = self._writable(root, next(iter(fit)))
+        standing = self.read_rows(root, file, tuple(fit)) or {}
+        exists = EntryExists(self.name, database.path)
+        done: dict[str, bool | LayerError] = {
+            key: False if _is_that(found, fit[key]) else exists for key, found in standing.items()
+        }
+        new = {key: artifact for key, artifact in fit.items() if key not in standing}
+        if not new:
+            return done
+        rows = [(_name_and_args(key), kernel_db.encode(artifact.data, schema)) for key, artifact in new.items()]
+        placed = zip(new, self._rows(database, schema).insert_new(rows), strict=True)
+        # What came in just now, by another way of packing, is left to a single one.
+        mine = [key for key, one in placed if one]
+        stored = self.read_rows(root, file, mine) or {}
+        return done | {key: _is_that(stored.get(key), fit[key]) or self._misread(key) for key in mine}
+
+    def _is_row(self, artifact: Artifact) -> bool:
+        try:
+            self._demand_storable(artifact)
+        except LayerError:
+            return False
+        return artifact.form == _ROW_FORM and artifact.key.count(SEPARATOR) >= _SEPARATORS
+
+    def _demand_storable(self, artifact: Artifact) -> None:
+        """Raise :class:`Damaged` for what MIOpen could not use."""
+        complaint = kernel_db.store_complaint(*_name_and_args(artifact.key), artifact.data)
+        promised = artifact.detail.get("md5")
+        if complaint is None and promised not in (None, kernel_db.digest(artifact.data)):
+            complaint = "the kernel is not the one whose md5 the artifact tells"
+        if complaint is not None:
+            raise Damaged(self.name, complaint, artifact.key)
+
+    def _misread(self, key: str) -> Damaged:
+        return Damaged(self.name, "the kernel was stored, but does not read back equal", key)
 
     def _writable(self, root: Root, key: str) -> tuple[DatabaseFile, Schema]:
         """Return the file that a key names, and the form in which the MIOpen of its folder keeps rows."""
@@ -483,3 +529,12 @@ def _planned_row(target: Target) -> Row:
 def _plain(file: DatabaseFile) -> bool:
     """Tell whether the MIOpen of a file's folder stored kernels plain; all without a folder are newer."""
     return bool(file.folder) and version_numbers(file.folder) < _PACKED
+
+
+def _name_and_args(key: str) -> tuple[str, str]:
+    name, _, args = key.partition(SEPARATOR)[2].partition(SEPARATOR)
+    return name, args
+
+
+def _is_that(stored: Artifact | LayerError | None, wanted: Artifact) -> bool:
+    return isinstance(stored, Artifact) and stored.data == wanted.data

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial, wraps
 from inspect import unwrap
 from pathlib import Path
@@ -45,6 +44,7 @@ from cachectl.layers.formats import pdict
 from cachectl.layers.formats.pickles import is_framed, walk
 from cachectl.layers.layer import Layer
 from cachectl.layers.open_files import open_elsewhere
+from cachectl.layers.row_layer import RowLayer
 from cachectl.layers.selection import Selection
 from cachectl.layers.stores.rows import Row, RowFile, Weight, disk_usage, without_companion
 from cachectl.layers.stores.tree import LEFTOVER, NOTHING, Leaf, Shape, Tree
@@ -60,12 +60,13 @@ _FOLDERS = (
 _Rows = TypeVar("_Rows", Entry, Bulk)
 
 
-class PytoolsDictionaries(Layer):
+class PytoolsDictionaries(RowLayer):
     """Persistent dictionaries that belong to neither loopy nor PyOpenCL."""
 
     name = "pytools"
     title = "other pytools persistent dictionaries"
     forms = ("pytools-pdict/5", "pytools-pdict/4")
+    separator = "/"
     #: Beginnings of the identifiers of dictionaries that have a layer of their own.
     taken: ClassVar[tuple[str, ...]] = ("loopy-", "pyopencl-")
     #: Modules that open the layer's dictionaries when they are imported.
@@ -315,29 +316,18 @@ class PytoolsDictionaries(Layer):
                 return Artifact(self.name, key, self.forms[1], data, detail)
         return None
 
-    def read_many(self, root: Root, keys: Sequence[str]) -> Mapping[str, Artifact | LayerError | OSError]:
-        """Read the rows of each dictionary at once; what cannot be read so is read one by one."""
-        found: dict[str, Artifact | LayerError | OSError] = {}
-        alone: list[str] = []
-        for file, listed in _by_file(keys).items():
-            name = pdict.parse_name(file, self.environment.python)
-            if name is None or name.generation != "v5" or not self.owns(name.identifier):
-                alone += listed
-                continue
-            detail = {"dictionary": name.identifier, "python": name.python}
-            try:
-                rows = self._rows(root.path / file).read_many([(key.partition("/")[2],) for key in listed])
-            except Busy as error:
-                # Asked one by one, each would wait as long.
-                found.update(dict.fromkeys(listed, error))
-                continue
-            except (LayerError, OSError):
-                alone += listed
-                continue
-            for key, values in zip(listed, rows, strict=True):
-                if values is not None:
-                    found[key] = Artifact(self.name, key, self.forms[0], _as_bytes(values[0]), detail)
-        return {**found, **super().read_many(root, alone)}
+    def read_rows(self, root: Root, file: str, keys: Sequence[str]) -> Mapping[str, Artifact | LayerError] | None:
+        """Read rows of one dictionary."""
+        name = pdict.parse_name(file, self.environment.python)
+        if name is None or name.generation != "v5" or not self.owns(name.identifier):
+            return None
+        detail = {"dictionary": name.identifier, "python": name.python}
+        rows = self._rows(root.path / file).read_many([(key.partition("/")[2],) for key in keys])
+        return {
+            key: Artifact(self.name, key, self.forms[0], _as_bytes(values[0]), detail)
+            for key, values in zip(keys, rows, strict=True)
+            if values is not None
+        }
 
     def write(self, root: Root, key: str, artifact: Artifact, *, replace: bool) -> None:
         """Insert a row, exactly as pytools would have stored it."""
@@ -350,29 +340,21 @@ class PytoolsDictionaries(Layer):
         rows = self._rows(root.path / file)
         rows.insert((digest,), (artifact.data,), replace=replace)
 
-    def write_new(self, root: Root, artifacts: Sequence[Artifact]) -> list[bool | LayerError | OSError]:
-        """Insert the rows of each dictionary in one transaction; what cannot be written so is written one by one."""
-        done: dict[str, bool | LayerError | OSError] = {}
-        wanted: dict[str, Artifact] = {}
-        for artifact in artifacts:
-            # What does not fit says so when it is written alone, and is in no other's way.
-            with suppress(LayerError):
-                if self._fit(artifact.key, artifact).generation == "v5":
-                    wanted[artifact.key] = artifact
-        for file, listed in _by_file(wanted).items():
-            try:
-                rows = [((key.partition("/")[2],), (wanted[key].data,)) for key in listed]
-                new = self._rows(root.path / file).insert_new(rows)
-            except Busy as error:
-                done |= dict.fromkeys(listed, error)
-                continue
-            except (LayerError, OSError, UnicodeError):
-                continue
-            exists = EntryExists(self.name, root.path / file)
-            done |= {key: exists if one is None else one for key, one in zip(listed, new, strict=True)}
-        alone = [artifact for artifact in artifacts if artifact.key not in done]
-        done |= {one.key: new for one, new in zip(alone, super().write_new(root, alone), strict=True)}
-        return [done[artifact.key] for artifact in artifacts]
+    def write_rows(self, root: Root, file: str, artifacts: Sequence[Artifact]) -> Mapping[str, bool | LayerError]:
+        """Insert rows into one dictionary."""
+        fit = [artifact for artifact in artifacts if self._is_row(artifact)]
+        if not fit:
+            return {}
+        rows = [((artifact.key.partition("/")[2],), (artifact.data,)) for artifact in fit]
+        new = self._rows(root.path / file).insert_new(rows)
+        exists = EntryExists(self.name, root.path / file)
+        return {artifact.key: exists if one is None else one for artifact, one in zip(fit, new, strict=True)}
+
+    def _is_row(self, artifact: Artifact) -> bool:
+        try:
+            return self._fit(artifact.key, artifact).generation == "v5"
+        except LayerError:
+            return False
 
     def _fit(self, key: str, artifact: Artifact) -> pdict.DictionaryName:
         """Return the dictionary of a key. Raises :class:`LayerError` where the artifact does not go into it."""
@@ -540,14 +522,6 @@ def _pickle_complaint(data: bytes) -> str | None:
     except ValueError as error:
         return str(error)
     return None if length == len(data) else f"{len(data) - length} bytes follow the end of the pickle"
-
-
-def _by_file(keys: Iterable[str]) -> dict[str, list[str]]:
-    """Sort keys by the dictionary that they begin with."""
-    found: dict[str, list[str]] = {}
-    for key in keys:
-        found.setdefault(key.partition("/")[0], []).append(key)
-    return found
 
 
 def _as_bytes(value: object) -> bytes:

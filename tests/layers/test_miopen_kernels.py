@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -356,6 +357,38 @@ def test_a_clear_beside_a_running_program_deletes_rows_and_never_the_file(tmp_pa
     assert (outcome.removed, outcome.skipped, outcome.failed) == (2, (), ())
     assert path.stat().st_ino == inode
     assert stored(path) == []
+
+
+def test_many_kernels_are_read_and_placed_in_one_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each look at a database with a pending log copies it."""
+    kernels = {(f"k{number}.cl.o", ARGS): packed(CODE + bytes([number])) for number in range(50)}
+    store(user_file(tmp_path / "one"), kernels)
+    layer = MIOpenKernels(environment_of(tmp_path / "one"))
+    keys = [entry.key for entry in layer.entries()]
+    connected, opened = RowFile._connected, 0
+
+    def counted(self: RowFile, uri: str) -> Any:  # noqa: ANN401 - as what it stands in for
+        nonlocal opened
+        opened += 1
+        return connected(self, uri)
+
+    monkeypatch.setattr(RowFile, "_connected", counted)
+    read = layer.get_many(keys)
+    assert opened <= 2
+    artifacts = [one for one in read.values() if isinstance(one, Artifact)]
+    assert [one.data for one in artifacts] == [CODE + bytes([number]) for number in range(50)]
+    other = MIOpenKernels(environment_of(tmp_path / "two"))
+    different = replace(artifacts[7], data=b"\x7fELF another", detail={})
+    spoilt = replace(artifacts[8], detail={"md5": "0" * 32})
+    opened = 0
+    done = other.put_new([*artifacts[:7], different, spoilt, *artifacts[9:]])
+    assert opened <= 12
+    assert isinstance(done.pop(8), Damaged)
+    assert done == [True] * 49
+    again = other.put_new(artifacts)
+    assert isinstance(again[7], EntryExists)
+    assert [one for number, one in enumerate(again) if number != 7] == [False] * 7 + [True] + [False] * 41
+    assert other.get(keys[7]) != artifacts[7]
 
 
 def test_clear_gives_space_back(tmp_path: Path) -> None:

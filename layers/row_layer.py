@@ -1,0 +1,73 @@
+"""What layers have in common that keep entries as rows of files: many are read, or placed, in one go."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from typing import ClassVar, TypeVar
+
+from cachectl.layers.errors import Busy, LayerError
+from cachectl.layers.facts import Artifact, Root
+from cachectl.layers.layer import Layer
+
+T = TypeVar("T")
+
+
+class RowLayer(Layer):
+    """A layer with keys that begin with the name of a file, and what parts that from the rest.
+
+    What cannot be read or written with others is read or written alone, and says then what is wrong with it.
+    """
+
+    separator: ClassVar[str]
+
+    @abstractmethod
+    def read_rows(self, root: Root, file: str, keys: Sequence[str]) -> Mapping[str, Artifact | LayerError] | None:
+        """Read rows of one file, each or what is wrong with it; what is not there is left out.
+
+        ``None`` for a file that holds no rows of a database.
+        """
+
+    @abstractmethod
+    def write_rows(self, root: Root, file: str, artifacts: Sequence[Artifact]) -> Mapping[str, bool | LayerError]:
+        """Insert those rows that fit into one file, in one transaction; say of each key what :meth:`put_new` has to."""
+
+    def read_many(self, root: Root, keys: Sequence[str]) -> Mapping[str, Artifact | LayerError | OSError]:
+        """Read the rows of each file at once."""
+        found: dict[str, Artifact | LayerError | OSError] = {}
+        alone: list[str] = []
+        for file, listed in self._by_file((key, key) for key in keys).items():
+            try:
+                read = self.read_rows(root, file, listed)
+            except Busy as error:
+                # Asked one by one, each would wait as long.
+                read = dict.fromkeys(listed, error)
+            except (LayerError, OSError):
+                read = None
+            if read is None:
+                alone += listed
+            else:
+                found.update(read)
+        return {**found, **super().read_many(root, alone)}
+
+    def write_new(self, root: Root, artifacts: Sequence[Artifact]) -> list[bool | LayerError | OSError]:
+        """Insert the rows of each file in one transaction."""
+        done: dict[str, bool | LayerError | OSError] = {}
+        for file, listed in self._by_file((artifact.key, artifact) for artifact in artifacts).items():
+            try:
+                written = self.write_rows(root, file, listed)
+            except Busy as error:
+                written = {artifact.key: error for artifact in listed}
+            except (LayerError, OSError, UnicodeError):
+                written = {}
+            done.update(written)
+        alone = [artifact for artifact in artifacts if artifact.key not in done]
+        done.update((one.key, new) for one, new in zip(alone, super().write_new(root, alone), strict=True))
+        return [done[artifact.key] for artifact in artifacts]
+
+    def _by_file(self, things: Iterable[tuple[str, T]]) -> dict[str, list[T]]:
+        """Sort things by the file that their key begins with."""
+        found: dict[str, list[T]] = {}
+        for key, thing in things:
+            found.setdefault(key.partition(self.separator)[0], []).append(thing)
+        return found
