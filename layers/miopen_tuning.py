@@ -13,7 +13,7 @@ import re
 import shlex
 import time
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import replace as changed
 from functools import partial, reduce
@@ -21,7 +21,7 @@ from pathlib import Path
 from threading import Lock
 from typing import ClassVar, Final
 
-from cachectl.layers.errors import Busy, Damaged, LayerError, Refused, Unreachable, not_a_key
+from cachectl.layers.errors import Busy, Damaged, EntryExists, LayerError, Refused, Unreachable, not_a_key
 from cachectl.layers.facts import (
     Ability,
     Artifact,
@@ -42,7 +42,6 @@ from cachectl.layers.facts import (
     Switch,
     Target,
 )
-from cachectl.layers.layer import Layer
 from cachectl.layers.miopen import (
     LIBRARIES,
     SEPARATOR,
@@ -59,9 +58,10 @@ from cachectl.layers.miopen import (
     user_database_roots,
 )
 from cachectl.layers.open_files import open_elsewhere
+from cachectl.layers.row_layer import RowLayer
 from cachectl.layers.stores.locks import record_lock
 from cachectl.layers.stores.quarantine import folder_pattern
-from cachectl.layers.stores.records import Fault, RecordFile, place
+from cachectl.layers.stores.records import Fault, Record, RecordFile, place, record_complaint
 from cachectl.layers.stores.rows import RowFile, Schema, disk_usage
 from cachectl.layers.stores.tree import LEFTOVER, NOTHING, REFUSALS, Leaf, Tree
 from cachectl.layers.switches import first_place, misread
@@ -120,13 +120,14 @@ _HARM: Final = {
 }
 
 
-class MIOpenTuning(Layer):
+class MIOpenTuning(RowLayer):
     """Results of tuning MIOpen."""
 
     name = "miopen-tuning"
     title = "MIOpen user tuning results"
     precious = True
     forms = (_FORM,)
+    separator = SEPARATOR
     #: Endings of its files of records, and of its sqlite files.
     texts: ClassVar[tuple[str, ...]] = ("ufdb.txt", "udb.txt", "cd.updb.txt")
     tables: ClassVar[tuple[str, ...]] = ("udb",)
@@ -345,38 +346,75 @@ class MIOpenTuning(Layer):
 
     def read(self, root: Root, key: str) -> Artifact | None:
         """Read the line of a record as it stands; a row of a sqlite file is spelled as such a line."""
-        relative, _, rest = key.partition(SEPARATOR)
-        file = self.databases(root).find(relative)
-        if file is None:
+        found = (self.read_rows(root, key.partition(SEPARATOR)[0], [key]) or {}).get(key)
+        if isinstance(found, LayerError):
+            raise found
+        return found
+
+    def read_rows(self, root: Root, file: str, keys: Sequence[str]) -> Mapping[str, Artifact | LayerError] | None:
+        """Read records of one file."""
+        located = self.databases(root).find(file)
+        if located is None:
             return None
-        detail = {**file.detail, **file.versions, "database": file.name.kind}
-        if file.name.kind in self.tables:
-            config, _, solver = rest.partition(SEPARATOR)
-            values = RowFile(self.name, file.path, _PERF_DB, self.environment.patience).read((config, solver))
-            line = None if values is None else f"{values[0]}={solver}:{values[1]}".encode()
-        else:
-            record = self._records(root, file).read(rest)
-            line = None if record is None else record.line
-        return None if line is None else Artifact(self.name, key, _FORM, line, detail)
+        detail = {**located.detail, **located.versions, "database": located.name.kind}
+        named = {key.partition(SEPARATOR)[2]: key for key in keys}
+        return {
+            named[name]: Artifact(self.name, named[name], _FORM, line, detail) if isinstance(line, bytes) else line
+            for name, line in self._lines(root, located, tuple(named)).items()
+        }
+
+    def _lines(self, root: Root, file: DatabaseFile, names: Sequence[str]) -> Mapping[str, bytes | LayerError]:
+        """Return the lines of records of a file, by their keys in it."""
+        if file.name.kind not in self.tables:
+            read = self._records(root, file).read_many(names)
+            return {name: one.line if isinstance(one, Record) else one for name, one in read.items()}
+        pairs = [(config, solver) for config, _, solver in (name.partition(SEPARATOR) for name in names)]
+        rows = RowFile(self.name, file.path, _PERF_DB, self.environment.patience).read_many(pairs)
+        return {
+            name: f"{values[0]}={solver}:{values[1]}".encode()
+            for name, (_, solver), values in zip(names, pairs, rows, strict=True)
+            if values is not None
+        }
 
     def write(self, root: Root, key: str, artifact: Artifact, *, replace: bool) -> None:
         """Insert a line into a text file, under MIOpen's locks; the line says its key itself."""
-        relative, separator, record_key = key.partition(SEPARATOR)
+        relative, separator, _ = key.partition(SEPARATOR)
+        if not separator:
+            raise not_a_key(self.name, key)
+        file = self._writable(root, relative)
+        if not _is_of(artifact, key):
+            raise Damaged(self.name, "the line's own key is another than the one it is put under", key)
+        self._make_folder(root)
+        self._records(root, file).put(artifact.data, replace=replace)
+
+    def write_rows(self, root: Root, file: str, artifacts: Sequence[Artifact]) -> Mapping[str, bool | LayerError]:
+        """Insert lines into one text file, in one rewrite."""
+        fit = [one for one in artifacts if _is_of(one, one.key) and record_complaint(one.data) is None]
+        if not fit:
+            return {}
+        located = self._writable(root, file)
+        self._make_folder(root)
+        new = self._records(root, located).put_new([one.data for one in fit])
+        exists = EntryExists(self.name, located.path)
+        return {one.key: exists if placed is None else placed for one, placed in zip(fit, new, strict=True)}
+
+    def _writable(self, root: Root, relative: str) -> DatabaseFile:
+        """Return the text file of a name that keys begin with."""
         databases = self.databases(root)
         file = databases.name(relative)
-        if file is None or not separator:
-            raise not_a_key(self.name, key)
+        if file is None:
+            raise not_a_key(self.name, relative)
         if file.name.kind in self.tables:
             raise Refused(self.name, f"cannot put: {_LISTED_ONLY}", file.path)
         if databases.find(relative) is None and databases.blocked(file):
             raise Refused(self.name, "cannot put: a link, or what belongs to somebody else, stands there", file.path)
-        if not artifact.data.startswith(f"{record_key}=".encode(errors="surrogateescape")):
-            raise Damaged(self.name, "the line's own key is another than the one it is put under", key)
+        return file
+
+    def _make_folder(self, root: Root) -> None:
         try:
             root.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise Unreachable(self.name, f"cannot make the folder: {error.strerror}", root.path) from error
-        self._records(root, file).put(artifact.data, replace=replace)
 
     def idle_gate(self, targets: Iterable[Removable]) -> Iterator[tuple[Removable, str | None]]:
         """Leave rows of sqlite files alone."""
@@ -514,3 +552,9 @@ class MIOpenTuning(Layer):
 
 def _time_file(path: Path) -> Path:
     return path.with_name(path.name + _TIME)
+
+
+def _is_of(artifact: Artifact, key: str) -> bool:
+    """Tell whether a line is of the key that it is put under, which it says itself."""
+    own = key.partition(SEPARATOR)[2]
+    return artifact.data.startswith(f"{own}=".encode(errors="surrogateescape"))

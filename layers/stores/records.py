@@ -11,7 +11,7 @@ import errno
 import os
 import stat
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -89,12 +89,22 @@ class RecordFile:
 
         Raises :class:`Damaged` where the line cannot be used: a later one with the key is not reached.
         """
+        found = self.read_many((key,)).get(key)
+        if isinstance(found, Damaged):
+            raise found
+        return found
+
+    def read_many(self, keys: Iterable[str]) -> dict[str, Record | Damaged]:
+        """Return the records of several keys as :meth:`read` does, each or what is wrong with it."""
+        wanted = set(keys)
+        found: dict[str, Record | Damaged] = {}
         for number, line in enumerate(self._content().split(b"\n"), 1):
-            if _key(line) == key:
-                if complaint := record_complaint(line):
-                    raise Damaged(self.layer, f"line {number}: {complaint}", self.path)
-                return Record(number, key, line)
-        return None
+            key = _key(line)
+            if key in wanted and key not in found:
+                complaint = record_complaint(line)
+                wrong = None if complaint is None else Damaged(self.layer, f"line {number}: {complaint}", self.path)
+                found[key] = wrong or Record(number, key, line)
+        return found
 
     def put(self, line: bytes, *, replace: bool) -> None:
         """Insert a record, or put it in the place of the one that has its key.
@@ -113,6 +123,21 @@ class RecordFile:
                 raise EntryExists(self.layer, self.path)
             lines[index : index + 1] = [line]
             self._rewrite(lines)
+
+    def put_new(self, lines: Sequence[bytes]) -> list[bool | None]:
+        """Insert those records whose keys have none, in one rewrite.
+
+        For each: ``True`` where it was inserted, ``False`` where the same stands, ``None`` where a different one does.
+        """
+        new, done = _told_apart(lines, _lines(self._content()))
+        if not new:
+            return done
+        with self._translated("write"), self.lock():
+            standing = _lines(self._content())
+            new, done = _told_apart(lines, standing)
+            if new:
+                self._rewrite([*standing, *new])
+        return done
 
     def delete(self, checksums: Mapping[str, int]) -> set[str]:
         """Delete records by key, each only if its line has the checksum; return the keys that went.
@@ -200,6 +225,20 @@ def record_complaint(line: bytes) -> str | None:
     if not contents:
         return "nothing follows the '='"
     return None if all(b":" in item for item in contents.split(b";")) else "a value without its id and ':'"
+
+
+def _told_apart(lines: Sequence[bytes], standing: Sequence[bytes]) -> tuple[list[bytes], list[bool | None]]:
+    """Return the lines whose keys none of those that stand has, and of each line what :meth:`put_new` says."""
+    # Filled from the end, so that of equal keys the first line stands.
+    first = {_key(line): line for line in reversed(standing)}
+    new: list[bytes] = []
+    done: list[bool | None] = []
+    for line in lines:
+        before = first.setdefault(_key(line), line)
+        if before is line:
+            new.append(line)
+        done.append(True if before is line else False if before == line else None)
+    return new, done
 
 
 def place(path: Path, content: bytes) -> None:

@@ -17,13 +17,15 @@ import pytest
 
 from cachectl.layers.conformance import LayerConformance, snapshot
 from cachectl.layers.environment import Environment
-from cachectl.layers.errors import Damaged, LayerError, Refused
+from cachectl.layers.errors import Damaged, EntryExists, LayerError, Refused
 from cachectl.layers.facts import Ability, Artifact, Condition, Orphan, Problem, Severity
 from cachectl.layers.layer import Layer
 from cachectl.layers.miopen import lock_files
 from cachectl.layers.miopen_system_tuning import MIOpenSystemTuning
 from cachectl.layers.miopen_tuning import MIOpenTuning
 from cachectl.layers.selection import Selection
+from cachectl.layers.stores import records
+from cachectl.layers.stores.records import place
 
 FIND = "gfx90a6e.HIP.3_3_0_a85ca8a54.ufdb.txt"
 PERF = "gfx90a6e.HIP.3_3_0_a85ca8a54.udb.txt"
@@ -121,6 +123,33 @@ def test_records_are_listed_and_taken_out_verbatim(tmp_path: Path) -> None:
     assert layer.get(f"{FIND}::missing") is None
     census = layer.census(layer.roots()[0])
     assert (census.files, census.bytes) == (2, sum(path.stat().st_size for path in folder.iterdir()))
+
+
+def test_many_records_are_placed_by_one_rewrite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = folder_of(tmp_path / "one")
+    lines = [f"problem{number}=S:1.5,0,A" for number in range(50)]
+    (folder / FIND).write_text("".join(f"{line}\n" for line in (*lines, "broken", "cut=nothing")))
+    layer = MIOpenTuning(environment_of(tmp_path / "one"))
+    read = layer.get_many([f"{FIND}::{line.partition('=')[0]}" for line in (*lines, "cut=", "none=")])
+    assert isinstance(read[f"{FIND}::cut"], Damaged)
+    artifacts = [one for one in read.values() if isinstance(one, Artifact)]
+    assert [one.data.decode() for one in artifacts] == lines
+    other = MIOpenTuning(environment_of(tmp_path / "two"))
+    rewrites: list[bytes] = []
+
+    def noted(path: Path, content: bytes) -> None:
+        rewrites.append(content)
+        place(path, content)
+
+    monkeypatch.setattr(records, "place", noted)
+    different, stray = changed(artifacts[3], data=b"problem3=S:9,0,A"), changed(artifacts[4], data=b"mine=S:1,0,A")
+    done = other.put_new([*artifacts[:3], different, stray, *artifacts[5:]])
+    assert len(rewrites) == 1
+    assert isinstance(done.pop(4), Damaged)
+    assert done == [True] * 49
+    again = other.put_new(artifacts)
+    assert isinstance(again[3], EntryExists)
+    assert [one for number, one in enumerate(again) if number != 3] == [False] * 3 + [True] + [False] * 45
 
 
 def test_files_of_older_versions_are_stale(tmp_path: Path) -> None:
