@@ -163,8 +163,8 @@ class LayerConformance(ABC):
         if layer.abilities()[Ability.CLEAR] is None:
             victim = first_entry(layer).key
             layer.clear(layer.plan_clear(Selection(key=victim)))
-            placed = layer.put_new(artifacts)
-            assert placed == [artifact.key == victim for artifact in artifacts]
+            placed = layer.put_new([*artifacts, *(artifact for artifact in artifacts if artifact.key == victim)])
+            assert placed == [*(artifact.key == victim for artifact in artifacts), False]
             assert layer.get(victim) == alone[victim]
 
     def test_a_foreign_artifact_is_refused(self, tmp_path: Path) -> None:

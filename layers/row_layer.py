@@ -51,19 +51,22 @@ class RowLayer(Layer):
         return {**found, **super().read_many(root, alone)}
 
     def write_new(self, root: Root, artifacts: Sequence[Artifact]) -> list[bool | LayerError | OSError]:
-        """Insert the rows of each file in one transaction."""
-        done: dict[str, bool | LayerError | OSError] = {}
-        for file, listed in self._by_file((artifact.key, artifact) for artifact in artifacts).items():
+        """Insert the rows of each file in one transaction; whoever comes second with a key comes after that."""
+        first: dict[str, int] = {}
+        for number, artifact in enumerate(artifacts):
+            first.setdefault(artifact.key, number)
+        done: dict[int, bool | LayerError | OSError] = {}
+        for file, listed in self._by_file((key, artifacts[number]) for key, number in first.items()).items():
             try:
                 written = self.write_rows(root, file, listed)
             except Busy as error:
                 written = {artifact.key: error for artifact in listed}
             except (LayerError, OSError, UnicodeError):
                 written = {}
-            done.update(written)
-        alone = [artifact for artifact in artifacts if artifact.key not in done]
-        done.update((one.key, new) for one, new in zip(alone, super().write_new(root, alone), strict=True))
-        return [done[artifact.key] for artifact in artifacts]
+            done.update((first[key], one) for key, one in written.items())
+        alone = [number for number in range(len(artifacts)) if number not in done]
+        done.update(zip(alone, super().write_new(root, [artifacts[number] for number in alone]), strict=True))
+        return [done[number] for number in range(len(artifacts))]
 
     def _by_file(self, things: Iterable[tuple[str, T]]) -> dict[str, list[T]]:
         """Sort things by the file that their key begins with."""

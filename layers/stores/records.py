@@ -234,10 +234,13 @@ def _told_apart(lines: Sequence[bytes], standing: Sequence[bytes]) -> tuple[list
     new: list[bytes] = []
     done: list[bool | None] = []
     for line in lines:
-        before = first.setdefault(_key(line), line)
-        if before is line:
+        before = first.get(_key(line))
+        if before is None:
             new.append(line)
-        done.append(True if before is line else False if before == line else None)
+            first[_key(line)] = line
+            done.append(True)
+        else:
+            done.append(False if before == line else None)
     return new, done
 
 

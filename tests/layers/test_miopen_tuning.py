@@ -148,6 +148,8 @@ def test_many_records_are_placed_by_one_rewrite(tmp_path: Path, monkeypatch: pyt
     assert isinstance(done.pop(4), Damaged)
     assert done == [True] * 49
     again = other.put_new(artifacts)
+    assert MIOpenTuning(environment_of(tmp_path / "three")).put_new(artifacts[:1] * 2) == [True, False]
+    assert (folder_of(tmp_path / "three") / FIND).read_bytes() == artifacts[0].data + b"\n"
     assert isinstance(again[3], EntryExists)
     assert [one for number, one in enumerate(again) if number != 3] == [False] * 3 + [True] + [False] * 45
 
