@@ -35,8 +35,9 @@ class RowLayer(Layer):
     def read_many(self, root: Root, keys: Sequence[str]) -> Mapping[str, Artifact | LayerError | OSError]:
         """Read the rows of each file at once."""
         found: dict[str, Artifact | LayerError | OSError] = {}
-        alone: list[str] = []
-        for file, listed in self._by_file((key, key) for key in keys).items():
+        # The name of a file alone is no key of a row.
+        alone = [key for key in keys if self.separator not in key]
+        for file, listed in self._by_file((key, key) for key in keys if self.separator in key).items():
             try:
                 read = self.read_rows(root, file, listed)
             except Busy as error:

@@ -391,6 +391,14 @@ def test_many_kernels_are_read_and_placed_in_one_go(tmp_path: Path, monkeypatch:
     assert other.get(keys[7]) != artifacts[7]
 
 
+def test_the_name_of_a_database_is_no_key_of_a_nameless_kernel(tmp_path: Path) -> None:
+    store(user_file(tmp_path), {("", ""): packed(CODE), (NAME, ARGS): packed(CODE)})
+    layer = MIOpenKernels(environment_of(tmp_path))
+    file = KEY.partition("::")[0]
+    assert layer.get(file) is None
+    assert set(layer.get_many([file, f"{file}::::", KEY])) == {f"{file}::::", KEY}
+
+
 def test_clear_gives_space_back(tmp_path: Path) -> None:
     rows = {(f"k{number}.s.o", ""): (os.urandom(50_000), "0" * 32, 0) for number in range(20)}
     path = store(user_file(tmp_path), rows, wal=True)
