@@ -378,10 +378,7 @@ class MIOpenTuning(RowLayer):
 
     def write(self, root: Root, key: str, artifact: Artifact, *, replace: bool) -> None:
         """Insert a line into a text file, under MIOpen's locks; the line says its key itself."""
-        relative, separator, _ = key.partition(SEPARATOR)
-        if not separator:
-            raise not_a_key(self.name, key)
-        file = self._writable(root, relative)
+        file = self._writable(root, key)
         if not _is_of(artifact, key):
             raise Damaged(self.name, "the line's own key is another than the one it is put under", key)
         self._make_folder(root)
@@ -389,21 +386,23 @@ class MIOpenTuning(RowLayer):
 
     def write_rows(self, root: Root, file: str, artifacts: Sequence[Artifact]) -> Mapping[str, bool | LayerError]:
         """Insert lines into one text file, in one rewrite."""
+        del file
         fit = [one for one in artifacts if _is_of(one, one.key) and record_complaint(one.data) is None]
         if not fit:
             return {}
-        located = self._writable(root, file)
+        located = self._writable(root, fit[0].key)
         self._make_folder(root)
         new = self._records(root, located).put_new([one.data for one in fit])
         exists = EntryExists(self.name, located.path)
         return {one.key: exists if placed is None else placed for one, placed in zip(fit, new, strict=True)}
 
-    def _writable(self, root: Root, relative: str) -> DatabaseFile:
-        """Return the text file of a name that keys begin with."""
+    def _writable(self, root: Root, key: str) -> DatabaseFile:
+        """Return the text file that a key names."""
+        relative, separator, _ = key.partition(SEPARATOR)
         databases = self.databases(root)
         file = databases.name(relative)
-        if file is None:
-            raise not_a_key(self.name, relative)
+        if file is None or not separator:
+            raise not_a_key(self.name, key)
         if file.name.kind in self.tables:
             raise Refused(self.name, f"cannot put: {_LISTED_ONLY}", file.path)
         if databases.find(relative) is None and databases.blocked(file):
@@ -557,4 +556,4 @@ def _time_file(path: Path) -> Path:
 def _is_of(artifact: Artifact, key: str) -> bool:
     """Tell whether a line is of the key that it is put under, which it says itself."""
     own = key.partition(SEPARATOR)[2]
-    return artifact.data.startswith(f"{own}=".encode(errors="surrogateescape"))
+    return artifact.data.partition(b"=")[0] == own.encode(errors="surrogateescape")

@@ -124,19 +124,24 @@ class RecordFile:
             lines[index : index + 1] = [line]
             self._rewrite(lines)
 
-    def put_new(self, lines: Sequence[bytes]) -> list[bool | None]:
+    def put_new(self, lines: Sequence[bytes]) -> Sequence[bool | LayerError | None]:
         """Insert those records whose keys have none, in one rewrite.
 
-        For each: ``True`` where it was inserted, ``False`` where the same stands, ``None`` where a different one does.
+        For each: ``True`` where it was inserted, or what went wrong; ``False`` where the same stands, ``None`` where a
+        different one does. Raises :class:`LayerError` where the file cannot be read.
         """
         new, done = _told_apart(lines, _lines(self._content()))
         if not new:
             return done
-        with self._translated("write"), self.lock():
-            standing = _lines(self._content())
-            new, done = _told_apart(lines, standing)
-            if new:
-                self._rewrite([*standing, *new])
+        try:
+            with self._translated("write"), self.lock():
+                standing = _lines(self._content())
+                new, done = _told_apart(lines, standing)
+                if new:
+                    self._rewrite([*standing, *new])
+        except LayerError as error:
+            # It may stand there by now: whoever tries again finds it, and takes it for what was there before.
+            return [error if one else one for one in done]
         return done
 
     def delete(self, checksums: Mapping[str, int]) -> set[str]:
