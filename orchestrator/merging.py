@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from itertools import groupby, islice
+from itertools import chain, groupby, islice
 from typing import TYPE_CHECKING, BinaryIO, Final
 
 from cachectl.bundle import Item, Manifest, Reader, sort_key, write_bundle
@@ -99,11 +99,11 @@ def merge_bundles(
     """
     rest = iter(parts)
     left = _Left()
-    first = list(islice(rest, 1))
-    before = _entries(first[0]) if base else 0
-    whole, entries = _joined(environment, [*first, *islice(rest, _SIDE_BY_SIDE - 1)], left)
-    while few := list(islice(rest, _SIDE_BY_SIDE)):
-        whole, entries = _joined(environment, [whole, *few], left)
+    whole, first, entries = _joined(environment, islice(rest, _SIDE_BY_SIDE), left)
+    before = first if base else 0
+    for part in rest:
+        few = chain((whole, part), islice(rest, _SIDE_BY_SIDE - 1))
+        whole, _, entries = _joined(environment, few, left)
     with whole:
         size, digest, signature = place_bundle(whole, file, sign)
     return Merged(
@@ -118,10 +118,15 @@ def merge_bundles(
     )
 
 
-def _joined(environment: Environment, parts: Iterable[BinaryIO], left: _Left) -> tuple[BinaryIO, int]:
-    """Write what a few parts hold together into a file without a name; return it, and how many entries that are."""
+def _joined(environment: Environment, parts: Iterable[BinaryIO], left: _Left) -> tuple[BinaryIO, int, int]:
+    """Write what a few parts hold together into a file without a name.
+
+    Return it, how many entries the first part has, and how many all together.
+    """
     with ExitStack() as stack:
-        readers = [_reader(stack.enter_context(part)) for part in parts]
+        # Closed however this ends: one that is damaged keeps none of the others open.
+        opened = [stack.enter_context(part) for part in parts]
+        readers = [_reader(part) for part in opened]
         union = _Union()
         for reader in readers:
             union.take(reader.manifest, left)
@@ -131,11 +136,7 @@ def _joined(environment: Environment, parts: Iterable[BinaryIO], left: _Left) ->
         except BaseException:
             whole.close()
             raise
-        return whole, len(union.items)
-
-
-def _entries(part: BinaryIO) -> int:
-    return len(_reader(part).manifest.items)
+        return whole, len(readers[0].manifest.items) if readers else 0, len(union.items)
 
 
 def _reader(part: BinaryIO) -> Reader:

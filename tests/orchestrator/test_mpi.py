@@ -5,6 +5,7 @@ Two ranks on each of two nodes, which are parted by a variable: they share neith
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -562,6 +563,39 @@ def test_a_part_that_is_damaged_leaves_what_was_there(here: Environment, tmp_pat
         with pytest.raises(BadBundle):
             merge_bundles(here, opened, str(tmp_path / "both"))
     assert (tmp_path / "both").read_bytes() == b"what was there"
+
+
+@pytest.mark.parametrize("damaged", [0, 1, 70])
+@pytest.mark.parametrize("base", [True, False])
+def test_a_merge_that_fails_leaves_no_part_open(here: Environment, tmp_path: Path, damaged: int, *, base: bool) -> None:
+    taken: list[BinaryIO] = []
+
+    def parts() -> Iterator[BinaryIO]:
+        for number in range(100):
+            taken.append(made(tmp_path / f"{number}", {f"{number:03}": (b"1", "sm_90")}))
+            if number == damaged:
+                taken[-1].seek(0)
+                taken[-1].write(b"none")
+            yield taken[-1]
+
+    with pytest.raises(BadBundle):
+        merge_bundles(here, parts(), str(tmp_path / "both"), base=base)
+    assert all(part.closed for part in taken)
+    assert not (tmp_path / "both").exists()
+
+
+def test_a_part_that_does_not_come_leaves_no_other_open(here: Environment, tmp_path: Path) -> None:
+    taken: list[BinaryIO] = []
+
+    def parts() -> Iterator[BinaryIO]:
+        for number in range(70):
+            taken.append(made(tmp_path / f"{number}", {f"{number:03}": (b"1", "sm_90")}))
+            yield taken[-1]
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with pytest.raises(OSError, match="No space left"):
+        merge_bundles(here, parts(), str(tmp_path / "both"))
+    assert all(part.closed for part in taken)
 
 
 def test_a_bundle_cannot_be_merged_into_a_folder_that_is_not_there(here: Environment, tmp_path: Path) -> None:
