@@ -166,6 +166,20 @@ def test_what_nodes_have_each_for_themselves_travels_in_many_chunks_and_comes_to
     assert (jobs.home.path / "again.cachectl").read_bytes() == file.read_bytes()
 
 
+def test_a_disk_that_fills_up_while_others_send_keeps_nobody(
+    tmp_path: Path, new_home: Callable[[Path], Home], mpiexec: str
+) -> None:
+    """What is sent takes three chunks, and rank 0 can write no more than the first."""
+    home = new_home(tmp_path / "home")
+    large = f'test "$CACHECTL_NODE" = a || exec {sys.executable} {home.programs / "large.py"}'
+    stage = (sys.executable, "-m", "cachectl", "stage", "in", "--out", "lost.cachectl", "--", "sh", "-c", large)
+    a = ("-n", "1", "env", "CACHECTL_NODE=a", "sh", "-c", 'ulimit -f 12000 && exec "$@"', "sh", *stage)
+    done = home.run(mpiexec, *a, ":", "-n", "1", "env", "CACHECTL_NODE=b", *stage, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "new entries are lost: lost.cachectl: File too large" in done.stderr
+    assert not (home.path / "lost.cachectl").exists()
+
+
 @pytest.mark.real
 def test_what_one_job_signs_the_next_believes(jobs: Jobs, tmp_path: Path) -> None:
     if shutil.which("ssh-keygen") is None:
