@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 import pytest
 
+from cachectl import merging
 from cachectl.bundle import BadBundle, Item, Manifest, Reader, write_bundle
 from cachectl.fingerprint import fingerprint
 from cachectl.importing import Trust
@@ -504,13 +505,13 @@ def test_the_first_of_two_entries_of_one_key_is_kept(
     assert (tmp_path / "both").read_bytes() == packed[0].read_bytes()
 
 
-def made(file: Path, entries: dict[str, tuple[bytes, str]]) -> BinaryIO:
+def made(file: Path, entries: dict[str, tuple[bytes, str]], platform: str | None = "linux") -> BinaryIO:
     """Write a bundle of the ComputeCache: of each key the bytes, and the device."""
     items = tuple(
         Item("cuda", key, "cuda-entry/65", len(data), hashlib.sha256(data).hexdigest(), device=device)
         for key, (data, device) in sorted(entries.items())
     )
-    told = {"platform": "linux", "devices": ", ".join(sorted({device for _, device in entries.values()}))}
+    told = {"platform": platform, "devices": ", ".join(sorted({device for _, device in entries.values()}))}
     opened = file.open("w+b")
     write_bundle(
         opened, Manifest(items, {"cuda": told} if items else {}), [data for _, (data, _) in sorted(entries.items())]
@@ -541,6 +542,26 @@ def test_however_entries_are_parted_merged_they_are_the_same_bytes(here: Environ
         assert (done.entries, done.differing) == (200, 0)
         assert done.added == sum(0 not in owner for owner in owners.values())
         assert (tmp_path / "merged").read_bytes() == expected
+
+
+@pytest.mark.parametrize("at_once", [1, 2, 3])
+def test_what_is_left_out_is_the_same_however_many_are_merged_at_once(
+    here: Environment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_once: int
+) -> None:
+    """Each part at each place among those that are read side by side: foreign, unknown, or other bytes."""
+
+    def parts() -> Iterator[BinaryIO]:
+        for number, platform in enumerate(("linux", "win32", "linux", "win32", "linux", None, "win32", "linux")):
+            entries = {"same": (b"%d" % (number // 2), "sm_90"), f"{number}": (b"own", f"sm_{number}")}
+            yield made(tmp_path / f"{number}", entries, platform)
+
+    whole = merge_bundles(here, parts(), str(tmp_path / "whole"), base=True)
+    assert (whole.entries, whole.added) == (7, 5)
+    assert (whole.differing, whole.foreign) == (5, {"cuda": 4})
+    monkeypatch.setattr(merging, "_SIDE_BY_SIDE", at_once)
+    done = merge_bundles(here, parts(), str(tmp_path / "parted"), base=True)
+    assert done == replace(whole, file=done.file)
+    assert (tmp_path / "parted").read_bytes() == (tmp_path / "whole").read_bytes()
 
 
 def test_what_was_not_taken_is_not_told_of(here: Environment, tmp_path: Path) -> None:
