@@ -74,6 +74,7 @@ class NeoCompilerCache(ProgramFiles):
     shapes = (_FLAT, _DEEP)
     books = _BOOK_SHAPES
     libraries = LIBRARIES
+    unread = "the driver compiles it again at every run, and never replaces it"
 
     # ------------------------------------------------------------------ where and whether
 
@@ -235,7 +236,7 @@ class NeoCompilerCache(ProgramFiles):
         if wrong is None:
             return None
         if not data or neo_binaries.is_wrapper(data):
-            return Severity.RECOMPILES, f"{wrong}; the driver compiles it again at every run, and never replaces it"
+            return Severity.RECOMPILES, f"{wrong}; {self.unread}"
         return Severity.FAILS, f"{wrong}; the driver takes it for a program, and the build fails"
 
     def is_book(self, leaf: Leaf) -> bool:

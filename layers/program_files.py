@@ -41,6 +41,8 @@ class ProgramFiles(Layer):
     books: ClassVar[tuple[Shape, ...]]
     #: What a program has loaded that may be writing here.
     libraries: ClassVar[tuple[str, ...]]
+    #: What the driver makes of an entry that cannot be read, where that is known.
+    unread: ClassVar[str | None] = None
 
     @abstractmethod
     def describe(self, data: bytes) -> Contents:
@@ -202,7 +204,7 @@ class ProgramFiles(Layer):
             data = tree.read_file(leaf.key)
             wrong = None if data is None else self.complaint(data)
         except LayerError as error:
-            wrong = Severity.RECOMPILES, error.message
+            wrong = Severity.RECOMPILES, "; ".join(filter(None, (error.message, self.unread)))
         if wrong is not None:
             severity, message = wrong
             fix, thing = f"cachectl purge {self.name} --key {leaf.key}", leaf.entry(self.name, root.path)

@@ -355,6 +355,15 @@ def test_an_account_replaced_by_a_pipe_waits_for_nobody(layer: NeoCompilerCache)
 # ---------------------------------------------------------------------- damage, strangers, temporaries
 
 
+def test_what_the_driver_makes_of_an_entry_that_cannot_be_read_is_told(layer: NeoCompilerCache) -> None:
+    large = layer.roots()[0].path / "0123456789abcdef.cl_cache"
+    large.touch()
+    os.truncate(large, (1 << 30) + 1)
+    (told,) = (finding for finding in layer.verify(layer.roots()[0]) if finding.key == large.name)
+    assert told.severity is Severity.RECOMPILES
+    assert told.message.endswith("; the driver compiles it again at every run, and never replaces it")
+
+
 def test_damage_is_told_by_what_the_driver_makes_of_it(layer: NeoCompilerCache, tmp_path: Path) -> None:
     root = layer.roots()[0]
     wrapped, bare = root.path / "9/0/90acc8ebe339bbdf.cl_cache", root.path / f"{BARE[0]}.ocloc_cache"
