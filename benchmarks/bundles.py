@@ -70,8 +70,7 @@ def _multiply(home: Path, copies: int) -> None:
 def _export(root: Path, home: Path, rounds: int) -> None:
     bundle, tar = root / "bundle.cachectl", root / "tree.tar.zst"
     packing = ("tar", "--zstd", "-cf", str(tar), "-C", str(home), ".cache")
-    ours = _timed(lambda: _cachectl(home, "export", str(bundle), *_LAYERS), rounds)
-    theirs = _timed(lambda: _run(*packing), rounds)
+    ours, theirs = _timed([lambda: _cachectl(home, "export", str(bundle), *_LAYERS), lambda: _run(*packing)], rounds)
     _tell("export", ours, {"tar --zstd": theirs})
     sys.stdout.write(f"bundle {bundle.stat().st_size:,} bytes, tar {tar.stat().st_size:,} bytes\n")
 
@@ -89,9 +88,9 @@ def _import(root: Path, rounds: int) -> None:
         if sync:
             _run("sync", "-f", str(fresh))
 
-    ours = _timed(lambda: _cachectl(fresh, "import", str(root / "bundle.cachectl"), "--trust"), rounds, empty)
-    plain = _timed(lambda: unpack(sync=False), rounds, empty)
-    synced = _timed(lambda: unpack(sync=True), rounds, empty)
+    importing = ("import", str(root / "bundle.cachectl"), "--trust")
+    ways = [lambda: _cachectl(fresh, *importing), lambda: unpack(sync=False), lambda: unpack(sync=True)]
+    ours, plain, synced = _timed(ways, rounds, empty)
     _tell("import", ours, {"tar --zstd": plain, "with sync": synced})
 
 
@@ -100,14 +99,18 @@ def _tell(name: str, ours: float, theirs: Mapping[str, float]) -> None:
     sys.stdout.write(f"{name} {ours:.2f} s{compared}\n")
 
 
-def _timed(action: Callable[[], None], rounds: int, before: Callable[[], None] = lambda: None) -> float:
-    taken = []
+def _timed(
+    ways: Sequence[Callable[[], None]], rounds: int, before: Callable[[], None] = lambda: None
+) -> tuple[float, ...]:
+    """Go each way by turns, for disks change their pace; return the medians."""
+    taken: list[list[float]] = [[] for _ in ways]
     for _ in range(rounds):
-        before()
-        started = time.perf_counter()
-        action()
-        taken.append(time.perf_counter() - started)
-    return statistics.median(taken)
+        for way, seconds in zip(ways, taken, strict=True):
+            before()
+            started = time.perf_counter()
+            way()
+            seconds.append(time.perf_counter() - started)
+    return tuple(map(statistics.median, taken))
 
 
 def _cachectl(home: Path, *arguments: str) -> None:
