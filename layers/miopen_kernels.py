@@ -263,13 +263,7 @@ class MIOpenKernels(RowLayer):
 
     def read(self, root: Root, key: str) -> Artifact | None:
         """Read a kernel uncompressed, checked as MIOpen checks it, or an object file as it stands."""
-        file, separator, _ = key.partition(SEPARATOR)
-        if not separator:
-            return self._read_object(root, key)
-        found = (self.read_rows(root, file, [key]) or {}).get(key)
-        if isinstance(found, LayerError):
-            raise found
-        return found
+        return self.read_row(root, key) if SEPARATOR in key else self._read_object(root, key)
 
     def read_rows(self, root: Root, file: str, keys: Sequence[str]) -> Mapping[str, Artifact | LayerError] | None:
         """Read kernels of one database."""
@@ -342,11 +336,13 @@ class MIOpenKernels(RowLayer):
         return done | {key: _is_that(stored.get(key), fit[key]) or self._misread(key) for key in mine}
 
     def _is_row(self, artifact: Artifact) -> bool:
+        if artifact.form != _ROW_FORM or artifact.key.count(SEPARATOR) < _SEPARATORS:
+            return False
         try:
             self._demand_storable(artifact)
         except LayerError:
             return False
-        return artifact.form == _ROW_FORM and artifact.key.count(SEPARATOR) >= _SEPARATORS
+        return True
 
     def _demand_storable(self, artifact: Artifact) -> None:
         """Raise :class:`Damaged` for what MIOpen could not use."""

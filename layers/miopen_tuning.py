@@ -346,10 +346,7 @@ class MIOpenTuning(RowLayer):
 
     def read(self, root: Root, key: str) -> Artifact | None:
         """Read the line of a record as it stands; a row of a sqlite file is spelled as such a line."""
-        found = (self.read_rows(root, key.partition(SEPARATOR)[0], [key]) or {}).get(key)
-        if isinstance(found, LayerError):
-            raise found
-        return found
+        return self.read_row(root, key)
 
     def read_rows(self, root: Root, file: str, keys: Sequence[str]) -> Mapping[str, Artifact | LayerError] | None:
         """Read records of one file."""

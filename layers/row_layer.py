@@ -32,6 +32,13 @@ class RowLayer(Layer):
     def write_rows(self, root: Root, file: str, artifacts: Sequence[Artifact]) -> Mapping[str, bool | LayerError]:
         """Insert those rows that fit into one file, in one transaction; say of each key what :meth:`put_new` has to."""
 
+    def read_row(self, root: Root, key: str) -> Artifact | None:
+        """Read one row as :meth:`read_rows` does. Raises what is wrong with it."""
+        found = (self.read_rows(root, key.partition(self.separator)[0], [key]) or {}).get(key)
+        if isinstance(found, LayerError):
+            raise found
+        return found
+
     def read_many(self, root: Root, keys: Sequence[str]) -> Mapping[str, Artifact | LayerError | OSError]:
         """Read the rows of each file at once."""
         found: dict[str, Artifact | LayerError | OSError] = {}

@@ -165,7 +165,7 @@ def write_bundle(file: BinaryIO, manifest: Manifest, contents: Iterable[bytes]) 
     """
     head = write_manifest(file, manifest)
     members = Members(file)
-    for data in contents:
+    for _, data in zip(manifest.items, contents, strict=True):
         members.add(data)
     members.finish(head)
 

@@ -84,18 +84,11 @@ class RecordFile:
             if not last.endswith(b"\n"):
                 yield Fault(number, "newline", "the file does not end its last line: the next record would join it")
 
-    def read(self, key: str) -> Record | None:
-        """Return the record of a key, ``None`` where there is none.
-
-        Raises :class:`Damaged` where the line cannot be used: a later one with the key is not reached.
-        """
-        found = self.read_many((key,)).get(key)
-        if isinstance(found, Damaged):
-            raise found
-        return found
-
     def read_many(self, keys: Iterable[str]) -> dict[str, Record | Damaged]:
-        """Return the records of several keys as :meth:`read` does, each or what is wrong with it."""
+        """Return the records of those keys that have one.
+
+        Each is the first line with its key, or why that cannot be used: a later one is not reached.
+        """
         wanted = set(keys)
         found: dict[str, Record | Damaged] = {}
         for number, line in enumerate(self._content().split(b"\n"), 1):

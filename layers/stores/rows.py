@@ -245,11 +245,8 @@ class RowFile:
         """Return the value columns of a row, or ``None`` where there is no such row or no such file."""
         if not os.path.lexists(self.path) or not _spellable(key):
             return None
-        values = ", ".join(f'"{column}"' for column in self.schema.values)
-        query = f"select {values} from {self.schema.table} where {self.schema.where_key}"
         with self._reading() as connection:
-            row = connection.execute(query, tuple(key)).fetchone()
-            return None if row is None else tuple(row)
+            return self._values_in(connection, key)
 
     def read_many(self, keys: Sequence[Sequence[str]]) -> list[tuple[object, ...] | None]:
         """Read several rows as :meth:`read` does, a few at a time: programs that write need not wait for all."""

@@ -88,7 +88,7 @@ def _records(data: bytes) -> None:
     for found in list(file.scan()):
         if isinstance(found, Record):
             with contextlib.suppress(LayerError):
-                file.read(found.key)
+                file.read_many([found.key])
             assert found.items
 
 

@@ -46,9 +46,8 @@ def test_what_is_put_reads_back(database: dict[str, dict[str, str]]) -> None:
         assert {key: record.items for key, record in records(path).items()} == database
         assert faults(path) == []
         for key, items in database.items():
-            record = store(path).read(key)
-            assert record is not None
-            assert record.line == line_of(key, items)
+            assert store(path).read_many([key]) == {key: records(path)[key]}
+            assert records(path)[key].line == line_of(key, items)
 
 
 @given(DATABASES, st.data())
@@ -83,9 +82,9 @@ def test_the_readers_rules(tmp_path: Path) -> None:
         *((8, "duplicate"), (9, "duplicate-id"), (10, "duplicate"), (11, "newline")),
     ]
     # The first line with a key decides, also where it cannot be used.
-    with pytest.raises(Damaged, match="line 6"):
-        store(path).read("c")
-    assert store(path).read("g") is None
+    (wrong,) = store(path).read_many(["c", "g"]).values()
+    assert isinstance(wrong, Damaged)
+    assert "line 6" in str(wrong)
 
 
 def test_a_record_is_never_glued_to_an_unfinished_line(tmp_path: Path) -> None:

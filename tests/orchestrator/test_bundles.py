@@ -594,6 +594,13 @@ def test_a_small_bundle_cut_or_changed_anywhere_is_the_same_or_none() -> None:
     assert len(damaged) + len(after) - refused < 100
 
 
+def test_a_bundle_is_not_written_with_other_contents_than_its_manifest_says() -> None:
+    item = Item("cuda", "a", "cuda-entry/65", 1, hashlib.sha256(b"1").hexdigest())
+    for contents in ([], [b"1", b"2"]):
+        with pytest.raises(ValueError, match="zip"):
+            write_bundle(io.BytesIO(), Manifest((item,), {"cuda": {}}), contents)
+
+
 def test_a_manifest_of_less_than_nothing_is_none() -> None:
     """Eleven characters spell -1 too, and a buffer but for its last byte is what that would read."""
     data = zstandard.compress(tar_header("manifest.json", -1) + Manifest((), {}).to_bytes() + bytes(1))
