@@ -44,6 +44,7 @@ SWITCHES = (
     *("MESA_DISK_CACHE_SINGLE_FILE", "MESA_DISK_CACHE_DATABASE", "MESA_SHADER_CACHE_MAX_SIZE", "RUSTICL_ENABLE"),
     # A tester in an MPI job is no rank of what is tested.
     *("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "PMI_SIZE", "PMI_RANK", "PMIX_RANK", "PALS_RANKID"),
+    *("OCL_ICD_VENDORS", "OCL_ICD_FILENAMES", "OPENCL_VENDOR_PATH", "CONDA_PREFIX"),
     *("SLURM_NTASKS", "SLURM_PROCID", "FLUX_JOB_SIZE", "FLUX_TASK_RANK", "MPI_LOCALNRANKS", "MPI_LOCALRANKID"),
     "CACHECTL_NODE",
 )
@@ -167,6 +168,65 @@ def mpiexec() -> str:
     if done.returncode:
         pytest.skip(f"mpiexec starts no two ranks here: {(done.stderr or done.stdout).strip()[-200:]}")
     return found
+
+
+@dataclass(frozen=True)
+class Driver:
+    """Another OpenCL driver than the wheel's PoCL, and the variables that make PyOpenCL load it alone."""
+
+    name: str
+    variables: Mapping[str, str]
+
+
+def _driver(name: str, library: Path, folder: Path, **variables: str) -> Driver:
+    (folder / f"{name}.icd").write_text(f"{library}\n")
+    return Driver(name, {"OCL_ICD_VENDORS": str(folder), **variables})
+
+
+def _absent(reason: str) -> None:
+    if os.environ.get("CI"):
+        pytest.fail(f"CI {reason}")
+    pytest.skip(reason)
+
+
+@pytest.fixture(scope="session")
+def debian_pocl(tmp_path_factory: pytest.TempPathFactory) -> Driver:
+    """Return the PoCL of Debian's package ``libpocl2`` (3.1 on Debian 12)."""
+    library = next(Path("/usr/lib").glob("*/libpocl.so.2"), None)
+    if library is None:
+        _absent("needs Debian's PoCL: apt-get install libpocl2")
+    assert library is not None
+    return _driver("debian-pocl", library, tmp_path_factory.mktemp("debian-pocl"))
+
+
+@pytest.fixture(scope="session")
+def built_pocl(tmp_path_factory: pytest.TempPathFactory) -> Driver:
+    """Return a PoCL built from source, whose ``libpocl.so`` the variable ``CACHECTL_TEST_POCL`` names."""
+    library = os.environ.get("CACHECTL_TEST_POCL")
+    if not library:
+        pytest.skip("needs a PoCL built from source: CACHECTL_TEST_POCL names its libpocl.so")
+    return _driver("built-pocl", Path(library), tmp_path_factory.mktemp("built-pocl"))
+
+
+@pytest.fixture(scope="session", params=["debian_pocl", "built_pocl"])
+def newer_pocl(request: pytest.FixtureRequest) -> Driver:
+    """Return each PoCL that is newer than the wheel's."""
+    driver: Driver = request.getfixturevalue(request.param)
+    return driver
+
+
+@pytest.fixture(scope="session")
+def intel_driver(tmp_path_factory: pytest.TempPathFactory) -> Driver:
+    """Return Intel's CPU driver from the wheels ``intel-opencl-rt`` and ``intel-cmplr-lib-rt``.
+
+    ``CACHECTL_TEST_INTEL`` names the environment they are installed in; the default is the one that runs the tests.
+    """
+    libraries = Path(os.environ.get("CACHECTL_TEST_INTEL") or sys.prefix) / "lib"
+    library = libraries / "libintelocl.so"
+    if not library.exists():
+        _absent("needs Intel's driver: pip install intel-opencl-rt intel-cmplr-lib-rt")
+    path = os.pathsep.join(filter(None, [str(libraries), os.environ.get("LD_LIBRARY_PATH", "")]))
+    return _driver("intel", library, tmp_path_factory.mktemp("intel"), LD_LIBRARY_PATH=path)
 
 
 @pytest.fixture(scope="session")
