@@ -179,8 +179,10 @@ class Driver:
 
 
 def _driver(name: str, library: Path, folder: Path, **variables: str) -> Driver:
-    (folder / f"{name}.icd").write_text(f"{library}\n")
-    return Driver(name, {"OCL_ICD_VENDORS": str(folder), **variables})
+    # A folder would be read beside the one in PyOpenCL's wheel, and two PoCLs in one process crash.
+    file = folder / f"{name}.icd"
+    file.write_text(f"{library}\n")
+    return Driver(name, {"OCL_ICD_VENDORS": str(file), **variables})
 
 
 def _absent(reason: str) -> None:
