@@ -115,6 +115,9 @@ PERF_TABLE: Final = _PERF_DB._replace(table="perf_db", key=("solver", "config"),
 _HARM: Final = {
     "malformed": Severity.RECOMPILES,
     "newline": Severity.RECOMPILES,
+    # What the line that hides it does is said of that one.
+    "hidden": Severity.HARMLESS,
+    "item": Severity.HARMLESS,
     "duplicate": Severity.WASTES,
     "duplicate-id": Severity.WASTES,
 }
@@ -518,9 +521,11 @@ class MIOpenTuning(RowLayer):
         RowFile(self.name, file.path, _PERF_DB, self.environment.patience).bring_file_back(thing, replace=replace)
 
     def _finding(self, root: Root, file: DatabaseFile, fault: Fault) -> Finding:
-        fix = f"while nothing uses MIOpen, delete line {fault.number} of {file.path}"
-        if fault.code == "newline":
-            fix = f"while nothing uses MIOpen: echo >> {shlex.quote(str(file.path))}"
+        fix = {
+            "newline": f"while nothing uses MIOpen: echo >> {shlex.quote(str(file.path))}",
+            "hidden": f"cachectl verify --quarantine {self.name}",
+            "item": f"none needed; cachectl leaves line {fault.number} as it is",
+        }.get(fault.code, f"while nothing uses MIOpen, delete line {fault.number} of {file.path}")
         message = f"line {fault.number}: {fault.message}"
         severity = _HARM[fault.code]
         thing = None

@@ -31,7 +31,7 @@ from cachectl.layers.miopen_system_tuning import MIOpenSystemTuning
 from cachectl.layers.miopen_tuning import PERF_TABLE, PROBLEM, MIOpenTuning
 from cachectl.layers.selection import ALL, Selection
 from cachectl.layers.stores.merging import Joined, JoinedRows, MergingRecords, join_records, write_database
-from cachectl.layers.stores.records import Fault, RecordFile, place
+from cachectl.layers.stores.records import Fault, RecordFile, items_of, place
 from cachectl.layers.stores.rows import RowFile, Schema
 from cachectl.listing import Trouble, listed
 
@@ -308,7 +308,7 @@ def _export_records(layer: MIOpenTuning, file: DatabaseFile, target: Path, expor
     # The user's are first, and so stay.
     merged, records = join_records(lines, below)
     place(target, b"".join(line + b"\n" for line in sorted(records)))
-    return sum(map(_items, records)), merged.added
+    return sum(len(items_of(record)) for record in records), merged.added
 
 
 def _export_table(layer: MIOpenTuning, file: DatabaseFile, target: Path, export: _Export) -> tuple[int, int]:
@@ -569,7 +569,3 @@ def _joined(layer: str, path: Path, patience: float) -> JoinedRows:
 
 def _key(line: bytes) -> str:
     return line.partition(b"=")[0].decode(errors="surrogateescape")
-
-
-def _items(line: bytes) -> int:
-    return line.count(b";") + 1
