@@ -55,6 +55,7 @@ from cachectl.layers.miopen import (
     read_flag,
     several_installed,
     stale_because,
+    to_finding,
     user_database_roots,
 )
 from cachectl.layers.open_files import open_elsewhere
@@ -406,7 +407,7 @@ class MIOpenTuning(RowLayer):
         if file.name.kind in self.tables:
             raise Refused(self.name, f"cannot put: {_LISTED_ONLY}", file.path)
         if databases.find(relative) is None and databases.blocked(file):
-            raise Refused(self.name, "cannot put: a link, or what belongs to somebody else, stands there", file.path)
+            raise Refused(self.name, "cannot put: a link, a folder, or somebody else's file stands there", file.path)
         return file
 
     def _make_folder(self, root: Root) -> None:
@@ -473,7 +474,8 @@ class MIOpenTuning(RowLayer):
         """Check every line by the reader's rules, and sqlite files with sqlite's own check."""
         for file in self.databases(root).files():
             if isinstance(file, Problem):
-                yield self.told(root, file)
+                # Where MIOpen cannot open its database it tunes again in every run.
+                yield to_finding(self, root, file, Severity.RECOMPILES)
                 continue
             if file.name.kind in self.tables:
                 yield from self._verify_table(root, file)
