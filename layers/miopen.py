@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import stat
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar, Final, NamedTuple
 
@@ -42,6 +44,8 @@ LIBRARIES: Final = ("libMIOpen",)
 TEMPORARY: Final = "temporary"
 #: What stands between the parts of a key: file, kernel name and arguments; or file and record.
 SEPARATOR: Final = "::"
+#: The code of a problem: something that is no file has a database's name.
+NO_FILE: Final = "no-file"
 PACKAGED: Final = "these files belong to the package that MIOpen came with"
 
 _TRUE: Final = frozenset({"1", "enable", "enabled", "yes", "on", "true"})
@@ -104,6 +108,32 @@ def _is_before_6_1(environment: Environment) -> bool | None:
         match = _ROCM_FOLDER.search(str(library)) or _ROCM_LIBRARY.search(library.name)
         old.add(None if match is None else (int(match[1]), int(match[2])) < (6, 1))
     return next(iter(old)) if len(old) == 1 else None
+
+
+def kernel_key(name: str, args: str) -> str:
+    """Return the part of a kernel's key that follows the file: ``NAME::ARGS``.
+
+    A name may hold ``::`` (``ns::kernel.cl.o``), so its ``%`` and ``:`` are written ``%25`` and ``%3A``. Names without
+    either stand as they are. Arguments are never changed.
+    """
+    return SEPARATOR.join((name.replace("%", "%25").replace(":", "%3A"), args))
+
+
+def split_kernel_key(text: str) -> tuple[str, str]:
+    """Return name and arguments of what :func:`kernel_key` made."""
+    name, _, args = text.partition(SEPARATOR)
+    return name.replace("%3A", ":").replace("%25", "%"), args
+
+
+def to_finding(layer: Layer, root: Root, problem: Problem, blocked: Severity) -> Finding:
+    """Turn a problem into a finding; ``blocked`` is how severe it is that a database cannot be opened at all."""
+    finding = layer.told(root, problem)
+    if problem.code != NO_FILE:
+        return finding
+    path = shlex.quote(str(problem.path))
+    packaged = layer.scope is Scope.SYSTEM
+    fix = f"reinstall the package that {path} belongs to" if packaged else f"mv {path} {path}.moved"
+    return replace(finding, severity=blocked, fix=fix)
 
 
 def user_cache_roots(environment: Environment) -> tuple[Root, ...]:
@@ -345,6 +375,15 @@ class Databases(NamedTuple):
                 yield Problem(file.path, "link", "a link under a database's name is not followed")
             elif owned_file(self.root, file.path):
                 yield file
+            elif self._in_the_way(file.path):
+                yield Problem(file.path, NO_FILE, "a folder, or something else that is no file, has a database's name")
+
+    def _in_the_way(self, path: Path) -> bool:
+        """Tell whether a folder, pipe or the like is there, in a temporary folder one of the caller's own."""
+        status = _status(path)
+        if status is None or stat.S_ISREG(status.st_mode) or stat.S_ISLNK(status.st_mode):
+            return False
+        return self.root.role != TEMPORARY or status.st_uid == os.getuid()
 
     def _names(self, folder: str) -> list[str] | list[Problem]:
         path = self.root.path / folder

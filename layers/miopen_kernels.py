@@ -44,10 +44,13 @@ from cachectl.layers.miopen import (
     Databases,
     diagnosed_flag,
     judge,
+    kernel_key,
     libraries,
     several_installed,
+    split_kernel_key,
     stale_because,
     temporary_folder,
+    to_finding,
     user_cache_roots,
 )
 from cachectl.layers.mounts import network_file_system
@@ -181,7 +184,7 @@ class MIOpenKernels(RowLayer):
         name, args = row.key
         return Entry(
             layer=self.name,
-            key=SEPARATOR.join((file.relative, name, args)),
+            key=SEPARATOR.join((file.relative, kernel_key(name, args))),
             root=root.path,
             bytes=row.bytes,
             files=0,
@@ -365,7 +368,7 @@ class MIOpenKernels(RowLayer):
         own = kernel_db.SCHEMA_2_3 if _plain(file) else kernel_db.SCHEMA
         if databases.find(file.relative) is None:
             if databases.blocked(file):
-                reason = "a link, or what belongs to somebody else, stands there"
+                reason = "a link, a folder, or somebody else's file stands there"
                 raise Refused(self.name, f"cannot put: {reason}", file.path)
         elif self._schema(file) not in (None, own):
             raise Damaged(self.name, "the file has the columns of another MIOpen than its folder", file.path)
@@ -443,7 +446,8 @@ class MIOpenKernels(RowLayer):
     def verify(self, root: Root) -> Iterator[Finding]:
         """Unpack and check every row as MIOpen does on loading: what it throws on is not repaired by any run."""
         for problem in self._unseen(root):
-            yield self.told(root, problem)
+            # Where MIOpen cannot open its database it throws at every lookup and store.
+            yield to_finding(self, root, problem, Severity.FAILS)
         for file in self.databases(root).files():
             if isinstance(file, Problem):
                 continue
@@ -467,7 +471,7 @@ class MIOpenKernels(RowLayer):
                 yield self._file_finding(root, file, "sqlite", complaint)
                 return
             for row, values in rows.rows_with(*schema.values):
-                key = SEPARATOR.join((file.relative, *row.key))
+                key = SEPARATOR.join((file.relative, kernel_key(*row.key)))
                 thing = Entry(self.name, key, root.path, row.bytes, 0, mark=(row.rowid, row.bytes))
                 for severity, code, message in _flaws(row, values, seen):
                     mended = None if severity is Severity.HARMLESS else thing
@@ -509,17 +513,16 @@ def _flaws(row: Row, values: Sequence[object], seen: set[tuple[str, ...]]) -> It
     if complaint := kernel_db.key_complaint(*row.key):
         yield Severity.FAILS, "quote", complaint
     try:
-        data = kernel_db.decode(values)
+        oddities = kernel_db.unpack(values).oddities
     except ValueError as error:
         yield Severity.FAILS, "content", str(error)
         return
-    if len(values) > 1 and values[2] not in (0, len(data)):
-        yield Severity.HARMLESS, "size", f"the row says {values[2]} bytes uncompressed, the kernel has {len(data)}"
+    for code, message in oddities:
+        yield Severity.HARMLESS, code, message
 
 
 def _planned_row(target: Target) -> Row:
-    _, name, args = target.key.split(SEPARATOR, 2)
-    return Row(target.mark[0], (name, args), target.mark[1])
+    return Row(target.mark[0], _name_and_args(target.key), target.mark[1])
 
 
 def _plain(file: DatabaseFile) -> bool:
@@ -528,8 +531,7 @@ def _plain(file: DatabaseFile) -> bool:
 
 
 def _name_and_args(key: str) -> tuple[str, str]:
-    name, _, args = key.partition(SEPARATOR)[2].partition(SEPARATOR)
-    return name, args
+    return split_kernel_key(key.partition(SEPARATOR)[2])
 
 
 def _is_that(stored: Artifact | LayerError | None, wanted: Artifact) -> bool:

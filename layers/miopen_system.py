@@ -16,7 +16,15 @@ from cachectl.layers.amd_gpus import Gpu, amd_gpus
 from cachectl.layers.errors import Damaged
 from cachectl.layers.facts import Artifact, Finding, Root, Severity
 from cachectl.layers.formats.miopen_names import parse_base, version_numbers
-from cachectl.layers.miopen import SEPARATOR, DatabaseFile, Databases, Packaged, diagnosed_flag, system_roots
+from cachectl.layers.miopen import (
+    SEPARATOR,
+    DatabaseFile,
+    Databases,
+    Packaged,
+    diagnosed_flag,
+    kernel_key,
+    system_roots,
+)
 from cachectl.layers.miopen_kernels import SWITCH, MIOpenKernels
 from cachectl.layers.stores.rows import Schema
 
@@ -141,11 +149,11 @@ def lookup(user: MIOpenKernels, system: MIOpenSystemKernels, base: str, name: st
         files = [file for file in user.databases(root).files() if isinstance(file, DatabaseFile)]
         mine = [file for file in files if file.name.base.raw == base]
         for file in sorted(mine, key=lambda file: version_numbers(file.folder or "0"), reverse=True):
-            artifact = user.read(root, SEPARATOR.join((file.relative, name, args)))
+            artifact = user.read(root, SEPARATOR.join((file.relative, kernel_key(name, args))))
             if artifact is not None:
                 return artifact
     for root in system.roots():
         for stem in dict.fromkeys((base, parse_base(base).device or base)):
             if system.databases(root).find(f"{stem}.kdb") is not None:
-                return system.read(root, SEPARATOR.join((f"{stem}.kdb", name, args)))
+                return system.read(root, SEPARATOR.join((f"{stem}.kdb", kernel_key(name, args))))
     return None

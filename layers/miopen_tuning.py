@@ -55,6 +55,7 @@ from cachectl.layers.miopen import (
     read_flag,
     several_installed,
     stale_because,
+    to_finding,
     user_database_roots,
 )
 from cachectl.layers.open_files import open_elsewhere
@@ -115,6 +116,9 @@ PERF_TABLE: Final = _PERF_DB._replace(table="perf_db", key=("solver", "config"),
 _HARM: Final = {
     "malformed": Severity.RECOMPILES,
     "newline": Severity.RECOMPILES,
+    # What the line that hides it does is said of that one.
+    "hidden": Severity.HARMLESS,
+    "item": Severity.HARMLESS,
     "duplicate": Severity.WASTES,
     "duplicate-id": Severity.WASTES,
 }
@@ -403,7 +407,7 @@ class MIOpenTuning(RowLayer):
         if file.name.kind in self.tables:
             raise Refused(self.name, f"cannot put: {_LISTED_ONLY}", file.path)
         if databases.find(relative) is None and databases.blocked(file):
-            raise Refused(self.name, "cannot put: a link, or what belongs to somebody else, stands there", file.path)
+            raise Refused(self.name, "cannot put: a link, a folder, or somebody else's file stands there", file.path)
         return file
 
     def _make_folder(self, root: Root) -> None:
@@ -470,7 +474,8 @@ class MIOpenTuning(RowLayer):
         """Check every line by the reader's rules, and sqlite files with sqlite's own check."""
         for file in self.databases(root).files():
             if isinstance(file, Problem):
-                yield self.told(root, file)
+                # Where MIOpen cannot open its database it tunes again in every run.
+                yield to_finding(self, root, file, Severity.RECOMPILES)
                 continue
             if file.name.kind in self.tables:
                 yield from self._verify_table(root, file)
@@ -518,9 +523,11 @@ class MIOpenTuning(RowLayer):
         RowFile(self.name, file.path, _PERF_DB, self.environment.patience).bring_file_back(thing, replace=replace)
 
     def _finding(self, root: Root, file: DatabaseFile, fault: Fault) -> Finding:
-        fix = f"while nothing uses MIOpen, delete line {fault.number} of {file.path}"
-        if fault.code == "newline":
-            fix = f"while nothing uses MIOpen: echo >> {shlex.quote(str(file.path))}"
+        fix = {
+            "newline": f"while nothing uses MIOpen: echo >> {shlex.quote(str(file.path))}",
+            "hidden": f"cachectl verify --quarantine {self.name}",
+            "item": f"none needed; cachectl leaves line {fault.number} as it is",
+        }.get(fault.code, f"while nothing uses MIOpen, delete line {fault.number} of {file.path}")
         message = f"line {fault.number}: {fault.message}"
         severity = _HARM[fault.code]
         thing = None

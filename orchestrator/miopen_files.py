@@ -24,14 +24,14 @@ from cachectl.layers.errors import BadRequest, Damaged, LayerError, Refused, Unr
 from cachectl.layers.facts import Note, Root, Scope
 from cachectl.layers.formats import kernel_db
 from cachectl.layers.formats.miopen_names import VERSION_FOLDER, DatabaseName, parse_name, version_numbers
-from cachectl.layers.miopen import SEPARATOR, DatabaseFile
+from cachectl.layers.miopen import SEPARATOR, DatabaseFile, kernel_key
 from cachectl.layers.miopen_kernels import MIOpenKernels
 from cachectl.layers.miopen_system import MIOpenSystemKernels
 from cachectl.layers.miopen_system_tuning import MIOpenSystemTuning
 from cachectl.layers.miopen_tuning import PERF_TABLE, PROBLEM, MIOpenTuning
 from cachectl.layers.selection import ALL, Selection
 from cachectl.layers.stores.merging import Joined, JoinedRows, MergingRecords, join_records, write_database
-from cachectl.layers.stores.records import Fault, RecordFile, place
+from cachectl.layers.stores.records import Fault, RecordFile, items_of, place
 from cachectl.layers.stores.rows import RowFile, Schema
 from cachectl.listing import Trouble, listed
 
@@ -268,8 +268,10 @@ def _export_file(
 def _export_kernels(file: DatabaseFile, target: Path, export: _Export) -> int:
     source = _KernelFile(MIOpenKernels.name, file.path, export.environment.patience)
     kernels, flawed = source.kernels()
-    kernels = sorted((kernel for kernel in kernels if export.chosen(file, *kernel[0])), key=lambda kernel: kernel[0])
-    export.failures += [note for note in flawed if export.chosen(file, *note.key.split(SEPARATOR, 1))]
+    kernels = sorted(
+        (kernel for kernel in kernels if export.chosen(file, kernel_key(*kernel[0]))), key=lambda kernel: kernel[0]
+    )
+    export.failures += [note for note in flawed if export.chosen(file, note.key)]
     if not kernels:
         return 0
 
@@ -308,7 +310,7 @@ def _export_records(layer: MIOpenTuning, file: DatabaseFile, target: Path, expor
     # The user's are first, and so stay.
     merged, records = join_records(lines, below)
     place(target, b"".join(line + b"\n" for line in sorted(records)))
-    return sum(map(_items, records)), merged.added
+    return sum(len(items_of(record)) for record in records), merged.added
 
 
 def _export_table(layer: MIOpenTuning, file: DatabaseFile, target: Path, export: _Export) -> tuple[int, int]:
@@ -458,8 +460,8 @@ def _conflict(rows: RowFile, kernel: Kernel, into: Path) -> Note | None:
         if standing is not None and kernel_db.decode(standing) == kernel_db.decode(values):
             return None
     except ValueError as error:
-        return Note(SEPARATOR.join(key), f"what is in {into} is damaged ({error}), and stays; cachectl verify miopen")
-    return Note(SEPARATOR.join(key), f"a different kernel is in {into}, and stays")
+        return Note(kernel_key(*key), f"what is in {into} is damaged ({error}), and stays; cachectl verify miopen")
+    return Note(kernel_key(*key), f"a different kernel is in {into}, and stays")
 
 
 def _merge_tables(environment: Environment, source: _Named, target: _Named) -> MergedFile:
@@ -518,7 +520,7 @@ class _KernelFile:
             for row, values in rows.rows_with(*self.schema.values):
                 kernel = _checked(row.key, values, self.schema)
                 if isinstance(kernel, str):
-                    flawed.append(Note(SEPARATOR.join(row.key), f"{kernel}; cachectl verify miopen"))
+                    flawed.append(Note(kernel_key(*row.key), f"{kernel}; cachectl verify miopen"))
                 else:
                     kernels.setdefault(row.key, kernel)
         return list(kernels.items()), flawed
@@ -528,15 +530,14 @@ def _checked(key: Sequence[str], values: Sequence[object], schema: Schema) -> tu
     """Unpack a kernel as MIOpen does, and return its columns as MIOpen fills them, or what is wrong with it."""
     name, args = key
     try:
-        data = kernel_db.decode(values)
+        data, oddities = kernel_db.unpack(values)
         # Undecodable bytes cannot be stored again; that error is a ValueError too.
         f"{name}{args}".encode()
     except ValueError as error:
         return printable(str(error))
     if complaint := kernel_db.store_complaint(name, args, data):
         return complaint
-    whole = isinstance(values[0], bytes) and (schema is kernel_db.SCHEMA_2_3 or values[2] in (0, len(data)))
-    return tuple(values) if whole else kernel_db.encode(data, schema)
+    return kernel_db.encode(data, schema) if oddities else tuple(values)
 
 
 def _records(layer: MIOpenTuning, path: Path) -> tuple[list[bytes], list[Note]]:
@@ -569,7 +570,3 @@ def _joined(layer: str, path: Path, patience: float) -> JoinedRows:
 
 def _key(line: bytes) -> str:
     return line.partition(b"=")[0].decode(errors="surrogateescape")
-
-
-def _items(line: bytes) -> int:
-    return line.count(b";") + 1

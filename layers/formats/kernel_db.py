@@ -6,8 +6,9 @@ Sources: ``src/kern_db.cpp``, ``src/include/miopen/kern_db.hpp`` (columns), ``sr
 from __future__ import annotations
 
 import bz2
+import re
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 from cachectl.layers.stores.rows import Schema
 
@@ -31,6 +32,10 @@ SCHEMA_2_3: Final = Schema("kern_db", (f"{_TABLE})", _INDEX), SCHEMA.key, ("kern
 _LEVEL: Final = 9
 #: More than any kernel has, in bytes: what claims more is a bomb.
 _LARGEST: Final = 1 << 30
+_INT64: Final = (-(1 << 63), (1 << 63) - 1)
+#: One more than such a number has.
+_DIGITS: Final = 20
+_NUMBER: Final = re.compile(rb"[ \t\n\v\f\r]*([+-]?)0*(\d+)")
 #: What a code object begins with: an ELF file, or a bundle of several.
 _CODE: Final = (b"\x7fELF", b"__CLANG_OFFLOAD_BUNDLE__", b"CCOB")
 
@@ -66,48 +71,68 @@ def encode(data: bytes, schema: Schema = SCHEMA) -> tuple[object, ...]:
     return (packed, digest(data), len(data)) if len(packed) < len(data) else (data, digest(data), 0)
 
 
-def decode(values: Sequence[object]) -> bytes:
-    """Unpack the value columns of a row of either generation.
+class Unpacked(NamedTuple):
+    """A kernel that MIOpen loads, and the code and message of each way in which MIOpen would not have stored it."""
 
-    Raises :class:`ValueError` with the reason wherever MIOpen could not use the row.
+    data: bytes
+    oddities: tuple[tuple[str, str], ...] = ()
+
+
+def decode(values: Sequence[object]) -> bytes:
+    """Return the kernel of a row, as :func:`unpack` does."""
+    return unpack(values).data
+
+
+def unpack(values: Sequence[object]) -> Unpacked:
+    """Unpack the value columns of a row of either generation, as ``KernDb::FindRecordUnsafe`` does.
+
+    MIOpen has sqlite convert the columns, so any type is read. Raises :class:`ValueError` with the reason wherever
+    MIOpen could not use the row.
     """
-    data = _as_bytes(values[0])
-    if len(values) > 1:
-        size = int(str(values[2]))
-        data = decompress(data, size) if size else data
-        if digest(data) != values[1]:
-            message = f"the md5 of the kernel is {digest(data)}, its row says {values[1]}"
+    blob, *proofs = values
+    data = _as_bytes(blob)
+    oddities = [] if isinstance(blob, bytes) else [("type", "the kernel is not stored as a blob")]
+    if proofs:
+        proof, stated = proofs
+        data, rest = decompress(data, size) if (size := _as_int64(stated)) else (data, b"")
+        if digest(data).encode() != _as_bytes(proof):
+            message = f"the md5 of the kernel is {digest(data)}, its row says {proof!r}"
             raise ValueError(message)
+        if rest:
+            oddities.append(("trailing", f"{len(rest)} bytes follow the bz2 stream"))
+        if stated not in (0, len(data)):
+            oddities.append(("size", f"the row says {stated!r} bytes uncompressed, the kernel has {len(data)}"))
+        if not isinstance(proof, str):
+            oddities.append(("type", "the md5 is not stored as text"))
     if not data:
         message = "the kernel is empty, which MIOpen takes for a miss"
         raise ValueError(message)
-    return data
+    return Unpacked(data, tuple(oddities))
 
 
-def decompress(blob: bytes, size: int) -> bytes:
-    """Unpack exactly one bz2 stream of at most ``size`` bytes, and never more than that.
+def decompress(blob: bytes, size: int) -> tuple[bytes, bytes]:
+    """Unpack the first bz2 stream of a blob, and return it and the bytes that follow it.
 
-    Joined streams, which :func:`bz2.decompress` accepts, are refused: MIOpen stops after the first.
+    The lower 32 bits of ``size`` bound it, as in ``src/bz2.cpp``. Raises :class:`ValueError` for a larger kernel, and
+    for one of more than 1 GiB.
     """
     decompressor = bz2.BZ2Decompressor()
-    if not 0 <= size <= _LARGEST:
-        message = f"a size of {size} bytes"
+    bound = size & 0xFFFFFFFF
+    if not bound:
+        message = f"a size of {size} bytes, which MIOpen takes for none"
         raise ValueError(message)
+    most = min(bound, _LARGEST)
     try:
-        data = decompressor.decompress(blob, size + 1)
-    except (OSError, OverflowError) as error:
-        message = f"the blob is not a bz2 stream of {size} bytes: {error}"
+        data = decompressor.decompress(blob, most + 1)
+    except OSError as error:
+        message = f"the blob is not a bz2 stream: {error}"
         raise ValueError(message) from error
-    complaint = None
-    if len(data) > size:
-        complaint = f"the kernel is larger than the {size} bytes its row says"
-    elif not decompressor.eof:
-        complaint = "the bz2 stream is cut short"
-    elif decompressor.unused_data:
-        complaint = "more bytes follow the bz2 stream"
-    if complaint is not None:
-        raise ValueError(complaint)
-    return data
+    if len(data) > most:
+        message = f"the kernel is larger than the {most} bytes that are allowed"
+        raise ValueError(message)
+    if not decompressor.eof:
+        raise ValueError("the bz2 stream is cut short")
+    return data, decompressor.unused_data
 
 
 def key_complaint(name: str, args: str) -> str | None:
@@ -125,4 +150,17 @@ def store_complaint(name: str, args: str, data: bytes) -> str | None:
 
 
 def _as_bytes(value: object) -> bytes:
-    return value if isinstance(value, bytes) else str(value).encode()
+    return value if isinstance(value, bytes) else str(value).encode(errors="surrogateescape")
+
+
+def _as_int64(value: object) -> int:
+    """Convert as ``sqlite3_column_int64`` does: the leading number of a text or blob, else 0; never out of range."""
+    if isinstance(value, float):
+        number = value
+    elif isinstance(value, int):
+        return value
+    else:
+        match = _NUMBER.match(_as_bytes(value))
+        # More digits than fit need not be counted.
+        number = 0 if match is None else int(match[1] + match[2][:_DIGITS])
+    return int(max(_INT64[0], min(_INT64[1], number)))

@@ -12,7 +12,8 @@ from pathlib import PurePosixPath
 from typing import Final, NamedTuple
 
 #: ``3.3.0.a85ca8a54``; without a build id before 2.4, and with an empty one where git was not at hand.
-VERSION_FOLDER: Final = re.compile(r"\d+\.\d+\.\d+(?:\.[^/]*)?")
+#: No colon: it would be read as the end of the file's name in a key.
+VERSION_FOLDER: Final = re.compile(r"\d+\.\d+\.\d+(?:\.[^/:]*)?")
 
 _NUMBERS: Final = (
     "700 701 702 703 704 705 801 802 803 805 810 900 902 904 906 908 909 90a 90c 940 941 942 950 1010 1011 1012 1013 "
@@ -25,7 +26,7 @@ _BASE: Final = re.compile(
     r"(?:_(?P<decimal>\d+)|(?P<hexadecimal>[0-9a-f]+))?"
 )
 _RAW_BASE: Final = r"(?:batchnorm_)?(?P<base>gfx[0-9a-z]+(?:_[0-9a-z]+)*)"
-_VERSION: Final = r"(?P<version>\d+_\d+_\d+(?:_[^.]*)?)"
+_VERSION: Final = r"(?P<version>\d+_\d+_\d+(?:_[^.:]*)?)"
 _GRAMMARS: Final = (
     re.compile(rf"{_RAW_BASE}\.(?P<kind>ukdb|kdb)"),
     re.compile(rf"{_RAW_BASE}(?:_(?P<schema>\d+\.\d+\.\d+))?\.(?P<kind>udb|db)"),

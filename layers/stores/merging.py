@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from cachectl.layers.errors import Damaged, Unreachable
 from cachectl.layers.stores.plain import own_name
-from cachectl.layers.stores.records import RecordFile, record_complaint
+from cachectl.layers.stores.records import RecordFile, items_of, record_complaint, split_lines
 from cachectl.layers.stores.rows import RowFile, Schema
 
 _COMPANIONS: Final = ("-journal", "-wal", "-shm")
@@ -114,8 +114,7 @@ class MergingRecords(RecordFile):
     def merge(self, lines: Iterable[bytes]) -> Merged:
         """Add what is missing, key by key and id by id, in one rewrite under the lock."""
         with self._translated("write"), self.lock():
-            content = self._content()
-            merged, records = join_records((line for line in content.split(b"\n") if line), lines)
+            merged, records = join_records(split_lines(self._content()), lines)
             if merged.added:
                 self._rewrite(records)
         return merged
@@ -129,14 +128,16 @@ def join_records(standing: Iterable[bytes], lines: Iterable[bytes]) -> tuple[Mer
     records = list(standing)
     where: dict[bytes, int] = {}
     for number, line in enumerate(records):
-        where.setdefault(line.partition(b"=")[0], number)
+        key, equals, _ = line.partition(b"=")
+        if equals:
+            where.setdefault(key, number)
     total = Merged(0, 0, ())
     for line in lines:
         key = line.partition(b"=")[0]
         if key not in where:
             where[key] = len(records)
             records.append(line)
-            total = total.plus(Merged(len(_items(line)), 0, ()))
+            total = total.plus(Merged(len(items_of(line)), 0, ()))
             continue
         merged, records[where[key]] = _join_items(records[where[key]], line)
         total = total.plus(merged)
@@ -148,20 +149,14 @@ def _join_items(standing: bytes, line: bytes) -> tuple[Merged, bytes]:
     if record_complaint(standing):
         # Nobody reads it; nothing can be added to it either.
         return Merged(0, 0, ((key,),)), standing
-    there, offered = _items(standing), _items(line)
+    there, offered = items_of(standing), items_of(line)
     new = {identifier: values for identifier, values in offered.items() if identifier not in there}
     other = [one for one, values in offered.items() if there.get(one, values) != values]
     conflicts = tuple((key, identifier.decode(errors="surrogateescape")) for identifier in other)
-    spelled = b"".join(b";" + identifier + b":" + values for identifier, values in new.items())
-    return Merged(len(new), len(offered) - len(new) - len(other), conflicts), standing + spelled
-
-
-def _items(line: bytes) -> Mapping[bytes, bytes]:
-    items: dict[bytes, bytes] = {}
-    for item in line.partition(b"=")[2].split(b";"):
-        identifier, _, values = item.partition(b":")
-        items.setdefault(identifier, values)
-    return items
+    joined = standing
+    for identifier, values in new.items():
+        joined += (b"" if joined.endswith(b";") else b";") + identifier + b":" + values
+    return Merged(len(new), len(offered) - len(new) - len(other), conflicts), joined
 
 
 def write_database(layer: str, path: Path, fill: Callable[[Path], object]) -> None:

@@ -1,8 +1,9 @@
 """Records of a text file, one ``KEY=ID:VALUES{;ID:VALUES}`` per line: read as they stand, rewritten whole.
 
-The reading rules are those of the libraries that write such files: of a key, or of an id in a record, the
-first one counts; a line that cannot be read is passed over. A rewrite is staged beside the file and renamed
-over it, under a lock that the caller supplies.
+The reading rules are those of MIOpen (``src/db_record.cpp``, ``src/ramdb.cpp``): of a key, or of an id in a record, the
+first one counts; an item without ``:`` is skipped and the others count; a line without a key, or without any item that
+counts, is never hit. A rewrite is staged beside the file and renamed over it, under a lock that the caller supplies. It
+keeps every other line byte for byte.
 """
 
 from __future__ import annotations
@@ -38,11 +39,7 @@ class Record(NamedTuple):
     @property
     def items(self) -> dict[str, str]:
         """Map each id to its values."""
-        items: dict[str, str] = {}
-        for item in _text(self.line).partition("=")[2].split(";"):
-            identifier, _, values = item.partition(":")
-            items.setdefault(identifier, values)
-        return items
+        return {_text(identifier): _text(values) for identifier, values in items_of(self.line).items()}
 
     @property
     def checksum(self) -> int:
@@ -51,9 +48,9 @@ class Record(NamedTuple):
 
 
 class Fault(NamedTuple):
-    """A line that a reader passes over, or that harms the next one to be written.
+    """A line of which the reader uses nothing or not all, or that harms the next one to be written.
 
-    ``line`` is the line itself where taking it out mends the file.
+    ``line`` is the line itself if the fix is to take it out, else ``None``.
     """
 
     number: int
@@ -76,7 +73,7 @@ class RecordFile:
 
     def scan(self) -> Iterator[Record | Fault]:
         """Yield every record that counts and every fault, in the order of the file."""
-        seen: set[str] = set()
+        seen: dict[str, bool] = {}
         last = b"\n"
         with self._translated("read"), suppress(FileNotFoundError), open(self.path, "rb", opener=_open_plain) as file:
             for number, last in enumerate(file, 1):
@@ -107,10 +104,10 @@ class RecordFile:
         """
         if complaint := record_complaint(line):
             raise Damaged(self.layer, complaint, self.path)
-        if _place_of(line, _lines(self._content()))[1] == line:
+        if _place_of(line, split_lines(self._content()))[1] == line:
             return
         with self._translated("write"), self.lock():
-            lines = _lines(self._content())
+            lines = split_lines(self._content())
             index, standing = _place_of(line, lines)
             if standing not in (None, line) and not replace:
                 raise EntryExists(self.layer, self.path)
@@ -123,12 +120,12 @@ class RecordFile:
         For each: ``True`` where it was inserted, or what went wrong; ``False`` where the same stands, ``None`` where a
         different one does. Raises :class:`LayerError` where the file cannot be read.
         """
-        new, done = _told_apart(lines, _lines(self._content()))
+        new, done = _told_apart(lines, split_lines(self._content()))
         if not new:
             return done
         try:
             with self._translated("write"), self.lock():
-                standing = _lines(self._content())
+                standing = split_lines(self._content())
                 new, done = _told_apart(lines, standing)
                 if new:
                     self._rewrite([*standing, *new])
@@ -144,7 +141,7 @@ class RecordFile:
         more is unlinked.
         """
         with self._translated("write"), self.lock():
-            lines = _lines(self._content())
+            lines = split_lines(self._content())
             # Filled from the end, so that of equal keys the first line stands.
             first = {_key(line): line for line in reversed(lines)}
             gone = {key for key, checksum in checksums.items() if key in first and zlib.crc32(first[key]) == checksum}
@@ -160,7 +157,7 @@ class RecordFile:
         ``target.mark`` is the line's checksum; of equal lines the last goes, which is read by nobody.
         """
         with self._translated("write"), opened_root(thing.root) as root, self.lock():
-            lines = _lines(self._content())
+            lines = split_lines(self._content())
             same = [index for index, line in enumerate(lines) if (zlib.crc32(line),) == target.mark]
             if root is None or not same:
                 return "changed since it was planned"
@@ -184,7 +181,7 @@ class RecordFile:
             if b"\n" in line:
                 raise Damaged(self.layer, "the line in quarantine is more than one", thing.name)
             with self._translated("write"), self.lock():
-                lines = _lines(self._content())
+                lines = split_lines(self._content())
                 if line not in lines:
                     self._rewrite([*lines, line])
 
@@ -222,7 +219,17 @@ def record_complaint(line: bytes) -> str | None:
         return "more than one line"
     if not contents:
         return "nothing follows the '='"
-    return None if all(b":" in item for item in contents.split(b";")) else "a value without its id and ':'"
+    return None if b":" in contents else "no value has an id and ':'"
+
+
+def items_of(line: bytes) -> dict[bytes, bytes]:
+    """Map each id of a record to its values, as the reader does: the first of equal ids, no item without ``:``."""
+    items: dict[bytes, bytes] = {}
+    for item in line.partition(b"=")[2].split(b";"):
+        identifier, colon, values = item.partition(b":")
+        if colon:
+            items.setdefault(identifier, values)
+    return items
 
 
 def _told_apart(lines: Sequence[bytes], standing: Sequence[bytes]) -> tuple[list[bytes], list[bool | None]]:
@@ -262,21 +269,34 @@ def place(path: Path, content: bytes) -> None:
         os.close(handle)
 
 
-def _judge(number: int, line: bytes, seen: set[str]) -> Iterator[Record | Fault]:
+def _judge(number: int, line: bytes, seen: dict[str, bool]) -> Iterator[Record | Fault]:
+    """Yield a line's record and its faults; ``seen`` maps each key so far to whether its first line is a record."""
     if not line:
         return
     key = _key(line)
+    complaint = record_complaint(line)
     if key in seen:
-        yield Fault(number, "duplicate", f"an earlier line has the key {key}: this one is never read", line)
+        if seen[key]:
+            yield Fault(number, "duplicate", f"an earlier line has the key {key}: this one is never read", line)
+        else:
+            # Not to be taken out: it is read as soon as the first one has gone.
+            yield Fault(number, "hidden", f"an earlier line has the key {key} but no value, and hides this one")
         return
     if key:
-        seen.add(key)
-    if complaint := record_complaint(line):
+        seen[key] = complaint is None
+    if complaint is not None:
         yield Fault(number, "malformed", complaint, line)
         return
-    record = Record(number, key, line)
-    yield record
-    if len(record.items) < line.partition(b"=")[2].count(b";") + 1:
+    yield Record(number, key, line)
+    # The reader sees no item after a ';' at the end.
+    items = line.partition(b"=")[2].removesuffix(b";").split(b";")
+    read = len(items_of(line))
+    if read == len(items):
+        return
+    with_id = sum(b":" in item for item in items)
+    if with_id < len(items):
+        yield Fault(number, "item", "a value has no id and ':': it is skipped, the others are read")
+    if read < with_id:
         yield Fault(number, "duplicate-id", "an id stands twice in the record: only the first is read")
 
 
@@ -295,7 +315,8 @@ def _text(data: bytes) -> str:
     return data.decode(errors="surrogateescape")
 
 
-def _lines(content: bytes) -> list[bytes]:
+def split_lines(content: bytes) -> list[bytes]:
+    """Split a file into its lines without their ends, empty ones included."""
     return content.removesuffix(b"\n").split(b"\n") if content else []
 
 

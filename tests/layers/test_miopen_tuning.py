@@ -269,7 +269,7 @@ def test_a_lock_that_miopen_holds_is_waited_for_and_then_said(tmp_path: Path) ->
     ("key", "line", "sentence"),
     [
         (f"{FIND}::a", "b=S:1", "own key"),
-        (f"{FIND}::a", "a=S", "without its id"),
+        (f"{FIND}::a", "a=S", "no value has an id"),
         (f"{FIND}::a", "a=S:1\n", "more than one line"),
         ("notes.txt::a", "a=S:1", "is not a key"),
         (f"../{FIND}::a", "a=S:1", "is not a key"),
@@ -336,6 +336,21 @@ def test_damage_is_told_line_by_line(tmp_path: Path) -> None:
     (folder / FIND).write_text("bad=S\n")
     with pytest.raises(Damaged):
         layer.get(f"{FIND}::bad")
+
+
+def test_a_folder_in_the_place_of_a_file_is_named(tmp_path: Path) -> None:
+    """MIOpen reads nothing there and stores nothing: it tunes again in every run."""
+    path = folder_of(tmp_path) / FIND
+    path.mkdir()
+    layer = MIOpenTuning(environment_of(tmp_path))
+    assert [found.code for found in layer.scan(layer.roots()[0]) if isinstance(found, Problem)] == ["no-file"]
+    (finding,) = layer.verify(layer.roots()[0])
+    assert (finding.key, finding.severity, finding.code) == (FIND, Severity.RECOMPILES, "no-file")
+    with pytest.raises(Refused, match="a folder"):
+        layer.put(f"{FIND}::b", artifact(f"{FIND}::b", "b=S:1"))
+    subprocess.run(finding.fix, shell=True, check=True)  # noqa: S602 - the command is what is tested
+    layer.put(f"{FIND}::b", artifact(f"{FIND}::b", "b=S:1"))
+    assert list(layer.verify(layer.roots()[0])) == []
 
 
 def test_a_link_is_not_followed(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cachectl.layers.errors import Damaged, EntryExists, Refused, Unreachable
+from cachectl.layers.stores.merging import MergingRecords
 from cachectl.layers.stores.records import Fault, Record, RecordFile, place
 
 PART = st.text(st.characters(blacklist_characters="=:;\n", blacklist_categories=["Cs"]), min_size=1, max_size=12)
@@ -73,18 +74,77 @@ def test_neighbours_of_what_is_deleted_stay_byte_for_byte(
 def test_the_readers_rules(tmp_path: Path) -> None:
     path = tmp_path / "records.txt"
     path.write_bytes(b"a=S:1\n\nno equals\n=S:1\nb=\nc=S\nd=S:1;T\na=S:2\ne=S:1;S:2\nc=S:3\nf=S:1,x:y")
-    assert set(records(path)) == {"a", "e", "f"}
+    assert set(records(path)) == {"a", "d", "e", "f"}
     assert records(path)["a"].line == b"a=S:1"
     assert records(path)["e"].items == {"S": "1"}
     assert records(path)["f"].items == {"S": "1,x:y"}
     assert faults(path) == [
-        *((3, "malformed"), (4, "malformed"), (5, "malformed"), (6, "malformed"), (7, "malformed")),
-        *((8, "duplicate"), (9, "duplicate-id"), (10, "duplicate"), (11, "newline")),
+        *((3, "malformed"), (4, "malformed"), (5, "malformed"), (6, "malformed"), (7, "item")),
+        *((8, "duplicate"), (9, "duplicate-id"), (10, "hidden"), (11, "newline")),
     ]
     # The first line with a key decides, also where it cannot be used.
     (wrong,) = store(path).read_many(["c", "g"]).values()
     assert isinstance(wrong, Damaged)
     assert "line 6" in str(wrong)
+
+
+# What MIOpen 3.3's own RamDb and ReadonlyRamDb returned for each line, compiled as a program.
+@pytest.mark.parametrize(
+    ("contents", "items", "codes"),
+    [
+        (b"A:1,2,3;junk;B:4,5,6", {"A": "1,2,3", "B": "4,5,6"}, ["item"]),
+        (b"A:1,2,3;", {"A": "1,2,3"}, []),
+        (b";;A:1;;B:2;;", {"A": "1", "B": "2"}, ["item"]),
+        (b":no id", {"": "no id"}, []),
+        (b"A:", {"A": ""}, []),
+        (b"A:x:y=z", {"A": "x:y=z"}, []),
+        (b"A:1\0;B:2", {"A": "1\0", "B": "2"}, []),
+        (b"A:1;junk;A:2", {"A": "1"}, ["item", "duplicate-id"]),
+        (b"A:1\r", {"A": "1\r"}, []),
+        (b"junk", None, ["malformed"]),
+        (b";", None, ["malformed"]),
+        (b"", None, ["malformed"]),
+    ],
+)
+def test_a_record_is_hit_if_any_item_has_an_id(
+    tmp_path: Path, contents: bytes, items: dict[str, str] | None, codes: list[str]
+) -> None:
+    path = tmp_path / "records.txt"
+    path.write_bytes(b"k=" + contents + b"\n")
+    assert [code for _, code in faults(path)] == codes
+    found = store(path).read_many(["k"])["k"]
+    if items is None:
+        assert isinstance(found, Damaged)
+        assert records(path) == {}
+        return
+    assert isinstance(found, Record)
+    assert found.items == items
+    assert records(path) == {"k": found}
+    # Nothing but damage may be moved away.
+    assert [fault.line for fault in store(path).scan() if isinstance(fault, Fault)] == [None] * len(codes)
+    copy = tmp_path / "copy.txt"
+    store(copy).put(found.line, replace=False)
+    assert copy.read_bytes() == path.read_bytes()
+
+
+def test_a_line_hidden_by_one_without_a_value_is_not_taken_out(tmp_path: Path) -> None:
+    path = tmp_path / "records.txt"
+    path.write_bytes(b"a=\na=S:1\na=S:2\n")
+    lines = {found.code: found.line for found in store(path).scan() if isinstance(found, Fault)}
+    assert lines == {"malformed": b"a=", "hidden": None}
+    path.write_bytes(b"a=S:1\na=S:2\n")
+    assert faults(path) == [(2, "duplicate")]
+
+
+def test_a_merge_changes_only_the_records_it_adds_to(tmp_path: Path) -> None:
+    path = tmp_path / "records.txt"
+    path.write_bytes(b"k1=A:1;junk;B:2\n\nno equals\nk2=A:1;\n\xff\xfe\nk3=junk\nk4=A:1;;\n")
+    lines = [b"k1=A:1;C:3", b"k2=A:1;more;B:2;", b"k3=A:1", b"no equals=A:1", b"k5=A:1;junk;"]
+    merged = MergingRecords("test", path, nullcontext).merge(lines)
+    assert path.read_bytes() == (
+        b"k1=A:1;junk;B:2;C:3\n\nno equals\nk2=A:1;B:2\n\xff\xfe\nk3=junk\nk4=A:1;;\nno equals=A:1\nk5=A:1;junk;\n"
+    )
+    assert merged == (4, 2, (("k3",),))
 
 
 def test_a_record_is_never_glued_to_an_unfinished_line(tmp_path: Path) -> None:

@@ -221,6 +221,24 @@ def test_lines_of_tuning_go_only_when_named(home: Home) -> None:
     ]
 
 
+def test_records_that_miopen_reads_stay(home: Home) -> None:
+    """MIOpen skips a value without an id and reads the others; nothing follows a semicolon at the end."""
+    folder = home.path / ".config" / "miopen"
+    folder.mkdir(parents=True)
+    path = folder / "gfx90a6e.HIP.3_3_0_a85ca8a54.ufdb.txt"
+    read = "k1=A:1,2,3;junk;B:4,5,6\n\nk2=A:1,2,3;\n"
+    path.write_text(f"{read}k3=junk\nk3=A:1,2,3\nk4=A:1,2,3\nk4=A:9,9,9\n")
+    listed = home.json("ls", "miopen-tuning")["entries"]
+    assert [entry["key"].rpartition("::")[2] for entry in listed] == ["k1", "k2", "k4"]
+    home.cachectl("verify", "--quarantine", "miopen-tuning")
+    # The line that k3's first one hid is read from now on.
+    assert path.read_text() == f"{read}k3=A:1,2,3\nk4=A:1,2,3\n"
+    assert {finding["code"] for finding in home.json("verify", "miopen-tuning", check=False)["findings"]} == {"item"}
+    home.cachectl("export", "--as-kdb", "db", "miopen-tuning")
+    installed = (home.path / "db" / "gfx90a6e.HIP.fdb.txt").read_text()
+    assert installed.splitlines() == [line for line in path.read_text().splitlines() if line]
+
+
 def test_what_the_package_owns_is_never_moved(home: Home) -> None:
     """A damaged system database is named, refused with the reason, and the status says so."""
     folder = home.path / "system"
