@@ -107,7 +107,7 @@ _FIELDS: Final[Mapping[type, Mapping[str, type | tuple[type, ...]]]] = {
         "unset": frozenset,
         "takes_effect": When,
         **dict.fromkeys(("flags", "patches", "memos", "drops", "reloads"), tuple),
-        **dict.fromkeys(("latches", "latching_modules", "salts", "makes"), tuple),
+        **dict.fromkeys(("latches", "latching_modules", "salts", "platforms", "makes"), tuple),
     },
     Artifact: {"key": str, "form": str, "data": bytes, "detail": Mapping},
 }
@@ -126,7 +126,7 @@ _ELEMENTS: Final[Mapping[type, Mapping[str, type]]] = {
         "patches": Patch,
         "memos": Patch,
         "makes": Path,
-        **dict.fromkeys(("latches", "latching_modules", "salts"), str),
+        **dict.fromkeys(("latches", "latching_modules", "salts", "platforms"), str),
     },
 }
 #: The names and values among them.
