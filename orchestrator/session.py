@@ -16,7 +16,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cachectl.layers.errors import CachectlError
+from cachectl.layers.errors import CachectlError, LayerError
 from cachectl.layers.facts import Condition, Patch, Switch
 from cachectl.layers.processes import Loaded, first_variables, libraries_here
 from cachectl.overlay import PROCESS, Attribute, Missing, Slot, Variable
@@ -196,9 +196,14 @@ def _judge_latched(layer: Layer, off: Switch, loaded: Loaded, why: str) -> Held:
 
 
 def _began(layer: Layer) -> Layer | None:
-    """Return the layer as the environment in which the process began has it; ``None`` where that is unknown."""
+    """Return the layer in the environment in which the process began; ``None`` where that is unknown."""
     first = _first_variables()
-    return None if first is None else type(layer)(replace(layer.environment, variables=first))
+    if first is None:
+        return None
+    try:
+        return layer.elsewhere(replace(layer.environment, variables=first))
+    except LayerError:
+        return None
 
 
 @cache
