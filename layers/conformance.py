@@ -192,7 +192,9 @@ class LayerConformance(ABC):
             return
         artifact = layer.get(first_entry(layer).key)
         assert artifact is not None
-        cut = replace(artifact, data=artifact.data[: len(artifact.data) // 2])
+        # Padding at the end (of a tar, say) carries nothing: without it the artifact is as good as whole.
+        content = artifact.data.rstrip(b"\0") or artifact.data
+        cut = replace(artifact, data=content[: len(content) // 2])
         error = raised(lambda: layer.put(artifact.key, cut, replace=True))
         assert isinstance(error, LayerError) or layer.get(artifact.key) == cut
         if error is not None:

@@ -46,6 +46,7 @@ from cachectl.layers.switches import first_place, misread, off
 
 LIBRARIES: Final = ("libcuda.so", "libnvidia-opencl.so")
 _OPENCL: Final = ("libnvidia-opencl.so",)
+_PLATFORMS: Final = ("NVIDIA CUDA",)
 INDEX: Final = "index"
 _DIGIT: Final = re.compile("[0-9a-f]")
 _SHAPE: Final = Shape((_DIGIT, _DIGIT, re.compile("[0-9a-f]{14}")), folders=False)
@@ -162,9 +163,9 @@ class CudaComputeCache(Layer):
 
     def switch(self, *, on: bool) -> Switch:
         """Give the variable, which the driver reads once, when it starts."""
-        if on:
-            return Switch(self.name, unset=frozenset({"CUDA_CACHE_DISABLE"}), latches=LIBRARIES, salts=_OPENCL)
-        return Switch(self.name, {"CUDA_CACHE_DISABLE": "1"}, latches=LIBRARIES, salts=_OPENCL)
+        variables = {} if on else {"CUDA_CACHE_DISABLE": "1"}
+        unset = frozenset({"CUDA_CACHE_DISABLE"} if on else ())
+        return Switch(self.name, variables, unset, latches=LIBRARIES, salts=_OPENCL, platforms=_PLATFORMS)
 
     def relocate(self, folder: Path) -> Switch:
         """Give the path; the driver makes the folder."""

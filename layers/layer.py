@@ -234,6 +234,10 @@ class Layer(ABC):
         """Count a root."""
         return tally(self.counted(root))
 
+    def elsewhere(self, environment: Environment) -> Layer:
+        """Return the same layer in another environment."""
+        return type(self)(environment)
+
     # ------------------------------------------------------------------ the face, the same for every layer
 
     @final

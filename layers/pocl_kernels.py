@@ -55,6 +55,7 @@ ENTRY_REST: Final = 600.0
 #: The same for temporaries, which a slow compile may hold longer.
 ORPHAN_REST: Final = 3600.0
 LIBRARIES: Final = ("libpocl",)
+_PLATFORMS: Final = ("Portable Computing Language",)
 
 #: Six characters that mkstemp has drawn.
 _DRAWN: Final = "[A-Za-z0-9]{6}"
@@ -181,7 +182,8 @@ class PoclKernels(Layer):
 
     def switch(self, *, on: bool) -> Switch:
         """Give the variable, which PoCL reads once, when its first device is asked for."""
-        return Switch(self.name, {"POCL_KERNEL_CACHE": "1" if on else "0"}, latches=LIBRARIES, salts=LIBRARIES)
+        variables = {"POCL_KERNEL_CACHE": "1" if on else "0"}
+        return Switch(self.name, variables, latches=LIBRARIES, salts=LIBRARIES, platforms=_PLATFORMS)
 
     def relocate(self, folder: Path) -> Switch:
         """Give PoCL's own variable; the folder is made by PoCL."""

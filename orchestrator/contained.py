@@ -1,8 +1,7 @@
-"""Other people's layers, contained: whatever their code raises, prints or returns, the other layers go on.
+"""A guard around the layer of a plug-in: errors, output and wrong answers of its code do not stop other layers.
 
-A :class:`Contained` stands in the stack for a stranger's layer. What the stranger does wrong comes out of it as a
-:class:`PluginFailed`, which is a :class:`LayerError` like any other; what it cannot do for that reason is an
-ability it has not.
+The stack holds a :class:`Contained` instead of the layer of a plug-in. It passes on every member of :class:`Layer`. An
+error or a wrong answer of the plug-in is raised as :class:`PluginFailed`, a :class:`LayerError` that names it.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 import sys
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Final, TypeVar
@@ -20,14 +19,15 @@ from cachectl.layers.errors import LayerError
 from cachectl.layers.facts import (
     Ability,
     Artifact,
+    Bulk,
     Census,
     ClearPlan,
     Condition,
+    Counted,
     Entry,
     Finding,
     Flag,
     Found,
-    Hazard,
     Housekeeping,
     Note,
     Orphan,
@@ -47,13 +47,17 @@ from cachectl.layers.facts import (
 from cachectl.layers.layer import Layer
 from cachectl.layers.patience import TookTooLong, limited
 from cachectl.layers.registry import PLUGIN_TIMEOUT, described, plugin_limit
+from cachectl.layers.selection import Selection
 
 T = TypeVar("T")
-F = TypeVar("F", Found, Finding, "tuple[Removable, str | None]")
+F = TypeVar("F", bound="Counted | Finding | tuple[Removable, str | None]")
+C = TypeVar("C", bound=Counted)
 
 #: What one root or layer may raise without stopping the others.
 FAILURES: Final = (LayerError, OSError)
 
+#: What a scan yields.
+_FOUND: Final = (Entry, Orphan, Housekeeping, Problem)
 _WORDS: Final = (str, type(None))
 _TIME: Final = (int, float, type(None))
 #: What the rest of the program relies on in a fact, since a stranger's may hold anything.
@@ -73,7 +77,9 @@ _FIELDS: Final[Mapping[type, Mapping[str, type | tuple[type, ...]]]] = {
         "versions": Mapping,
         "detail": Mapping,
     },
-    ClearPlan: {"targets": tuple, "skipped": tuple, "failed": tuple},
+    ClearPlan: dict.fromkeys(("targets", "skipped", "failed", "remake"), tuple),
+    Target: {"root": Path, "key": str, "bytes": int, "entries": int, "mark": tuple},
+    Note: {"key": str, "because": str},
     Orphan: {
         "key": str,
         "root": Path,
@@ -86,13 +92,18 @@ _FIELDS: Final[Mapping[type, Mapping[str, type | tuple[type, ...]]]] = {
     },
     Housekeeping: {"key": str, "root": Path, "bytes": int, "files": int, "modified": _TIME, "fixed": bool},
     Problem: {"path": Path, "code": str, "message": str},
+    Bulk: {
+        **dict.fromkeys(("entries", "files", "bytes"), int),
+        **dict.fromkeys(("oldest", "newest"), _TIME),
+        "stale": (bool, type(None)),
+    },
     Census: {
         **dict.fromkeys(("entries", "files", "bytes", "orphan_files", "orphan_bytes"), int),
         **dict.fromkeys(("stale_entries", "stale_bytes"), (int, type(None))),
         **dict.fromkeys(("oldest", "newest"), _TIME),
         "problems": tuple,
     },
-    Outcome: {"removed": int, "bytes_freed": int, "skipped": tuple, "failed": tuple},
+    Outcome: {"removed": int, "bytes_freed": int, **dict.fromkeys(("skipped", "failed", "remade"), tuple)},
     Finding: {
         "root": Path,
         "key": _WORDS,
@@ -107,8 +118,10 @@ _FIELDS: Final[Mapping[type, Mapping[str, type | tuple[type, ...]]]] = {
         "unset": frozenset,
         "takes_effect": When,
         **dict.fromkeys(("flags", "patches", "memos", "drops", "reloads"), tuple),
-        **dict.fromkeys(("latches", "latching_modules", "salts", "makes"), tuple),
+        **dict.fromkeys(("latches", "latching_modules", "salts", "platforms", "makes"), tuple),
     },
+    Flag: {"module": str, "attribute": str, "value": bool},
+    Patch: {"module": str, "owner": _WORDS, "method": str},
     Artifact: {"key": str, "form": str, "data": bytes, "detail": Mapping},
 }
 
@@ -118,15 +131,18 @@ _ELEMENTS: Final[Mapping[type, Mapping[str, type]]] = {
     Entry: {"kernels": str, "mark": int},
     Orphan: {"mark": int},
     Census: {"problems": Problem},
-    ClearPlan: {"targets": Target, "skipped": Note, "failed": Note},
-    Outcome: {"skipped": Note, "failed": Note},
+    ClearPlan: {"targets": Target, "skipped": Note, "failed": Note, "remake": Path},
+    Target: {"mark": int},
+    Outcome: {"skipped": Note, "failed": Note, "remade": Path},
     Switch: {
         "unset": str,
         "flags": Flag,
         "patches": Patch,
         "memos": Patch,
         "makes": Path,
-        **dict.fromkeys(("latches", "latching_modules", "salts"), str),
+        "drops": tuple,
+        "reloads": tuple,
+        **dict.fromkeys(("latches", "latching_modules", "salts", "platforms"), str),
     },
 }
 #: The names and values among them.
@@ -135,6 +151,11 @@ _WORDED: Final[Mapping[type, tuple[str, ...]]] = {
     Artifact: ("detail",),
     Switch: ("set",),
 }
+#: Attributes of :class:`Layer` that a plug-in may set. The registry has checked them.
+_ATTRIBUTES: Final = (
+    *("interface", "name", "title", "scope", "precious", "forms"),
+    *("on_network", "among_ranks", "when_closed", "failure_mark"),
+)
 #: What every shell and every system takes for the name of a variable.
 _VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
@@ -150,13 +171,7 @@ class Contained(Layer):
         super().__init__(environment)
         self._inner = inner
         self._limit = plugin_limit(environment)
-        # The registry has checked these.
-        self.__dict__.update(
-            name=inner.name, title=inner.title, scope=inner.scope, precious=inner.precious, forms=inner.forms
-        )
-        for told in ("on_network", "among_ranks", "when_closed"):
-            if isinstance(hazard := getattr(inner, told, None), (Hazard, type(None))):
-                self.__dict__[told] = hazard
+        self.__dict__.update({name: getattr(inner, name) for name in _ATTRIBUTES})
 
     def _ask(self, question: Callable[[], T]) -> T:
         try:
@@ -185,6 +200,14 @@ class Contained(Layer):
             raise TypeError(f"answered with {type(value).__name__} of the layer {layer!r}")
         return value
 
+    def _is_own(self, member: str) -> bool:
+        """Return whether the plug-in has its own version of an optional member.
+
+        If not, the code of :class:`Layer` runs on this guard, so that it asks the plug-in only guarded questions.
+        """
+        method = self._ask(lambda: getattr(self._inner, member))
+        return getattr(method, "__func__", None) is not getattr(Layer, member)
+
     def _each(self, question: Callable[[], Iterable[F]], kinds: tuple[type, ...]) -> Iterator[F]:
         things = self._ask(lambda: iter(question()))
         while (thing := self._ask(lambda: self._own(_next(things, kinds)))) is not None:
@@ -200,36 +223,86 @@ class Contained(Layer):
         """Ask for the state."""
         return self._ask_soon(lambda: _checked(self._inner.state(), State))
 
+    def _each_in(self, root: Root, question: Callable[[], Iterable[C]], kinds: tuple[type, ...]) -> Iterator[C]:
+        """Yield what the plug-in lists in a root. Raises :class:`PluginFailed` for a thing outside the root."""
+        for thing in self._each(question, kinds):
+            self._demand_inside(thing, root)
+            yield thing
+
+    def _demand_inside(self, thing: Counted | Target, root: Root) -> None:
+        # Files elsewhere may belong to anybody.
+        if (stray := _outside(thing, root)) is not None:
+            message = f"the plug-in failed: it lists {stray}, which is not in its root"
+            raise PluginFailed(self.name, message, root.path)
+
     def scan(self, root: Root, *, contents: bool = True) -> Iterator[Found]:
         """Ask for what lies in a root."""
-        things = self._each(lambda: self._inner.scan(root, contents=contents), (Entry, Orphan, Housekeeping, Problem))
-        for thing in things:
-            # What lies elsewhere might be anybody's.
-            if (stray := _outside(thing, root)) is not None:
-                message = f"the plug-in failed: it lists {stray}, which is not in its root"
-                raise PluginFailed(self.name, message, root.path)
-            yield thing
+        return self._each_in(root, lambda: self._inner.scan(root, contents=contents), _FOUND)
+
+    def searched(self, root: Root, selection: Selection) -> Iterator[Found]:
+        """Ask for what a selection may match."""
+        if not self._is_own("searched"):
+            return super().searched(root, selection)
+        return self._each_in(root, lambda: self._inner.searched(root, selection), _FOUND)
+
+    def counted(self, root: Root) -> Iterator[Counted]:
+        """Ask for what there is to count."""
+        if not self._is_own("counted"):
+            return super().counted(root)
+        return self._each_in(root, lambda: self._inner.counted(root), (*_FOUND, Bulk))
 
     def census(self, root: Root) -> Census:
         """Ask for the numbers."""
+        if not self._is_own("census"):
+            return super().census(root)
         return self._ask(lambda: _checked(self._inner.census(root), Census))
 
     def read(self, root: Root, key: str) -> Artifact | None:
         """Ask for one entry."""
-        artifact = self._ask(lambda: self._own(_checked(self._inner.read(root, key), Artifact, type(None))))
-        if artifact is not None and artifact.key != key:
-            raise PluginFailed(
-                self.name, f"the plug-in failed: it answered with {artifact.key!r} for {key!r}", root.path
-            )
+        artifact = self._ask(lambda: self._inner.read(root, key))
+        return None if artifact is None else self._artifact(root, key, artifact)
+
+    def _artifact(self, root: Root, key: str, answer: Artifact) -> Artifact:
+        """Return what was read under a key. Raises :class:`PluginFailed` where it is no artifact of that key."""
+        artifact = self._ask(lambda: self._own(_checked(answer, Artifact)))
+        if artifact.key != key:
+            message = f"the plug-in failed: it answered with {artifact.key!r} for {key!r}"
+            raise PluginFailed(self.name, message, root.path)
         return artifact
+
+    def read_many(self, root: Root, keys: Sequence[str]) -> Mapping[str, Artifact | LayerError | OSError]:
+        """Ask for several entries; a wrong answer about one of them is the error of that one."""
+        if not self._is_own("read_many"):
+            return super().read_many(root, keys)
+        answers = self._ask(lambda: dict(_checked(self._inner.read_many(root, keys), Mapping)))
+        return {key: self._one_of_many(root, key, one, frozenset(keys)) for key, one in answers.items()}
+
+    def _one_of_many(
+        self, root: Root, key: str, answer: Artifact | LayerError | OSError, asked: Container[str]
+    ) -> Artifact | LayerError | OSError:
+        if key not in asked:
+            message = f"the plug-in failed: it answered for {key!r}, which it was not asked for"
+            raise PluginFailed(self.name, message, root.path)
+        if isinstance(answer, FAILURES):
+            return answer
+        try:
+            return self._artifact(root, key, answer)
+        except LayerError as error:
+            return error
 
     def write(self, root: Root, key: str, artifact: Artifact, *, replace: bool) -> None:
         """Ask to place an entry."""
         self._ask(lambda: self._inner.write(root, key, artifact, replace=replace))
 
+    def write_new(self, root: Root, artifacts: Sequence[Artifact]) -> list[bool | LayerError | OSError]:
+        """Ask to place several entries."""
+        if not self._is_own("write_new"):
+            return super().write_new(root, artifacts)
+        return self._ask(lambda: _one_each(self._inner.write_new(root, artifacts), len(artifacts)))
+
     def remove(self, root: Root, targets: tuple[Target, ...]) -> Outcome:
         """Ask to remove what a plan lists."""
-        return self._ask(lambda: _checked(self._inner.remove(root, targets), Outcome))
+        return self._ask(lambda: self._own(_checked(self._inner.remove(root, targets), Outcome)))
 
     def switch(self, *, on: bool) -> Switch:
         """Ask how to turn the layer on or off."""
@@ -266,7 +339,12 @@ class Contained(Layer):
         self, root: Root, mark: re.Pattern[bytes], since: float, known: Container[str]
     ) -> Iterator[tuple[Removable, str | None]]:
         """Ask what bears a mark."""
-        return self._each(lambda: self._inner.marked(root, mark, since, known), (tuple,))
+        for thing, found in self._each(lambda: self._inner.marked(root, mark, since, known), (tuple,)):
+            self._demand_inside(thing, root)
+            if thing.key not in known if not found else mark.fullmatch(found.encode()) is None:
+                message = f"the plug-in failed: {thing.key!r} does not have the mark {found!r} that it was asked for"
+                raise PluginFailed(self.name, message, root.path)
+            yield thing, found
 
     def diagnose(self) -> Iterator[Finding]:
         """Ask what is wrong with the set-up."""
@@ -274,7 +352,13 @@ class Contained(Layer):
 
     def idle_gate(self, targets: Iterable[Removable]) -> Iterator[tuple[Removable, str | None]]:
         """Ask what to leave alone for now."""
-        return self._each(lambda: self._inner.idle_gate(targets), (tuple,))
+        listed = tuple(targets)
+        asked = {(thing.root, thing.key) for thing in listed}
+        for thing, reason in self._each(lambda: self._inner.idle_gate(listed), (tuple,)):
+            if (thing.root, thing.key) not in asked:
+                message = f"the plug-in failed: it answered for {thing.key!r}, which it was not asked for"
+                raise PluginFailed(self.name, message, thing.root)
+            yield thing, reason
 
     def claims(self, root: Root, parts: tuple[str, ...]) -> bool | None:
         """Ask whether a path is the layer's."""
@@ -282,11 +366,19 @@ class Contained(Layer):
 
     def lacking(self) -> tuple[Root, ...]:
         """Ask what running programs lack."""
-        return self._ask(lambda: tuple(_checked(root, Root) for root in self._inner.lacking()))
+        return self._ask(lambda: tuple(_placed(_checked(root, Root)) for root in self._inner.lacking()))
 
     def plan_everything(self, root: Root) -> ClearPlan | None:
         """Ask for the plan of a whole root."""
-        return self._ask(lambda: _checked(self._inner.plan_everything(root), ClearPlan, type(None)))
+        plan = self._ask(lambda: self._own(_checked(self._inner.plan_everything(root), ClearPlan, type(None))))
+        for target in () if plan is None else plan.targets:
+            self._demand_inside(target, root)
+        return plan
+
+    def elsewhere(self, environment: Environment) -> Layer:
+        """Ask for the same layer in another environment."""
+        layer = self._ask(lambda: _checked(self._inner.elsewhere(environment), Layer))
+        return Contained(layer, environment)
 
     def refusals(self) -> Mapping[Ability, str]:
         """Ask what cannot be done; a switch or a move that fails is one of these, and so is everything if asking is."""
@@ -310,14 +402,26 @@ def _placed(root: Root) -> Root:
     return root
 
 
-def _outside(thing: Found, root: Root) -> str | None:
+def _outside(thing: Counted | Target, root: Root) -> str | None:
     """Return what is listed, if it is in another place than the root that was asked about."""
+    if isinstance(thing, Bulk):
+        return None
     place = Path(thing.path) if isinstance(thing, Problem) else thing.root
     if isinstance(thing, Problem):
         return None if root.path in (place, *place.parents) and ".." not in place.parts else str(place)
     key = Path(thing.key)
     inside = place == root.path and not key.is_absolute() and ".." not in key.parts
     return None if inside else f"{thing.key!r} of {place}"
+
+
+def _one_each(answers: list[bool | LayerError | OSError], count: int) -> list[bool | LayerError | OSError]:
+    """Return the answers about ``count`` artifacts. Raises :class:`TypeError` for any other."""
+    if not isinstance(answers, list) or len(answers) != count:
+        raise TypeError(f"answered with no list of {count} where each artifact is due an answer")
+    for answer in answers:
+        if not isinstance(answer, (bool, *FAILURES)):
+            raise TypeError(f"answered with {type(answer).__name__} where bool is due")
+    return answers
 
 
 def _failure(question: Callable[[], object]) -> str | None:
@@ -346,16 +450,26 @@ def _checked(value: T, *kinds: type) -> T:
             raise TypeError(f"{type(value).__name__}.{name} is {type(getattr(value, name)).__name__}")
         _demand_number(value, name, kind)
     for name, kind in _ELEMENTS.get(type(value), {}).items():
-        if not all(isinstance(element, kind) for element in getattr(value, name) or ()):
-            raise TypeError(f"{type(value).__name__}.{name} holds what is no {kind.__name__}")
+        _demand_elements(value, name, kind)
     for name in _WORDED.get(type(value), ()):
         if not all(isinstance(word, str) for pair in getattr(value, name).items() for word in pair):
             raise TypeError(f"{type(value).__name__}.{name} holds what is no str")
     if isinstance(value, Switch):
         _demand_variables(value)
+        _demand_parts(value)
     if isinstance(value, tuple) and not _is_gated(value):
         raise TypeError("answered with a tuple that is no entry with a reason")
     return value
+
+
+def _demand_elements(value: object, name: str, kind: type) -> None:
+    """Refuse a tuple with an element of another kind, or with one whose fields are wrong."""
+    for element in getattr(value, name) or ():
+        if not isinstance(element, kind):
+            raise TypeError(f"{type(value).__name__}.{name} holds what is no {kind.__name__}")
+        # Of plain types there is nothing more to check, and a tuple has a meaning of its own as an answer.
+        if type(element) in _FIELDS:
+            _checked(element, kind)
 
 
 def _demand_number(value: object, name: str, kind: type | tuple[type, ...]) -> None:
@@ -373,6 +487,16 @@ def _demand_variables(switch: Switch) -> None:
     for name, content in switch.set.items():
         if "\0" in content:
             raise TypeError(f"answered with a {name} that no variable can hold")
+
+
+def _demand_parts(switch: Switch) -> None:
+    """Refuse a replacement that cannot be called, and anything but a pair where a module and an attribute are due."""
+    for patch in (*switch.patches, *switch.memos):
+        if not callable(patch.replacement):
+            raise TypeError(f"answered with a replacement of {patch.method} that cannot be called")
+    for pair in (*switch.drops, *switch.reloads):
+        if len(pair) != 2 or not all(isinstance(name, str) for name in pair):  # noqa: PLR2004
+            raise TypeError(f"answered with {pair!r} where the names of a module and an attribute are due")
 
 
 def _able(abilities: Mapping[Ability, str | None]) -> Mapping[Ability, str | None]:

@@ -1,8 +1,8 @@
-"""Salted builds: programs that PyOpenCL builds from source made unlike any before, so that no cache can answer.
+"""Salted builds: PyOpenCL builds each program with a unique constant, so that no cache has an entry for it.
 
-A driver that has started has read its switches. What it can still be given is a program it has never seen: the source
-gets a constant, and the options a macro, that no other build has. The name of the constant lands in what the caches
-store, so exactly that can be found again, told from what other programs store meanwhile, and removed.
+A started driver has read its switches, but it cannot hit for a source that it has never compiled. The source gets a
+constant, and the options a macro, that no other build has. The caches store the name of the constant with the program,
+so the entries of salted builds can be told from those of other programs and removed.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import threading
 import uuid
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import wraps
@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from cachectl.layers.errors import LayerError, reason_of
-from cachectl.layers.facts import Patch
+from cachectl.layers.facts import Entry, Patch
 from cachectl.layers.processes import has_ended
 
 if TYPE_CHECKING:
@@ -33,13 +33,16 @@ if TYPE_CHECKING:
     from cachectl.layers.layer import Layer
 
 _NAME: Final = "cachectl_salt"
+#: Appended to the source. PoCL 7.2 and newer erase globals that nothing uses (commit e9113a7b1) before they store the
+#: program. OpenCL C 1.0 and 1.1 know neither ``static`` nor ``extern``.
+_CONSTANT: Final = "\n\n__constant int {salt} __attribute__((__used__)) = 0;\n"
 #: Seconds by which the clock of a file server may be behind.
 _SLACK: Final = 3600.0
 
 
 @dataclass(slots=True)
 class _Built:
-    """What one salted build made: its program while somebody may hold it, and what its failure left traces of."""
+    """One salted build: its program, while it may be in use, and what identifies the entries it stored."""
 
     #: A reference of our own, by the driver's count: who else holds the program is seen without asking Python.
     program: Any = None
@@ -49,6 +52,23 @@ class _Built:
     whole: bool = False
     #: Keys of entries that have been removed, but that a launch of the program may bring back.
     keys: set[str] = field(default_factory=set)
+    #: Names of the layers that have to hold an entry with this salt, none of which has been found yet.
+    due: set[str] = field(default_factory=set)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Block:
+    """A block in which builds are salted.
+
+    ``platforms`` maps the name of each salted layer to the names of the OpenCL platforms whose programs it stores.
+    """
+
+    platforms: Mapping[str, tuple[str, ...]]
+    refresh: bool
+
+    def layers_of(self, platform: str) -> set[str]:
+        """Name the salted layers that store every program built for a platform."""
+        return {name for name, platforms in self.platforms.items() if platform in platforms}
 
 
 class Salting:
@@ -64,14 +84,14 @@ class Salting:
         self._numbers = itertools.count()
         self._built: dict[str, _Built] = {}
         self._layers: dict[tuple[str, Path], Layer] = {}
-        self._blocks: list[bool] = []
+        self._blocks: list[Block] = []
         self._since = 0.0
         self._forked = False
 
     # ------------------------------------------------------------------ blocks
 
-    def enter(self, layers: Iterable[Layer], now: float, *, refresh: bool) -> None:
-        """Begin a block after which what salted builds have stored in these layers is removed."""
+    def enter(self, layers: Iterable[Layer], now: float, block: Block) -> None:
+        """Begin a block. When it ends, the entries that salted builds have stored in these layers are removed."""
         with self._lock:
             self._arm()
             if not self._built and not self._blocks:
@@ -79,16 +99,16 @@ class Salting:
             for layer in layers:
                 for root in layer.roots():
                     self._layers.setdefault((layer.name, root.path), layer)
-            self._blocks.append(refresh)
+            self._blocks.append(block)
 
-    def leave(self, error: BaseException | None, *, refresh: bool) -> None:
+    def leave(self, block: Block, error: BaseException | None) -> None:
         """End a block, and remove what its builds have stored as far as nothing uses it any more.
 
         Warns last, of what could not be removed: where warnings are errors, all is done by then. An ``error`` that
         ends the block is not masked by that.
         """
         with self._lock:
-            self._blocks.remove(refresh)
+            self._blocks.remove(block)
         _warn(self.sweep()[1], error)
 
     def _arm(self) -> None:
@@ -140,8 +160,9 @@ class Salting:
             yield salt, built
         except BaseException as error:
             built.traces = self._traces(str(error))
-            # Of what has failed there is no binary.
+            # A failed build has no binary, and stores no program.
             built.whole = True
+            built.due.clear()
             self._build_ended(built, error)
             raise
         self._build_ended(built)
@@ -150,6 +171,14 @@ class Salting:
         built.done = True
         if not self._blocks:
             _warn(self.sweep()[1], error)
+
+    def _layers_of(self, platform: str) -> set[str]:
+        """Name the salted layers of a platform.
+
+        Builds for other platforms keep their source: a salt would only fill their caches, and the SPIR-V translator of
+        Rusticl aborts the process on a used constant.
+        """
+        return set().union(*(block.layers_of(platform) for block in tuple(self._blocks)))
 
     def _traces(self, message: str) -> frozenset[str]:
         patterns = {layer.failure_mark for layer in self._layers.values() if layer.failure_mark is not None}
@@ -163,10 +192,13 @@ class Salting:
         @wraps(build)
         def build_salted(program: Any, options: Any = None, *rest: object, **named: object) -> object:  # noqa: ANN401
             source = _source_of(program)
-            if source is None or self._left_to_pyopencl(program):
+            due = self._layers_of(_platform_of(program))
+            if source is None or not due or self._left_to_pyopencl(program):
                 return build(program, options, *rest, **named)
             made = program._prg  # noqa: SLF001 - what the driver counts references to
             with self._build() as (salt, built):
+                # Not every driver stores what is only compiled.
+                built.due = due if build.__name__ == "build" else set()
                 try:
                     with _source_replaced(program, source, salt):
                         return build(program, _with_macro(options, salt), *rest, **named)
@@ -186,6 +218,8 @@ class Salting:
         def link_salted(context: Any, programs: Iterable[Any], *rest: object, **named: object) -> object:  # noqa: ANN401
             import pyopencl
 
+            if not self._layers_of(str(context.devices[0].platform.name)):
+                return link(context, programs, *rest, **named)
             # Compiling it gives it a constant of its own.
             grain = pyopencl.Program(context, "\n").compile()
             with self._build() as (_, built):
@@ -201,7 +235,8 @@ class Salting:
         import pyopencl
         from pyopencl.characterize import has_src_build_cache
 
-        if not all(self._blocks) or program._prg is not None or pyopencl._PYOPENCL_NO_CACHE:  # noqa: SLF001
+        refreshes = all(block.refresh for block in tuple(self._blocks))
+        if not refreshes or program._prg is not None or pyopencl._PYOPENCL_NO_CACHE:  # noqa: SLF001 - as above
             return False
         return not has_src_build_cache(program._context.devices[0])  # noqa: SLF001
 
@@ -223,9 +258,34 @@ class Salting:
             notes = [
                 note for (_, path), layer in tuple(self._layers.items()) for note in self._sweep(layer, path, idle)
             ]
+            notes += self._missing(idle)
             if not notes:
                 self._forget(idle)
             return len(self._built.keys() - idle), notes
+
+    def _missing(self, idle: set[str]) -> list[str]:
+        """Return a note for each layer in which salted builds were not found, so that their entries may have stayed.
+
+        Each build is reported once. A layer without an entry of this time holds none of them, and needs no note.
+        """
+        lost = Counter(name for salt in idle for name in self._built[salt].due)
+        for salt in idle:
+            self._built[salt].due.clear()
+        return [
+            f"{name} stored {count} of the salted builds without their names, so these entries may have stayed; "
+            f"cachectl ls {name} --newer-than 1h lists the candidates"
+            for name, count in sorted(lost.items())
+            if any(self._has_recent(layer) for (known, _), layer in self._layers.items() if known == name)
+        ]
+
+    def _has_recent(self, layer: Layer) -> bool:
+        """Return whether a layer may hold an entry that was stored since the first block began."""
+        try:
+            found = itertools.chain.from_iterable(layer.scan(root, contents=False) for root in layer.roots())
+            times = (entry.modified for entry in found if isinstance(entry, Entry))
+            return any(moment is None or moment >= self._since for moment in times)
+        except (LayerError, OSError):
+            return True
 
     def _forget(self, idle: set[str]) -> None:
         for salt in idle:
@@ -284,6 +344,7 @@ class Salting:
                 salt = traces.get(mark or "") or mark or known[thing.key]
                 if salt in idle:
                     self._built[salt].keys.add(thing.key)
+                    self._built[salt].due.discard(layer.name)
                     yield thing
                 elif salt not in self._built and has_ended(int(salt.split("_")[3])):
                     yield thing
@@ -387,6 +448,15 @@ def _source_of(program: Any) -> str | bytes | None:  # noqa: ANN401 - a class of
     return str(made.get_info(pyopencl.program_info.SOURCE)).rstrip("\0") or None
 
 
+def _platform_of(program: Any) -> str:  # noqa: ANN401 - as above
+    """Return the name of the OpenCL platform that a program is built for."""
+    import pyopencl
+
+    made = program._prg  # noqa: SLF001 - as above
+    context = program._context if made is None else made.get_info(pyopencl.program_info.CONTEXT)  # noqa: SLF001
+    return str(context.devices[0].platform.name)
+
+
 @contextmanager
 def _source_replaced(program: Any, source: str | bytes, salt: str) -> Iterator[None]:  # noqa: ANN401 - as above
     """Let a program be made anew from its source with a salt; where that fails, it is as it was."""
@@ -398,7 +468,7 @@ def _source_replaced(program: Any, source: str | bytes, salt: str) -> Iterator[N
         if "_context" not in vars(program):
             program._context = made.get_info(pyopencl.program_info.CONTEXT)  # noqa: SLF001 - as above
         program._prg = None  # noqa: SLF001 - as above
-    line = f"\n\n__constant int {salt} = 0;\n"
+    line = _CONSTANT.format(salt=salt)
     program._source = source + (line.encode() if isinstance(source, bytes) else line)  # type: ignore[operator]  # noqa: SLF001
     try:
         yield

@@ -16,11 +16,12 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cachectl.layers.errors import CachectlError
+from cachectl.layers.errors import CachectlError, LayerError
 from cachectl.layers.facts import Condition, Patch, Switch
 from cachectl.layers.processes import Loaded, first_variables, libraries_here
 from cachectl.overlay import PROCESS, Attribute, Missing, Slot, Variable
 from cachectl.salt import SALTING, can_salt
+from cachectl.salt import Block as SaltedBlock
 from cachectl.scratch import can_switch, make_folders, relocations, remove_scratch, shadow_user_cache
 from cachectl.stack import Stack
 
@@ -41,8 +42,8 @@ class StillOn(CachectlError, RuntimeError):
 class Held:
     """One layer in a block, and why it is as it is.
 
-    ``status`` is ``off``, ``salted`` (every program that PyOpenCL builds from source is one no cache has seen, and what
-    it stores is removed), ``on``, or with ``refresh`` also ``refreshed`` (nothing is read, what is stored replaces what
+    ``status`` is ``off``, ``salted`` (every program that PyOpenCL builds for its driver from source misses, and its
+    entry is removed), ``on``, or with ``refresh`` also ``refreshed`` (nothing is read, what is stored replaces what
     there was).
     """
 
@@ -77,8 +78,10 @@ def disabled(*layers: str, strict: bool = True, refresh: bool = False) -> Iterat
     settings = _settings(switches, SALTING.patches() if salted else ())
     with ExitStack() as block:
         if salted:
-            SALTING.enter(_keeping(stack, salted, held), stack.environment.clock(), refresh=refresh)
-            block.push(lambda _kind, error, _trace: SALTING.leave(error, refresh=refresh))
+            platforms = {layer.name: layer.disable().platforms for layer in salted}
+            salting = SaltedBlock(platforms, refresh)
+            SALTING.enter(_keeping(stack, salted, held), stack.environment.clock(), salting)
+            block.push(lambda _kind, error, _trace: SALTING.leave(salting, error))
         for switch in reversed(switches):
             # Each is done, whatever happens in another.
             block.callback(_drop_copies, switch)
@@ -178,21 +181,29 @@ def _judge_latched(layer: Layer, off: Switch, loaded: Loaded, why: str) -> Held:
     began = _began(layer)
     if began is not None and began.state().condition is Condition.DISABLED:
         return Held("off", f"off since the process began: {began.state().why}")
-    if off.salts and can_salt() and loaded.has(off.salts) is not False:
+    if off.salts and off.platforms and can_salt() and loaded.has(off.salts) is not False:
         return Held(
             "salted",
-            "its driver has started, so every program that PyOpenCL builds from source is made unlike any before, and "
-            "what it stores is removed; programs from binaries or IL, and other libraries, still use the cache",
+            "its driver has started, so every program that PyOpenCL builds for it from source gets a unique constant "
+            "and misses, and its entry is removed; programs from binaries or IL, and other libraries, still use the "
+            "cache",
         )
+    if off.salts and not off.platforms:
+        return Held("on", f"{why}; the layer does not name the OpenCL platforms whose builds could be salted")
     if off.salts:
         return Held("on", f"{why}; PyOpenCL, whose builds could be salted, is not what started it")
     return Held("on", why)
 
 
 def _began(layer: Layer) -> Layer | None:
-    """Return the layer as the environment in which the process began has it; ``None`` where that is unknown."""
+    """Return the layer in the environment in which the process began; ``None`` where that is unknown."""
     first = _first_variables()
-    return None if first is None else type(layer)(replace(layer.environment, variables=first))
+    if first is None:
+        return None
+    try:
+        return layer.elsewhere(replace(layer.environment, variables=first))
+    except LayerError:
+        return None
 
 
 @cache

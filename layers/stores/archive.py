@@ -66,7 +66,7 @@ def unpack(data: bytes) -> dict[str, bytes]:
     """Read back what :func:`pack` wrote.
 
     Raises :class:`ValueError` for anything but plain files at relative paths inside the archive: links,
-    devices, ``..``, absolute and doubled names are refused.
+    devices, ``..``, absolute and doubled names are refused, and so is a tar that is cut short.
     """
     members: dict[str, bytes] = {}
     for name, content in _own_members(data) or _members(data):
@@ -115,6 +115,10 @@ def _members(data: bytes) -> Iterator[tuple[str, bytes]]:
                     raise ValueError(message)
                 content = tar.extractfile(info)
                 yield info.name, content.read() if content is not None else b""
+            # tarfile takes a header that is cut or damaged for the end, except for the first.
+            if data[tar.offset : tar.offset + tarfile.BLOCKSIZE] != bytes(tarfile.BLOCKSIZE):
+                message = "not a tar: it ends before its last block, or is damaged"
+                raise ValueError(message)
     except (tarfile.TarError, EOFError, RecursionError, OverflowError, UnicodeError) as error:
         message = f"not a tar: {error}"
         raise ValueError(message) from error

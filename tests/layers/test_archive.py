@@ -47,13 +47,7 @@ def test_what_is_packed_is_read_back_by_us_and_by_tarfile(members: dict[str, byt
 
 @given(st.dictionaries(PLAIN, st.binary(max_size=1500), max_size=4))
 def test_what_tarfile_has_written_is_read_too(members: dict[str, bytes]) -> None:
-    written = io.BytesIO()
-    with tarfile.open(fileobj=written, mode="w", format=tarfile.GNU_FORMAT) as tar:
-        for name, data in members.items():
-            info = tarfile.TarInfo(name)
-            info.size, info.mtime, info.uname = len(data), 1_700_000_000, "somebody"
-            tar.addfile(info, io.BytesIO(data))
-    assert unpack(written.getvalue()) == members
+    assert unpack(_foreign(members)) == members
 
 
 @given(MEMBERS, st.data())
@@ -67,6 +61,26 @@ def test_one_byte_changed_gives_members_or_a_refusal(members: dict[str, bytes], 
             assert ".." not in name.split("/")
 
 
+@pytest.mark.parametrize("members", [{"a": b"1"}, {"a": b"1", "b": b"2"}, {"a": b"1", "b": b""}])
+@pytest.mark.parametrize("by", ["us", "tarfile"])
+def test_a_tar_that_is_cut_short_is_refused(members: dict[str, bytes], by: str) -> None:
+    """Anywhere before its end, also between two members, where tarfile would give the first alone."""
+    whole = pack(members) if by == "us" else _foreign(members)
+    end = len(members) * 512 + sum(512 for data in members.values() if data)
+    assert unpack(whole) == members
+    for length in (*range(0, end, 37), end - 512, end, end + 511):
+        with pytest.raises(ValueError, match="not a tar"):
+            unpack(whole[:length])
+    assert unpack(whole[: end + 512]) == members
+
+
+def test_a_damaged_header_does_not_hide_the_members_after_it() -> None:
+    packed = bytearray(pack({"a": b"1", "b": b"2"}))
+    packed[1024 + 150] ^= 1
+    with pytest.raises(ValueError, match="not a tar"):
+        unpack(bytes(packed))
+
+
 @pytest.mark.parametrize("name", ["/etc/passwd", "../up", "a/../../b", "", ".", "a/.."])
 def test_a_name_that_leads_elsewhere_is_refused(name: str) -> None:
     written = io.BytesIO()
@@ -78,6 +92,17 @@ def test_a_name_that_leads_elsewhere_is_refused(name: str) -> None:
         unpack(written.getvalue())
     with pytest.raises(ValueError, match="unsafe member"):
         unpack(pack({name: b"x"}))
+
+
+def _foreign(members: dict[str, bytes]) -> bytes:
+    """Have tarfile write members in another format than ours."""
+    written = io.BytesIO()
+    with tarfile.open(fileobj=written, mode="w", format=tarfile.GNU_FORMAT) as tar:
+        for name, data in members.items():
+            info = tarfile.TarInfo(name)
+            info.size, info.mtime, info.uname = len(data), 1_700_000_000, "somebody"
+            tar.addfile(info, io.BytesIO(data))
+    return written.getvalue()
 
 
 def _content(tar: tarfile.TarFile, info: tarfile.TarInfo) -> bytes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import re
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from cachectl.layers.conformance import LayerConformance
+from cachectl.layers.stores.tree import Shape
 
 if TYPE_CHECKING:
     from conftest import Home
@@ -138,3 +140,27 @@ class TestNotes(LayerConformance):
         notes.mkdir(parents=True)
         (notes / "00000001.note").write_text("one")
         (notes / "00000002.note").write_text("two")
+
+
+class TestSmallFolders(TestNotes):
+    """The suite on entries that are folders of one short file each: most of such an artifact is a tar's padding."""
+
+    files: tuple[str, ...] = ("a",)
+
+    def make(self, environment: Environment) -> Layer:
+        layer = super().make(environment)
+        vars(layer)["shape"] = Shape((re.compile(r"[0-9a-f]{8}\.note"),), folders=True)
+        return layer
+
+    def seed(self, environment: Environment) -> None:
+        for name in NOTES:
+            folder = environment.home / ".cache" / "notes" / name
+            folder.mkdir(parents=True)
+            for file in self.files:
+                (folder / file).write_text(f"{name} {file}")
+
+
+class TestFoldersOfTwo(TestSmallFolders):
+    """The same with two files each: an artifact cut in half ends between them."""
+
+    files = ("a", "b")

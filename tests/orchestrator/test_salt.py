@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from conftest import Home
+    from conftest import Driver, Home
 
 pytestmark = pytest.mark.real
 
@@ -123,6 +123,72 @@ def test_every_way_to_build_from_source_is_salted_and_cleaned_up(home: Home) -> 
     assert "on purpose" in seen["failed"][1]
     assert seen["left"] == []
     assert seen["sources"] == []
+
+
+#: Warnings as errors, the oldest and the newest OpenCL C, and options that change what the compiler keeps.
+OPTIONS = ("-Werror", "-cl-std=CL1.1 -Werror", "-cl-std=CL1.2", "-cl-std=CL3.0 -Werror", "-g", "-cl-opt-disable")
+
+
+def salts_in_every_build(home: Home, **variables: str) -> None:
+    """Build in every way in a block, and check that the block keeps nothing and warns of nothing."""
+    seen = home.python("salted.py", "options_and_units", *OPTIONS, **variables)
+    assert seen["sums"] == [64.0] * (len(OPTIONS) + 1)
+    # Two units, the unit that carries the salt of the link, and the program linked of them.
+    assert seen["stored"] == len(OPTIONS) + 4
+    assert seen["same"]
+    assert "pocl stored" not in seen["stderr"]
+    seen = home.python("salted.py", "ways_to_build", **variables)
+    assert (seen["sums"], seen["stored"], seen["left"], seen["sources"]) == ([64.0] * 3, 5, [], [])
+    seen = home.python("salted.py", "kernel_lives_on", **variables)
+    assert seen["same"]
+    assert seen["came_back"]
+    assert seen["swept"]
+
+
+def test_a_salt_survives_every_option(home: Home) -> None:
+    salts_in_every_build(home)
+
+
+def test_newer_pocl_keeps_the_salt(home: Home, newer_pocl: Driver) -> None:
+    """PoCL 7.2 and newer erase globals that nothing uses before they store the program."""
+    salts_in_every_build(home, **newer_pocl.variables)
+
+
+def test_newer_pocl_keeps_what_other_programs_store_meanwhile(home: Home, newer_pocl: Driver) -> None:
+    seen = home.python("salted.py", "others_entries_stay", **newer_pocl.variables)
+    assert (seen["kept"], seen["removed"]) == (2, 1)
+
+
+def test_salted_builds_that_are_not_found_are_warned_of(home: Home) -> None:
+    seen = home.python("salted.py", "unnamed")
+    # Nothing was left of the second block, so there was nothing to warn of.
+    assert seen["left"][1] == 0
+    ((line,), silent) = seen["warned"]
+    assert line.startswith("pocl stored 2 of the salted builds without their names")
+    assert "cachectl ls pocl --newer-than 1h" in line
+    assert silent == []
+    assert seen["left"][0] > 0
+
+
+def builds_for_another_platform(home: Home, platform: str, **variables: str) -> None:
+    """Check that only PoCL's builds are salted where a process builds for another platform too."""
+    seen = home.python("salted.py", "other_platform", platform, **variables)
+    if not seen["found"]:
+        pytest.skip(f"has no device of {platform}")
+    assert seen["status"] == "salted"
+    assert seen["salted"] == [True, False]
+    assert seen["sums"] == [64.0] * 3
+
+
+def test_builds_for_intels_driver_are_not_salted(home: Home, intel_driver: Driver) -> None:
+    # The loader reads a folder beside the wheel's own.
+    folder = str(Path(intel_driver.variables["OCL_ICD_VENDORS"]).parent)
+    builds_for_another_platform(home, "Intel(R) OpenCL", **{**intel_driver.variables, "OCL_ICD_VENDORS": folder})
+
+
+def test_builds_for_rusticl_are_not_salted(home: Home) -> None:
+    """Its SPIR-V translator aborts the process on the salt."""
+    builds_for_another_platform(home, "rusticl", RUSTICL_ENABLE="llvmpipe")
 
 
 def test_pyopencls_own_cache_does_not_answer_either(home: Home) -> None:

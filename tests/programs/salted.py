@@ -220,6 +220,77 @@ def ways_to_build():
     SEEN["sources"] = [p.name for p in Path(os.environ["HOME"], ".cache/pocl/kcache").glob("tempfile_*.cl")]
 
 
+def options_and_units():
+    """Build with the options that are hard on a salt, and link a program of two units that are both salted."""
+    import pyopencl as cl
+
+    context, queue = started()
+    warnings.simplefilter("always", RuntimeWarning)
+    launched(queue, cl.Kernel(built(context), "plain"))
+    before = tree()
+    with cachectl.disabled():
+        for index, options in enumerate(SEEN.setdefault("options", sys.argv[2:])):
+            name = f"k{index}"
+            kernel = cl.Kernel(built(context, name, options=options), name)
+            SEEN.setdefault("sums", []).append(launched(queue, kernel))
+        library = cl.Program(context, "float one() { return 1; }").compile()
+        main = cl.Program(context, "float one(); __kernel void l(__global float *a) { a[get_global_id(0)] += one(); }")
+        linked = cl.link_program(context, [library, main.compile()])
+        SEEN["sums"].append(launched(queue, cl.Kernel(linked, "l")))
+        SEEN["stored"] = sum(name.endswith("program.bc") for name in tree().keys() - before.keys())
+    SEEN["same"] = tree() == before
+
+
+def unnamed():
+    """Take the names of the salts out of what PoCL stores in one block, and remove all of it in the next."""
+    import shutil
+
+    context, _ = started()
+    built(context, "before")
+    before, folder = tree(), Path(os.environ["HOME"], ".cache/pocl/kcache")
+    for index, spoil in enumerate((anonymise, shutil.rmtree)):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            with cachectl.disabled("pocl"):
+                built(context, f"one{index}")
+                built(context, f"two{index}")
+                for part in folder.glob("??"):
+                    spoil(part)
+        SEEN.setdefault("warned", []).append([str(warning.message) for warning in caught])
+        SEEN.setdefault("left", []).append(len(tree().keys() - before.keys()))
+
+
+def anonymise(part):
+    for path in part.rglob("program.bc"):
+        path.write_bytes(path.read_bytes().replace(b"cachectl_salt", b"cachectl_tlas"))
+
+
+def other_platform():
+    """Salt the builds of PoCL alone, in a process that builds for another platform too."""
+    import pyopencl as cl
+
+    context, queue = started()
+    launched(queue, cl.Kernel(built(context), "plain"))
+    others = (device for p in cl.get_platforms() if p.name == sys.argv[2] for device in p.get_devices())
+    other = next(others, None)
+    SEEN["found"] = other is not None
+    if other is None:
+        return
+    elsewhere = cl.Context([other])
+    with cachectl.disabled("pocl") as layers:
+        SEEN["status"] = layers["pocl"].status
+        programs = [built(context, cache_dir=False), built(elsewhere, cache_dir=False)]
+        sources = [program.get_info(cl.program_info.SOURCE) for program in programs]
+        SEEN["salted"] = ["cachectl_salt_" in source for source in sources]
+        queues = (queue, cl.CommandQueue(elsewhere))
+        kernels = [cl.Kernel(program, "plain") for program in programs]
+        SEEN["sums"] = [launched(own, kernel) for own, kernel in zip(queues, kernels, strict=True)]
+        library = cl.Program(elsewhere, "float one() { return 1; }").compile()
+        main = cl.Program(elsewhere, "float one(); kernel void l(global float *a) { a[get_global_id(0)] += one(); }")
+        linked = cl.link_program(elsewhere, [library, main.compile()])
+        SEEN["sums"].append(launched(queues[1], cl.Kernel(linked, "l")))
+
+
 def binary_cache():
     """Salt the driver's layer alone, while PyOpenCL's own binary cache is live."""
     import pyopencl as cl
