@@ -87,9 +87,14 @@ _HEADERS: Final = StrayRule(
     re.compile(f"tempdir_{_DRAWN}"), "a compile's temporary folder", private=True, members=re.compile(".*", re.DOTALL)
 )
 _LEVELS: Final = (re.compile("[A-P]{2}"), re.compile("[A-P]{37}"))
+#: A purge beside a running PoCL leaves these: PoCL makes one if it is missing, then a program's folder in it, and the
+#: build fails if it vanishes between the two (``pocl_mkdir_p`` in ``lib/CL/pocl_file_util.c``).
+_EMPTY: Final = StrayRule(_LEVELS[0], "an empty folder of programs", members=re.compile("(?!)"))
 _NAMED: Final = Shape(_LEVELS, folders=True, members=_MEMBERS, strays=_strays(_NO_WORD))
-_BEARING: Final = Shape(_LEVELS, folders=True, members=_MEMBERS, strays=(*_strays(_NO_WORD), _compiling(_NO_WORD)))
-_OWN: Final = Shape(_LEVELS, folders=True, members=_MEMBERS, strays=(*_strays(_DRAWN), _compiling(_DRAWN), _HEADERS))
+_BEARING: Final = _NAMED._replace(
+    strays=(*_strays(_NO_WORD), _compiling(_NO_WORD)), empty=_EMPTY._replace(private=True)
+)
+_OWN: Final = _NAMED._replace(strays=(*_strays(_DRAWN), _compiling(_DRAWN), _HEADERS), empty=_EMPTY)
 _NATIVE: Final = (".so", ".o")
 #: What alone makes no program.
 _NO_PROGRAM: Final = frozenset({"build.log", "last_accessed"})
@@ -308,6 +313,10 @@ class PoclKernels(Layer):
                 users = None
             rest = ENTRY_REST if isinstance(target, Entry) else ORPHAN_REST
             age = now - (target.modified or now)
+            if users != () and _LEVELS[0].fullmatch(target.key):
+                # However old it is, a program may be about to make a folder in it.
+                yield target, f"PoCL is in use by {spell(users)}, which may be about to build in it"
+                continue
             safe = users == () or age > rest or (isinstance(target, Orphan) and not target.idle_only)
             yield target, None if safe else f"changed {max(0, age):.0f} s ago, and PoCL is in use by {spell(users)}"
 
