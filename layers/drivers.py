@@ -21,15 +21,21 @@ _MAKERS: Final = (
     ("amdocl", "AMD"),
 )
 _SYSTEM: Final = Path("/etc/OpenCL/vendors")
+#: The same in a conda prefix (conda-forge's recipe of ``ocl-icd``).
+_IN_PREFIX: Final = Path("etc/OpenCL/vendors")
 
 
 def opencl_drivers(environment: Environment) -> tuple[str, ...]:
-    """Name the registered drivers, each once, as the loader bundled with PyOpenCL would find them."""
+    """Return the makers of the registered drivers, each once.
+
+    A driver counts if either loader would find it: the one in PyOpenCL's wheel, which reads the system's folder and its
+    own, or conda-forge's, which reads the folder of its prefix instead of the system's.
+    """
     return tuple(dict.fromkeys(_maker(library) for library in _libraries(environment)))
 
 
 def driver_libraries(environment: Environment, maker: str) -> tuple[str, ...]:
-    """Return the libraries of one maker's drivers, as their ICD files spell them."""
+    """Return the libraries of one maker's drivers, each once, as their ICD files name them."""
     return tuple(library for library in _libraries(environment) if _maker(library) == maker)
 
 
@@ -37,9 +43,20 @@ def _libraries(environment: Environment) -> list[str]:
     named = environment.get("OCL_ICD_VENDORS") or environment.get("OPENCL_VENDOR_PATH")
     if named and not Path(named).is_dir():
         return _read(Path(named)) if named.endswith(".icd") else [named]
-    folders = [Path(named)] if named else [_SYSTEM]
+    folders = [Path(named)] if named else [_SYSTEM, *_conda_folders(environment)]
     folders += [site / "pyopencl" / ".libs" for site in environment.site]
-    return [library for folder in folders for file in sorted(folder.glob("*.icd")) for library in _read(file)]
+    files = (file for folder in folders for file in sorted(folder.glob("*.icd")))
+    # The package ocl-icd-system links the system's folder into the prefix.
+    return list(dict.fromkeys(library for file in files for library in _read(file)))
+
+
+def _conda_folders(environment: Environment) -> list[Path]:
+    """Return where conda packages register drivers: in the activated prefix, and in that of the Python that runs."""
+    activated = environment.get("CONDA_PREFIX")
+    prefixes = [Path(activated)] if activated else []
+    if environment.prefix is not None and environment.prefix not in prefixes:
+        prefixes.append(environment.prefix)
+    return [prefix / _IN_PREFIX for prefix in prefixes]
 
 
 def _read(file: Path) -> list[str]:
@@ -50,5 +67,6 @@ def _read(file: Path) -> list[str]:
 
 
 def _maker(library: str) -> str:
-    lowered = library.lower()
-    return next((maker for part, maker in _MAKERS if part in lowered), Path(library).name)
+    # A folder on the way may bear another maker's name, as a conda environment called "pocl" does.
+    name = Path(library).name
+    return next((maker for part, maker in _MAKERS if part in name.lower()), name)

@@ -30,7 +30,8 @@ class Environment:
 
     ``home`` is the account's home folder (what the password database says), used where ``HOME`` is not;
     ``python`` is the five-part version that pytools and PyOpenCL put into their names; ``site`` lists the
-    folders of installed packages; ``installed`` gives the version of a distribution there, or ``None``;
+    folders of installed packages; ``installed`` gives the version of a distribution there, or ``None``; ``prefix`` is
+    the folder that Python is installed in, or ``None`` where no Python is meant;
     ``patience`` is how many seconds a lock that somebody else holds is waited for; ``processes`` is where the
     system shows running programs, ``mounts`` where it lists mounted file systems, and ``topology`` where AMD's
     driver lists processors, GPUs among them. ``superuser`` tells whether this is one, and ``over_others`` whether it
@@ -44,6 +45,7 @@ class Environment:
     temporary: Path = Path("/tmp")  # noqa: S108 - the C library's own default, overridden by TMPDIR
     python: str = ".".join(str(part) for part in sys.version_info)
     site: tuple[Path, ...] = ()
+    prefix: Path | None = None
     installed: Callable[[str], str | None] = _unknown_version
     clock: Callable[[], float] = field(default=time.time)
     patience: float = PATIENCE
@@ -63,6 +65,7 @@ class Environment:
             cwd=Path.cwd(),
             temporary=_temporary_folder(),
             site=tuple(Path(entry) for entry in sys.path if entry.endswith(("site-packages", "dist-packages"))),
+            prefix=Path(sys.prefix),
             installed=version_of,
             superuser=hasattr(os, "geteuid") and os.geteuid() == 0,
         )

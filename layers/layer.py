@@ -509,7 +509,10 @@ class Layer(ABC):
                 # What may be selected there cannot be known: left, and said.
                 failed.append(Note(str(found.path), found.message))
         plan = self._gated(chosen)
-        unnamed = Note("*", f"{nameless} entries in {root.path} do not tell their kernel's name")
+        have = (
+            "entry has no known kernel name and was" if nameless == 1 else "entries have no known kernel name and were"
+        )
+        unnamed = Note("*", f"{nameless} {have} left, in {root.path}")
         skipped = (unnamed, *plan.skipped) if nameless else plan.skipped
         skipped += tuple(
             Note("*", f"{count} in {root.path} left, each {whose}; --key names one") for whose, count in guests.items()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import lru_cache, partial
 from pathlib import Path
@@ -40,7 +40,7 @@ from cachectl.layers.facts import (
     Switch,
     Target,
 )
-from cachectl.layers.formats import object_files
+from cachectl.layers.formats import bitcode, elf, object_files, pocl_names
 from cachectl.layers.layer import Layer, target_of
 from cachectl.layers.mounts import network_file_system
 from cachectl.layers.processes import first_variables, spell, using
@@ -88,10 +88,17 @@ _HEADERS: Final = StrayRule(
     re.compile(f"tempdir_{_DRAWN}"), "a compile's temporary folder", private=True, members=re.compile(".*", re.DOTALL)
 )
 _LEVELS: Final = (re.compile("[A-P]{2}"), re.compile("[A-P]{37}"))
+#: A purge beside a running PoCL leaves these: PoCL makes one if it is missing, then a program's folder in it, and the
+#: build fails if it vanishes between the two (``pocl_mkdir_p`` in ``lib/CL/pocl_file_util.c``).
+_EMPTY: Final = StrayRule(_LEVELS[0], "an empty folder of programs", members=re.compile("(?!)"))
 _NAMED: Final = Shape(_LEVELS, folders=True, members=_MEMBERS, strays=_strays(_NO_WORD))
-_BEARING: Final = Shape(_LEVELS, folders=True, members=_MEMBERS, strays=(*_strays(_NO_WORD), _compiling(_NO_WORD)))
-_OWN: Final = Shape(_LEVELS, folders=True, members=_MEMBERS, strays=(*_strays(_DRAWN), _compiling(_DRAWN), _HEADERS))
+_BEARING: Final = _NAMED._replace(
+    strays=(*_strays(_NO_WORD), _compiling(_NO_WORD)), empty=_EMPTY._replace(private=True)
+)
+_OWN: Final = _NAMED._replace(strays=(*_strays(_DRAWN), _compiling(_DRAWN), _HEADERS), empty=_EMPTY)
 _NATIVE: Final = (".so", ".o")
+#: The symbol of a kernel's work-group function in a native file.
+_WORK_GROUP: Final = re.compile("_pocl_kernel_(.+)_workgroup")
 #: What alone makes no program.
 _NO_PROGRAM: Final = frozenset({"build.log", "last_accessed"})
 
@@ -196,19 +203,25 @@ class PoclKernels(Layer):
     # ------------------------------------------------------------------ listing
 
     def scan(self, root: Root, *, contents: bool = True) -> Iterator[Found]:
-        """Yield programs as entries; failed builds, temporaries and uncached programs as orphans."""
-        del contents
+        """Yield programs as entries; failed builds, temporaries and uncached programs as orphans.
+
+        With ``contents=False`` the kernels of a program with a shortened kernel name are unknown: only its files hold
+        the whole name.
+        """
         for leaf in self._tree(root).scan():
-            yield leaf if isinstance(leaf, Problem) else self._describe(root, leaf)
+            yield leaf if isinstance(leaf, Problem) else self._describe(root, leaf, contents=contents)
 
     def searched(self, root: Root, selection: Selection) -> Iterator[Found]:
-        """Look for a kernel by the folders it has in programs."""
+        """Look for a kernel by the folders it has in programs; only programs with shortened names are read."""
         pattern = selection.kernel_pattern
         if pattern is None:
             yield from self.scan(root)
             return
-        for leaf in self._tree(root).holding(pattern):
-            yield leaf if isinstance(leaf, Problem) else self._describe(root, leaf)
+        prefix = pocl_names.kept_part(selection.kernel_prefix)
+        shortened = f"(?={pocl_names.SHORTENED.pattern}\\Z){re.escape(prefix)}.*"
+        child = re.compile(f"(?:{pattern.pattern})|(?s:{shortened})", pattern.flags)
+        for leaf in self._tree(root).holding(child):
+            yield leaf if isinstance(leaf, Problem) else self._describe(root, leaf, contents=True)
 
     def counted(self, root: Root) -> Iterator[Counted]:
         """Yield whole programs only weighed."""
@@ -216,9 +229,9 @@ class PoclKernels(Layer):
             if isinstance(found, Group):
                 yield from bulk(found)
             else:
-                yield found if isinstance(found, Problem) else self._describe(root, found)
+                yield found if isinstance(found, Problem) else self._describe(root, found, contents=False)
 
-    def _describe(self, root: Root, leaf: Leaf) -> Removable:
+    def _describe(self, root: Root, leaf: Leaf, *, contents: bool) -> Removable:
         if leaf.stray is not None:
             return leaf.orphan(root.path)
         paths = [member.path for member in leaf.members]
@@ -228,6 +241,9 @@ class PoclKernels(Layer):
         for match in map(_VARIANT.fullmatch, paths):
             if match is not None:
                 variants.setdefault(match["kernel"], []).append(match["variant"])
+        names = _kernel_names(paths, partial(self._content, root, leaf) if contents else _unread)
+        # Only kernels that were launched have a folder: a program never launched names none.
+        kernels = sorted(name for name in names.values() if name is not None)
         program, used = leaf.member("program.bc"), leaf.member("last_accessed")
         return Entry(
             layer=self.name,
@@ -238,11 +254,20 @@ class PoclKernels(Layer):
             created=None if program is None else program.modified,
             modified=leaf.modified,
             used=None if used is None else used.modified,
-            # Only kernels that were launched have a folder: a program never launched names none.
-            kernels=tuple(sorted(variants)) or None,
-            detail={kernel: " ".join(sorted(set(found))) for kernel, found in sorted(variants.items())},
+            # A part of the names would make the program look as if it had no other kernel.
+            kernels=tuple(kernels) if kernels and len(kernels) == len(names) else None,
+            detail={
+                names[folder] or folder: " ".join(sorted(set(found))) for folder, found in sorted(variants.items())
+            },
             mark=leaf.mark,
         )
+
+    def _content(self, root: Root, leaf: Leaf, path: str) -> bytes | None:
+        """Read a file of a program; ``None`` where it is not there, or cannot be read."""
+        try:
+            return self._tree(root).read_file(leaf.key, path)
+        except LayerError:
+            return None
 
     def claims(self, root: Root, parts: tuple[str, ...]) -> bool:
         """Tell by the names of programs and temporaries."""
@@ -268,7 +293,7 @@ class PoclKernels(Layer):
                 raise Damaged(self.name, f"{path}: {complaint}", key)
         if not kept.keys() - _NO_PROGRAM:
             return None
-        kernels = sorted({match["kernel"] for match in map(_VARIANT.fullmatch, kept) if match is not None})
+        kernels = sorted(name or folder for folder, name in _kernel_names(kept, kept.get).items())
         return Artifact(self.name, key, self.forms[0], pack(kept), {"kernels": " ".join(kernels)})
 
     def write(self, root: Root, key: str, artifact: Artifact, *, replace: bool) -> None:
@@ -310,6 +335,10 @@ class PoclKernels(Layer):
                 users = None
             rest = ENTRY_REST if isinstance(target, Entry) else ORPHAN_REST
             age = now - (target.modified or now)
+            if users != () and _LEVELS[0].fullmatch(target.key):
+                # However old it is, a program may be about to make a folder in it.
+                yield target, f"PoCL is in use by {spell(users)}, which may be about to build in it"
+                continue
             safe = users == () or age > rest or (isinstance(target, Orphan) and not target.idle_only)
             yield target, None if safe else f"changed {max(0, age):.0f} s ago, and PoCL is in use by {spell(users)}"
 
@@ -377,7 +406,7 @@ class PoclKernels(Layer):
             if isinstance(found, Group):
                 targets += planned(root.path, found)
             elif isinstance(found, Leaf):
-                targets.append(target_of(self._describe(root, found)))
+                targets.append(target_of(self._describe(root, found, contents=False)))
             elif found.hides:
                 failed.append(Note(str(found.path), found.message))
         return ClearPlan(self.name, tuple(targets), failed=tuple(failed))
@@ -422,6 +451,41 @@ class PoclKernels(Layer):
         fix = f"cachectl purge pocl --key {leaf.key}"
         thing = leaf.entry(self.name, root.path)
         return Finding(self.name, root.path, leaf.key, Severity.FAILS, "magic", message, fix, thing)
+
+
+def _unread(path: str) -> bytes | None:  # noqa: ARG001 - the signature of a reader
+    return None
+
+
+def _kernel_names(paths: Iterable[str], content: Callable[[str], bytes | None]) -> dict[str, str | None]:
+    """Map the kernel folders of a program to the kernels' names, ``None`` where its files do not give the name.
+
+    PoCL shortens long names. Native files hold them whole, as ``_pocl_kernel_NAME_workgroup``
+    (``lib/llvmopencl/Workgroup.cc``), and so does the bitcode, which takes longer to read.
+    """
+    names: dict[str, str | None] = {}
+    natives: dict[str, list[str]] = {}
+    for match in map(_VARIANT.fullmatch, paths):
+        if match is not None:
+            folder = match["kernel"]
+            names[folder] = None if pocl_names.SHORTENED.fullmatch(folder) else folder
+            if match["file"].endswith(_NATIVE):
+                natives.setdefault(folder, []).append(match[0])
+    for folder in [folder for folder, name in names.items() if name is None]:
+        found = (pocl_names.whole_name(folder, _launched(content(path))) for path in natives.get(folder, ()))
+        names[folder] = next(filter(None, found), None)
+    if None in names.values():
+        functions = bitcode.function_names(content("program.bc") or b"")
+        return {folder: name or pocl_names.whole_name(folder, functions) for folder, name in names.items()}
+    return names
+
+
+def _launched(data: bytes | None) -> Iterator[str]:
+    """Yield the kernels that a native file holds work-group functions of."""
+    native = elf.read_elf(data or b"")
+    for match in map(_WORK_GROUP.fullmatch, () if native is None else native.symbols()):
+        if match is not None:
+            yield match[1]
 
 
 def _is_temporary(path: str) -> bool:

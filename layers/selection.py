@@ -51,6 +51,11 @@ class Selection:
         return max(re.split(r"[*?]", (self.kernel or "").partition("[")[0]), key=len)
 
     @property
+    def kernel_prefix(self) -> str:
+        """Return what the name of every selected kernel begins with; maybe nothing."""
+        return re.split(r"[*?[]", self.kernel or "", maxsplit=1)[0]
+
+    @property
     def needs_contents(self) -> bool:
         """Tell whether entries must be looked into: kernel names, and some signs of age, lie in the bytes."""
         return self.kernel is not None or self.stale

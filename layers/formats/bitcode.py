@@ -1,4 +1,4 @@
-"""Names of kernels in LLVM bitcode: the functions that a module defines with a kernel's calling convention.
+"""Names of functions in LLVM bitcode; kernels are those that a module defines with a kernel's calling convention.
 
 Source: ``llvm/docs/BitCodeFormat.rst`` and ``llvm/include/llvm/Bitcode/LLVMBitCodes.h``. Only the records of the
 module itself and of its string table are decoded; every block within the module is passed over by its length.
@@ -22,6 +22,11 @@ _END, _ENTER, _DEFINE, _PLAIN = range(4)
 _LITERAL, _FIXED, _VARIABLE, _ARRAY, _CHARACTER, _BYTES = range(6)
 #: SPIR kernels and AMDGPU kernels (``llvm/IR/CallingConv.h``).
 _KERNELS: Final = frozenset({76, 91})
+#: The fields of a function's record that are read: offset and length of its name, type, calling convention, and
+#: whether it is a mere declaration.
+_FIELDS: Final = 5
+#: Longer names are none, in bytes.
+_LONGEST: Final = 4096
 _WORD: Final = 32
 _WIDEST: Final = 64
 
@@ -74,6 +79,17 @@ class _Bits:
 
 def kernels(data: bytes) -> tuple[str, ...] | None:
     """Return the kernels that bitcode defines; ``None`` where it cannot be read, or defines none."""
+    found = {name for name, convention, declared in _functions(data) if convention in _KERNELS and not declared}
+    return tuple(sorted(found)) or None
+
+
+def function_names(data: bytes) -> tuple[str, ...]:
+    """Return the names of all functions that bitcode defines or declares; none where it cannot be read."""
+    return tuple(sorted({name for name, _, _ in _functions(data)}))
+
+
+def _functions(data: bytes) -> Iterator[tuple[str, int, int]]:
+    """Yield name and calling convention of each function, and whether it is a mere declaration."""
     functions: list[list[int]] = []
     table = b""
     try:
@@ -83,15 +99,11 @@ def kernels(data: bytes) -> tuple[str, ...] | None:
             elif number == _STRING_TABLE:
                 table = next((blob for code, _, blob in records if code == _BLOB), table)
     except ValueError:
-        return None
-    return tuple(sorted({name for function in functions if (name := _kernel(function, table))})) or None
-
-
-def _kernel(function: list[int], table: bytes) -> str | None:
-    """Name a function if it is a kernel, and no mere declaration."""
-    if len(function) < 5 or function[3] not in _KERNELS or function[4]:  # noqa: PLR2004 - the fields before the linkage
-        return None
-    return table[function[0] : function[0] + function[1]].decode(errors="replace")
+        return
+    for operands in functions:
+        if len(operands) >= _FIELDS and 0 < operands[1] <= _LONGEST:
+            begin, length, _, convention, declared = operands[:_FIELDS]
+            yield table[begin : begin + length].decode(errors="replace"), convention, declared
 
 
 def _blocks(data: bytes) -> Iterator[tuple[int, Iterator[_Record]]]:

@@ -90,13 +90,15 @@ class Shape(NamedTuple):
     """The form of a tree: one pattern per path component, the last being the entry itself.
 
     ``members`` is what every file of an entry must match where entries are folders (``None``: anything); an
-    entry with another file in it is not the layer's to touch.
+    entry with another file in it is not the layer's to touch. ``empty`` is the rule by which an empty folder above the
+    entries is a stray; its ``members`` match nothing. With ``None`` such a folder is not listed.
     """
 
     levels: tuple[re.Pattern[str], ...]
     folders: bool
     members: re.Pattern[str] | None = None
     strays: tuple[StrayRule, ...] = ()
+    empty: StrayRule | None = None
 
     def accepts(self, key: str) -> bool:
         """Tell whether a key spells an entry of this shape."""
@@ -190,6 +192,8 @@ def planned(root: Path, group: Group) -> list[Target]:
 
 _ANYTHING: Final = re.compile(".*", re.DOTALL)
 _LEFTOVERS: Final = StrayRule(LEFTOVER, "left by an interrupted cachectl", idle_only=False, members=_ANYTHING)
+#: Why an empty folder above entries is left.
+IN_USE: Final = "a running program may be about to make an entry in it"
 _QUARANTINED: Final = "moved aside as damaged; cachectl restore lists what is"
 
 
@@ -237,6 +241,8 @@ class Tree:
 
     def _scan_all(self, task: Task) -> Iterator[Group | Leaf | Problem]:
         folder = self.shape.levels[0]
+        # A search finds nothing in most folders.
+        lists_empty = self.shape.empty is not None and task.child is None
         with self._opened_root() as handle:
             if handle is None:
                 return
@@ -249,7 +255,8 @@ class Tree:
             for one in odd:
                 yield from self._scan_name(handle, (one,), 0)
             for group in weigh(handle, [one for one in names if folder.fullmatch(one) and one not in odd], task):
-                if group.others is None:
+                may_be_empty = lists_empty and not group.weights and not group.others
+                if group.others is None or may_be_empty:
                     yield from self._scan_name(handle, (group.folder,), 0)
                 else:
                     yield group
@@ -334,8 +341,13 @@ class Tree:
                 left_alone = rule in self._own and (is_held(handle, name) or not is_trusted(handle, status))
                 return None if left_alone else _measure(handle, name, key, status, rule)
         kind = stat.S_ISDIR if self.shape.folders else stat.S_ISREG
-        if level == len(self.shape.levels) - 1 and self.shape.levels[level].fullmatch(name) and kind(status.st_mode):
-            return _measure(handle, name, key, status, None, head=head)
+        if not self.shape.levels[level].fullmatch(name):
+            return None
+        if level == len(self.shape.levels) - 1:
+            return _measure(handle, name, key, status, None, head=head) if kind(status.st_mode) else None
+        empty = self.shape.empty
+        if empty is not None and empty.accepts(name, status) and _is_empty(handle, name):
+            return _measure(handle, name, key, status, empty)
         return None
 
     def _problem(self, parts: Sequence[str], error: OSError) -> Problem:
@@ -554,8 +566,9 @@ class Tree:
         """Remove planned leaves, each compared with its mark first.
 
         A folder is renamed into a trash folder of the same root before it is deleted, so that no reader
-        meets half of it. ``guard`` makes what is held for the renaming alone; ``tidy`` also removes the folders above
-        that are empty then.
+        meets half of it. ``guard`` makes what is held for the renaming alone. ``tidy`` also removes empty folders:
+        those above the removed leaves, and planned ones. A program that is about to make an entry in such a folder
+        would fail, so ``tidy`` is only for roots that no program uses.
         """
         skipped: list[Note] = []
         failed: list[Note] = []
@@ -568,7 +581,7 @@ class Tree:
                 try:
                     with guard():
                         for target in targets:
-                            removed += self._retire(handle, trash, target, skipped, failed)
+                            removed += self._retire(handle, trash, target, skipped, failed, tidy=tidy)
                     if tidy:
                         _prune_empty(handle, [target.key for target in targets])
                 finally:
@@ -633,10 +646,12 @@ class Tree:
         failed = [Note(f"{cleared.folder}/{name}", f"cannot be removed: {reason}") for name, reason in cleared.failed]
         return Outcome(self.layer, cleared.entries, cleared.bytes, tuple(skipped), tuple(failed))
 
-    def _retire(self, handle: int, trash: _Bin, target: Target, skipped: list[Note], failed: list[Note]) -> int:
+    def _retire(
+        self, handle: int, trash: _Bin, target: Target, skipped: list[Note], failed: list[Note], *, tidy: bool
+    ) -> int:
         """Take one leaf out of its place; return how many entries that were."""
         try:
-            reason = self._remove_one(handle, trash, target)
+            reason = self._remove_one(handle, trash, target, tidy=tidy)
         except FileNotFoundError:
             reason = GONE
         except OSError as error:
@@ -647,7 +662,7 @@ class Tree:
         skipped.append(Note(target.key, reason))
         return 0
 
-    def _remove_one(self, handle: int, trash: _Bin | _Shelf, target: Target) -> str | None:
+    def _remove_one(self, handle: int, trash: _Bin | _Shelf, target: Target, *, tidy: bool = False) -> str | None:
         parts = tuple(target.key.split("/"))
         with ExitStack() as stack:
             parent = descend(stack, handle, parts[:-1])
@@ -657,8 +672,12 @@ class Tree:
                 return GONE
             if leaf.mark != target.mark:
                 return CHANGED
-            trash.take(parent, parts[-1])
-        return None
+            if leaf.stray is None or leaf.stray is not self.shape.empty:
+                trash.take(parent, parts[-1])
+                return None
+            if not tidy:
+                return IN_USE
+            return None if _removed_if_empty(parent, parts[-1]) else CHANGED
 
     # ------------------------------------------------------------------ quarantine
 
@@ -714,6 +733,22 @@ class Tree:
 
     def _unreachable(self, verb: str, key: str, error: OSError) -> Unreachable:
         return Unreachable(self.layer, f"{verb}: {error.strerror or error}", self.root / key)
+
+
+def _is_empty(handle: int, name: str) -> bool:
+    with opened(name, handle) as folder, os.scandir(folder) as children:
+        return next(children, None) is None
+
+
+def _removed_if_empty(parent: int, name: str) -> bool:
+    """Remove a folder unless something lies in it; return whether it was removed. It is not renamed first."""
+    try:
+        os.rmdir(name, dir_fd=parent)
+    except OSError as error:
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+            raise
+        return False
+    return True
 
 
 def _measure(

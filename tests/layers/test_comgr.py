@@ -309,7 +309,7 @@ def test_what_is_no_entry_is_neither_seen_nor_removed(layer: ComgrCache, tmp_pat
 def test_one_kernel_goes_from_all_that_name_it(layer: ComgrCache) -> None:
     plan = layer.plan_clear(Selection(kernel="axpy"))
     assert [note.because for note in plan.skipped] == [
-        f"1 entries in {folder_of(layer)} do not tell their kernel's name"
+        f"1 entry has no known kernel name and was left, in {folder_of(layer)}"
     ]
     assert layer.clear(plan).removed == 3
     assert [one.key for one in layer.entries()] == [name_of("spirv")]

@@ -294,3 +294,62 @@ def test_an_artifact_goes_back_where_it_came_from(layer: PoclKernels) -> None:
     artifact = Artifact("pocl", NAME, "pocl-entry/1", pack({"program.bc": BITCODE}))
     with pytest.raises(ForeignForm, match="was taken from the key"):
         layer.put("AB/" + "D" * 37, artifact)
+
+
+def empty_folders(home: Home, *names: str, mode: int = 0o700) -> Path:
+    root = home.path / ".cache" / "pocl" / "kcache"
+    for name in names:
+        (root / name).mkdir(mode=mode, parents=True)
+    return root
+
+
+def test_empty_folders_of_programs_are_orphans_and_go(home: Home) -> None:
+    root = empty_folders(home, "AB", "CD")
+    layer = PoclKernels(home.environment())
+    place(layer, "EF/" + "G" * 37, {"program.bc": BITCODE})
+    orphans = {thing.key: thing.why for thing in found(layer) if isinstance(thing, Orphan)}
+    assert orphans == {"AB": "an empty folder of programs", "CD": "an empty folder of programs"}
+    census = layer.census(layer.roots()[0])
+    assert (census.orphan_files, census.orphan_bytes, census.problems) == (0, 0, ())
+    outcome = layer.clear(layer.plan_clear())
+    assert (outcome.removed, outcome.skipped, outcome.failed) == (1, (), ())
+    assert list(root.iterdir()) == []
+
+
+def test_empty_folders_stay_while_a_program_may_build_in_them(
+    layer: PoclKernels, home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However old they are: PoCL makes the folder of a program in one step after it has seen the folder above."""
+    root = empty_folders(home, "AB")
+    os.utime(root / "AB", (1, 1))
+    planned_before = layer.plan_clear()
+    assert [target.key for target in planned_before.targets] == ["AB"]
+    monkeypatch.setattr(pocl_kernels, "using", lambda _libraries, **_: (4711,))
+    plan = layer.plan_clear()
+    assert plan.targets == ()
+    assert [(note.key, "process 4711" in note.because) for note in plan.skipped] == [("AB", True)]
+    # PoCL may also start between the plan and its application.
+    outcome = layer.clear(planned_before)
+    assert [note.key for note in outcome.skipped] == ["AB"]
+    assert (root / "AB").is_dir()
+
+
+def test_a_folder_that_is_filled_after_the_plan_stays(layer: PoclKernels, home: Home) -> None:
+    root = empty_folders(home, "AB")
+    plan = layer.plan_clear()
+    place(layer, NAME, {"program.bc": BITCODE})
+    os.utime(root / "AB", (1, 1))
+    outcome = layer.clear(plan)
+    assert [note.key for note in outcome.skipped] == ["AB"]
+    assert (root / NAME / "program.bc").is_file()
+
+
+@pytest.mark.parametrize(
+    ("folder", "mode", "known"), [("mine", 0o700, 0), ("pocl-of-mine", 0o755, 0), ("pocl-of-mine", 0o700, 1)]
+)
+def test_an_empty_folder_may_be_somebodys_own(home: Home, folder: str, mode: int, known: int) -> None:
+    (home.path / folder / "DE").mkdir(parents=True)
+    (home.path / folder / "DE").chmod(mode)
+    layer = PoclKernels(home.environment(POCL_CACHE_DIR=str(home.path / folder)))
+    assert len(layer.plan_clear().targets) == known
+    assert sum(isinstance(thing, Orphan) for thing in found(layer)) == known

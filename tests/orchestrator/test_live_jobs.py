@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import subprocess
 import sys
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
     from conftest import Home
 
 pytestmark = pytest.mark.real
@@ -62,9 +66,9 @@ for number, line in enumerate(sys.stdin):
 """
 
 
-def test_a_top_folder_that_was_removed_is_made_again(home: Home) -> None:
-    """PoCL's builds fail once its folder has gone; a purge mends that, says so, and only for a living program."""
-    folder = home.path / ".cache" / "pocl" / "kcache"
+@contextmanager
+def building(home: Home) -> Iterator[Callable[[], str]]:
+    """Run a program that builds one OpenCL program each time the function is called, and says how that went."""
     program = subprocess.Popen(
         [sys.executable, "-c", BUILDS],
         env=dict(home.variables),
@@ -81,18 +85,47 @@ def test_a_top_folder_that_was_removed_is_made_again(home: Home) -> None:
         program.stdin.flush()
         return next(line.strip() for line in program.stdout if line.strip() in ("built", "failed"))
 
-    assert build() == "built"
-    subprocess.run(["rm", "-rf", str(folder)], check=True)
-    assert build() == "failed"
-    looked = home.run(sys.executable, "-m", "cachectl", "purge", "--dry-run", "pocl")
-    assert "would be made again" in looked.stderr
-    assert not folder.exists()
-    mended = home.run(sys.executable, "-m", "cachectl", "purge", "pocl")
-    assert f"{folder} is made again" in mended.stderr
-    assert folder.stat().st_mode & 0o777 == 0o700
-    assert build() == "built"
-    program.communicate()
+    try:
+        yield build
+    finally:
+        program.communicate()
     assert program.returncode == 0
+
+
+def test_a_top_folder_that_was_removed_is_made_again(home: Home) -> None:
+    """PoCL's builds fail once its folder has gone; a purge makes it, says so, and only for a living program."""
+    folder = home.path / ".cache" / "pocl" / "kcache"
+    with building(home) as build:
+        assert build() == "built"
+        subprocess.run(["rm", "-rf", str(folder)], check=True)
+        assert build() == "failed"
+        looked = home.run(sys.executable, "-m", "cachectl", "purge", "--dry-run", "pocl")
+        assert "would be made again" in looked.stderr
+        assert not folder.exists()
+        purged = home.run(sys.executable, "-m", "cachectl", "purge", "pocl")
+        assert f"{folder} is made again" in purged.stderr
+        assert folder.stat().st_mode & 0o777 == 0o700
+        assert build() == "built"
+
+
+@pytest.mark.parametrize("verb", [("purge", "pocl"), ("prune", "--stale", "pocl")], ids=["purge", "prune"])
+def test_empty_folders_of_programs_go_once_pocl_is_not_in_use(home: Home, verb: tuple[str, ...]) -> None:
+    """The running program may be about to build in one; nobody is after it has ended."""
+    cache = home.path / ".cache" / "pocl" / "kcache"
+    with building(home) as build:
+        assert [build() for _ in range(3)] == ["built"] * 3
+        for path in cache.rglob("*"):
+            os.utime(path, (1, 1))
+        home.run(sys.executable, "-m", "cachectl", "purge", "pocl")
+        empty = sorted(cache.iterdir())
+        assert len(empty) == len(list(cache.rglob("*"))) > 0
+        again = home.run(sys.executable, "-m", "cachectl", *verb)
+        assert "which may be about to build in it" in again.stderr
+        assert sorted(cache.iterdir()) == empty
+        assert build() == "built"
+    home.wait_to_be_alone()
+    home.run(sys.executable, "-m", "cachectl", *verb)
+    assert [path for path in cache.iterdir() if path.is_dir() and not any(path.iterdir())] == []
 
 
 def test_nothing_is_made_where_no_program_lacks_it(home: Home) -> None:

@@ -1,0 +1,142 @@
+"""Kernel names that PoCL shortens in the folder names of its cache."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from cachectl.layers.formats import pocl_names
+from cachectl.layers.pocl_kernels import PoclKernels
+from cachectl.layers.selection import Selection
+from cachectl.layers.stores.tree import Tree
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from conftest import Driver, Home
+
+LONG = "long_kernel_of_" + "x" * 60
+OTHER = LONG + "_two"
+NAMES = ("brief", "k" * 59, "k" * 60, LONG, OTHER)
+#: Folder names that PoCL 8.0-pre (5066640d) gave them.
+SHORTENED = {
+    "k" * 60: "kkkkkkkkkkkkkkkkkk.DLHGCGPBLKGOLNMFPPLAMNHOJBEBDOIIGMPIABEI",
+    LONG: "long_kernel_of_xxx.DCKAECOBECAHDNBBJCGGEFIPJLEHMKKOGBGPLDEF",
+    OTHER: "long_kernel_of_xxx.BJOBOPJKNIKACBGNHCJFBIAMMMDGICFEHOMHDBGE",
+}
+
+
+@pytest.mark.parametrize("name", SHORTENED)
+def test_a_candidate_is_taken_for_its_own_folder_alone(name: str) -> None:
+    others = [other for other in NAMES if other != name]
+    assert pocl_names.whole_name(SHORTENED[name], [*others, name]) == name
+    assert pocl_names.whole_name(SHORTENED[name], others) is None
+    assert pocl_names.whole_name(SHORTENED[name].replace(".", " "), NAMES) == name
+    assert pocl_names.SHORTENED.fullmatch(SHORTENED[name])
+
+
+def test_every_version_cuts_at_its_own_length() -> None:
+    """PoCL 6.0 keeps 23 characters of a folder's name of 64, 4.0 and 5.0 keep 214 of 255."""
+    letters = SHORTENED[LONG].rpartition(".")[2]
+    assert pocl_names.whole_name(f"{LONG[:23]}.{letters}", NAMES) == LONG
+    assert pocl_names.whole_name(f"{LONG[:22]}.{letters}", NAMES) is None
+    # A name of 75 characters is whole there.
+    assert pocl_names.whole_name(f"{LONG[:34]}.{letters}", NAMES) is None
+    assert pocl_names.whole_name("k" * 60, NAMES) == "k" * 60
+
+
+@pytest.mark.real
+def test_a_shortened_name_is_read_from_the_program(home: Home, built_pocl: Driver) -> None:
+    home.python("named.py", *NAMES, **built_pocl.variables)
+    _expect_names(home)
+
+
+@pytest.mark.real
+def test_a_shortened_name_is_read_from_the_program_of_another_version(home: Home, debian_pocl: Driver) -> None:
+    """The bitcode and the native files are those of PoCL 3.1; only the folders have the names of later versions."""
+    home.python("named.py", *NAMES, **debian_pocl.variables)
+    _shorten(home)
+    _expect_names(home)
+
+
+def _program(home: Home) -> Path:
+    (program,) = (path.parent for path in (home.path / ".cache" / "pocl" / "kcache").glob("*/*/program.bc"))
+    return program
+
+
+def _shorten(home: Home) -> None:
+    """Rename the kernel folders and native files of the one program as newer versions name them."""
+    for name, folder in SHORTENED.items():
+        for path in _program(home).glob(f"{name}/*/{name}.so*"):
+            path.rename(path.with_name(path.name.replace(name, folder)))
+        (_program(home) / name).rename(_program(home) / folder)
+
+
+def _expect_names(home: Home) -> None:
+    layer = PoclKernels(home.environment())
+    assert {folder.name for folder in _program(home).iterdir()} >= {*SHORTENED.values(), "brief", "k" * 59}
+    (entry,) = home.json("ls", "pocl")["entries"]
+    assert entry["kernels"] == sorted(NAMES)
+    for kernel, found in ((OTHER, 1), ("long_*_two", 1), ("*_two", 1), ("k" * 60, 1), ("k" * 61, 0), ("long_*_six", 0)):
+        assert len(list(layer.entries(Selection(kernel=kernel)))) == found, kernel
+        assert home.json("purge", "pocl", "--kernel", kernel, "--dry-run")["total"]["removed"] == found, kernel
+    artifact = layer.get(entry["key"])
+    assert artifact is not None
+    assert artifact.detail["kernels"] == " ".join(sorted(NAMES))
+    # A program may have lost its native files, or its bitcode.
+    bitcode, natives = _program(home) / "program.bc", list(_program(home).glob("*/*/*.so*"))
+    kept = [path.read_bytes() for path in natives]
+    for path in natives:
+        path.write_bytes(b"junk")
+    (portable,) = layer.entries()
+    assert portable.kernels == tuple(sorted(NAMES))
+    for path, content in zip(natives, kept, strict=True):
+        path.write_bytes(content)
+    bitcode.unlink()
+    (native,) = layer.entries()
+    assert native.kernels == tuple(sorted(NAMES))
+    home.cachectl("purge", "pocl", "--kernel", OTHER)
+    assert list(layer.entries()) == []
+
+
+@pytest.mark.real
+def test_a_name_that_cannot_be_read_is_unknown_and_said_to_be(home: Home, debian_pocl: Driver) -> None:
+    home.python("named.py", *NAMES, **debian_pocl.variables)
+    _shorten(home)
+    program = _program(home)
+    (program / "program.bc").write_bytes(b"junk")
+    for native in program.glob("long_*/*/*.so"):
+        native.write_bytes(b"junk")
+    (entry,) = home.json("ls", "pocl")["entries"]
+    assert entry["kernels"] is None
+    for kernel in (OTHER, "brief"):
+        done = home.cachectl("purge", "pocl", "--kernel", kernel)
+        assert f"1 entry has no known kernel name and was left, in {program.parents[1]}" in done.stderr
+    assert program.is_dir()
+
+
+@pytest.mark.real
+def test_only_programs_with_shortened_names_are_read(
+    home: Home, debian_pocl: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A search by kernel reads no program whose folders already answer."""
+    home.python("named.py", "brief", LONG, **debian_pocl.variables)
+    read: list[str] = []
+    plain = Tree.read_file
+
+    def recorded(tree: Tree, key: str, path: str = "", limit: int = -1) -> bytes | None:
+        read.append(path)
+        return plain(tree, key, path, limit)
+
+    monkeypatch.setattr(Tree, "read_file", recorded)
+    layer = PoclKernels(home.environment())
+    assert len(list(layer.entries(Selection(kernel="long_*")))) == 1
+    assert len(list(layer.entries())) == 1
+    assert read == []
+    (_program(home) / LONG).rename(_program(home) / SHORTENED[LONG])
+    assert list(layer.entries(Selection(kernel="other_*"))) == []
+    assert layer.census(layer.roots()[0]).entries == 1
+    assert read == []
+    assert len(list(layer.entries(Selection(kernel="long_*")))) == 1
+    assert [path.rpartition("/")[2] for path in read] == [f"{LONG}.so"]
