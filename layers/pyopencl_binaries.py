@@ -46,7 +46,7 @@ from cachectl.layers.layer import Layer
 from cachectl.layers.mounts import network_file_system
 from cachectl.layers.processes import spell, using
 from cachectl.layers.pyopencl_invoker import MEMOS, VARIABLE, no_cache_switch
-from cachectl.layers.pytools_dictionaries import relocate_user_cache
+from cachectl.layers.pytools_dictionaries import Staleness, relocate_user_cache, unexamined_python
 from cachectl.layers.stores.archive import unpack
 from cachectl.layers.stores.locks import presence_lock
 from cachectl.layers.stores.plain import open_plain, read_plain
@@ -182,7 +182,7 @@ class PyOpenCLBinaries(Layer):
         tree = self._tree(root)
         for found in tree.weigh(whole=("info", "binary")):
             if isinstance(found, Group):
-                yield from bulk(found, stale=_python_of(found.folder) != self.environment.python)
+                yield from bulk(found, stale=self._staleness(found.folder).stale)
             elif isinstance(found, Problem):
                 yield found
             else:
@@ -199,12 +199,10 @@ class PyOpenCLBinaries(Layer):
             member = leaf.member(half)
             if member is None or not member.bytes:
                 yield Problem(root.path / leaf.key, "half", f"{half} is {'missing' if member is None else 'empty'}")
-        python = _python_of(leaf.key)
-        because = None
-        if python != self.environment.python:
-            because = f"built under Python {python}, this is {self.environment.python}"
-        elif contents:
-            because = _changed_header(tree.read_file(leaf.key, "info") or b"")
+        staleness = self._staleness(leaf.key)
+        if contents and (changed := _changed_header(tree.read_file(leaf.key, "info") or b"")):
+            # PyOpenCL under any Python rebuilds such an entry.
+            staleness = Staleness(stale=True, because=changed)
         source = tree.read_file(leaf.key, "source.cl") if contents else None
         yield Entry(
             layer=self.name,
@@ -214,11 +212,18 @@ class PyOpenCLBinaries(Layer):
             files=len(leaf.members),
             modified=leaf.modified,
             kernels=None if source is None else kernel_names(source),
-            versions={"python": python},
-            stale=because is not None,
-            stale_because=because,
+            versions={"python": _python_of(leaf.key)},
+            stale=staleness.stale,
+            stale_because=staleness.because,
             mark=leaf.mark,
         )
+
+    def _staleness(self, key: str) -> Staleness:
+        """Judge an entry by the Python in its key alone: unknown for a Python that cachectl does not run under."""
+        python = _python_of(key)
+        if python != self.environment.python:
+            return unexamined_python("built under", python, self.environment)
+        return Staleness(stale=False)
 
     def claims(self, root: Root, parts: tuple[str, ...]) -> bool:
         """Tell by the name of the folder that holds all."""

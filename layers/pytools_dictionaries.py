@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial, wraps
 from inspect import unwrap
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
-from cachectl.layers.environment import release_of, user_cache_folder
+from cachectl.layers.environment import Environment, release_of, user_cache_folder
 from cachectl.layers.errors import Busy, Damaged, EntryExists, LayerError, Unreachable, not_a_key
 from cachectl.layers.facts import (
     Artifact,
@@ -55,6 +55,14 @@ _FOLDERS = (
     Shape(pdict.V4_LEVELS, folders=True, members=pdict.V4_MEMBERS),
     Shape(pdict.V2_LEVELS, folders=True, members=pdict.V4_MEMBERS),
 )
+
+
+class Staleness(NamedTuple):
+    """Whether nothing can hit an entry any more, with the reason; ``None`` is unknown."""
+
+    stale: bool | None
+    because: str | None = None
+
 
 #: What a look into a dictionary gives: its rows one by one, or together.
 _Rows = TypeVar("_Rows", Entry, Bulk)
@@ -185,18 +193,18 @@ class PytoolsDictionaries(RowLayer):
         return RowFile(self.name, path, pdict.SCHEMA, self.environment.patience)
 
     def _scan_file(
-        self, root: Root, name: pdict.DictionaryName, look: Callable[[float, str | None], Iterator[_Rows]]
+        self, root: Root, name: pdict.DictionaryName, look: Callable[[float, Staleness], Iterator[_Rows]]
     ) -> Iterator[_Rows | Found]:
         """Yield what a look into a dictionary gives, and then what else there is of it."""
         path = root.path / name.file
         if path.is_symlink() or not path.is_file():
             yield Problem(path, "link", "a link, or no file, under a dictionary's name is not followed")
             return
-        because = self._stale_because(name)
+        staleness = self._staleness(name)
         payload = 0
         try:
             modified = path.stat().st_mtime
-            for found in look(modified, because):
+            for found in look(modified, staleness):
                 payload += found.bytes
                 yield found
             files, total = disk_usage(path)
@@ -204,14 +212,14 @@ class PytoolsDictionaries(RowLayer):
             code = "busy" if isinstance(error, Busy) else "unreadable" if isinstance(error, Unreachable) else "damaged"
             yield Problem(path, code, error.message if isinstance(error, LayerError) else "vanished meanwhile")
             return
-        yield Housekeeping(name.file, root.path, total - payload, files, modified, because is not None)
+        yield Housekeeping(name.file, root.path, total - payload, files, modified, staleness.stale)
 
     def _list(
         self,
         root: Root,
         name: pdict.DictionaryName,
         modified: float,
-        because: str | None,
+        staleness: Staleness,
         *,
         contents: bool,
         part: bytes = b"",
@@ -229,16 +237,16 @@ class PytoolsDictionaries(RowLayer):
                 written_before=modified,
                 kernels=pdict.kernel_names(_as_bytes(value)) if contents else None,
                 versions=versions,
-                stale=because is not None,
-                stale_because=because,
+                stale=staleness.stale,
+                stale_because=staleness.because,
                 detail={"dictionary": name.identifier},
                 mark=(row.rowid, row.bytes),
             )
 
-    def _weigh(self, root: Root, name: pdict.DictionaryName, modified: float, because: str | None) -> Iterator[Bulk]:
+    def _weigh(self, root: Root, name: pdict.DictionaryName, modified: float, staleness: Staleness) -> Iterator[Bulk]:
         weight = self._rows(root.path / name.file).sum()
         if weight.rows:
-            yield Bulk(weight.rows, 0, weight.bytes, modified, modified, because is not None)
+            yield Bulk(weight.rows, 0, weight.bytes, modified, modified, staleness.stale)
 
     def _scan_folders(self, root: Root) -> Iterator[Found]:
         for shape in _FOLDERS:
@@ -249,7 +257,7 @@ class PytoolsDictionaries(RowLayer):
                 name = pdict.parse_name(leaf.key.split("/")[0], self.environment.python)
                 if name is None or not self.owns(name.identifier):
                     continue
-                because = self._stale_because(name)
+                staleness = self._staleness(name)
                 yield Entry(
                     layer=self.name,
                     key=leaf.key,
@@ -258,8 +266,8 @@ class PytoolsDictionaries(RowLayer):
                     files=len(leaf.members),
                     modified=leaf.modified,
                     versions={"python": name.python, **name.packages},
-                    stale=because is not None,
-                    stale_because=because,
+                    stale=staleness.stale,
+                    stale_because=staleness.because,
                     detail={"dictionary": name.identifier},
                     mark=leaf.mark,
                 )
@@ -273,19 +281,22 @@ class PytoolsDictionaries(RowLayer):
             if isinstance(leaf, Leaf) and (not LEFTOVER.fullmatch(leaf.key) or self.owns("")):
                 yield leaf
 
-    def _stale_because(self, name: pdict.DictionaryName) -> str | None:
-        """Say why nothing started in this environment would open the dictionary."""
+    def _staleness(self, name: pdict.DictionaryName) -> Staleness:
+        """Judge whether a program started in this environment could still open the dictionary.
+
+        Only this Python and its packages are examined; the dictionaries of another Python are unknown.
+        """
         if name.python != self.environment.python:
-            return f"written by Python {name.python}, this is {self.environment.python}"
+            return unexamined_python("written by", name.python, self.environment)
         pytools = self.environment.installed("pytools")
         current = _generation(pytools)
         if current is not None and (name.generation, name.dash) != current:
-            return f"pytools {pytools} spells and stores its dictionaries otherwise"
+            return Staleness(stale=True, because=f"pytools {pytools} names and stores its dictionaries differently")
         for package, version in name.packages.items():
             installed = self.environment.installed(package)
             if installed is not None and version not in (installed, "_UNKNOWN_"):
-                return f"written with {package} {version}, {installed} is installed"
-        return None
+                return Staleness(stale=True, because=f"written with {package} {version}, {installed} is installed")
+        return Staleness(stale=False)
 
     def judged(self, distribution: str, variables: tuple[str, ...]) -> State:
         """Judge the variables that switch a library's dictionaries off, then whether there are any."""
@@ -485,6 +496,13 @@ class PytoolsDictionaries(RowLayer):
         thing = self._rows(root.path / file).orphan(root.path, file, message)
         fix = f"end every program that has it open, then: cachectl verify --quarantine {self.name}"
         return Finding(self.name, root.path, file, Severity.FAILS, "sqlite", message, fix, thing)
+
+
+def unexamined_python(how: str, python: str, environment: Environment) -> Staleness:
+    """Return the staleness of what another Python wrote: unknown, since its packages were not examined."""
+    return Staleness(
+        stale=None, because=f"unknown: {how} Python {python}, and cachectl examined only {environment.python}"
+    )
 
 
 def relocate_user_cache(layer: Layer, folder: Path, opened_by: tuple[str, ...] = ()) -> Switch:

@@ -96,7 +96,7 @@ def _purge(verb: argparse.ArgumentParser) -> None:
 def _prune(verb: argparse.ArgumentParser) -> None:
     _layers_argument(verb)
     verb.add_argument(
-        "--stale", action="store_true", help="what no program of this Python and its packages can hit, and orphans"
+        "--stale", action="store_true", help="what no program can hit any more as far as this Python tells, and orphans"
     )
     verb.add_argument("--older-than", metavar="AGE", help="what was not changed or used for 30d, 12h, 2w")
     verb.add_argument("--max-size", metavar="SIZE", help="until the layers together hold no more than 500M, 2GiB")
@@ -311,7 +311,7 @@ def _selection_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--newer-than", metavar="AGE", help="changed or used within AGE")
     group.add_argument("--larger-than", metavar="SIZE", help="larger than 500M, 2GiB")
     group.add_argument(
-        "--stale", action="store_true", help="entries that no program of this Python and its packages can hit"
+        "--stale", action="store_true", help="entries that no program can hit any more, as far as this Python tells"
     )
     group.add_argument("--key", metavar="KEY", help="the entry of this key")
 

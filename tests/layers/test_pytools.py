@@ -90,8 +90,7 @@ def test_each_dictionary_has_one_layer(home: Home) -> None:
 @pytest.mark.parametrize(
     ("file", "because"),
     [
-        ("pdict-v5-loopy-x-3.8.1.final.0.sqlite", "written by Python 3.8.1.final.0, this is {python}"),
-        ("pdict-v5-loopy-x{python}.sqlite", "pytools 2026.1.1 spells and stores its dictionaries otherwise"),
+        ("pdict-v5-loopy-x{python}.sqlite", "pytools 2026.1.1 names and stores its dictionaries differently"),
         (
             "pdict-v5-loopy-x-2020.1-islpy2021.1-cgen2020.1-v2-{python}.sqlite",
             "written with loopy 2020.1, 2025.2 is installed",
@@ -113,6 +112,30 @@ def test_what_nothing_here_opens_is_stale(home: Home, file: str, because: str | 
     assert layer.plan_clear(Selection(stale=True)).entries == (because is not None)
 
 
+@pytest.mark.parametrize(
+    "file",
+    [
+        "pdict-v5-loopy-x-3.8.1.final.0.sqlite",
+        "pdict-v5-loopy-x3.8.1.final.0.sqlite",
+        "pdict-v5-loopy-x-2020.1-islpy2021.1-cgen2020.1-v2-3.8.1.final.0.sqlite",
+    ],
+)
+def test_whether_another_python_can_hit_its_rows_is_unknown(home: Home, file: str) -> None:
+    """Rows of a Python that cachectl does not run under may be live: none of its packages was examined."""
+    environment = replace(home.environment(), installed={"pytools": "2026.1.1", "loopy": "2025.2"}.get)
+    dictionary(home.path / ".cache" / "pytools", file, {"0" * 16: pickle.dumps((1, 2))})
+    layer = LoopyDictionaries(environment)
+    (entry,) = layer.entries()
+    assert entry.stale is None
+    assert entry.stale_because == (
+        f"unknown: written by Python 3.8.1.final.0, and cachectl examined only {environment.python}"
+    )
+    census = layer.census(layer.roots()[0])
+    assert (census.entries, census.stale_entries, census.stale_bytes) == (1, None, None)
+    assert layer.plan_clear(Selection(stale=True)).entries == 0
+    assert layer.plan_clear().entries == 1
+
+
 def test_folders_of_old_generations_are_entries(home: Home) -> None:
     folder = home.path / ".cache" / "pytools"
     for path in (
@@ -126,7 +149,7 @@ def test_folders_of_old_generations_are_entries(home: Home) -> None:
     layer = LoopyDictionaries(home.environment())
     entries = list(layer.entries())
     assert len(entries) == 3
-    assert all(entry.stale and entry.files == 2 for entry in entries)
+    assert all(entry.stale is None and entry.files == 2 for entry in entries)
     artifact = layer.get(entries[0].key)
     assert artifact is not None
     assert artifact.form == "loopy-pdict/4"

@@ -142,7 +142,7 @@ def test_nothing_changes_on_disk_however_much_is_wrong(home: Home, compute_cache
 
 def wreck(home: Path) -> None:
     """Make something stale, something leaked, a lock nobody holds and a damaged file."""
-    dictionary(home, "3.8.1.final.0")
+    dictionary(home, Environment.here().python)
     leak(home)
     stale_lock(home)
     (home / ".cache" / "pytools" / f"pdict-v5-loopy-x-{Environment.here().python}.sqlite").write_bytes(
@@ -732,10 +732,10 @@ def test_a_cap_that_cannot_be_raised_is_pruned_under(
     assert after(home.path, found.fix, "cuda") == []
 
 
-def dictionary(home: Path, python: str) -> Path:
+def dictionary(home: Path, ending: str) -> Path:
     folder = home / ".cache" / "pytools"
     folder.mkdir(parents=True, exist_ok=True)
-    with closing(sqlite3.connect(folder / f"pdict-v5-mine-{python}.sqlite")) as connection:
+    with closing(sqlite3.connect(folder / f"pdict-v5-mine{ending}.sqlite")) as connection:
         connection.execute("create table dict (keyhash text not null primary key, key_value text not null)")
         connection.execute("insert into dict values ('0123456789abcdef', ?)", (pickle.dumps((1, 2)),))
         connection.commit()
@@ -750,8 +750,17 @@ def leak(home: Path, data: bytes = b"") -> Path:
     return leaked
 
 
+def test_another_pythons_dictionary_is_no_finding(home: Home) -> None:
+    """Whether its rows are dead is unknown, so no command that removes them is offered."""
+    folder = dictionary(home.path, "-3.8.1.final.0")
+    before = snapshot(folder)
+    assert examine(home.environment(), "pytools") == []
+    home.cachectl("prune", "--stale", "pytools")
+    assert snapshot(folder) == before
+
+
 def test_stale_generations_are_told_with_their_bytes_and_pruned(home: Home) -> None:
-    dictionary(home.path, "3.8.1.final.0")
+    dictionary(home.path, Environment.here().python)
     found = only(examine(home.environment(), "pytools"), "stale")
     assert found.severity is Severity.WASTES
     assert found.message.startswith("1 stale entry of ")
