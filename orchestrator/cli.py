@@ -325,7 +325,7 @@ def _purge(options: argparse.Namespace) -> int:
     if options.json:
         render.show_json(render.purge_json(result))
     elif not missing:
-        render.show_purge(result)
+        render.show_purge(result, stack.environment.clock())
     if missing:
         render.warn(f"no entry that is selected has the key {options.key!r}; cachectl ls -q lists keys")
     return 1 if missing or result.failed else 0
@@ -334,7 +334,7 @@ def _purge(options: argparse.Namespace) -> int:
 def _purged(stack: Stack, selection: Selection, options: argparse.Namespace) -> PurgeResult | None:
     if options.mpi:
         return _over_nodes(stack, lambda nodes: nodes.purge(selection, options.layers, dry_run=options.dry_run))
-    plan = stack.plan_clear(selection, layers=options.layers)
+    plan = stack.plan_clear(selection, layers=options.layers, listed=options.dry_run)
     return plan.foreseen() if options.dry_run else plan.apply()
 
 
@@ -353,9 +353,11 @@ def _prune(options: argparse.Namespace) -> int:
     if limits.none:
         options.parser.error("say what to prune: --stale, --older-than, --max-size or --max-files")
     with render.working("pruning"):
-        plan = plan_prune(stack.named(options.layers) if options.layers else stack.expendable(), limits)
+        chosen = stack.named(options.layers) if options.layers else stack.expendable()
+        plan = plan_prune(chosen, limits, listed=options.dry_run)
         result = plan.foreseen() if options.dry_run else plan.apply()
-    return _told(options, result, render.purge_json, render.show_purge)
+    now = stack.environment.clock()
+    return _told(options, result, render.purge_json, lambda result: render.show_purge(result, now))
 
 
 def _verify(options: argparse.Namespace) -> int:
@@ -399,14 +401,18 @@ def _restore(options: argparse.Namespace) -> int:
     stack = _stack(options)
     if options.all and options.names:
         options.parser.error("--all needs no NAME")
+    if options.dry_run and not (options.all or options.names):
+        options.parser.error("--dry-run needs the NAME of what to bring back, or --all")
     with render.working("looking into quarantine"):
         there, failed = held(stack)
     wanted = [(layer, thing) for layer, thing in there if options.all or thing.name in options.names]
     unknown = sorted(set(options.names) - {thing.name for _, thing in wanted})
-    done = restore(wanted, replace=options.replace)
+    done = restore(wanted, replace=options.replace, dry_run=options.dry_run)
     listed = [] if options.names or options.all else [thing for _, thing in there]
     if options.json:
-        render.show_json(render.quarantine_json(listed, done))
+        render.show_json(render.quarantine_json(listed, done, dry_run=options.dry_run))
+    elif options.dry_run:
+        render.show_restorable(done, stack.environment.clock())
     elif options.names or options.all:
         render.show_restored(done)
     else:
@@ -638,7 +644,8 @@ def _import(options: argparse.Namespace) -> int:
     stack = _stack(options)
     with render.working("importing"):
         done = stack.import_bundle(options.file, trust, dry_run=options.dry_run)
-    return _told(options, done, render_bundles.import_json, render_bundles.show_import)
+    now = stack.environment.clock()
+    return _told(options, done, render_bundles.import_json, lambda done: render_bundles.show_import(done, now))
 
 
 def _stage(options: argparse.Namespace) -> int:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 import sys
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Final, TypeVar
@@ -26,6 +26,7 @@ from cachectl.layers.facts import (
     Entry,
     Finding,
     Flag,
+    Foresight,
     Found,
     Hazard,
     Housekeeping,
@@ -92,6 +93,7 @@ _FIELDS: Final[Mapping[type, Mapping[str, type | tuple[type, ...]]]] = {
         **dict.fromkeys(("oldest", "newest"), _TIME),
         "problems": tuple,
     },
+    Foresight: {"going": tuple, "bytes_freed": int, "skipped": tuple, "failed": tuple},
     Outcome: {"removed": int, "bytes_freed": int, "skipped": tuple, "failed": tuple},
     Finding: {
         "root": Path,
@@ -119,6 +121,7 @@ _ELEMENTS: Final[Mapping[type, Mapping[str, type]]] = {
     Orphan: {"mark": int},
     Census: {"problems": Problem},
     ClearPlan: {"targets": Target, "skipped": Note, "failed": Note},
+    Foresight: {"going": Target, "skipped": Note, "failed": Note},
     Outcome: {"skipped": Note, "failed": Note},
     Switch: {
         "unset": str,
@@ -230,6 +233,14 @@ class Contained(Layer):
     def remove(self, root: Root, targets: tuple[Target, ...]) -> Outcome:
         """Ask to remove what a plan lists."""
         return self._ask(lambda: _checked(self._inner.remove(root, targets), Outcome))
+
+    def foresee_removal(self, root: Root, targets: tuple[Target, ...]) -> Foresight:
+        """Ask what removing would do."""
+        return self._ask(lambda: _checked(self._inner.foresee_removal(root, targets), Foresight))
+
+    def foresee_write(self, root: Root, keys: Sequence[str]) -> Mapping[str, LayerError]:
+        """Ask what could not be placed."""
+        return self._ask(lambda: _errors(self._inner.foresee_write(root, keys)))
 
     def switch(self, *, on: bool) -> Switch:
         """Ask how to turn the layer on or off."""
@@ -380,6 +391,13 @@ def _able(abilities: Mapping[Ability, str | None]) -> Mapping[Ability, str | Non
     if not all(isinstance(reason, _WORDS) for reason in abilities.values()):
         raise TypeError("refuses with what is no reason in words")
     return abilities
+
+
+def _errors(found: Mapping[str, LayerError]) -> Mapping[str, LayerError]:
+    """Return what keeps entries from being placed. Raises :class:`TypeError` for what are no errors of a layer."""
+    if not all(isinstance(error, LayerError) for error in found.values()):
+        raise TypeError("refuses a key with what is no LayerError")
+    return found
 
 
 def _is_gated(pair: tuple[object, ...]) -> bool:

@@ -87,7 +87,7 @@ def _purge(verb: argparse.ArgumentParser) -> None:
     _layers_argument(verb)
     verb.add_argument("--all", action="store_true", help="every user layer that is not precious")
     _selection_options(verb)
-    verb.add_argument("-n", "--dry-run", action="store_true", help="show what would go, and touch nothing")
+    _dry_run_option(verb, "go")
     _nodes_option(verb)
     _changing_options(verb)
     _json_option(verb)
@@ -101,7 +101,7 @@ def _prune(verb: argparse.ArgumentParser) -> None:
     verb.add_argument("--older-than", metavar="AGE", help="what was not changed or used for 30d, 12h, 2w")
     verb.add_argument("--max-size", metavar="SIZE", help="until the layers together hold no more than 500M, 2GiB")
     verb.add_argument("--max-files", type=_positive, metavar="N", help="until they hold no more than N files")
-    verb.add_argument("-n", "--dry-run", action="store_true", help="show what would go, and touch nothing")
+    _dry_run_option(verb, "go")
     _changing_options(verb)
     _json_option(verb)
 
@@ -119,6 +119,7 @@ def _restore(verb: argparse.ArgumentParser) -> None:
     verb.add_argument("names", nargs="*", metavar="NAME", help="what to bring back (default: list all there is)")
     verb.add_argument("--all", action="store_true", help="bring everything back")
     verb.add_argument("--replace", action="store_true", help="also where another entry has taken its place")
+    _dry_run_option(verb, "come back")
     _changing_options(verb)
     _json_option(verb)
 
@@ -195,7 +196,7 @@ def _import(verb: argparse.ArgumentParser) -> None:
     why.add_argument("--allowed-signers", metavar="LIST", help="FILE.sig is by a signer of this list (ssh-keygen -Y)")
     why.add_argument("--sha256", metavar="HEX", help="this is the SHA-256 of FILE")
     why.add_argument("--trust", action="store_true", help="believe it: it is code that your programs will run")
-    verb.add_argument("-n", "--dry-run", action="store_true", help="say what would be placed, and place nothing")
+    _dry_run_option(verb, "be placed")
     _changing_options(verb)
     _json_option(verb)
 
@@ -278,6 +279,10 @@ def _nodes_option(verb: argparse.ArgumentParser) -> None:
     verb.add_argument(
         "--mpi", action="store_true", help="started by mpiexec: all nodes at once, what they share counted once"
     )
+
+
+def _dry_run_option(verb: argparse.ArgumentParser, what: str) -> None:
+    verb.add_argument("-n", "--dry-run", action="store_true", help=f"list what would {what}, and touch nothing")
 
 
 def _json_option(parser: argparse._ActionsContainer) -> None:

@@ -10,7 +10,7 @@ from cachectl.exporting import Export, ExportedLayer
 from cachectl.importing import Import, ImportedLayer
 from cachectl.layers.facts import Note
 from cachectl.rank_roots import MergedLayer
-from cachectl.render import Table, count, show_lines, show_table, size, warn
+from cachectl.render import Table, count, entry_json, show_entries, show_lines, show_table, size, warn
 
 #: How many keys of a kind are named; JSON has them all.
 _FEW: Final = 5
@@ -76,7 +76,10 @@ def import_json(done: Import) -> dict[str, object]:
         "file": done.file,
         "sha256": done.sha256,
         "trusted": done.trusted,
-        "layers": [_layer_json(layer) for layer in done.layers],
+        "layers": [
+            {**_layer_json(layer), **({"entries": list(map(entry_json, layer.entries))} if done.dry_run else {})}
+            for layer in done.layers
+        ],
         "total": {
             "placed": sum(layer.placed for layer in done.layers),
             "bytes": sum(layer.bytes for layer in done.layers),
@@ -109,8 +112,11 @@ def _notes(notes: Iterable[Note]) -> list[dict[str, str]]:
     return [{"key": note.key, "because": note.because} for note in notes]
 
 
-def show_import(done: Import) -> None:
+def show_import(done: Import, now: float) -> None:
     """Print what was, or would be, placed; what can be expected of it; and what was not placed, with the reason."""
+    if any(layer.entries for layer in done.layers):
+        show_entries((entry for layer in done.layers for entry in layer.entries), now)
+        show_lines([""])
     rows = tuple(
         (
             layer.layer,

@@ -89,12 +89,15 @@ class Stack:
 
         return survey(self, self.named(layers))
 
-    def plan_clear(self, selection: Selection = ALL, *, layers: Iterable[str] = ()) -> PurgePlan:
-        """Plan a purge of the named layers, or of every expendable one. Touches nothing."""
+    def plan_clear(self, selection: Selection = ALL, *, layers: Iterable[str] = (), listed: bool = False) -> PurgePlan:
+        """Plan a purge of the named layers, or of every expendable one. Touches nothing.
+
+        With ``listed``, ``plan.foreseen()`` names every entry; that takes as long as listing them.
+        """
         from cachectl.purging import plan
 
         named = tuple(layers)
-        return plan(self.named(named) if named else self.expendable(), selection)
+        return plan(self.named(named) if named else self.expendable(), selection, listed=listed)
 
     def export(
         self, file: str, selection: Selection = ALL, *, layers: Iterable[str] = (), sign: str | None = None
