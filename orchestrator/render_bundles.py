@@ -20,7 +20,7 @@ def export_json(done: Export) -> dict[str, object]:
     """Spell an export as ``cachectl/export/1``."""
     return {
         "schema": "cachectl/export/1",
-        "file": done.file,
+        "file": None if done.sha256 is None else done.file,
         "bytes": done.bytes,
         "sha256": done.sha256,
         "signature": done.signature,
@@ -48,12 +48,24 @@ def export_json(done: Export) -> dict[str, object]:
 
 def show_export(done: Export) -> None:
     """Print what was exported, its sum, and what its reader will learn."""
+    if done.sha256 is None:
+        warn(f"no entry to export in {', '.join(layer.layer for layer in done.layers)}; {_nothing_written(done)}")
+        _warn_of_export(done)
+        return
     rows = [(layer.layer, count(layer.entries), size(layer.bytes)) for layer in done.layers if layer.entries]
     rows.append(("total", count(done.entries), size(sum(layer.bytes for layer in done.layers))))
     show_table(Table(("layer", "entries", "size"), tuple(rows), frozenset({1, 2})))
     show_lines(["", f"{done.file}: {size(done.bytes)}", f"SHA-256 {done.sha256}"])
     if done.signature is not None:
         show_lines([f"signed: {done.signature}"])
+    _warn_of_export(done)
+
+
+def _nothing_written(done: Export) -> str:
+    return "nothing was written" if done.file == "-" else f"{done.file} was not written"
+
+
+def _warn_of_export(done: Export) -> None:
     for layer in done.layers:
         for line in _warnings(layer):
             warn(f"{layer.layer}: {line}")
