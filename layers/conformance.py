@@ -236,6 +236,20 @@ class LayerConformance(ABC):
         assert stranger.read_text() == "not the layer's own"
         assert layer.clear(layer.plan_clear()).removed == 0
 
+    def test_a_dry_run_foresees_a_clear(self, tmp_path: Path) -> None:
+        """What would go is named entry by entry, with the numbers of the real run; nothing is touched."""
+        layer = self.seeded(tmp_path)
+        if layer.abilities()[Ability.CLEAR] is not None:
+            return
+        before = snapshot(tmp_path, times=True)
+        foreseen = layer.foresee(layer.plan_clear(listed=True))
+        assert snapshot(tmp_path, times=True) == before
+        done = layer.clear(layer.plan_clear())
+        assert (foreseen.removed, foreseen.bytes_freed) == (done.removed, done.bytes_freed)
+        assert (foreseen.skipped, foreseen.failed) == (done.skipped, done.failed)
+        named = [thing.key for thing in foreseen.things if isinstance(thing, Entry)]
+        assert len(named) == len(set(named)) == done.removed
+
     def test_what_went_meanwhile_is_skipped(self, tmp_path: Path) -> None:
         """A plan applied twice removes once, and says so of the rest."""
         layer = self.seeded(tmp_path)

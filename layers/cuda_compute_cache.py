@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
@@ -274,6 +274,11 @@ class CudaComputeCache(Layer):
             found = None if key is None else mark.search(key)
             if found is not None:
                 yield leaf.entry(self.name, root.path), found[0].decode()
+
+    def lock_files(self, root: Root, keys: Iterable[str]) -> Iterable[Path]:
+        """Name the index, which the driver locks."""
+        del keys
+        return (root.path / INDEX,)
 
     def remove(self, root: Root, targets: tuple[Target, ...]) -> Outcome:
         """Remove entry files, then take them out of the index, so that the driver does not count ghosts."""

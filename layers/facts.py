@@ -235,7 +235,9 @@ class Note:
 class ClearPlan:
     """Exactly what a clear of one layer would remove, before anything is touched.
 
-    ``remake`` lists folders that have gone, and without which running programs fail: they are made again.
+    ``remake`` lists folders that have gone, and without which running programs fail: they are made again. ``things``
+    describes the targets that were listed one by one, for a dry run to name; a target that stands for a whole table
+    has none.
     """
 
     layer: str
@@ -243,6 +245,7 @@ class ClearPlan:
     skipped: tuple[Note, ...] = ()
     failed: tuple[Note, ...] = ()
     remake: tuple[Path, ...] = ()
+    things: tuple[Removable, ...] = ()
 
     @property
     def entries(self) -> int:
@@ -256,8 +259,31 @@ class ClearPlan:
 
 
 @dataclass(frozen=True, slots=True)
+class Foresight:
+    """What removing targets would do: ``going`` would go and free ``bytes_freed``; the others would be left or fail."""
+
+    going: tuple[Target, ...] = ()
+    bytes_freed: int = 0
+    skipped: tuple[Note, ...] = ()
+    failed: tuple[Note, ...] = ()
+
+    def plus(self, other: Foresight) -> Foresight:
+        """Return both as one."""
+        return Foresight(
+            self.going + other.going,
+            self.bytes_freed + other.bytes_freed,
+            self.skipped + other.skipped,
+            self.failed + other.failed,
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a clear did. ``bytes_freed`` is what vanished from the disk, measured; ``remade`` are folders made again."""
+    """What a clear did, or would do.
+
+    ``bytes_freed`` is what vanished from the disk, measured; ``remade`` are folders made again. ``things`` names what
+    would go; it is empty where something was done.
+    """
 
     layer: str
     removed: int = 0
@@ -265,6 +291,7 @@ class Outcome:
     skipped: tuple[Note, ...] = ()
     failed: tuple[Note, ...] = ()
     remade: tuple[Path, ...] = ()
+    things: tuple[Removable, ...] = ()
 
     def plus(self, other: Outcome) -> Outcome:
         """Return both outcomes as one."""
@@ -275,6 +302,7 @@ class Outcome:
             self.skipped + other.skipped,
             self.failed + other.failed,
             self.remade + other.remade,
+            self.things + other.things,
         )
 
 

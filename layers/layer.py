@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import ClassVar, Final, TypeVar, final
 
 from cachectl.layers.environment import Environment, user_name
-from cachectl.layers.errors import EntryExists, ForeignForm, LayerError, Refused, reason_of
+from cachectl.layers.errors import EntryExists, ForeignForm, LayerError, Refused, Unreachable, reason_of
 from cachectl.layers.facts import (
     Ability,
     Artifact,
@@ -29,6 +29,7 @@ from cachectl.layers.facts import (
     Counted,
     Entry,
     Finding,
+    Foresight,
     Found,
     Hazard,
     Housekeeping,
@@ -46,6 +47,7 @@ from cachectl.layers.facts import (
     Target,
 )
 from cachectl.layers.selection import ALL, Selection
+from cachectl.layers.stores.foresight import closed_because, wait_until_free
 from cachectl.layers.stores.quarantine import Quarantine, label
 
 T = TypeVar("T")
@@ -114,6 +116,45 @@ class Layer(ABC):
     @abstractmethod
     def remove(self, root: Root, targets: tuple[Target, ...]) -> Outcome:
         """Remove what a plan lists in one root, skipping what has changed since."""
+
+    def lock_files(self, root: Root, keys: Iterable[str]) -> Iterable[Path]:
+        """Name the files that a change of entries locks, whether or not they exist."""
+        del root, keys
+        return ()
+
+    def foresee_removal(self, root: Root, targets: tuple[Target, ...]) -> Foresight:
+        """Say what :meth:`remove` would do, as far as file modes, file systems and locks show it. Touch nothing.
+
+        The default is for layers whose keys are paths below the root, and whose entries free the bytes they have.
+        Raises :class:`LayerError` where nothing in the root could be removed.
+        """
+        for path in self.lock_files(root, [target.key for target in targets]):
+            wait_until_free(self.name, path, self.environment.patience)
+        failed: list[Note] = []
+        going: list[Target] = []
+        known: dict[Path, str | None] = {}
+        for target in targets:
+            because = closed_because(root.path, target.key, known)
+            if because is None:
+                going.append(target)
+            else:
+                failed.append(Note(target.key, f"cannot be removed: {because}"))
+        return Foresight(tuple(going), sum(target.bytes for target in going), failed=tuple(failed))
+
+    def foresee_write(self, root: Root, keys: Sequence[str]) -> Mapping[str, LayerError]:
+        """Return why entries of these keys could not be written, whatever is in them. Touch nothing.
+
+        Looks at what :meth:`foresee_removal` looks at. Raises :class:`LayerError` where none could be written.
+        """
+        for path in self.lock_files(root, keys):
+            wait_until_free(self.name, path, self.environment.patience)
+        known: dict[Path, str | None] = {}
+        found = ((key, closed_because(root.path, key, known)) for key in keys)
+        return {
+            key: Unreachable(self.name, f"cannot write: {because}", root.path / key)
+            for key, because in found
+            if because is not None
+        }
 
     @abstractmethod
     def switch(self, *, on: bool) -> Switch:
@@ -296,18 +337,36 @@ class Layer(ABC):
         return found
 
     @final
-    def put_new(self, artifacts: Sequence[Artifact]) -> list[bool | LayerError | OSError]:
+    def put_new(self, artifacts: Sequence[Artifact], *, dry_run: bool = False) -> list[bool | LayerError | OSError]:
         """Place those artifacts whose keys are free, each whole or not at all, each under its own key.
 
         For each: ``True`` where it was placed, ``False`` where the same is there, else what :meth:`put` would have
-        raised. Raises :class:`Refused` where the layer cannot.
+        raised. A ``dry_run`` answers the same as far as it can be known, and touches nothing. Raises :class:`Refused`
+        where the layer cannot.
         """
         self._demand(Ability.PUT)
         root = self._root_to_put()
         refused = [_attempt(partial(self._demand_form, artifact)) for artifact in artifacts]
         fit = [artifact for artifact, reason in zip(artifacts, refused, strict=True) if reason is None]
-        written = iter(self.write_new(root, fit))
+        written = iter(self._foresee_new(root, fit) if dry_run else self.write_new(root, fit))
         return [next(written) if reason is None else reason for reason in refused]
+
+    def _foresee_new(self, root: Root, artifacts: Sequence[Artifact]) -> list[bool | LayerError | OSError]:
+        keys = [artifact.key for artifact in artifacts]
+        standing = self.get_many(keys) if self.refusals().get(Ability.GET) is None else {}
+        new = [key for key in keys if key not in standing]
+        try:
+            refused = self.foresee_write(root, new)
+        except LayerError as error:
+            refused = dict.fromkeys(new, error)
+        done: list[bool | LayerError | OSError] = []
+        for artifact in artifacts:
+            here = standing.get(artifact.key)
+            if isinstance(here, Artifact):
+                done.append(False if here.data == artifact.data else EntryExists(self.name, root.path))
+            else:
+                done.append(here or refused.get(artifact.key) or True)
+        return done
 
     def _demand_form(self, artifact: Artifact) -> None:
         if artifact.layer != self.name or artifact.form not in self.forms:
@@ -324,9 +383,12 @@ class Layer(ABC):
         return roots[0]
 
     @final
-    def plan_clear(self, selection: Selection = ALL, *, within: Callable[[Root], bool] | None = None) -> ClearPlan:
+    def plan_clear(
+        self, selection: Selection = ALL, *, within: Callable[[Root], bool] | None = None, listed: bool = False
+    ) -> ClearPlan:
         """List exactly what clearing the selection would remove, in those roots that are ``within``. Touch nothing.
 
+        With ``listed`` each entry is looked into and named, also where a store could plan a whole root at once.
         Raises :class:`Refused` where the layer must not be cleared.
         """
         self._demand(Ability.CLEAR)
@@ -335,18 +397,20 @@ class Layer(ABC):
         targets: list[Target] = []
         skipped: list[Note] = []
         failed: list[Note] = []
+        things: list[Removable] = []
         for root in self.roots() if within is None else filter(within, self.roots()):
             try:
                 self._demand_own(root)
-                part = self._plan_root(root, selection)
+                part = self._plan_root(root, selection, listed=listed)
             except (LayerError, OSError) as error:
                 failed.append(Note(str(root.path), reason_of(error)))
                 continue
             targets.extend(part.targets)
             skipped.extend(part.skipped)
             failed.extend(part.failed)
+            things.extend(part.things)
         remake = tuple(root.path for root in self.lacking() if within is None or within(root))
-        return ClearPlan(self.name, tuple(targets), tuple(skipped), tuple(failed), remake)
+        return ClearPlan(self.name, tuple(targets), tuple(skipped), tuple(failed), remake, tuple(things))
 
     @final
     def plan_removal(self, things: Iterable[Removable]) -> ClearPlan:
@@ -383,6 +447,46 @@ class Layer(ABC):
             except (LayerError, OSError) as error:
                 outcome = outcome.plus(Outcome(self.name, failed=(Note(str(root.path), reason_of(error)),)))
         return outcome
+
+    @final
+    def foresee(self, plan: ClearPlan) -> Outcome:
+        """Say what :meth:`clear` would do with a plan, as far as that can be known. Touch nothing."""
+        self._demand(Ability.CLEAR)
+        outcome = Outcome(self.name, skipped=plan.skipped, failed=plan.failed)
+        described = {(thing.root, thing.key): thing for thing in plan.things}
+        for root in self.roots():
+            if root.path in plan.remake:
+                outcome = outcome.plus(self._foresee_remake(root))
+            targets = tuple(target for target in plan.targets if target.root == root.path)
+            if not targets:
+                continue
+            try:
+                self._demand_own(root)
+                seen = self.foresee_removal(root, targets)
+            except (LayerError, OSError) as error:
+                outcome = outcome.plus(Outcome(self.name, failed=(Note(str(root.path), reason_of(error)),)))
+                continue
+            named = (described.get((target.root, target.key)) for target in seen.going)
+            outcome = outcome.plus(
+                Outcome(
+                    self.name,
+                    sum(target.entries for target in seen.going),
+                    seen.bytes_freed,
+                    seen.skipped,
+                    seen.failed,
+                    things=tuple(thing for thing in named if thing is not None),
+                )
+            )
+        return outcome
+
+    def _foresee_remake(self, root: Root) -> Outcome:
+        try:
+            self._demand_own(root)
+        except (LayerError, OSError) as error:
+            return Outcome(self.name, failed=(Note(str(root.path), reason_of(error)),))
+        if (because := closed_because(root.path.parent, root.path.name)) is not None:
+            return Outcome(self.name, failed=(Note(str(root.path), because),))
+        return Outcome(self.name, remade=(root.path,))
 
     def _remake(self, root: Root) -> Outcome:
         try:
@@ -447,12 +551,31 @@ class Layer(ABC):
         Raises :class:`Refused`, or :class:`EntryExists` where another entry has taken its place and ``replace`` is
         not set.
         """
+        self.bring_back(self._root_to_restore(thing), thing, replace=replace)
+
+    @final
+    def foresee_restore(self, thing: Quarantined, *, replace: bool = False) -> None:
+        """Raise what :meth:`restore` would raise, as far as that can be known. Touch nothing."""
+        root = self._root_to_restore(thing)
+        for error in self.foresee_write(root, [thing.key]).values():
+            raise error
+        # The folder that it lies in goes.
+        if (because := closed_because(root.path, ".")) is not None:
+            raise Unreachable(self.name, f"cannot put it back: {because}", root.path)
+        if not replace and (os.path.lexists(root.path / thing.key) or self._is_taken(root, thing.key)):
+            raise EntryExists(self.name, root.path / thing.key)
+
+    def _is_taken(self, root: Root, key: str) -> bool:
+        """Tell whether an entry stands in a place; one that cannot be read does, too."""
+        return self.refusals().get(Ability.GET) is None and _attempt(partial(self.read, root, key)) is not None
+
+    def _root_to_restore(self, thing: Quarantined) -> Root:
         self._demand(Ability.QUARANTINE)
         root = next((root for root in self.roots() if root.path == thing.root), None)
         if root is None:
             raise Refused(self.name, "is no root of this environment", thing.root)
         self._demand_own(root)
-        self.bring_back(root, thing, replace=replace)
+        return root
 
     def _demand(self, ability: Ability) -> None:
         # The one ability that is not for the product alone to refuse needs the whole table.
@@ -488,14 +611,14 @@ class Layer(ABC):
                 self._demand_own(root)
         return listed
 
-    def _plan_root(self, root: Root, selection: Selection) -> ClearPlan:
-        if selection.everything and (whole := self.plan_everything(root)) is not None:
+    def _plan_root(self, root: Root, selection: Selection, *, listed: bool) -> ClearPlan:
+        if selection.everything and not listed and (whole := self.plan_everything(root)) is not None:
             return whole
         chosen: list[Removable] = []
         failed: list[Note] = []
         nameless = 0
         guests: Counter[str] = Counter()
-        for found in self.scan(root, contents=selection.needs_contents):
+        for found in self.scan(root, contents=listed or selection.needs_contents):
             if isinstance(found, Entry):
                 nameless += selection.kernel is not None and found.kernels is None
                 if selection.matches(found):
@@ -517,17 +640,17 @@ class Layer(ABC):
         skipped += tuple(
             Note("*", f"{count} in {root.path} left, each {whose}; --key names one") for whose, count in guests.items()
         )
-        return ClearPlan(self.name, plan.targets, skipped, tuple(failed))
+        return ClearPlan(self.name, plan.targets, skipped, tuple(failed), things=plan.things)
 
     def _gated(self, things: Iterable[Removable]) -> ClearPlan:
-        targets: list[Target] = []
+        idle: list[Removable] = []
         skipped: list[Note] = []
         for thing, reason in self.idle_gate(things):
             if reason is not None:
                 skipped.append(Note(thing.key, reason))
             else:
-                targets.append(target_of(thing))
-        return ClearPlan(self.name, tuple(targets), tuple(skipped))
+                idle.append(thing)
+        return ClearPlan(self.name, tuple(map(target_of, idle)), tuple(skipped), things=tuple(idle))
 
 
 def _attempt(act: Callable[[], T]) -> T | LayerError | OSError:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -88,6 +88,10 @@ class MesaFile(ABC):
     @abstractmethod
     def _drop(self, files: _Open, gone: set[Blob]) -> None:
         """Take entries out of both files."""
+
+    @abstractmethod
+    def _length_with(self, blobs: Iterable[Blob]) -> int:
+        """Return how many bytes both files have that hold these entries and nothing else."""
 
     @abstractmethod
     def _append(self, files: _Open, name: str, content: bytes) -> None:
@@ -170,6 +174,14 @@ class MesaFile(ABC):
             if gone:
                 self._drop(files, gone)
             return stay, max(0, before - self._bytes(files))
+
+    def foresee_removal(self, names: Collection[str]) -> int:
+        """Return by how many bytes the files would shrink without the entries of these names. Touches nothing."""
+        with self._opened(write=False) as files:
+            if files is None:
+                return 0
+            kept = [blob for blob in self._listed(files) if blob.name not in names]
+            return max(0, self._bytes(files) - self._length_with(kept))
 
     def _bytes(self, files: _Open) -> int:
         found = (status_of(files.folder, name) for name in (self.data_name, self.index_name))
@@ -345,6 +357,13 @@ class FossilizeFile(MesaFile):
                 os.rename(stage, name, src_dir_fd=files.folder, dst_dir_fd=files.folder)
             os.fsync(files.folder)
 
+    def _length_with(self, blobs: Iterable[Blob]) -> int:
+        lengths = (
+            blob.start + blob.length - blob.offset + len(blob.name) + len(mesa_files.foz_record(Place(blob.name, 0)))
+            for blob in blobs
+        )
+        return 2 * len(mesa_files.FOZ_MAGIC) + sum(lengths)
+
     def _stage(self, stack: ExitStack, files: _Open) -> tuple[str, int]:
         name = own_name()
         handle = os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=files.folder)
@@ -435,6 +454,13 @@ class DatabaseFile(MesaFile):
         _write(files.index, records, mesa_files.DB_HEADER.size)
         os.ftruncate(files.index, mesa_files.DB_HEADER.size + len(records))
         self._renumber(files)
+
+    def _length_with(self, blobs: Iterable[Blob]) -> int:
+        lengths = (
+            blob.start + blob.length - blob.offset + len(mesa_files.db_record(Place(blob.name, 0, blob.length)))
+            for blob in blobs
+        )
+        return 2 * mesa_files.DB_HEADER.size + sum(lengths)
 
 
 def _number() -> int:

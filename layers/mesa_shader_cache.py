@@ -26,6 +26,7 @@ from cachectl.layers.facts import (
     Condition,
     Entry,
     Finding,
+    Foresight,
     Found,
     Hazard,
     Housekeeping,
@@ -355,6 +356,21 @@ class MesaShaderCache(Layer):
             age = now - (target.modified or now)
             busy = isinstance(target, Orphan) and target.idle_only and users != () and age <= _REST_TIME
             yield target, f"changed {max(0, age):.0f} s ago, and Mesa is in use by {spell(users)}" if busy else None
+
+    def foresee_removal(self, root: Root, targets: tuple[Target, ...]) -> Foresight:
+        """Add what a file has of each entry beside its bytes."""
+        seen = super().foresee_removal(root, targets)
+        if root.role == MULTI_FILE:
+            return seen
+        names = {_name(target.key) for target in seen.going if _ENTRIES.accepts(target.key)}
+        strays = sum(target.bytes for target in seen.going if not _ENTRIES.accepts(target.key))
+        freed = sum(file.foresee_removal(names) for file in self._files(root))
+        return replace(seen, bytes_freed=strays + freed)
+
+    def lock_files(self, root: Root, keys: Iterable[str]) -> Iterable[Path]:
+        """Name the data files, of which Mesa locks the one that it writes to; entries that are files have no lock."""
+        del keys
+        return () if root.role == MULTI_FILE else [file.path for file in self._files(root)]
 
     def remove(self, root: Root, targets: tuple[Target, ...]) -> Outcome:
         """Remove entries: by unlinking, or under the lock of their file; then the size is counted anew."""

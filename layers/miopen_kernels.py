@@ -399,6 +399,16 @@ class MIOpenKernels(RowLayer):
                 outcomes.append(Tree(self.name, root.path, shape).remove(planned, tidy=True))
         return reduce(Outcome.plus, outcomes, Outcome(self.name))
 
+    def row_file(self, root: Root, file: str) -> RowFile | None:
+        """Return a database of kernels."""
+        named = self.databases(root).name(file)
+        return None if named is None else self._rows(named)
+
+    def foresee_rows(self, root: Root, file: str, targets: Sequence[Target]) -> int | None:
+        """Delete the rows from a copy of their database."""
+        rows = self.row_file(root, file)
+        return None if rows is None else rows.foresee_delete(list(map(_planned_row, targets)))
+
     def _remove_rows(self, root: Root, relative: str, targets: Sequence[Target]) -> Outcome:
         file = self.databases(root).find(relative)
         if file is None:

@@ -60,6 +60,7 @@ from cachectl.layers.miopen import (
 )
 from cachectl.layers.open_files import open_elsewhere
 from cachectl.layers.row_layer import RowLayer
+from cachectl.layers.stores.foresight import wait_until_free
 from cachectl.layers.stores.locks import record_lock
 from cachectl.layers.stores.quarantine import folder_pattern
 from cachectl.layers.stores.records import Fault, Record, RecordFile, place, record_complaint
@@ -451,6 +452,20 @@ class MIOpenTuning(RowLayer):
             Note(target.key, "changed since it was planned") for key, target in planned.items() if key not in gone
         ]
         return Outcome(self.name, len(gone), max(0, before - disk_usage(file.path)[1]), tuple(skipped))
+
+    def foresee_rows(self, root: Root, file: str, targets: Sequence[Target]) -> int | None:
+        """Take the lines out of a copy of their file."""
+        located = self.databases(root).find(file)
+        if located is None or any(SEPARATOR not in target.key for target in targets):
+            return None
+        for lock in self.lock_files(root, [target.key for target in targets]):
+            wait_until_free(self.name, lock, self.environment.patience)
+        return self._records(root, located).foresee_delete({target.key.partition(SEPARATOR)[2] for target in targets})
+
+    def lock_files(self, root: Root, keys: Iterable[str]) -> Iterable[Path]:
+        """Name MIOpen's locks on the files of records."""
+        files = {key.partition(SEPARATOR)[0] for key in keys if SEPARATOR in key}
+        return [lock for file in sorted(files) for lock in lock_files(self.environment, root.path / file)]
 
     def _remove_stray(self, root: Root, target: Target) -> Outcome:
         path = root.path / target.key

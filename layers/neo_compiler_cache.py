@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
@@ -281,6 +281,11 @@ class NeoCompilerCache(ProgramFiles):
         except OSError as error:
             message = f"cannot count the entries anew: {error.strerror}; make room, then put or purge any entry"
             raise Unreachable(self.name, message, path) from error
+
+    def lock_files(self, root: Root, keys: Iterable[str]) -> Iterable[Path]:
+        """Name the account, which the driver locks."""
+        del keys
+        return (root.path / ACCOUNT,)
 
     # ------------------------------------------------------------------ verify
 

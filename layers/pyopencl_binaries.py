@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
-from collections.abc import Callable, Container, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from functools import partial, wraps
 from pathlib import Path
@@ -16,7 +16,7 @@ from typing import Final
 
 from cachectl.layers.drivers import opencl_drivers
 from cachectl.layers.environment import user_cache_folder
-from cachectl.layers.errors import Damaged, LayerError, not_a_key
+from cachectl.layers.errors import Damaged, LayerError, Unreachable, not_a_key
 from cachectl.layers.facts import (
     Ability,
     Artifact,
@@ -24,6 +24,7 @@ from cachectl.layers.facts import (
     Counted,
     Entry,
     Finding,
+    Foresight,
     Found,
     Hazard,
     Note,
@@ -48,7 +49,8 @@ from cachectl.layers.processes import spell, using
 from cachectl.layers.pyopencl_invoker import MEMOS, VARIABLE, no_cache_switch
 from cachectl.layers.pytools_dictionaries import Staleness, relocate_user_cache, unexamined_python
 from cachectl.layers.stores.archive import unpack
-from cachectl.layers.stores.locks import presence_lock
+from cachectl.layers.stores.foresight import closed_because
+from cachectl.layers.stores.locks import presence_lock, wait_until_absent
 from cachectl.layers.stores.plain import open_plain, read_plain
 from cachectl.layers.stores.tree import REFUSALS, Guard, Leaf, Shape, Tree, bulk
 from cachectl.layers.stores.walk import Group
@@ -281,6 +283,35 @@ class PyOpenCLBinaries(Layer):
             outcome = outcome.plus(part)
         return outcome
 
+    def foresee_removal(self, root: Root, targets: tuple[Target, ...]) -> Foresight:
+        """Look at the folder of each Python: without its lock nothing goes."""
+        seen = Foresight()
+        for base in sorted({target.key.partition("/")[0] for target in targets}):
+            planned = tuple(target for target in targets if target.key.partition("/")[0] == base)
+            try:
+                self._foresee_lock(root, base)
+            except LayerError as error:
+                seen = seen.plus(Foresight(failed=(Note(base, error.message),)))
+            else:
+                seen = seen.plus(super().foresee_removal(root, planned))
+        return seen
+
+    def foresee_write(self, root: Root, keys: Sequence[str]) -> Mapping[str, LayerError]:
+        """Look at the folder of each Python."""
+        for base in sorted({key.partition("/")[0] for key in keys}):
+            self._foresee_lock(root, base)
+        return super().foresee_write(root, keys)
+
+    def _foresee_lock(self, root: Root, base: str) -> None:
+        """Raise what taking PyOpenCL's lock in a folder would raise."""
+        folder = root.path / base
+        if not _BASE.fullmatch(base) or not folder.is_dir():
+            return
+        if (because := closed_because(folder, "lock")) is not None:
+            raise Unreachable(self.name, f"cannot lock: {because}", folder)
+        abandoned = partial(self._is_abandoned, folder)
+        wait_until_absent(self.name, folder / "lock", patience=self.environment.patience, abandoned=abandoned)
+
     def _remove_from(self, root: Root, base: str, planned: tuple[Target, ...]) -> Outcome:
         if not _BASE.fullmatch(base):
             return self._tree(root).remove(planned)
@@ -288,15 +319,16 @@ class PyOpenCLBinaries(Layer):
 
     def _locked(self, base: Path) -> AbstractContextManager[None]:
         """Hold PyOpenCL's lock; one that no living process of this user can hold any more goes."""
-
-        def abandoned(age: float) -> bool:
-            return (
-                age > _STALE_LOCK
-                and using(_EXTENSION, processes=self.environment.processes) == ()
-                and network_file_system(base, mounts=self.environment.mounts) is None
-            )
-
+        abandoned = partial(self._is_abandoned, base)
         return presence_lock(self.name, base / "lock", patience=self.environment.patience, abandoned=abandoned)
+
+    def _is_abandoned(self, base: Path, age: float) -> bool:
+        """Tell whether a lock of this age (seconds) in a folder can have no holder any more."""
+        return (
+            age > _STALE_LOCK
+            and using(_EXTENSION, processes=self.environment.processes) == ()
+            and network_file_system(base, mounts=self.environment.mounts) is None
+        )
 
     # ------------------------------------------------------------------ quarantine
 

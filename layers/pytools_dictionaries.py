@@ -420,6 +420,16 @@ class PytoolsDictionaries(RowLayer):
                 outcome = outcome.plus(Tree(self.name, root.path, shape).remove(planned, tidy=True))
         return outcome
 
+    def foresee_rows(self, root: Root, file: str, targets: Sequence[Target]) -> int | None:
+        """Delete the rows from a copy of their dictionary."""
+        rows = self.row_file(root, file)
+        whole = any(self.separator not in target.key for target in targets)
+        return None if rows is None else rows.foresee_delete(None if whole else list(map(_planned_row, targets)))
+
+    def row_file(self, root: Root, file: str) -> RowFile | None:
+        """Return a dictionary of rows."""
+        return self._rows(root.path / file) if file.endswith(".sqlite") else None
+
     def _remove_rows(self, root: Root, file: str, targets: list[Target]) -> Outcome:
         path = root.path / file
         rows = self._rows(path)
@@ -523,12 +533,16 @@ def _generation(pytools: str | None) -> tuple[str, bool] | None:
     return ("v5", False) if release >= (2024, 1, 4) else ("v4", True)
 
 
+def _planned_row(target: Target) -> Row:
+    return Row(target.mark[0], (target.key.partition("/")[2],), target.mark[1])
+
+
 def _delete_rows(rows: RowFile, targets: list[Target]) -> tuple[int, list[Note]]:
     whole = next((target for target in targets if "/" not in target.key), None)
     if whole is not None:
         removed = rows.delete_up_to(Weight(whole.entries, whole.bytes, whole.mark[0]))
         return (0, [Note(whole.key, _CHANGED)]) if removed is None else (removed, [])
-    planned = [Row(target.mark[0], (target.key.partition("/")[2],), target.mark[1]) for target in targets]
+    planned = list(map(_planned_row, targets))
     gone = set(rows.delete(planned))
     skipped = [Note(target.key, _CHANGED) for target, row in zip(targets, planned, strict=True) if row not in gone]
     return len(gone), skipped

@@ -7,8 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import ClassVar, TypeVar
 
 from cachectl.layers.errors import Busy, LayerError
-from cachectl.layers.facts import Artifact, Root
+from cachectl.layers.facts import Artifact, Foresight, Note, Root, Target
 from cachectl.layers.layer import Layer
+from cachectl.layers.stores.rows import RowFile
 
 T = TypeVar("T")
 
@@ -31,6 +32,49 @@ class RowLayer(Layer):
     @abstractmethod
     def write_rows(self, root: Root, file: str, artifacts: Sequence[Artifact]) -> Mapping[str, bool | LayerError]:
         """Insert those rows that fit into one file, in one transaction; say of each key what :meth:`put_new` has to."""
+
+    def foresee_rows(self, root: Root, file: str, targets: Sequence[Target]) -> int | None:
+        """Return how many bytes the disk would get back if targets in one file were removed.
+
+        ``None`` for a file that holds no rows. Raises :class:`LayerError` where none of them could be removed.
+        """
+        del root, file, targets
+        return None
+
+    def row_file(self, root: Root, file: str) -> RowFile | None:
+        """Return a database by the name that keys begin with, whether or not it exists; ``None`` where it is none."""
+        del root, file
+        return None
+
+    def foresee_write(self, root: Root, keys: Sequence[str]) -> Mapping[str, LayerError]:
+        """Look at each database once."""
+        refused: dict[str, LayerError] = {}
+        alone: list[str] = []
+        for file, listed in self._by_file((key, key) for key in keys).items():
+            rows = self.row_file(root, file)
+            if rows is None:
+                alone += listed
+                continue
+            try:
+                rows.foresee_insert()
+            except LayerError as error:
+                refused.update(dict.fromkeys(listed, error))
+        return {**super().foresee_write(root, alone), **refused}
+
+    def foresee_removal(self, root: Root, targets: tuple[Target, ...]) -> Foresight:
+        """Look at each file once: it is written as a whole or not at all."""
+        seen = Foresight()
+        for file, planned in self._by_file((target.key, target) for target in targets).items():
+            try:
+                freed = self.foresee_rows(root, file, planned)
+            except LayerError as error:
+                seen = seen.plus(Foresight(failed=(Note(file, error.message),)))
+                continue
+            if freed is None:
+                seen = seen.plus(super().foresee_removal(root, tuple(planned)))
+            else:
+                seen = seen.plus(Foresight(tuple(planned), freed))
+        return seen
 
     def read_row(self, root: Root, key: str) -> Artifact | None:
         """Read one row as :meth:`read_rows` does. Raises what is wrong with it."""

@@ -9,6 +9,7 @@ name a path, a link or a member of its own choice.
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import re
 import tarfile
@@ -304,6 +305,15 @@ class Reader:
             raise BadBundle(_HIDDEN)
         if hashlib.sha256(data).hexdigest() != item.sha256:
             raise BadBundle(f"the sum of {item.layer} {item.key} does not hold")
+
+
+def is_begun_by(head: bytes) -> bool:
+    """Tell whether bytes are the beginning of a bundle, or of all of it: a manifest stands first."""
+    try:
+        block = _Stream(io.BytesIO(head)).read(tarfile.BLOCKSIZE)
+        return block == tar_header(_MANIFEST, int(block[124:135], 8))
+    except ValueError:
+        return False
 
 
 class _Stream:

@@ -10,6 +10,7 @@ import io
 import os
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext, redirect_stdout
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from cachectl.grammar import build_parser
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from cachectl.layers.selection import Selection
     from cachectl.neighbours import Neighbour
     from cachectl.nodes import Nodes
+    from cachectl.output_files import Kind, OutputFile
     from cachectl.proof import Watch
     from cachectl.purging import PurgeResult
     from cachectl.stack import Stack
@@ -272,22 +274,30 @@ def _ls(options: argparse.Namespace) -> int:
 
 def _get(options: argparse.Namespace) -> int:
     from cachectl import render
-    from cachectl.layers.errors import BadRequest, LayerError
+    from cachectl.layers.errors import LayerError
     from cachectl.layers.stores.archive import artifact_to_bytes
-    from cachectl.listing import write_file
+    from cachectl.output_files import ARTIFACT
+    from cachectl.whole_files import STREAM
 
-    if options.output is None and sys.stdout.isatty():
-        raise BadRequest("an artifact is binary; name a file with -o FILE")
-    layer = _stack(options)[options.layer]
+    stack = _stack(options)
+    layer = stack[options.layer]
+    output = _output(options.output or STREAM, ARTIFACT, stack, options)
+    output.demand()
     artifact = layer.get(options.key)
     if artifact is None:
         raise LayerError(layer.name, f"no entry has the key {options.key!r}; cachectl ls {layer.name} lists keys")
     data = artifact_to_bytes(artifact)
-    if options.output is None:
+    if output.name == STREAM:
         render.show_bytes(data)
     else:
-        write_file(options.output, data)
+        output.write((data,))
     return 0
+
+
+def _output(name: str, kind: Kind, stack: Stack, options: argparse.Namespace) -> OutputFile:
+    from cachectl.output_files import OutputFile
+
+    return OutputFile(name, kind, frozenset(layer.name for layer in stack), options.force)
 
 
 def _put(options: argparse.Namespace) -> int:
@@ -325,7 +335,7 @@ def _purge(options: argparse.Namespace) -> int:
     if options.json:
         render.show_json(render.purge_json(result))
     elif not missing:
-        render.show_purge(result)
+        render.show_purge(result, stack.environment.clock())
     if missing:
         render.warn(f"no entry that is selected has the key {options.key!r}; cachectl ls -q lists keys")
     return 1 if missing or result.failed else 0
@@ -334,7 +344,7 @@ def _purge(options: argparse.Namespace) -> int:
 def _purged(stack: Stack, selection: Selection, options: argparse.Namespace) -> PurgeResult | None:
     if options.mpi:
         return _over_nodes(stack, lambda nodes: nodes.purge(selection, options.layers, dry_run=options.dry_run))
-    plan = stack.plan_clear(selection, layers=options.layers)
+    plan = stack.plan_clear(selection, layers=options.layers, listed=options.dry_run)
     return plan.foreseen() if options.dry_run else plan.apply()
 
 
@@ -353,9 +363,11 @@ def _prune(options: argparse.Namespace) -> int:
     if limits.none:
         options.parser.error("say what to prune: --stale, --older-than, --max-size or --max-files")
     with render.working("pruning"):
-        plan = plan_prune(stack.named(options.layers) if options.layers else stack.expendable(), limits)
+        chosen = stack.named(options.layers) if options.layers else stack.expendable()
+        plan = plan_prune(chosen, limits, listed=options.dry_run)
         result = plan.foreseen() if options.dry_run else plan.apply()
-    return _told(options, result, render.purge_json, render.show_purge)
+    now = stack.environment.clock()
+    return _told(options, result, render.purge_json, lambda result: render.show_purge(result, now))
 
 
 def _verify(options: argparse.Namespace) -> int:
@@ -399,14 +411,18 @@ def _restore(options: argparse.Namespace) -> int:
     stack = _stack(options)
     if options.all and options.names:
         options.parser.error("--all needs no NAME")
+    if options.dry_run and not (options.all or options.names):
+        options.parser.error("--dry-run needs the NAME of what to bring back, or --all")
     with render.working("looking into quarantine"):
         there, failed = held(stack)
     wanted = [(layer, thing) for layer, thing in there if options.all or thing.name in options.names]
     unknown = sorted(set(options.names) - {thing.name for _, thing in wanted})
-    done = restore(wanted, replace=options.replace)
+    done = restore(wanted, replace=options.replace, dry_run=options.dry_run)
     listed = [] if options.names or options.all else [thing for _, thing in there]
     if options.json:
-        render.show_json(render.quarantine_json(listed, done))
+        render.show_json(render.quarantine_json(listed, done, dry_run=options.dry_run))
+    elif options.dry_run:
+        render.show_restorable(done, stack.environment.clock())
     elif options.names or options.all:
         render.show_restored(done)
     else:
@@ -523,14 +539,16 @@ def _trace(options: argparse.Namespace) -> int:
     from pathlib import Path
 
     from cachectl import child, render
-    from cachectl.listing import write_file
+    from cachectl.output_files import json_kind
     from cachectl.scratch import scratch_folder
     from cachectl.trace import Tracer
+    from cachectl.whole_files import STREAM
 
     if not options.command:
         options.parser.error("write -- and the command to run at the end")
-    _check_targets(options.json)
     stack = _stack(options)
+    output = None if options.json is None else _output(options.json, json_kind("cachectl/trace"), stack, options)
+    _check_targets(output)
     with child.signals_held() as signals, scratch_folder() as folder:
         tracer = Tracer(stack, Path(folder), explain=options.explain)
         started = time.perf_counter()
@@ -538,10 +556,10 @@ def _trace(options: argparse.Namespace) -> int:
             status = child.run(options.command, tracer.variables(stack.environment), stack.environment, signals)
         done = tracer.ended(options.command, status, time.perf_counter() - started)
     document = render.trace_json(done, kernels=options.kernels, explain=options.explain)
-    if options.json == "-":
+    if options.json == STREAM:
         render.show_json(document)
-    elif options.json is not None:
-        write_file(options.json, render.json_bytes(document))
+    elif output is not None:
+        output.write((render.json_bytes(document),))
     render.show_trace(done, kernels=options.kernels, explain=options.explain)
     return status
 
@@ -549,7 +567,8 @@ def _trace(options: argparse.Namespace) -> int:
 def _bench(options: argparse.Namespace) -> int:
     from cachectl import child, render
     from cachectl.bench import Ended, bench
-    from cachectl.listing import write_file
+    from cachectl.output_files import PICTURE, json_kind
+    from cachectl.whole_files import STREAM
 
     if not options.command:
         options.parser.error("write -- and the command to run at the end")
@@ -557,8 +576,10 @@ def _bench(options: argparse.Namespace) -> int:
         from cachectl.plot import check
 
         check(options.plot)
-    _check_targets(options.json, options.plot)
     stack = _stack(options)
+    written = None if options.json is None else _output(options.json, json_kind("cachectl/bench"), stack, options)
+    drawn = None if options.plot is None else _output(options.plot, PICTURE, stack, options)
+    _check_targets(written, drawn)
     try:
         with child.signals_held() as signals, render.progress() as show:
             measured = bench(options.command, stack, options.rounds, signals=signals, notice=render.warn, show=show)
@@ -568,28 +589,29 @@ def _bench(options: argparse.Namespace) -> int:
         render.warn(str(ended))
         return ended.status
     document = render.bench_json(measured)
-    if options.json == "-":
+    if options.json == STREAM:
         render.show_json(document)
     else:
         render.show_bench(measured)
-    if options.json not in (None, "-"):
-        write_file(options.json, render.json_bytes(document))
-    if options.plot is not None:
+        if written is not None:
+            written.write((render.json_bytes(document),))
+    if drawn is not None:
         from cachectl.plot import draw
 
-        write_file(options.plot, draw(measured, options.plot))
+        drawn.write((draw(measured, drawn.name),))
     return 0
 
 
-def _check_targets(*names: str | None) -> None:
+def _check_targets(*outputs: OutputFile | None) -> None:
     """Find out before anything is run, not after minutes of it, that what was measured could not be kept."""
     from cachectl.layers.errors import BadRequest
 
-    for name in names:
-        folder = os.path.dirname(name or "")
+    for output in filter(None, outputs):
+        folder = os.path.dirname(output.name)
         if folder and not os.path.isdir(folder):
-            message = f"{name!r} lies in no folder; make {folder} first"
+            message = f"{output.name!r} lies in no folder; make {folder} first"
             raise BadRequest(message)
+        output.demand()
 
 
 def _export(options: argparse.Namespace) -> int:
@@ -599,11 +621,15 @@ def _export(options: argparse.Namespace) -> int:
         return _export_files(options)
     if options.file is None:
         options.parser.error("name the FILE to write, or say --as-kdb DIR")
+    if options.file == "-" and options.json:
+        options.parser.error("--json prints to standard output, where the bundle goes; name a FILE")
     stack = _stack(options)
     selection = _selection(options, stack.environment.clock())
     with render.working("exporting"):
-        done = stack.export(options.file, selection, layers=options.layers, sign=options.sign)
-    return _told(options, done, render_bundles.export_json, render_bundles.show_export)
+        done = stack.export(options.file, selection, layers=options.layers, sign=options.sign, force=options.force)
+    # Standard output is the bundle's own.
+    with redirect_stdout(sys.stderr) if options.file == "-" else nullcontext():
+        return _told(options, done, render_bundles.export_json, render_bundles.show_export)
 
 
 def _export_files(options: argparse.Namespace) -> int:
@@ -612,11 +638,15 @@ def _export_files(options: argparse.Namespace) -> int:
 
     if options.sign is not None:
         options.parser.error("--as-kdb writes no bundle that could be signed")
-    environment = _stack(options).environment
+    stack = _stack(options)
+    environment = stack.environment
+    if options.as_kdb in stack:
+        options.parser.error(f"{options.as_kdb!r} is a layer, and no DIR; write ./{options.as_kdb} for a folder")
     # There is no FILE: the first word is a layer.
     layers = [options.file, *options.layers] if options.file is not None else []
     with render.working("exporting"):
-        done = export_files(environment, options.as_kdb, _selection(options, environment.clock()), layers=layers)
+        selection = _selection(options, environment.clock())
+        done = export_files(environment, options.as_kdb, selection, layers=layers, force=options.force)
     return _told(options, done, render_miopen.export_json, render_miopen.show_export)
 
 
@@ -635,10 +665,13 @@ def _import(options: argparse.Namespace) -> int:
     from cachectl.importing import Trust
 
     trust = Trust(options.allowed_signers, options.sha256, options.trust)
+    if options.file == "-" and options.allowed_signers is not None:
+        options.parser.error("a bundle on standard input has no FILE.sig beside it; say --sha256 or --trust")
     stack = _stack(options)
     with render.working("importing"):
         done = stack.import_bundle(options.file, trust, dry_run=options.dry_run)
-    return _told(options, done, render_bundles.import_json, render_bundles.show_import)
+    now = stack.environment.clock()
+    return _told(options, done, render_bundles.import_json, lambda done: render_bundles.show_import(done, now))
 
 
 def _stage(options: argparse.Namespace) -> int:
@@ -652,7 +685,7 @@ def _stage(options: argparse.Namespace) -> int:
     trust = Trust(*why) if any(why) else None
     environment = _stack(options).environment
     scratch = None if options.scratch is None else environment.expand(options.scratch)
-    job = Job(options.bundle, trust, options.out, options.sign, scratch)
+    job = Job(options.bundle, trust, options.out, options.sign, scratch, options.force)
     return run_staged(options.command, environment, job, render.warn)
 
 
@@ -660,7 +693,10 @@ def _merge(options: argparse.Namespace) -> int:
     from cachectl import render, render_bundles
     from cachectl.rank_roots import merge_roots
 
-    environment = _stack(options).environment
+    stack = _stack(options)
+    if options.into in stack:
+        options.parser.error(f"{options.into!r} is a layer, and no folder; write ./{options.into} for one")
+    environment = stack.environment
     roots = [environment.expand(root) for root in options.roots]
     with render.working("merging"):
         done = merge_roots(environment, roots, environment.expand(options.into))

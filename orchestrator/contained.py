@@ -27,6 +27,7 @@ from cachectl.layers.facts import (
     Entry,
     Finding,
     Flag,
+    Foresight,
     Found,
     Housekeeping,
     Note,
@@ -103,6 +104,7 @@ _FIELDS: Final[Mapping[type, Mapping[str, type | tuple[type, ...]]]] = {
         **dict.fromkeys(("oldest", "newest"), _TIME),
         "problems": tuple,
     },
+    Foresight: {"going": tuple, "bytes_freed": int, "skipped": tuple, "failed": tuple},
     Outcome: {"removed": int, "bytes_freed": int, **dict.fromkeys(("skipped", "failed", "remade"), tuple)},
     Finding: {
         "root": Path,
@@ -134,6 +136,7 @@ _ELEMENTS: Final[Mapping[type, Mapping[str, type]]] = {
     ClearPlan: {"targets": Target, "skipped": Note, "failed": Note, "remake": Path},
     Target: {"mark": int},
     Outcome: {"skipped": Note, "failed": Note, "remade": Path},
+    Foresight: {"going": Target, "skipped": Note, "failed": Note},
     Switch: {
         "unset": str,
         "flags": Flag,
@@ -303,6 +306,22 @@ class Contained(Layer):
     def remove(self, root: Root, targets: tuple[Target, ...]) -> Outcome:
         """Ask to remove what a plan lists."""
         return self._ask(lambda: self._own(_checked(self._inner.remove(root, targets), Outcome)))
+
+    def lock_files(self, root: Root, keys: Iterable[str]) -> Iterable[Path]:
+        """Ask which files a change of entries locks."""
+        return tuple(self._each(lambda: self._inner.lock_files(root, keys), (Path,)))
+
+    def foresee_removal(self, root: Root, targets: tuple[Target, ...]) -> Foresight:
+        """Ask what removing would do."""
+        if not self._is_own("foresee_removal"):
+            return super().foresee_removal(root, targets)
+        return self._ask(lambda: _checked(self._inner.foresee_removal(root, targets), Foresight))
+
+    def foresee_write(self, root: Root, keys: Sequence[str]) -> Mapping[str, LayerError]:
+        """Ask what could not be placed."""
+        if not self._is_own("foresee_write"):
+            return super().foresee_write(root, keys)
+        return self._ask(lambda: _errors(self._inner.foresee_write(root, keys)))
 
     def switch(self, *, on: bool) -> Switch:
         """Ask how to turn the layer on or off."""
@@ -504,6 +523,13 @@ def _able(abilities: Mapping[Ability, str | None]) -> Mapping[Ability, str | Non
     if not all(isinstance(reason, _WORDS) for reason in abilities.values()):
         raise TypeError("refuses with what is no reason in words")
     return abilities
+
+
+def _errors(found: Mapping[str, LayerError]) -> Mapping[str, LayerError]:
+    """Return what keeps entries from being placed. Raises :class:`TypeError` for what are no errors of a layer."""
+    if not all(isinstance(error, LayerError) for error in found.values()):
+        raise TypeError("refuses a key with what is no LayerError")
+    return found
 
 
 def _is_gated(pair: tuple[object, ...]) -> bool:

@@ -50,7 +50,7 @@ def demo(count: int) -> int:
         _show_runs(runs)
         render.show_report(report, home="/")
         render.show_lines(["", "cachectl purge --all"])
-        render.show_purge(purged)
+        render.show_purge(purged, stack.environment.clock())
         return 0 if _holds(runs, sum(outcome.removed for outcome in purged.outcomes)) else 1
 
 

@@ -20,11 +20,13 @@ from cachectl.bundle import Item, Manifest, Members, complaint, in_batches, writ
 from cachectl.contained import FAILURES
 from cachectl.fingerprint import fingerprint
 from cachectl.layers.environment import Environment
-from cachectl.layers.errors import reason_of
+from cachectl.layers.errors import BadRequest, reason_of
 from cachectl.layers.facts import Ability, Artifact, Entry, Note, Scope
 from cachectl.layers.selection import ALL, Selection
 from cachectl.listing import Trouble, listed
+from cachectl.output_files import BUNDLE, SIGNATURE, OutputFile
 from cachectl.transfer import demand_writable, place, signature_name, without_secrets
+from cachectl.whole_files import STREAM
 
 if TYPE_CHECKING:
     from cachectl.layers.layer import Layer
@@ -66,11 +68,14 @@ class ExportedLayer:
 
 @dataclass(frozen=True, slots=True)
 class Export:
-    """A bundle that has been written: its size in bytes, its SHA-256, and the signature beside it, if any."""
+    """A bundle that has been written: its size in bytes, its SHA-256, and the signature beside it, if any.
+
+    Without an entry nothing is written, and there is no sum.
+    """
 
     file: str
     bytes: int
-    sha256: str
+    sha256: str | None
     signature: str | None
     layers: tuple[ExportedLayer, ...]
 
@@ -81,8 +86,8 @@ class Export:
 
     @property
     def failed(self) -> bool:
-        """Tell whether anything that was asked for could not be read."""
-        return any(layer.failed for layer in self.layers)
+        """Tell whether nothing was written, or anything that was asked for could not be read."""
+        return self.sha256 is None or any(layer.failed for layer in self.layers)
 
 
 @dataclass
@@ -130,16 +135,24 @@ class _Gathered:
 
 
 def export(
-    stack: Stack, file: str, selection: Selection = ALL, *, layers: Iterable[str] = (), sign: str | None = None
+    stack: Stack,
+    file: str,
+    selection: Selection = ALL,
+    *,
+    layers: Iterable[str] = (),
+    sign: str | None = None,
+    force: bool = False,
 ) -> Export:
     """Write the selected entries of the named layers, or of every layer that a rerun refills, as a bundle.
 
-    ``file`` is a path, or a URL that fsspec knows. ``sign`` is a key of OpenSSH's (``ssh-keygen -Y sign``); the
-    signature is ``file`` with ``.sig``. Raises :class:`CachectlError` where a package or the key is missing, or a URL
-    fails, :class:`OSError` where nothing can be written; entries and layers that cannot be read are named in what is
-    returned.
+    ``file`` is a path, a URL that fsspec knows, or ``-`` for standard output. ``sign`` is a key of OpenSSH's
+    (``ssh-keygen -Y sign``); the signature is ``file`` with ``.sig``. A file that is there is replaced only if it is a
+    bundle, or with ``force``. Without an entry nothing is written. Raises :class:`CachectlError` where a package or the
+    key is missing, a URL fails, or another file is in the way, :class:`OSError` where nothing can be written; entries
+    and layers that cannot be read are named in what is returned.
     """
     demand_writable(file)
+    _demand_outputs(stack, file, sign, force=force)
     named = tuple(dict.fromkeys(layers))
     chosen = stack.named(named) if named else stack.expendable()
     with unseen(stack.environment) as spool, unseen(stack.environment) as packed:
@@ -147,7 +160,11 @@ def export(
         for layer in _in_order(chosen):
             _gather(layer, selection, gathered, named=bool(named))
         parts, prints, exposed = _packed(stack, gathered, chosen, spool, packed)
-        size, digest, signature = place_bundle(packed, file, sign)
+        size, digest, signature = 0, None, None
+        if gathered.items:
+            # Reading has taken a while.
+            _demand_outputs(stack, file, sign, force=force)
+            size, digest, signature = place_bundle(packed, file, sign)
     told = tuple(
         ExportedLayer(
             layer=name,
@@ -162,6 +179,16 @@ def export(
         for name, items in parts.items()
     )
     return Export(without_secrets(file), size, digest, signature, told)
+
+
+def _demand_outputs(stack: Stack, file: str, sign: str | None, *, force: bool) -> None:
+    """Find out whether a bundle, and its signature, may be written in a place."""
+    names = frozenset(layer.name for layer in stack)
+    OutputFile(file, BUNDLE, names, force).demand()
+    if sign is not None and file == STREAM:
+        raise BadRequest("--sign writes FILE.sig, and standard output has none; name a FILE")
+    if sign is not None:
+        OutputFile(signature_name(file), SIGNATURE, names, force).demand()
 
 
 def pack(stack: Stack, packed: BinaryIO, keys: Collection[tuple[str, str]]) -> None:

@@ -74,6 +74,7 @@ def _listing(verb: argparse.ArgumentParser) -> None:
 def _get(verb: argparse.ArgumentParser) -> None:
     _entry_arguments(verb)
     verb.add_argument("-o", "--output", metavar="FILE", help="the file to write (default: standard output)")
+    _force_option(verb, "an artifact")
 
 
 def _put(verb: argparse.ArgumentParser) -> None:
@@ -87,7 +88,7 @@ def _purge(verb: argparse.ArgumentParser) -> None:
     _layers_argument(verb)
     verb.add_argument("--all", action="store_true", help="every user layer that is not precious")
     _selection_options(verb)
-    verb.add_argument("-n", "--dry-run", action="store_true", help="show what would go, and touch nothing")
+    _dry_run_option(verb, "go")
     _nodes_option(verb)
     _changing_options(verb)
     _json_option(verb)
@@ -101,7 +102,7 @@ def _prune(verb: argparse.ArgumentParser) -> None:
     verb.add_argument("--older-than", metavar="AGE", help="what was not changed or used for 30d, 12h, 2w")
     verb.add_argument("--max-size", metavar="SIZE", help="until the layers together hold no more than 500M, 2GiB")
     verb.add_argument("--max-files", type=_positive, metavar="N", help="until they hold no more than N files")
-    verb.add_argument("-n", "--dry-run", action="store_true", help="show what would go, and touch nothing")
+    _dry_run_option(verb, "go")
     _changing_options(verb)
     _json_option(verb)
 
@@ -119,6 +120,7 @@ def _restore(verb: argparse.ArgumentParser) -> None:
     verb.add_argument("names", nargs="*", metavar="NAME", help="what to bring back (default: list all there is)")
     verb.add_argument("--all", action="store_true", help="bring everything back")
     verb.add_argument("--replace", action="store_true", help="also where another entry has taken its place")
+    _dry_run_option(verb, "come back")
     _changing_options(verb)
     _json_option(verb)
 
@@ -164,7 +166,8 @@ def _trace(verb: argparse.ArgumentParser) -> None:
     verb.add_argument("--kernels", action="store_true", help="also list each build: layer that served it, time")
     verb.add_argument("--explain", action="store_true", help="also say of every miss why")
     verb.add_argument("--json", metavar="FILE", help="write JSON to a file, - for standard output")
-    verb.usage = "cachectl trace [--kernels] [--explain] [--json FILE] -- COMMAND..."
+    _force_option(verb, "JSON of trace")
+    verb.usage = "cachectl trace [--kernels] [--explain] [--json FILE [--force]] -- COMMAND..."
 
 
 def _bench(verb: argparse.ArgumentParser) -> None:
@@ -173,11 +176,12 @@ def _bench(verb: argparse.ArgumentParser) -> None:
     )
     verb.add_argument("--json", metavar="FILE", help="write JSON to a file, - for standard output instead of tables")
     verb.add_argument("--plot", metavar="FILE", help="draw it, as PNG or SVG by the ending (needs matplotlib)")
-    verb.usage = "cachectl bench [-n N] [--json FILE] [--plot FILE] -- COMMAND..."
+    _force_option(verb, "JSON or a picture of bench")
+    verb.usage = "cachectl bench [-n N] [--json FILE] [--plot FILE] [--force] -- COMMAND..."
 
 
 def _export(verb: argparse.ArgumentParser) -> None:
-    verb.add_argument("file", nargs="?", metavar="FILE", help="the bundle to write, or a URL: s3://, gs://, ssh://")
+    verb.add_argument("file", nargs="?", metavar="FILE", help="the bundle to write, - or a URL: s3://, gs://, ssh://")
     verb.add_argument(
         "layers", nargs="*", metavar="LAYER", help="a layer of cachectl layers (default: all but tuning results)"
     )
@@ -186,16 +190,17 @@ def _export(verb: argparse.ArgumentParser) -> None:
     verb.add_argument(
         "--as-kdb", metavar="DIR", help="no bundle: write the databases of miopen or miopen-tuning as files to install"
     )
+    _force_option(verb, "a bundle")
     _json_option(verb)
 
 
 def _import(verb: argparse.ArgumentParser) -> None:
-    verb.add_argument("file", metavar="FILE", help="a bundle that export wrote, or its URL")
+    verb.add_argument("file", metavar="FILE", help="a bundle that export wrote, - or its URL")
     why = verb.add_mutually_exclusive_group(required=True)
     why.add_argument("--allowed-signers", metavar="LIST", help="FILE.sig is by a signer of this list (ssh-keygen -Y)")
     why.add_argument("--sha256", metavar="HEX", help="this is the SHA-256 of FILE")
     why.add_argument("--trust", action="store_true", help="believe it: it is code that your programs will run")
-    verb.add_argument("-n", "--dry-run", action="store_true", help="say what would be placed, and place nothing")
+    _dry_run_option(verb, "be placed")
     _changing_options(verb)
     _json_option(verb)
 
@@ -222,10 +227,11 @@ def _stage(verb: argparse.ArgumentParser) -> None:
     why.add_argument("--trust", action="store_true", help="believe it: it is code that your programs will run")
     verb.add_argument("--out", metavar="FILE", help="write BUNDLE and every new entry of all nodes to this bundle")
     verb.add_argument("--sign", metavar="KEY", help="sign it with a key of OpenSSH; the signature is FILE.sig")
+    _force_option(verb, "a bundle")
     verb.add_argument("--scratch", metavar="DIR", help="a folder on each node's own disk (default: TMPDIR)")
     verb.usage = (
         "mpiexec -n N cachectl stage in [BUNDLE (--allowed-signers LIST | --sha256 HEX | --trust)] "
-        "[--out FILE [--sign KEY]] [--scratch DIR] -- COMMAND..."
+        "[--out FILE [--sign KEY] [--force]] [--scratch DIR] -- COMMAND..."
     )
 
 
@@ -278,6 +284,14 @@ def _nodes_option(verb: argparse.ArgumentParser) -> None:
     verb.add_argument(
         "--mpi", action="store_true", help="started by mpiexec: all nodes at once, what they share counted once"
     )
+
+
+def _dry_run_option(verb: argparse.ArgumentParser, what: str) -> None:
+    verb.add_argument("-n", "--dry-run", action="store_true", help=f"list what would {what}, and touch nothing")
+
+
+def _force_option(verb: argparse.ArgumentParser, kind: str) -> None:
+    verb.add_argument("--force", action="store_true", help=f"replace a FILE that is there and is not {kind}")
 
 
 def _json_option(parser: argparse._ActionsContainer) -> None:

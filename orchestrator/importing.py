@@ -12,16 +12,18 @@ import hashlib
 import hmac
 import re
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, BinaryIO, Final
 
 from cachectl.bundle import MAGIC, BadBundle, Item, Manifest, Reader, artifact_of, in_batches
+from cachectl.child import variables_isolated
 from cachectl.contained import FAILURES
 from cachectl.fingerprint import Difference, Outlook, differences, fingerprint, outlook
-from cachectl.layers.errors import BadRequest, EntryExists, ForeignForm, LayerError, Refused, printable, reason_of
-from cachectl.layers.facts import Ability, Artifact, Note
+from cachectl.layers.errors import BadRequest, EntryExists, LayerError, printable, reason_of
+from cachectl.layers.facts import Ability, Artifact, Entry, Note
+from cachectl.scratch import scratch_folder
 from cachectl.signing import Untrusted, signer
 from cachectl.transfer import opened, signature_of, without_secrets
 
@@ -62,7 +64,8 @@ class ImportedLayer:
 
     ``there`` counts entries that are here already, bit by bit; ``kept`` are different ones that were here and stay;
     ``useless`` counts what cannot be hit here, and so was not placed. ``exposed``: others could write where it was
-    made. ``foreseen`` counts all entries by what can be expected of them here.
+    made. ``foreseen`` counts what is here afterwards, and what cannot be hit, by what can be expected of it.
+    ``entries`` are those that a dry run would place.
     """
 
     layer: str
@@ -73,6 +76,7 @@ class ImportedLayer:
     kept: tuple[Note, ...] = ()
     failed: tuple[Note, ...] = ()
     foreseen: tuple[Foreseen, ...] = ()
+    entries: tuple[Entry, ...] = ()
     differences: tuple[Difference, ...] = ()
     exposed: bool = False
 
@@ -103,6 +107,7 @@ class _Tally:
     useless: int = 0
     kept: list[Note] = field(default_factory=list)
     failed: list[Note] = field(default_factory=list)
+    entries: list[Entry] = field(default_factory=list)
     foreseen: Counter[Outlook] = field(default_factory=Counter)
 
 
@@ -212,20 +217,23 @@ class _Placing:
         """Do with entries of one layer what there is to do."""
         name = batch[0][0].layer
         tally = self._tallies[name]
-        wanted: list[Artifact] = []
+        wanted: list[tuple[Item, Artifact]] = []
         for item, data in batch:
             seen = self._outlook(item)
-            tally.foreseen[seen] += 1
             if name not in self._stack:
                 tally.failed.append(Note(item.key, "no layer of this name is here"))
             elif seen.hits is False:
                 tally.useless += 1
+                tally.foreseen[seen] += 1
             else:
-                wanted.append(artifact_of(item, data))
+                wanted.append((item, artifact_of(item, data)))
         if wanted:
-            layer = self._stack[name]
-            for artifact, done in zip(wanted, self._done(layer, wanted), strict=True):
-                _count(tally, artifact, done)
+            done = self._done(self._stack[name], [artifact for _, artifact in wanted])
+            for (item, _), one in zip(wanted, done, strict=True):
+                self._count(tally, item, one)
+            if self._dry_run:
+                new = [pair for pair, one in zip(wanted, done, strict=True) if one is True]
+                tally.entries += _described(self._stack, self._stack[name], new)
 
     def _outlook(self, item: Item) -> Outlook:
         """Judge an entry as the last one of the same versions: most are, and asking what is installed takes long."""
@@ -237,10 +245,25 @@ class _Placing:
 
     def _done(self, layer: Layer, wanted: list[Artifact]) -> list[bool | LayerError | OSError]:
         try:
-            return _foreseen(layer, wanted) if self._dry_run else layer.put_new(wanted)
+            return layer.put_new(wanted, dry_run=self._dry_run)
         except FAILURES as error:
             # The layer as a whole.
             return [error for _ in wanted]
+
+    def _count(self, tally: _Tally, item: Item, done: bool | LayerError | OSError) -> None:
+        """Count what was done with an entry; only of one that is here now is its outlook anybody's concern."""
+        if isinstance(done, EntryExists):
+            tally.kept.append(Note(item.key, "a different entry, or a damaged one, is here, and stays"))
+            return
+        if isinstance(done, (LayerError, OSError)):
+            tally.failed.append(Note(item.key, reason_of(done)))
+            return
+        tally.foreseen[self._outlook(item)] += 1
+        if not done:
+            tally.there += 1
+            return
+        tally.placed += 1
+        tally.bytes += item.bytes
 
     def told(self) -> tuple[ImportedLayer, ...]:
         """Return what was done, layer by layer."""
@@ -253,6 +276,7 @@ class _Placing:
                 useless=tally.useless,
                 kept=tuple(tally.kept),
                 failed=tuple(tally.failed),
+                entries=tuple(tally.entries),
                 foreseen=tuple(Foreseen(seen, entries) for seen, entries in tally.foreseen.items()),
                 differences=self._differing[name],
                 exposed=name in self._manifest.exposed,
@@ -261,33 +285,25 @@ class _Placing:
         )
 
 
-def _count(tally: _Tally, artifact: Artifact, done: bool | LayerError | OSError) -> None:
-    if isinstance(done, EntryExists):
-        tally.kept.append(Note(artifact.key, "a different entry, or a damaged one, is here, and stays"))
-    elif isinstance(done, (LayerError, OSError)):
-        tally.failed.append(Note(artifact.key, reason_of(done)))
-    elif done:
-        tally.placed += 1
-        tally.bytes += len(artifact.data)
-    else:
-        tally.there += 1
+def _described(stack: Stack, layer: Layer, new: Sequence[tuple[Item, Artifact]]) -> list[Entry]:
+    """Describe entries of one layer that would be placed, as the layer describes them once they are.
 
-
-def _foreseen(layer: Layer, wanted: list[Artifact]) -> list[bool | LayerError | OSError]:
-    """Tell what :meth:`Layer.put_new` would, as far as that is known beforehand."""
-    abilities = layer.abilities()
-    if (reason := abilities[Ability.PUT]) is not None:
-        raise Refused(layer.name, f"cannot put: {reason}")
-    keys = [artifact.key for artifact in wanted]
-    here = layer.get_many(keys) if abilities[Ability.GET] is None else {}
-    return [_foreseen_one(layer, artifact, here.get(artifact.key)) for artifact in wanted]
-
-
-def _foreseen_one(
-    layer: Layer, artifact: Artifact, here: Artifact | LayerError | OSError | None
-) -> bool | LayerError | OSError:
-    if artifact.form not in layer.forms:
-        return ForeignForm(layer.name, f"takes {' or '.join(layer.forms)}, this is {artifact.form}")
-    if isinstance(here, Artifact):
-        return False if here.data == artifact.data else EntryExists(layer.name)
-    return True if here is None else here
+    Only an entry on a disk names its kernels: these are placed in a scratch root. An entry that the layer does not
+    find there is described by the bundle, without kernels.
+    """
+    place = layer.roots()[0].path
+    found: dict[str, Entry] = {}
+    if new and layer.abilities()[Ability.RELOCATE] is None:
+        with scratch_folder() as folder, suppress(*FAILURES):
+            changes = variables_isolated((layer,), folder)
+            unset = frozenset(name for name, value in changes.items() if value is None)
+            kept = {name: value for name, value in changes.items() if value is not None}
+            scratch = type(stack)(stack.environment.with_variables(kept, unset))[layer.name]
+            scratch.put_new([artifact for _, artifact in new])
+            found = {entry.key: entry for entry in scratch.entries()}
+    return [
+        replace(found[item.key], root=place, created=None, modified=None, used=None, written_before=None)
+        if item.key in found
+        else Entry(layer.name, item.key, place, item.bytes, 0, device=item.device, versions=item.versions)
+        for item, _ in new
+    ]

@@ -1,10 +1,8 @@
-"""Entries in the order a user asked for, damage across layers, and a file written whole or not at all."""
+"""Entries in the order a user asked for, and damage across layers."""
 
 from __future__ import annotations
 
 import heapq
-import os
-import stat
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator
@@ -17,7 +15,6 @@ from cachectl.contained import FAILURES, PluginFailed
 from cachectl.layers.errors import BadRequest, LayerError, reason_of
 from cachectl.layers.facts import Entry, Finding, Problem, Root, Severity
 from cachectl.layers.selection import Selection
-from cachectl.layers.stores.plain import own_name
 
 if TYPE_CHECKING:
     from cachectl.layers.layer import Layer
@@ -123,72 +120,3 @@ def failure(layer: Layer, place: Path, error: LayerError | OSError) -> Finding:
     fix = f"mend or uninstall the plug-in {layer.name}" if strange else f"make {place} readable"
     code = "plugin" if strange else "unreadable"
     return Finding(layer.name, place, None, Severity.FAILS, code, reason_of(error), fix)
-
-
-def write_file(name: str, data: bytes) -> None:
-    """Write a file as :func:`write_chunks` does, from bytes that are all there."""
-    write_chunks(name, (data,))
-
-
-def write_chunks(name: str, chunks: Iterable[bytes]) -> None:
-    """Write a file beside its place and rename it in, so that half of one is never seen.
-
-    Only a plain file can be written so: a device or a pipe is opened and written to. Raises :class:`BadRequest`
-    for what is no name of a file.
-    """
-    mode = _mode(name)
-    if not name or name.endswith(os.sep) or (mode is not None and stat.S_ISDIR(mode)):
-        message = f"{name!r} is no name of a file"
-        raise BadRequest(message)
-    if mode is not None and _is_standard_output(name):
-        # What others wrote there before us stays, wherever it leads.
-        _write_all(1, chunks)
-        return
-    if mode is not None and not stat.S_ISREG(mode):
-        with open(name, "wb", buffering=0) as file:
-            _write_all(file.fileno(), chunks)
-        return
-    try:
-        _replace(os.path.realpath(name), chunks, mode)
-    except OSError as error:
-        # The name that was given, not that of the stage.
-        error.filename, error.filename2 = name, None
-        raise
-
-
-def _replace(place: str, chunks: Iterable[bytes], mode: int | None) -> None:
-    stage = os.path.join(os.path.dirname(place), own_name())
-    handle = os.open(stage, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o666)
-    try:
-        try:
-            _write_all(handle, chunks)
-            os.fsync(handle)
-        finally:
-            os.close(handle)
-        if mode is not None:
-            os.chmod(stage, stat.S_IMODE(mode))
-        os.replace(stage, place)
-    except BaseException:
-        os.unlink(stage)
-        raise
-
-
-def _write_all(handle: int, chunks: Iterable[bytes]) -> None:
-    for chunk in chunks:
-        rest = memoryview(chunk)
-        while rest:
-            rest = rest[os.write(handle, rest) :]
-
-
-def _mode(name: str) -> int | None:
-    try:
-        return os.stat(name).st_mode
-    except FileNotFoundError:
-        return None
-
-
-def _is_standard_output(name: str) -> bool:
-    try:
-        return os.path.samestat(os.stat(name), os.fstat(1))
-    except OSError:
-        return False

@@ -151,6 +151,7 @@ class _Export:
     environment: Environment
     folder: Path
     keys: frozenset[str]
+    force: bool = False
     files: list[InstallableFile] = field(default_factory=list)
     skipped: list[Note] = field(default_factory=list)
     failures: list[Note] = field(default_factory=list)
@@ -162,12 +163,18 @@ class _Export:
 
 
 def export_files(
-    environment: Environment, folder: str, selection: Selection = ALL, *, layers: Sequence[str] = ()
+    environment: Environment,
+    folder: str,
+    selection: Selection = ALL,
+    *,
+    layers: Sequence[str] = (),
+    force: bool = False,
 ) -> FilesExport:
     """Write the selected entries of the user's databases as files that can be installed, and say which.
 
     Kernels become ``BASE.kdb``, valid for ``MIOPEN_BINCACHE_PATH``; results of tuning become find-db and perf-db, over
-    those that are installed. Of several files for one name the newest MIOpen's is taken. Raises :class:`BadRequest` for
+    those that are installed. Of several files for one name the newest MIOpen's is taken. A file that is there already
+    is replaced only with ``force``: nothing in it tells who wrote it. Raises :class:`BadRequest` for
     what is no folder or has no such files, :class:`Refused` for the folder of a package.
     """
     named = tuple(layers) or LAYERS[:1]
@@ -177,7 +184,7 @@ def export_files(
     made = tuple(layer(environment) for layer in (MIOpenKernels, MIOpenTuning) if layer.name in named)
     troubles: list[Trouble] = []
     keys = frozenset(entry.key for entry in listed(made, selection, troubles.append))
-    export = _Export(environment, path, keys)
+    export = _Export(environment, path, keys, force)
     export.failures += [Note(_where(trouble), trouble.message) for trouble in troubles if trouble.failed]
     for layer in made:
         for target, (file, root) in sorted(_newest(layer, export).items()):
@@ -249,6 +256,9 @@ def _export_file(
     layer: MIOpenKernels | MIOpenTuning, root: Root, file: DatabaseFile, target: Path, export: _Export
 ) -> None:
     before = len(export.failures)
+    if os.path.lexists(target) and not export.force:
+        export.failures.append(Note(str(target), "is there already; name another folder, or --force replaces it"))
+        return
     try:
         if isinstance(layer, MIOpenKernels):
             entries, from_system = _export_kernels(file, target, export), 0

@@ -27,10 +27,13 @@ from cachectl.importing import Trust, private_copy, vouched
 from cachectl.layers.environment import Environment
 from cachectl.layers.errors import BadRequest, CachectlError, reason_of
 from cachectl.merging import Merged, merge_bundles
+from cachectl.output_files import BUNDLE, SIGNATURE, OutputFile
 from cachectl.overlay import PROCESS, Variable
 from cachectl.rank_roots import root_stack
 from cachectl.stack import Stack
 from cachectl.staging import Name, NodeRoot, Sink, names_in
+from cachectl.transfer import signature_name
+from cachectl.whole_files import STREAM
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm
@@ -53,7 +56,8 @@ _SHORTEST, _LONGEST = 0.001, 0.05
 class Job:
     """What is asked of a job: the bundle to begin with and why it is believed, and the bundle to write at the end.
 
-    ``scratch`` is a folder on a disk of each node's own; without it, each node's temporary folder.
+    ``scratch`` is a folder on a disk of each node's own; without it, each node's temporary folder. ``force`` replaces
+    what is there already and is no bundle.
     """
 
     bundle: str | None = None
@@ -61,6 +65,7 @@ class Job:
     out: str | None = None
     sign: str | None = None
     scratch: Path | None = None
+    force: bool = False
 
     def __post_init__(self) -> None:
         if self.bundle is not None and self.trust is None:
@@ -199,12 +204,30 @@ class Fleet:
             raise BadRequest(misuse)
         return cast("Mapping[str, str | None]", variables)
 
+    def _misused(self) -> str | None:
+        """Say why the file that is to be written must not be."""
+        job = self._job
+        if job.out is None:
+            return None
+        if job.out == STREAM:
+            return "--out -: standard output is the command's; name a file"
+        names = frozenset(layer.name for layer in Stack(self.environment))
+        try:
+            OutputFile(job.out, BUNDLE, names, job.force).demand()
+            if job.sign is not None:
+                OutputFile(signature_name(job.out), SIGNATURE, names, job.force).demand()
+        except CachectlError as error:
+            return f"--out {error}"
+        return None
+
     def _read(self) -> _Announced:
         """Read the bundle, for all."""
         job = self._job
         folder = os.path.dirname(job.out or "")
         if job.out is not None and (os.path.isdir(job.out) or (folder and not os.path.isdir(folder))):
             return _Announced(misuse=f"--out {job.out!r} is a folder, or lies in none")
+        if (misuse := self._misused()) is not None:
+            return _Announced(misuse=misuse)
         writes = job.out is not None
         if job.bundle is None or job.trust is None:
             return _Announced(writes=writes)

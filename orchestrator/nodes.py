@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 from cachectl.contained import FAILURES
 from cachectl.layers.errors import BadRequest
-from cachectl.layers.facts import Condition, Note, Outcome, Root, State
+from cachectl.layers.facts import Condition, Entry, Note, Outcome, Root, State
 from cachectl.layers.mounts import place_of
 from cachectl.layers.registry import Broken
 from cachectl.mpi import failing_together, node_name, world
@@ -87,7 +87,7 @@ class Nodes:
         """Clear a selection in every root that a rank sees, each by one rank; or say what would go."""
         with failing_together(self._notice):
             layers = self._named(names) if names else self._stack.expendable()
-            planned = plan(layers, selection, within=self._mine(self._divided(layers)))
+            planned = plan(layers, selection, within=self._mine(self._divided(layers)), listed=dry_run)
             result = planned.foreseen() if dry_run else planned.apply()
             parts = self._comm.gather([_placed(outcome, self._node) for outcome in result.outcomes])
         if parts is None:
@@ -217,9 +217,13 @@ def _ranks(count: int) -> str:
 
 
 def _placed(outcome: Outcome, node: str) -> Outcome:
-    """Say on which node something was left or failed."""
+    """Say on which node something would go, was left or failed."""
     skipped, failed = (
         tuple(Note(note.key, f"{note.because} (on {node})") for note in notes)
         for notes in (outcome.skipped, outcome.failed)
     )
-    return replace(outcome, skipped=skipped, failed=failed)
+    things = tuple(
+        replace(thing, detail={**thing.detail, "node": node}) if isinstance(thing, Entry) else thing
+        for thing in outcome.things
+    )
+    return replace(outcome, skipped=skipped, failed=failed, things=things)

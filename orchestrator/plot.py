@@ -9,6 +9,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Final
 
 from cachectl.layers.errors import BadRequest, CachectlError
+from cachectl.output_files import MAKER
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -63,7 +64,8 @@ def draw(bench: Bench, name: str) -> bytes:
         _scale(axes, [_label(one) for one in settings], max(second for one in settings for second in one.seconds))
         _title(figure, height, bench)
         file = io.BytesIO()
-        figure.savefig(file, format=_form(name), dpi=160)
+        form = _form(name)
+        figure.savefig(file, format=form, dpi=160, metadata={"Software" if form == "png" else "Creator": MAKER})
     return file.getvalue()
 
 

@@ -57,22 +57,22 @@ class _Holding:
     hidden: list[Note] = field(default_factory=list)
 
 
-def plan_prune(layers: Iterable[Layer], limits: Limits) -> PurgePlan:
-    """Plan what has to go for the limits to hold. Touches nothing.
+def plan_prune(layers: Iterable[Layer], limits: Limits, *, listed: bool = False) -> PurgePlan:
+    """Plan what has to go for the limits to hold. Touches nothing. ``listed`` looks up the kernels of each entry.
 
     The longest unused goes first: by time of use, else of change, else by the bound there is on it. A thing
     whose age is not known at all stays.
     """
-    holdings = [_look(layer, limits) for layer in layers]
+    holdings = [_look(layer, limits, contents=listed or limits.stale) for layer in layers]
     _make_room(holdings, limits)
     return PurgePlan(tuple((holding.layer, _plan_one(holding)) for holding in holdings))
 
 
-def _look(layer: Layer, limits: Limits) -> _Holding:
+def _look(layer: Layer, limits: Limits, *, contents: bool) -> _Holding:
     holding = _Holding(layer)
     try:
         for root in layer.roots():
-            for found in layer.scan(root, contents=limits.stale):
+            for found in layer.scan(root, contents=contents):
                 if isinstance(found, Housekeeping):
                     # No removal makes room in what is as long when it is empty, and no limit is met by trying.
                     holding.bytes += 0 if found.fixed else found.bytes

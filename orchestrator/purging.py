@@ -46,36 +46,41 @@ class PurgePlan:
         return tuple(plan for _, plan in self.parts)
 
     def foreseen(self) -> PurgeResult:
-        """Say what applying the plan would do."""
-        outcomes = (
-            Outcome(plan.layer, plan.entries, plan.bytes, plan.skipped, plan.failed, plan.remake) for plan in self.plans
-        )
-        return PurgeResult(dry_run=True, outcomes=tuple(outcomes))
+        """Say what applying the plan would do: its numbers, what would fail, and each entry that was listed."""
+        return PurgeResult(dry_run=True, outcomes=tuple(_done(plan, layer.foresee) for layer, plan in self.parts))
 
     def apply(self) -> PurgeResult:
         """Remove what is listed. A layer that fails is named, and the others are done all the same."""
-        return PurgeResult(dry_run=False, outcomes=tuple(_clear_one(layer, plan) for layer, plan in self.parts))
+        return PurgeResult(dry_run=False, outcomes=tuple(_done(plan, layer.clear) for layer, plan in self.parts))
 
 
 def plan(
-    layers: Iterable[Layer], selection: Selection, *, within: Callable[[Layer, Root], bool] = lambda _layer, _root: True
+    layers: Iterable[Layer],
+    selection: Selection,
+    *,
+    within: Callable[[Layer, Root], bool] = lambda _layer, _root: True,
+    listed: bool = False,
 ) -> PurgePlan:
-    """Plan the purge of a selection in each layer, in the roots that are ``within``; a refusal is part of the plan."""
-    return PurgePlan(tuple((layer, _plan_one(layer, selection, within)) for layer in layers))
+    """Plan the purge of a selection in each layer, in the roots that are ``within``; a refusal is part of the plan.
+
+    ``listed`` names every entry, which takes as long as listing them.
+    """
+    return PurgePlan(tuple((layer, _plan_one(layer, selection, within, listed=listed)) for layer in layers))
 
 
-def _plan_one(layer: Layer, selection: Selection, within: Callable[[Layer, Root], bool]) -> ClearPlan:
+def _plan_one(layer: Layer, selection: Selection, within: Callable[[Layer, Root], bool], *, listed: bool) -> ClearPlan:
     try:
-        return layer.plan_clear(selection, within=partial(within, layer))
+        return layer.plan_clear(selection, within=partial(within, layer), listed=listed)
     except FAILURES as error:
         return ClearPlan(layer.name, failed=(Note("*", reason_of(error)),))
 
 
-def _clear_one(layer: Layer, plan: ClearPlan) -> Outcome:
+def _done(plan: ClearPlan, act: Callable[[ClearPlan], Outcome]) -> Outcome:
+    """Act on the plan of one layer; a layer that fails as a whole says so in its outcome."""
     untouched = Outcome(plan.layer, skipped=plan.skipped, failed=plan.failed)
     if not plan.targets and not plan.remake:
         return untouched
     try:
-        return layer.clear(plan)
+        return act(plan)
     except FAILURES as error:
         return untouched.plus(Outcome(plan.layer, failed=(Note("*", reason_of(error)),)))

@@ -109,14 +109,17 @@ def _held_by(layer: Layer, failed: list[Outcome]) -> Iterator[tuple[Layer, Quara
         failed.append(Outcome(layer.name, failed=(Note("*", reason_of(error)),)))
 
 
-def restore(things: Iterable[tuple[Layer, Quarantined]], *, replace: bool) -> list[Restored]:
-    """Bring things back, each for itself; ``replace`` says that they may take the place of what stands there now."""
-    return [Restored(thing, _restore_one(layer, thing, replace=replace)) for layer, thing in things]
+def restore(things: Iterable[tuple[Layer, Quarantined]], *, replace: bool, dry_run: bool = False) -> list[Restored]:
+    """Bring things back, each for itself, or (``dry_run``) say which would come back.
+
+    ``replace`` lets them take the place of what stands there now.
+    """
+    return [Restored(thing, _restore_one(layer, thing, replace=replace, dry_run=dry_run)) for layer, thing in things]
 
 
-def _restore_one(layer: Layer, thing: Quarantined, *, replace: bool) -> str | None:
+def _restore_one(layer: Layer, thing: Quarantined, *, replace: bool, dry_run: bool) -> str | None:
     try:
-        layer.restore(thing, replace=replace)
+        (layer.foresee_restore if dry_run else layer.restore)(thing, replace=replace)
     except FAILURES as error:
         return reason_of(error)
     return None

@@ -11,7 +11,19 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Final, Literal
 
 from cachectl.layers.errors import printable
-from cachectl.layers.facts import Ability, Census, Entry, Finding, Note, Outcome, Problem, Quarantined, Root
+from cachectl.layers.facts import (
+    Ability,
+    Census,
+    Entry,
+    Finding,
+    Note,
+    Orphan,
+    Outcome,
+    Problem,
+    Quarantined,
+    Removable,
+    Root,
+)
 
 if TYPE_CHECKING:
     from cachectl.bench import Bench, Step
@@ -196,7 +208,9 @@ def _fitted(table: Table, width: int) -> list[tuple[str, ...]]:
     excess = sum(widths) - room
     widths[-1] = min(widths[-1], max(len(table.headings[-1]), widths[-1] - excess))
     while sum(widths) > room and max(widths) > 1:
-        widths[widths.index(max(widths))] -= 1
+        # A number without its middle is another number: words give way first.
+        words = [column for column, width in enumerate(widths) if column not in table.right and width > 1]
+        widths[max(words or range(len(widths)), key=widths.__getitem__)] -= 1
     return [tuple(_shorten(cell, widths[column]) for column, cell in enumerate(row)) for row in rows]
 
 
@@ -420,7 +434,7 @@ def entries_json(entries: Iterable[Entry], troubles: Iterable[Trouble]) -> dict[
     """Spell entries as ``cachectl/ls/1``."""
     return {
         "schema": "cachectl/ls/1",
-        "entries": [_entry_json(entry) for entry in entries],
+        "entries": [entry_json(entry) for entry in entries],
         "problems": [_trouble_json(trouble) for trouble in troubles],
     }
 
@@ -437,7 +451,8 @@ def warn_of(troubles: Iterable[Trouble]) -> None:
         warn(f"{trouble.layer}: {where}{trouble.message}")
 
 
-def _entry_json(entry: Entry) -> dict[str, object]:
+def entry_json(entry: Entry) -> dict[str, object]:
+    """Return an entry as every listing of entries has it."""
     return {
         "layer": entry.layer,
         "key": entry.key,
@@ -457,24 +472,34 @@ def _entry_json(entry: Entry) -> dict[str, object]:
     }
 
 
-def show_entries(entries: Sequence[Entry], now: float) -> None:
+def show_entries(entries: Iterable[Entry], now: float) -> None:
     """Print entries as a table."""
+    _show_things(((entry.layer, entry) for entry in entries), now)
+
+
+def _show_things(things: Iterable[tuple[str, Removable | Quarantined]], now: float) -> None:
+    """Print what a listing or a dry run names, each with its layer, as a table."""
     rows = tuple(
-        (
-            entry.layer,
-            _shorten(" ".join(entry.kernels or (_DASH,)), 18),
-            size(entry.bytes),
-            age(_last(entry), now),
-            "stale" if entry.stale else "",
-            printable(entry.key),
-        )
-        for entry in entries
+        (layer, _shorten(_kernels(thing), 18), size(thing.bytes), age(_last(thing), now), _mark(thing), thing.key)
+        for layer, thing in things
     )
     show_table(Table(("layer", "kernels", "size", "age", "", "key"), rows, frozenset({2, 3})))
 
 
-def _last(entry: Entry) -> float | None:
-    return entry.used if entry.used is not None else entry.modified
+def _kernels(thing: Removable | Quarantined) -> str:
+    return " ".join((isinstance(thing, Entry) and thing.kernels) or (_DASH,))
+
+
+def _mark(thing: Removable | Quarantined) -> str:
+    if isinstance(thing, Orphan):
+        return "orphan"
+    return "stale" if isinstance(thing, Entry) and thing.stale else ""
+
+
+def _last(thing: Removable | Quarantined) -> float | None:
+    if isinstance(thing, Quarantined):
+        return thing.moved
+    return thing.used if isinstance(thing, Entry) and thing.used is not None else thing.modified
 
 
 # ---------------------------------------------------------------------- purge
@@ -485,7 +510,7 @@ def purge_json(result: PurgeResult) -> dict[str, object]:
     return {
         "schema": "cachectl/purge/1",
         "dry_run": result.dry_run,
-        "layers": [_outcome_json(outcome) for outcome in result.outcomes],
+        "layers": [_outcome_json(outcome, named=result.dry_run) for outcome in result.outcomes],
         "total": {
             "removed": sum(outcome.removed for outcome in result.outcomes),
             "bytes_freed": sum(outcome.bytes_freed for outcome in result.outcomes),
@@ -495,7 +520,11 @@ def purge_json(result: PurgeResult) -> dict[str, object]:
     }
 
 
-def _outcome_json(outcome: Outcome) -> dict[str, object]:
+def _outcome_json(outcome: Outcome, *, named: bool) -> dict[str, object]:
+    things = {
+        "entries": [entry_json(thing) for thing in outcome.things if isinstance(thing, Entry)],
+        "orphans": [_orphan_json(thing) for thing in outcome.things if isinstance(thing, Orphan)],
+    }
     return {
         "layer": outcome.layer,
         "removed": outcome.removed,
@@ -503,11 +532,26 @@ def _outcome_json(outcome: Outcome) -> dict[str, object]:
         "skipped": [{"key": note.key, "because": note.because} for note in outcome.skipped],
         "failed": [{"key": note.key, "because": note.because} for note in outcome.failed],
         "remade": [str(path) for path in outcome.remade],
+        **(things if named else {}),
     }
 
 
-def show_purge(result: PurgeResult) -> None:
-    """Print what a purge did, or would do; reasons for what was left go to standard error."""
+def _orphan_json(orphan: Orphan) -> dict[str, object]:
+    return {
+        "key": orphan.key,
+        "root": str(orphan.root),
+        "bytes": orphan.bytes,
+        "files": orphan.files,
+        "modified": orphan.modified,
+        "because": orphan.why,
+    }
+
+
+def show_purge(result: PurgeResult, now: float) -> None:
+    """Print what a purge did, or would do: then each entry as well. Reasons for what was left go to standard error."""
+    if any(outcome.things for outcome in result.outcomes):
+        _show_things(((outcome.layer, thing) for outcome in result.outcomes for thing in outcome.things), now)
+        show_lines([""])
     rows = [
         (outcome.layer, count(outcome.removed), size(outcome.bytes_freed), count(len(outcome.skipped)))
         for outcome in result.outcomes
@@ -608,13 +652,27 @@ def show_quarantine(result: QuarantineResult) -> None:
     warn_of_notes(result.outcomes)
 
 
-def quarantine_json(listed: Iterable[Quarantined], restored: Iterable[Restored]) -> dict[str, object]:
-    """Spell what is in quarantine, and what was brought back of it, as ``cachectl/quarantine/1``."""
+def quarantine_json(
+    listed: Iterable[Quarantined], restored: Sequence[Restored], *, dry_run: bool = False
+) -> dict[str, object]:
+    """Return what is in quarantine, and what was or would be brought back, as ``cachectl/quarantine/1``."""
+    named = [one.thing for one in restored if dry_run and one.because is None]
+    layers = [
+        {"layer": layer, "entries": [_restorable_json(thing) for thing in named if thing.layer == layer]}
+        for layer in dict.fromkeys(one.thing.layer for one in restored)
+    ]
     return {
         "schema": "cachectl/quarantine/1",
+        "dry_run": dry_run,
         "quarantine": [_quarantined_json(thing) for thing in listed],
         "restored": [{**_quarantined_json(one.thing), "failed": one.because} for one in restored],
+        **({"layers": layers} if dry_run else {}),
     }
+
+
+def _restorable_json(thing: Quarantined) -> dict[str, object]:
+    # Nothing looks into a damaged thing for the names of its kernels.
+    return {"key": thing.key, "root": str(thing.root), "bytes": thing.bytes, "kernels": None, "name": thing.name}
 
 
 def _quarantined_json(thing: Quarantined) -> dict[str, object]:
@@ -642,6 +700,17 @@ def show_quarantined(things: Sequence[Quarantined], now: float) -> None:
                 f"  {thing.key}: {thing.message}",
             ]
         )
+
+
+def show_restorable(restored: Sequence[Restored], now: float) -> None:
+    """Print what would be brought back, and why the rest would not."""
+    named = [one.thing for one in restored if one.because is None]
+    if named:
+        _show_things(((thing.layer, thing) for thing in named), now)
+    show_lines([*([""] if named else []), f"{count(len(named))} would come back"])
+    for one in restored:
+        if one.because is not None:
+            warn(f"{one.thing.layer}: {one.thing.name} would stay in quarantine: {one.because}")
 
 
 def show_restored(restored: Iterable[Restored]) -> None:

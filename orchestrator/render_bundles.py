@@ -10,7 +10,7 @@ from cachectl.exporting import Export, ExportedLayer
 from cachectl.importing import Import, ImportedLayer
 from cachectl.layers.facts import Note
 from cachectl.rank_roots import MergedLayer
-from cachectl.render import Table, count, show_lines, show_table, size, warn
+from cachectl.render import Table, count, entry_json, show_entries, show_lines, show_table, size, warn
 
 #: How many keys of a kind are named; JSON has them all.
 _FEW: Final = 5
@@ -20,7 +20,7 @@ def export_json(done: Export) -> dict[str, object]:
     """Spell an export as ``cachectl/export/1``."""
     return {
         "schema": "cachectl/export/1",
-        "file": done.file,
+        "file": None if done.sha256 is None else done.file,
         "bytes": done.bytes,
         "sha256": done.sha256,
         "signature": done.signature,
@@ -48,12 +48,24 @@ def export_json(done: Export) -> dict[str, object]:
 
 def show_export(done: Export) -> None:
     """Print what was exported, its sum, and what its reader will learn."""
+    if done.sha256 is None:
+        warn(f"no entry to export in {', '.join(layer.layer for layer in done.layers)}; {_nothing_written(done)}")
+        _warn_of_export(done)
+        return
     rows = [(layer.layer, count(layer.entries), size(layer.bytes)) for layer in done.layers if layer.entries]
     rows.append(("total", count(done.entries), size(sum(layer.bytes for layer in done.layers))))
     show_table(Table(("layer", "entries", "size"), tuple(rows), frozenset({1, 2})))
     show_lines(["", f"{done.file}: {size(done.bytes)}", f"SHA-256 {done.sha256}"])
     if done.signature is not None:
         show_lines([f"signed: {done.signature}"])
+    _warn_of_export(done)
+
+
+def _nothing_written(done: Export) -> str:
+    return "nothing was written" if done.file == "-" else f"{done.file} was not written"
+
+
+def _warn_of_export(done: Export) -> None:
     for layer in done.layers:
         for line in _warnings(layer):
             warn(f"{layer.layer}: {line}")
@@ -76,7 +88,10 @@ def import_json(done: Import) -> dict[str, object]:
         "file": done.file,
         "sha256": done.sha256,
         "trusted": done.trusted,
-        "layers": [_layer_json(layer) for layer in done.layers],
+        "layers": [
+            {**_layer_json(layer), **({"entries": list(map(entry_json, layer.entries))} if done.dry_run else {})}
+            for layer in done.layers
+        ],
         "total": {
             "placed": sum(layer.placed for layer in done.layers),
             "bytes": sum(layer.bytes for layer in done.layers),
@@ -109,8 +124,11 @@ def _notes(notes: Iterable[Note]) -> list[dict[str, str]]:
     return [{"key": note.key, "because": note.because} for note in notes]
 
 
-def show_import(done: Import) -> None:
+def show_import(done: Import, now: float) -> None:
     """Print what was, or would be, placed; what can be expected of it; and what was not placed, with the reason."""
+    if any(layer.entries for layer in done.layers):
+        show_entries((entry for layer in done.layers for entry in layer.entries), now)
+        show_lines([""])
     rows = tuple(
         (
             layer.layer,

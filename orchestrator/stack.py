@@ -89,24 +89,33 @@ class Stack:
 
         return survey(self, self.named(layers))
 
-    def plan_clear(self, selection: Selection = ALL, *, layers: Iterable[str] = ()) -> PurgePlan:
-        """Plan a purge of the named layers, or of every expendable one. Touches nothing."""
+    def plan_clear(self, selection: Selection = ALL, *, layers: Iterable[str] = (), listed: bool = False) -> PurgePlan:
+        """Plan a purge of the named layers, or of every expendable one. Touches nothing.
+
+        With ``listed``, ``plan.foreseen()`` names every entry; that takes as long as listing them.
+        """
         from cachectl.purging import plan
 
         named = tuple(layers)
-        return plan(self.named(named) if named else self.expendable(), selection)
+        return plan(self.named(named) if named else self.expendable(), selection, listed=listed)
 
     def export(
-        self, file: str, selection: Selection = ALL, *, layers: Iterable[str] = (), sign: str | None = None
+        self,
+        file: str,
+        selection: Selection = ALL,
+        *,
+        layers: Iterable[str] = (),
+        sign: str | None = None,
+        force: bool = False,
     ) -> Export:
         """Write the selected entries of the named layers, or of every expendable one, as a bundle.
 
-        ``sign`` is a key of OpenSSH's; the signature lies beside the file. Entries that cannot be read are named in
-        what is returned.
+        ``sign`` is a key of OpenSSH's; the signature lies beside the file. A file that is there is replaced only if it
+        is a bundle, or with ``force``. Entries that cannot be read are named in what is returned.
         """
         from cachectl.exporting import export
 
-        return export(self, file, selection, layers=layers, sign=sign)
+        return export(self, file, selection, layers=layers, sign=sign, force=force)
 
     def import_bundle(self, file: str, trust: Trust, *, dry_run: bool = False) -> Import:
         """Place what a bundle holds and what can be hit here; what is here already stays.

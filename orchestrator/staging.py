@@ -116,7 +116,8 @@ class NodeRoot:
     def _tell(self, done: Import) -> None:
         self.placed = sum(layer.placed + layer.there for layer in done.layers)
         self.useless = sum(layer.useless for layer in done.layers)
-        total = sum(one.entries for layer in done.layers for one in layer.foreseen)
+        failed = sum(len(layer.kept) + len(layer.failed) for layer in done.layers)
+        total = self.placed + self.useless + failed
         for layer in done.layers:
             if layer.failed:
                 first = layer.failed[0]

@@ -10,13 +10,15 @@ from __future__ import annotations
 import os
 import posixpath
 import re
+import sys
 import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Any, Final, Protocol
+from typing import Any, BinaryIO, Final, Protocol
 from urllib.parse import unquote, urlsplit
 
-from cachectl.layers.errors import CachectlError, printable
+from cachectl.layers.errors import BadRequest, CachectlError, printable
+from cachectl.whole_files import STREAM, write_chunks
 
 #: A scheme and its slashes, or several that fsspec chains.
 _URL: Final = re.compile(r"(?:[a-z][a-z0-9+.-]*::)*[a-z][a-z0-9+.-]+://", re.IGNORECASE)
@@ -68,6 +70,21 @@ def signature_name(name: str) -> str:
     return f"{name}.sig"
 
 
+def beginning(name: str, length: int) -> bytes:
+    """Return the first bytes of what is at a URL; nothing where nothing is there.
+
+    Raises :class:`TransferFailed` where that cannot be found out.
+    """
+    try:
+        with opened(name) as source:
+            return source.read(length)
+    except TransferFailed as error:
+        if isinstance(error.__cause__, FileNotFoundError):
+            return b""
+        message = f"{error}; --force writes without looking what is there"
+        raise TransferFailed(message) from error
+
+
 def demand_writable(name: str) -> None:
     """Find out before anything is gathered that a name cannot be written to. Raises :class:`CachectlError`."""
     if not is_url(name):
@@ -85,7 +102,10 @@ def opened(name: str) -> Iterator[Source]:
     Raises :class:`OSError` for a file, :class:`TransferFailed` for a URL, also while it is read.
     """
     if not is_url(name):
-        with open(_local(name), "rb") as file:
+        if name == STREAM:
+            yield _standard_input()
+            return
+        with open(local_path(name), "rb") as file:
             yield file
         return
     system, path = _located(name)
@@ -104,9 +124,11 @@ def opened(name: str) -> Iterator[Source]:
 @contextmanager
 def signature_of(name: str) -> Iterator[str]:
     """Name a file that holds the signature beside a bundle; where there is none, what was looked for."""
+    if name == STREAM:
+        raise BadRequest("a bundle on standard input has no FILE.sig beside it; say --sha256 or --trust")
     beside = signature_name(name)
     if not is_url(name):
-        yield _local(beside)
+        yield local_path(beside)
         return
     with tempfile.TemporaryDirectory(prefix="cachectl-") as folder:
         try:
@@ -129,9 +151,7 @@ def place(name: str, chunks: Iterable[bytes]) -> None:
     Raises :class:`OSError` for a file, :class:`TransferFailed` for a URL.
     """
     if not is_url(name):
-        from cachectl.listing import write_chunks
-
-        write_chunks(_local(name), chunks)
+        write_chunks(local_path(name), chunks)
         return
     system, path = _located(name)
     with _translated("write", name):
@@ -232,6 +252,12 @@ def _shown(name: str) -> str:
     return printable(without_secrets(name))
 
 
-def _local(name: str) -> str:
+def _standard_input() -> BinaryIO:
+    if sys.stdin.isatty():
+        raise BadRequest("a bundle is binary, and standard input is a terminal; name a FILE, or redirect the input")
+    return sys.stdin.buffer
+
+
+def local_path(name: str) -> str:
     """Return the path that a name stands for."""
     return unquote(urlsplit(name).path) if _FILE.match(name) else name

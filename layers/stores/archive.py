@@ -140,6 +140,11 @@ def artifact_to_bytes(artifact: Artifact) -> bytes:
     return pack({_HEADER: text, _DATA: artifact.data})
 
 
+def is_artifact_file(head: bytes) -> bool:
+    """Tell whether bytes are the beginning of a file that :func:`artifact_to_bytes` wrote, or of all of it."""
+    return head.startswith(_HEADER.encode() + b"\0") and f'"schema": "{_SCHEMA}"'.encode() in head
+
+
 def artifact_from_bytes(data: bytes) -> Artifact:
     """Read such a file. Raises :class:`BadRequest` where it is not one, or its checksum does not hold."""
     import hashlib

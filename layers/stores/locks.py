@@ -67,8 +67,29 @@ def presence_lock(
         if _take_over(path, abandoned):
             continue
         if time.monotonic() > deadline:
-            raise Busy(layer, f"locked for more than {patience:g} s; if no program is running, remove the lock", path)
+            raise _locked_too_long(layer, path, patience)
         time.sleep(_PAUSE)
+
+
+def wait_until_absent(
+    layer: str, path: Path, *, patience: float = PATIENCE, abandoned: Callable[[float], bool] = lambda _age: False
+) -> None:
+    """Wait until :func:`presence_lock` could take a lock, without taking it or removing an abandoned one.
+
+    Raises :class:`Busy` as it does.
+    """
+    deadline = time.monotonic() + patience
+    while os.path.lexists(path):
+        with suppress(OSError):
+            if _nobody_holds(path, time.time() - path.lstat().st_mtime, abandoned):
+                return
+        if time.monotonic() > deadline:
+            raise _locked_too_long(layer, path, patience)
+        time.sleep(_PAUSE)
+
+
+def _locked_too_long(layer: str, path: Path, patience: float) -> Busy:
+    return Busy(layer, f"locked for more than {patience:g} s; if no program is running, remove the lock", path)
 
 
 def _let_go(path: Path, handle: int) -> None:

@@ -12,13 +12,14 @@ import errno
 import os
 import stat
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from cachectl.layers.errors import Damaged, EntryExists, LayerError, Refused, Unreachable
 from cachectl.layers.facts import Quarantined, Target
+from cachectl.layers.stores.foresight import closed_because
 from cachectl.layers.stores.handles import opened_root, write_synced
 from cachectl.layers.stores.plain import own_name, read_plain
 from cachectl.layers.stores.quarantine import Quarantine, demand
@@ -148,6 +149,17 @@ class RecordFile:
             if gone:
                 self._rewrite([line for line in lines if _key(line) not in gone])
         return gone
+
+    def foresee_delete(self, keys: Collection[str]) -> int:
+        """Return by how many bytes the file would shrink without the records of these keys. Touches nothing.
+
+        Raises :class:`Unreachable` where the file could not be replaced.
+        """
+        if (because := closed_because(self.path.parent, self.path.name)) is not None:
+            raise Unreachable(self.layer, f"cannot write: {because}", self.path)
+        content = self._content()
+        left = [line for line in _lines(content) if _key(line) not in keys]
+        return len(content) - (sum(len(line) + 1 for line in left) if any(left) else 0)
 
     # ------------------------------------------------------------------ quarantine
 

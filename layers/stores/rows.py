@@ -22,6 +22,7 @@ from urllib.parse import quote
 
 from cachectl.layers.errors import Busy, Damaged, EntryExists, LayerError, Unreachable
 from cachectl.layers.facts import Orphan, Quarantined, Target
+from cachectl.layers.stores.foresight import file_closed_because, wait_until_free
 from cachectl.layers.stores.handles import NO_ROOM, opened_root, own_folder, place_new, status_of, write_synced
 from cachectl.layers.stores.locks import PATIENCE
 from cachectl.layers.stores.plain import SANE, STAGE, plain_identity, read_locked, read_plain
@@ -41,6 +42,9 @@ _ADVICE: Final = {
 _ASKED_AT_ONCE: Final = 200
 #: Rows from which a second connection pays.
 _LARGE: Final = 100_000
+#: Bytes that sqlite locks (start, length): those of a writer in the index of a log, and any of a plain database.
+_WAL_WRITE_LOCK: Final = (120, 1)
+_WHOLE_FILE: Final = (0, 0)
 _CHANGED: Final = "changed since it was planned"
 #: What a row in quarantine is called.
 _ROW: Final = "row.json"
@@ -363,6 +367,42 @@ class RowFile:
                 removed = connection.execute(f"delete {older}", (weight.last,)).rowcount
             connection.execute("commit")
         return removed
+
+    def foresee_delete(self, rows: Sequence[Row] | None) -> int:
+        """Return by how many bytes the file and its journals would shrink without these rows (``None``: any rows).
+
+        Touches nothing: the rows are deleted from a copy. Raises as :meth:`foresee_insert`.
+        """
+        self.foresee_insert()
+        before = disk_usage(self.path)[1]
+        # Without a name sqlite keeps the copy in memory, and in a temporary file once it is large.
+        with self._reading() as connection, closing(sqlite3.connect("", isolation_level=None)) as copy:
+            connection.backup(copy)
+            if rows is None:
+                copy.execute(f"delete from {self.schema.table}")
+            else:
+                copy.execute("begin")
+                places = ((row.rowid,) for row in rows)
+                copy.executemany(f"delete from {self.schema.table} where rowid = ?", places)
+                copy.execute("commit")
+            copy.execute("vacuum")
+            pages, size = (int(copy.execute(f"pragma {name}").fetchone()[0]) for name in ("page_count", "page_size"))
+        return max(0, before - pages * size)
+
+    def foresee_insert(self) -> None:
+        """Raise what any writing would raise, as far as file modes and locks show it. Touches nothing."""
+        self._demand_own_journal()
+        if (because := file_closed_because(self.path)) is not None:
+            message = f"cannot be written: {because}; make the file and its folder writable"
+            raise Unreachable(self.layer, message, self.path)
+        if not os.path.lexists(self.path):
+            return
+        log = read_locked(self.path, limit=20)[18:20] == _WAL_MODE
+        shared = self.path.with_name(self.path.name + "-shm")
+        # In that mode programs that have the file open hold a lock on it all the time.
+        wait_until_free(
+            self.layer, shared if log else self.path, self.patience, span=_WAL_WRITE_LOCK if log else _WHOLE_FILE
+        )
 
     # ------------------------------------------------------------------ quarantine
 

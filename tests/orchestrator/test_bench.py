@@ -20,6 +20,7 @@ import pytest
 from cachectl.layers.conformance import snapshot
 from cachectl.layers.environment import Environment
 from cachectl.machine import Machine, machine
+from cachectl.output_files import PICTURE
 
 if TYPE_CHECKING:
     from conftest import Home
@@ -239,6 +240,13 @@ def test_plots_name_the_command_and_every_setting(home: Home, tmp_path: Path) ->
     home.cachectl("bench", "-n", "1", "--plot", str(png), *command)
     home.cachectl("bench", "-n", "2", "--plot", str(svg), *command)
     assert png.read_bytes().startswith(b"\x89PNG\r\n")
+    # A picture that bench drew may be replaced, and no other.
+    assert all(PICTURE.is_begun_by(file.read_bytes()) for file in (png, svg))
+    svg_of_others = tmp_path / "other.svg"
+    svg_of_others.write_text('<?xml version="1.0"?><svg/>')
+    done = home.cachectl("bench", "-n", "1", "--plot", str(svg_of_others), *command, check=False)
+    assert done.returncode == 1
+    assert svg_of_others.read_text() == '<?xml version="1.0"?><svg/>'
     words = [element.text for element in ET.parse(svg).iter() if element.tag.endswith("}text")]  # noqa: S314 - our own
     assert "sh -c ': $x_1$ 10%'" in words
     assert {"all caches warm", "all caches cold", "all caches off"} <= set(words)

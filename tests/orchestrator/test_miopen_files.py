@@ -575,7 +575,7 @@ def test_the_command_exports_files(home: Home) -> None:
     assert [(file["file"], file["entries"]) for file in document["files"]] == [
         (str(home.path / "db" / "gfx90a6e.kdb"), 1)
     ]
-    assert "gfx90a6e.kdb" in home.cachectl("export", "--as-kdb", "db").stdout
+    assert "gfx90a6e.kdb" in home.cachectl("export", "--as-kdb", "db", "--force").stdout
     assert len(stored(home.path / "db" / "gfx90a6e.kdb")) == 2
     for wrong in (("--as-kdb", "db", "pocl"), ("--as-kdb", "db/x.kdb"), ("--as-kdb", "a", "--sign", "k"), ()):
         done = home.cachectl("export", *wrong, check=False)

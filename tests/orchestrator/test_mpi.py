@@ -339,6 +339,7 @@ def packed(filled: Home, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path
     """Return the bundle of a home in which real programs have run, and its sum."""
     file = tmp_path_factory.mktemp("packed") / "warm.cachectl"
     done = Stack(filled.environment()).export(str(file))
+    assert done.sha256 is not None
     return file, done.sha256
 
 

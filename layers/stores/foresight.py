@@ -1,0 +1,104 @@
+"""What a change would meet, found out without changing anything: modes, read-only file systems, and locks."""
+
+from __future__ import annotations
+
+import errno
+import os
+import struct
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+from cachectl.layers.errors import Busy
+from cachectl.layers.stores.plain import open_plain, release
+
+_PAUSE: Final = 0.02
+#: ``struct flock`` of 64-bit Linux: type, whence, start, length, process.
+_FLOCK: Final = "hhqqi4x"
+
+
+def closed_because(root: Path, key: str, known: dict[Path, str | None] | None = None) -> str | None:
+    """Return the operating system's reason why an entry below a root could not be placed or removed, else ``None``.
+
+    A folder leaves its place only if the root, its parent and the folder itself are writable; a file needs its parent.
+    Of what does not exist yet, the nearest folder above must be writable. ``known`` remembers folders between calls.
+    """
+    seen = {} if known is None else known
+    path = root / key
+    folders = [path.parent]
+    if path.is_dir() and not path.is_symlink():
+        folders += [root, path]
+    for folder in folders:
+        there = next(above for above in (folder, *folder.parents) if os.path.lexists(above))
+        if there not in seen:
+            seen[there] = _unwritable(there)
+        if seen[there] is not None:
+            return seen[there]
+    return None
+
+
+def file_closed_because(path: Path) -> str | None:
+    """Return the reason why a file could not be written in place, with a journal beside it; ``None`` where it could."""
+    there = path if os.path.lexists(path) else path.parent
+    return closed_because(path.parent, path.name) or (None if there == path.parent else _unwritable(there))
+
+
+def _unwritable(path: Path) -> str | None:
+    """Return why this process could not write to a file or folder."""
+    wanted = os.W_OK | os.X_OK if path.is_dir() else os.W_OK
+    effective = os.access in os.supports_effective_ids
+    if os.access(path, wanted, effective_ids=effective):
+        return None
+    with suppress(OSError, AttributeError):
+        if os.statvfs(path).f_flag & os.ST_RDONLY:
+            return os.strerror(errno.EROFS)
+    return os.strerror(errno.EACCES)
+
+
+def wait_until_free(layer: str, path: Path, patience: float, *, span: tuple[int, int] = (0, 0)) -> None:
+    """Wait until no other process holds a lock on a file. Raises :class:`Busy` after ``patience`` seconds.
+
+    Both kinds of lock count: ``flock``, and records of ``fcntl``, which sqlite, CUDA and MIOpen take, in a ``span`` of
+    bytes (start and length; a length of 0 is the rest of the file).
+    """
+    deadline = time.monotonic() + patience
+    while _is_locked(path, span):
+        if time.monotonic() > deadline:
+            message = f"locked by another process for more than {patience:g} s; try again when it has ended, or --wait"
+            raise Busy(layer, message, path)
+        time.sleep(_PAUSE)
+
+
+def _is_locked(path: Path, span: tuple[int, int]) -> bool:
+    try:
+        import fcntl
+
+        handle = open_plain(path)
+    except (ImportError, OSError):
+        # The change itself says what is wrong with it.
+        return False
+    try:
+        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        fcntl.flock(handle, fcntl.LOCK_UN)
+        return _has_record_lock(handle, span)
+    except BlockingIOError:
+        return True
+    except OSError:
+        # A file system without such locks.
+        return False
+    finally:
+        # Closing it at once could drop locks that a library in this process holds.
+        release(handle)
+
+
+def _has_record_lock(handle: int, span: tuple[int, int]) -> bool:
+    """Ask, without taking it, whether a lock would have to wait for another process; known on 64-bit Linux alone."""
+    if sys.platform != "linux" or struct.calcsize("P") != struct.calcsize("q"):
+        return False
+    import fcntl
+
+    question = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, *span, 0)
+    kind: int = struct.unpack(_FLOCK, fcntl.fcntl(handle, fcntl.F_GETLK, question))[0]
+    return kind != fcntl.F_UNLCK
