@@ -229,9 +229,11 @@ def _over_nodes(stack: Stack, act: Callable[[Nodes], T]) -> T:
     """Do something on all ranks of a job together; what is wrong with a request is said by the first of them."""
     from cachectl import render
     from cachectl.layers.errors import BadRequest
+    from cachectl.mpi import one_voice
     from cachectl.nodes import Nodes
 
-    nodes = Nodes(stack, render.warn)
+    with one_voice():
+        nodes = Nodes(stack, render.warn)
     try:
         return act(nodes)
     except BadRequest:
