@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext, redirect_stdout
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from cachectl.grammar import build_parser
+from cachectl.grammar import attach_values, build_parser
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -47,13 +47,15 @@ _TELLING: Final = frozenset({"report", "layers", "doctor"})
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit status."""
     _open_streams()
-    ours, command = _split(list(sys.argv[1:] if arguments is None else arguments))
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    ours, command = _split(words)
     try:
-        options = build_parser(ours[:1]).parse_args(ours)
+        options = build_parser(ours[:1]).parse_args(attach_values(ours) if ours[:1] == ["run"] else ours)
     except SystemExit:
         _drop_output()
         raise
     options.command = command
+    options.words = words
     return _guarded(_HANDLERS[options.verb], options)
 
 
@@ -231,9 +233,11 @@ def _over_nodes(stack: Stack, act: Callable[[Nodes], T]) -> T:
     """Do something on all ranks of a job together; what is wrong with a request is said by the first of them."""
     from cachectl import render
     from cachectl.layers.errors import BadRequest
+    from cachectl.mpi import one_voice
     from cachectl.nodes import Nodes
 
-    nodes = Nodes(stack, render.warn)
+    with one_voice():
+        nodes = Nodes(stack, render.warn)
     try:
         return act(nodes)
     except BadRequest:
@@ -439,10 +443,9 @@ def _run(options: argparse.Namespace) -> int:
     from cachectl import child, render
     from cachectl.scratch import scratch_folder, shadow_user_cache
 
-    if not options.command:
-        options.parser.error("write -- and the command to run at the end")
     if not (options.no_cache or options.prove or options.isolated is not None):
-        options.parser.error("say how to run it: --no-cache, --isolated or --prove")
+        options.parser.error("say how to run it: --no-cache, --isolated or --prove; then -- and the command")
+    _demand_command(options)
     stack = _stack(options)
     layers: tuple[Layer, ...] = stack.named(options.layers)
     if not options.no_cache and options.isolated is None:
@@ -458,6 +461,26 @@ def _run(options: argparse.Namespace) -> int:
             status = child.run(options.command, changes, stack.environment, signals)
         # What was brought home counts too.
         return _proved(watch, status)
+
+
+def _demand_command(options: argparse.Namespace) -> None:
+    """Raise :class:`BadRequest`, with the corrected line, if the command does not stand behind ``--``, all of it."""
+    import shlex
+
+    from cachectl.layers.errors import BadRequest
+
+    stray: list[str] = getattr(options, "stray", [])
+    if stray:
+        ours, _ = _split(options.words)
+        at = len(ours) - len(stray)
+        before, after = options.words[:at], options.words[at:]
+        if options.command and len(stray) == 1 and before[-1] == "--isolated":
+            what, line = "a folder is named after =", [*before[:-1], f"--isolated={stray[0]}", *after[1:]]
+        else:
+            what, line = "-- goes before the command", [*before, "--", *after]
+        raise BadRequest(f"{what}: {shlex.join(['cachectl', *line])}")
+    if not options.command:
+        options.parser.error("write -- and the command to run at the end")
 
 
 def _watch(options: argparse.Namespace, stack: Stack, layers: tuple[Layer, ...]) -> Watch:
@@ -544,8 +567,7 @@ def _trace(options: argparse.Namespace) -> int:
     from cachectl.trace import Tracer
     from cachectl.whole_files import STREAM
 
-    if not options.command:
-        options.parser.error("write -- and the command to run at the end")
+    _demand_command(options)
     stack = _stack(options)
     output = None if options.json is None else _output(options.json, json_kind("cachectl/trace"), stack, options)
     _check_targets(output)
@@ -570,8 +592,7 @@ def _bench(options: argparse.Namespace) -> int:
     from cachectl.output_files import PICTURE, json_kind
     from cachectl.whole_files import STREAM
 
-    if not options.command:
-        options.parser.error("write -- and the command to run at the end")
+    _demand_command(options)
     if options.plot is not None:
         from cachectl.plot import check
 
@@ -679,8 +700,7 @@ def _stage(options: argparse.Namespace) -> int:
     from cachectl.importing import Trust
     from cachectl.mpi import Job, run_staged
 
-    if not options.command:
-        options.parser.error("write -- and the command to run at the end")
+    _demand_command(options)
     why = (options.allowed_signers, options.sha256, options.trust)
     trust = Trust(*why) if any(why) else None
     environment = _stack(options).environment

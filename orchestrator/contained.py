@@ -309,7 +309,7 @@ class Contained(Layer):
 
     def lock_files(self, root: Root, keys: Iterable[str]) -> Iterable[Path]:
         """Ask which files a change of entries locks."""
-        return tuple(self._each(lambda: self._inner.lock_files(root, keys), (Path,)))
+        return self._ask(lambda: tuple(_checked(path, Path) for path in self._inner.lock_files(root, keys)))
 
     def foresee_removal(self, root: Root, targets: tuple[Target, ...]) -> Foresight:
         """Ask what removing would do."""

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from cachectl.contained import FAILURES
+from cachectl.launcher import RANKS, number_of
 from cachectl.layers.environment import user_name
 from cachectl.layers.facts import Ability, Census, Condition, Finding, Hazard, Quarantined, Root, Scope, Severity
 from cachectl.layers.mounts import network_file_system
@@ -39,22 +40,7 @@ _WORST_FIRST: Final = (
 )
 #: So many empty files are no bytes, but they fill a quota of files.
 _MANY_FILES: Final = 1000
-#: No longer than any number of ranks is.
-_NUMBER: Final = re.compile(r"[0-9]{1,12}")
 
-#: Number of ranks and own rank, as launchers tell them: Open MPI, PMIx, MPICH and its kin, MVAPICH, Slurm, PALS, LSF,
-#: Flux. Where the number is missing, a rank above zero tells that there are several.
-_RANKS: Final = (
-    ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"),
-    ("PMI_SIZE", "PMI_RANK"),
-    ("MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_RANK"),
-    ("PALS_SIZE", "PALS_RANKID"),
-    ("JSM_NAMESPACE_SIZE", "JSM_NAMESPACE_RANK"),
-    ("FLUX_JOB_SIZE", "FLUX_TASK_RANK"),
-    ("SLURM_NTASKS", "SLURM_PROCID"),
-    ("PMIX_SIZE", "PMIX_RANK"),
-    ("MPI_LOCALNRANKS", "MPI_LOCALRANKID"),
-)
 #: Ranks within a node: they tell roots apart where each node has its own.
 _LOCAL_RANKS: Final = (
     *("OMPI_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_RANK", "PALS_LOCAL_RANKID", "SLURM_LOCALID"),
@@ -250,16 +236,11 @@ def _elsewhere(layer: Layer, folder: str) -> str:
 
 def job_of(environment: Environment) -> Job | None:
     """Return the job of several ranks that the variables tell of, ``None`` outside of one."""
-    for size, rank in _RANKS:
-        ranks, own = _number(environment, size), _number(environment, rank)
+    for size, rank in RANKS:
+        ranks, own = number_of(environment, size), number_of(environment, rank)
         if (ranks or 0) > 1 or (own or 0) > 0:
             return Job(ranks, rank)
     return None
-
-
-def _number(environment: Environment, variable: str) -> int | None:
-    value = environment.get(variable) or ""
-    return int(value) if _NUMBER.fullmatch(value) else None
 
 
 def _apart(environment: Environment, path: Path) -> bool:
@@ -271,10 +252,10 @@ def _apart(environment: Environment, path: Path) -> bool:
     home = environment.home_folder
     for part in path.relative_to(home).parts if path.is_relative_to(home) else path.parts:
         end = re.search(r"[0-9]{1,12}$", part)
-        told = {rank for _, rank in _RANKS} - set(_LOCAL_RANKS)
+        told = {rank for _, rank in RANKS} - set(_LOCAL_RANKS)
         if local or platform.node() in part:
             told |= set(_LOCAL_RANKS)
-        if end is not None and int(end[0]) in {_number(environment, name) for name in told}:
+        if end is not None and int(end[0]) in {number_of(environment, name) for name in told}:
             return True
     return False
 

