@@ -527,7 +527,7 @@ def _able(abilities: Mapping[Ability, str | None]) -> Mapping[Ability, str | Non
 
 def _errors(found: Mapping[str, LayerError]) -> Mapping[str, LayerError]:
     """Return what keeps entries from being placed. Raises :class:`TypeError` for what are no errors of a layer."""
-    if not all(isinstance(error, LayerError) for error in found.values()):
+    if not all(isinstance(error, LayerError) for error in _checked(found, Mapping).values()):
         raise TypeError("refuses a key with what is no LayerError")
     return found
 

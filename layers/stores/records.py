@@ -158,7 +158,7 @@ class RecordFile:
         if (because := closed_because(self.path.parent, self.path.name)) is not None:
             raise Unreachable(self.layer, f"cannot write: {because}", self.path)
         content = self._content()
-        left = [line for line in _lines(content) if _key(line) not in keys]
+        left = [line for line in split_lines(content) if _key(line) not in keys]
         return len(content) - (sum(len(line) + 1 for line in left) if any(left) else 0)
 
     # ------------------------------------------------------------------ quarantine
