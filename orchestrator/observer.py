@@ -18,17 +18,40 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-#: Of what PoCL can tell, what its compiler does.
+#: The bit of PoCL's filter for messages of its compiler, ``POCL_DEBUG_FLAG_LLVM``.
 _ABOUT_LLVM = 4
-_BUILDING = re.compile(rb"\|\s+LLVM \|\s+building program with options")
-_DEVICE = re.compile(rb"\|\s+LLVM \|\s+BUILDING for device")
-_WRITING = re.compile(rb"\|\s+LLVM \|\s+Writing program\.bc to (.*)/program\.bc")
+# PoCL colours its messages where descriptor 2 was a terminal when it set up its devices.
+_COLOUR = r"(?:\x1b\[[0-9;]*m)"
+_INDENT = rf"(?:{_COLOUR}{{1,2}} {_COLOUR})"
+#: The first part of a message: time, function and line; then level and category, which a killed process may leave out.
+_HEAD = re.compile(
+    (
+        rf"{_COLOUR}?\[\d{{4}}-\d\d-\d\d [0-9:.]+\] ?{_COLOUR}?P[Oo]CL[\w-]*: in fn ([^\n]*?) {_COLOUR}?at line \d+:"
+        rf"(\s{{1,2}}{_COLOUR}?(?: \*\*\* \w+ \*\*\* )? \| +\w+ \| (?:{_INDENT}| )?)?"
+    ).encode()
+)
+#: The texts that are understood. The second group is the folder of a program that was not in the cache.
+_TEXTS = (
+    r"building program (?:with options|for \d+ devs) ",
+    r"(BUILDING for device: )",
+    r"building from [\w ]+ for device ",
+    r"all build options: ",
+    r"(?s:Writing program\.bc to (.*?)/program\.bc\.)",
+    r"Found cached (?:compiled SPIRV )?binary at ",
+    r"Cached compiled SPIRV binary not found",
+    r"(?:SPIR|LLVM-SPIR|LLVM IR) binary detected",
+    r"Using [^\n]* as the built-in lib",
+    r"(?:creating|releasing) LLVM context",
+    r"Created context \d+ ",
+)
+_TEXT = re.compile(rf"{_INDENT}? {{0,4}}(?:{'|'.join(_TEXTS)})[^\n]*\n".encode())
+#: Functions that look programs up: where one prints another text, a hit cannot be distinguished from a miss.
+_LOOKS_UP = re.compile(rb"compile_and_link_program|pocl_driver_\w+|pocl_llvm_(?:\w+_program|\w+_link_ir)")
 # As in cachectl.layers.formats.opencl_source, which this file does not import.
 _ATTRIBUTE = r"(?:__attribute__\s{0,9}\(\((?:(?!\)\)).){0,200}\){2,9}\s{0,99}){0,9}"
 _KERNEL = re.compile(
     r"\b(?:__)?kernel\s{1,99}" + _ATTRIBUTE + r"void\s{1,99}" + _ATTRIBUTE + r"(\w{1,999})\s{0,99}\(", re.DOTALL
 )
-_MESSAGE_OF_POCL = re.compile(rb"^(?:\*\* Final POCL_DEBUG flags|\[[-0-9: .]+\]\s?P[Oo]CL: |  \*\*\* \w+ \*\*\*  \|)")
 POCL = "Portable Computing Language"
 _WORSE = ("miss", "hit")
 _here = threading.local()
@@ -287,7 +310,8 @@ def watch_builds(module: Any, notes: Notes) -> None:
         def build_and_tell(*arguments: Any, **options: Any) -> Any:
             _here.binary = None
             about = _here.about = _quietly(_about, kind, arguments, options) or {}
-            ticket = pocl.listen()
+            # Another driver says nothing of its cache.
+            ticket = pocl.listen() if about.get("platform", POCL) == POCL else None
             started = time.perf_counter()
             failed = True
             try:
@@ -296,7 +320,7 @@ def watch_builds(module: Any, notes: Notes) -> None:
                 return built
             finally:
                 seconds = time.perf_counter() - started
-                compiled, heard = pocl.heard(ticket, kind, failed=failed)
+                compiled, heard = pocl.heard(ticket, kind, failed=failed) if ticket else (None, False)
                 outcome = {"failed": failed, "binary": _here.binary, "heard": heard, "compiled": compiled}
                 notes.add(event="build", kind=kind, seconds=seconds, **outcome, **about)
 
@@ -340,6 +364,7 @@ class Pocl:
         self._notes = notes
         self._pid = 0
         self._path = ""
+        self._start = 0
         self._file: int | None = None
         self._own: int | None = None
         self._filter: Any = None
@@ -364,13 +389,13 @@ class Pocl:
             if self._inside == 1:
                 self._kinds, self._failed = [], 0
                 self._listening = _quietly(self._turn_on) or False
-                self._start = self._size()
             return (self._entered if self._inside == 1 else 0), self._size()
 
     def heard(self, ticket: tuple[int, int], kind: str, *, failed: bool) -> tuple[bool | None, bool]:
-        """End listening, with the last that does; tell whether PoCL has compiled meanwhile, and whether it was heard.
+        """End listening to one build. Return whether PoCL compiled it, ``None`` if unknown, and whether PoCL was heard.
 
-        Of builds at the same time one cannot know which was compiled, unless none was.
+        If builds ran at the same time and PoCL compiled one of them, it is unknown which. Messages are switched
+        off when the last build has ended.
         """
         others = b""
         with self._lock:
@@ -379,7 +404,7 @@ class Pocl:
             self._failed += failed
             if not self._listening:
                 return None, False
-            wrote = bool(_WRITING.search(self._said(ticket[1])))
+            meanwhile = Messages(self._said(ticket[1]))
             alone = ticket[0] == self._entered
             if not self._inside:
                 others = _quietly(self._end_of_episode) or b""
@@ -387,7 +412,10 @@ class Pocl:
         if others:
             # Not under the lock: whoever reads it may be slow.
             _quietly(os.write, 2, others)
-        return (wrote if alone or not wrote else None), listened
+        if meanwhile.wrote:
+            return (True if alone else None), listened
+        # A hit prints no message: it needs proof that PoCL was heard in this build.
+        return (False if meanwhile.devices and meanwhile.clear else None), listened
 
     def _turn_on(self) -> bool:
         import ctypes
@@ -424,6 +452,8 @@ class Pocl:
             return
         self._pid = os.getpid()
         self._path = os.path.join(self._notes.folders[0], f"{self._pid}.messages")
+        # After ``exec`` the file of the previous program has the same name.
+        self._start = self._size()
         library.fopen.restype = ctypes.c_void_p
         self._file = library.fopen(os.fsencode(self._path), b"ae")
         if self._file is not None:
@@ -439,21 +469,22 @@ class Pocl:
             return False
 
     def _end_of_episode(self) -> bytes:
-        """Note what PoCL did since there was nobody; return what others have printed meanwhile."""
+        """Note what PoCL did since the first of these builds began; return what other C code printed meanwhile."""
         self._turn_off()
         said = self._said(self._start)
-        devices = len(_DEVICE.findall(said)) or len(_BUILDING.findall(said))
-        wrote = [os.fsdecode(path) for path in _WRITING.findall(said)]
+        messages = Messages(said)
+        # A thread that holds our stream may still print: the next episode reads on from here.
+        self._start += len(said)
         lookups = None
-        if self._failed == len(self._kinds) or set(self._kinds) == {"compile"}:
-            # Neither a failure nor an object file is looked up.
-            lookups = len(wrote)
-        elif not self._failed and "compile" not in self._kinds:
-            lookups = devices
-            # It was built without messages.
-            self._listening = devices > 0
-        self._notes.add(event="pocl", lookups=lookups, wrote=wrote, upto=self._size())
-        return not_of_pocl(said)
+        if self._failed == len(self._kinds):
+            # A failure is no hit, but may have stored a program for one of several devices.
+            lookups = len(messages.wrote)
+        elif not self._failed:
+            lookups = messages.devices
+            # False where the program switched messages off, or the release words them differently.
+            self._listening = messages.clear and lookups >= len(self._kinds)
+        self._notes.add(event="pocl", lookups=lookups, wrote=messages.wrote, upto=self._start)
+        return messages.others
 
     def _said(self, start: int) -> bytes:
         try:
@@ -486,6 +517,28 @@ def _filter_of_pocl() -> Any:
     return next((variable for variable in found if variable is not None), None)
 
 
-def not_of_pocl(messages: bytes) -> bytes:
-    """Return the lines of C code's error stream that are not PoCL's."""
-    return b"".join(line for line in messages.splitlines(keepends=True) if not _MESSAGE_OF_POCL.match(line))
+class Messages:
+    """A part of C code's error stream, read: what PoCL says in it, and what others printed.
+
+    ``devices`` is how many devices PoCL says it builds for. ``wrote`` has the folder of each program that was not in
+    its cache. ``clear`` is false if a function that looks programs up printed an unknown text: no hit is certain then.
+    ``others`` is the rest of the stream, unchanged.
+    """
+
+    def __init__(self, said: bytes) -> None:
+        self.devices = 0
+        self.wrote: list[str] = []
+        self.clear = True
+        self.others, *messages = _HEAD.split(said)
+        for index in range(0, len(messages), 3):
+            function, level, rest = messages[index : index + 3]
+            text = _TEXT.search(rest)
+            if text is None:
+                self.clear = self.clear and not _LOOKS_UP.search(function)
+                self.others += (rest if level else rest.lstrip(b"\n")).partition(b"\n")[2]
+                continue
+            self.devices += text[1] is not None
+            if text[2] is not None:
+                self.wrote.append(os.fsdecode(text[2]))
+            # PoCL prints a message in several parts, and another thread may have printed between them.
+            self.others += rest[: text.start()] + rest[text.end() :]

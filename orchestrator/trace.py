@@ -28,7 +28,7 @@ from cachectl.layers.errors import BadRequest
 from cachectl.layers.facts import Entry, Scope
 from cachectl.layers.neo_compiler_cache import NeoCompilerCache
 from cachectl.layers.pytools_dictionaries import PytoolsDictionaries
-from cachectl.observer import POCL, not_of_pocl
+from cachectl.observer import POCL, Messages
 
 if TYPE_CHECKING:
     from cachectl.layers.environment import Environment
@@ -433,7 +433,7 @@ def _not_passed_on(folder: Path, events: Sequence[Mapping[str, Any]]) -> Iterato
     """Yield what C code printed in a build in which its process ended, and could not pass it on itself."""
     for path in sorted(folder.glob("*.messages")):
         own = (event for event in events if event["event"] == "pocl" and str(event["pid"]) == path.stem)
-        yield not_of_pocl(_read(path)[max((event["upto"] for event in own), default=0) :])
+        yield Messages(_read(path)[max((event["upto"] for event in own), default=0) :]).others
 
 
 def _read(path: Path) -> bytes:
