@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 from cachectl.layers.distributions import entry_points
 from cachectl.layers.environment import Environment
-from cachectl.layers.facts import Hazard, Scope
+from cachectl.layers.facts import Scope
 from cachectl.layers.layer import Layer
 from cachectl.layers.patience import TookTooLong, limited
 
@@ -123,15 +123,10 @@ def _ill_formed(layer: Layer) -> str | None:
     if type(layer.interface) is not int or layer.interface not in INTERFACES:
         known = ", ".join(map(str, sorted(INTERFACES)))
         return f"was written for version {layer.interface!r} of the interface; this cachectl knows {known}"
-    kinds: dict[str, type | tuple[type, ...]] = {"title": str, "forms": tuple, "scope": Scope, "precious": bool}
-    kinds |= dict.fromkeys(("on_network", "among_ranks", "when_closed"), (Hazard, type(None)))
-    kinds["failure_mark"] = (re.Pattern, type(None))
+    kinds = {"title": str, "forms": tuple, "scope": Scope, "precious": bool}
     for attribute, kind in kinds.items():
         if not isinstance(getattr(layer, attribute), kind):
-            name = kind[0].__name__ if isinstance(kind, tuple) else kind.__name__
-            return f"has a {attribute} that is no {name}: {getattr(layer, attribute)!r}"
-    if layer.failure_mark is not None and not isinstance(layer.failure_mark.pattern, str):
-        return f"has a failure_mark that is no pattern of text: {layer.failure_mark!r}"
+            return f"has a {attribute} that is no {kind.__name__}: {getattr(layer, attribute)!r}"
     if not layer.forms or not all(isinstance(form, str) for form in layer.forms):
         return f"has forms that are no names: {layer.forms!r}"
     return None

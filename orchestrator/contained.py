@@ -29,6 +29,7 @@ from cachectl.layers.facts import (
     Flag,
     Foresight,
     Found,
+    Hazard,
     Housekeeping,
     Note,
     Orphan,
@@ -154,11 +155,13 @@ _WORDED: Final[Mapping[type, tuple[str, ...]]] = {
     Artifact: ("detail",),
     Switch: ("set",),
 }
-#: Attributes of :class:`Layer` that a plug-in may set. The registry has checked them.
-_ATTRIBUTES: Final = (
-    *("interface", "name", "title", "scope", "precious", "forms"),
-    *("on_network", "among_ranks", "when_closed", "failure_mark"),
-)
+#: Attributes of :class:`Layer` that a plug-in has. The registry has checked them.
+_REQUIRED: Final = ("interface", "name", "title", "scope", "precious", "forms")
+#: Attributes that have a default, which holds where the plug-in sets something else than these kinds.
+_OPTIONAL: Final[Mapping[str, tuple[type, ...]]] = {
+    **dict.fromkeys(("on_network", "among_ranks", "when_closed"), (Hazard, type(None))),
+    "failure_mark": (re.Pattern, type(None)),
+}
 #: What every shell and every system takes for the name of a variable.
 _VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
@@ -174,7 +177,12 @@ class Contained(Layer):
         super().__init__(environment)
         self._inner = inner
         self._limit = plugin_limit(environment)
-        self.__dict__.update({name: getattr(inner, name) for name in _ATTRIBUTES})
+        self.__dict__.update({name: getattr(inner, name) for name in _REQUIRED})
+        for name, kinds in _OPTIONAL.items():
+            value = getattr(inner, name, None)
+            is_bytes = isinstance(value, re.Pattern) and not isinstance(value.pattern, str)
+            if isinstance(value, kinds) and not is_bytes:
+                self.__dict__[name] = value
 
     def _ask(self, question: Callable[[], T]) -> T:
         try:

@@ -13,7 +13,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from cachectl.session import Held
+    from cachectl.session import Held, StillOn
 
 _OPTION = "--no-kernel-caches"
 #: Where a session that is switched off keeps what that gave: an attribute of its config, which every pytest takes.
@@ -21,7 +21,7 @@ _OFF = "_cachectl_off"
 
 
 @pytest.fixture
-def cold_caches() -> Iterator[Mapping[str, Held]]:
+def cold_caches(request: pytest.FixtureRequest) -> Iterator[Mapping[str, Held]]:
     """Switch every kernel cache off for this test and its child processes, as ``cachectl.disabled()`` does.
 
     Yields what that yields: the truth about each layer. A test whose caches cannot all be kept from answering is an
@@ -34,11 +34,11 @@ def cold_caches() -> Iterator[Mapping[str, Held]]:
         with cachectl.disabled() as held:
             yield held
     except StillOn as error:
-        pytest.fail(f"cold_caches: {error}", pytrace=False)
+        raise _not_as_asked("cold_caches", error, request) from None
 
 
 @pytest.fixture
-def isolated_caches() -> Iterator[Path]:
+def isolated_caches(request: pytest.FixtureRequest) -> Iterator[Path]:
     """Switch every kernel cache on, in an empty root of this test's own, as ``cachectl.isolated()`` does.
 
     Yields the root. Libraries that have opened their caches cannot be moved: such a test is an error that names them.
@@ -50,7 +50,13 @@ def isolated_caches() -> Iterator[Path]:
         with cachectl.isolated() as root:
             yield root
     except StillOn as error:
-        pytest.fail(f"isolated_caches: {error}; run the test in a process of its own", pytrace=False)
+        raise _not_as_asked("isolated_caches", error, request) from None
+
+
+def _not_as_asked(fixture: str, error: StillOn, request: pytest.FixtureRequest) -> BaseException:
+    """Return the failure of a test whose caches are not as it asks: one line, and how to run the test."""
+    how = f"run the test in a process of its own: pytest {request.node.nodeid}, and import the libraries in the test"
+    return pytest.fail.Exception(f"{fixture}: {error.what}; {how}", pytrace=False)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -87,7 +93,8 @@ def _switch_off(config: pytest.Config, *, asked: bool) -> None:
     try:
         setattr(config, _OFF, block.enter_context(cachectl.disabled()))
     except StillOn as error:
-        raise pytest.UsageError(f"{_OPTION}: {error}") from error
+        how = "start these libraries from a conftest, or run: cachectl run --no-cache -- pytest"
+        raise pytest.UsageError(f"{_OPTION}: {error.what}; {how}") from None
     # Not in pytest_unconfigure, which a session that ends before it is configured never reaches.
     config.add_cleanup(block.close)
 

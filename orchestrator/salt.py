@@ -2,7 +2,7 @@
 
 A started driver has read its switches, but it cannot hit for a source that it has never compiled. The source gets a
 constant, and the options a macro, that no other build has. The caches store the name of the constant with the program,
-so the entries of salted builds can be told from those of other programs and removed.
+so the entries of salted builds can be distinguished from those of other programs and removed.
 """
 
 from __future__ import annotations

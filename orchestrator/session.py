@@ -14,9 +14,9 @@ from functools import cache
 from importlib import import_module, reload
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from cachectl.layers.errors import CachectlError, LayerError
+from cachectl.layers.errors import BadRequest, CachectlError, LayerError
 from cachectl.layers.facts import Condition, Patch, Switch
 from cachectl.layers.processes import Loaded, first_variables, libraries_here
 from cachectl.overlay import PROCESS, Attribute, Missing, Slot, Variable
@@ -29,13 +29,24 @@ if TYPE_CHECKING:
     from cachectl.layers.layer import Layer
 
 
-class StillOn(CachectlError, RuntimeError):
-    """Some layers cannot be switched in this process any more; ``layers`` maps each to the reason."""
+_INSTEAD_OF_DISABLED: Final = (
+    "enter disabled() before these libraries start, or run: cachectl run --no-cache -- COMMAND; "
+    "strict=False switches off the others and warns"
+)
 
-    def __init__(self, layers: Mapping[str, str]) -> None:
+
+class StillOn(CachectlError, RuntimeError):
+    """Some layers cannot be switched off, or moved, in this process any more.
+
+    ``layers`` maps each to the reason, ``what`` says this in one sentence, and ``instead`` names what works.
+    """
+
+    def __init__(self, layers: Mapping[str, str], act: str, instead: str) -> None:
         self.layers = dict(layers)
-        listed = "; ".join(f"{name}: {why}" for name, why in layers.items())
-        super().__init__(f"cannot be switched in this process: {listed} (strict=False only warns)")
+        listed = ", ".join(f"{name} ({why})" for name, why in layers.items())
+        self.what = f"cannot {act} in this process: {listed}"
+        self.instead = instead
+        super().__init__(f"{self.what}; {instead}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,21 +63,25 @@ class Held:
 
 
 @contextmanager
-def disabled(*layers: str, strict: bool = True, refresh: bool = False) -> Iterator[Mapping[str, Held]]:
+def disabled(*layers: str | Iterable[str], strict: bool = True, refresh: bool = False) -> Iterator[Mapping[str, Held]]:
     """Switch the named layers, or all, off in this process and its children.
 
-    Yields the truth about each layer. Where a driver has started, its layer is salted. Raises :class:`StillOn` before
-    anything is changed where a layer can be neither switched nor salted; ``strict=False`` warns instead. With
-    ``refresh``, layers that can are not read but still written, in this process only; all others are off. Leaving
-    restores environment and switches exactly, and leaves modules that were imported meanwhile as they would be had the
-    block not been there. Kernels that the program has compiled before, and holds, are not compiled anew.
+    Layers are named one by one, or by any iterable of names; an empty iterable names none. Yields the truth about each
+    layer. Where a driver has started, its layer is salted. Raises :class:`StillOn` before anything is changed where a
+    layer can be neither switched nor salted; ``strict=False`` warns instead. With ``refresh``, layers that can are not
+    read but still written, in this process only; all others are off. Leaving restores environment and switches exactly,
+    and leaves modules that were imported meanwhile as they would be had the block not been there. Kernels that the
+    program has compiled before, and holds, are not compiled again.
     """
     stack = Stack()
-    chosen = [layer for layer in stack.named(layers) if can_switch(layer)]
+    chosen = [layer for layer in _named(stack, layers) if can_switch(layer)]
     loaded = libraries_here()
     judged = {layer.name: _judge(layer, loaded, refresh=refresh) for layer in chosen}
     held = {name: hold for name, (hold, _) in judged.items()}
-    _complain({name: hold.why for name, hold in held.items() if hold.status == "on"}, strict=strict)
+    still_on = {name: hold.why for name, hold in held.items() if hold.status == "on"}
+    if still_on and strict:
+        raise StillOn(still_on, "switch off", _INSTEAD_OF_DISABLED)
+    _warn_of(still_on)
     switches = [switch for _, switch in judged.values() if switch is not None]
     held.update(_switched_along(stack, switches))
     salted = [layer for layer in chosen if held[layer.name].status == "salted"]
@@ -106,12 +121,15 @@ def isolated(folder: Path | str | None = None, *, strict: bool = True) -> Iterat
     """
     stack = Stack()
     root = Path(tempfile.mkdtemp(prefix="cachectl-")) if folder is None else Path(folder).absolute()
-    root.mkdir(parents=True, exist_ok=True)
     moved = relocations(stack, root)
     process = os.getpid()
     try:
         loaded = libraries_here()
-        _complain({name: why for name, switch in moved.items() if (why := _latched(switch, loaded))}, strict=strict)
+        late = {name: why for name, switch in moved.items() if (why := _latched(switch, loaded)) is not None}
+        if late and strict:
+            raise StillOn(late, "move", _instead_of_isolated(stack, loaded))
+        _warn_of(late)
+        root.mkdir(parents=True, exist_ok=True)
         make_folders(moved.values())
         switches = [*moved.values(), *(stack[name].enable() for name in moved if can_switch(stack[name]))]
         with shadow_user_cache(stack.environment, stack, root):
@@ -247,11 +265,29 @@ def _latched(switch: Switch, loaded: Loaded) -> str | None:
     return "its driver has started, and reads its variables only then" if started else None
 
 
-def _complain(still_on: Mapping[str, str], *, strict: bool) -> None:
-    if not still_on:
-        return
-    if strict:
-        raise StillOn(still_on)
+def _named(stack: Stack, layers: Iterable[str | Iterable[str]]) -> tuple[Layer, ...]:
+    """Return the layers that are named, each once; all of them where the caller gave no argument.
+
+    Raises :class:`BadRequest` for a name that no layer has, and for what is no name.
+    """
+    names: list[str] = []
+    for argument in layers:
+        listed = [argument] if isinstance(argument, str) or not isinstance(argument, Iterable) else argument
+        for name in listed:
+            if not isinstance(name, str):
+                raise BadRequest(f"layers are named by str, not by {type(name).__name__}")
+            names.append(name)
+    return stack.named(names) if names or not layers else ()
+
+
+def _instead_of_isolated(stack: Stack, loaded: Loaded) -> str:
+    """Say what works where layers cannot be moved; ``disabled()`` only if it would."""
+    statuses = (_judge(layer, loaded, refresh=False)[0].status for layer in stack if can_switch(layer))
+    off = "" if "on" in statuses else "; cachectl.disabled() works here"
+    return f"enter isolated() before these libraries start, or run: cachectl run --isolated -- COMMAND{off}"
+
+
+def _warn_of(still_on: Mapping[str, str]) -> None:
     for name, why in still_on.items():
         warnings.warn(f"{name} stays as it is: {why}", RuntimeWarning, stacklevel=4)
 

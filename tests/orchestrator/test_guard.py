@@ -277,7 +277,21 @@ def _takes_one(layer: Layer, environment: Environment) -> None:
     Layer.__init__(layer, environment)
 
 
-@pytest.mark.parametrize("name", [*attributes()])
+OPTIONAL = ("on_network", "among_ranks", "when_closed", "failure_mark")
+
+
+@pytest.mark.parametrize("wrong", ["nonsense", 7, re.compile(b"bytes")])
+@pytest.mark.parametrize("name", OPTIONAL)
+def test_an_optional_attribute_that_is_wrong_has_its_default(tmp_path: Path, name: str, wrong: object) -> None:
+    assert getattr(guarded(tmp_path, **{name: wrong}), name) == getattr(Layer, name)
+
+
+@pytest.mark.parametrize("name", OPTIONAL)
+def test_an_optional_attribute_may_be_none(tmp_path: Path, name: str) -> None:
+    assert getattr(guarded(tmp_path, **{name: None}), name) is None
+
+
+@pytest.mark.parametrize("name", sorted(attributes().keys() - set(OPTIONAL)))
 def test_an_attribute_that_is_none_is_named_when_the_plug_in_is_loaded(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str
 ) -> None:
@@ -288,8 +302,7 @@ def test_an_attribute_that_is_none_is_named_when_the_plug_in_is_loaded(
 
         @staticmethod
         def load() -> type[Layer]:
-            optional = name in ("on_network", "among_ranks", "when_closed", "failure_mark")
-            return type("Mine", (notes(),), {name: "wrong" if optional else None})
+            return type("Mine", (notes(),), {name: None})
 
     monkeypatch.setattr("cachectl.layers.registry.entry_points", lambda _: [Point])
     (broken,) = plugged_in(environment)

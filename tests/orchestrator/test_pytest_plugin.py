@@ -141,10 +141,45 @@ def test_again(isolated_caches):
     assert root is not None
     assert not Path(root[1]).exists()
     # A library that has opened its cache stays there: the test is an error in one line, not run on the wrong cache.
-    (line,) = {line for line in done.stdout.splitlines() if line.startswith("isolated_caches: ")}
-    assert "loopy" in line
-    assert line.endswith("run the test in a process of its own")
-    assert "Traceback" not in done.stdout
+    line = only_line_of_the_error(done.stdout, "test_again")
+    assert line.startswith("isolated_caches: cannot move in this process: loopy (")
+    assert "run the test in a process of its own: pytest test_it.py::test_again" in line
+    assert "strict" not in line
+
+
+def only_line_of_the_error(output: str, test: str) -> str:
+    """Return what pytest says of a test that could not be set up, which has to be one line."""
+    _, _, rest = output.partition(f"ERROR at setup of {test} ")
+    (line,) = [line for line in rest.split("\n===")[0].splitlines()[1:] if line and not line.startswith("---")]
+    return line
+
+
+#: Loads PoCL as another library than PyOpenCL would, so that nothing can be salted.
+LATE = """
+import ctypes, importlib.util
+from pathlib import Path
+folder = Path(importlib.util.find_spec("pyopencl").origin).parent
+places = (folder / ".libs", folder.parent / "pyopencl.libs")
+ctypes.CDLL(str(next(path for place in places for path in place.glob("libpocl*"))))
+"""
+
+
+@pytest.mark.real
+def test_a_test_that_cannot_be_cold_is_one_line(home: Home) -> None:
+    done = session(home, f"{LATE}\ndef test_cold(cold_caches): pass\n", check=False)
+    line = only_line_of_the_error(done.stdout, "test_cold")
+    assert line.startswith("cold_caches: cannot switch off in this process: pocl (its driver has started")
+    assert "pytest test_it.py::test_cold" in line
+
+
+@pytest.mark.real
+def test_an_option_that_comes_too_late_is_one_line(home: Home) -> None:
+    (home.path / "late.py").write_text(LATE)
+    done = session(home, "", "-p", "late", "--no-kernel-caches", check=False, PYTHONPATH=str(home.path))
+    assert done.returncode == 4
+    (line,) = filter(None, (done.stdout + done.stderr).splitlines())
+    assert line.startswith("ERROR: --no-kernel-caches: cannot switch off in this process: pocl (")
+    assert line.endswith("cachectl run --no-cache -- pytest")
 
 
 @pytest.mark.real

@@ -51,6 +51,23 @@ def test_isolated_after_the_libraries_have_opened_their_caches_says_so(home: Hom
     assert "entered" not in seen
     assert {"loopy", "pocl", "pyopencl-invoker"} <= set(seen["still_on"])
     assert seen["restored"]
+    assert not seen["made"]
+    # One line that names what works, and that does.
+    assert seen["said"].startswith("cannot move in this process: loopy (")
+    assert "run: cachectl run --isolated -- COMMAND" in seen["said"]
+    assert seen["said"].endswith("cachectl.disabled() works here")
+    assert "\n" not in seen["said"]
+    assert seen["instead"] == ["off", "salted"]
+
+
+def test_layers_may_be_named_by_lists(home: Home) -> None:
+    seen = home.python("session.py", "lists")
+    assert [seen[way] for way in ("list", "generator", "several", "mixed")] == [["loopy", "pocl"]] * 4
+    assert (seen["one"], seen["none"]) == (["loopy"], [])
+    assert {"loopy", "pocl", "cuda"} < set(seen["all"])
+    unknown, *wrong = seen["refused"]
+    assert unknown.startswith("no layer is called 'no-such-layer'")
+    assert wrong == [f"layers are named by str, not by {kind}" for kind in ("NoneType", "bytes", "list")]
 
 
 def test_blocks_that_overlap_in_threads_are_restored_by_the_last(home: Home) -> None:

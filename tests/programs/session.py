@@ -133,7 +133,42 @@ def isolated_too_late():
             SEEN["entered"] = True
     except cachectl.session.StillOn as error:
         SEEN["still_on"] = sorted(error.layers)
+        SEEN["said"] = str(error)
+    try:
+        with cachectl.isolated("named"):
+            SEEN["entered"] = True
+    except cachectl.session.StillOn:
+        SEEN["made"] = os.path.exists("named")
+    with cachectl.disabled() as layers:
+        SEEN["instead"] = sorted({held.status for held in layers.values()})
     SEEN["restored"] = dict(os.environ) == before
+
+
+def lists():
+    """Name layers in every way that there is."""
+    from cachectl.layers.errors import CachectlError
+
+    def switched(*names):
+        with cachectl.disabled(*names) as layers:
+            return sorted(layers)
+
+    ways = {
+        "list": (["loopy", "pocl"],),
+        "generator": (iter(("loopy", "pocl")),),
+        "several": ("loopy", "pocl"),
+        "mixed": ("loopy", ("pocl",), {"loopy"}),
+        "one": ("loopy",),
+        "none": ([],),
+        "all": (),
+    }
+    for way, names in ways.items():
+        SEEN[way] = switched(*names)
+    SEEN["refused"] = []
+    for names in ((["loopy", "no-such-layer"],), (None,), ([b"loopy"],), (["loopy", ["pocl"]],)):
+        try:
+            switched(*names)
+        except CachectlError as error:
+            SEEN["refused"].append(str(error))
 
 
 def threads():
