@@ -27,6 +27,7 @@ from cachectl.importing import Trust, private_copy, vouched
 from cachectl.launcher import Launch, launched
 from cachectl.layers.environment import Environment
 from cachectl.layers.errors import BadRequest, CachectlError, reason_of
+from cachectl.layers.installing import command_to_install
 from cachectl.merging import Merged, merge_bundles
 from cachectl.overlay import PROCESS, Variable
 from cachectl.rank_roots import root_stack
@@ -630,7 +631,7 @@ def _mpi() -> _Module:
             warnings.filterwarnings("ignore", "suspicious MPI execution environment", RuntimeWarning)
             from mpi4py import MPI
     except ImportError as error:
-        message = "a job of MPI needs the package mpi4py, and an MPI library; pip install 'opencl-cachectl[mpi]'"
+        message = f"an MPI job needs an MPI library and mpi4py; to add the latter: {command_to_install('mpi4py')}"
         raise CachectlError(message) from error
     except RuntimeError as error:
         message = f"mpi4py finds no MPI library: {str(error).splitlines()[0]}"

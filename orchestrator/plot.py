@@ -9,6 +9,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Final
 
 from cachectl.layers.errors import BadRequest, CachectlError
+from cachectl.layers.installing import command_to_install
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -41,7 +42,7 @@ def check(name: str) -> None:
         message = f"--plot {name!r}: the ending says what to draw; take {' or '.join(_FORMS)}"
         raise BadRequest(message)
     if find_spec("matplotlib") is None:
-        raise CachectlError("--plot needs matplotlib: pip install 'opencl-cachectl[plot]'")
+        raise CachectlError(f"--plot needs matplotlib; to add it: {command_to_install('matplotlib')}")
 
 
 def draw(bench: Bench, name: str) -> bytes:

@@ -17,16 +17,22 @@ from typing import Any, Final, Protocol
 from urllib.parse import unquote, urlsplit
 
 from cachectl.layers.errors import CachectlError, printable
+from cachectl.layers.installing import command_to_install
 
 #: A scheme and its slashes, or several that fsspec chains.
 _URL: Final = re.compile(r"(?:[a-z][a-z0-9+.-]*::)*[a-z][a-z0-9+.-]+://", re.IGNORECASE)
 _HTTP: Final = re.compile("https?://", re.IGNORECASE)
 _SFTP: Final = re.compile("(?:ssh|sftp)://", re.IGNORECASE)
 _FILE: Final = re.compile("(?:file|local)://", re.IGNORECASE)
-#: What the extra brings the packages for; of any other scheme fsspec names the package.
-_OURS: Final = re.compile("(?:https?|s3a?)://", re.IGNORECASE)
+#: The libraries that schemes need beside fsspec, which names that of any other scheme.
+_LIBRARIES: Final = (
+    (_HTTP, "aiohttp"),
+    (re.compile("s3a?://", re.IGNORECASE), "s3fs"),
+    (_SFTP, "paramiko"),
+    (re.compile("(?:gs|gcs)://", re.IGNORECASE), "gcsfs"),
+    (re.compile("(?:abfss?|az)://", re.IGNORECASE), "adlfs"),
+)
 _SECRETS: Final = (re.compile(r"(?<=//)[^/@\s]+(?=@)"), re.compile(r"(?<=\?)[^\s'\"]+"))
-_EXTRA: Final = "pip install 'opencl-cachectl[remote]'"
 #: Many times what a signature of OpenSSH takes, in bytes.
 _LARGEST_SIGNATURE: Final = 1 << 20
 #: How long a server may be silent, in seconds: the whole may take as long as it takes.
@@ -198,10 +204,12 @@ def _translated(verb: str, name: str) -> Iterator[None]:
     except CachectlError:
         raise
     except ImportError as error:
-        known = error.name == "fsspec" or _OURS.match(name)
-        missing = "URLs need packages that are not here" if known else _reason(error)
-        message = f"cannot {verb} {_shown(name)}: {missing}; {_EXTRA if known else 'install it'}"
-        raise TransferFailed(message) from error
+        libraries = [library for scheme, library in _LIBRARIES if scheme.match(name)]
+        if libraries or error.name == "fsspec":
+            why = f"URLs need packages that are not here; to add them: {command_to_install('fsspec', *libraries)}"
+        else:
+            why = f"{_reason(error)}; install that package"
+        raise TransferFailed(f"cannot {verb} {_shown(name)}: {why}") from error
     except Exception as error:
         message = f"cannot {verb} {_shown(name)}: {_reason(error)}; {_advice(error)}"
         raise TransferFailed(message) from error

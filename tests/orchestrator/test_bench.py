@@ -19,6 +19,7 @@ import pytest
 
 from cachectl.layers.conformance import snapshot
 from cachectl.layers.environment import Environment
+from cachectl.layers.installing import command_to_install
 from cachectl.machine import Machine, machine
 
 if TYPE_CHECKING:
@@ -227,7 +228,7 @@ def test_without_matplotlib_a_plot_is_refused_before_anything_is_run(home: Home,
     done = home.run(sys.executable, "-c", blocked, check=False)
     assert (done.returncode, done.stderr) == (
         1,
-        "cachectl: --plot needs matplotlib: pip install 'opencl-cachectl[plot]'\n",
+        f"cachectl: --plot needs matplotlib; to add it: {command_to_install('matplotlib')}\n",
     )
     assert not ran.exists()
 
