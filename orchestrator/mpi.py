@@ -82,11 +82,11 @@ class Job:
 
     def __post_init__(self) -> None:
         if self.bundle is not None and self.trust is None:
-            raise BadRequest("a bundle is code: say one of --allowed-signers, --sha256 and --trust")
+            raise BadRequest("a bundle is code: give one of --allowed-signers, --sha256 and --trust")
         if self.bundle is None and self.trust is not None:
-            raise BadRequest("there is no bundle to believe; name one")
+            raise BadRequest("no bundle was given that --allowed-signers, --sha256 or --trust could be about")
         if self.sign is not None and self.out is None:
-            raise BadRequest("--sign signs what --out writes; name a file")
+            raise BadRequest("--sign needs --out FILE")
 
 
 @dataclass(frozen=True, slots=True)
@@ -590,7 +590,7 @@ def staged(
     late = fleet.united(too_late(Stack(environment).expendable(), environment.temporary))
     if late:
         told = "; ".join(f"{name}: {why}" for name, why in late.items())
-        message = f"too late to stage, enter the block before these are used: {told}"
+        message = f"too late to stage; enter the block before these are used: {told}"
         raise CachectlError(message)
     variables = fleet.stage_in()
     process = os.getpid()

@@ -79,7 +79,7 @@ def demand_writable(name: str) -> None:
     if not is_url(name):
         return
     if _HTTP.match(name):
-        message = f"{_shown(name)}: a web server is only read from; write a file, and upload it as that server wants"
+        message = f"{_shown(name)}: cannot write to a web server; export to a file and upload that"
         raise TransferFailed(message)
     _located(name)
 
@@ -227,13 +227,13 @@ def _reason(error: Exception) -> str:
 
 def _advice(error: Exception) -> str:
     if isinstance(error, FileNotFoundError):
-        return "compare the address, or make the bucket or folder first"
+        return "check the address, or make the bucket or folder first"
     status = getattr(error, "status", None)
     if isinstance(error, PermissionError) or "Credentials" in type(error).__name__ or status in (401, 403):
-        return "give credentials as its own tools take them"
+        return "set up credentials as for the service's own tools"
     if isinstance(error, ValueError):
         return "schemes are s3://, gs://, ssh://, https:// and others that fsspec knows"
-    return "see that address and network are right, and try again"
+    return "check the address and the network, and try again"
 
 
 def _shown(name: str) -> str:

@@ -202,7 +202,7 @@ def test_misuse_is_noticed_before_anything_is_run(home: Home, tmp_path: Path) ->
     ran = tmp_path / "ran"
     command = ("--", "touch", str(ran))
     for wrong, line in {
-        ("--plot", "bars.jpeg"): "cachectl: --plot 'bars.jpeg': the ending says what to draw; take .png or .svg",
+        ("--plot", "bars.jpeg"): "cachectl: --plot 'bars.jpeg': the file name must end in .png or .svg",
         ("--json", "nowhere/b.json"): "cachectl: 'nowhere/b.json' lies in no folder; make nowhere first",
     }.items():
         done = home.cachectl("bench", *wrong, *command, check=False)
