@@ -44,6 +44,7 @@ from cachectl.layers.facts import (
     Target,
 )
 from cachectl.layers.formats import mesa_entries
+from cachectl.layers.installing import command_to_install
 from cachectl.layers.layer import Layer
 from cachectl.layers.mesa_files import Blob, DatabaseFile, FossilizeFile, MesaFile
 from cachectl.layers.processes import spell, using
@@ -102,8 +103,10 @@ _TRUE: Final = frozenset({"1", "t", "true", "y", "yes"})
 _FALSE: Final = frozenset({"0", "f", "false", "n", "no"})
 
 _GRAPHICS: Final = "is of GL or Vulkan, which share the folder"
-_UNTOLD: Final = "cannot be told from what GL and Vulkan keep in the same folder"
-_UNREAD: Final = f"{_UNTOLD}: nothing here unpacks it, pip install zstandard"
+_UNTOLD: Final = "cannot be distinguished from what GL and Vulkan keep in the same folder"
+_UNREAD: Final = (
+    f"{_UNTOLD}: it is packed with zstd, which nothing here reads; cachectl doctor names the missing library"
+)
 _NEVER: Final = "Mesa compiles it again in every run, and never replaces it"
 
 
@@ -201,8 +204,10 @@ class MesaShaderCache(Layer):
 
     def refusals(self) -> Mapping[Ability, str]:
         """Refuse what needs directory handles, or something to unpack payloads with, where there is none."""
-        missing = "kernel names are packed with zstd, which nothing here unpacks: pip install zstandard"
-        return REFUSALS if mesa_entries.can_inflate() else {**REFUSALS, Ability.KERNELS: missing}
+        if mesa_entries.can_inflate():
+            return REFUSALS
+        missing = f"kernel names are packed with zstd, which nothing here reads; to add it: {_add_zstd()}"
+        return {**REFUSALS, Ability.KERNELS: missing}
 
     def claims(self, root: Root, parts: tuple[str, ...]) -> bool:
         """Tell by the names of entries, files and temporaries."""
@@ -563,8 +568,7 @@ class MesaShaderCache(Layer):
                 count = sum(isinstance(one, Entry) and one.guest == _UNREAD for one in found)
                 if count:
                     message = f"{count} entries {_UNTOLD}: they are packed with zstd, and left alone"
-                    fix = "pip install zstandard"
-                    yield Finding(self.name, root.path, None, Severity.HARMLESS, "unread", message, fix)
+                    yield Finding(self.name, root.path, None, Severity.HARMLESS, "unread", message, _add_zstd())
 
     def _switched(self) -> Iterator[Finding]:
         switch = self._switch()
@@ -653,6 +657,10 @@ def _guest(group: list[_Raw]) -> str | None:
         if _kernels(raw.read() or b""):
             return None
     return _UNTOLD
+
+
+def _add_zstd() -> str:
+    return command_to_install("zstandard")
 
 
 def _kernels(data: bytes) -> tuple[str, ...] | None:

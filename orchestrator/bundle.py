@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Final, NoReturn, TypeVar, cast
 
 from cachectl.layers.errors import CachectlError, printable
 from cachectl.layers.facts import Artifact
+from cachectl.layers.installing import command_to_install
 from cachectl.layers.stores.archive import tar_header
 from cachectl.layers.stores.plain import SANE
 
@@ -452,6 +453,6 @@ def _zstandard() -> types.ModuleType:
     try:
         import zstandard
     except ImportError as error:
-        message = "bundles need the package zstandard; pip install 'opencl-cachectl[bundle]'"
+        message = f"bundles need the package zstandard; to add it: {command_to_install('zstandard')}"
         raise CachectlError(message) from error
     return zstandard

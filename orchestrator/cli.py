@@ -129,9 +129,9 @@ def _explained(error: Exception) -> tuple[int, str] | None:
         return 1, f"{words}: {os.fsdecode(error.filename)}" if isinstance(error.filename, (str, bytes)) else words
     if isinstance(error, UnicodeError):
         what = error.object if isinstance(error, UnicodeEncodeError) else ""
-        return 1, f"no text, and so no name that could be kept: {printable(what)}"
+        return 1, f"not valid UTF-8, so it cannot be stored as a name: {printable(what)}"
     if isinstance(error, (RecursionError, MemoryError)):
-        return 1, f"what was to be read is nested too deeply, or too large for the memory ({type(error).__name__})"
+        return 1, f"the input is nested too deeply, or too large for the memory ({type(error).__name__})"
     return None
 
 

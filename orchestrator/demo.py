@@ -14,6 +14,7 @@ from cachectl import render
 from cachectl.child import variables_isolated, variables_off
 from cachectl.layers.environment import Environment
 from cachectl.layers.errors import CachectlError
+from cachectl.layers.installing import command_to_install
 from cachectl.scratch import scratch_folder
 from cachectl.stack import Stack
 
@@ -32,7 +33,7 @@ def demo(count: int) -> int:
     """Tell the story with ``count`` kernels; return 0 where every step showed what it claims, else 1."""
     missing = [name for name in ("loopy", "pyopencl") if find_spec(name) is None]
     if missing:
-        message = f"the demo needs {' and '.join(missing)}: pip install 'opencl-cachectl[demo]'"
+        message = f"the demo needs {' and '.join(missing)}; to add: {command_to_install('loopy', 'pyopencl[pocl]')}"
         raise CachectlError(message)
     with scratch_folder() as root:
         here = Environment.here()

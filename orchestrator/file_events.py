@@ -113,7 +113,7 @@ class FileEvents:
 
     def _open(self) -> None:
         if not sys.platform.startswith("linux"):
-            raise OSError(errno.ENOSYS, "only Linux tells of every file that is opened")
+            raise OSError(errno.ENOSYS, "only Linux reports every file that is opened")
         library = ctypes.CDLL(None, use_errno=True)
         self._add = library.inotify_add_watch
         self._notify = library.inotify_init1(os.O_CLOEXEC | os.O_NONBLOCK)

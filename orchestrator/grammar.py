@@ -362,7 +362,7 @@ VERBS: Final[dict[str, tuple[str, Callable[[argparse.ArgumentParser], None]]]] =
     "prune": ("remove what is dead or old, then the longest unused until the rest fits", _prune),
     "verify": ("look for damage, entry by entry", _verify),
     "restore": ("list what verify --quarantine moved aside, or bring it back", _restore),
-    "doctor": ("what is wrong with this set-up, and the command that mends it", _doctor),
+    "doctor": ("what is wrong with this set-up, and the command that fixes it", _doctor),
     "run": ("run a command with caches off, or on in empty roots", _run),
     "env": ("variables as shell commands, for eval", _env),
     "trace": ("hits, misses and stores of every layer in a run of a command", _trace),

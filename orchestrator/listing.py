@@ -82,7 +82,7 @@ def ordered(entries: Iterable[Entry], *, sort: str | None, limit: int | None) ->
     No more than ``limit`` entries are kept at any time.
     """
     if limit is not None and limit < 0:
-        message = f"--limit {limit} is less than nothing"
+        message = f"--limit {limit} is negative"
         raise BadRequest(message)
     enough = None if limit is None else min(limit, sys.maxsize)
     if sort is None:
@@ -117,6 +117,6 @@ def _verified_root(layer: Layer, root: Root) -> Iterator[Finding]:
 def failure(layer: Layer, place: Path, error: LayerError | OSError) -> Finding:
     """Put into words that a layer, or one place of it, could not be looked at."""
     strange = isinstance(error, PluginFailed)
-    fix = f"mend or uninstall the plug-in {layer.name}" if strange else f"make {place} readable"
+    fix = f"fix or uninstall the plug-in {layer.name}" if strange else f"make {place} readable"
     code = "plugin" if strange else "unreadable"
     return Finding(layer.name, place, None, Severity.FAILS, code, reason_of(error), fix)

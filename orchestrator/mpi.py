@@ -27,6 +27,7 @@ from cachectl.importing import Trust, private_copy, vouched
 from cachectl.launcher import Launch, launched
 from cachectl.layers.environment import Environment
 from cachectl.layers.errors import BadRequest, CachectlError, reason_of
+from cachectl.layers.installing import command_to_install
 from cachectl.merging import Merged, merge_bundles
 from cachectl.output_files import BUNDLE, SIGNATURE, OutputFile
 from cachectl.overlay import PROCESS, Variable
@@ -86,11 +87,11 @@ class Job:
 
     def __post_init__(self) -> None:
         if self.bundle is not None and self.trust is None:
-            raise BadRequest("a bundle is code: say one of --allowed-signers, --sha256 and --trust")
+            raise BadRequest("a bundle is code: give one of --allowed-signers, --sha256 and --trust")
         if self.bundle is None and self.trust is not None:
-            raise BadRequest("there is no bundle to believe; name one")
+            raise BadRequest("no bundle was given that --allowed-signers, --sha256 or --trust could be about")
         if self.sign is not None and self.out is None:
-            raise BadRequest("--sign signs what --out writes; name a file")
+            raise BadRequest("--sign needs --out FILE")
 
 
 @dataclass(frozen=True, slots=True)
@@ -612,7 +613,7 @@ def staged(
     late = fleet.united(too_late(Stack(environment).expendable(), environment.temporary))
     if late:
         told = "; ".join(f"{name}: {why}" for name, why in late.items())
-        message = f"too late to stage, enter the block before these are used: {told}"
+        message = f"too late to stage; enter the block before these are used: {told}"
         raise CachectlError(message)
     variables = fleet.stage_in()
     process = os.getpid()
@@ -653,7 +654,7 @@ def _mpi() -> _Module:
             warnings.filterwarnings("ignore", "suspicious MPI execution environment", RuntimeWarning)
             from mpi4py import MPI
     except ImportError as error:
-        message = "a job of MPI needs the package mpi4py, and an MPI library; pip install 'opencl-cachectl[mpi]'"
+        message = f"an MPI job needs an MPI library and mpi4py; to add the latter: {command_to_install('mpi4py')}"
         raise CachectlError(message) from error
     except RuntimeError as error:
         message = f"mpi4py finds no MPI library: {str(error).splitlines()[0]}"

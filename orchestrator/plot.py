@@ -9,6 +9,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Final
 
 from cachectl.layers.errors import BadRequest, CachectlError
+from cachectl.layers.installing import command_to_install
 from cachectl.output_files import MAKER
 
 if TYPE_CHECKING:
@@ -39,10 +40,10 @@ _LEFT: Final = 0.025
 def check(name: str) -> None:
     """Raise where no picture of that name can be drawn: an ending that is neither, or no matplotlib."""
     if _form(name) is None:
-        message = f"--plot {name!r}: the ending says what to draw; take {' or '.join(_FORMS)}"
+        message = f"--plot {name!r}: the file name must end in {' or '.join(_FORMS)}"
         raise BadRequest(message)
     if find_spec("matplotlib") is None:
-        raise CachectlError("--plot needs matplotlib: pip install 'opencl-cachectl[plot]'")
+        raise CachectlError(f"--plot needs matplotlib; to add it: {command_to_install('matplotlib')}")
 
 
 def draw(bench: Bench, name: str) -> bytes:

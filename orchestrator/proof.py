@@ -282,7 +282,7 @@ class _Place:
 
     def _of_this_machine(self) -> str | None:
         kind = network_file_system(self.path, mounts=self._claimants[0][0].environment.mounts)
-        return None if kind is None else f"{self.shown} is on {kind}, where events tell of this machine alone"
+        return None if kind is None else f"{self.shown} is on {kind}, where only events of this machine are reported"
 
     def _fall_back(self, why: str, look: Snapshot, *, access_times: bool) -> None:
         """Use access times: prime what is there, then note it, since priming counts as a change."""

@@ -52,7 +52,7 @@ def merge_roots(environment: Environment, roots: Sequence[Path], into: Path) -> 
     sources = [root_stack(environment, root) for root in roots]
     bare = _bare(environment)
     if into.exists() and (not into.is_dir() or (any(into.iterdir()) and not (into / "xdg").is_dir())):
-        message = f"{printable(into)} holds something else; name a new folder, or one of run --isolated"
+        message = f"{printable(into)} is not empty and not a root; name a new folder, or one that run --isolated kept"
         raise BadRequest(message)
     into.mkdir(parents=True, exist_ok=True)
     changes = variables_isolated(Stack(bare).expendable(), into)

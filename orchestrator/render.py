@@ -621,11 +621,11 @@ def show_findings(
     nothing: str = "no damage found",
     moved: Callable[[Finding], bool] = lambda _: False,
 ) -> None:
-    """Print each finding with what it does and what mends it, unless it was ``moved``; or that there is ``nothing``."""
+    """Print each finding with its effect and its fix, unless it was ``moved``; or that there is ``nothing``."""
     for finding in findings:
         where = finding.key if finding.key is not None else str(finding.root)
-        mend = "moved aside" if moved(finding) else f"mend: {finding.fix}"
-        show_lines([f"{finding.layer}: {where}: {finding.message} ({finding.severity.value})", f"  {mend}"])
+        fix = "moved aside" if moved(finding) else f"fix: {finding.fix}"
+        show_lines([f"{finding.layer}: {where}: {finding.message} ({finding.severity.value})", f"  {fix}"])
     if not findings:
         show_lines([nothing])
 

@@ -183,7 +183,7 @@ def _judge_off(layer: Layer, off: Switch, loaded: Loaded) -> Held:
     if _is_off(layer, off):
         return Held("off", f"already off: {layer.state().why}")
     if off.patches:
-        return Held("off", "switched off in this process; children it starts use it, for want of a variable")
+        return Held("off", "switched off in this process; no variable switches it off in child processes")
     return Held("off", f"switched off {off.takes_effect.value}")
 
 

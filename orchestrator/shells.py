@@ -24,7 +24,7 @@ def _fish_quote(value: str) -> str:
 def _csh_quote(value: str) -> str:
     if "\n" in value:
         # A newline ends a word of what `...` gives to eval, however it is quoted.
-        message = f"csh cannot be told a value that holds a newline: {value!r}"
+        message = f"csh cannot quote a value that contains a newline: {value!r}"
         raise Unspeakable(message)
     # csh expands ! even between single quotes.
     return shlex.quote(value).replace("!", "\\!")
@@ -51,7 +51,7 @@ SHELLS: Final = tuple(_SPELLINGS)
 def spell(changes: Mapping[str, str | None], shell: str) -> list[str]:
     """Return a command for each variable; ``None`` unsets it. Raises :class:`BadRequest` for another shell."""
     if shell not in _SPELLINGS:
-        message = f"no spelling for the shell {shell!r}; there are {', '.join(SHELLS)}"
+        message = f"cannot write commands for the shell {shell!r}; there are {', '.join(SHELLS)}"
         raise BadRequest(message)
     put, remove = _SPELLINGS[shell]
     return [remove(name) if value is None else put(name, value) for name, value in sorted(changes.items())]

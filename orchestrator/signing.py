@@ -45,7 +45,7 @@ def signer(file: BinaryIO, signature: str, allowed: str) -> str:
         message = f"{printable(allowed)}: no such list of allowed signers"
         raise Untrusted(message)
     if not os.path.isfile(signature):
-        message = f"not signed: there is no {printable(signature)}; ask for it, or compare --sha256"
+        message = f"not signed: {printable(signature)} does not exist; get it from the sender, or give --sha256"
         raise Untrusted(message)
     found = _run(("find-principals", "-s", signature, "-f", allowed), file)
     names = found.stdout.decode(errors="replace").replace(",", "\n").split("\n")
@@ -76,4 +76,4 @@ def _run(arguments: tuple[str, ...], file: BinaryIO) -> subprocess.CompletedProc
 
 def _complaint(done: subprocess.CompletedProcess[bytes]) -> str:
     lines = [line for line in done.stderr.decode(errors="replace").splitlines() if line.strip()]
-    return printable(lines[-1].strip()) if lines else "ssh-keygen says no more"
+    return printable(lines[-1].strip()) if lines else "ssh-keygen gave no reason"

@@ -18,6 +18,7 @@ from typing import Any, BinaryIO, Final, Protocol
 from urllib.parse import unquote, urlsplit
 
 from cachectl.layers.errors import BadRequest, CachectlError, printable
+from cachectl.layers.installing import command_to_install
 from cachectl.whole_files import STREAM, write_chunks
 
 #: A scheme and its slashes, or several that fsspec chains.
@@ -25,10 +26,15 @@ _URL: Final = re.compile(r"(?:[a-z][a-z0-9+.-]*::)*[a-z][a-z0-9+.-]+://", re.IGN
 _HTTP: Final = re.compile("https?://", re.IGNORECASE)
 _SFTP: Final = re.compile("(?:ssh|sftp)://", re.IGNORECASE)
 _FILE: Final = re.compile("(?:file|local)://", re.IGNORECASE)
-#: What the extra brings the packages for; of any other scheme fsspec names the package.
-_OURS: Final = re.compile("(?:https?|s3a?)://", re.IGNORECASE)
+#: The libraries that schemes need beside fsspec, which names that of any other scheme.
+_LIBRARIES: Final = (
+    (_HTTP, "aiohttp"),
+    (re.compile("s3a?://", re.IGNORECASE), "s3fs"),
+    (_SFTP, "paramiko"),
+    (re.compile("(?:gs|gcs)://", re.IGNORECASE), "gcsfs"),
+    (re.compile("(?:abfss?|az)://", re.IGNORECASE), "adlfs"),
+)
 _SECRETS: Final = (re.compile(r"(?<=//)[^/@\s]+(?=@)"), re.compile(r"(?<=\?)[^\s'\"]+"))
-_EXTRA: Final = "pip install 'opencl-cachectl[remote]'"
 #: Many times what a signature of OpenSSH takes, in bytes.
 _LARGEST_SIGNATURE: Final = 1 << 20
 #: How long a server may be silent, in seconds: the whole may take as long as it takes.
@@ -90,7 +96,7 @@ def demand_writable(name: str) -> None:
     if not is_url(name):
         return
     if _HTTP.match(name):
-        message = f"{_shown(name)}: a web server is only read from; write a file, and upload it as that server wants"
+        message = f"{_shown(name)}: cannot write to a web server; export to a file and upload that"
         raise TransferFailed(message)
     _located(name)
 
@@ -218,10 +224,12 @@ def _translated(verb: str, name: str) -> Iterator[None]:
     except CachectlError:
         raise
     except ImportError as error:
-        known = error.name == "fsspec" or _OURS.match(name)
-        missing = "URLs need packages that are not here" if known else _reason(error)
-        message = f"cannot {verb} {_shown(name)}: {missing}; {_EXTRA if known else 'install it'}"
-        raise TransferFailed(message) from error
+        libraries = [library for scheme, library in _LIBRARIES if scheme.match(name)]
+        if libraries or error.name == "fsspec":
+            why = f"URLs need packages that are not here; to add them: {command_to_install('fsspec', *libraries)}"
+        else:
+            why = f"{_reason(error)}; install that package"
+        raise TransferFailed(f"cannot {verb} {_shown(name)}: {why}") from error
     except Exception as error:
         message = f"cannot {verb} {_shown(name)}: {_reason(error)}; {_advice(error)}"
         raise TransferFailed(message) from error
@@ -239,13 +247,13 @@ def _reason(error: Exception) -> str:
 
 def _advice(error: Exception) -> str:
     if isinstance(error, FileNotFoundError):
-        return "compare the address, or make the bucket or folder first"
+        return "check the address, or make the bucket or folder first"
     status = getattr(error, "status", None)
     if isinstance(error, PermissionError) or "Credentials" in type(error).__name__ or status in (401, 403):
-        return "give credentials as its own tools take them"
+        return "set up credentials as for the service's own tools"
     if isinstance(error, ValueError):
         return "schemes are s3://, gs://, ssh://, https:// and others that fsspec knows"
-    return "see that address and network are right, and try again"
+    return "check the address and the network, and try again"
 
 
 def _shown(name: str) -> str:

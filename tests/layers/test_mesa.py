@@ -23,6 +23,7 @@ from cachectl.layers.environment import Environment
 from cachectl.layers.errors import Busy, Damaged, EntryExists
 from cachectl.layers.facts import Artifact, Condition, Entry, Orphan, Severity
 from cachectl.layers.formats import mesa_entries
+from cachectl.layers.installing import command_to_install
 from cachectl.layers.layer import Layer
 from cachectl.layers.mesa_shader_cache import MesaShaderCache, read_limit
 from cachectl.layers.selection import Selection
@@ -326,8 +327,8 @@ def test_without_a_library_to_unpack_entries_are_listed_and_left(
     monkeypatch.setattr(mesa_entries, "_zstd", lambda: None)
     found = listed(layer)[key("x")]
     assert (found.device, found.kernels) == ("llvmpipe", None)
-    assert "pip install zstandard" in str(found.guest)
-    assert [(one.code, one.fix) for one in layer.diagnose()] == [("unread", "pip install zstandard")]
+    assert "cachectl doctor names the missing library" in str(found.guest)
+    assert [(one.code, one.fix) for one in layer.diagnose()] == [("unread", command_to_install("zstandard"))]
     assert layer.plan_clear().targets == ()
     assert layer.get(key("x")) == Artifact(
         "mesa", key("x"), "mesa-entry/1", data, {"kernels": "", "device": "llvmpipe", "driver": OPENCL}

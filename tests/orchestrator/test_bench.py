@@ -19,6 +19,7 @@ import pytest
 
 from cachectl.layers.conformance import snapshot
 from cachectl.layers.environment import Environment
+from cachectl.layers.installing import command_to_install
 from cachectl.machine import Machine, machine
 from cachectl.output_files import PICTURE
 
@@ -202,7 +203,7 @@ def test_misuse_is_noticed_before_anything_is_run(home: Home, tmp_path: Path) ->
     ran = tmp_path / "ran"
     command = ("--", "touch", str(ran))
     for wrong, line in {
-        ("--plot", "bars.jpeg"): "cachectl: --plot 'bars.jpeg': the ending says what to draw; take .png or .svg",
+        ("--plot", "bars.jpeg"): "cachectl: --plot 'bars.jpeg': the file name must end in .png or .svg",
         ("--json", "nowhere/b.json"): "cachectl: 'nowhere/b.json' lies in no folder; make nowhere first",
     }.items():
         done = home.cachectl("bench", *wrong, *command, check=False)
@@ -228,7 +229,7 @@ def test_without_matplotlib_a_plot_is_refused_before_anything_is_run(home: Home,
     done = home.run(sys.executable, "-c", blocked, check=False)
     assert (done.returncode, done.stderr) == (
         1,
-        "cachectl: --plot needs matplotlib: pip install 'opencl-cachectl[plot]'\n",
+        f"cachectl: --plot needs matplotlib; to add it: {command_to_install('matplotlib')}\n",
     )
     assert not ran.exists()
 

@@ -155,7 +155,7 @@ def test_text_names_the_cause_and_the_command(home: Home) -> None:
     assert done.returncode == 1
     first, second = done.stdout.splitlines()
     assert "LOOPY_NO_CACHE=1 switches loopy code generation off (recompiles every run)" in first
-    assert second == "  mend: unset LOOPY_NO_CACHE"
+    assert second == "  fix: unset LOOPY_NO_CACHE"
 
 
 def test_the_worst_comes_first_and_what_is_damaged_is_among_it(home: Home) -> None:
@@ -806,7 +806,7 @@ def test_what_was_left_in_place_is_still_to_be_mended(home: Home) -> None:
     broken = home.path / ".config" / "miopen" / "gfx90a6e.HIP.3_3_0_a85ca8a54.ufdb.txt"
     make(broken.parent)
     broken.write_text("no record at all\n")
-    assert "  mend: " in home.cachectl("verify", "--quarantine", check=False).stdout
+    assert "  fix: " in home.cachectl("verify", "--quarantine", check=False).stdout
     assert "  moved aside\n" in home.cachectl("verify", "--quarantine", "miopen-tuning", check=False).stdout
 
 

@@ -263,9 +263,9 @@ def test_a_value_of_any_bytes_reaches_the_shell(home: Home) -> None:
     assert done.stdout == b"/tmp/\xff'x\ny/pocl"
 
 
-def test_csh_cannot_be_told_a_newline_and_powershell_has_more_quotes(home: Home) -> None:
+def test_csh_cannot_quote_a_newline_and_powershell_has_more_quotes(home: Home) -> None:
     done = home.cachectl("env", "--root", "x\ny", "--shell", "csh", check=False)
-    assert "csh cannot be told" in one_line(done)
+    assert "csh cannot quote" in one_line(done)
     assert done.returncode == 1
     with pytest.raises(CachectlError):
         spell({"A": "\n"}, "csh")

@@ -288,9 +288,9 @@ def test_the_highest_status_is_everybodys(tmp_path: Path, new_home: Callable[[Pa
 def test_what_cannot_be_meant_is_said_before_anything_starts() -> None:
     with pytest.raises(BadRequest, match="a bundle is code"):
         Job("warm.cachectl")
-    with pytest.raises(BadRequest, match="no bundle to believe"):
+    with pytest.raises(BadRequest, match="no bundle was given"):
         Job(trust=Trust(blindly=True))
-    with pytest.raises(BadRequest, match="--sign signs what --out writes"):
+    with pytest.raises(BadRequest, match="--sign needs --out FILE"):
         Job(sign="key")
 
 

@@ -97,4 +97,4 @@ def test_what_is_no_root_is_refused_before_anything_is_written(home: Home) -> No
     assert not (home.path / "all").exists()
     done = home.cachectl("merge", "rank0", "photographs", check=False)
     assert done.returncode == 2
-    assert "holds something else" in done.stderr
+    assert "is not empty and not a root" in done.stderr
