@@ -518,7 +518,7 @@ def test_a_merge_or_an_export_that_is_killed_leaves_the_old_or_the_new(home: Hom
     commands = [
         ["miopen", "merge", str(source), str(into)],
         ["miopen", "merge", str(rank / FIND), str(folder / FIND)],
-        ["export", "--as-kdb", "db", "miopen"],
+        ["export", "--as-kdb", "db", "miopen", "--force"],
     ]
     draw = random.Random(6)  # noqa: S311 - moments, no secrets
     for number in range(12):
