@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import pickle
 import signal
 import sqlite3
+import struct
 import subprocess
 import sys
 from collections.abc import Callable
@@ -14,6 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+
+from cachectl.layers.stores.room import Room, left_of_quota, room_at
 
 if TYPE_CHECKING:
     from conftest import Home
@@ -298,3 +302,51 @@ def test_a_database_of_another_form_is_not_emptied_in_place(disk: Path, statemen
     assert state(file) == ("ok", ROWS)
     status, result = cachectl(disk, "purge", "pytools")
     assert (status, of_layer(result, "pytools")["removed"]) == (0, ROWS)
+
+
+# ---------------------------------------------------------------------- the doctor
+
+
+@pytest.mark.real
+def test_the_doctor_reports_a_full_disk_first_and_names_what_frees_most(disk: Path) -> None:
+    """The first finding; its command makes room."""
+    fill_dictionary(disk, "mine")
+    (disk / ".cache" / "pocl" / "kcache").mkdir(parents=True)
+    filler = fill_up(disk)
+    status, result = cachectl(disk, "doctor")
+    first = result["findings"][0]
+    assert status == 1
+    assert (first["code"], first["severity"], first["layer"]) == ("full", "fails every run", "pytools")
+    assert first["message"].startswith("the file system has room for 0 more bytes; pytools holds most")
+    assert [finding["code"] for finding in result["findings"]].count("full") == 1
+    assert first["fix"] == "cachectl purge pytools"
+    assert cachectl(disk, "purge", "pytools")[0] == 0
+    filler.unlink()
+    _, result = cachectl(disk, "doctor")
+    # 8 MiB are few.
+    assert (result["findings"][0]["code"], result["findings"][0]["severity"]) == ("full", "may fail a run")
+
+
+@pytest.mark.real
+def test_the_doctor_reports_that_no_inode_is_left(mount: Callable[..., Path], tmp_path: Path) -> None:
+    disk = mount("-t", "tmpfs", "-o", "size=64m,nr_inodes=30", "tmpfs", on=tmp_path / "disk")
+    with suppress(OSError):
+        for number in range(30):
+            (disk / str(number)).touch()
+    first = cachectl(disk, "doctor")[1]["findings"][0]
+    assert (first["code"], first["severity"], first["fix"]) == ("full", "fails every run", "remove other files there")
+    assert "room for 0 more files; no layer holds anything there" in first["message"]
+
+
+def test_a_quota_bounds_what_can_be_stored() -> None:
+    """``struct dqblk`` of the Linux kernel: 100 blocks of 1024 bytes, 60,000 bytes used; 10 inodes, 12 used."""
+    answer = struct.pack("=8QI4x", 100, 90, 60_000, 10, 0, 12, 0, 0, 63)
+    assert left_of_quota(answer, "your quota") == Room(42_400, 0, "your quota")
+    assert left_of_quota(struct.pack("=8QI4x", 0, 90, 60_000, 0, 5, 12, 0, 0, 63), "your quota") is None
+
+
+def test_room_is_that_of_the_nearest_folder(tmp_path: Path) -> None:
+    status = os.statvfs(tmp_path)
+    first = room_at(tmp_path / "not" / "yet")[0]
+    assert first.source == "the file system"
+    assert first.bytes == pytest.approx(status.f_bavail * status.f_frsize, rel=0.5)
