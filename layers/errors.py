@@ -11,6 +11,7 @@
         ├── ForeignForm       (ValueError)       an artifact made for another layer or format version
         ├── EntryExists       (FileExistsError)  a different entry has that key already
         └── Unreachable       (OSError)          the file system said no
+            └── NoRoom                           it is full, or a quota is used up
 
 A *miss* is not an error: it is ``None``.
 """
@@ -68,6 +69,10 @@ class EntryExists(LayerError, FileExistsError):
 
 class Unreachable(LayerError, OSError):
     """The operating system refused to read or write; the cause is chained."""
+
+
+class NoRoom(Unreachable):
+    """The file system is full, or a quota is used up: the same may succeed after something else has been removed."""
 
 
 def not_a_key(layer: str, key: str) -> LayerError:

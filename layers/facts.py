@@ -163,7 +163,7 @@ class Problem:
     @property
     def hides(self) -> bool:
         """Tell whether what lies there could not be looked at now: there may be entries in it."""
-        return self.code in ("unreadable", "busy")
+        return self.code in ("unreadable", "busy", "sqlite")
 
 
 Found = Entry | Orphan | Housekeeping | Problem
@@ -225,10 +225,14 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """A key and the reason why it was skipped, or why it failed."""
+    """A key and the reason why it was skipped, or why it failed.
+
+    ``starved`` lists what failed for lack of room alone: it can be removed after other things have gone.
+    """
 
     key: str
     because: str
+    starved: tuple[Target, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

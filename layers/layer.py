@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import ClassVar, Final, TypeVar, final
 
 from cachectl.layers.environment import Environment, user_name
-from cachectl.layers.errors import EntryExists, ForeignForm, LayerError, Refused, Unreachable, reason_of
+from cachectl.layers.errors import Damaged, EntryExists, ForeignForm, LayerError, Refused, Unreachable, reason_of
 from cachectl.layers.facts import (
     Ability,
     Artifact,
@@ -79,6 +79,8 @@ class Layer(ABC):
     #: What goes wrong where this user cannot write to a root, or make it; ``None`` where nothing does.
     when_closed: ClassVar[Hazard | None] = Hazard(Severity.RISKS, "nothing that is new can be stored")
 
+    #: Whether removing entries needs room on the disk first; layers that need none are cleared before.
+    clearing_needs_room: ClassVar[bool] = False
     #: What in the message of a failed build tells which log, or leaked temporary, it has left.
     failure_mark: ClassVar[re.Pattern[str] | None] = None
 
@@ -610,6 +612,12 @@ class Layer(ABC):
             if any(thing.root == root.path for thing in listed):
                 self._demand_own(root)
         return listed
+
+    def with_cure(self, error: LayerError) -> str:
+        """Return an error's message; for damage, with the command that moves the damaged thing aside."""
+        if not isinstance(error, Damaged) or self.abilities()[Ability.QUARANTINE] is not None:
+            return error.message
+        return f"{error.message}; to move it aside: cachectl verify --quarantine {self.name}"
 
     def _plan_root(self, root: Root, selection: Selection, *, listed: bool) -> ClearPlan:
         if selection.everything and not listed and (whole := self.plan_everything(root)) is not None:

@@ -418,13 +418,13 @@ class MIOpenKernels(RowLayer):
             rows = self._rows(file)
             planned = [_planned_row(target) for target in targets]
             gone = set(rows.delete(planned))
-            shrunk = rows.vacuum()
+            because = rows.vacuum()
         except LayerError as error:
-            return Outcome(self.name, failed=(Note(relative, error.message),))
+            return Outcome(self.name, failed=(self.failed_rows(relative, targets, error),))
         changed = [target for target, row in zip(targets, planned, strict=True) if row not in gone]
         skipped = [Note(target.key, "changed since it was planned") for target in changed]
-        if not shrunk:
-            skipped.append(Note(relative, "its rows are gone, but it is too busy to be made smaller now"))
+        if because is not None:
+            skipped.append(Note(relative, because))
         return Outcome(self.name, len(gone), max(0, before - disk_usage(file.path)[1]), tuple(skipped))
 
     def set_aside(self, root: Root, target: Target, thing: Quarantined) -> str | None:

@@ -208,9 +208,12 @@ class PytoolsDictionaries(RowLayer):
                 payload += found.bytes
                 yield found
             files, total = disk_usage(path)
-        except (LayerError, FileNotFoundError) as error:
-            code = "busy" if isinstance(error, Busy) else "unreadable" if isinstance(error, Unreachable) else "damaged"
-            yield Problem(path, code, error.message if isinstance(error, LayerError) else "vanished meanwhile")
+        except FileNotFoundError:
+            yield Problem(path, "vanished", "vanished meanwhile")
+            return
+        except LayerError as error:
+            code = "busy" if isinstance(error, Busy) else "unreadable" if isinstance(error, Unreachable) else "sqlite"
+            yield Problem(path, code, self.with_cure(error))
             return
         yield Housekeeping(name.file, root.path, total - payload, files, modified, staleness.stale)
 
@@ -399,7 +402,7 @@ class PytoolsDictionaries(RowLayer):
             try:
                 weight = self._rows(path).sum()
             except LayerError as error:
-                failed.append(Note(name.file, error.message))
+                failed.append(Note(name.file, self.with_cure(error)))
                 continue
             if weight.rows:
                 targets.append(Target(root.path, name.file, weight.bytes, weight.rows, (weight.last,)))
@@ -437,13 +440,17 @@ class PytoolsDictionaries(RowLayer):
         try:
             removed, skipped = _delete_rows(rows, targets)
         except LayerError as error:
-            return Outcome(self.name, failed=(Note(file, error.message),))
+            return Outcome(self.name, failed=(self.failed_rows(file, targets, error),))
         if not removed:
             # What vanished meanwhile was somebody else's doing.
             return Outcome(self.name, skipped=tuple(skipped))
-        if not rows.vacuum():
-            skipped.append(Note(file, "its rows are gone, but it is too busy to be made smaller now"))
-        return Outcome(self.name, removed, max(0, before - disk_usage(path)[1]), tuple(skipped))
+        failed: tuple[Note, ...] = ()
+        try:
+            if (because := rows.vacuum()) is not None:
+                skipped.append(Note(file, because))
+        except LayerError as error:
+            failed = (Note(file, f"its rows are gone, but: {self.with_cure(error)}"),)
+        return Outcome(self.name, removed, max(0, before - disk_usage(path)[1]), tuple(skipped), failed)
 
     # ------------------------------------------------------------------ quarantine
 

@@ -6,7 +6,7 @@ from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from typing import ClassVar, TypeVar
 
-from cachectl.layers.errors import Busy, LayerError
+from cachectl.layers.errors import Busy, LayerError, NoRoom
 from cachectl.layers.facts import Artifact, Foresight, Note, Root, Target
 from cachectl.layers.layer import Layer
 from cachectl.layers.stores.rows import RowFile
@@ -21,6 +21,12 @@ class RowLayer(Layer):
     """
 
     separator: ClassVar[str]
+    #: Sqlite writes a journal before it deletes rows.
+    clearing_needs_room = True
+
+    def failed_rows(self, file: str, targets: Sequence[Target], error: LayerError) -> Note:
+        """Say why rows of a file could not be removed, and which may be tried again when there is room."""
+        return Note(file, self.with_cure(error), tuple(targets) if isinstance(error, NoRoom) else ())
 
     @abstractmethod
     def read_rows(self, root: Root, file: str, keys: Sequence[str]) -> Mapping[str, Artifact | LayerError] | None:

@@ -161,6 +161,7 @@ _REQUIRED: Final = ("interface", "name", "title", "scope", "precious", "forms")
 _OPTIONAL: Final[Mapping[str, tuple[type, ...]]] = {
     **dict.fromkeys(("on_network", "among_ranks", "when_closed"), (Hazard, type(None))),
     "failure_mark": (re.Pattern, type(None)),
+    "clearing_needs_room": (bool,),
 }
 #: What every shell and every system takes for the name of a variable.
 _VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")

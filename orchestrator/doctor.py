@@ -23,6 +23,7 @@ from cachectl.launcher import RANKS, number_of
 from cachectl.layers.environment import user_name
 from cachectl.layers.facts import Ability, Census, Condition, Finding, Hazard, Quarantined, Root, Scope, Severity
 from cachectl.layers.mounts import network_file_system
+from cachectl.layers.stores.room import Room, room_at
 from cachectl.listing import failure, findings
 
 if TYPE_CHECKING:
@@ -40,6 +41,9 @@ _WORST_FIRST: Final = (
 )
 #: So many empty files are no bytes, but they fill a quota of files.
 _MANY_FILES: Final = 1000
+#: Bytes and files below which nothing more can be stored, and below which the next program may find no room.
+_FULL: Final = (1 << 20, 10)
+_NEARLY_FULL: Final = (16 << 20, 100)
 
 #: Ranks within a node: they tell roots apart where each node has its own.
 _LOCAL_RANKS: Final = (
@@ -66,8 +70,13 @@ class Job:
 
 
 def diagnosis(layers: Iterable[Layer], broken: Iterable[Broken] = ()) -> list[Finding]:
-    """Collect what is wrong with the given layers, the worst of each first; what several share is said once."""
-    found = [
+    """Collect what is wrong: full file systems first, then layer by layer, the worst of each first.
+
+    What several layers share is said once.
+    """
+    layers = tuple(layers)
+    found = list(_of_room(layers))
+    found += [
         Finding(plugin.name, Path("*"), None, Severity.HARMLESS, "plugin", plugin.why, _mend_plugin(plugin.name))
         for plugin in broken
     ]
@@ -147,6 +156,63 @@ def _of_root(layer: Layer, root: Root, *, first: bool) -> Iterator[tuple[Identit
         yield from _of_surroundings(layer, root, reachable=first and census is not None)
     if census is not None and layer.abilities()[Ability.CLEAR] is None:
         yield from map(_own, _of_content(layer, root, census))
+
+
+# ---------------------------------------------------------------------- where there is no room
+
+
+def _of_room(layers: Iterable[Layer]) -> Iterator[Finding]:
+    """Report file systems and quotas of the layers' roots that are full, or nearly so, each once."""
+    places: dict[int, list[tuple[Layer, Root]]] = {}
+    for layer in layers:
+        with suppress(*FAILURES):
+            for root in layer.roots():
+                if root.scope is Scope.USER and (_may_exist(root) or root is layer.roots()[0]):
+                    with suppress(OSError):
+                        places.setdefault(_device(root.path), []).append((layer, root))
+    for held in places.values():
+        with suppress(OSError):
+            for room in room_at(held[0][1].path):
+                if (short := _shortage(room)) is not None:
+                    yield _full(held, *short)
+
+
+def _device(path: Path) -> int:
+    """Return the file system that a path lies on, or will once it is made."""
+    return next(folder for folder in (path, *path.parents) if folder.exists()).stat().st_dev
+
+
+def _shortage(room: Room) -> tuple[Severity, str] | None:
+    """Return how grave the lack of room is, and what is lacking; ``None`` where there is enough, or that is unknown."""
+    parts = ((room.bytes, "bytes"), (room.files, "files"))
+    lacking: list[tuple[Severity, str]] = []
+    for (free, unit), full, nearly in zip(parts, _FULL, _NEARLY_FULL, strict=True):
+        if free is not None and free < nearly:
+            severity = Severity.FAILS if free < full else Severity.RISKS
+            lacking.append((severity, f"{room.source} has room for {free:,} more {unit}"))
+    if not lacking:
+        return None
+    return min(lacking, key=lambda one: _WORST_FIRST.index(one[0]))[0], " and ".join(text for _, text in lacking)
+
+
+def _full(held: Iterable[tuple[Layer, Root]], severity: Severity, lacking: str) -> Finding:
+    """Name what holds most of a full file system among the layers that ``purge --all`` clears."""
+    sizes: dict[str, int] = {}
+    roots: dict[str, Root] = {}
+    for layer, root in held:
+        roots.setdefault(layer.name, root)
+        with suppress(*FAILURES):
+            if not layer.precious and layer.abilities()[Ability.CLEAR] is None:
+                census = layer.census(root)
+                sizes[layer.name] = sizes.get(layer.name, 0) + census.bytes + census.orphan_bytes
+    largest = max(sizes, key=lambda name: sizes[name], default=next(iter(roots)))
+    if sizes.get(largest):
+        lacking += f"; {largest} holds most of what can be cleared there, {sizes[largest]:,} bytes"
+        fix = f"cachectl purge {largest}"
+    else:
+        lacking += "; no layer holds anything there that can be cleared"
+        fix = "remove other files there"
+    return Finding(largest, roots[largest].path, None, severity, "full", lacking, fix)
 
 
 # ---------------------------------------------------------------------- what is stale, what has leaked

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -50,8 +50,22 @@ class PurgePlan:
         return PurgeResult(dry_run=True, outcomes=tuple(_done(plan, layer.foresee) for layer, plan in self.parts))
 
     def apply(self) -> PurgeResult:
-        """Remove what is listed. A layer that fails is named, and the others are done all the same."""
-        return PurgeResult(dry_run=False, outcomes=tuple(_done(plan, layer.clear) for layer, plan in self.parts))
+        """Remove what is listed. A layer that fails is named, and the others are done all the same.
+
+        Layers that need no room for it are cleared first. What failed for lack of room is tried again as long as
+        something else has gone meanwhile.
+        """
+        outcomes: dict[int, Outcome] = {}
+        for number in sorted(range(len(self.parts)), key=lambda number: self.parts[number][0].clearing_needs_room):
+            outcomes[number] = _done(self.parts[number][1], self.parts[number][0].clear)
+        freed = any(outcome.removed for outcome in outcomes.values())
+        while freed:
+            freed = False
+            for number, (layer, _) in enumerate(self.parts):
+                before = outcomes[number]
+                outcomes[number] = _clear_starved(layer, before)
+                freed = freed or outcomes[number].removed > before.removed
+        return PurgeResult(dry_run=False, outcomes=tuple(outcomes[number] for number in range(len(self.parts))))
 
 
 def plan(
@@ -84,3 +98,12 @@ def _done(plan: ClearPlan, act: Callable[[ClearPlan], Outcome]) -> Outcome:
         return act(plan)
     except FAILURES as error:
         return untouched.plus(Outcome(plan.layer, failed=(Note("*", reason_of(error)),)))
+
+
+def _clear_starved(layer: Layer, outcome: Outcome) -> Outcome:
+    """Try again to remove what failed for lack of room."""
+    targets = tuple(target for note in outcome.failed for target in note.starved)
+    if not targets:
+        return outcome
+    others = tuple(note for note in outcome.failed if not note.starved)
+    return replace(outcome, failed=others).plus(_done(ClearPlan(layer.name, targets), layer.clear))

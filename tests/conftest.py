@@ -10,7 +10,8 @@ import subprocess
 import sys
 import tarfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -310,6 +311,31 @@ def compute_cache() -> Callable[[Path], None]:
                 tar.extract(member, folder, set_attrs=False)
 
     return unpack
+
+
+@pytest.fixture
+def mount() -> Iterator[Callable[..., Path]]:
+    """Return a way to mount, where this user may; what is mounted goes with the test."""
+    with ExitStack() as stack:
+
+        def do(*options: str, on: Path) -> Path:
+            if shutil.which("mount") is None:
+                pytest.skip("this system has no mount command")
+            on.mkdir(parents=True, exist_ok=True)
+            done = subprocess.run(["mount", *options, str(on)], capture_output=True, text=True, check=False)
+            if done.returncode:
+                pytest.skip(f"this user may not mount: {done.stderr.strip()}")
+            if "remount" not in " ".join(options):
+                stack.callback(subprocess.run, ["umount", "-l", str(on)], check=True)
+            return on
+
+        yield do
+
+
+@pytest.fixture
+def disk(mount: Callable[..., Path], tmp_path: Path) -> Path:
+    """Mount a small disk."""
+    return mount("-t", "tmpfs", "-o", "size=8m", "tmpfs", on=tmp_path / "disk")
 
 
 @pytest.fixture(scope="session")

@@ -16,10 +16,26 @@ from cachectl.layers.stores.plain import own_name
 NO_HARD_LINKS: Final = frozenset({errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EMLINK})
 #: What a file system says that is full, or will not let a file grow.
 NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+#: Bytes of a small journal of sqlite's.
+_PROBE: Final = 1 << 15
 #: Deeper than any entry is nested; what goes deeper is none.
 DEEP: Final = 16
 
 _FOLDER_FLAGS: Final = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_NOFOLLOW", 0)
+
+
+def lacks_room(folder: Path) -> bool:
+    """Return whether a folder takes no new file of a few pages: no room, no inode left, or a quota used up."""
+    import tempfile
+
+    try:
+        with tempfile.TemporaryFile(dir=folder) as file:
+            file.write(bytes(_PROBE))
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        return error.errno in NO_ROOM
+    return False
 
 
 def status_of(handle: int, name: str) -> os.stat_result | None:

@@ -2,7 +2,8 @@
 
 A live program may hold the file open; unlinking, renaming over or truncating it would break that program, so
 a :class:`RowFile` only ever deletes rows and then gives the space back with ``VACUUM``, in short
-transactions with a finite wait.
+transactions with a finite wait. A full file system has no room for the journal of such a transaction: there a file
+whose rows shall all go is emptied in place (:mod:`cachectl.layers.stores.emptying`), under the same lock.
 """
 
 from __future__ import annotations
@@ -17,16 +18,27 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from itertools import chain
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 from urllib.parse import quote
 
-from cachectl.layers.errors import Busy, Damaged, EntryExists, LayerError, Unreachable
+from cachectl.layers.errors import Busy, Damaged, EntryExists, LayerError, NoRoom, Unreachable
 from cachectl.layers.facts import Orphan, Quarantined, Target
+from cachectl.layers.stores.emptying import EMPTY_PAGE_SIZES, empty_image, write_empty
 from cachectl.layers.stores.foresight import file_closed_because, wait_until_free
-from cachectl.layers.stores.handles import NO_ROOM, opened_root, own_folder, place_new, status_of, write_synced
+from cachectl.layers.stores.handles import (
+    NO_ROOM,
+    lacks_room,
+    opened_root,
+    own_folder,
+    place_new,
+    status_of,
+    write_synced,
+)
 from cachectl.layers.stores.locks import PATIENCE
-from cachectl.layers.stores.plain import SANE, STAGE, plain_identity, read_locked, read_plain
+from cachectl.layers.stores.plain import SANE, STAGE, open_plain, plain_identity, read_locked, read_plain, release
 from cachectl.layers.stores.quarantine import Quarantine, demand, folder_of
+
+T = TypeVar("T")
 
 _MAGIC: Final = b"SQLite format 3\0"
 _WAL_MODE: Final = b"\x02\x02"
@@ -35,7 +47,6 @@ _JOURNAL_MAGIC: Final = bytes.fromhex("d9d505f920a163d7")
 _COMPANIONS: Final = ("-journal", "-wal", "-shm")
 #: What to do about what sqlite says.
 _ADVICE: Final = {
-    "disk is full": "; make room and try again",
     "readonly": "; make the file and its folder writable",
 }
 #: Rows asked for in one query: the oldest sqlite takes 999 values.
@@ -45,6 +56,11 @@ _LARGE: Final = 100_000
 #: Bytes that sqlite locks (start, length): those of a writer in the index of a log, and any of a plain database.
 _WAL_WRITE_LOCK: Final = (120, 1)
 _WHOLE_FILE: Final = (0, 0)
+#: What sqlite says of a full file system, and what to do about it.
+_FULL: Final = "disk is full"
+_MAKE_ROOM: Final = "; make room and try again"
+#: The page size of a new file, in bytes.
+_PAGE_SIZE: Final = 4096
 _CHANGED: Final = "changed since it was planned"
 #: What a row in quarantine is called.
 _ROW: Final = "row.json"
@@ -334,38 +350,67 @@ class RowFile:
             yield connection, f"insert or {otherwise} into {self.schema.table} ({names}) values ({places})"
 
     def delete(self, rows: Sequence[Row]) -> list[Row]:
-        """Delete exactly these rows, each only if it still has its size and row id; return those that went."""
+        """Delete exactly these rows, each only if it still has its size and row id; return those that went.
+
+        Raises :class:`NoRoom` where the file system is full and other rows are to stay.
+        """
         if not rows:
             return []
+        with self._writing() as connection:
+            try:
+                return self._delete(connection, rows)
+            except sqlite3.OperationalError as error:
+                gone = self._empty(connection, error, lambda locked: self._all_rows(locked, rows))
+                if gone is None:
+                    raise
+                return gone
+
+    def _delete(self, connection: sqlite3.Connection, rows: Sequence[Row]) -> list[Row]:
         statement = (
             f"delete from {self.schema.table} where rowid = ? and {self.schema.size} = ? and {self.schema.where_key}"
         )
-        with self._writing() as connection:
-            connection.execute("begin immediate")
-            gone = [row for row in rows if connection.execute(statement, (row.rowid, row.bytes, *row.key)).rowcount]
-            connection.execute("commit")
+        connection.execute("begin immediate")
+        gone = [row for row in rows if connection.execute(statement, (row.rowid, row.bytes, *row.key)).rowcount]
+        connection.execute("commit")
         return gone
+
+    def _all_rows(self, connection: sqlite3.Connection, rows: Sequence[Row]) -> list[Row] | None:
+        """Return all rows of the table if each is among those given, ``None`` otherwise."""
+        keys = ", ".join(f'"{column}"' for column in self.schema.key)
+        query = f"select rowid, {self.schema.size}, {keys} from {self.schema.table}"
+        standing = [_row(rowid, key, size) for rowid, size, *key in connection.execute(query)]
+        return standing if set(rows).issuperset(standing) else None
 
     def delete_up_to(self, weight: Weight) -> int | None:
         """Delete every row up to the last one of an earlier weighing; return how many went.
 
         ``None``, and nothing goes, where those rows are not the same in number and size any more: row ids are
-        used again, so that younger rows may stand among them.
+        used again, so that younger rows may stand among them. Raises :class:`NoRoom` where the file system is full and
+        younger rows are to stay.
         """
-        older = f"from {self.schema.table} where rowid <= ?"
         with self._writing() as connection:
-            connection.execute("begin immediate")
-            query = f"select count(*), coalesce(sum({self.schema.size}), 0) {older}"
-            if connection.execute(query, (weight.last,)).fetchone() != (weight.rows, weight.bytes):
-                connection.execute("rollback")
-                return None
-            younger = f"select 1 from {self.schema.table} where rowid > ? limit 1"
-            if connection.execute(younger, (weight.last,)).fetchone() is None:
-                # Without a condition sqlite drops whole pages, and not row after row.
-                removed = connection.execute(f"delete from {self.schema.table}").rowcount
-            else:
-                removed = connection.execute(f"delete {older}", (weight.last,)).rowcount
-            connection.execute("commit")
+            try:
+                return self._delete_up_to(connection, weight)
+            except sqlite3.OperationalError as error:
+                removed = self._empty(connection, error, lambda locked: self._rows_if_all(locked, weight))
+                if removed is None:
+                    raise
+                return removed
+
+    def _delete_up_to(self, connection: sqlite3.Connection, weight: Weight) -> int | None:
+        older = f"from {self.schema.table} where rowid <= ?"
+        connection.execute("begin immediate")
+        query = f"select count(*), coalesce(sum({self.schema.size}), 0) {older}"
+        if connection.execute(query, (weight.last,)).fetchone() != (weight.rows, weight.bytes):
+            connection.execute("rollback")
+            return None
+        younger = f"select 1 from {self.schema.table} where rowid > ? limit 1"
+        if connection.execute(younger, (weight.last,)).fetchone() is None:
+            # Without a condition sqlite drops whole pages, and not row after row.
+            removed = connection.execute(f"delete from {self.schema.table}").rowcount
+        else:
+            removed = connection.execute(f"delete {older}", (weight.last,)).rowcount
+        connection.execute("commit")
         return removed
 
     def foresee_delete(self, rows: Sequence[Row] | None) -> int:
@@ -403,6 +448,57 @@ class RowFile:
         wait_until_free(
             self.layer, shared if log else self.path, self.patience, span=_WAL_WRITE_LOCK if log else _WHOLE_FILE
         )
+
+    def _rows_if_all(self, connection: sqlite3.Connection, weight: Weight) -> int | None:
+        """Return the number of rows if a weighing is of all that there are, ``None`` otherwise."""
+        query = f"select count(*), coalesce(sum({self.schema.size}), 0), coalesce(max(rowid), 0)"
+        standing = connection.execute(f"{query} from {self.schema.table}").fetchone()
+        return weight.rows if standing == weight else None
+
+    def _empty(
+        self,
+        connection: sqlite3.Connection,
+        error: sqlite3.OperationalError,
+        decide: Callable[[sqlite3.Connection], T | None],
+    ) -> T | None:
+        """Empty the file without a journal, where an error says that there is no room for one.
+
+        ``decide`` is asked under sqlite's exclusive lock; the file is left alone if it answers ``None``. Return its
+        answer, or ``None`` where nothing was done.
+        """
+        if not self._lacks_room(error):
+            return None
+        if connection.in_transaction:
+            connection.execute("rollback")
+        connection.execute("begin exclusive")
+        try:
+            decided = decide(connection)
+            return decided if decided is not None and self._write_empty(connection) else None
+        finally:
+            connection.execute("rollback")
+
+    def _write_empty(self, connection: sqlite3.Connection) -> bool:
+        """Write an empty database over the file, which is locked; ``False`` where its form does not allow that."""
+        (page_size,) = connection.execute("pragma page_size").fetchone()
+        found = connection.execute("select rootpage, type, tbl_name from sqlite_master").fetchall()
+        if not hasattr(os, "pwrite") or any(table != self.schema.table for *_, table in found):
+            return False
+        handle = open_plain(self.path, flags=os.O_RDWR)
+        try:
+            roots = {root: kind for root, kind, _ in found}
+            image = empty_image(os.pread(handle, page_size, 0), roots) if len(roots) == len(found) else None
+            if image is None:
+                return False
+            write_empty(handle, image)
+            return True
+        finally:
+            release(handle)
+
+    def _lacks_room(self, error: sqlite3.OperationalError) -> bool:
+        text = str(error)
+        # Sqlite reports a used-up quota as an I/O error, and a file system without inodes as a file it cannot open.
+        doubtful = "disk I/O error" in text or "unable to open" in text
+        return _FULL in text or (doubtful and lacks_room(self.path.parent))
 
     # ------------------------------------------------------------------ quarantine
 
@@ -531,15 +627,36 @@ class RowFile:
 
     # ------------------------------------------------------------------ space
 
-    def vacuum(self) -> bool:
-        """Give deleted rows' space back to the disk; ``False`` where others keep the file too busy for it."""
+    def vacuum(self) -> str | None:
+        """Give deleted rows' space back to the disk; return why that could not be done, or ``None``."""
         try:
             with self._writing() as connection:
-                connection.execute("vacuum")
-                connection.execute("pragma wal_checkpoint(truncate)")
+                try:
+                    self._vacuum(connection)
+                except sqlite3.OperationalError as error:
+                    if not self._lacks_room(error):
+                        raise
+                    if not self._was_emptied(connection) and self._empty(connection, error, self._is_empty) is None:
+                        return "its rows are gone, but there is no room to make the file smaller now"
         except Busy:
-            return False
-        return True
+            return "its rows are gone, but it is too busy to be made smaller now"
+        return None
+
+    def _vacuum(self, connection: sqlite3.Connection) -> None:
+        if self._was_emptied(connection):
+            # With the page size that sqlite gives to new files; what is copied for that are a few empty pages.
+            connection.execute("pragma temp_store = memory")
+            connection.execute(f"pragma page_size = {_PAGE_SIZE}")
+        connection.execute("vacuum")
+        connection.execute("pragma wal_checkpoint(truncate)")
+
+    def _was_emptied(self, connection: sqlite3.Connection) -> bool:
+        """Return whether the file has the small pages of one that was emptied in place."""
+        return int(connection.execute("pragma page_size").fetchone()[0]) in EMPTY_PAGE_SIZES
+
+    def _is_empty(self, connection: sqlite3.Connection) -> bool | None:
+        """Return ``True`` for a table without rows, ``None`` otherwise."""
+        return None if connection.execute(f"select 1 from {self.schema.table} limit 1").fetchone() else True
 
     # ------------------------------------------------------------------ connections
 
@@ -612,7 +729,7 @@ class RowFile:
 
     @contextmanager
     def _writing(self, *, create: bool = False) -> Iterator[sqlite3.Connection]:
-        with self._translated():
+        with self._translated(writing=True):
             fresh = create and not os.path.lexists(self.path)
             before = None if fresh else plain_identity(self.path)
             self._demand_own_journal()
@@ -651,20 +768,22 @@ class RowFile:
                 raise Damaged(self.layer, f"holds a {others} where its library makes a plain table", self.path)
 
     @contextmanager
-    def _translated(self, verb: str = "open") -> Iterator[None]:
+    def _translated(self, verb: str = "open", *, writing: bool = False) -> Iterator[None]:
         try:
             yield
         except LayerError:
             raise
         except sqlite3.OperationalError as error:
-            raise self._operational(error) from error
+            raise self._operational(error, writing=writing) from error
         except sqlite3.DatabaseError as error:
             raise Damaged(self.layer, f"not a usable database: {error}", self.path) from error
         except OSError as error:
-            advice = "; make room and try again" if error.errno in NO_ROOM else ""
-            raise Unreachable(self.layer, f"cannot {verb}: {error.strerror or error}{advice}", self.path) from error
+            message = f"cannot {verb}: {error.strerror or error}"
+            if error.errno in NO_ROOM:
+                raise NoRoom(self.layer, message + _MAKE_ROOM, self.path) from error
+            raise Unreachable(self.layer, message, self.path) from error
 
-    def _operational(self, error: sqlite3.OperationalError) -> LayerError:
+    def _operational(self, error: sqlite3.OperationalError, *, writing: bool) -> LayerError:
         text = str(error)
         if "locked" in text or "busy" in text:
             message = (
@@ -674,6 +793,9 @@ class RowFile:
         if os.path.lexists(f"{self.path}-journal") and ("readonly" in text or "unable to open" in text):
             message = "an interrupted write is pending, which the next program that opens it rolls back"
             return Unreachable(self.layer, message, self.path)
+        # Only a writer may try whether there is room: looking writes nothing.
+        if writing and self._lacks_room(error):
+            return NoRoom(self.layer, f"sqlite cannot write: {text}{_MAKE_ROOM}", self.path)
         if "no such table" in text or "no such column" in text or "malformed" in text:
             return Damaged(self.layer, f"not a usable database: {text}", self.path)
         advice = next((advice for part, advice in _ADVICE.items() if part in text), "")

@@ -280,9 +280,38 @@ def test_a_broken_file_is_a_problem_and_a_finding(home: Home, content: bytes) ->
     (folder / f"pdict-v5-mine-{environment.python}.sqlite").write_bytes(content)
     layer = PytoolsDictionaries(environment)
     root = layer.roots()[0]
-    assert [thing.code for thing in layer.scan(root) if isinstance(thing, Problem)] == ["damaged"]
+    assert [thing.code for thing in layer.scan(root) if isinstance(thing, Problem)] == ["sqlite"]
     assert len(list(layer.verify(root))) == 1
     assert len(layer.plan_clear().failed) == 1
+
+
+@pytest.mark.parametrize(
+    "arguments", [["purge", "--all"], ["purge", "pytools", "--larger-than", "1"], ["prune", "--max-size", "1"]]
+)
+def test_a_purge_names_the_cure_of_a_broken_dictionary_and_clears_the_others(home: Home, arguments: list[str]) -> None:
+    folder = home.path / ".cache" / "pytools"
+    python = home.environment().python
+    rows = {f"{n:016x}": pickle.dumps((n, bytes(9000))) for n in range(30)}
+    header = dictionary(folder, f"pdict-v5-a-header-{python}.sqlite", rows)
+    header.write_bytes(b"no database at all" * 99)
+    # Counting reads the tree down to its leaves, and not what hangs on them.
+    inside = dictionary(folder, f"pdict-v5-b-inside-{python}.sqlite", rows)
+    with inside.open("r+b") as file:
+        file.seek(4096)
+        file.write(b"\xff" * 4096)
+    dictionary(folder, f"pdict-v5-c-whole-{python}.sqlite", rows)
+    done = home.cachectl(*arguments, check=False)
+    assert done.returncode == 1
+    said = done.stderr.splitlines()
+    assert len(said) == 2, said
+    cure = "cachectl verify --quarantine pytools"
+    assert all(line.startswith("cachectl: pytools: ") and cure in line for line in said)
+    left = {entry["key"].partition("/")[0] for entry in home.json("ls", "pytools", check=False)["entries"]}
+    assert left == set()
+    home.run(*cure.replace("cachectl", f"{sys.executable} -m cachectl").split())
+    assert not header.exists()
+    assert not inside.exists()
+    assert home.cachectl(*arguments).stderr == ""
 
 
 def test_a_link_under_a_dictionarys_name_is_not_followed(home: Home) -> None:

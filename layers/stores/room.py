@@ -1,0 +1,78 @@
+"""How much may still be stored where a path lies: free space, free inodes, and what is left of a quota.
+
+Sources: statvfs(3); quotactl_fd(2) and ``struct dqblk`` of ``linux/quota.h`` (limits in blocks of 1024 bytes, usage in
+bytes). A quota that a server keeps (NFS, Lustre) is not shown by either call, and is unknown here.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import Final, NamedTuple
+
+#: The number of the system call ``quotactl_fd`` (Linux 5.14) on every architecture but alpha.
+_QUOTACTL_FD: Final = 443
+_GET_QUOTA: Final = 0x800007
+_OF_USER, _OF_GROUP = range(2)
+#: Hard and soft limit of blocks, bytes in use; hard and soft limit of inodes, inodes in use; two times, valid fields.
+_DQBLK: Final = struct.Struct("=8QI4x")
+_BLOCK: Final = 1024
+
+
+class Room(NamedTuple):
+    """Bytes and files that this user can still store, and what bounds them; ``None`` is unknown."""
+
+    bytes: int | None
+    files: int | None
+    source: str
+
+
+def room_at(path: Path) -> tuple[Room, ...]:
+    """Return what bounds this user where a path, or the nearest folder above it, lies: the file system, then quotas.
+
+    Raises :class:`OSError` where that folder cannot be looked at.
+    """
+    place = next(folder for folder in (path, *path.parents) if folder.exists())
+    if not hasattr(os, "statvfs"):
+        import shutil
+
+        return (Room(shutil.disk_usage(place).free, None, "the file system"),)
+    status = os.statvfs(place)
+    # Some file systems give no total: tmpfs without a limit no blocks, btrfs no inodes.
+    free = status.f_bavail * status.f_frsize if status.f_blocks else None
+    files = status.f_favail if status.f_files else None
+    quotas = (
+        _quota(place, _OF_USER, os.geteuid(), "your quota"),
+        _quota(place, _OF_GROUP, os.getegid(), "your group's quota"),
+    )
+    return (Room(free, files, "the file system"), *(quota for quota in quotas if quota is not None))
+
+
+def _quota(folder: Path, kind: int, number: int, source: str) -> Room | None:
+    """Return what a quota leaves; ``None`` where there is none, or the system does not say."""
+    if sys.platform != "linux":
+        return None
+    import ctypes
+
+    answer = ctypes.create_string_buffer(_DQBLK.size)
+    with suppress(OSError, AttributeError, ValueError):
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            command = ctypes.c_uint(_GET_QUOTA << 8 | kind)
+            if ctypes.CDLL(None).syscall(_QUOTACTL_FD, handle, command, ctypes.c_int(number), answer):
+                return None
+        finally:
+            os.close(handle)
+        return left_of_quota(answer.raw, source)
+    return None
+
+
+def left_of_quota(answer: bytes, source: str) -> Room | None:
+    """Return what the hard limits of a ``struct dqblk`` leave; ``None`` where it has none."""
+    blocks, _, used, inodes, _, present, *_ = _DQBLK.unpack(answer)
+    free = max(0, blocks * _BLOCK - used) if blocks else None
+    files = max(0, inodes - present) if inodes else None
+    return None if (free, files) == (None, None) else Room(free, files, source)
