@@ -613,6 +613,7 @@ class Layer(ABC):
                 self._demand_own(root)
         return listed
 
+    @final
     def with_cure(self, error: LayerError) -> str:
         """Return an error's message; for damage, with the command that moves the damaged thing aside."""
         if not isinstance(error, Damaged) or self.abilities()[Ability.QUARANTINE] is not None:
