@@ -156,12 +156,11 @@ _WORDED: Final[Mapping[type, tuple[str, ...]]] = {
     Switch: ("set",),
 }
 #: Attributes of :class:`Layer` that a plug-in has. The registry has checked them.
-_REQUIRED: Final = ("interface", "name", "title", "scope", "precious", "forms")
+_REQUIRED: Final = ("interface", "name", "title", "scope", "precious", "clearing_needs_room", "forms")
 #: Attributes that have a default, which holds where the plug-in sets something else than these kinds.
 _OPTIONAL: Final[Mapping[str, tuple[type, ...]]] = {
     **dict.fromkeys(("on_network", "among_ranks", "when_closed"), (Hazard, type(None))),
     "failure_mark": (re.Pattern, type(None)),
-    "clearing_needs_room": (bool,),
 }
 #: What every shell and every system takes for the name of a variable.
 _VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
