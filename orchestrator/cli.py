@@ -281,7 +281,7 @@ def _get(options: argparse.Namespace) -> int:
 
     stack = _stack(options)
     layer = stack[options.layer]
-    output = _output(options.output or STREAM, ARTIFACT, stack, options)
+    output = _output(STREAM if options.output is None else options.output, ARTIFACT, stack, options)
     output.demand()
     artifact = layer.get(options.key)
     if artifact is None:

@@ -187,7 +187,7 @@ def test_get_writes_through_links_and_into_pipes(cuda: Home, key: str) -> None:
     real.write_text("old")
     real.chmod(0o600)
     link.symlink_to("real")
-    cuda.cachectl("get", "cuda", key, "-o", str(link))
+    cuda.cachectl("get", "cuda", key, "-o", str(link), "--force")
     assert link.is_symlink()
     assert real.read_bytes() == expected
     assert real.stat().st_mode & 0o777 == 0o600
