@@ -227,6 +227,9 @@ class Fleet:
         job = self._job
         if job.out is None:
             return None
+        if job.bundle is not None and _same(job.bundle, job.out):
+            # If it cannot be read, the job starts cold and leaves it as it is.
+            return None
         if job.out == STREAM:
             return "--out -: standard output is the command's; name a file"
         names = frozenset(layer.name for layer in Stack(self.environment))

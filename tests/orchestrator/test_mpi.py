@@ -285,6 +285,17 @@ def test_the_highest_status_is_everybodys(tmp_path: Path, new_home: Callable[[Pa
     assert said.count("--out '/nowhere/at/all'") == 1
 
 
+@pytest.mark.parametrize(("out", "why"), [("thesis.tex", "is not a bundle"), ("pocl", "is a layer"), ("-", "output")])
+def test_a_job_replaces_nothing_but_bundles(jobs: Jobs, out: str, why: str) -> None:
+    thesis = jobs.home.path / "thesis.tex"
+    thesis.write_text("chapter")
+    said = jobs.both("touch", "ran", options=("--out", out), check=False)
+    assert said.startswith("2\n")
+    assert why in said
+    assert not (jobs.home.path / "ran").exists()
+    assert thesis.read_text() == "chapter"
+
+
 def test_what_cannot_be_meant_is_said_before_anything_starts() -> None:
     with pytest.raises(BadRequest, match="a bundle is code"):
         Job("warm.cachectl")
