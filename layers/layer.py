@@ -44,6 +44,7 @@ from cachectl.layers.facts import (
     State,
     Switch,
     Target,
+    Unverified,
 )
 from cachectl.layers.selection import ALL, Selection
 from cachectl.layers.stores.quarantine import Quarantine, label
@@ -126,6 +127,14 @@ class Layer(ABC):
     @abstractmethod
     def verify(self, root: Root) -> Iterator[Finding]:
         """Check every entry the way its library would, and yield what it could not use."""
+
+    def examine(self, root: Root, *, deep: bool) -> Iterator[Finding | Unverified]:
+        """Verify a root, and yield what was not checked; ``deep`` also runs installed tools that can check more.
+
+        A layer overrides this where its entries hold content that :meth:`verify` cannot check.
+        """
+        del deep
+        yield from self.verify(root)
 
     @final
     def told(self, root: Root, problem: Problem) -> Finding:

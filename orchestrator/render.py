@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Final, Literal
 
 from cachectl.layers.errors import printable
-from cachectl.layers.facts import Ability, Census, Entry, Finding, Note, Outcome, Problem, Quarantined, Root
+from cachectl.layers.facts import Ability, Census, Entry, Finding, Note, Outcome, Problem, Quarantined, Root, Unverified
 
 if TYPE_CHECKING:
     from cachectl.bench import Bench, Step
@@ -584,6 +584,25 @@ def show_findings(
         show_lines([f"{finding.layer}: {where}: {finding.message} ({finding.severity.value})", f"  {mend}"])
     if not findings:
         show_lines([nothing])
+
+
+def unverified_json(unverified: Iterable[Unverified]) -> list[dict[str, object]]:
+    """Format what was not checked."""
+    return [
+        {"layer": one.layer, "what": one.what, "count": one.count, "thing": one.thing, "remedy": one.remedy or None}
+        for one in unverified
+    ]
+
+
+def show_unverified(unverified: Sequence[Unverified]) -> None:
+    """Print in one line what was not checked, on standard error."""
+    if unverified:
+        parts = [
+            f"{one.what} {one.count:,} {one.thing}{'' if one.count == 1 else 's'}"
+            + (f" ({one.remedy})" if one.remedy else "")
+            for one in unverified
+        ]
+        warn(f"not checked: {'; '.join(parts)}")
 
 
 def verified_json(result: QuarantineResult) -> dict[str, object]:
