@@ -87,9 +87,33 @@ def _age(paths: Iterator[str] | tuple[str, ...]) -> None:
 
 # ---------------------------------------------------------------------- PoCL
 
-#: An ELF header of 64 bits that counts no section, and a bitcode block, each in a file of plausible length.
-_NATIVE: Final = (b"\x7fELF\x02\x01\x01".ljust(64, b"\0")).ljust(2_000, b"\x90")
-_BITCODE: Final = b"BC\xc0\xde" + struct.pack("<II", 1 | 8 << 2 | 3 << 10, 749) + bytes(4 * 749)
+#: A module of one record of many zeros: as long as the bitcode of a small program, and whole.
+_ZEROS: Final = 3989
+_BITCODE: Final = struct.pack("<4sII", b"BC\xc0\xde", 1 | 8 << 2 | 3 << 10, 749) + (
+    # The record: no abbreviation, code 1, a count of three chunks of six bits, and the operands of six bits each.
+    3 | 1 << 3 | (0x20 | _ZEROS & 31) << 9 | (0x20 | _ZEROS >> 5 & 31) << 15 | (_ZEROS >> 10) << 21
+).to_bytes(4 * 749, "little")
+#: The length of a small kernel's machine code, in bytes.
+_CODE: Final = 1_500
+
+
+def native(*kernels: str) -> bytes:
+    """Return an object file that holds work-group functions of these kernels, by name alone."""
+    symbols, strings = bytes(24), b"\0"
+    for kernel in kernels:
+        symbols += struct.pack("<IBBHQQ", len(strings), 0x12, 0, 1, 0, _CODE)
+        strings += f"_pocl_kernel_{kernel}_workgroup\0".encode()
+    # Name, type, flags, address, offset, size, link, info, alignment and size of an entry.
+    sections = (
+        (0, 0, 0, 0, 0, 0, 0, 0, 0, 0),
+        (0, 1, 6, 0, 64, _CODE, 0, 0, 4, 0),
+        (0, 2, 0, 0, 64 + _CODE, len(symbols), 3, 1, 1, 24),
+        (0, 3, 0, 0, 64 + _CODE + len(symbols), len(strings), 0, 0, 1, 0),
+    )
+    body = b"\x90" * _CODE + symbols + strings
+    header = struct.pack("<HHIQQQIHHHHHH", 1, 62, 1, 0, 0, 64 + len(body), 0, 64, 0, 0, 64, len(sections), 3)
+    table = b"".join(struct.pack("<IIQQQQIIQQ", *section) for section in sections)
+    return b"\x7fELF\2\1\1".ljust(16, b"\0") + header + body + table
 
 
 def pocl(home: Path, entries: int, first: int = 0) -> Counts:
@@ -112,7 +136,7 @@ def _pocl_entry(folder: str, name: str) -> None:
     variant = f"{inner}/{_VARIANT}"
     os.makedirs(variant, mode=0o700)
     files = (f"{folder}/program.bc", f"{folder}/last_accessed", f"{variant}/{name}.so")
-    for path, data in zip(files, (_BITCODE, b"", _NATIVE), strict=True):
+    for path, data in zip(files, (_BITCODE, b"", native(name)), strict=True):
         _write(path, data)
     _age((*files, variant, inner, folder))
 
@@ -166,7 +190,7 @@ def pyopencl(home: Path, entries: int) -> Counts:
     for number in range(entries):
         folder = f"{root}/{_digest(number, 16)}"
         os.mkdir(folder)
-        contents = {"source.cl": source(kernel(number)), "binary": _NATIVE, "info": _INFO}
+        contents = {"source.cl": source(kernel(number)), "binary": native(kernel(number)), "info": _INFO}
         for name, data in contents.items():
             _write(f"{folder}/{name}", data, 0o644)
         _age((*(f"{folder}/{name}" for name in contents), folder))

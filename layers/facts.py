@@ -403,6 +403,20 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True)
+class Unverified:
+    """Content of a root that verify did not check: ``what`` of ``count`` things, each a ``thing``.
+
+    ``remedy`` says how it can be checked, in a few words; it is empty where it cannot.
+    """
+
+    layer: str
+    what: str
+    count: int
+    thing: str
+    remedy: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Quarantined:
     """One thing that lies in quarantine in the root it came from.
 

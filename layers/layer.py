@@ -45,6 +45,7 @@ from cachectl.layers.facts import (
     State,
     Switch,
     Target,
+    Unverified,
 )
 from cachectl.layers.selection import ALL, Selection
 from cachectl.layers.stores.foresight import closed_because, wait_until_free
@@ -169,6 +170,14 @@ class Layer(ABC):
     @abstractmethod
     def verify(self, root: Root) -> Iterator[Finding]:
         """Check every entry the way its library would, and yield what it could not use."""
+
+    def examine(self, root: Root, *, deep: bool) -> Iterator[Finding | Unverified]:
+        """Verify a root, and yield what was not checked; ``deep`` also runs installed tools that can check more.
+
+        A layer overrides this where its entries hold content that :meth:`verify` cannot check.
+        """
+        del deep
+        yield from self.verify(root)
 
     @final
     def told(self, root: Root, problem: Problem) -> Finding:

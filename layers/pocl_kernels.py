@@ -9,11 +9,12 @@ from __future__ import annotations
 import os
 import re
 import shlex
+from collections import Counter
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from cachectl.layers.drivers import opencl_drivers
 from cachectl.layers.errors import Busy, Damaged, LayerError
@@ -39,8 +40,9 @@ from cachectl.layers.facts import (
     State,
     Switch,
     Target,
+    Unverified,
 )
-from cachectl.layers.formats import bitcode, elf, object_files, pocl_names
+from cachectl.layers.formats import bitcode, elf, elf_checks, pocl_names
 from cachectl.layers.layer import Layer, target_of
 from cachectl.layers.mounts import network_file_system
 from cachectl.layers.processes import first_variables, spell, using
@@ -49,6 +51,9 @@ from cachectl.layers.stores.archive import pack, unpack
 from cachectl.layers.stores.tree import REFUSALS, Leaf, Shape, StrayRule, Tree, bulk, planned
 from cachectl.layers.stores.walk import Group
 from cachectl.layers.switches import misread, off, strtobool
+
+if TYPE_CHECKING:
+    from cachectl.layers.llvm_tools import Disassembler
 
 #: Seconds without change after which an entry is idle although PoCL is running: longer than any one compile.
 ENTRY_REST: Final = 600.0
@@ -99,6 +104,9 @@ _OWN: Final = _NAMED._replace(strays=(*_strays(_DRAWN), _compiling(_DRAWN), _HEA
 _NATIVE: Final = (".so", ".o")
 #: The symbol of a kernel's work-group function in a native file.
 _WORK_GROUP: Final = re.compile("_pocl_kernel_(.+)_workgroup")
+#: Of these, what PoCL since version 7.2 links itself.
+_OBJECT: Final = ".o"
+_BITCODE: Final = "program.bc"
 #: What alone makes no program.
 _NO_PROGRAM: Final = frozenset({"build.log", "last_accessed"})
 
@@ -288,9 +296,7 @@ class PoclKernels(Layer):
         if members is None:
             return None
         kept = {path: data for path, data in members.items() if not _is_temporary(path) and path != "build.log"}
-        for path, data in kept.items():
-            if complaint := _complaint(path, data, len(data)):
-                raise Damaged(self.name, f"{path}: {complaint}", key)
+        _demand_whole(kept, key)
         if not kept.keys() - _NO_PROGRAM:
             return None
         kernels = sorted(name or folder for folder, name in _kernel_names(kept, kept.get).items())
@@ -304,11 +310,10 @@ class PoclKernels(Layer):
             raise Damaged(self.name, str(error), key) from error
         if not members.keys() - _NO_PROGRAM:
             raise Damaged(self.name, "the artifact holds no program", key)
-        for path, data in members.items():
+        for path in members:
             if not _MEMBERS.fullmatch(path):
                 raise Damaged(self.name, f"{path!r} is no file of a PoCL program", key)
-            if complaint := _complaint(path, data, len(data)):
-                raise Damaged(self.name, f"{path}: {complaint}", key)
+        _demand_whole(members, key)
         tree = self._tree(root)
         if (
             replace
@@ -427,30 +432,83 @@ class PoclKernels(Layer):
     # ------------------------------------------------------------------ verify
 
     def verify(self, root: Root) -> Iterator[Finding]:
-        """Check the magic of bitcode and native files: PoCL checks nothing, and a bad one poisons its program."""
+        """Check the structure of bitcode and native files: PoCL checks nothing, and a bad one fails its program."""
+        for found in self.examine(root, deep=False):
+            if isinstance(found, Finding):
+                yield found
+
+    def examine(self, root: Root, *, deep: bool) -> Iterator[Finding | Unverified]:
+        """Verify; ``deep`` also has ``llvm-dis`` read the bitcode. No tool can check machine code."""
         tree = self._tree(root)
+        natives, programs = 0, []
         for leaf in tree.scan():
             if isinstance(leaf, Problem):
                 yield self.told(root, leaf)
                 continue
             if leaf.stray is not None:
                 continue
-            for member in leaf.members:
-                # Of a native file its headers tell all; bitcode is read whole, to follow its blocks.
-                limit = -1 if member.path == "program.bc" else object_files.HEAD
-                try:
-                    data = tree.read_file(leaf.key, member.path, limit)
-                except LayerError as error:
-                    yield self._damaged(root, leaf, f"{member.path}: {error.message}")
-                    continue
-                complaint = None if data is None else _complaint(member.path, data, member.bytes)
-                if complaint:
-                    yield self._damaged(root, leaf, f"{member.path}: {complaint}")
+            damage = dict(self._damage(tree, leaf))
+            for path, message in damage.items():
+                yield self._damaged(root, leaf, path, message)
+            whole = [member.path for member in leaf.members if member.path not in damage]
+            natives += sum(map(_is_native, whole))
+            if _BITCODE in whole:
+                programs.append(leaf)
+        yield Unverified(self.name, "machine code of", natives, "native file")
+        if deep:
+            yield from self._examined_by_llvm(root, tree, programs)
+        else:
+            remedy = "--deep checks them with llvm-dis"
+            yield Unverified(self.name, "bitcode records of", len(programs), "program", remedy)
 
-    def _damaged(self, root: Root, leaf: Leaf, message: str) -> Finding:
+    def _damage(self, tree: Tree, leaf: Leaf) -> Iterator[tuple[str, str]]:
+        """Yield the damaged files of a program, each with what is wrong."""
+        contents: dict[str, bytes] = {}
+        for member in leaf.members:
+            if member.path == _BITCODE or _is_native(member.path):
+                try:
+                    data = tree.read_file(leaf.key, member.path)
+                except LayerError as error:
+                    yield member.path, error.message
+                    continue
+                if data is not None:
+                    contents[member.path] = data
+        yield from _damage_among(contents)
+
+    def _examined_by_llvm(self, root: Root, tree: Tree, programs: list[Leaf]) -> Iterator[Finding | Unverified]:
+        from cachectl.layers.llvm_tools import Disassemblers, in_parallel
+
+        tools = Disassemblers(self.environment)
+        unread: Counter[str] = Counter()
+
+        def with_tools() -> Iterator[tuple[Leaf, bytes, Disassembler]]:
+            for leaf in programs:
+                data = tree.read_file(leaf.key, _BITCODE) or b""
+                release = bitcode.llvm_release(data)
+                tool = None if release is None else tools.of(release)
+                if tool is not None:
+                    yield leaf, data, tool
+                elif release is None:
+                    unread[f"not written by a release of LLVM, but by {bitcode.producer(data)}"] += 1
+                else:
+                    unread[f"no llvm-dis of LLVM {release} or newer was found; install the package llvm-{release}"] += 1
+
+        for (leaf, _, tool), readable in in_parallel(lambda item: item[2].reads(item[1]), with_tools()):
+            if readable is None:
+                unread[f"llvm-dis {tool.release} did not end in a minute"] += 1
+            elif not readable:
+                yield self._damaged(root, leaf, _BITCODE, f"llvm-dis {tool.release} cannot read it")
+        for reason, count in unread.items():
+            yield Unverified(self.name, "bitcode records of", count, "program", reason)
+
+    def _damaged(self, root: Root, leaf: Leaf, path: str, message: str) -> Finding:
+        severity = Severity.FAILS
+        if path.endswith(_OBJECT):
+            # PoCL links these itself. It compiles the kernel again, once, if it cannot.
+            severity, message = Severity.RECOMPILES, f"{message}; PoCL compiles the kernel again"
         fix = f"cachectl purge pocl --key {leaf.key}"
         thing = leaf.entry(self.name, root.path)
-        return Finding(self.name, root.path, leaf.key, Severity.FAILS, "magic", message, fix, thing)
+        return Finding(self.name, root.path, leaf.key, severity, "magic", f"{path}: {message}", fix, thing)
 
 
 def _unread(path: str) -> bytes | None:  # noqa: ARG001 - the signature of a reader
@@ -495,10 +553,42 @@ def _is_temporary(path: str) -> bool:
     return not finished and _TEMPORARY.fullmatch(path) is not None
 
 
-def _complaint(path: str, data: bytes, size: int) -> str | None:
-    """Say what is wrong with a file of ``size`` bytes, as far as its name promises anything."""
-    if path == "program.bc":
-        return object_files.bitcode_complaint(data)
-    if _VARIANT.fullmatch(path) and path.endswith(_NATIVE):
-        return object_files.elf_complaint(data[: object_files.HEAD], size)
+def _is_native(path: str) -> bool:
+    return path.endswith(_NATIVE) and _VARIANT.fullmatch(path) is not None
+
+
+def _demand_whole(contents: Mapping[str, bytes], key: str) -> None:
+    """Raise :class:`Damaged` for the first file of a program that is not whole."""
+    for path, message in _damage_among(contents):
+        raise Damaged(PoclKernels.name, f"{path}: {message}", key)
+
+
+def _damage_among(contents: Mapping[str, bytes]) -> Iterator[tuple[str, str]]:
+    """Yield the damaged files of a program, each with what is wrong, as far as its name says what it is."""
+    functions: frozenset[str] = frozenset()
+    if _BITCODE in contents:
+        wrong, functions = bitcode.examine(contents[_BITCODE])
+        if wrong is not None:
+            yield _BITCODE, wrong
+    unnamed: set[str] = set()
+    for path in filter(_is_native, contents):
+        match = _VARIANT.fullmatch(path)
+        # A shortened name holds a dot or a blank, as no kernel's name does.
+        kernel = "" if match is None or re.search("[. ]", match["kernel"]) else match["kernel"]
+        if (wrong := _native_complaint(contents[path], kernel)) is not None:
+            yield path, wrong
+        elif kernel and functions and kernel not in functions:
+            unnamed.add(kernel)
+    if unnamed:
+        yield _BITCODE, f"has no function of the name {' or '.join(sorted(unnamed))}, which was launched"
+
+
+def _native_complaint(data: bytes, kernel: str) -> str | None:
+    """Return what is wrong with a native file; ``kernel`` is empty where its name is not known."""
+    if (wrong := elf_checks.complaint(data)) is not None:
+        return wrong
+    found = elf.read_elf(data)
+    # ``_pocl_kernel_NAME_workgroup``, perhaps with more on both ends (``lib/llvmopencl/Workgroup.cc``).
+    if found is None or not any(f"{kernel}_workgroup" in symbol for symbol in found.symbols()):
+        return f"holds no work-group function of {kernel or 'a kernel'}"
     return None

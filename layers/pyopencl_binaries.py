@@ -39,8 +39,11 @@ from cachectl.layers.facts import (
     State,
     Switch,
     Target,
+    Unverified,
     When,
 )
+from cachectl.layers.formats import device_binaries
+from cachectl.layers.formats.device_binaries import Damage
 from cachectl.layers.formats.opencl_source import kernel_names
 from cachectl.layers.formats.pickles import Thing, attributes, things, walk
 from cachectl.layers.layer import Layer
@@ -252,8 +255,9 @@ class PyOpenCLBinaries(Layer):
             raise Damaged(self.name, str(error), key) from error
         if not {"binary", "info"} <= set(members) <= _FILES:
             raise Damaged(self.name, f"needs binary and info, has {', '.join(sorted(members)) or 'nothing'}", key)
-        if not members["binary"] or (complaint := _info_complaint(members["info"])):
-            raise Damaged(self.name, "binary is empty" if not members["binary"] else str(complaint), key)
+        damage = self._binary_damage(members["binary"])
+        if damage is not None or (complaint := _info_complaint(members["info"])):
+            raise Damaged(self.name, str(complaint) if damage is None else damage.message, key)
         self._tree(root).write_members(key, members, replace=replace, guard=self._guard(root, key))
 
     # ------------------------------------------------------------------ clear
@@ -348,26 +352,60 @@ class PyOpenCLBinaries(Layer):
     # ------------------------------------------------------------------ verify
 
     def verify(self, root: Root) -> Iterator[Finding]:
-        """Check that both halves are there and that info is a pickle of what PyOpenCL stores."""
+        """Check that info is a pickle of what PyOpenCL stores, and the structure of the binary."""
+        for found in self.examine(root, deep=False):
+            if isinstance(found, Finding):
+                yield found
+
+    def examine(self, root: Root, *, deep: bool) -> Iterator[Finding | Unverified]:
+        """Verify. No tool can check machine code, or a binary in a format of the driver's own."""
+        del deep
         tree = self._tree(root)
+        programs, unknown = 0, 0
         for leaf in tree.scan():
             if isinstance(leaf, Problem):
                 yield self.told(root, leaf)
                 continue
             if leaf.stray is not None or not leaf.members:
                 continue
-            binary = leaf.member("binary")
-            info = tree.read_file(leaf.key, "info")
-            complaint = None if binary is not None and binary.bytes else "binary is missing or empty"
-            if complaint is None and info:
-                complaint = _info_complaint(info)
-            if complaint is not None:
-                fix = f"cachectl purge pyopencl --key {leaf.key}"
-                thing = leaf.entry(self.name, root.path)
-                yield Finding(self.name, root.path, leaf.key, Severity.FAILS, "damaged", complaint, fix, thing)
-            elif not info:
-                message, fix = "info is missing or empty", "nothing: PyOpenCL rebuilds the entry when it is asked for"
-                yield Finding(self.name, root.path, leaf.key, Severity.HARMLESS, "info", message, fix)
+            binary, info = tree.read_file(leaf.key, "binary") or b"", tree.read_file(leaf.key, "info")
+            finding = self._finding(root, leaf, binary, info)
+            if finding is not None:
+                yield finding
+            elif device_binaries.is_known(binary):
+                programs += 1
+            else:
+                unknown += 1
+        yield Unverified(self.name, "machine code of", programs, "binary program")
+        yield Unverified(self.name, "the whole binary of", unknown, "program", "its format is not known")
+
+    def _finding(self, root: Root, leaf: Leaf, binary: bytes, info: bytes | None) -> Finding | None:
+        """Return what is wrong with a program, and what PyOpenCL makes of it."""
+        damage = self._binary_damage(binary)
+        if damage is None and info and (complaint := _info_complaint(info)) is not None:
+            damage = Damage(complaint)
+        if damage is not None:
+            fix, severity = f"cachectl purge pyopencl --key {leaf.key}", Severity.FAILS
+            if damage.runs:
+                severity = Severity.RISKS
+            thing = leaf.entry(self.name, root.path)
+            return Finding(self.name, root.path, leaf.key, severity, "damaged", damage.message, fix, thing)
+        if not info:
+            message, fix = "info is missing or empty", "nothing: PyOpenCL rebuilds the entry when it is asked for"
+            return Finding(self.name, root.path, leaf.key, Severity.HARMLESS, "info", message, fix)
+        return None
+
+    def _binary_damage(self, binary: bytes) -> Damage | None:
+        if not binary:
+            return Damage("binary is missing or empty")
+        if (damage := device_binaries.damage(binary)) is not None:
+            return Damage(f"binary: {damage.message}", damage.runs)
+        if not device_binaries.is_known(binary):
+            used = [driver for driver in opencl_drivers(self.environment) if driver not in BYPASSED_ON]
+            # Another driver than those here may have made it only where one is here whose formats are not all known.
+            if used and set(used) <= device_binaries.KNOWN_DRIVERS:
+                return Damage(f"binary: is no program of {' or '.join(used)}")
+        return None
 
 
 def _holding_cachectl(lock: Path) -> str | None:

@@ -376,21 +376,24 @@ def _prune(options: argparse.Namespace) -> int:
 
 def _verify(options: argparse.Namespace) -> int:
     from cachectl import render
-    from cachectl.listing import findings
+    from cachectl.listing import verified
     from cachectl.quarantine import QuarantineResult, plan
 
     stack = _stack(options)
     layers = stack.named(options.layers)
     with render.working("verifying"):
-        found = findings(layers)
-        result = QuarantineResult(tuple(found), ())
+        verification = verified(layers, deep=options.deep)
+        found = verification.findings
+        result = QuarantineResult(found, ())
         if options.quarantine:
             result = plan(layers, found, named=bool(options.layers)).apply()
     if options.json:
-        render.show_json(render.verified_json(result) if options.quarantine else render.findings_json(found))
+        document = render.verified_json(result) if options.quarantine else render.findings_json(found)
+        render.show_json({**document, "not_checked": render.unverified_json(verification.unverified)})
     else:
         render.show_findings(found, moved=result.moved)
         render.show_quarantine(result)
+        render.show_unverified(verification.unverified)
     return 0 if not found or (options.quarantine and result.mended) else 1
 
 

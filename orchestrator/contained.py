@@ -44,6 +44,7 @@ from cachectl.layers.facts import (
     State,
     Switch,
     Target,
+    Unverified,
     When,
 )
 from cachectl.layers.layer import Layer
@@ -52,7 +53,7 @@ from cachectl.layers.registry import PLUGIN_TIMEOUT, described, plugin_limit
 from cachectl.layers.selection import Selection
 
 T = TypeVar("T")
-F = TypeVar("F", bound="Counted | Finding | tuple[Removable, str | None]")
+F = TypeVar("F", bound="Counted | Finding | Unverified | tuple[Removable, str | None]")
 C = TypeVar("C", bound=Counted)
 
 #: What one root or layer may raise without stopping the others.
@@ -116,6 +117,7 @@ _FIELDS: Final[Mapping[type, Mapping[str, type | tuple[type, ...]]]] = {
         "fix": str,
         "thing": (Entry, Orphan, type(None)),
     },
+    Unverified: {**dict.fromkeys(("what", "thing", "remedy"), str), "count": int},
     Switch: {
         "set": Mapping,
         "unset": frozenset,
@@ -342,13 +344,23 @@ class Contained(Layer):
     def verify(self, root: Root) -> Iterator[Finding]:
         """Ask what is damaged."""
         for finding in self._each(lambda: self._inner.verify(root), (Finding,)):
-            stray = _outside(Problem(finding.root, finding.code, finding.message), root)
-            if stray is None and finding.thing is not None:
-                stray = _outside(finding.thing, root)
-            if stray is not None:
-                message = f"the plug-in failed: it finds fault with {stray}, which is not in its root"
-                raise PluginFailed(self.name, message, root.path)
+            self._demand_of_root(finding, root)
             yield finding
+
+    def examine(self, root: Root, *, deep: bool) -> Iterator[Finding | Unverified]:
+        """Ask what is damaged, and what was not checked."""
+        for found in self._each(lambda: self._inner.examine(root, deep=deep), (Finding, Unverified)):
+            if isinstance(found, Finding):
+                self._demand_of_root(found, root)
+            yield found
+
+    def _demand_of_root(self, finding: Finding, root: Root) -> None:
+        stray = _outside(Problem(finding.root, finding.code, finding.message), root)
+        if stray is None and finding.thing is not None:
+            stray = _outside(finding.thing, root)
+        if stray is not None:
+            message = f"the plug-in failed: it finds fault with {stray}, which is not in its root"
+            raise PluginFailed(self.name, message, root.path)
 
     def set_aside(self, root: Root, target: Target, thing: Quarantined) -> str | None:
         """Ask to move something into quarantine."""

@@ -114,6 +114,9 @@ def _verify(verb: argparse.ArgumentParser) -> None:
     verb.add_argument(
         "--quarantine", action="store_true", help="move what is damaged aside; cachectl restore brings it back"
     )
+    verb.add_argument(
+        "--deep", action="store_true", help="also have installed tools read what cachectl cannot: bitcode, by llvm-dis"
+    )
     _changing_options(verb)
     _json_option(verb)
 

@@ -5,15 +5,16 @@ from __future__ import annotations
 import heapq
 import sys
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from cachectl.contained import FAILURES, PluginFailed
 from cachectl.layers.errors import BadRequest, LayerError, reason_of
-from cachectl.layers.facts import Entry, Finding, Problem, Root, Severity
+from cachectl.layers.facts import Entry, Finding, Problem, Root, Severity, Unverified
 from cachectl.layers.selection import Selection
 
 if TYPE_CHECKING:
@@ -93,10 +94,34 @@ def ordered(entries: Iterable[Entry], *, sort: str | None, limit: int | None) ->
 
 def findings(layers: Iterable[Layer]) -> list[Finding]:
     """Collect what is damaged in every root of the given layers."""
-    return [finding for layer in layers for finding in _verified(layer)]
+    return list(verified(layers).findings)
 
 
-def _verified(layer: Layer) -> Iterator[Finding]:
+@dataclass(frozen=True, slots=True)
+class Verification:
+    """What is damaged in some layers, and what was not checked."""
+
+    findings: tuple[Finding, ...]
+    unverified: tuple[Unverified, ...]
+
+
+def verified(layers: Iterable[Layer], *, deep: bool = False) -> Verification:
+    """Verify every root of the given layers; ``deep`` also runs installed tools that can check more.
+
+    What was not checked in several roots of a layer for the same reason is counted together.
+    """
+    found = [one for layer in layers for one in _examined(layer, deep=deep)]
+    counts: Counter[Unverified] = Counter()
+    for one in found:
+        if isinstance(one, Unverified):
+            counts[replace(one, count=0)] += one.count
+    return Verification(
+        tuple(one for one in found if isinstance(one, Finding)),
+        tuple(replace(one, count=count) for one, count in counts.items() if count),
+    )
+
+
+def _examined(layer: Layer, *, deep: bool) -> Iterator[Finding | Unverified]:
     try:
         roots = layer.roots()
     except FAILURES as error:
@@ -104,12 +129,12 @@ def _verified(layer: Layer) -> Iterator[Finding]:
         yield failure(layer, Path("*"), error)
         return
     for root in roots:
-        yield from _verified_root(layer, root)
+        yield from _examined_root(layer, root, deep=deep)
 
 
-def _verified_root(layer: Layer, root: Root) -> Iterator[Finding]:
+def _examined_root(layer: Layer, root: Root, *, deep: bool) -> Iterator[Finding | Unverified]:
     try:
-        yield from layer.verify(root)
+        yield from layer.examine(root, deep=deep)
     except FAILURES as error:
         yield failure(layer, root.path, error)
 

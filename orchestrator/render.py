@@ -23,6 +23,7 @@ from cachectl.layers.facts import (
     Quarantined,
     Removable,
     Root,
+    Unverified,
 )
 
 if TYPE_CHECKING:
@@ -628,6 +629,25 @@ def show_findings(
         show_lines([f"{finding.layer}: {where}: {finding.message} ({finding.severity.value})", f"  {fix}"])
     if not findings:
         show_lines([nothing])
+
+
+def unverified_json(unverified: Iterable[Unverified]) -> list[dict[str, object]]:
+    """Format what was not checked."""
+    return [
+        {"layer": one.layer, "what": one.what, "count": one.count, "thing": one.thing, "remedy": one.remedy or None}
+        for one in unverified
+    ]
+
+
+def show_unverified(unverified: Sequence[Unverified]) -> None:
+    """Print in one line what was not checked, on standard error."""
+    if unverified:
+        parts = [
+            f"{one.what} {one.count:,} {one.thing}{'' if one.count == 1 else 's'}"
+            + (f" ({one.remedy})" if one.remedy else "")
+            for one in unverified
+        ]
+        warn(f"not checked: {'; '.join(parts)}")
 
 
 def verified_json(result: QuarantineResult) -> dict[str, object]:

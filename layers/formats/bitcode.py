@@ -1,196 +1,215 @@
-"""Names of functions in LLVM bitcode; kernels are those that a module defines with a kernel's calling convention.
+"""LLVM bitcode: whether it is whole, who wrote it, and the kernels that it defines.
 
-Source: ``llvm/docs/BitCodeFormat.rst`` and ``llvm/include/llvm/Bitcode/LLVMBitCodes.h``. Only the records of the
-module itself and of its string table are decoded; every block within the module is passed over by its length.
+Source: ``llvm/docs/BitCodeFormat.rst`` ("LLVM IR Encoding") and ``llvm/include/llvm/Bitcode/LLVMBitCodes.h``. A kernel
+is a function that a module defines with a kernel's calling convention.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+import re
+import struct
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
-from cachectl.layers.formats.object_files import BITCODE_MAGIC
+from cachectl.layers.formats.bitstream import ENTERED, BitstreamError, Record, records
+
+MAGIC: Final = b"BC\xc0\xde"
+#: A wrapper holds bitcode, as some systems want it: magic, version, then where the bitcode begins and its length.
+_WRAPPER: Final = struct.Struct("<5I")
+_WRAPPER_MAGIC: Final = 0x0B17C0DE
 
 _MODULE: Final = 8
+_FUNCTION_BODY: Final = 12
+_IDENTIFICATION: Final = 13
+_TYPES: Final = 17
 _STRING_TABLE: Final = 23
-_FUNCTION: Final = 8
+# Codes of records: of a module, of the identification, of the types, of the string table.
+_VARIABLE, _FUNCTION = 7, 8
+_PRODUCER, _EPOCH = 1, 2
+_TYPE_COUNT, _STRUCT_NAME = 1, 19
 _BLOB: Final = 1
-# Abbreviations that every block knows.
-_END, _ENTER, _DEFINE, _PLAIN = range(4)
-# Encodings of an operand.
-_LITERAL, _FIXED, _VARIABLE, _ARRAY, _CHARACTER, _BYTES = range(6)
+#: Types made of other types, with the place of the first of these among the operands.
+_MADE_OF: Final = {8: 0, 11: 1, 12: 1, 18: 1, 20: 1, 21: 1}
+#: A pointer's second operand is no type; arrays and vectors have one element type.
+_SINGLE: Final = frozenset({8, 11, 12})
 #: SPIR kernels and AMDGPU kernels (``llvm/IR/CallingConv.h``).
 _KERNELS: Final = frozenset({76, 91})
-#: The fields of a function's record that are read: offset and length of its name, type, calling convention, and
-#: whether it is a mere declaration.
+
+_WHOLE: Final = {
+    _MODULE: frozenset({_VARIABLE, _FUNCTION}),
+    # Only to be counted.
+    _FUNCTION_BODY: frozenset(),
+    _IDENTIFICATION: None,
+    _TYPES: None,
+    _STRING_TABLE: frozenset({_BLOB}),
+}
+_NAMES: Final = {_MODULE: frozenset({_FUNCTION}), _STRING_TABLE: frozenset({_BLOB})}
+#: The fields of a function's record that are read: offset and length of its name, type, calling convention, and whether
+#: it is only declared.
 _FIELDS: Final = 5
 #: Longer names are none, in bytes.
 _LONGEST: Final = 4096
-_WORD: Final = 32
-_WIDEST: Final = 64
-
-_Operand = tuple[int, int]
-_Record = tuple[int, list[int], bytes]
+#: Larger than any program, in bytes; as text, the bits would take eight times as many.
+_LARGEST: Final = 1 << 26
+_LLVM: Final = re.compile(r"LLVM(\d+)\..*")
 
 
-@dataclass(slots=True)
-class _Bits:
-    """A place in a stream of bits; reading past the end raises :class:`ValueError`."""
+def complaint(data: bytes) -> str | None:
+    """Say what is wrong with bitcode; ``None`` where its blocks and records are whole to the last bit.
 
-    data: bytes
-    at: int
-    end: int
+    Types and operands are not checked beyond what names and counts need: LLVM alone can. More than 64 MiB are not read.
+    """
+    return examine(data)[0]
 
-    def fixed(self, width: int) -> int:
-        if width > _WIDEST or self.at + width > self.end:
-            raise ValueError("the bitcode ends early")
-        first = self.at >> 3
-        word = int.from_bytes(self.data[first : first + 9], "little") >> (self.at & 7)
-        self.at += width
-        return word & ((1 << width) - 1)
 
-    def variable(self, width: int) -> int:
-        # One of a single bit would never end, or carry nothing.
-        if not 1 < width <= _WORD:
-            raise ValueError("no width of a number")
-        more = 1 << (width - 1)
-        value = shift = 0
-        while shift <= _WIDEST:
-            chunk = self.fixed(width)
-            value |= (chunk & (more - 1)) << shift
-            if not chunk & more:
-                return value
-            shift += width - 1
-        raise ValueError("a number that is too long")
+def examine(data: bytes) -> tuple[str | None, frozenset[str]]:
+    """Return what :func:`complaint` says, and the names of all functions, none where anything is wrong."""
+    if not data.startswith((MAGIC, _WRAPPER_MAGIC.to_bytes(4, "little"))):
+        return "is not LLVM bitcode" if data else "is empty", frozenset()
+    if len(data) > _LARGEST:
+        return None, frozenset()
+    stream = _unwrapped(data)
+    if stream is None:
+        return f"is cut short at {len(data)} bytes", frozenset()
+    try:
+        found = list(records(stream, len(MAGIC), _WHOLE))
+        wrong = _inconsistency(found)
+    except BitstreamError as error:
+        wrong = str(error)
+    if wrong is not None:
+        return f"is damaged or cut short at {len(data)} bytes: {wrong}", frozenset()
+    return None, frozenset(name for name, _, _ in _functions(found))
 
-    def align(self) -> None:
-        self.at = -(-self.at // _WORD) * _WORD
 
-    def enter(self) -> tuple[int, int, int]:
-        """Read the head of a block: its number, the width of its abbreviations, where it ends."""
-        number, width = self.variable(8), self.variable(4)
-        self.align()
-        end = self.fixed(_WORD) * _WORD + self.at
-        if end > self.end or width < 2:  # noqa: PLR2004 - the four abbreviations that every block knows
-            raise ValueError("a block reaches beyond the bitcode")
-        return number, width, end
+def producer(data: bytes) -> str | None:
+    """Return what wrote the bitcode, such as ``LLVM14.0.6``; ``None`` where it does not say."""
+    return next((_text(one) for one in _some(data, {_IDENTIFICATION: None}) if one.code == _PRODUCER), None)
+
+
+def llvm_release(data: bytes) -> int | None:
+    """Return the major release of LLVM that wrote the bitcode; ``None`` where another compiler did."""
+    match = _LLVM.fullmatch(producer(data) or "")
+    return None if match is None else int(match[1])
 
 
 def kernels(data: bytes) -> tuple[str, ...] | None:
     """Return the kernels that bitcode defines; ``None`` where it cannot be read, or defines none."""
-    found = {name for name, convention, declared in _functions(data) if convention in _KERNELS and not declared}
+    found = {
+        name
+        for name, convention, declared in _functions(_some(data, _NAMES))
+        if convention in _KERNELS and not declared
+    }
     return tuple(sorted(found)) or None
 
 
 def function_names(data: bytes) -> tuple[str, ...]:
     """Return the names of all functions that bitcode defines or declares; none where it cannot be read."""
-    return tuple(sorted({name for name, _, _ in _functions(data)}))
+    return tuple(sorted({name for name, _, _ in _functions(_some(data, _NAMES))}))
 
 
-def _functions(data: bytes) -> Iterator[tuple[str, int, int]]:
+def _functions(found: list[Record]) -> Iterator[tuple[str, int, int]]:
     """Yield name and calling convention of each function, and whether it is a mere declaration."""
     functions: list[list[int]] = []
     table = b""
-    try:
-        for number, records in _blocks(data):
-            if number == _MODULE:
-                functions += [operands for code, operands, _ in records if code == _FUNCTION]
-            elif number == _STRING_TABLE:
-                table = next((blob for code, _, blob in records if code == _BLOB), table)
-    except ValueError:
-        return
+    for record in found:
+        if record.block == _MODULE and record.code == _FUNCTION:
+            functions.append(record.operands)
+        elif record.block == _STRING_TABLE and record.code == _BLOB:
+            table = record.blob
     for operands in functions:
         if len(operands) >= _FIELDS and 0 < operands[1] <= _LONGEST:
             begin, length, _, convention, declared = operands[:_FIELDS]
             yield table[begin : begin + length].decode(errors="replace"), convention, declared
 
 
-def _blocks(data: bytes) -> Iterator[tuple[int, Iterator[_Record]]]:
-    """Yield the number and the records of each top-level block."""
-    if not data.startswith(BITCODE_MAGIC):
-        raise ValueError("no bitcode")
-    bits = _Bits(data, _WORD, len(data) * 8)
-    while bits.at + _WORD <= bits.end:
-        if bits.fixed(2) != _ENTER:
-            raise ValueError("something that is no block")
-        number, width, end = bits.enter()
-        yield number, _records(_Bits(data, bits.at, end), width)
-        bits.at = end
+def _some(data: bytes, wanted: Mapping[int, frozenset[int] | None]) -> list[Record]:
+    """Return some records, passing over every other block by its length; none where that fails."""
+    stream = _unwrapped(data)
+    if stream is None or not stream.startswith(MAGIC) or len(data) > _LARGEST:
+        return []
+    try:
+        return list(records(stream, len(MAGIC), wanted, whole=False))
+    except BitstreamError:
+        return []
 
 
-def _records(bits: _Bits, width: int) -> Iterator[_Record]:
-    """Yield code, operands and blob of each record of a block; blocks within it are passed over."""
-    known: list[list[_Operand]] = []
-    while (which := bits.fixed(width)) != _END:
-        if which == _ENTER:
-            bits.at = bits.enter()[2]
-        elif which == _DEFINE:
-            known.append(_abbreviation(bits))
-        elif which == _PLAIN:
-            code, count = bits.variable(6), bits.variable(6)
-            yield code, [bits.variable(6) for _ in range(count)], b""
-        elif which - 4 < len(known):
-            yield _abbreviated(bits, known[which - 4])
+def _unwrapped(data: bytes) -> bytes | None:
+    """Return the bitcode without its wrapper; ``None`` where the wrapper holds none."""
+    if data.startswith(MAGIC):
+        return data
+    if len(data) < _WRAPPER.size:
+        return None
+    _, _, begin, length, _ = _WRAPPER.unpack_from(data)
+    inner = data[begin : begin + length]
+    return inner if len(inner) == length and inner.startswith(MAGIC) else None
+
+
+def _text(record: Record) -> str:
+    return "".join(chr(number) for number in record.operands if number < 128)  # noqa: PLR2004 - ASCII
+
+
+def _inconsistency(found: list[Record]) -> str | None:
+    """Say what does not fit among records that are whole."""
+    by_block: dict[int, list[Record]] = {}
+    for record in found:
+        by_block.setdefault(record.block, []).append(record)
+    if _MODULE not in by_block:
+        return "it holds no module"
+    complaints: Iterable[str | None] = (
+        _wrong_epoch(by_block.get(_IDENTIFICATION, [])),
+        _wrong_types(by_block.get(_TYPES, [])),
+        _wrong_functions(by_block),
+        _wrong_names(by_block),
+    )
+    return next((complaint for complaint in complaints if complaint is not None), None)
+
+
+def _wrong_epoch(identification: list[Record]) -> str | None:
+    wrong = any(record.code == _EPOCH and record.operands != [0] for record in identification)
+    return "it is of an epoch that no LLVM has" if wrong else None
+
+
+def _wrong_types(types: list[Record]) -> str | None:
+    """Check each table of types: it has as many as it says, and they are made of each other."""
+    tables: list[list[Record]] = []
+    for record in types:
+        if record.code == ENTERED:
+            tables.append([])
         else:
-            raise ValueError("an abbreviation that was not defined")
+            tables[-1].append(record)
+    for table in tables:
+        count = sum(record.code not in (_TYPE_COUNT, _STRUCT_NAME) for record in table)
+        said = [record.operands for record in table if record.code == _TYPE_COUNT]
+        if said and said[-1] != [count]:
+            return "it has not as many types as it says"
+        if any(part >= count for record in table for part in _parts(record)):
+            return "a type is made of one that there is not"
+    return None
 
 
-def _abbreviation(bits: _Bits) -> list[_Operand]:
-    operands: list[_Operand] = []
-    for _ in range(bits.variable(5)):
-        if bits.fixed(1):
-            operands.append((_LITERAL, bits.variable(8)))
-            continue
-        encoding = bits.fixed(3)
-        if not _FIXED <= encoding <= _BYTES:
-            raise ValueError("an encoding that there is not")
-        operands.append((encoding, bits.variable(5) if encoding in (_FIXED, _VARIABLE) else 0))
-    return operands
+def _parts(record: Record) -> Iterator[int]:
+    first = _MADE_OF.get(record.code)
+    if first is not None:
+        yield from record.operands[first : first + 1 if record.code in _SINGLE else None]
 
 
-def _abbreviated(bits: _Bits, operands: list[_Operand]) -> _Record:
-    values: list[int] = []
-    blob = b""
-    for place, operand in enumerate(operands):
-        if operand[0] == _ARRAY:
-            if place + 1 >= len(operands):
-                raise ValueError("an array of nothing")
-            # Each element takes a bit at least, or the count would be bounded by nothing.
-            count = bits.variable(6)
-            if count > bits.end - bits.at:
-                raise ValueError("an array that is too long")
-            values += [_value(bits, operands[place + 1]) for _ in range(count)]
-            break
-        if operand[0] == _BYTES:
-            blob = _bytes(bits)
-        else:
-            values.append(_value(bits, operand))
-    if not values:
-        raise ValueError("a record without a code")
-    return values[0], values[1:], blob
+def _wrong_functions(by_block: dict[int, list[Record]]) -> str | None:
+    """Compare the functions that modules define with the bodies they hold."""
+    functions = [record.operands for record in by_block[_MODULE] if record.code == _FUNCTION]
+    if any(len(function) < _FIELDS for function in functions):
+        return "a function is cut short"
+    bodies = [record for record in by_block.get(_FUNCTION_BODY, []) if record.code == ENTERED]
+    if sum(not function[4] for function in functions) != len(bodies):
+        return "it has not a body for every function that it defines"
+    return None
 
 
-def _value(bits: _Bits, operand: _Operand) -> int:
-    encoding, number = operand
-    if encoding == _LITERAL:
-        return number
-    if encoding == _CHARACTER:
-        return bits.fixed(6)
-    if encoding not in (_FIXED, _VARIABLE):
-        raise ValueError("an operand of operands")
-    # A width of nothing stands for zero.
-    if not number:
-        return 0
-    return bits.fixed(number) if encoding == _FIXED else bits.variable(number)
-
-
-def _bytes(bits: _Bits) -> bytes:
-    length = bits.variable(6)
-    bits.align()
-    begin = bits.at // 8
-    if bits.at + 8 * length > bits.end:
-        raise ValueError("a blob that is too long")
-    bits.at += 8 * length
-    bits.align()
-    return bits.data[begin : begin + length]
+def _wrong_names(by_block: dict[int, list[Record]]) -> str | None:
+    tables = [record.blob for record in by_block.get(_STRING_TABLE, []) if record.code == _BLOB]
+    # Before LLVM 5 names were in the module.
+    if len(tables) != 1:
+        return None
+    named = (record.operands for record in by_block[_MODULE] if record.code in (_VARIABLE, _FUNCTION))
+    if any(len(symbol) < 2 or symbol[0] + symbol[1] > len(tables[0]) for symbol in named):  # noqa: PLR2004 - place, length
+        return "a name lies outside the table of strings"
+    return None

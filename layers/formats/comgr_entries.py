@@ -13,8 +13,8 @@ from typing import Final
 
 from cachectl.layers.formats import bitcode, spirv
 from cachectl.layers.formats.contents import Contents
+from cachectl.layers.formats.elf import MAGIC as ELF_MAGIC
 from cachectl.layers.formats.elf import Elf, read_elf
-from cachectl.layers.formats.object_files import BITCODE_MAGIC, ELF_MAGIC, bitcode_complaint
 
 _LENGTH: Final = struct.Struct("<Q")
 _AMDGPU: Final = 0xE0
@@ -54,15 +54,15 @@ def complaint(output: bytes) -> str | None:
     """Say what is wrong with an output, as far as its kind tells."""
     if output.startswith(ELF_MAGIC):
         return None if read_elf(output) is not None else f"holds an ELF file that is cut short at {len(output)} bytes"
-    if output.startswith(BITCODE_MAGIC):
-        wrong = bitcode_complaint(output)
+    if output.startswith(bitcode.MAGIC):
+        wrong = bitcode.complaint(output)
         return None if wrong is None else f"holds bitcode that {wrong}"
     return None
 
 
 def describe(output: bytes) -> Contents:
     """Read kernels and device of an output."""
-    if output.startswith(BITCODE_MAGIC):
+    if output.startswith(bitcode.MAGIC):
         return Contents("LLVM bitcode", bitcode.kernels(output))
     if output.startswith(spirv.MAGIC):
         return Contents("SPIR-V", spirv.kernels(output))

@@ -11,28 +11,55 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from cachectl.layers.formats.object_files import ELF_MAGIC
-
+MAGIC: Final = b"\x7fELF"
+#: Types of files from here on are an operating system's or a driver's own.
+OWN_TYPES: Final = 0xFE00
 #: Longer names are none, in bytes.
 _LONGEST: Final = 4096
 _NO_BITS: Final = 8
+_WITH_ADDEND: Final = 4
 _SYMBOLS: Final = frozenset({2, 11})
 _ORDERS: Final = {1: "<", 2: ">"}
 # By class: the header behind the first 16 bytes; one section header; one symbol.
 _HEADERS: Final = {1: "HHIIIIIHHHHHH", 2: "HHIQQQIHHHHHH"}
 _SECTIONS: Final = {1: "IIIIIIIIII", 2: "IIQQQQIIQQ"}
+_SEGMENTS: Final = {1: "IIIIIIII", 2: "IIQQQQQQ"}
 _SYMBOL_ENTRIES: Final = {1: "IIIBBH", 2: "IBBHQQ"}
+_RELOCATIONS: Final = {(1, False): "II", (1, True): "IIi", (2, False): "QQ", (2, True): "QQq"}
+#: Of a relocation's second word: the bits that are its type.
+_TYPE_BITS: Final = {1: 8, 2: 32}
 
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """One section: ``offset`` and ``size`` in bytes, ``link`` the number of the section it refers to."""
+    """One section: ``offset`` and ``size`` in bytes, ``link`` the number of the section it refers to.
+
+    ``name_at`` is where its name begins in the section of names; ``info`` depends on its kind.
+    """
 
     name: str
     kind: int
     offset: int
     size: int
     link: int
+    name_at: int
+    flags: int
+    address: int
+    info: int
+    alignment: int
+    entry_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """One segment: ``size`` bytes of the file at ``offset``, loaded into ``room`` bytes at ``address``."""
+
+    kind: int
+    offset: int
+    address: int
+    size: int
+    room: int
+    alignment: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +72,22 @@ class Elf:
     width: int
     order: str
     sections: tuple[Section, ...]
+    segments: tuple[Segment, ...]
+    #: The number of the section that holds the names of sections.
+    names: int
+
+    @property
+    def symbol_size(self) -> int:
+        """Return the bytes that one symbol takes."""
+        return struct.calcsize(self.order + _SYMBOL_ENTRIES[self.width])
+
+    def relocation_size(self, *, with_addend: bool) -> int:
+        """Return the bytes that one relocation takes."""
+        return struct.calcsize(self.order + _RELOCATIONS[self.width, with_addend])
+
+    def has_name(self, at: int) -> bool:
+        """Tell whether a name of a section begins within the section of names."""
+        return at < len(self.content(self.sections[self.names]))
 
     def content(self, section: Section) -> bytes:
         """Return the bytes of a section, none for one that takes no room in the file."""
@@ -61,6 +104,23 @@ class Elf:
             yield content[at + 12 : at + 12 + owner].rstrip(b"\0"), kind, content[begin : begin + described]
             at = begin + -(-described // 4) * 4
 
+    def symbol_fields(self, table: Section) -> Iterator[tuple[int, int, int, int, int]]:
+        """Yield where the name begins, type and binding, section, value and size of each symbol of a table."""
+        entry, content = struct.Struct(self.order + _SYMBOL_ENTRIES[self.width]), self.content(table)
+        for fields in entry.iter_unpack(content[: len(content) // entry.size * entry.size]):
+            if self.width == 1:
+                name_at, value, size, info, _, section = fields
+            else:
+                name_at, info, _, section, value, size = fields
+            yield name_at, info, section, value, size
+
+    def relocations(self, table: Section) -> Iterator[tuple[int, int, int]]:
+        """Yield the place, the number of the symbol and the type of each relocation of a table."""
+        entry = struct.Struct(self.order + _RELOCATIONS[self.width, table.kind == _WITH_ADDEND])
+        content, bits = self.content(table), _TYPE_BITS[self.width]
+        for offset, info, *_ in entry.iter_unpack(content[: len(content) // entry.size * entry.size]):
+            yield offset, info >> bits, info & ((1 << bits) - 1)
+
     def symbols(self) -> Iterator[str]:
         """Yield the names of all symbols, those of the dynamic linker included."""
         entry = struct.Struct(self.order + _SYMBOL_ENTRIES[self.width])
@@ -75,7 +135,7 @@ class Elf:
 def read_elf(data: bytes) -> Elf | None:
     """Read the sections of an ELF file; ``None`` where it is none, or something of it lies outside of it."""
     width, order = data[4:5], data[5:6]
-    if not data.startswith(ELF_MAGIC) or width not in (b"\1", b"\2") or order not in (b"\1", b"\2"):
+    if not data.startswith(MAGIC) or width not in (b"\1", b"\2") or order not in (b"\1", b"\2"):
         return None
     return _read(data, width[0], _ORDERS[order[0]])
 
@@ -84,15 +144,30 @@ def _read(data: bytes, width: int, order: str) -> Elf | None:
     header, entry = struct.Struct(order + _HEADERS[width]), struct.Struct(order + _SECTIONS[width])
     if len(data) < 16 + header.size:
         return None
-    kind, machine, _, _, _, offset, _, _, _, _, each, count, names_at = header.unpack_from(data, 16)
+    kind, machine, _, _, load_at, offset, _, _, each_load, loads, each, count, names_at = header.unpack_from(data, 16)
     if count and (each < entry.size or offset + each * count > len(data)):
+        return None
+    load = struct.Struct(order + _SEGMENTS[width])
+    if loads and (each_load < load.size or load_at + each_load * loads > len(data)):
         return None
     raw = [entry.unpack_from(data, offset + each * number) for number in range(count)]
     if any(one[1] not in (0, _NO_BITS) and one[4] + one[5] > len(data) for one in raw):
         return None
     names = data[raw[names_at][4] : raw[names_at][4] + raw[names_at][5]] if names_at < count else b""
-    sections = tuple(Section(_string(names, one[0]), one[1], one[4], one[5], one[6]) for one in raw)
-    return Elf(data, kind, machine, width, order, sections)
+    sections = tuple(
+        Section(_string(names, name), kind, at, size, link, name, flags, address, info, alignment, entry_size)
+        for name, kind, flags, address, at, size, link, info, alignment, entry_size in raw
+    )
+    segments = tuple(_segment(load.unpack_from(data, load_at + each_load * number), width) for number in range(loads))
+    return Elf(data, kind, machine, width, order, sections, segments, names_at)
+
+
+def _segment(fields: tuple[int, ...], width: int) -> Segment:
+    if width == 1:
+        kind, offset, address, _, size, room, _, alignment = fields
+    else:
+        kind, _, offset, address, _, size, room, alignment = fields
+    return Segment(kind, offset, address, size, room, alignment)
 
 
 def _string(table: bytes, at: int) -> str:

@@ -12,8 +12,8 @@ from typing import Final
 
 from cachectl.layers.formats import bitcode, spirv
 from cachectl.layers.formats.contents import Contents
+from cachectl.layers.formats.elf import MAGIC as ELF_MAGIC
 from cachectl.layers.formats.elf import Elf, read_elf
-from cachectl.layers.formats.object_files import BITCODE_MAGIC, ELF_MAGIC, bitcode_complaint
 
 _ZEBIN: Final = frozenset({0xFF11, 0xFF12, 0xFF13})
 _WRAPPER: Final = 0xFF04
@@ -39,8 +39,8 @@ def complaint(data: bytes) -> str | None:
         return None if read_elf(data) is not None else f"is cut short at {len(data)} bytes"
     if data.startswith(spirv.MAGIC):
         return spirv.complaint(data)
-    if data.startswith(BITCODE_MAGIC):
-        return bitcode_complaint(data)
+    if data.startswith(bitcode.MAGIC):
+        return bitcode.complaint(data)
     if data.startswith(_PATCH_TOKENS):
         return None if _patch_tokens(data) is not None else f"is cut short at {len(data)} bytes"
     if data.startswith(_ARCHIVE):
@@ -60,7 +60,7 @@ def describe(data: bytes) -> Contents:
         return Contents("unknown") if elf is None else _of_elf(elf)
     if data.startswith(spirv.MAGIC):
         return Contents("SPIR-V", spirv.kernels(data))
-    if data.startswith(BITCODE_MAGIC):
+    if data.startswith(bitcode.MAGIC):
         return Contents("LLVM bitcode", bitcode.kernels(data))
     if data.startswith(_ARCHIVE):
         return Contents("archive")

@@ -1,7 +1,8 @@
 """Feed every parser of cache bytes whatever a coverage-guided fuzzer thinks of.
 
 Not run by pytest: ``pip install atheris``, then ``python tests/fuzz/fuzz_parsers.py tests/fuzz/corpus``, with
-libFuzzer's options behind it (``-max_total_time=1800``). The first byte of an input chooses the parser. A
+libFuzzer's options behind it (``-max_total_time=1800``). Without atheris, ``python tests/fuzz/fuzz_parsers.py --random
+60`` damages the seeds at random for so many seconds. The first byte of an input chooses the parser. A
 parser may answer, or raise what its callers expect; anything else, a hang or a blow-up of memory ends the run
 and leaves the input in a file, which then belongs into ``tests/fuzz/found``: ``tests/test_fuzzed.py`` replays
 those.
@@ -10,8 +11,10 @@ those.
 from __future__ import annotations
 
 import contextlib
+import random
 import sys
 import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
@@ -22,12 +25,13 @@ from cachectl.layers.formats import (
     bitcode,
     comgr_entries,
     compute_cache,
+    device_binaries,
+    elf_checks,
     kernel_db,
     mesa_entries,
     mesa_files,
     miopen_names,
     neo_binaries,
-    object_files,
     opencl_source,
     pdict,
     pickles,
@@ -108,8 +112,8 @@ def _archive(data: bytes) -> None:
 
 
 def _objects(data: bytes) -> None:
-    object_files.bitcode_complaint(data)
-    object_files.elf_complaint(data[: object_files.HEAD], len(data))
+    elf_checks.complaint(data)
+    device_binaries.damage(data)
 
 
 def _source(data: bytes) -> None:
@@ -133,7 +137,9 @@ def _neo(data: bytes) -> None:
 
 
 def _bitcode(data: bytes) -> None:
-    bitcode.kernels(data)
+    bitcode.complaint(data)
+    bitcode.llvm_release(data)
+    assert set(bitcode.kernels(data) or ()) <= set(bitcode.function_names(data))
 
 
 def _comgr(data: bytes) -> None:
@@ -193,7 +199,46 @@ def one_input(data: bytes) -> None:
         PARSERS[data[0] % len(PARSERS)](data[1:])
 
 
+def damaged(data: bytes, chance: random.Random) -> bytes:
+    """Return a seed with its first byte kept, and a few bytes behind it flipped, cut, repeated or made random."""
+    mutant = bytearray(data)
+    for _ in range(chance.choice((1, 1, 2, 5))):
+        at = chance.randrange(1, len(mutant) + 1)
+        length = chance.choice((1, 1, 1, 4, 32))
+        how = chance.randrange(5)
+        if how == 0:
+            del mutant[at:]
+        elif how == 1:
+            mutant[at : at + length] = chance.randbytes(length)
+        elif how == 2:
+            mutant[at : at + length] = bytes([chance.choice((0, 0xFF))]) * length
+        elif how == 3:
+            mutant[at:at] = mutant[max(1, at - length) : at]
+        elif at < len(mutant):
+            mutant[at] ^= 1 << chance.randrange(8)
+    return bytes(mutant)
+
+
+def run_at_random(seconds: float, seed: int) -> int:
+    """Damage the seeds for so many seconds; return how many times. A mutant that breaks a parser is written out."""
+    chance = random.Random(seed)  # noqa: S311 - damage, repeatable
+    seeds = [path.read_bytes() for path in sorted(Path(__file__).parent.glob("*/*")) if path.stat().st_size > 1]
+    end, count = time.monotonic() + seconds, 0
+    while time.monotonic() < end:
+        mutant = damaged(chance.choice(seeds), chance)
+        try:
+            one_input(mutant)
+        except BaseException:
+            Path(f"crash-{seed}-{count}").write_bytes(mutant)
+            raise
+        count += 1
+    return count
+
+
 if __name__ == "__main__":
+    if sys.argv[1:2] == ["--random"]:
+        sys.stdout.write(f"{run_at_random(float(sys.argv[2]), int(time.time())):,} mutants\n")
+        sys.exit()
     import atheris
 
     atheris.instrument_all()

@@ -1,0 +1,73 @@
+"""Program binaries as OpenCL drivers return them: recognised by how they begin, checked as far as their kind allows.
+
+Intel's CPU driver returns an ELF file whose sections hold other files: ``.ocl.ir`` LLVM bitcode, ``.ocl.obj`` an ELF
+file of machine code, ``.ocl.meta`` a description of the kernels in a format that Intel does not document. A program
+runs with a damaged ``.ocl.ir`` (seen with release 2026.22).
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+from cachectl.layers.formats import bitcode, elf, elf_checks, spirv
+from cachectl.layers.formats.elf import Elf, Section
+
+#: The sections of Intel's CPU driver that are checked: the kinds of file that each may hold.
+_HELD: Final = {".ocl.ir": (bitcode.MAGIC, spirv.MAGIC), ".ocl.obj": (elf.MAGIC,)}
+_INTERMEDIATE: Final = ".ocl.ir"
+#: Drivers that return nothing else, as :mod:`cachectl.layers.drivers` names them.
+KNOWN_DRIVERS: Final = frozenset({"Intel CPU"})
+#: How the binaries begin whose structure is known.
+_KNOWN: Final = (elf.MAGIC, bitcode.MAGIC, spirv.MAGIC)
+
+
+class Damage(NamedTuple):
+    """What is wrong; ``runs`` where the damaged part is not needed to run the program."""
+
+    message: str
+    runs: bool = False
+
+
+def is_known(data: bytes) -> bool:
+    """Return whether a binary is of a kind that :func:`damage` checks."""
+    return data.startswith(_KNOWN)
+
+
+def damage(data: bytes) -> Damage | None:
+    """Return what is wrong with a binary; ``None`` where nothing is, and for kinds that are not known."""
+    found = elf.read_elf(data)
+    if found is not None:
+        wrong = elf_checks.complaint(data)
+        return _damage_inside(found) if wrong is None else Damage(wrong)
+    wrong = _complaint(data) if is_known(data) else None
+    return None if wrong is None else Damage(wrong)
+
+
+def _complaint(data: bytes) -> str | None:
+    if data.startswith(elf.MAGIC):
+        return elf_checks.complaint(data)
+    if data.startswith(bitcode.MAGIC):
+        return bitcode.complaint(data)
+    return spirv.complaint(data) if data.startswith(spirv.MAGIC) else None
+
+
+def _damage_inside(found: Elf) -> Damage | None:
+    """Check the files that a driver keeps in sections of a file of its own type."""
+    if found.kind < elf.OWN_TYPES:
+        return None
+    damages = [
+        Damage(f"{section.name} {wrong}", runs=section.name == _INTERMEDIATE)
+        for section in found.sections
+        if section.name in _HELD and (wrong := _section_complaint(found, section)) is not None
+    ]
+    return min(damages, key=lambda one: one.runs, default=None)
+
+
+def _section_complaint(found: Elf, section: Section) -> str | None:
+    content = found.content(section)
+    if not content.startswith(_HELD[section.name]):
+        return "does not hold what Intel's driver keeps there"
+    inner = elf.read_elf(content)
+    if inner is not None and inner.machine != found.machine:
+        return "is for another machine"
+    return _complaint(content)
