@@ -39,6 +39,7 @@ from cachectl.layers.facts import (
     State,
     Switch,
     Target,
+    Unverified,
 )
 from cachectl.layers.layer import Layer
 from cachectl.layers.registry import Broken, plugged_in
@@ -56,6 +57,7 @@ ARTIFACT = Artifact("notes", "k", "notes/1", b"x")
 TARGET = Target(PLACE, "k", 1, 1, ())
 FINDING = Finding("notes", PLACE, "k", Severity.FAILS, "code", "message", "fix", ENTRY)
 SWITCH = Switch("notes", {"NOTES_OFF": "1"})
+UNVERIFIED = Unverified("notes", "machine code of", 1, "file")
 HELD = Quarantined("1", "notes", PLACE, "k", 1, 0.0, "code", "message")
 ELSEWHERE = Environment({"HOME": "/elsewhere"}, Path("/elsewhere"))
 
@@ -89,6 +91,7 @@ QUESTIONS = {
     "relocate": Question(lambda layer: layer.relocate(PLACE), SWITCH),
     "refresher": Question(lambda layer: layer.refresher(), SWITCH, optional=True),
     "verify": Question(lambda layer: layer.verify(ROOT), [FINDING]),
+    "examine": Question(lambda layer: layer.examine(ROOT, deep=True), [FINDING, UNVERIFIED]),
     "diagnose": Question(lambda layer: layer.diagnose(), [FINDING]),
     "set_aside": Question(lambda layer: layer.set_aside(ROOT, TARGET, HELD), "why", optional=True),
     "bring_back": Question(lambda layer: layer.bring_back(ROOT, HELD, replace=True), None, optional=True),
