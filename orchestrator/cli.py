@@ -312,6 +312,7 @@ def _read_input(name: str) -> bytes:
 
 def _purge(options: argparse.Namespace) -> int:
     from cachectl import render
+    from cachectl.scratch import remove_leftovers
 
     if options.all == bool(options.layers):
         options.parser.error("name the layers to purge, or say --all" if not options.all else "--all needs no LAYER")
@@ -319,6 +320,9 @@ def _purge(options: argparse.Namespace) -> int:
     selection = _selection(options, stack.environment.clock())
     with render.working("purging"):
         result = _purged(stack, selection, options)
+        left = 0 if options.mpi or options.dry_run else remove_leftovers(stack.environment, render.warn)
+    if left:
+        render.warn(f"removed {left} scratch {'folder' if left == 1 else 'folders'} of commands that were killed")
     if result is None:
         return 0
     missing = options.key is not None and result.found_nothing
@@ -435,7 +439,7 @@ def _run(options: argparse.Namespace) -> int:
             return _proved(eyes, child.run(options.command, {}, stack.environment, signals))
     _say_what_stays(options, layers)
     folder = Path(options.isolated) if options.isolated else None
-    with child.signals_held() as signals, scratch_folder(folder) as root:
+    with child.signals_held() as signals, scratch_folder(stack.environment, folder, render.warn) as root:
         moved, changes = _moved(options, stack, layers, root)
         with shadow_user_cache(stack.environment, moved, root, render.warn):
             watch = _watch(options, stack, layers) if options.prove else None
@@ -520,7 +524,6 @@ def _root(name: str, stack: Stack) -> Path:
 
 def _trace(options: argparse.Namespace) -> int:
     import time
-    from pathlib import Path
 
     from cachectl import child, render
     from cachectl.listing import write_file
@@ -531,8 +534,8 @@ def _trace(options: argparse.Namespace) -> int:
         options.parser.error("write -- and the command to run at the end")
     _check_targets(options.json)
     stack = _stack(options)
-    with child.signals_held() as signals, scratch_folder() as folder:
-        tracer = Tracer(stack, Path(folder), explain=options.explain)
+    with child.signals_held() as signals, scratch_folder(stack.environment, notice=render.warn) as folder:
+        tracer = Tracer(stack, folder, explain=options.explain)
         started = time.perf_counter()
         with tracer.looking():
             status = child.run(options.command, tracer.variables(stack.environment), stack.environment, signals)
@@ -634,7 +637,6 @@ def _import(options: argparse.Namespace) -> int:
     from cachectl import render, render_bundles
     from cachectl.importing import Trust
 
-    trust = Trust(options.allowed_signers, options.sha256, options.trust)
     stack = _stack(options)
     with render.working("importing"):
         done = stack.import_bundle(options.file, trust, dry_run=options.dry_run)
@@ -649,7 +651,6 @@ def _stage(options: argparse.Namespace) -> int:
     if not options.command:
         options.parser.error("write -- and the command to run at the end")
     why = (options.allowed_signers, options.sha256, options.trust)
-    trust = Trust(*why) if any(why) else None
     environment = _stack(options).environment
     scratch = None if options.scratch is None else environment.expand(options.scratch)
     job = Job(options.bundle, trust, options.out, options.sign, scratch)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -233,7 +234,7 @@ def _read(layer: Layer, entries: Iterable[Entry], gathered: _Gathered) -> None:
 
 def _exposed(layer: Layer) -> tuple[Path, ...]:
     """Name the folders through which somebody else could have put code into a layer."""
-    from cachectl.doctor import open_to_others
+    from cachectl.private_folders import open_to_others
 
     found: list[Path] = []
     for root in layer.roots():

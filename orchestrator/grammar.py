@@ -222,7 +222,11 @@ def _stage(verb: argparse.ArgumentParser) -> None:
     why.add_argument("--trust", action="store_true", help="believe it: it is code that your programs will run")
     verb.add_argument("--out", metavar="FILE", help="write BUNDLE and every new entry of all nodes to this bundle")
     verb.add_argument("--sign", metavar="KEY", help="sign it with a key of OpenSSH; the signature is FILE.sig")
-    verb.add_argument("--scratch", metavar="DIR", help="a folder on each node's own disk (default: TMPDIR)")
+    verb.add_argument(
+        "--scratch",
+        metavar="DIR",
+        help="on each node's own disk: a folder of yours of mode 700, or one to make it in (default: TMPDIR)",
+    )
     verb.usage = (
         "mpiexec -n N cachectl stage in [BUNDLE (--allowed-signers LIST | --sha256 HEX | --trust)] "
         "[--out FILE [--sign KEY]] [--scratch DIR] -- COMMAND..."

@@ -15,7 +15,7 @@ import time
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import chain, groupby
 from operator import itemgetter
@@ -29,6 +29,7 @@ from cachectl.layers.errors import BadRequest, CachectlError, reason_of
 from cachectl.merging import Merged, merge_bundles
 from cachectl.overlay import PROCESS, Variable
 from cachectl.rank_roots import root_stack
+from cachectl.private_folders import private_folder
 from cachectl.stack import Stack
 from cachectl.staging import Name, NodeRoot, Sink, names_in
 
@@ -235,9 +236,10 @@ class Fleet:
 
     def _apart(self) -> Environment:
         """Return the environment in which what has no name lies on the node's own disk, if that can be had."""
-        with suppress(OSError):
-            self._scratch.mkdir(mode=0o700, parents=True, exist_ok=True)
-        return replace(self.environment, temporary=self._scratch)
+        try:
+            return replace(self.environment, temporary=private_folder(self._scratch, make=True))
+        except (OSError, CachectlError):
+            return self.environment
 
     def _take(self, here: NodeRoot, said: _Announced) -> None:
         if said.sha256 is None or self._leaders is None:

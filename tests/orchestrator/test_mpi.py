@@ -65,7 +65,7 @@ class Jobs:
             words += [*([":"] if len(words) > 1 else []), "-n", str(RANKS), "env", f"CACHECTL_NODE={node}"]
             words += [f"TMPDIR={self.home.path / 'scratch' / node}", *ours, "--", *command]
         for node in options:
-            (self.home.path / "scratch" / node).mkdir(parents=True, exist_ok=True)
+            (self.home.path / "scratch" / node).mkdir(mode=0o700, parents=True, exist_ok=True)
         done = self.home.run(*words, check=False)
         if check and done.returncode:
             pytest.fail(f"ended with {done.returncode}:\n{done.stdout}\n{done.stderr}")
@@ -238,7 +238,7 @@ def test_a_job_that_is_told_to_end_ends_in_order(
         deadline = time.monotonic() + 600
         while len(list(home.path.glob("began-*"))) < 2 and time.monotonic() < deadline:
             time.sleep(0.05)
-        assert list((home.path / "scratch").iterdir())
+        assert list((home.path / "scratch").glob("cachectl-*/cachectl-stage-*"))
         job.terminate()
         _, said = job.communicate(timeout=600)
     assert said.count("the command was ended by signal 15") == 2
@@ -421,7 +421,7 @@ def disk(tmp_path: Path) -> Iterator[Callable[[str], Path]]:
             on.mkdir()
             if shutil.which("mount") is None:
                 pytest.skip("this system has no mount command")
-            words = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(on)]
+            words = ["mount", "-t", "tmpfs", "-o", f"size={size},mode=700", "tmpfs", str(on)]
             if subprocess.run(words, capture_output=True, check=False).returncode:
                 pytest.skip("this user may not mount")
             stack.callback(subprocess.run, ["umount", "-l", str(on)], check=True)
