@@ -638,9 +638,17 @@ def _import(options: argparse.Namespace) -> int:
     from cachectl.importing import Trust
 
     stack = _stack(options)
+    after = _made_after(options, stack.environment.clock())
+    trust = Trust(options.allowed_signers, options.sha256, options.trust, after)
     with render.working("importing"):
         done = stack.import_bundle(options.file, trust, dry_run=options.dry_run)
     return _told(options, done, render_bundles.import_json, render_bundles.show_import)
+
+
+def _made_after(options: argparse.Namespace, now: float) -> float | None:
+    from cachectl.layers.selection import parse_moment
+
+    return None if options.newer_than is None else parse_moment(options.newer_than, now)
 
 
 def _stage(options: argparse.Namespace) -> int:
@@ -650,8 +658,12 @@ def _stage(options: argparse.Namespace) -> int:
 
     if not options.command:
         options.parser.error("write -- and the command to run at the end")
+    if options.newer_than is not None and options.bundle is None:
+        options.parser.error("--newer-than is about a bundle; name one")
     why = (options.allowed_signers, options.sha256, options.trust)
     environment = _stack(options).environment
+    after = _made_after(options, environment.clock())
+    trust = Trust(*why, after) if any(why) else None
     scratch = None if options.scratch is None else environment.expand(options.scratch)
     job = Job(options.bundle, trust, options.out, options.sign, scratch)
     return run_staged(options.command, environment, job, render.warn)

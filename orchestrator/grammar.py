@@ -195,6 +195,7 @@ def _import(verb: argparse.ArgumentParser) -> None:
     why.add_argument("--allowed-signers", metavar="LIST", help="FILE.sig is by a signer of this list (ssh-keygen -Y)")
     why.add_argument("--sha256", metavar="HEX", help="this is the SHA-256 of FILE")
     why.add_argument("--trust", action="store_true", help="believe it: it is code that your programs will run")
+    _newer_option(verb)
     verb.add_argument("-n", "--dry-run", action="store_true", help="say what would be placed, and place nothing")
     _changing_options(verb)
     _json_option(verb)
@@ -220,6 +221,7 @@ def _stage(verb: argparse.ArgumentParser) -> None:
     why.add_argument("--allowed-signers", metavar="LIST", help="BUNDLE.sig is by a signer of this list (ssh-keygen -Y)")
     why.add_argument("--sha256", metavar="HEX", help="this is the SHA-256 of BUNDLE")
     why.add_argument("--trust", action="store_true", help="believe it: it is code that your programs will run")
+    _newer_option(verb)
     verb.add_argument("--out", metavar="FILE", help="write BUNDLE and every new entry of all nodes to this bundle")
     verb.add_argument("--sign", metavar="KEY", help="sign it with a key of OpenSSH; the signature is FILE.sig")
     verb.add_argument(
@@ -228,7 +230,7 @@ def _stage(verb: argparse.ArgumentParser) -> None:
         help="on each node's own disk: a folder of yours of mode 700, or one to make it in (default: TMPDIR)",
     )
     verb.usage = (
-        "mpiexec -n N cachectl stage in [BUNDLE (--allowed-signers LIST | --sha256 HEX | --trust)] "
+        "mpiexec -n N cachectl stage in [BUNDLE (--allowed-signers LIST | --sha256 HEX | --trust) [--newer-than AGE]] "
         "[--out FILE [--sign KEY]] [--scratch DIR] -- COMMAND..."
     )
 
@@ -281,6 +283,12 @@ def _layer_option(parser: argparse.ArgumentParser) -> None:
 def _nodes_option(verb: argparse.ArgumentParser) -> None:
     verb.add_argument(
         "--mpi", action="store_true", help="started by mpiexec: all nodes at once, what they share counted once"
+    )
+
+
+def _newer_option(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--newer-than", metavar="AGE", help="refuse a bundle that was not signed within 30d, 12h, or since 2026-12-31"
     )
 
 
