@@ -44,6 +44,44 @@ def _open_files(descriptors: Path) -> Iterator[tuple[int, int]]:
             yield status.st_dev, status.st_ino
 
 
+def mentioning(folder: Path, *, processes: Path = _PROC) -> bool | None:
+    """Tell whether a process was started with a folder's path in its environment, or has a file in it open.
+
+    ``None`` where it cannot be known, as in :func:`using`.
+    """
+    if not (processes / "self" / "maps").exists():
+        return None
+    return any(_mentions(processes / str(pid), folder) for pid in _concerned(processes))
+
+
+def _mentions(process: Path, folder: Path) -> bool:
+    try:
+        if os.fsencode(folder) in (process / "environ").read_bytes():
+            return True
+        links = [process / "cwd", *(process / "fd").iterdir()]
+    except OSError:
+        # It has ended meanwhile, or hides.
+        return False
+    for link in links:
+        with suppress(OSError):
+            opened = Path(os.readlink(link))
+            if folder in (opened, *opened.parents):
+                return True
+    return False
+
+
+def start_of(pid: int, *, processes: Path = _PROC) -> int | None:
+    """Return when a process was started, in clock ticks since boot; ``None`` where that is unknown, or it has ended.
+
+    Source: field 22 of ``/proc/PID/stat`` in proc(5).
+    """
+    try:
+        fields = (processes / str(pid) / "stat").read_bytes().rpartition(b") ")[2].split()
+        return None if fields[0] == b"Z" else int(fields[19])
+    except (OSError, IndexError, ValueError):
+        return None
+
+
 def spell(users: tuple[int, ...] | None) -> str:
     """Name processes in a sentence."""
     if users is None:

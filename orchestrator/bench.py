@@ -122,7 +122,7 @@ def bench(
     """
     started = stack.environment.clock()
     layers = tuple(layer for layer in stack if layer.abilities()[Ability.RELOCATE] is None)
-    with scratch_folder() as full:
+    with scratch_folder(stack.environment, notice=notice) as full:
         work = _Work(tuple(command), stack, layers, signals, notice, full)
         fills, entries = work.fill(show)
         settings, unused = _settings(stack, layers, entries)
@@ -258,7 +258,7 @@ class _Work:
     @contextmanager
     def _root(self, one: Setting) -> Iterator[Path]:
         """Yield a root of its own for one run; a copy of the full one, lest a run change what the next one finds."""
-        with scratch_folder() as root:
+        with scratch_folder(self.stack.environment, notice=self.notice) as root:
             if one.setting not in (COLD, OFF):
                 copy_scratch(self.full, root)
             yield root

@@ -52,6 +52,8 @@ _CHUNK: Final = 1 << 20
 #: What is read or placed at once: entries, and bytes.
 _MOST_AT_ONCE: Final = 256
 _LARGEST_BATCH: Final = 8 << 20
+#: The last second of the year 9999, after which no calendar of Python's goes.
+_LATEST: Final = 253402300799
 _DIGEST: Final = re.compile("[0-9a-f]{64}")
 #: As the registry takes names of layers.
 _LAYER: Final = re.compile("[A-Za-z0-9][A-Za-z0-9._-]*")
@@ -96,12 +98,15 @@ class Manifest:
     """What a bundle holds, in the order of its members.
 
     ``fingerprints`` say, layer by layer, what decides whether an entry can be hit elsewhere (``None``: not known
-    where the bundle was made); ``exposed`` names the layers whose roots others could write to.
+    where the bundle was made); ``exposed`` names the layers whose roots others could write to. ``made`` is when a
+    bundle was signed, in epoch seconds: so an old one with a good signature is not taken for a new one. It is ``None``
+    in an unsigned bundle, whose bytes depend on its content alone.
     """
 
     items: tuple[Item, ...]
     fingerprints: Mapping[str, Mapping[str, str | None]]
     exposed: tuple[str, ...] = ()
+    made: int | None = None
 
     def to_bytes(self) -> bytes:
         """Spell it as JSON, always in the same way: an entry a line."""
@@ -111,7 +116,8 @@ class Manifest:
         }
         spell = json.JSONEncoder(sort_keys=True).encode
         entries = ",\n".join(spell(_spelled(item)) for item in self.items)
-        head = f'{{"schema": {spell(SCHEMA)},\n"layers": {spell(layers)},\n"entries": [\n'
+        made = "" if self.made is None else f'"made": {self.made},\n'
+        head = f'{{"schema": {spell(SCHEMA)},\n{made}"layers": {spell(layers)},\n"entries": [\n'
         return f"{head}{entries}\n]}}\n".encode()
 
 
@@ -396,6 +402,7 @@ def parse_manifest(text: bytes) -> Manifest:
             items=tuple(_item(entry) for entry in document["entries"]),
             fingerprints={name: _fingerprint(told["fingerprint"]) for name, told in layers.items()},
             exposed=tuple(name for name, told in layers.items() if told["writable_by_others"]),
+            made=_moment(document.get("made")),
         )
         same = manifest.to_bytes() == text
     except BadBundle:
@@ -446,6 +453,12 @@ def _fingerprint(value: object) -> dict[str, str | None]:
     if not isinstance(value, dict):
         _lies("a fingerprint that is none")
     _demand_texts(chain(value, (text for text in value.values() if text is not None)))
+    return value
+
+
+def _moment(value: object) -> int | None:
+    if value is not None and (type(value) is not int or not 0 <= value <= _LATEST):
+        _lies("a time of signing that is none")
     return value
 
 

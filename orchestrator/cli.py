@@ -326,6 +326,7 @@ def _read_input(name: str) -> bytes:
 
 def _purge(options: argparse.Namespace) -> int:
     from cachectl import render
+    from cachectl.scratch import remove_leftovers
 
     if options.all == bool(options.layers):
         options.parser.error("name the layers to purge, or say --all" if not options.all else "--all needs no LAYER")
@@ -333,6 +334,9 @@ def _purge(options: argparse.Namespace) -> int:
     selection = _selection(options, stack.environment.clock())
     with render.working("purging"):
         result = _purged(stack, selection, options)
+        left = 0 if options.mpi or options.dry_run else remove_leftovers(stack.environment, render.warn)
+    if left:
+        render.warn(f"removed {left} scratch {'folder' if left == 1 else 'folders'} of commands that were killed")
     if result is None:
         return 0
     missing = options.key is not None and result.found_nothing
@@ -457,7 +461,7 @@ def _run(options: argparse.Namespace) -> int:
             return _proved(eyes, child.run(options.command, {}, stack.environment, signals))
     _say_what_stays(options, layers)
     folder = Path(options.isolated) if options.isolated else None
-    with child.signals_held() as signals, scratch_folder(folder) as root:
+    with child.signals_held() as signals, scratch_folder(stack.environment, folder, render.warn) as root:
         moved, changes = _moved(options, stack, layers, root)
         with shadow_user_cache(stack.environment, moved, root, render.warn):
             watch = _watch(options, stack, layers) if options.prove else None
@@ -562,7 +566,6 @@ def _root(name: str, stack: Stack) -> Path:
 
 def _trace(options: argparse.Namespace) -> int:
     import time
-    from pathlib import Path
 
     from cachectl import child, render
     from cachectl.output_files import json_kind
@@ -574,8 +577,8 @@ def _trace(options: argparse.Namespace) -> int:
     stack = _stack(options)
     output = None if options.json is None else _output(options.json, json_kind("cachectl/trace"), stack, options)
     _check_targets(output)
-    with child.signals_held() as signals, scratch_folder() as folder:
-        tracer = Tracer(stack, Path(folder), explain=options.explain)
+    with child.signals_held() as signals, scratch_folder(stack.environment, notice=render.warn) as folder:
+        tracer = Tracer(stack, folder, explain=options.explain)
         started = time.perf_counter()
         with tracer.looking():
             status = child.run(options.command, tracer.variables(stack.environment), stack.environment, signals)
@@ -688,14 +691,21 @@ def _import(options: argparse.Namespace) -> int:
     from cachectl import render, render_bundles
     from cachectl.importing import Trust
 
-    trust = Trust(options.allowed_signers, options.sha256, options.trust)
     if options.file == "-" and options.allowed_signers is not None:
         options.parser.error("a bundle on standard input has no FILE.sig beside it; say --sha256 or --trust")
     stack = _stack(options)
+    after = _made_after(options, stack.environment.clock())
+    trust = Trust(options.allowed_signers, options.sha256, options.trust, after)
     with render.working("importing"):
         done = stack.import_bundle(options.file, trust, dry_run=options.dry_run)
     now = stack.environment.clock()
     return _told(options, done, render_bundles.import_json, lambda done: render_bundles.show_import(done, now))
+
+
+def _made_after(options: argparse.Namespace, now: float) -> float | None:
+    from cachectl.layers.selection import parse_moment
+
+    return None if options.newer_than is None else parse_moment(options.newer_than, now)
 
 
 def _stage(options: argparse.Namespace) -> int:
@@ -704,9 +714,12 @@ def _stage(options: argparse.Namespace) -> int:
     from cachectl.mpi import Job, run_staged
 
     _demand_command(options)
+    if options.newer_than is not None and options.bundle is None:
+        options.parser.error("--newer-than is about a bundle; name one")
     why = (options.allowed_signers, options.sha256, options.trust)
-    trust = Trust(*why) if any(why) else None
     environment = _stack(options).environment
+    after = _made_after(options, environment.clock())
+    trust = Trust(*why, after) if any(why) else None
     scratch = None if options.scratch is None else environment.expand(options.scratch)
     job = Job(options.bundle, trust, options.out, options.sign, scratch, options.force)
     return run_staged(options.command, environment, job, render.warn)

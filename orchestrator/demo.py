@@ -35,8 +35,8 @@ def demo(count: int) -> int:
     if missing:
         message = f"the demo needs {' and '.join(missing)}; to add: {command_to_install('loopy', 'pyopencl[pocl]')}"
         raise CachectlError(message)
-    with scratch_folder() as root:
-        here = Environment.here()
+    here = Environment.here()
+    with scratch_folder(here, notice=render.warn) as root:
         stack = Stack(_changed(here, variables_isolated(Stack(here), root)))
         off = _changed(here, variables_off(Stack(here), Stack(here), root / "off"))
         render.show_lines([f"{count} loopy kernels on PoCL; every cache under {root}", ""])

@@ -25,6 +25,7 @@ from cachectl.layers.facts import Ability, Census, Condition, Finding, Hazard, Q
 from cachectl.layers.mounts import network_file_system
 from cachectl.layers.stores.room import Room, room_at
 from cachectl.listing import failure, findings
+from cachectl.private_folders import open_to_others
 
 if TYPE_CHECKING:
     from cachectl.layers.environment import Environment
@@ -383,37 +384,6 @@ def _of_writers(layer: Layer, root: Root) -> Iterator[tuple[Identity, Finding]]:
         status = folder.stat()
         identity = ("writable", status.st_dev, status.st_ino)
         yield identity, _writable(layer, root, folder, itself=folder in (root.path, real))
-
-
-def open_to_others(path: Path) -> Iterator[Path]:
-    """Yield the folders of a path that somebody else can reach and write in, the path itself included.
-
-    In a sticky folder they can rename nothing of ours, which is enough for a folder above, but not for the root.
-    """
-    for folder in (*reversed(path.parents), path):
-        status = folder.stat()
-        mode = status.st_mode
-        writable = mode & stat.S_IWOTH or (mode & stat.S_IWGRP and _is_shared(status))
-        if writable and (folder == path or not mode & stat.S_ISVTX):
-            yield folder
-        if not (mode & stat.S_IXOTH or (mode & stat.S_IXGRP and _is_shared(status))):
-            # Nobody else gets any further.
-            return
-
-
-def _is_shared(status: os.stat_result) -> bool:
-    """Tell whether the group of a folder has members beside its owner, this user and the superuser.
-
-    Many systems give every user a group of the same name, and of no other members.
-    """
-    import grp
-
-    trusted = {user_name(uid) for uid in (0, os.geteuid(), status.st_uid)}
-    try:
-        group = grp.getgrgid(status.st_gid)
-    except KeyError:
-        return True
-    return group.gr_name not in trusted or not trusted.issuperset(group.gr_mem)
 
 
 def _writable(layer: Layer, root: Root, folder: Path, *, itself: bool) -> Finding:

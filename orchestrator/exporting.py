@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -159,7 +160,8 @@ def export(
         gathered = _Gathered(Members(spool))
         for layer in _in_order(chosen):
             _gather(layer, selection, gathered, named=bool(named))
-        parts, prints, exposed = _packed(stack, gathered, chosen, spool, packed)
+        made = None if sign is None else time_of_signing(stack.environment)
+        parts, prints, exposed = _packed(stack, gathered, chosen, spool, packed, made=made)
         size, digest, signature = 0, None, None
         if gathered.items:
             # Reading has taken a while.
@@ -208,17 +210,34 @@ def _in_order(layers: Iterable[Layer]) -> list[Layer]:
 
 
 def _packed(
-    stack: Stack, gathered: _Gathered, chosen: tuple[Layer, ...], spool: BinaryIO, packed: BinaryIO
+    stack: Stack,
+    gathered: _Gathered,
+    chosen: tuple[Layer, ...],
+    spool: BinaryIO,
+    packed: BinaryIO,
+    *,
+    made: int | None = None,
 ) -> tuple[dict[str, tuple[Item, ...]], dict[str, dict[str, str | None]], dict[str, tuple[Path, ...]]]:
     """Write what was gathered; return the items, the fingerprint and the exposed folders of each layer."""
     parts = {layer.name: tuple(item for item in gathered.items if item.layer == layer.name) for layer in chosen}
     prints = {name: fingerprint(name, stack.environment, items) for name, items in parts.items() if items}
     exposed = {layer.name: _exposed(layer) for layer in chosen if parts[layer.name]}
-    manifest = Manifest(tuple(gathered.items), prints, tuple(name for name, folders in exposed.items() if folders))
+    manifest = Manifest(
+        tuple(gathered.items), prints, tuple(name for name, folders in exposed.items() if folders), made
+    )
     gathered.members.finish(write_manifest(packed, manifest))
     spool.seek(0)
     shutil.copyfileobj(spool, packed, _CHUNK)
     return parts, prints, exposed
+
+
+def time_of_signing(environment: Environment) -> int:
+    """Return the moment that a signed bundle gives as its own: ``SOURCE_DATE_EPOCH`` if that is set, else now.
+
+    Source: https://reproducible-builds.org/specs/source-date-epoch/
+    """
+    named = environment.get("SOURCE_DATE_EPOCH") or ""
+    return int(named) if re.fullmatch("[0-9]{1,11}", named) else int(environment.clock())
 
 
 def unseen(environment: Environment) -> BinaryIO:
@@ -260,7 +279,7 @@ def _read(layer: Layer, entries: Iterable[Entry], gathered: _Gathered) -> None:
 
 def _exposed(layer: Layer) -> tuple[Path, ...]:
     """Name the folders through which somebody else could have put code into a layer."""
-    from cachectl.doctor import open_to_others
+    from cachectl.private_folders import open_to_others
 
     found: list[Path] = []
     for root in layer.roots():

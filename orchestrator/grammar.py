@@ -208,6 +208,7 @@ def _import(verb: argparse.ArgumentParser) -> None:
     why.add_argument("--allowed-signers", metavar="LIST", help="FILE.sig is by a signer of this list (ssh-keygen -Y)")
     why.add_argument("--sha256", metavar="HEX", help="this is the SHA-256 of FILE")
     why.add_argument("--trust", action="store_true", help="believe it: it is code that your programs will run")
+    _newer_option(verb)
     _dry_run_option(verb, "be placed")
     _changing_options(verb)
     _json_option(verb)
@@ -233,12 +234,17 @@ def _stage(verb: argparse.ArgumentParser) -> None:
     why.add_argument("--allowed-signers", metavar="LIST", help="BUNDLE.sig is by a signer of this list (ssh-keygen -Y)")
     why.add_argument("--sha256", metavar="HEX", help="this is the SHA-256 of BUNDLE")
     why.add_argument("--trust", action="store_true", help="believe it: it is code that your programs will run")
+    _newer_option(verb)
     verb.add_argument("--out", metavar="FILE", help="write BUNDLE and every new entry of all nodes to this bundle")
     verb.add_argument("--sign", metavar="KEY", help="sign it with a key of OpenSSH; the signature is FILE.sig")
     _force_option(verb, "a bundle")
-    verb.add_argument("--scratch", metavar="DIR", help="a folder on each node's own disk (default: TMPDIR)")
+    verb.add_argument(
+        "--scratch",
+        metavar="DIR",
+        help="on each node's own disk: a folder of yours of mode 700, or one to make it in (default: TMPDIR)",
+    )
     verb.usage = (
-        "mpiexec -n N cachectl stage in [BUNDLE (--allowed-signers LIST | --sha256 HEX | --trust)] "
+        "mpiexec -n N cachectl stage in [BUNDLE (--allowed-signers LIST | --sha256 HEX | --trust) [--newer-than AGE]] "
         "[--out FILE [--sign KEY] [--force]] [--scratch DIR] -- COMMAND..."
     )
 
@@ -317,6 +323,12 @@ def _dry_run_option(verb: argparse.ArgumentParser, what: str) -> None:
 
 def _force_option(verb: argparse.ArgumentParser, kind: str) -> None:
     verb.add_argument("--force", action="store_true", help=f"replace a FILE that is there and is not {kind}")
+
+
+def _newer_option(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--newer-than", metavar="AGE", help="refuse a bundle that was not signed within 30d, 12h, or since 2026-12-31"
+    )
 
 
 def _json_option(parser: argparse._ActionsContainer) -> None:

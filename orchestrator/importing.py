@@ -23,6 +23,7 @@ from cachectl.contained import FAILURES
 from cachectl.fingerprint import Difference, Outlook, differences, fingerprint, outlook
 from cachectl.layers.errors import BadRequest, EntryExists, LayerError, printable, reason_of
 from cachectl.layers.facts import Ability, Artifact, Entry, Note
+from cachectl.layers.selection import moment_text
 from cachectl.scratch import scratch_folder
 from cachectl.signing import Untrusted, signer
 from cachectl.transfer import opened, signature_of, without_secrets
@@ -36,11 +37,15 @@ _CHUNK: Final = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Trust:
-    """Why the bytes of a bundle are believed: exactly one of a list of signers, a sum, or the user's word."""
+    """Why the bytes of a bundle are believed: exactly one of a list of signers, a sum, or the user's word.
+
+    With ``after``, in epoch seconds, only a bundle that was signed after that moment is.
+    """
 
     allowed_signers: str | None = None
     sha256: str | None = None
     blindly: bool = False
+    after: float | None = None
 
     def __post_init__(self) -> None:
         if (self.allowed_signers is not None) + (self.sha256 is not None) + self.blindly != 1:
@@ -83,13 +88,17 @@ class ImportedLayer:
 
 @dataclass(frozen=True, slots=True)
 class Import:
-    """What an import did, and why the file, of this SHA-256, was believed."""
+    """What an import did, and why the file, of this SHA-256, was believed.
+
+    ``made`` is when the bundle was signed, in epoch seconds, ``None`` where it does not say.
+    """
 
     file: str
     sha256: str
     trusted: str
     dry_run: bool
     layers: tuple[ImportedLayer, ...]
+    made: int | None = None
 
     @property
     def failed(self) -> bool:
@@ -129,7 +138,7 @@ def import_copy(stack: Stack, copy: BinaryIO, file: str, trust: Trust, *, dry_ru
     contents = Reader(copy, checked.bytes, known=checked.manifest).contents()
     for batch in in_batches(contents, lambda pair: pair[0].layer, lambda pair: pair[0].bytes):
         done.take(batch)
-    return Import(without_secrets(file), checked.sha256, checked.trusted, dry_run, done.told())
+    return Import(without_secrets(file), checked.sha256, checked.trusted, dry_run, done.told(), checked.manifest.made)
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +158,18 @@ def vouched(copy: BinaryIO, file: str, trust: Trust) -> Vouched:
     """
     size, digest = _measured(copy)
     trusted = _trusted(copy, file, digest, trust)
-    return Vouched(size, digest, trusted, _checked(copy, size))
+    manifest = _checked(copy, size)
+    _demand_new(manifest.made, file, trust.after)
+    return Vouched(size, digest, trusted, manifest)
+
+
+def _demand_new(made: int | None, file: str, after: float | None) -> None:
+    """Raise :class:`Untrusted` where a bundle must be newer, or does not say how old it is."""
+    if after is None or (made is not None and made > after):
+        return
+    what = "does not say when it was made, as signed bundles do" if made is None else f"was made {moment_text(made)}"
+    message = f"{printable(without_secrets(file))}: {what}; only one made after {moment_text(after)} is taken"
+    raise Untrusted(message)
 
 
 @contextmanager
@@ -294,7 +314,7 @@ def _described(stack: Stack, layer: Layer, new: Sequence[tuple[Item, Artifact]])
     place = layer.roots()[0].path
     found: dict[str, Entry] = {}
     if new and layer.abilities()[Ability.RELOCATE] is None:
-        with scratch_folder() as folder, suppress(*FAILURES):
+        with scratch_folder(stack.environment) as folder, suppress(*FAILURES):
             changes = variables_isolated((layer,), folder)
             unset = frozenset(name for name, value in changes.items() if value is None)
             kept = {name: value for name, value in changes.items() if value is not None}

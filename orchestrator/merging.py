@@ -12,7 +12,7 @@ from itertools import chain, groupby, islice
 from typing import TYPE_CHECKING, BinaryIO, Final
 
 from cachectl.bundle import Item, Manifest, Reader, sort_key, write_bundle
-from cachectl.exporting import place_bundle, unseen
+from cachectl.exporting import place_bundle, time_of_signing, unseen
 from cachectl.fingerprint import combined, described
 
 if TYPE_CHECKING:
@@ -65,12 +65,12 @@ class _Union:
             self.prints[layer] = both
         return both is not None
 
-    def manifest(self) -> Manifest:
+    def manifest(self, made: int | None) -> Manifest:
         """Return the manifest of all that was taken."""
         items = tuple(sorted(self.items.values(), key=sort_key))
         layers = {name: tuple(each) for name, each in groupby(items, key=lambda item: item.layer)}
         prints = {name: described(name, self.prints[name], each) for name, each in layers.items()}
-        return Manifest(items, prints, tuple(name for name in prints if name in self.exposed))
+        return Manifest(items, prints, tuple(name for name in prints if name in self.exposed), made)
 
     def contents(self, readers: Iterable[Reader]) -> Iterator[bytes]:
         """Yield the bytes of each item, from parts that are all read to their ends."""
@@ -99,11 +99,12 @@ def merge_bundles(
     """
     rest = iter(parts)
     left = _Left()
-    whole, first, entries = _joined(environment, islice(rest, _SIDE_BY_SIDE), left)
+    made = None if sign is None else time_of_signing(environment)
+    whole, first, entries = _joined(environment, islice(rest, _SIDE_BY_SIDE), left, made)
     before = first if base else 0
     for part in rest:
         few = chain((whole, part), islice(rest, _SIDE_BY_SIDE - 1))
-        whole, _, entries = _joined(environment, few, left)
+        whole, _, entries = _joined(environment, few, left, made)
     with whole:
         size, digest, signature = place_bundle(whole, file, sign)
     return Merged(
@@ -118,7 +119,9 @@ def merge_bundles(
     )
 
 
-def _joined(environment: Environment, parts: Iterable[BinaryIO], left: _Left) -> tuple[BinaryIO, int, int]:
+def _joined(
+    environment: Environment, parts: Iterable[BinaryIO], left: _Left, made: int | None
+) -> tuple[BinaryIO, int, int]:
     """Write what a few parts hold together into a file without a name.
 
     Return it, how many entries the first part has, and how many all together.
@@ -132,7 +135,7 @@ def _joined(environment: Environment, parts: Iterable[BinaryIO], left: _Left) ->
             union.take(reader.manifest, left)
         whole = unseen(environment)
         try:
-            write_bundle(whole, union.manifest(), union.contents(readers))
+            write_bundle(whole, union.manifest(made), union.contents(readers))
         except BaseException:
             whole.close()
             raise

@@ -15,7 +15,7 @@ import time
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import chain, groupby
 from operator import itemgetter
@@ -28,9 +28,11 @@ from cachectl.launcher import Launch, launched
 from cachectl.layers.environment import Environment
 from cachectl.layers.errors import BadRequest, CachectlError, reason_of
 from cachectl.layers.installing import command_to_install
+from cachectl.layers.selection import moment_text
 from cachectl.merging import Merged, merge_bundles
 from cachectl.output_files import BUNDLE, SIGNATURE, OutputFile
 from cachectl.overlay import PROCESS, Variable
+from cachectl.private_folders import private_folder
 from cachectl.rank_roots import root_stack
 from cachectl.stack import Stack
 from cachectl.staging import Name, NodeRoot, Sink, names_in
@@ -265,7 +267,9 @@ class Fleet:
             note += f"; nothing will be written to {job.out}, which stays as it is" if kept else ""
             return _Announced(note=note, writes=writes and not kept)
         self._base = copy
-        return _Announced(checked.bytes, checked.sha256, checked.trusted, writes=writes)
+        made = checked.manifest.made
+        trusted = checked.trusted if made is None else f"{checked.trusted}, made {moment_text(made)}"
+        return _Announced(checked.bytes, checked.sha256, trusted, writes=writes)
 
     def _copied(self, bundle: str) -> BinaryIO:
         """Return what a bundle holds, or a root as a bundle, where no other process can change it."""
@@ -279,9 +283,10 @@ class Fleet:
 
     def _apart(self) -> Environment:
         """Return the environment in which what has no name lies on the node's own disk, if that can be had."""
-        with suppress(OSError):
-            self._scratch.mkdir(mode=0o700, parents=True, exist_ok=True)
-        return replace(self.environment, temporary=self._scratch)
+        try:
+            return replace(self.environment, temporary=private_folder(self._scratch, make=True))
+        except (OSError, CachectlError):
+            return self.environment
 
     def _take(self, here: NodeRoot, said: _Announced) -> None:
         if said.sha256 is None or self._leaders is None:
@@ -589,6 +594,7 @@ def staged(
     sha256: str | None = None,
     allowed_signers: str | None = None,
     trust: bool = False,
+    after: float | None = None,
     out: str | None = None,
     sign: str | None = None,
     scratch: Path | str | None = None,
@@ -600,16 +606,16 @@ def staged(
     Yields the folder in which this node's caches are, ``None`` where its disk could not be used. Enter it before
     loopy is imported and before a driver starts: raises :class:`CachectlError` on all ranks, before anything is
     changed, where that is too late on one; and :class:`NotConnected` where MPI does not connect the ranks. Exactly one
-    of ``sha256``, ``allowed_signers`` and ``trust`` says why a bundle is believed; ``out`` is written when the block
-    ends, unless a rank leaves it by an exception. Libraries go on using the folder, so it goes when the program ends.
-    On rank 0 ``notice`` gets a line for each thing that was done; without one, what went otherwise than asked is
-    warned of.
+    of ``sha256``, ``allowed_signers`` and ``trust`` says why a bundle is believed; with ``after``, in epoch seconds, it
+    must have been signed later than that. ``out`` is written when the block ends, unless a rank leaves it by an
+    exception. Libraries go on using the folder, so it goes when the program ends. On rank 0 ``notice`` gets a line for
+    each thing that was done; without one, what went otherwise than asked is a warning.
     """
     from cachectl.session import too_late
 
     environment = Environment.here()
     vouchers = (allowed_signers, sha256, trust)
-    believed = Trust(*vouchers) if bundle is not None or any(vouchers) else None
+    believed = Trust(*vouchers, after) if bundle is not None or any(vouchers) else None
     job = Job(bundle, believed, out, sign, None if scratch is None else Path(scratch).absolute())
     lines: list[str] = []
     fleet = Fleet(environment, job, comm, notice=lines.append, inform=lambda _: None if notice is None else notice(_))

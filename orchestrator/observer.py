@@ -54,6 +54,8 @@ _KERNEL = re.compile(
 )
 POCL = "Portable Computing Language"
 _WORSE = ("miss", "hit")
+#: The program may put a pipe or a link in the place of a file of ours.
+_NO_WAITING = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOFOLLOW", 0)
 _here = threading.local()
 
 
@@ -148,7 +150,7 @@ def _quietly(call: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
 
 
 def _append(path: str, line: str) -> None:
-    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | _NO_WAITING, 0o600)
     try:
         os.write(handle, line.encode(errors="surrogateescape"))
     finally:
@@ -454,8 +456,10 @@ class Pocl:
         self._path = os.path.join(self._notes.folders[0], f"{self._pid}.messages")
         # After ``exec`` the file of the previous program has the same name.
         self._start = self._size()
-        library.fopen.restype = ctypes.c_void_p
-        self._file = library.fopen(os.fsencode(self._path), b"ae")
+        self._file = None
+        library.fdopen.restype = ctypes.c_void_p
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | _NO_WAITING
+        self._file = library.fdopen(os.open(self._path, flags, 0o600), b"ae")
         if self._file is not None:
             line_buffered = 1
             library.setvbuf(ctypes.c_void_p(self._file), None, line_buffered, ctypes.c_size_t(4096))

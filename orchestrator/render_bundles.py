@@ -9,6 +9,7 @@ from typing import Final
 from cachectl.exporting import Export, ExportedLayer
 from cachectl.importing import Import, ImportedLayer
 from cachectl.layers.facts import Note
+from cachectl.layers.selection import moment_text
 from cachectl.rank_roots import MergedLayer
 from cachectl.render import Table, count, entry_json, show_entries, show_lines, show_table, size, warn
 
@@ -88,6 +89,7 @@ def import_json(done: Import) -> dict[str, object]:
         "file": done.file,
         "sha256": done.sha256,
         "trusted": done.trusted,
+        "made": done.made,
         "layers": [
             {**_layer_json(layer), **({"entries": list(map(entry_json, layer.entries))} if done.dry_run else {})}
             for layer in done.layers
@@ -144,7 +146,8 @@ def show_import(done: Import, now: float) -> None:
     placed = "would place" if done.dry_run else "placed"
     headings = ("layer", placed, "size", "there", "differ", "cannot hit", "failed")
     show_table(Table(headings, rows, frozenset(range(1, 7))))
-    show_lines(["", f"trusted: {done.trusted}"])
+    made = "unknown, only a signed bundle says" if done.made is None else moment_text(done.made)
+    show_lines(["", f"trusted: {done.trusted}", f"made: {made}"])
     for layer in done.layers:
         show_lines(f"{layer.layer}: {count(one.entries)} {one.outlook.words}" for one in layer.foreseen)
         if layer.exposed:

@@ -1,4 +1,8 @@
-"""Roots to throw away: every layer moved under one scratch folder, everything else left where it is."""
+"""Roots to throw away: every layer moved under one scratch folder, everything else left where it is.
+
+A temporary scratch folder lies where no other user can write (:mod:`cachectl.private_folders`): a program that outlives
+its command goes on using the path. A command that is killed leaves its folder; the next one removes it.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +20,8 @@ from typing import TYPE_CHECKING, Final
 from cachectl.layers.environment import Environment, user_cache_folder
 from cachectl.layers.facts import Ability, Switch
 from cachectl.layers.stores.plain import STAGE, own_name
+from cachectl.leftovers import Left, Owned, left_in
+from cachectl.private_folders import scratch_parent, scratch_parents
 
 if TYPE_CHECKING:
     from cachectl.layers.layer import Layer
@@ -24,22 +30,28 @@ if TYPE_CHECKING:
 _SHARED: Final = frozenset({"XDG_CACHE_HOME", "WIN_PD_OVERRIDE_LOCAL_APPDATA"})
 #: Temporary folders in which something stayed that could not be brought home.
 _KEPT: Final[set[Path]] = set()
+#: The temporary folders that this process has made and not yet removed.
+_OWNED: Final[dict[Path, Owned]] = {}
+
+
+def _warn(line: str) -> None:
+    warnings.warn(line, RuntimeWarning, stacklevel=2)
 
 
 @contextmanager
-def scratch_folder(folder: Path | None = None) -> Iterator[Path]:
+def scratch_folder(
+    environment: Environment, folder: Path | None = None, notice: Callable[[str], None] = _warn
+) -> Iterator[Path]:
     """Yield a folder to keep (made if need be), or a temporary one that goes when the block ends.
 
     A temporary one stays where :func:`shadow_user_cache` could not bring home what lies in it. A child that the
-    block forks leaves it alone.
+    block forks leaves it alone. ``notice`` gets a line for each thing that went otherwise than expected.
     """
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
         yield folder.resolve()
         return
-    import tempfile
-
-    root = Path(tempfile.mkdtemp(prefix="cachectl-"))
+    root = make_scratch(environment, notice)
     owner = os.getpid()
     try:
         yield root
@@ -53,10 +65,65 @@ def copy_scratch(source: Path, target: Path) -> None:
     shutil.copytree(source, target, symlinks=True, ignore=_special, dirs_exist_ok=True)
 
 
+def make_scratch(environment: Environment, notice: Callable[[str], None] = _warn) -> Path:
+    """Make an empty scratch folder in a folder of this user alone, and remove what killed commands have left there.
+
+    Raises :class:`CachectlError` where no folder is this user's alone, :class:`OSError` where nothing can be made.
+    """
+    remove_leftovers(environment, notice)
+    parent, elsewhere = scratch_parent(environment)
+    if elsewhere is not None:
+        notice(elsewhere)
+    return make_scratch_in(parent, environment)
+
+
+def make_scratch_in(parent: Path, environment: Environment, prefix: str = "cachectl-") -> Path:
+    """Make an empty scratch folder in a folder that is this user's alone. Raises :class:`OSError`."""
+    owned = Owned.make(parent, prefix, environment)
+    _OWNED[owned.folder] = owned
+    return owned.folder
+
+
 def remove_scratch(root: Path) -> None:
     """Delete a scratch folder, unless something stayed in it that could not be brought home."""
     if root not in _KEPT:
         _remove(root)
+    owned = _OWNED.pop(root, None)
+    if owned is not None:
+        owned.forget()
+
+
+def remove_leftovers(
+    environment: Environment, notice: Callable[[str], None], parents: Iterable[Path] | None = None
+) -> int:
+    """Remove the scratch folders that killed commands left in ``parents``; return how many went.
+
+    ``parents`` are folders of this user alone; without them, those where :func:`make_scratch` makes its folders.
+    What other programs keep in the user cache folder, and made in such a scratch folder instead, is moved home first.
+    ``notice`` gets a line for each thing that cannot be moved; its scratch folder stays.
+    """
+    removed = 0
+    for parent in scratch_parents(environment) if parents is None else parents:
+        for left in left_in(parent, environment):
+            stuck = list(_bring_home_of(left))
+            for line in stuck:
+                notice(line)
+            if not stuck:
+                _remove(left.folder)
+                removed += not left.folder.exists()
+    return removed
+
+
+def _bring_home_of(left: Left) -> Iterator[str]:
+    try:
+        home = left.record["home"]
+        shadow = _Shadow(Path(home["real"]), left.folder / "xdg")
+        linked = {name: None if sign is None else tuple(sign) for name, sign in home["linked"].items()}
+        hidden = frozenset(home["hidden"])
+    except (KeyError, TypeError, ValueError, AttributeError):
+        # No command was run there with a stand-in for the user cache folder.
+        return
+    yield from shadow.bring_home(hidden, linked)
 
 
 def _remove(root: Path) -> None:
@@ -103,10 +170,6 @@ def companions(layers: Iterable[Layer], everything: Iterable[Layer], folder: Pat
 # ---------------------------------------------------------------------- the user cache folder's stand-in
 
 
-def _warn(line: str) -> None:
-    warnings.warn(line, RuntimeWarning, stacklevel=2)
-
-
 @contextmanager
 def shadow_user_cache(
     environment: Environment, layers: Iterable[Layer], folder: Path, notice: Callable[[str], None] = _warn
@@ -125,6 +188,9 @@ def shadow_user_cache(
     hidden = _hidden(layers, shadow.real, folder)
     shadow.stand_in.mkdir(parents=True, exist_ok=True)
     linked = shadow.link(hidden)
+    if folder in _OWNED:
+        # If this process is killed, a later command brings home what is new.
+        _OWNED[folder].note(home={"real": str(shadow.real), "hidden": sorted(hidden), "linked": linked})
     owner = os.getpid()
     try:
         yield

@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import os
 import sys
-import tempfile
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -22,7 +21,7 @@ from cachectl.layers.processes import Loaded, first_variables, libraries_here
 from cachectl.overlay import PROCESS, Attribute, Missing, Slot, Variable
 from cachectl.salt import SALTING, can_salt
 from cachectl.salt import Block as SaltedBlock
-from cachectl.scratch import can_switch, make_folders, relocations, remove_scratch, shadow_user_cache
+from cachectl.scratch import can_switch, make_folders, make_scratch, relocations, remove_scratch, shadow_user_cache
 from cachectl.stack import Stack
 
 if TYPE_CHECKING:
@@ -120,7 +119,7 @@ def isolated(folder: Path | str | None = None, *, strict: bool = True) -> Iterat
     ``strict=False`` warns instead.
     """
     stack = Stack()
-    root = Path(tempfile.mkdtemp(prefix="cachectl-")) if folder is None else Path(folder).absolute()
+    root = make_scratch(stack.environment) if folder is None else Path(folder).absolute()
     moved = relocations(stack, root)
     process = os.getpid()
     try:

@@ -39,7 +39,9 @@ def sign(file: BinaryIO, key: str) -> bytes:
 def signer(file: BinaryIO, signature: str, allowed: str) -> str:
     """Return who has signed an open file, among the allowed signers.
 
-    Raises :class:`Untrusted` where none of them has, or there is no signature.
+    A line of the list may name its signers by patterns. A signature does not say which of them it was: the pattern is
+    returned, with the key that signed. A negated pattern (``!eve@x``) names nobody. Raises :class:`Untrusted` where
+    none of them has signed, or there is no signature.
     """
     if not os.path.isfile(allowed):
         message = f"{printable(allowed)}: no such list of allowed signers"
@@ -49,13 +51,24 @@ def signer(file: BinaryIO, signature: str, allowed: str) -> str:
         raise Untrusted(message)
     found = _run(("find-principals", "-s", signature, "-f", allowed), file)
     names = found.stdout.decode(errors="replace").replace(",", "\n").split("\n")
-    for name in dict.fromkeys(filter(None, map(str.strip, names))):
+    named = [name for name in dict.fromkeys(map(str.strip, names)) if name and not name.startswith("!")]
+    for name in sorted(named, key=_is_pattern):
         done = _run(("verify", "-f", allowed, "-I", name, "-n", NAMESPACE, "-s", signature), file)
         if done.returncode == 0:
-            return name
+            return f"{name} ({_key_of(done)})" if _is_pattern(name) else name
         found = done
     message = f"not signed by a signer of {printable(allowed)}: {_complaint(found)}"
     raise Untrusted(message)
+
+
+def _is_pattern(principal: str) -> bool:
+    return "*" in principal or "?" in principal
+
+
+def _key_of(verified: subprocess.CompletedProcess[bytes]) -> str:
+    """Return the key that ``ssh-keygen -Y verify`` names: *Good "…" signature for … with ED25519 key SHA256:…*."""
+    lines = verified.stdout.decode(errors="replace").splitlines()
+    return printable(lines[0].rpartition(" with ")[2]) if lines else "a key of that line"
 
 
 def _run(arguments: tuple[str, ...], file: BinaryIO) -> subprocess.CompletedProcess[bytes]:

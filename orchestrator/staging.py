@@ -22,7 +22,8 @@ from cachectl.layers.environment import Environment
 from cachectl.layers.errors import CachectlError, reason_of
 from cachectl.layers.selection import ALL
 from cachectl.listing import listed
-from cachectl.scratch import link_user_cache, remove_scratch
+from cachectl.private_folders import NotPrivate, private_folder
+from cachectl.scratch import link_user_cache, make_scratch_in, remove_leftovers, remove_scratch
 from cachectl.stack import Stack
 
 if TYPE_CHECKING:
@@ -55,17 +56,22 @@ class NodeRoot:
     def make(cls, environment: Environment, scratch: Path) -> NodeRoot:
         """Make an empty folder in ``scratch``, which is made where it is missing, and move every layer there.
 
+        ``scratch`` is used itself if it is this user's own with mode 0700; else the folder is made in ``cachectl-UID``
+        in it, which is. Where another user could replace either, nothing is staged, and a note says so.
         A layer moves if a rerun refills it: results of tuning stay where they are. What other programs have in the
         user cache folder is linked.
         """
         made = cls(environment)
         try:
-            scratch.mkdir(mode=0o700, parents=True, exist_ok=True)
-            made.root = Path(tempfile.mkdtemp(prefix="cachectl-stage-", dir=scratch))
+            parent = private_folder(scratch, make=True)
+            remove_leftovers(environment, made.notes.append, (parent,))
+            made.root = make_scratch_in(parent, environment, "cachectl-stage-")
             _demand_room(made.root)
             layers = Stack(environment).expendable()
             link_user_cache(environment, layers, made.root)
             made.variables = variables_isolated(layers, made.root)
+        except NotPrivate as error:
+            made.give_up(str(error))
         except (OSError, CachectlError) as error:
             made.give_up(f"{scratch}: {_reason(error)}")
         return made

@@ -9,7 +9,6 @@ entries that have appeared, and times of use. A process that used a cache and co
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import re
 import threading
@@ -29,6 +28,7 @@ from cachectl.layers.facts import Entry, Scope
 from cachectl.layers.neo_compiler_cache import NeoCompilerCache
 from cachectl.layers.pytools_dictionaries import PytoolsDictionaries
 from cachectl.observer import POCL, Messages
+from cachectl.trace_events import messages_after, read_events
 
 if TYPE_CHECKING:
     from cachectl.layers.environment import Environment
@@ -182,9 +182,10 @@ class Tracer:
 
     def ended(self, command: Sequence[str], status: int | None, wall: float) -> Trace:
         """Say what the run did."""
-        events = list(_read_events(self.events_folder))
+        noted = read_events(self.events_folder)
+        events = noted.events
         unwatched = self._unwatched()
-        layers = tuple(_bounded(self._layer(layer, events), unwatched) for layer in self._stack)
+        layers = tuple(_bounded(self._layer(layer, events), unwatched, noted.unread) for layer in self._stack)
         return Trace(
             tuple(command),
             status,
@@ -193,7 +194,8 @@ class Tracer:
             tuple(_kernels(events)),
             tuple(self._misses(events)) if self._explain else (),
             unwatched,
-            b"".join(_not_passed_on(self.events_folder, events)),
+            # C code printed this in a build in which its process ended, and could not pass it on itself.
+            b"".join(Messages(text).others for text in messages_after(self.events_folder, events)),
         )
 
     def _unwatched(self) -> tuple[Unwatched, ...]:
@@ -388,12 +390,14 @@ def _is_heard(events: Sequence[Mapping[str, Any]]) -> bool:
     return bool(builds) and all(event.get("heard") for event in builds)
 
 
-def _bounded(counted: LayerTrace, unwatched: Iterable[Unwatched]) -> LayerTrace:
-    """Take exact numbers for lower bounds where a process that used the layer was not watched."""
+def _bounded(counted: LayerTrace, unwatched: Iterable[Unwatched], unread: Sequence[str]) -> LayerTrace:
+    """Take exact numbers for lower bounds where a process of the run could not be watched, or its notes not be read."""
     commands = [one.command for one in unwatched if counted.layer in one.layers]
-    if counted.evidence != EXACT or not commands:
+    if counted.evidence != EXACT or not (commands or unread):
         return counted
-    why = f"{counted.why}; at least these, for it could not be watched: {', '.join(commands)}"
+    watching = [f"for it could not be watched: {', '.join(commands)}"] * bool(commands)
+    reading = [f"for notes of the run could not be read: {', '.join(unread)}"] * bool(unread)
+    why = f"{counted.why}; at least these, {' and '.join(watching + reading)}"
     return replace(counted, evidence=INFERRED, why=why)
 
 
@@ -417,32 +421,6 @@ def _kernels(events: Iterable[Mapping[str, Any]]) -> Iterator[KernelTrace]:
             yield KernelTrace(tuple(event.get("kernels") or ()), served, compiled, float(event["seconds"]))
 
 
-# ---------------------------------------------------------------------- events
-
-
-def _read_events(folder: Path) -> Iterator[dict[str, Any]]:
-    for path in sorted(folder.glob("*.events")):
-        for line in _read(path).splitlines():
-            with suppress(ValueError):
-                event = json.loads(line)
-                if isinstance(event, dict) and "event" in event:
-                    yield event
-
-
-def _not_passed_on(folder: Path, events: Sequence[Mapping[str, Any]]) -> Iterator[bytes]:
-    """Yield what C code printed in a build in which its process ended, and could not pass it on itself."""
-    for path in sorted(folder.glob("*.messages")):
-        own = (event for event in events if event["event"] == "pocl" and str(event["pid"]) == path.stem)
-        yield Messages(_read(path)[max((event["upto"] for event in own), default=0) :]).others
-
-
-def _read(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError:
-        return b""
-
-
 # ---------------------------------------------------------------------- in this process
 
 
@@ -464,8 +442,9 @@ def traced() -> Iterator[Traced]:
         raise BadRequest("a block of this process is being traced already")
     try:
         result = Traced()
-        with scratch_folder() as folder:
-            tracer = Tracer(Stack(), folder)
+        stack = Stack()
+        with scratch_folder(stack.environment) as folder:
+            tracer = Tracer(stack, folder)
             started = time.perf_counter()
             try:
                 with _watching(tracer):

@@ -65,7 +65,7 @@ class Jobs:
             words += [*([":"] if len(words) > 1 else []), "-n", str(RANKS), "env", f"CACHECTL_NODE={node}"]
             words += [f"TMPDIR={self.home.path / 'scratch' / node}", *ours, "--", *command]
         for node in options:
-            (self.home.path / "scratch" / node).mkdir(parents=True, exist_ok=True)
+            (self.home.path / "scratch" / node).mkdir(mode=0o700, parents=True, exist_ok=True)
         done = self.home.run(*words, check=False)
         if check and done.returncode:
             pytest.fail(f"ended with {done.returncode}:\n{done.stdout}\n{done.stderr}")
@@ -190,8 +190,13 @@ def test_what_one_job_signs_the_next_believes(jobs: Jobs, tmp_path: Path) -> Non
     signers.write_text(f"ann@example.org {key.with_suffix('.pub').read_text()}")
     out = ("--out", "signed.cachectl", "--sign", str(key))
     jobs.both("true", options=("warm.cachectl", "--trust", *out))
-    said = jobs.both("true", options=("signed.cachectl", "--allowed-signers", str(signers), *out))
-    assert "trusted: signed by ann@example.org" in said
+    believed = ("signed.cachectl", "--allowed-signers", str(signers))
+    said = jobs.both("true", options=(*believed, "--newer-than", "1h", *out))
+    assert "trusted: signed by ann@example.org, made 20" in said
+    said = jobs.both("true", options=(*believed, "--newer-than", "2999-01-01", *out))
+    assert "all nodes start cold" in said
+    assert "only one made after 2999-01-01" in said
+    assert "nothing will be written to signed.cachectl" in said
     said = jobs.both("true", options=("warm.cachectl", "--allowed-signers", str(signers)))
     assert "all nodes start cold" in said
     assert "not signed" in said
@@ -238,12 +243,13 @@ def test_a_job_that_is_told_to_end_ends_in_order(
         deadline = time.monotonic() + 600
         while len(list(home.path.glob("began-*"))) < 2 and time.monotonic() < deadline:
             time.sleep(0.05)
-        assert list((home.path / "scratch").iterdir())
+        assert list((home.path / "scratch").glob("cachectl-*/cachectl-stage-*"))
         job.terminate()
         _, said = job.communicate(timeout=600)
     assert said.count("the command was ended by signal 15") == 2
     assert (home.path / "new.cachectl").exists()
-    assert list((home.path / "scratch").iterdir()) == []
+    # Others may look into the scratch folder, so a folder of one's own was made in it, which stays.
+    assert list((home.path / "scratch").glob("cachectl-*/*")) == []
 
 
 @pytest.mark.real
@@ -433,7 +439,7 @@ def disk(tmp_path: Path) -> Iterator[Callable[[str], Path]]:
             on.mkdir()
             if shutil.which("mount") is None:
                 pytest.skip("this system has no mount command")
-            words = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(on)]
+            words = ["mount", "-t", "tmpfs", "-o", f"size={size},mode=700", "tmpfs", str(on)]
             if subprocess.run(words, capture_output=True, check=False).returncode:
                 pytest.skip("this user may not mount")
             stack.callback(subprocess.run, ["umount", "-l", str(on)], check=True)

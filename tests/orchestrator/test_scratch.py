@@ -29,6 +29,12 @@ def cache(home: Home) -> Path:
     return folder
 
 
+@pytest.fixture(autouse=True)
+def temporary(home: Home) -> None:
+    """Make the temporary folder of the home."""
+    (home.path / "tmp").mkdir()
+
+
 @pytest.fixture
 def said() -> list[str]:
     """Return what was said of things that could not come home."""
@@ -122,7 +128,7 @@ def test_what_cannot_come_home_is_kept_and_named(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(scratch, "_stage", full)
-    with scratch.scratch_folder() as root:
+    with scratch.scratch_folder(home.environment()) as root:
         with shadow(home, root, said):
             (root / "xdg" / "new").write_text("mine")
             (root / "xdg" / "pytools").mkdir()
@@ -149,7 +155,7 @@ def test_a_folder_that_is_used_again_shows_what_is_there_now(
 
 def test_a_forked_child_leaves_its_parents_scratch_alone(home: Home, root: Path, said: list[str]) -> None:
     def leave() -> Iterator[None]:
-        with scratch.scratch_folder() as folder, shadow(home, root, said):
+        with scratch.scratch_folder(home.environment()) as folder, shadow(home, root, said):
             (root / "xdg" / "new").write_text("mine")
             kept.append(folder)
             yield
@@ -169,8 +175,8 @@ def test_a_forked_child_leaves_its_parents_scratch_alone(home: Home, root: Path,
     assert (home.path / ".cache" / "new").is_file()
 
 
-def test_a_read_only_scratch_goes_too() -> None:
-    with scratch.scratch_folder() as folder:
+def test_a_read_only_scratch_goes_too(home: Home) -> None:
+    with scratch.scratch_folder(home.environment()) as folder:
         (folder / "a" / "b").mkdir(parents=True)
         (folder / "a" / "b").chmod(stat.S_IRUSR)
         (folder / "a").chmod(stat.S_IRUSR | stat.S_IXUSR)
