@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from cachectl.layers.environment import Environment
+from cachectl.layers.stores.plain import read_installed
 
 #: What the file name of a driver library contains, and whose it is.
 _MAKERS: Final = (
@@ -61,7 +62,7 @@ def _conda_folders(environment: Environment) -> list[Path]:
 
 def _read(file: Path) -> list[str]:
     try:
-        return [line.strip() for line in file.read_text(errors="replace").splitlines() if line.strip()]
+        return [line.strip() for line in read_installed(file).decode(errors="replace").splitlines() if line.strip()]
     except OSError:
         return []
 

@@ -8,6 +8,8 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import Final
 
+from cachectl.layers.stores.plain import read_installed
+
 #: A folder that has changed since may change again without its time moving on: clocks of file systems tick.
 _SETTLED_NANOSECONDS: Final = 2_000_000_000
 _Look = Callable[[str, tuple[str, ...]], tuple[str, ...]]
@@ -49,7 +51,6 @@ def _list(folder: str, beginnings: tuple[str, ...]) -> tuple[str, ...]:
 def _read(file: str, details: tuple[str, ...]) -> tuple[str, ...]:
     del details
     try:
-        with open(file, encoding="utf-8", errors="replace") as opened:
-            return tuple(opened.read().splitlines())
+        return tuple(read_installed(file).decode(errors="replace").splitlines())
     except OSError:
         return ()

@@ -26,6 +26,7 @@ from cachectl.layers.miopen import (
     system_roots,
 )
 from cachectl.layers.miopen_kernels import SWITCH, MIOpenKernels
+from cachectl.layers.stores.plain import read_plain
 from cachectl.layers.stores.rows import Schema
 
 #: MIOpen takes a smaller file for a missing one: an empty file, or the pointer git-lfs leaves.
@@ -94,8 +95,7 @@ class MIOpenSystemKernels(Packaged, MIOpenKernels):
 
     def _inspect(self, root: Root, file: DatabaseFile) -> tuple[Schema | None, tuple[Finding, ...]]:
         try:
-            with file.path.open("rb") as opened:
-                head = opened.read(_LEAST)
+            head = read_plain(file.path, limit=_LEAST)
         except OSError as error:
             message = f"cannot be read: {error.strerror}; MIOpen takes it for missing"
             return None, (self._header_finding(root, file, Severity.RECOMPILES, "unreadable", message),)

@@ -31,7 +31,7 @@ from cachectl.layers.formats import neo_binaries
 from cachectl.layers.formats.contents import Contents
 from cachectl.layers.program_files import ProgramFiles
 from cachectl.layers.stores.flocks import file_lock
-from cachectl.layers.stores.plain import overwrite, read_plain
+from cachectl.layers.stores.plain import open_plain, overwrite, read_plain
 from cachectl.layers.stores.tree import Leaf, Shape, StrayRule
 from cachectl.layers.switches import first_place, misread, off
 
@@ -143,7 +143,7 @@ class NeoCompilerCache(ProgramFiles):
 
         for library in driver_libraries(self.environment, _MAKER):
             # What has no folder is for the system's linker to find.
-            with suppress(OSError, ValueError), open(library, "rb") as file:
+            with suppress(OSError, ValueError), open(open_plain(library, follow=True), "rb") as file:
                 with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
                     match = _RELEASE.search(content)
                     numbers = None if match is None else (int(match[1]), int(match[2]))

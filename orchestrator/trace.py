@@ -27,6 +27,7 @@ from cachectl.layers.errors import BadRequest
 from cachectl.layers.facts import Entry, Scope
 from cachectl.layers.neo_compiler_cache import NeoCompilerCache
 from cachectl.layers.pytools_dictionaries import PytoolsDictionaries
+from cachectl.layers.stores.plain import read_plain
 from cachectl.observer import POCL, Messages
 from cachectl.trace_events import messages_after, read_events
 
@@ -322,7 +323,7 @@ def _source_digest(entry: Entry) -> str | None:
     PyOpenCL adds a constant to what it builds, so that the driver's cache cannot answer (``pyopencl/cache.py``).
     """
     try:
-        text = (entry.root / entry.key / "source.cl").read_bytes()
+        text = read_plain(entry.root / entry.key / "source.cl")
     except OSError:
         return None
     own = text.partition(b"\n\n__constant int pyopencl_defeat_cache_")[0].decode(errors="replace")

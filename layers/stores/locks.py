@@ -17,6 +17,7 @@ from cachectl.layers.stores.plain import open_plain, release
 #: Seconds to wait for a lock that another process holds.
 PATIENCE: Final = 5.0
 _PAUSE: Final = 0.02
+_FOLDER_FLAGS: Final = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0)
 #: Waits for a word, and removes the lock where none comes and the lock is the file that we share.
 _WATCH: Final = 'read -r word || { [ "$1" -ef "$2" ] && /bin/rm -f -- "$1"; }'
 
@@ -187,7 +188,7 @@ def _take_over(path: Path, abandoned: Callable[[float], bool]) -> bool:
     and ends with the process. Nobody but cachectl removes a dead lock, so the one that is judged stays where it
     is; only a hand may come between, which the comparison is for.
     """
-    with suppress(OSError), _opened(os.open(path.parent, os.O_RDONLY)) as folder:
+    with suppress(OSError), _opened(os.open(path.parent, _FOLDER_FLAGS)) as folder:
         if not _hold(folder):
             return False
         judged = path.lstat()

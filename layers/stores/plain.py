@@ -9,15 +9,24 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-_FLAGS: Final = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+from cachectl.layers.limits import LARGEST_ENTRY, too_large
+
+_NO_LINKS: Final = getattr(os, "O_NOFOLLOW", 0)
+_FLAGS: Final = os.O_RDONLY | _NO_LINKS | getattr(os, "O_NONBLOCK", 0)
+_SPECIAL: Final = {
+    stat.S_IFIFO: "a pipe",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
 #: Looking must not look like use: some caches drop first what was read longest ago.
 _UNNOTICED: Final = getattr(os, "O_NOATIME", 0)
 #: Where the system shows what this process has open.
 _DESCRIPTORS: Final = "/dev/fd"
 #: How the name of everything begins that is staged beside its place.
 STAGE: Final = ".cachectl-stage-"
-#: More than any file that is read whole should hold, in bytes.
-SANE: Final = 1 << 30
+#: The same under an older name.
+SANE: Final = LARGEST_ENTRY
 #: No more than what a file may be asked for before its size is, in bytes.
 _HEAD: Final = 4096
 
@@ -27,18 +36,34 @@ def own_name(prefix: str = STAGE) -> str:
     return prefix + os.urandom(16).hex()
 
 
-def open_plain(path: str | Path, *, dir_fd: int | None = None, flags: int = _FLAGS) -> int:
+def open_plain(path: str | Path, *, dir_fd: int | None = None, flags: int = _FLAGS, follow: bool = False) -> int:
     """Open a plain file; return its descriptor.
 
-    Raises :class:`OSError` for a link, a folder, a pipe, a socket or a device: no name in a cache makes this
-    wait or reach elsewhere.
+    Raises :class:`OSError` for a folder, a pipe, a socket or a device, so that no name in a cache makes this wait. A
+    link is refused too, unless ``follow`` is set: that is for files of an installation, never for files of a cache.
     """
-    # O_NONBLOCK: a pipe without a writer would block the open itself.
-    handle = os.open(path, flags | _FLAGS, 0o644, dir_fd=dir_fd)
-    if not stat.S_ISREG(os.fstat(handle).st_mode):
+    with suppress(FileNotFoundError):
+        # Opening a device can already act on it.
+        _refuse_special(os.stat(path, dir_fd=dir_fd, follow_symlinks=follow), path)
+    # A pipe that replaces the file now must not block the open either.
+    wanted = (flags | _FLAGS) & ~(_NO_LINKS if follow else 0)
+    handle = os.open(path, wanted, 0o644, dir_fd=dir_fd)
+    status = os.fstat(handle)
+    if not stat.S_ISREG(status.st_mode):
         os.close(handle)
-        raise OSError(errno.EINVAL, "no plain file", str(path))
+        _refuse_special(status, path)
+        raise OSError(errno.EINVAL, "a folder, no plain file", str(path))
     return handle
+
+
+def _refuse_special(status: os.stat_result, path: str | Path) -> None:
+    if (kind := special_kind(status.st_mode)) is not None:
+        raise OSError(errno.EINVAL, f"{kind}, no plain file", str(path))
+
+
+def special_kind(mode: int) -> str | None:
+    """Name the kind of a file that may block or act when it is opened, given its mode; ``None`` for any other file."""
+    return _SPECIAL.get(stat.S_IFMT(mode))
 
 
 #: Descriptors that cannot be closed yet.
@@ -80,13 +105,13 @@ def read_locked(path: str | Path, *, limit: int = -1) -> bytes:
         release(handle)
 
 
-def _read_all(handle: int, path: str | Path, limit: int) -> bytes:
+def _read_all(handle: int, path: str | Path, limit: int, most: int = LARGEST_ENTRY) -> bytes:
     """Read an open file from its beginning, which it may have been read beyond before."""
     wanted = limit
     if not 0 <= limit <= _HEAD:
         size = os.fstat(handle).st_size
-        if limit < 0 and size > SANE:
-            raise OSError(errno.EFBIG, "larger than any entry", str(path))
+        if limit < 0 and size > most:
+            raise OSError(errno.EFBIG, too_large(size, most), str(path))
         wanted = size if limit < 0 else min(size, limit)
     data = os.pread(handle, wanted, 0)
     while len(data) < wanted and (more := os.pread(handle, wanted - len(data), len(data))):
@@ -104,14 +129,23 @@ def _borrow(path: str | Path) -> int:
     return open_plain(path)
 
 
-def read_plain(path: str | Path, *, dir_fd: int | None = None, limit: int = -1) -> bytes:
+def read_installed(path: str | Path) -> bytes:
+    """Read a file of an installation, to which links may lead. Raises :class:`OSError` as :func:`open_plain`."""
+    handle = open_plain(path, follow=True)
+    try:
+        return _read_all(handle, path, -1)
+    finally:
+        os.close(handle)
+
+
+def read_plain(path: str | Path, *, dir_fd: int | None = None, limit: int = -1, most: int = LARGEST_ENTRY) -> bytes:
     """Read a plain file, or its first ``limit`` bytes.
 
-    Raises :class:`OSError` as :func:`open_plain`, and where the file is larger than anything of its kind.
+    Raises :class:`OSError` as :func:`open_plain`, and for a whole file of more than ``most`` bytes.
     """
     handle = _open_unnoticed(path, dir_fd)
     try:
-        return _read_all(handle, path, limit)
+        return _read_all(handle, path, limit, most)
     finally:
         os.close(handle)
 

@@ -19,15 +19,15 @@ from typing import Final, NamedTuple
 
 from cachectl.layers.errors import Damaged, EntryExists, LayerError, Refused, Unreachable
 from cachectl.layers.facts import Quarantined, Target
+from cachectl.layers.limits import LARGEST_RECORDS, too_large
 from cachectl.layers.stores.foresight import closed_because
 from cachectl.layers.stores.handles import opened_root, write_synced
-from cachectl.layers.stores.plain import own_name, read_plain
+from cachectl.layers.stores.plain import open_plain, own_name, read_plain
 from cachectl.layers.stores.quarantine import Quarantine, demand
 
 _FOLDER_FLAGS: Final = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0)
 #: What a line in quarantine is called.
 _LINE: Final = "line"
-_NO_LINKS: Final = getattr(os, "O_NOFOLLOW", 0)
 
 
 class Record(NamedTuple):
@@ -76,7 +76,10 @@ class RecordFile:
         """Yield every record that counts and every fault, in the order of the file."""
         seen: dict[str, bool] = {}
         last = b"\n"
-        with self._translated("read"), suppress(FileNotFoundError), open(self.path, "rb", opener=_open_plain) as file:
+        with self._translated("read"), suppress(FileNotFoundError), open(open_plain(self.path), "rb") as file:
+            # A file of holes would be one line without end.
+            if (size := os.fstat(file.fileno()).st_size) > LARGEST_RECORDS:
+                raise OSError(errno.EFBIG, too_large(size, LARGEST_RECORDS))
             for number, last in enumerate(file, 1):
                 yield from _judge(number, last.removesuffix(b"\n"), seen)
             if not last.endswith(b"\n"):
@@ -206,8 +209,8 @@ class RecordFile:
             self.path.unlink(missing_ok=True)
 
     def _content(self) -> bytes:
-        with self._translated("read"), suppress(FileNotFoundError), open(self.path, "rb", opener=_open_plain) as file:
-            return file.read()
+        with self._translated("read"), suppress(FileNotFoundError):
+            return read_plain(self.path, most=LARGEST_RECORDS)
         return b""
 
     @contextmanager
@@ -330,7 +333,3 @@ def _text(data: bytes) -> str:
 def split_lines(content: bytes) -> list[bytes]:
     """Split a file into its lines without their ends, empty ones included."""
     return content.removesuffix(b"\n").split(b"\n") if content else []
-
-
-def _open_plain(path: str, flags: int) -> int:
-    return os.open(path, flags | _NO_LINKS)

@@ -35,7 +35,16 @@ from cachectl.layers.stores.handles import (
     write_synced,
 )
 from cachectl.layers.stores.locks import PATIENCE
-from cachectl.layers.stores.plain import SANE, STAGE, open_plain, plain_identity, read_locked, read_plain, release
+from cachectl.layers.stores.plain import (
+    SANE,
+    STAGE,
+    open_plain,
+    plain_identity,
+    read_locked,
+    read_plain,
+    release,
+    special_kind,
+)
 from cachectl.layers.stores.quarantine import Quarantine, demand, folder_of
 
 T = TypeVar("T")
@@ -705,6 +714,7 @@ class RowFile:
         may delete the log: such a file is opened as immutable when no log is pending, and copied with its log when one
         is.
         """
+        self._demand_plain_companions()
         header = read_locked(self.path, limit=20)
         if header and not header.startswith(_MAGIC):
             raise sqlite3.DatabaseError("file is not a database")
@@ -744,9 +754,19 @@ class RowFile:
 
     def _demand_own_journal(self) -> None:
         """Refuse a journal that names another file: sqlite, rolling it back, would delete that file."""
+        self._demand_plain_companions()
         with suppress(FileNotFoundError):
             if read_plain(f"{self.path}-journal").endswith(_JOURNAL_MAGIC):
                 raise Damaged(self.layer, "its journal names another file, which sqlite would delete", self.path)
+
+    def _demand_plain_companions(self) -> None:
+        """Refuse pipes, sockets, devices and links under the names that sqlite opens itself: it waits for a pipe."""
+        for path in (self.path.with_name(self.path.name + companion) for companion in _COMPANIONS):
+            with suppress(FileNotFoundError):
+                mode = path.lstat().st_mode
+                if not stat.S_ISREG(mode):
+                    what = f"{special_kind(mode) or 'no plain file'}, which sqlite would open"
+                    raise Damaged(self.layer, f"{path.name} beside it is {what}; remove it", self.path)
 
     @contextmanager
     def _connected(self, uri: str) -> Iterator[sqlite3.Connection]:

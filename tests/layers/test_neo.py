@@ -348,7 +348,7 @@ def test_an_account_replaced_by_a_pipe_waits_for_nobody(layer: NeoCompilerCache)
     path = folder_of(layer) / "config.file"
     path.unlink()
     os.mkfifo(path)
-    assert [note.because for note in layer.clear(layer.plan_clear()).failed] == ["cannot open: no plain file"]
+    assert [note.because for note in layer.clear(layer.plan_clear()).failed] == ["cannot open: a pipe, no plain file"]
     assert list(layer.verify(layer.roots()[0])) == []
 
 

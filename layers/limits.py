@@ -1,0 +1,43 @@
+"""The largest things that cachectl reads, and why: no file may take all memory or fill a disk. All sizes are in bytes.
+
+Each limit is far above what the libraries write. A file above it is reported and left alone; the exception is
+``LARGEST_BUNDLE``, which an option raises.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+#: One entry, or one file that is read whole. Entries are held in memory. The largest that the libraries are known to
+#: write, programs of the CUDA driver, have some 100 MiB; the whole CUDA cache has 4 GiB by default.
+LARGEST_ENTRY: Final = 1 << 30
+#: A text database of MIOpen. Its largest shipped ones have some 50 MiB. Changing one holds it several times in memory.
+LARGEST_RECORDS: Final = 256 << 20
+#: An index that lists the entries of a store. One of 64 MiB lists a million entries of Mesa's.
+LARGEST_INDEX: Final = 64 << 20
+#: One key. The longest are MIOpen's, which hold the arguments of a compiler.
+LONGEST_KEY: Final = 1 << 14
+
+#: The manifest of a bundle: that of a hundred thousand entries has less.
+LARGEST_MANIFEST: Final = 64 << 20
+#: The same before its entries, and one entry in it.
+LARGEST_MANIFEST_PART: Final = 1 << 20
+#: How many times as large as the whole bundle a manifest may be, beyond ``LARGEST_MANIFEST_PART``. Each entry adds a
+#: SHA-256 of 32 bytes, which cannot be compressed, and a line of a few hundred bytes.
+MANIFEST_EXPANSION: Final = 100
+#: How many details and versions an entry may have.
+MOST_DETAILS: Final = 64
+#: How many times as large as the bundle its entries may be together, beyond ``EXPANSION_ALLOWANCE``.
+MOST_EXPANSION: Final = 1000
+EXPANSION_ALLOWANCE: Final = 64 << 20
+#: A bundle that is copied into the folder of temporary files. ``import --max-size`` sets another limit.
+LARGEST_BUNDLE: Final = 32 << 30
+#: What such a copy leaves free on that file system, as other programs write there too.
+SPARED_ROOM: Final = 256 << 20
+#: A signature of OpenSSH has less than 1 KiB.
+LARGEST_SIGNATURE: Final = 1 << 20
+
+
+def too_large(size: int, most: int) -> str:
+    """Say that something is larger than what is read."""
+    return f"has {size:,} bytes, and at most {most:,} are read"
