@@ -91,7 +91,9 @@ _LEVELS: Final = (re.compile("[A-P]{2}"), re.compile("[A-P]{37}"))
 #: A purge beside a running PoCL leaves these: PoCL makes one if it is missing, then a program's folder in it, and the
 #: build fails if it vanishes between the two (``pocl_mkdir_p`` in ``lib/CL/pocl_file_util.c``).
 _EMPTY: Final = StrayRule(_LEVELS[0], "an empty folder of programs", members=re.compile("(?!)"))
-_NAMED: Final = Shape(_LEVELS, folders=True, members=_MEMBERS, strays=_strays(_NO_WORD))
+_NAMED: Final = Shape(
+    _LEVELS, folders=True, members=_MEMBERS, strays=_strays(_NO_WORD), first=("program.bc", "program.spv")
+)
 _BEARING: Final = _NAMED._replace(
     strays=(*_strays(_NO_WORD), _compiling(_NO_WORD)), empty=_EMPTY._replace(private=True)
 )
