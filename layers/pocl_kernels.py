@@ -45,7 +45,7 @@ from cachectl.layers.facts import (
 from cachectl.layers.formats import bitcode, elf, elf_checks, pocl_names
 from cachectl.layers.layer import Layer, target_of
 from cachectl.layers.mounts import network_file_system
-from cachectl.layers.processes import first_variables, spell, using
+from cachectl.layers.processes import age_of, first_variables, spell, using
 from cachectl.layers.selection import Selection
 from cachectl.layers.stores.archive import pack, unpack
 from cachectl.layers.stores.tree import REFUSALS, Leaf, Shape, StrayRule, Tree, bulk, planned
@@ -55,10 +55,12 @@ from cachectl.layers.switches import misread, off, strtobool
 if TYPE_CHECKING:
     from cachectl.layers.llvm_tools import Disassembler
 
-#: Seconds without change after which an entry is idle although PoCL is running: longer than any one compile.
+#: Seconds without change after which no compile can be using an entry: longer than any one compile.
 ENTRY_REST: Final = 600.0
 #: The same for temporaries, which a slow compile may hold longer.
 ORPHAN_REST: Final = 3600.0
+#: Seconds by which the clocks of files and processes may differ.
+_CLOCK_ERROR: Final = 5.0
 LIBRARIES: Final = ("libpocl",)
 _PLATFORMS: Final = ("Portable Computing Language",)
 
@@ -66,6 +68,8 @@ _PLATFORMS: Final = ("Portable Computing Language",)
 _DRAWN: Final = "[A-Za-z0-9]{6}"
 #: The same where a file may be anybody's: one draw in ninety is a word, which is more likely somebody's own.
 _NO_WORD: Final = f"(?=.*[0-9]|.+[A-Z]){_DRAWN}"
+#: Begins the name of a program's folder that is built with the cache off.
+_UNCACHED: Final = "_UNCACHED_"
 _TEMPORARY: Final = re.compile(rf".*_{_DRAWN}\.(?:temp|so)")
 _SUFFIX: Final = r"\.(?:cl|preproc\.cl|so|so\.o|spirv|spv|bc|s|binary|map)"
 _VARIANT: Final = re.compile(r"(?P<kernel>[^/]+)/(?P<variant>\d+-\d+-\d+(?:-goffs0)?(?:-smallgrid)?)/(?P<file>[^/]+)")
@@ -76,7 +80,7 @@ _MEMBERS: Final = re.compile(f"{_PROGRAM}|{_VARIANT.pattern}|{_TEMPORARY.pattern
 
 
 def _strays(drawn: str) -> tuple[StrayRule, StrayRule]:
-    leaked, uncached = re.compile(f"tempfile_{drawn}"), re.compile(f"_UNCACHED_{drawn}")
+    leaked, uncached = re.compile(f"tempfile_{drawn}"), re.compile(f"{_UNCACHED}{drawn}")
     return (
         StrayRule(leaked, "leaked by a PoCL process", idle_only=False, empty=True, private=True),
         StrayRule(uncached, "a program built with the cache off", private=True, members=_MEMBERS),
@@ -96,7 +100,9 @@ _LEVELS: Final = (re.compile("[A-P]{2}"), re.compile("[A-P]{37}"))
 #: A purge beside a running PoCL leaves these: PoCL makes one if it is missing, then a program's folder in it, and the
 #: build fails if it vanishes between the two (``pocl_mkdir_p`` in ``lib/CL/pocl_file_util.c``).
 _EMPTY: Final = StrayRule(_LEVELS[0], "an empty folder of programs", members=re.compile("(?!)"))
-_NAMED: Final = Shape(_LEVELS, folders=True, members=_MEMBERS, strays=_strays(_NO_WORD))
+_NAMED: Final = Shape(
+    _LEVELS, folders=True, members=_MEMBERS, strays=_strays(_NO_WORD), first=("program.bc", "program.spv")
+)
 _BEARING: Final = _NAMED._replace(
     strays=(*_strays(_NO_WORD), _compiling(_NO_WORD)), empty=_EMPTY._replace(private=True)
 )
@@ -320,18 +326,26 @@ class PoclKernels(Layer):
             and (users := using(LIBRARIES, processes=self.environment.processes)) != ()
             and tree.standing(key) not in (None, members)
         ):
-            raise Busy(self.name, f"is not replaced while PoCL is in use by {spell(users)}", key)
+            raise Busy(
+                self.name,
+                f"is not replaced while PoCL is in use by {spell(users, processes=self.environment.processes)}",
+                key,
+            )
         tree.write_members(key, members, replace=replace)
 
     # ------------------------------------------------------------------ clear
 
     def idle_gate(self, targets: Iterable[Removable]) -> Iterator[tuple[Removable, str | None]]:
-        """Leave alone what a live compile may be using.
+        """Leave alone what a live compile may be using, and the programs that a live process may hold.
 
-        A program whose file vanishes under it fails or, before PoCL 7, aborts. Where no process of this user
-        has PoCL loaded, nothing can be in use.
+        A program whose file vanishes under it fails or, before PoCL 7, aborts. A process that holds a built program
+        takes its binary from the entry when it is first asked for it; PoCL 3 crashes in a build from a binary without
+        bitcode. Each build of a program updates ``last_accessed``, so a process holds no entry that was last
+        changed before the process started. Where no process of this user has PoCL loaded, nothing is in use.
         """
-        users = using(LIBRARIES, processes=self.environment.processes)
+        processes = self.environment.processes
+        users = using(LIBRARIES, processes=processes)
+        running = {pid: age_of(pid, processes=processes) for pid in users or ()}
         now = self.environment.clock()
         # Processes of other machines do not show here.
         shared = lru_cache(maxsize=None)(partial(network_file_system, mounts=self.environment.mounts))
@@ -340,12 +354,21 @@ class PoclKernels(Layer):
                 users = None
             rest = ENTRY_REST if isinstance(target, Entry) else ORPHAN_REST
             age = now - (target.modified or now)
-            if users != () and _LEVELS[0].fullmatch(target.key):
-                # However old it is, a program may be about to make a folder in it.
-                yield target, f"PoCL is in use by {spell(users)}, which may be about to build in it"
+            if users == () or (isinstance(target, Orphan) and not target.idle_only):
+                yield target, None
                 continue
-            safe = users == () or age > rest or (isinstance(target, Orphan) and not target.idle_only)
-            yield target, None if safe else f"changed {max(0, age):.0f} s ago, and PoCL is in use by {spell(users)}"
+            named = partial(spell, processes=processes)
+            holders = tuple(pid for pid, seconds in running.items() if seconds is None or age <= seconds + _CLOCK_ERROR)
+            because = None
+            if _LEVELS[0].fullmatch(target.key):
+                # However old it is, a program may be about to make a folder in it.
+                because = f"PoCL is in use by {named(users)}, which may be about to build in it"
+            elif age <= rest:
+                because = f"changed {max(0, age):.0f} s ago, and PoCL is in use by {named(users)}"
+            elif holders and (isinstance(target, Entry) or target.key.startswith(_UNCACHED)):
+                # It cannot be known which of them built it.
+                because = f"may be held by {named(holders)}, which ran when it was last used; purge again after its end"
+            yield target, because
 
     def lacking(self) -> tuple[Root, ...]:
         """Name the folder that PoCL made when it started, and that somebody has removed under it.
@@ -426,7 +449,11 @@ class PoclKernels(Layer):
         """Rename a whole program back."""
         users = using(LIBRARIES, processes=self.environment.processes)
         if replace and users != () and self._tree(root).find(thing.key) is not None:
-            raise Busy(self.name, f"is not replaced while PoCL is in use by {spell(users)}", thing.key)
+            raise Busy(
+                self.name,
+                f"is not replaced while PoCL is in use by {spell(users, processes=self.environment.processes)}",
+                thing.key,
+            )
         self._tree(root).bring_back(thing, replace=replace)
 
     # ------------------------------------------------------------------ verify

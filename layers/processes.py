@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Final, NamedTuple
+
+from cachectl.layers.errors import printable
 
 _PROC: Final = Path("/proc")
 
@@ -82,12 +85,33 @@ def start_of(pid: int, *, processes: Path = _PROC) -> int | None:
         return None
 
 
-def spell(users: tuple[int, ...] | None) -> str:
-    """Name processes in a sentence."""
+def spell(users: tuple[int, ...] | None, *, processes: Path = _PROC) -> str:
+    """Name processes in a sentence: ``process 4711 (python3)``."""
     if users is None:
         return "programs that this platform does not show"
-    shown = ", ".join(str(pid) for pid in users[:5])
+    shown = ", ".join(f"{pid}{_name_of(pid, processes)}" for pid in users[:5])
     return f"process {shown}" if len(users) == 1 else f"processes {shown}" + ("…" if len(users) > 5 else "")  # noqa: PLR2004
+
+
+def _name_of(pid: int, processes: Path) -> str:
+    try:
+        name = (processes / str(pid) / "comm").read_bytes().removesuffix(b"\n")
+    except OSError:
+        return ""
+    return f" ({printable(os.fsdecode(name))})"
+
+
+def age_of(pid: int, *, processes: Path = _PROC) -> float | None:
+    """Return for how many seconds a process has been running; ``None`` where that is unknown, or it has ended.
+
+    Source: field 22 of ``/proc/PID/stat``, in clock ticks since boot (proc(5)). ``/proc/uptime`` is not used: in some
+    containers it is that of the container.
+    """
+    try:
+        ticks = int((processes / str(pid) / "stat").read_bytes().rpartition(b") ")[2].split()[19])
+        return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
+    except (OSError, AttributeError, IndexError, ValueError):
+        return None
 
 
 class Loaded(NamedTuple):

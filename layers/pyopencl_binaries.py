@@ -65,7 +65,8 @@ BYPASSED_ON: Final = frozenset({"PoCL", "NVIDIA"})
 _BASE: Final = re.compile(r"pyopencl-compiler-cache-v\d+-(?:uid\w+-)?py(?P<python>[\w.]+)")
 _FILES: Final = frozenset({"source.cl", "binary", "info"})
 _MEMBERS: Final = re.compile("source\\.cl|binary|info")
-_SHAPE: Final = Shape((_BASE, re.compile("[0-9a-f]{32}")), folders=True, members=_MEMBERS)
+#: Without ``info`` PyOpenCL takes an entry for a miss; without ``binary`` alone it fails.
+_SHAPE: Final = Shape((_BASE, re.compile("[0-9a-f]{32}")), folders=True, members=_MEMBERS, first=("info",))
 #: The extension module of PyOpenCL, and the age in seconds from which a lock is no running program's: holders
 #: keep it for milliseconds, and give up on another's after a minute.
 _EXTENSION: Final = ("_cl.",)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
-from cachectl.layers.stores.plain import own_name
+from cachectl.layers.stores.plain import STAGE, open_plain, own_name
 
 #: What a file system says that knows no second names.
 NO_HARD_LINKS: Final = frozenset({errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EMLINK})
@@ -172,10 +173,61 @@ def write_synced(handle: int, name: str, content: bytes, mode: int = 0o600) -> N
         os.fsync(file.fileno())
 
 
-def delete(handle: int | None, name: str, depth: int = 0) -> int:
+def move(name: str, source: int, target: int, new: str, *, stages: int, first: Collection[str] = ()) -> None:
+    """Move a file or folder from one open folder to another, under the name ``new``.
+
+    It is renamed. overlayfs renames no folder of a lower layer (``EXDEV``): there it is copied into a stage in the open
+    folder ``stages``, the copy is renamed, and the original is removed, its ``first`` files before the others. An
+    interruption leaves the original, both, or the copy and a part of the original that lacks the first files.
+    """
+    try:
+        os.rename(name, new, src_dir_fd=source, dst_dir_fd=target)
+    except OSError as error:
+        if error.errno != errno.EXDEV:
+            raise
+    else:
+        return
+    with own_folder(stages, STAGE) as (stage, _):
+        _copy(source, target=stage, name=name, new=new)
+        os.rename(new, new, src_dir_fd=stage, dst_dir_fd=target)
+    os.fsync(target)
+    delete(source, name, first=first)
+
+
+def _copy(source: int, *, target: int, name: str, new: str, depth: int = 0) -> None:
+    """Copy a file, a link or a folder with its modes and times, and see it to the disk."""
+    status = os.stat(name, dir_fd=source, follow_symlinks=False)
+    if stat.S_ISLNK(status.st_mode):
+        os.symlink(os.readlink(name, dir_fd=source), new, dir_fd=target)
+        return
+    if stat.S_ISDIR(status.st_mode):
+        if depth > DEEP:
+            raise OSError(errno.ELOOP, "nested deeper than any entry", name)
+        os.mkdir(new, 0o700, dir_fd=target)
+        with opened(name, source) as below, opened(new, target) as copied:
+            for child in os.listdir(below):
+                _copy(below, target=copied, name=child, new=child, depth=depth + 1)
+            _finish_copy(copied, status)
+        return
+    with open(open_plain(name, dir_fd=source), "rb") as old:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+        with open(os.open(new, flags, 0o600, dir_fd=target), "wb") as file:
+            shutil.copyfileobj(old, file)
+            file.flush()
+            _finish_copy(file.fileno(), status)
+
+
+def _finish_copy(handle: int, status: os.stat_result) -> None:
+    os.fchmod(handle, stat.S_IMODE(status.st_mode))
+    os.utime(handle, ns=(status.st_atime_ns, status.st_mtime_ns))
+    os.fsync(handle)
+
+
+def delete(handle: int | None, name: str, depth: int = 0, *, first: Collection[str] = ()) -> int:
     """Delete a file or a whole folder relative to a handle; return the bytes that are off the disk.
 
-    Links are unlinked, never followed; what goes meanwhile is gone.
+    The files of a folder that ``first`` names go before its others. Links are unlinked, never followed; what goes
+    meanwhile is gone.
     """
     if handle is None:
         return 0
@@ -191,7 +243,7 @@ def delete(handle: int | None, name: str, depth: int = 0) -> int:
     freed = 0
     with suppress(FileNotFoundError):
         with opened(name, handle) as folder:
-            for child in os.listdir(folder):
+            for child in sorted(os.listdir(folder), key=lambda child: child not in first):
                 freed += delete(folder, child, depth + 1)
         os.rmdir(name, dir_fd=handle)
     return freed

@@ -28,6 +28,7 @@ from cachectl.layers.stores.handles import (
     descend,
     is_held,
     is_trusted,
+    move,
     open_folder,
     opened,
     opened_root,
@@ -91,7 +92,9 @@ class Shape(NamedTuple):
 
     ``members`` is what every file of an entry must match where entries are folders (``None``: anything); an
     entry with another file in it is not the layer's to touch. ``empty`` is the rule by which an empty folder above the
-    entries is a stray; its ``members`` match nothing. With ``None`` such a folder is not listed.
+    entries is a stray; its ``members`` match nothing. With ``None`` such a folder is not listed. ``first``
+    names the files without which the library takes a folder for a miss: where a folder cannot be renamed away, they are
+    removed first.
     """
 
     levels: tuple[re.Pattern[str], ...]
@@ -99,6 +102,7 @@ class Shape(NamedTuple):
     members: re.Pattern[str] | None = None
     strays: tuple[StrayRule, ...] = ()
     empty: StrayRule | None = None
+    first: tuple[str, ...] = ()
 
     def accepts(self, key: str) -> bool:
         """Tell whether a key spells an entry of this shape."""
@@ -237,7 +241,7 @@ class Tree:
 
     def _task(self) -> Task:
         name, member = self.shape.levels[1], self.shape.members or _ANYTHING
-        return Task((name.pattern, name.flags), (member.pattern, member.flags))
+        return Task((name.pattern, name.flags), (member.pattern, member.flags), first=self.shape.first)
 
     def _scan_all(self, task: Task) -> Iterator[Group | Leaf | Problem]:
         folder = self.shape.levels[0]
@@ -543,14 +547,14 @@ class Tree:
             old = f".old{attempt}"
             if replace:
                 with suppress(FileNotFoundError):
-                    os.rename(name, old, src_dir_fd=parent, dst_dir_fd=aside)
+                    move(name, parent, aside, old, stages=aside, first=self.shape.first)
             if self._moved_in(stage, parent, name, (old, aside)):
                 return
         raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), name)
 
     def _moved_in(self, stage: int, parent: int, name: str, old: tuple[str, int]) -> bool:
         try:
-            os.rename(name, name, src_dir_fd=stage, dst_dir_fd=parent)
+            move(name, stage, parent, name, stages=old[1])
         except OSError as error:
             # Whatever went wrong, the old entry goes back if nobody has placed another.
             with suppress(OSError):
@@ -566,7 +570,8 @@ class Tree:
         """Remove planned leaves, each compared with its mark first.
 
         A folder is renamed into a trash folder of the same root before it is deleted, so that no reader
-        meets half of it. ``guard`` makes what is held for the renaming alone. ``tidy`` also removes empty folders:
+        meets half of it. Where overlayfs cannot rename it, it is deleted in its place, the shape's ``first`` files
+        before the others. ``guard`` makes what is held for the renaming alone. ``tidy`` also removes empty folders:
         those above the removed leaves, and planned ones. A program that is about to make an entry in such a folder
         would fail, so ``tidy`` is only for roots that no program uses.
         """
@@ -577,7 +582,7 @@ class Tree:
             with self._opened_root() as handle:
                 if handle is None:
                     return Outcome(self.layer, skipped=tuple(Note(target.key, GONE) for target in targets))
-                trash = _Bin(handle)
+                trash = _Bin(handle, self.shape.first)
                 try:
                     with guard():
                         for target in targets:
@@ -829,12 +834,14 @@ def _fill(stage: int, name: str, members: Mapping[str, bytes], file_mode: int) -
 class _Bin:
     """Where retired leaves go: folders into a trash folder, made when first needed, files straight away.
 
-    ``freed`` counts the bytes that are off the disk: a file with another name elsewhere frees nothing.
+    ``freed`` counts the bytes that are off the disk: a file with another name elsewhere frees nothing. A folder that
+    overlayfs cannot rename is deleted in its place, its ``first`` files before the others.
     """
 
-    def __init__(self, handle: int) -> None:
+    def __init__(self, handle: int, first: tuple[str, ...]) -> None:
         self.freed = 0
         self._handle = handle
+        self._first = first
         self._stack = ExitStack()
         self._folder: int | None = None
         self._taken = 0
@@ -850,11 +857,16 @@ class _Bin:
     def take(self, parent: int, name: str) -> None:
         """Take a leaf out of its folder."""
         status = os.stat(name, dir_fd=parent, follow_symlinks=False)
-        if not stat.S_ISDIR(status.st_mode) or not self._have_folder():
-            self.freed += delete(parent, name)
-            return
-        os.rename(name, str(self._taken), src_dir_fd=parent, dst_dir_fd=self._folder)
-        self._taken += 1
+        if stat.S_ISDIR(status.st_mode) and self._have_folder():
+            try:
+                os.rename(name, str(self._taken), src_dir_fd=parent, dst_dir_fd=self._folder)
+            except OSError as error:
+                if error.errno != errno.EXDEV:
+                    raise
+            else:
+                self._taken += 1
+                return
+        self.freed += delete(parent, name, first=self._first)
 
     def _have_folder(self) -> bool:
         if self._folder is None:
@@ -872,13 +884,14 @@ class _Shelf:
 
     def __init__(self, tree: Tree, handle: int, thing: Quarantined) -> None:
         self._quarantine = Quarantine(tree.layer, tree.root)
+        self._first = tree.shape.first
         self._handle = handle
         self._thing = thing
 
     def take(self, parent: int, name: str) -> None:
         """Take a leaf out of its folder."""
         with self._quarantine.shelf(self._handle, self._thing) as shelf:
-            os.rename(name, name, src_dir_fd=parent, dst_dir_fd=shelf)
+            move(name, parent, shelf, name, stages=self._handle, first=self._first)
             os.fsync(parent)
 
 

@@ -8,6 +8,7 @@ that other processors can take a share: ``python -I -S walk.py`` reads a share o
 
 from __future__ import annotations
 
+import errno
 import marshal
 import os
 import re
@@ -56,7 +57,8 @@ class Task(NamedTuple):
 
     ``name`` is what an entry is called, ``member`` what each file of it must match, each with its flags; ``hollow`` are
     files that alone make no entry, ``whole`` those that must be there and not empty. With a ``child`` nothing is
-    weighed: entries that hold something of that name are named as others.
+    weighed: entries that hold something of that name are named as others. ``first`` are the files that go first where
+    an entry cannot be renamed away.
     """
 
     name: tuple[str, int]
@@ -64,6 +66,7 @@ class Task(NamedTuple):
     hollow: tuple[str, ...] = ()
     whole: tuple[str, ...] = ()
     child: tuple[str, int] | None = None
+    first: tuple[str, ...] = ()
 
 
 class Group(NamedTuple):
@@ -122,6 +125,7 @@ class _Hand:
         self._is_child = None if task.child is None else re.compile(*task.child).fullmatch
         self._hollow = frozenset(task.hollow)
         self._whole = frozenset(task.whole)
+        self._first = task.first
         self._known: set[str] = set()
         self._strangers: set[str] = set()
         self._taken = 0
@@ -186,14 +190,21 @@ class _Hand:
             if not self._is_as_planned(handle, name, mark, files, opened):
                 raise ValueError(CHANGED)
             self._taken += 1
-            taken = f"{os.getpid()}-{self._taken}"
-            os.rename(name, taken, src_dir_fd=handle, dst_dir_fd=self._trash)
+            place = (f"{os.getpid()}-{self._taken}", self._trash)
+            try:
+                os.rename(name, place[0], src_dir_fd=handle, dst_dir_fd=place[1])
+            except OSError as error:
+                if error.errno != errno.EXDEV:
+                    raise
+                # overlayfs renames no folder of a lower layer: it goes where it stands.
+                place = (name, handle)
+                files.sort(key=lambda file: file[0] != opened[0][1] or file[1] not in self._first)
             # Nobody finds it by name any more; its folders are open still.
             for below, file, _ in files:
                 os.unlink(file, dir_fd=below)
             for above, _, folder in reversed(opened[1:]):
                 os.rmdir(folder, dir_fd=above)
-            os.rmdir(taken, dir_fd=self._trash)
+            os.rmdir(place[0], dir_fd=place[1])
         finally:
             for _, below, _ in opened:
                 os.close(below)

@@ -138,6 +138,7 @@ def test_what_a_live_compile_may_use_is_left_for_now(layer: PoclKernels, monkeyp
     for path in (old / "program.bc", old):
         os.utime(path, (long_ago, long_ago))
     monkeypatch.setattr(pocl_kernels, "using", lambda _libraries, **_: (4711,))
+    monkeypatch.setattr(pocl_kernels, "age_of", lambda _pid, **_: 1.0)
     plan = layer.plan_clear()
     assert [target.key for target in plan.targets] == ["AB/" + "D" * 37]
     assert [note.key for note in plan.skipped] == [NAME]

@@ -1,0 +1,127 @@
+"""Purges beside programs that have held what they built for longer than any compile takes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from cachectl.layers import pocl_kernels
+from cachectl.layers.pocl_kernels import PoclKernels
+from cachectl.layers.processes import age_of, spell
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from conftest import Driver, Home
+
+
+@contextmanager
+def holding(home: Home, variables: Mapping[str, str], *numbers: str) -> Iterator[subprocess.Popen[str]]:
+    """Have a program run that has built some kernels, and will ask for their binaries."""
+    command = [sys.executable, str(home.programs / "holding.py"), *numbers]
+    environment = {**home.variables, **variables}
+    with subprocess.Popen(
+        command, env=environment, cwd=home.path, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as program:
+        try:
+            assert program.stdout is not None
+            assert program.stdout.readline() == "built\n"
+            yield program
+        finally:
+            program.kill()
+
+
+def layer_of(home: Home) -> PoclKernels:
+    """Return the layer that sees the processes of this machine."""
+    return PoclKernels(replace(home.environment(), processes=Path("/proc")))
+
+
+def grow_old(home: Home) -> None:
+    """Make every file two hours old."""
+    then = time.time() - 7200
+    for path in (home.path / ".cache" / "pocl").rglob("*"):
+        os.utime(path, (then, then))
+
+
+@pytest.fixture(params=["wheel", "debian_pocl", "built_pocl"])
+def pocl(request: pytest.FixtureRequest) -> Mapping[str, str]:
+    """Return the variables that make PyOpenCL load each PoCL."""
+    if request.param == "wheel":
+        return {}
+    driver: Driver = request.getfixturevalue(request.param)
+    return driver.variables
+
+
+@pytest.mark.real
+def test_a_purge_leaves_what_a_long_running_program_holds(
+    home: Home, pocl: Mapping[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And removes all that other programs built before that one started."""
+    # A test cannot wait for ten minutes.
+    monkeypatch.setattr(pocl_kernels, "ENTRY_REST", 0.0)
+    home.python("named.py", *(f"older{number}" for number in range(3)), **pocl)
+    with holding(home, pocl, *map(str, range(6))):
+        pass
+    grow_old(home)
+    layer = layer_of(home)
+    before = {entry.key for entry in layer.entries()}
+    assert len(before) == 7
+    # Built before and hit now, and built now.
+    with holding(home, pocl, "0", "6", "7") as program:
+        held = {entry.key for entry in layer.entries() if (entry.used or 0) > time.time() - 3600}
+        assert len(held) == 3
+        time.sleep(0.1)
+        plan = layer.plan_clear()
+        named = f"process {program.pid} ("
+        because = {note.key: note.because for note in plan.skipped if note.key in held}
+        assert because.keys() == held
+        assert all(named in reason and "purge again after its end" in reason for reason in because.values())
+        outcome = layer.clear(plan)
+        assert (outcome.removed, outcome.failed) == (6, ())
+        assert {entry.key for entry in layer.entries()} == held
+        output, _ = program.communicate("go on\n", timeout=300)
+        assert program.returncode == 0
+        assert output.splitlines()[-1] == '{"results": [0, 6, 7]}'
+    assert layer.clear(layer.plan_clear()).removed == 3
+
+
+def test_an_entry_is_held_by_programs_that_ran_when_it_was_used(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An hour ago two programs had started, one of them two hours ago; nobody can hold what is older still."""
+    layer = PoclKernels(home.environment())
+    hours = {1.5: "C", 3: "D"}
+    for age, letter in hours.items():
+        folder = layer.roots()[0].path / "AB" / (letter * 37)
+        folder.mkdir(parents=True)
+        (folder / "program.bc").write_bytes(b"BC\xc0\xde")
+        for path in (folder / "program.bc", folder):
+            os.utime(path, (time.time() - age * 3600,) * 2)
+    monkeypatch.setattr(pocl_kernels, "using", lambda _libraries, **_: (4711, 4712))
+    monkeypatch.setattr(pocl_kernels, "age_of", lambda pid, **_: {4711: 7200.0, 4712: 3600.0}[pid])
+    plan = layer.plan_clear()
+    assert [target.key for target in plan.targets] == ["AB/" + "D" * 37]
+    assert [(note.key, "process 4711," in note.because) for note in plan.skipped] == [("AB/" + "C" * 37, True)]
+    # Of a process that does not show its age everything may be held.
+    monkeypatch.setattr(pocl_kernels, "age_of", lambda _pid, **_: None)
+    assert layer.plan_clear().targets == ()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux shows when a process was started")
+def test_age_and_name_of_a_process() -> None:
+    with subprocess.Popen(["sleep", "60"]) as program:
+        try:
+            time.sleep(0.5)
+            age = age_of(program.pid)
+            assert age is not None
+            assert 0.3 < age < 30
+            assert spell((program.pid,)) == f"process {program.pid} (sleep)"
+        finally:
+            program.kill()
+    assert age_of(program.pid) is None
