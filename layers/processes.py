@@ -104,14 +104,12 @@ def _name_of(pid: int, processes: Path) -> str:
 def age_of(pid: int, *, processes: Path = _PROC) -> float | None:
     """Return for how many seconds a process has been running; ``None`` where that is unknown, or it has ended.
 
-    Source: field 22 of ``/proc/PID/stat``, in clock ticks since boot (proc(5)). ``/proc/uptime`` is not used: in some
-    containers it is that of the container.
+    ``/proc/uptime`` is not used: in some containers it is that of the container.
     """
-    try:
-        ticks = int((processes / str(pid) / "stat").read_bytes().rpartition(b") ")[2].split()[19])
-        return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
-    except (OSError, AttributeError, IndexError, ValueError):
-        return None
+    ticks = start_of(pid, processes=processes)
+    # Only Linux has this clock, and processes to look at.
+    clock = getattr(time, "CLOCK_BOOTTIME", None)
+    return None if ticks is None or clock is None else time.clock_gettime(clock) - ticks / os.sysconf("SC_CLK_TCK")
 
 
 class Loaded(NamedTuple):
