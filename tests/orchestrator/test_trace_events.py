@@ -120,7 +120,7 @@ def test_whatever_lies_in_the_folder_the_status_is_the_commands(home: Home) -> N
     (loopy,) = [layer for layer in json.loads(document.read_text())["layers"] if layer["layer"] == "loopy"]
     # A process may have noted there what was not read.
     assert loopy["evidence"] == "inferred"
-    assert "1.events: no plain file" in loopy["why"]
+    assert "1.events: a pipe, no plain file" in loopy["why"]
 
 
 OWN = """
