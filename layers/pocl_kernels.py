@@ -72,7 +72,15 @@ _NO_WORD: Final = f"(?=.*[0-9]|.+[A-Z]){_DRAWN}"
 _UNCACHED: Final = "_UNCACHED_"
 _TEMPORARY: Final = re.compile(rf".*_{_DRAWN}\.(?:temp|so)")
 _SUFFIX: Final = r"\.(?:cl|preproc\.cl|so|so\.o|spirv|spv|bc|s|binary|map)"
-_VARIANT: Final = re.compile(r"(?P<kernel>[^/]+)/(?P<variant>\d+-\d+-\d+(?:-goffs0)?(?:-smallgrid)?)/(?P<file>[^/]+)")
+#: Files of a work-group function: native code, and what ``POCL_LEAVE_KERNEL_COMPILER_TEMP_FILES`` and other devices
+#: add (``lib/CL/devices``: ``common.c``, ``hsa``, ``tce``). Any other file there is somebody's own.
+_FUNCTION: Final = (
+    r"[^/]+\.(?:so|so\.o|o|obj|dll|tpef|img)|parallel\.bc(?:\.brig)?|descriptor\.so\.kernel_obj\.c"
+    rf"|[^/]+_{_DRAWN}\.(?:temp|so)"
+)
+_VARIANT: Final = re.compile(
+    rf"(?P<kernel>[^/]+)/(?P<variant>\d+-\d+-\d+(?:-goffs0)?(?:-smallgrid)?)/(?P<file>{_FUNCTION})"
+)
 _PROGRAM: Final = (
     r"program\.(?:bc|spv|map|mlir|bc\.(?:noOfs|Ofs)\.ptx)|last_accessed|build\.log|native/[^/]+\.native|parallel\.bc"
 )

@@ -358,3 +358,12 @@ def test_an_empty_folder_may_be_somebodys_own(home: Home, folder: str, mode: int
     layer = PoclKernels(home.environment(POCL_CACHE_DIR=str(home.path / folder)))
     assert len(layer.plan_clear().targets) == known
     assert sum(isinstance(thing, Orphan) for thing in found(layer)) == known
+
+
+@pytest.mark.real
+def test_a_users_file_beside_native_code_is_never_removed(warm: Home) -> None:
+    native = next((warm.path / ".cache" / "pocl").rglob("*.so"))
+    own = native.with_name("thesis.tex")
+    own.write_text("ten years of work")
+    warm.cachectl("purge", "pocl", check=False)
+    assert own.read_text() == "ten years of work"
