@@ -333,6 +333,7 @@ def _purge(options: argparse.Namespace) -> int:
     selection = _selection(options, stack.environment.clock())
     with render.working("purging"):
         result = _purged(stack, selection, options)
+        _remove_copies(stack, options)
     if result is None:
         return 0
     missing = options.key is not None and result.found_nothing
@@ -343,6 +344,14 @@ def _purge(options: argparse.Namespace) -> int:
     if missing:
         render.warn(f"no entry that is selected has the key {options.key!r}; cachectl ls -q lists keys")
     return 1 if missing or result.failed else 0
+
+
+def _remove_copies(stack: Stack, options: argparse.Namespace) -> None:
+    from cachectl import render
+    from cachectl.scratch import remove_copies
+
+    for copy in () if options.dry_run else remove_copies(stack.environment):
+        render.warn(f"removed {copy.root / copy.key}: {copy.why}")
 
 
 def _purged(stack: Stack, selection: Selection, options: argparse.Namespace) -> PurgeResult | None:
@@ -370,6 +379,7 @@ def _prune(options: argparse.Namespace) -> int:
         chosen = stack.named(options.layers) if options.layers else stack.expendable()
         plan = plan_prune(chosen, limits, listed=options.dry_run)
         result = plan.foreseen() if options.dry_run else plan.apply()
+        _remove_copies(stack, options)
     now = stack.environment.clock()
     return _told(options, result, render.purge_json, lambda result: render.show_purge(result, now))
 
