@@ -208,7 +208,10 @@ class Layer(ABC):
         return {}
 
     def idle_gate(self, targets: Iterable[Removable]) -> Iterator[tuple[Removable, str | None]]:
-        """Pair each thing to be cleared with the reason to leave it alone for now, or ``None``."""
+        """Pair each thing to be cleared with the reason to leave it alone for now, or ``None``.
+
+        A layer adds what no later scan could recognise once those things have gone.
+        """
         for target in targets:
             yield target, None
 
@@ -634,11 +637,12 @@ class Layer(ABC):
             return whole
         chosen: list[Removable] = []
         failed: list[Note] = []
-        nameless = 0
+        nameless: set[str] = set()
         guests: Counter[str] = Counter()
         for found in self.scan(root, contents=listed or selection.needs_contents):
             if isinstance(found, Entry):
-                nameless += selection.kernel is not None and found.kernels is None
+                if selection.kernel is not None and found.kernels is None and found.guest is None:
+                    nameless.add(found.key)
                 if selection.matches(found):
                     if found.guest is None or selection.key is not None:
                         chosen.append(found)
@@ -650,10 +654,11 @@ class Layer(ABC):
                 # What may be selected there cannot be known: left, and said.
                 failed.append(Note(str(found.path), found.message))
         plan = self._gated(chosen)
-        have = (
-            "entry has no known kernel name and was" if nameless == 1 else "entries have no known kernel name and were"
-        )
-        unnamed = Note("*", f"{nameless} {have} left, in {root.path}")
+        nameless -= {target.key for target in plan.targets}
+        have = "entry has no known kernel name and was"
+        if len(nameless) != 1:
+            have = "entries have no known kernel name and were"
+        unnamed = Note("*", f"{len(nameless)} {have} left, in {root.path}")
         skipped = (unnamed, *plan.skipped) if nameless else plan.skipped
         skipped += tuple(
             Note("*", f"{count} in {root.path} left, each {whose}; --key names one") for whose, count in guests.items()

@@ -20,8 +20,8 @@ from typing import ClassVar, Final
 from cachectl.layers.errors import Busy, Damaged, EntryExists, LayerError, Refused, Unreachable
 from cachectl.layers.formats import mesa_entries, mesa_files
 from cachectl.layers.formats.mesa_files import Place
-from cachectl.layers.stores.handles import NO_ROOM, descend, opened_root, status_of
-from cachectl.layers.stores.plain import SANE, open_plain, own_name
+from cachectl.layers.stores.handles import NO_ROOM, descend, opened_root, own_folder, status_of
+from cachectl.layers.stores.plain import SANE, STAGE, open_plain
 
 _PAUSE: Final = 0.02
 _CHUNK: Final = 1 << 20
@@ -47,8 +47,9 @@ class Blob:
 
 @dataclass(frozen=True, slots=True)
 class _Open:
-    """Both files, open; ``folder`` is that of the two."""
+    """Both files, open; ``folder`` is that of the two, ``root`` the one at the top, where stages lie."""
 
+    root: int
     folder: int
     data: int
     index: int
@@ -229,7 +230,7 @@ class MesaFile(ABC):
                     self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
                 root = stack.enter_context(opened_root(self.root))
                 folder = None if root is None else descend(stack, root, self.folder, make=make)
-                if folder is None:
+                if root is None or folder is None:
                     yield None
                     return
                 handles = []
@@ -242,7 +243,7 @@ class MesaFile(ABC):
             except OSError as error:
                 raise self._unreachable("open", error) from error
             try:
-                yield _Open(folder, *handles)
+                yield _Open(root, folder, *handles)
             except LayerError:
                 raise
             except OSError as error:
@@ -346,15 +347,16 @@ class FossilizeFile(MesaFile):
         """
         kept = [blob for blob in self._listed(files) if blob not in gone]
         with ExitStack() as stack:
-            empty, data, index = (self._stage(stack, files) for _ in range(3))
+            stage, _ = stack.enter_context(own_folder(files.root, STAGE))
+            empty, data, index = (self._staged(stack, stage, name, files) for name in ("empty", "data", "index"))
             _write(empty[1], mesa_files.FOZ_MAGIC, 0)
             places = self._copied(files.data, kept, data[1])
             records = b"".join(map(mesa_files.foz_record, places))
             _write(index[1], mesa_files.FOZ_MAGIC + records, 0)
             for _, handle in (empty, data, index):
                 os.fsync(handle)
-            for (stage, _), name in ((empty, self.index_name), (data, self.data_name), (index, self.index_name)):
-                os.rename(stage, name, src_dir_fd=files.folder, dst_dir_fd=files.folder)
+            for (staged, _), name in ((empty, self.index_name), (data, self.data_name), (index, self.index_name)):
+                os.rename(staged, name, src_dir_fd=stage, dst_dir_fd=files.folder)
             os.fsync(files.folder)
 
     def _length_with(self, blobs: Iterable[Blob]) -> int:
@@ -364,11 +366,9 @@ class FossilizeFile(MesaFile):
         )
         return 2 * len(mesa_files.FOZ_MAGIC) + sum(lengths)
 
-    def _stage(self, stack: ExitStack, files: _Open) -> tuple[str, int]:
-        name = own_name()
-        handle = os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=files.folder)
+    def _staged(self, stack: ExitStack, stage: int, name: str, files: _Open) -> tuple[str, int]:
+        handle = os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=stage)
         stack.callback(os.close, handle)
-        stack.callback(_unlink, name, files.folder)
         os.fchmod(handle, os.fstat(files.data).st_mode & 0o777)
         return name, handle
 
@@ -493,8 +493,3 @@ def _write(handle: int, data: bytes, at: int) -> None:
     while rest:
         written = os.pwrite(handle, rest, at)
         rest, at = rest[written:], at + written
-
-
-def _unlink(name: str, folder: int) -> None:
-    with suppress(FileNotFoundError):
-        os.unlink(name, dir_fd=folder)

@@ -44,6 +44,7 @@ from cachectl.layers.facts import (
     Target,
 )
 from cachectl.layers.formats import mesa_entries
+from cachectl.layers.formats.mesa_entries import RUSTICL
 from cachectl.layers.installing import command_to_install
 from cachectl.layers.layer import Layer
 from cachectl.layers.mesa_files import Blob, DatabaseFile, FossilizeFile, MesaFile
@@ -218,7 +219,7 @@ class MesaShaderCache(Layer):
     def scan(self, root: Root, *, contents: bool = True) -> Iterator[Found]:
         """Yield entries, each with whose it is; kernel names are unpacked only on request."""
         raws: list[_Raw] = []
-        for found in self._files_scan(root) if root.role != MULTI_FILE else self._tree_scan(root):
+        for found in self._raws(root):
             if isinstance(found, _Raw):
                 raws.append(found)
             else:
@@ -228,6 +229,9 @@ class MesaShaderCache(Layer):
             if raw.header is None:
                 yield Problem(root.path / raw.entry.key, "damaged", f"has no header of an entry: {_NEVER}")
             yield _described(raw, guests, contents=contents)
+
+    def _raws(self, root: Root) -> Iterator[_Raw | Found]:
+        return self._files_scan(root) if root.role != MULTI_FILE else self._tree_scan(root)
 
     def _tree_scan(self, root: Root) -> Iterator[_Raw | Found]:
         tree = self._tree(root)
@@ -354,13 +358,34 @@ class MesaShaderCache(Layer):
     # ------------------------------------------------------------------ clear
 
     def idle_gate(self, targets: Iterable[Removable]) -> Iterator[tuple[Removable, str | None]]:
-        """Leave alone temporaries that a living program may still be writing; entries may go at any time."""
+        """Leave alone temporaries that a living program may still be writing; entries may go at any time.
+
+        Machine code goes with the last kernel of its driver and device: without one nothing says that it is OpenCL's.
+        """
+        targets = list(targets)
+        targets += self._without_kernel(targets)
         users = using(OPENED, processes=self.environment.processes)
         now = self.environment.clock()
         for target in targets:
             age = now - (target.modified or now)
             busy = isinstance(target, Orphan) and target.idle_only and users != () and age <= _REST_TIME
             yield target, f"changed {max(0, age):.0f} s ago, and Mesa is in use by {spell(users)}" if busy else None
+
+    def _without_kernel(self, targets: Iterable[Removable]) -> Iterator[Entry]:
+        """Yield the entries of OpenCL that nothing would recognise once the targets have gone."""
+        going: dict[Path, set[str]] = {}
+        for target in targets:
+            if isinstance(target, Entry) and target.guest is None:
+                going.setdefault(target.root, set()).add(target.key)
+        for root in self.roots():
+            keys = going.get(root.path, set())
+            raws = [found for found in self._raws(root) if isinstance(found, _Raw)] if keys else []
+            guests = _guests(raws)
+            for maker, group in _makers(raws).items():
+                rest = [raw for raw in group if raw.entry.key not in keys]
+                told_by_kernels = guests[maker] is None and RUSTICL not in maker and len(rest) < len(group)
+                if told_by_kernels and not any(_kernels(raw.read() or b"") for raw in rest):
+                    yield from (_described(raw, guests, contents=False) for raw in rest)
 
     def foresee_removal(self, root: Root, targets: tuple[Target, ...]) -> Foresight:
         """Add what a file has of each entry beside its bytes."""
@@ -381,6 +406,7 @@ class MesaShaderCache(Layer):
         """Remove entries: by unlinking, or under the lock of their file; then the size is counted anew."""
         if root.role != MULTI_FILE:
             return self._remove_from_files(root, targets)
+        targets = self._kernels_last(root, targets)
         idle = using(OPENED, processes=self.environment.processes) == ()
         temporary = tuple(target for target in targets if target.key.endswith(".tmp"))
         others = tuple(target for target in targets if not target.key.endswith(".tmp"))
@@ -389,6 +415,16 @@ class MesaShaderCache(Layer):
             outcome = outcome.plus(self._tree(root, _TEMPORARIES).remove(temporary, tidy=idle))
         self._count_anew(root)
         return outcome
+
+    def _kernels_last(self, root: Root, targets: tuple[Target, ...]) -> tuple[Target, ...]:
+        """Put a kernel of each driver and device last: after an interruption it says whose the rest is."""
+        keys = {target.key for target in targets}
+        raws = [found for found in self._raws(root) if isinstance(found, _Raw) and found.entry.key in keys]
+        last = set()
+        for maker, group in _makers(raws).items():
+            by_size = sorted(group, key=lambda raw: raw.entry.bytes) if RUSTICL not in maker else []
+            last.add(next((raw.entry.key for raw in by_size if _kernels(raw.read() or b"")), None))
+        return tuple(sorted(targets, key=lambda target: target.key in last))
 
     def _remove_from_files(self, root: Root, targets: tuple[Target, ...]) -> Outcome:
         wanted = {_name(target.key): target for target in targets if _ENTRIES.accepts(target.key)}
@@ -637,11 +673,16 @@ def _raw(entry: Entry, read: Callable[[int], bytes | None]) -> _Raw:
 
 def _guests(raws: Iterable[_Raw]) -> dict[tuple[str, str], str | None]:
     """Say of every driver and device whose its entries are; ``None`` where they are OpenCL's."""
+    return {maker: _guest(group) for maker, group in _makers(raws).items()}
+
+
+def _makers(raws: Iterable[_Raw]) -> dict[tuple[str, str], list[_Raw]]:
+    """Sort entries by driver and device."""
     groups: dict[tuple[str, str], list[_Raw]] = {}
     for raw in raws:
         if raw.header is not None:
             groups.setdefault(raw.header.maker, []).append(raw)
-    return {maker: _guest(group) for maker, group in groups.items()}
+    return groups
 
 
 def _guest(group: list[_Raw]) -> str | None:

@@ -28,6 +28,7 @@ from cachectl.layers.facts import (
     Found,
     Hazard,
     Note,
+    Orphan,
     Outcome,
     Patch,
     Problem,
@@ -53,7 +54,7 @@ from cachectl.layers.pyopencl_invoker import MEMOS, VARIABLE, no_cache_switch
 from cachectl.layers.pytools_dictionaries import Staleness, relocate_user_cache, unexamined_python
 from cachectl.layers.stores.archive import unpack
 from cachectl.layers.stores.foresight import closed_because
-from cachectl.layers.stores.locks import presence_lock, wait_until_absent
+from cachectl.layers.stores.locks import is_abandoned, presence_lock, remove_abandoned, wait_until_absent
 from cachectl.layers.stores.plain import open_plain, read_plain
 from cachectl.layers.stores.tree import REFUSALS, Guard, Leaf, Shape, Tree, bulk
 from cachectl.layers.stores.walk import Group
@@ -71,6 +72,7 @@ _SHAPE: Final = Shape((_BASE, re.compile("[0-9a-f]{32}")), folders=True, members
 #: keep it for milliseconds, and give up on another's after a minute.
 _EXTENSION: Final = ("_cl.",)
 _STALE_LOCK: Final = 120.0
+_LOCK: Final = "lock"
 #: A header that is larger is none.
 _HEADER: Final = 1 << 26
 
@@ -137,9 +139,8 @@ class PyOpenCLBinaries(Layer):
         yield from diagnosed(self, "pyopencl", (VARIABLE,))
         yield from relative_cache_home(self)
         for root in self.roots():
-            for lock in sorted(root.path.glob("*/lock")):
-                if _BASE.fullmatch(lock.parent.name):
-                    yield from self._stale_lock(root, lock)
+            for lock in self._locks(root):
+                yield from self._stale_lock(root, lock)
 
     def _stale_lock(self, root: Root, lock: Path) -> Iterator[Finding]:
         try:
@@ -182,6 +183,7 @@ class PyOpenCLBinaries(Layer):
                 yield leaf
             else:
                 yield from self._found(root, tree, leaf, contents=contents)
+        yield from self._abandoned_locks(root)
 
     def counted(self, root: Root) -> Iterator[Counted]:
         """Yield whole programs only weighed."""
@@ -193,6 +195,21 @@ class PyOpenCLBinaries(Layer):
                 yield found
             else:
                 yield from self._found(root, tree, found, contents=False)
+        yield from self._abandoned_locks(root)
+
+    def _abandoned_locks(self, root: Root) -> Iterator[Orphan]:
+        """Yield locks that nobody holds any more."""
+        for lock in self._locks(root):
+            if is_abandoned(lock, partial(self._is_abandoned, lock.parent)):
+                with suppress(FileNotFoundError):
+                    status = lock.lstat()
+                    key, why = str(lock.relative_to(root.path)), "a lock that nobody holds any more"
+                    yield Orphan(key, root.path, status.st_size, 1, status.st_mtime, why, idle_only=False)
+
+    @staticmethod
+    def _locks(root: Root) -> list[Path]:
+        found = sorted(root.path.glob(f"*/{_LOCK}"))
+        return [lock for lock in found if _BASE.fullmatch(lock.parent.name) and not lock.parent.is_symlink()]
 
     def _found(self, root: Root, tree: Tree, leaf: Leaf, *, contents: bool) -> Iterator[Found]:
         if leaf.stray is not None or not leaf.members:
@@ -278,7 +295,11 @@ class PyOpenCLBinaries(Layer):
 
     def remove(self, root: Root, targets: tuple[Target, ...]) -> Outcome:
         """Remove program folders, those of one Python under its lock; the bases stay."""
+        locks = tuple(target for target in targets if _is_lock(target.key))
         outcome = Outcome(self.name)
+        for target in locks:
+            outcome = outcome.plus(self._remove_lock(root, target))
+        targets = tuple(target for target in targets if target not in locks)
         for base in sorted({target.key.partition("/")[0] for target in targets}):
             planned = tuple(target for target in targets if target.key.partition("/")[0] == base)
             try:
@@ -287,6 +308,13 @@ class PyOpenCLBinaries(Layer):
                 part = Outcome(self.name, failed=(Note(base, error.message),))
             outcome = outcome.plus(part)
         return outcome
+
+    def _remove_lock(self, root: Root, target: Target) -> Outcome:
+        lock = root.path / target.key
+        if remove_abandoned(lock, partial(self._is_abandoned, lock.parent)):
+            return Outcome(self.name, bytes_freed=target.bytes)
+        reason = "changed since it was planned" if os.path.lexists(lock) else "already gone"
+        return Outcome(self.name, skipped=(Note(target.key, reason),))
 
     def foresee_removal(self, root: Root, targets: tuple[Target, ...]) -> Foresight:
         """Look at the folder of each Python: without its lock nothing goes."""
@@ -420,6 +448,11 @@ def _holding_cachectl(lock: Path) -> str | None:
             match = re.match(rb"cachectl (\d+) ", file.read(300))
             return "another process" if match is None else f"process {int(match[1])}"
     return None
+
+
+def _is_lock(key: str) -> bool:
+    base, _, name = key.partition("/")
+    return name == _LOCK and _BASE.fullmatch(base) is not None
 
 
 def _python_of(key: str) -> str:

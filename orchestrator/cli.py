@@ -326,7 +326,6 @@ def _read_input(name: str) -> bytes:
 
 def _purge(options: argparse.Namespace) -> int:
     from cachectl import render
-    from cachectl.scratch import remove_leftovers
 
     if options.all == bool(options.layers):
         options.parser.error("name the layers to purge, or say --all" if not options.all else "--all needs no LAYER")
@@ -334,9 +333,7 @@ def _purge(options: argparse.Namespace) -> int:
     selection = _selection(options, stack.environment.clock())
     with render.working("purging"):
         result = _purged(stack, selection, options)
-        left = 0 if options.mpi or options.dry_run else remove_leftovers(stack.environment, render.warn)
-    if left:
-        render.warn(f"removed {left} scratch {'folder' if left == 1 else 'folders'} of commands that were killed")
+        _remove_leftovers(stack, options)
     if result is None:
         return 0
     missing = options.key is not None and result.found_nothing
@@ -347,6 +344,19 @@ def _purge(options: argparse.Namespace) -> int:
     if missing:
         render.warn(f"no entry that is selected has the key {options.key!r}; cachectl ls -q lists keys")
     return 1 if missing or result.failed else 0
+
+
+def _remove_leftovers(stack: Stack, options: argparse.Namespace) -> None:
+    """Remove what killed commands left: copies in the user cache folder, and scratch folders."""
+    from cachectl import render
+    from cachectl.scratch import remove_copies, remove_leftovers
+
+    if options.dry_run or getattr(options, "mpi", False):
+        return
+    for copy in remove_copies(stack.environment):
+        render.warn(f"removed {copy.root / copy.key}: {copy.why}")
+    if left := remove_leftovers(stack.environment, render.warn):
+        render.warn(f"removed {left} scratch {'folder' if left == 1 else 'folders'} of commands that were killed")
 
 
 def _purged(stack: Stack, selection: Selection, options: argparse.Namespace) -> PurgeResult | None:
@@ -374,6 +384,7 @@ def _prune(options: argparse.Namespace) -> int:
         chosen = stack.named(options.layers) if options.layers else stack.expendable()
         plan = plan_prune(chosen, limits, listed=options.dry_run)
         result = plan.foreseen() if options.dry_run else plan.apply()
+        _remove_leftovers(stack, options)
     now = stack.environment.clock()
     return _told(options, result, render.purge_json, lambda result: render.show_purge(result, now))
 

@@ -292,6 +292,7 @@ def report_json(report: Report, beside: Sequence[Neighbour] | None = None) -> di
         "layers": [_layer_json(layer) for layer in report.layers],
         "total": {"entries": report.entries, "files": report.files, "bytes": report.bytes},
         "broken": _broken_json(report.broken),
+        "leftovers": None if report.leftovers is None else [_orphan_json(one) for one in report.leftovers],
         **({"nodes": list(report.nodes)} if report.nodes else {}),
         **asked,
     }
@@ -364,6 +365,10 @@ def show_report(report: Report, home: str) -> None:
         more = " …" if len(report.nodes) > _MANY else ""
         show_lines(["", f"{_nodes(report.nodes)}: {', '.join(report.nodes[:_MANY])}{more}"])
     show_lines(_places(report, home))
+    for one in report.leftovers or ():
+        where = _short_home(str(one.root / one.key), home)
+        said = f"{size(one.bytes)}, {age(one.modified, report.generated)} old"
+        show_lines(["", f"{where}: {one.why} ({said}); the next purge or prune removes it"])
     for plugin in report.broken:
         warn(f"plug-in {plugin.name}: {plugin.why}")
 

@@ -17,9 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from cachectl.layers.environment import Environment, user_cache_folder
-from cachectl.layers.facts import Ability, Switch
-from cachectl.layers.stores.plain import STAGE, own_name
+from cachectl.copies import PREFIX, copies_left, stage_in, user_cache_home
+from cachectl.layers.environment import Environment
+from cachectl.layers.facts import Ability, Orphan, Switch
+from cachectl.layers.stores.plain import STAGE
 from cachectl.leftovers import Left, Owned, left_in
 from cachectl.private_folders import scratch_parent, scratch_parents
 
@@ -180,7 +181,7 @@ def shadow_user_cache(
     notice. What they have there is linked; what they newly make or replace there is moved home when the block
     ends. What cannot be moved stays in the stand-in, and ``notice`` is told.
     """
-    shadow = _Shadow(_user_cache(environment), folder / "xdg")
+    shadow = _Shadow(user_cache_home(environment), folder / "xdg")
     if shadow.real.resolve() == shadow.stand_in.resolve():
         # A block within a block in the same folder: it is empty already, or meant to be warm.
         yield
@@ -192,6 +193,7 @@ def shadow_user_cache(
         # If this process is killed, a later command brings home what is new.
         _OWNED[folder].note(home={"real": str(shadow.real), "hidden": sorted(hidden), "linked": linked})
     owner = os.getpid()
+    remove_copies(environment)
     try:
         yield
     finally:
@@ -203,15 +205,9 @@ def shadow_user_cache(
 
 def link_user_cache(environment: Environment, layers: Iterable[Layer], folder: Path) -> None:
     """Let the user cache folder's stand-in show the same as in :func:`shadow_user_cache`; nothing is moved home."""
-    shadow = _Shadow(_user_cache(environment), folder / "xdg")
+    shadow = _Shadow(user_cache_home(environment), folder / "xdg")
     shadow.stand_in.mkdir(parents=True, exist_ok=True)
     shadow.link(_hidden(layers, shadow.real, folder))
-
-
-def _user_cache(environment: Environment) -> Path:
-    folder = user_cache_folder(environment, "any")[0]
-    # On Windows an application's folder is any/any/Cache.
-    return folder.parents[2] if environment.platform == "win32" else folder.parent
 
 
 def _hidden(layers: Iterable[Layer], real: Path, folder: Path) -> frozenset[str]:
@@ -286,7 +282,7 @@ class _Shadow:
 
 def _names(folder: Path) -> list[str]:
     try:
-        return sorted(name for name in os.listdir(folder) if not name.startswith(STAGE))
+        return sorted(name for name in os.listdir(folder) if not name.startswith((STAGE, PREFIX)))
     except OSError:
         return []
 
@@ -310,22 +306,42 @@ def _move_home(path: Path, home: Path, *, replaces: bool) -> None:
         path.unlink()
         return
     # A link of the user's own to the file stays a link.
-    _carry(path, Path(os.path.realpath(home)) if replaces else home, replaces=replaces)
+    place = Path(os.path.realpath(home)) if replaces else home
+    same = place.parent.stat().st_dev == home.parent.stat().st_dev
+    # In the user cache folder a copy that is left is found again.
+    _carry(path, place, replaces=replaces, stages=home.parent if same else place.parent)
 
 
-def _carry(path: Path, place: Path, *, replaces: bool) -> None:
-    stage = place.with_name(own_name())
-    moved = _stage(path, stage)
+def _carry(path: Path, place: Path, *, replaces: bool, stages: Path) -> None:
+    """Move to a place in one step; from another file system, by a copy in the folder ``stages``."""
     try:
-        _place(stage, place, replaces=replaces)
-    except OSError:
-        if moved:
-            os.rename(stage, path)
-        else:
-            _discard(stage)
-        raise
-    if not moved:
-        _discard(path)
+        _place(path, place, replaces=replaces)
+    except OSError as error:
+        if error.errno != errno.EXDEV:
+            raise
+    else:
+        return
+    with stage_in(stages) as stage:
+        copy = stage / "copy"
+        try:
+            _copy(path, copy)
+            _place(copy, place, replaces=replaces)
+        finally:
+            _discard(copy)
+    _discard(path)
+
+
+def remove_copies(environment: Environment) -> tuple[Orphan, ...]:
+    """Remove the copies that killed commands left in the user cache folder; return those that have gone.
+
+    The superuser removes none from the home of somebody else.
+    """
+    left = copies_left(environment) or ()
+    if left and environment.superuser and not environment.over_others and left[0].root.stat().st_uid != 0:
+        return ()
+    for copy in left:
+        _remove(copy.root / copy.key)
+    return tuple(copy for copy in left if not (copy.root / copy.key).exists())
 
 
 def _place(stage: Path, place: Path, *, replaces: bool) -> None:
@@ -347,24 +363,11 @@ def _place(stage: Path, place: Path, *, replaces: bool) -> None:
         stage.unlink()
 
 
-def _stage(path: Path, stage: Path) -> bool:
-    """Rename to the stage, or copy where that is another file system; tell which: renamed or not."""
-    try:
-        os.rename(path, stage)
-    except OSError as error:
-        if error.errno != errno.EXDEV:
-            raise
+def _copy(path: Path, copy: Path) -> None:
+    if path.is_dir():
+        shutil.copytree(path, copy, symlinks=True, ignore=_special)
     else:
-        return True
-    try:
-        if path.is_dir():
-            shutil.copytree(path, stage, symlinks=True, ignore=_special)
-        else:
-            shutil.copy2(path, stage)
-    except BaseException:
-        _discard(stage)
-        raise
-    return False
+        shutil.copy2(path, copy)
 
 
 def _special(folder: str, names: list[str]) -> list[str]:

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cachectl.contained import FAILURES
+from cachectl.copies import copies_left
 from cachectl.layers.errors import reason_of
-from cachectl.layers.facts import Census, Condition, Problem, Root, Scope, State
+from cachectl.layers.facts import Census, Condition, Orphan, Problem, Root, Scope, State
 
 if TYPE_CHECKING:
     from cachectl.layers.layer import Layer
@@ -77,12 +78,16 @@ class LayerReport:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The whole stack at one moment (epoch seconds); ``nodes`` are those of an MPI job, where it was asked as one."""
+    """The whole stack at one moment (epoch seconds); ``nodes`` are those of an MPI job, where it was asked as one.
+
+    ``leftovers`` are what killed commands left outside the roots; ``None`` where that cannot be known.
+    """
 
     generated: float
     layers: tuple[LayerReport, ...]
     broken: tuple[Broken, ...] = ()
     nodes: tuple[str, ...] = ()
+    leftovers: tuple[Orphan, ...] | None = ()
 
     @property
     def entries(self) -> int:
@@ -104,7 +109,12 @@ def survey(
     stack: Stack, layers: Iterable[Layer], *, within: Callable[[Layer, Root], bool] = lambda _layer, _root: True
 ) -> Report:
     """Count every root of the given layers, or those roots that are ``within``."""
-    return Report(stack.environment.clock(), tuple(_layer_report(layer, within) for layer in layers), stack.broken)
+    return Report(
+        stack.environment.clock(),
+        tuple(_layer_report(layer, within) for layer in layers),
+        stack.broken,
+        leftovers=copies_left(stack.environment),
+    )
 
 
 def _layer_report(layer: Layer, within: Callable[[Layer, Root], bool]) -> LayerReport:

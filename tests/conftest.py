@@ -11,10 +11,10 @@ import sys
 import tarfile
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -22,6 +22,9 @@ from hypothesis import HealthCheck, settings
 from cachectl.layers.conformance import nobody
 from cachectl.layers.environment import Environment
 from cachectl.layers.processes import using
+
+if TYPE_CHECKING:
+    from injector import Injector
 
 # How long an example takes is the machine's affair; and CI draws the same ones every time.
 settings.register_profile(
@@ -154,6 +157,20 @@ def new_home() -> Callable[[Path], Home]:
 def home(tmp_path: Path) -> Home:
     """Return an empty home."""
     return make_home(tmp_path / "home")
+
+
+@pytest.fixture
+def injector(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Injector]:
+    """Return what runs cachectl commands in which a call fails. Skips where there is no C compiler."""
+    monkeypatch.syspath_prepend(str(HERE / "faults"))
+    from injector import Injector, compiled_shim
+
+    try:
+        shim = compiled_shim(tmp_path)
+    except FileNotFoundError as error:
+        pytest.skip(str(error))
+    with closing(Injector(shim, tmp_path)) as injector:
+        yield injector
 
 
 @pytest.fixture(scope="session")

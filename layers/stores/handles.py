@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import shutil
 import stat
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -196,6 +195,9 @@ def move(name: str, source: int, target: int, new: str, *, stages: int, first: C
 
 def _copy(source: int, *, target: int, name: str, new: str, depth: int = 0) -> None:
     """Copy a file, a link or a folder with its modes and times, and see it to the disk."""
+    # It takes milliseconds to import, and every command imports this module.
+    import shutil
+
     status = os.stat(name, dir_fd=source, follow_symlinks=False)
     if stat.S_ISLNK(status.st_mode):
         os.symlink(os.readlink(name, dir_fd=source), new, dir_fd=target)

@@ -89,6 +89,18 @@ def wait_until_absent(
         time.sleep(_PAUSE)
 
 
+def is_abandoned(path: Path, abandoned: Callable[[float], bool]) -> bool:
+    """Tell whether :func:`presence_lock` would take a lock for one that nobody holds any more."""
+    with suppress(OSError):
+        return _nobody_holds(path, time.time() - path.lstat().st_mtime, abandoned)
+    return False
+
+
+def remove_abandoned(path: Path, abandoned: Callable[[float], bool]) -> bool:
+    """Remove a lock that nobody holds any more; return whether that was done."""
+    return _take_over(path, abandoned)
+
+
 def _locked_too_long(layer: str, path: Path, patience: float) -> Busy:
     return Busy(layer, f"locked for more than {patience:g} s; if no program is running, remove the lock", path)
 

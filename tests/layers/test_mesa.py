@@ -31,6 +31,7 @@ from cachectl.pruning import Limits, plan_prune
 
 if TYPE_CHECKING:
     from conftest import Home
+    from injector import Injector
 
 OPENCL, GL = "0" * 39 + "1", "f" * 40
 STORES = {
@@ -485,6 +486,57 @@ def test_an_index_of_one_length_is_no_ground_for_removing_entries(store: str, tm
     assert plan_prune([layer], Limits(bytes=held)).plans[0].entries == 0
     assert plan_prune([layer], Limits(bytes=held - 1)).plans[0].entries == 1
     assert layer.census(layer.roots()[0]).bytes == held + 1310728
+
+
+@pytest.mark.parametrize("store", STORES)
+def test_machine_code_goes_with_the_last_kernel_of_its_driver(store: str, tmp_path: Path) -> None:
+    """Afterwards nothing would say whose it is: it would be counted as nothing, and never go."""
+    fill(tmp_path / ".cache", store, contents() | graphics())
+    layer = layer_of(tmp_path, store)
+    first = layer.plan_clear(Selection(kernel="rk0"))
+    assert [target.key for target in first.targets] == [key("a")]
+    assert [note.because for note in first.skipped if "no known kernel name" in note.because] == [
+        f"2 entries have no known kernel name and were left, in {layer.roots()[0].path}"
+    ]
+    assert layer.clear(first).removed == 1
+    plan = layer.plan_clear(Selection(kernel="rk*"))
+    assert {target.key for target in plan.targets} == {key("b"), key("c"), key("d")}
+    assert layer.foresee(plan).removed == 3
+    assert not any("no known kernel name" in note.because for note in plan.skipped)
+    assert layer.clear(plan).removed == 3
+    assert listed(layer).keys() == graphics().keys()
+
+
+@pytest.mark.parametrize(("store", "arguments"), [("multi-file", ()), ("single-file", ("--kernel", "rk0"))])
+def test_what_a_killed_purge_leaves_is_counted_and_goes_with_the_next(
+    store: str, arguments: tuple[str, ...], tmp_path: Path, injector: Injector
+) -> None:
+    from injector import KILL, WRITES, Fault
+
+    home = tmp_path / "home"
+    command = ("purge", "mesa", *arguments)
+    orphans = 0
+    for nth in range(1, 100):
+        shutil.rmtree(home, ignore_errors=True)
+        root = fill(home / ".cache", store, contents())
+        variables = STORES[store]
+        done = injector.run(*command, home=home, fault=Fault(WRITES, nth, KILL), variables=variables)
+        if done.status == 0:
+            break
+        stages = list(root.rglob(".cachectl-stage-*"))
+        seen = injector.run("report", "mesa", "--json", home=home, fault=Fault(0), variables=variables)
+        files = sum(path.is_file() for stage in stages for path in stage.rglob("*"))
+        assert sum(one["orphan_files"] for one in seen.json["layers"][0]["roots"]) == files
+        orphans += files
+        again = injector.run("purge", "mesa", home=home, fault=Fault(0), variables=variables)
+        assert again.status == 0, again
+        assert list(root.rglob(".cachectl-*")) == []
+        assert list(layer_of(home, store).entries()) == []
+        assert not list(root.glob("??/*"))
+    else:
+        pytest.fail("the purge never ends")
+    assert nth > 3
+    assert orphans > 0 or store == "multi-file"
 
 
 def test_temporaries_go_unless_somebody_may_be_writing_them(tmp_path: Path) -> None:

@@ -10,9 +10,7 @@ import os
 import shutil
 import subprocess
 import sys
-from contextlib import closing
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -22,13 +20,13 @@ from cachectl.layers.pyopencl_binaries import PyOpenCLBinaries
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
     from conftest import Home
     from injector import Injector
 
     Mounter = Callable[[Path], None]
 
-FAULTS = Path(__file__).parent.parent / "faults"
 LAYERS = {"pocl": PoclKernels, "pyopencl": PyOpenCLBinaries}
 
 
@@ -138,19 +136,6 @@ def test_damage_in_an_image_is_moved_aside_and_back(image: Home, layer: str) -> 
     assert keys(image, layer) == before
     assert broken.read_bytes() == b""
     assert leftovers(image) == []
-
-
-@pytest.fixture
-def injector(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Injector]:
-    monkeypatch.syspath_prepend(str(FAULTS))
-    from injector import Injector, compiled_shim
-
-    try:
-        shim = compiled_shim(tmp_path)
-    except FileNotFoundError as error:
-        pytest.skip(str(error))
-    with closing(Injector(shim, tmp_path)) as injector:
-        yield injector
 
 
 @pytest.mark.real

@@ -15,7 +15,7 @@ import pytest
 
 from cachectl.layers import pyopencl_binaries
 from cachectl.layers.errors import Busy, Damaged
-from cachectl.layers.facts import Artifact, Condition
+from cachectl.layers.facts import Artifact, Condition, Orphan
 from cachectl.layers.pyopencl_binaries import PyOpenCLBinaries
 from cachectl.layers.selection import Selection
 from cachectl.layers.stores import locks
@@ -179,6 +179,46 @@ def test_an_old_lock_is_taken_over_only_where_nobody_can_hold_it(warm: Home, mon
     assert lock.exists()
     monkeypatch.setattr(pyopencl_binaries, "using", lambda _libraries, **_: ())
     assert layer.clear(layer.plan_clear()).removed == 3
+
+
+def test_a_lock_that_nobody_holds_is_an_orphan_and_goes(warm: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where no entry is left: a program killed under PyOpenCL's lock leaves it, and every build waits for it."""
+    layer = PyOpenCLBinaries(warm.environment())
+    layer.clear(layer.plan_clear())
+    lock = base(layer) / "lock"
+    program = "import os, sys; from pyopencl.cache import CacheLockManager, CleanupManager\n"
+    program += "CacheLockManager(CleanupManager(), sys.argv[1]); os.kill(os.getpid(), 9)"
+    warm.run(sys.executable, "-c", program, str(lock.parent), check=False)
+    assert lock.exists()
+    root = layer.roots()[0]
+    # It may be held by a program that is only slow.
+    assert layer.census(root).orphan_files == 0
+    os.utime(lock, (1, 1))
+    assert layer.census(root).orphan_files == 1
+    (orphan,) = [found for found in layer.scan(root) if isinstance(found, Orphan)]
+    assert (orphan.key, orphan.modified) == (f"{lock.parent.name}/lock", 1)
+    monkeypatch.setattr(pyopencl_binaries, "using", lambda _libraries, **_: (4711,))
+    assert layer.census(root).orphan_files == 0
+    monkeypatch.setattr(pyopencl_binaries, "using", lambda _libraries, **_: ())
+    plan = layer.plan_clear()
+    assert layer.foresee(plan).failed == ()
+    outcome = layer.clear(plan)
+    assert (outcome.removed, outcome.skipped, outcome.failed) == (0, (), ())
+    assert not lock.exists()
+    assert lock.parent.is_dir()
+
+
+def test_a_lock_that_is_taken_after_the_plan_stays(layer: PyOpenCLBinaries) -> None:
+    lock = base(layer) / "lock"
+    lock.write_bytes(b"")
+    os.utime(lock, (1, 1))
+    (found,) = [found for found in layer.scan(layer.roots()[0]) if isinstance(found, Orphan)]
+    plan = layer.plan_removal([found])
+    lock.unlink()
+    lock.write_bytes(b"")
+    outcome = layer.clear(plan)
+    assert [note.because for note in outcome.skipped] == ["changed since it was planned"]
+    assert lock.exists()
 
 
 def test_a_dependency_that_is_no_header_makes_nobody_wait(layer: PyOpenCLBinaries, tmp_path: Path) -> None:

@@ -6,19 +6,21 @@ import errno
 import os
 import shutil
 import stat
+import tempfile
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from cachectl import scratch
+from cachectl import copies, scratch
 from cachectl.stack import Stack
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from contextlib import AbstractContextManager
-    from pathlib import Path
 
     from conftest import Home
+    from injector import Injector
 
 
 @pytest.fixture
@@ -95,12 +97,77 @@ def elsewhere(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Make the scratch folder another file system."""
     rename = os.rename
 
-    def refuse(source: Any, target: Any) -> None:  # noqa: ANN401 - as os.rename
+    def refuse(source: Any, target: Any, **options: Any) -> None:  # noqa: ANN401 - as os.rename
         if os.fspath(source).startswith(str(root)):
             raise OSError(errno.EXDEV, os.strerror(errno.EXDEV), source, None, target)
-        rename(source, target)
+        rename(source, target, **options)
+
+    link = os.link
+
+    def refuse_link(source: Any, target: Any, **options: Any) -> None:  # noqa: ANN401 - as os.link
+        if os.fspath(source).startswith(str(root)):
+            raise OSError(errno.EXDEV, os.strerror(errno.EXDEV), source, None, target)
+        link(source, target, **options)
 
     monkeypatch.setattr(os, "rename", refuse)
+    monkeypatch.setattr(os, "link", refuse_link)
+
+
+@pytest.fixture
+def other_disk(tmp_path: Path) -> Iterator[Path]:
+    """Return a folder on another file system. Skips where there is none."""
+    memory = Path("/dev/shm")  # noqa: S108 - its file system is what matters
+    if not memory.is_dir() or memory.stat().st_dev == tmp_path.stat().st_dev:
+        pytest.skip("needs /dev/shm, another file system than the temporary folder")
+    with tempfile.TemporaryDirectory(dir=memory) as name:
+        yield Path(name)
+
+
+def test_a_copy_that_a_killed_run_leaves_is_reported_and_goes_with_the_next_purge(
+    home: Home, cache: Path, other_disk: Path, injector: Injector
+) -> None:
+    """Killed at each call in turn. What the program wrote is at home, or in the scratch folder, and never lost."""
+    from injector import KILL, WRITES, Fault
+
+    program = 'mkdir "$XDG_CACHE_HOME/other"; echo content > "$XDG_CACHE_HOME/other/file"'
+    left = 0
+    for nth in range(1, 100):
+        shutil.rmtree(cache)
+        cache.mkdir()
+        root = other_disk / str(nth)
+        command = ("run", f"--isolated={root}", "--", "/bin/sh", "-c", program)
+        done = injector.run(*command, home=home.path, fault=Fault(WRITES, nth, KILL))
+        originals = [
+            path.read_text() for path in (root / "xdg" / "other" / "file", cache / "other" / "file") if path.is_file()
+        ]
+        assert originals[:1] == ["content\n"], nth
+        if done.status == 0:
+            break
+        copies = list(cache.glob(".cachectl-*"))
+        report = injector.run("report", "--json", home=home.path, fault=Fault(0)).json
+        assert [Path(one["root"], one["key"]) for one in report["leftovers"]] == copies
+        assert all(one["modified"] > 0 for one in report["leftovers"])
+        left += len(copies)
+        dry = injector.run("purge", "--all", "--dry-run", home=home.path, fault=Fault(0))
+        assert dry.status == 0
+        assert list(cache.glob(".cachectl-*")) == copies
+        again = injector.run("purge", "--all", home=home.path, fault=Fault(0))
+        assert again.status == 0
+        assert len(again.stderr.splitlines()) == len(copies)
+        assert list(cache.glob(".cachectl-*")) == []
+    else:
+        pytest.fail("the run never ends")
+    assert left > 3
+    assert list(cache.iterdir()) == [cache / "other"]
+
+
+def test_a_copy_that_is_being_made_is_nobodys_leftover(home: Home, cache: Path) -> None:
+    environment = home.environment()
+    with copies.stage_in(cache) as stage:
+        assert copies.copies_left(environment) == ()
+        assert scratch.remove_copies(environment) == ()
+        assert stage.is_dir()
+    assert list(cache.iterdir()) == []
 
 
 @pytest.mark.usefixtures("elsewhere")
@@ -127,7 +194,7 @@ def test_what_cannot_come_home_is_kept_and_named(
     def full(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(scratch, "_stage", full)
+    monkeypatch.setattr(scratch, "_place", full)
     with scratch.scratch_folder(home.environment()) as root:
         with shadow(home, root, said):
             (root / "xdg" / "new").write_text("mine")
