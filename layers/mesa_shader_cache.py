@@ -406,25 +406,39 @@ class MesaShaderCache(Layer):
         """Remove entries: by unlinking, or under the lock of their file; then the size is counted anew."""
         if root.role != MULTI_FILE:
             return self._remove_from_files(root, targets)
-        targets = self._kernels_last(root, targets)
+        last = self._last_kernels(root, targets)
+        outcome = self._remove_files(root, tuple(target for target in targets if target.key not in last))
+        gone = {key for key, others in last.items() if not any(os.path.lexists(root.path / other) for other in others)}
+        outcome = outcome.plus(self._remove_files(root, tuple(target for target in targets if target.key in gone)))
+        kept = "is left until the machine code of its driver can be removed"
+        skipped = tuple(Note(key, kept) for key in last.keys() - gone)
+        outcome = outcome.plus(Outcome(self.name, skipped=skipped))
+        self._count_anew(root)
+        return outcome
+
+    def _last_kernels(self, root: Root, targets: tuple[Target, ...]) -> dict[str, list[str]]:
+        """Map a kernel of each driver and device to the other targets of these, which must go before it.
+
+        Without a kernel nothing says whose they are: after an interruption no purge would remove them.
+        """
+        keys = {target.key for target in targets}
+        raws = [found for found in self._raws(root) if isinstance(found, _Raw) and found.entry.key in keys]
+        last: dict[str, list[str]] = {}
+        for maker, group in _makers(raws).items():
+            by_size = sorted(group, key=lambda raw: raw.entry.bytes) if RUSTICL not in maker else []
+            kernel = next((raw.entry.key for raw in by_size if _kernels(raw.read() or b"")), None)
+            if kernel is not None:
+                last[kernel] = [raw.entry.key for raw in group if raw.entry.key != kernel]
+        return last
+
+    def _remove_files(self, root: Root, targets: tuple[Target, ...]) -> Outcome:
         idle = using(OPENED, processes=self.environment.processes) == ()
         temporary = tuple(target for target in targets if target.key.endswith(".tmp"))
         others = tuple(target for target in targets if not target.key.endswith(".tmp"))
         outcome = self._tree(root).remove(others, tidy=idle) if others else Outcome(self.name)
         if temporary:
             outcome = outcome.plus(self._tree(root, _TEMPORARIES).remove(temporary, tidy=idle))
-        self._count_anew(root)
         return outcome
-
-    def _kernels_last(self, root: Root, targets: tuple[Target, ...]) -> tuple[Target, ...]:
-        """Put a kernel of each driver and device last: after an interruption it says whose the rest is."""
-        keys = {target.key for target in targets}
-        raws = [found for found in self._raws(root) if isinstance(found, _Raw) and found.entry.key in keys]
-        last = set()
-        for maker, group in _makers(raws).items():
-            by_size = sorted(group, key=lambda raw: raw.entry.bytes) if RUSTICL not in maker else []
-            last.add(next((raw.entry.key for raw in by_size if _kernels(raw.read() or b"")), None))
-        return tuple(sorted(targets, key=lambda target: target.key in last))
 
     def _remove_from_files(self, root: Root, targets: tuple[Target, ...]) -> Outcome:
         wanted = {_name(target.key): target for target in targets if _ENTRIES.accepts(target.key)}

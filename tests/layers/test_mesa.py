@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -537,6 +538,19 @@ def test_what_a_killed_purge_leaves_is_counted_and_goes_with_the_next(
         pytest.fail("the purge never ends")
     assert nth > 3
     assert orphans > 0 or store == "multi-file"
+
+
+def test_a_kernel_stays_while_the_machine_code_of_its_driver_cannot_go(tmp_path: Path, injector: Injector) -> None:
+    from injector import WRITES, Fault
+
+    home = tmp_path / "home"
+    root = fill(home / ".cache", "multi-file", contents())
+    done = injector.run("purge", "mesa", "--json", home=home, fault=Fault(WRITES, 1, errno.EIO))
+    (layer,) = done.json["layers"]
+    assert (done.status, layer["removed"], len(layer["failed"]), len(layer["skipped"])) == (1, 2, 1, 1)
+    assert len(list(layer_of(home, "multi-file").entries())) == 2
+    assert injector.run("purge", "mesa", home=home, fault=Fault(0)).status == 0
+    assert not list(root.glob("??/*"))
 
 
 def test_temporaries_go_unless_somebody_may_be_writing_them(tmp_path: Path) -> None:
