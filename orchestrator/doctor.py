@@ -36,6 +36,7 @@ _WORST_FIRST: Final = (
     Severity.FAILS,
     Severity.RISKS,
     Severity.RECOMPILES,
+    Severity.HEALS,
     Severity.WASTES,
     Severity.HARMLESS,
 )
