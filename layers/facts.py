@@ -371,6 +371,7 @@ class Severity(Enum):
     FAILS = "fails every run"
     RISKS = "may fail a run"
     RECOMPILES = "recompiles every run"
+    HEALS = "recompiles once"
     UNSAFE = "lets others run code as you"
     WASTES = "wastes space"
     HARMLESS = "harmless"

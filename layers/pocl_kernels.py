@@ -540,7 +540,7 @@ class PoclKernels(Layer):
         severity = Severity.FAILS
         if path.endswith(_OBJECT):
             # PoCL links these itself. It compiles the kernel again, once, if it cannot.
-            severity, message = Severity.RECOMPILES, f"{message}; PoCL compiles the kernel again"
+            severity, message = Severity.HEALS, f"{message}; PoCL compiles the kernel again"
         fix = f"cachectl purge pocl --key {leaf.key}"
         thing = leaf.entry(self.name, root.path)
         return Finding(self.name, root.path, leaf.key, severity, "magic", f"{path}: {message}", fix, thing)

@@ -37,6 +37,7 @@ _WORST_FIRST: Final = (
     Severity.FAILS,
     Severity.RISKS,
     Severity.RECOMPILES,
+    Severity.HEALS,
     Severity.WASTES,
     Severity.HARMLESS,
 )

@@ -23,7 +23,8 @@ def closed_because(root: Path, key: str, known: dict[Path, str | None] | None = 
     """Return the operating system's reason why an entry below a root could not be placed or removed, else ``None``.
 
     A folder leaves its place only if the root, its parent and the folder itself are writable; a file needs its parent.
-    Of what does not exist yet, the nearest folder above must be writable. ``known`` remembers folders between calls.
+    Of what does not exist yet, the nearest path above must be a writable folder. ``known`` remembers folders between
+    calls.
     """
     seen = {} if known is None else known
     path = root / key
@@ -33,7 +34,7 @@ def closed_because(root: Path, key: str, known: dict[Path, str | None] | None = 
     for folder in folders:
         there = next(above for above in (folder, *folder.parents) if os.path.lexists(above))
         if there not in seen:
-            seen[there] = _unwritable(there)
+            seen[there] = _unwritable(there) if there.is_dir() else os.strerror(errno.ENOTDIR)
         if seen[there] is not None:
             return seen[there]
     return None

@@ -196,6 +196,16 @@ def test_what_was_not_placed_does_not_hit(packed: Path, home: Home, held_to_mode
         }
 
 
+def test_a_file_where_the_folder_should_be_is_what_would_fail(packed: Path, home: Home) -> None:
+    (home.path / ".cache").mkdir()
+    (home.path / ".cache" / "pocl").write_text("mine")
+    for more in (("--dry-run",), ()):
+        done = home.json("import", str(packed), "--trust", *more, check=False)
+        (pocl,) = (layer for layer in done["layers"] if layer["layer"] == "pocl")
+        assert (pocl["placed"], len(pocl["failed"])) == (0, 11)
+        assert {note["because"] for note in pocl["failed"]} == {"cannot write: Not a directory"}
+
+
 def test_only_what_is_here_hits(packed: Path, warm: Home) -> None:
     program = min((warm.path / ".cache" / "pocl" / "kcache").glob("??/*/program.bc"))
     program.write_bytes(program.read_bytes() + b"other")

@@ -234,6 +234,9 @@ def test_records_that_miopen_reads_stay(home: Home) -> None:
     # The line that k3's first one hid is read from now on.
     assert path.read_text() == f"{read}k3=A:1,2,3\nk4=A:1,2,3\n"
     assert {finding["code"] for finding in home.json("verify", "miopen-tuning", check=False)["findings"]} == {"item"}
+    # Nothing is to be said of a record that is listed and exported whole.
+    assert home.cachectl("ls", "miopen-tuning").stderr == ""
+    assert "not exported" not in home.cachectl("export", "tuning", "miopen-tuning").stderr
     home.cachectl("export", "--as-kdb", "db", "miopen-tuning")
     installed = (home.path / "db" / "gfx90a6e.HIP.fdb.txt").read_text()
     assert installed.splitlines() == [line for line in path.read_text().splitlines() if line]
