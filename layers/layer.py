@@ -14,6 +14,7 @@ import shlex
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import ClassVar, Final, TypeVar, final
@@ -227,6 +228,13 @@ class Layer(ABC):
         """Name the roots that have gone, and without which programs that are running now fail."""
         return ()
 
+    def recover(self, root: Root) -> None:
+        """Finish, or roll back, the writes to a root that were interrupted, as the next program there would.
+
+        Raises :class:`LayerError` for what cannot be finished.
+        """
+        del root
+
     def plan_everything(self, root: Root) -> ClearPlan | None:
         """Plan a whole root without listing its entries, where the store can; else ``None``."""
         del root
@@ -395,6 +403,20 @@ class Layer(ABC):
             raise Refused(self.name, f"cannot put: no place to keep entries in this environment ({self.state().why})")
         self._demand_own(roots[0])
         return roots[0]
+
+    @final
+    def recover_all(self, within: Callable[[Root], bool] = lambda _root: True) -> None:
+        """Finish the writes that were interrupted, in those roots that are ``within`` and may be changed.
+
+        A verb that removes entries does so first: reading alone cannot always see past such a write. What cannot be
+        finished is left to the verb, which says what is wrong.
+        """
+        if self.abilities()[Ability.CLEAR] is not None:
+            return
+        for root in filter(within, self.roots()):
+            with suppress(LayerError, OSError):
+                self._demand_own(root)
+                self.recover(root)
 
     @final
     def plan_clear(

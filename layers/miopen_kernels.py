@@ -399,6 +399,12 @@ class MIOpenKernels(RowLayer):
                 outcomes.append(Tree(self.name, root.path, shape).remove(planned, tidy=True))
         return reduce(Outcome.plus, outcomes, Outcome(self.name))
 
+    def row_files(self, root: Root) -> Iterator[RowFile]:
+        """Return the databases of kernels."""
+        for file in self.databases(root).files():
+            if not isinstance(file, Problem):
+                yield self._rows(file)
+
     def row_file(self, root: Root, file: str) -> RowFile | None:
         """Return a database of kernels."""
         named = self.databases(root).name(file)
@@ -413,19 +419,9 @@ class MIOpenKernels(RowLayer):
         file = self.databases(root).find(relative)
         if file is None:
             return Outcome(self.name, skipped=tuple(Note(target.key, "already gone") for target in targets))
-        before = disk_usage(file.path)[1]
-        try:
-            rows = self._rows(file)
-            planned = [_planned_row(target) for target in targets]
-            gone = set(rows.delete(planned))
-            because = rows.vacuum()
-        except LayerError as error:
-            return Outcome(self.name, failed=(self.failed_rows(relative, targets, error),))
-        changed = [target for target, row in zip(targets, planned, strict=True) if row not in gone]
-        skipped = [Note(target.key, "changed since it was planned") for target in changed]
-        if because is not None:
-            skipped.append(Note(relative, because))
-        return Outcome(self.name, len(gone), max(0, before - disk_usage(file.path)[1]), tuple(skipped))
+        rows = self._rows(file)
+        planned = {target: _planned_row(target) for target in targets}
+        return self.remove_rows(rows, relative, planned, lambda: rows.delete(list(planned.values())))
 
     def set_aside(self, root: Root, target: Target, thing: Quarantined) -> str | None:
         """Move a row into quarantine, or a file that MIOpen cannot use and nobody has open: it makes another."""

@@ -86,6 +86,24 @@ PROBLEM: Final = (
     *("pad_h", "pad_w", "pad_d", "conv_stride_h", "conv_stride_w", "conv_stride_d"),
     *("dilation_h", "dilation_w", "dilation_d", "bias", "group_count", "layout", "data_type", "direction"),
 )
+_TEXTS: Final = ("layout", "data_type", "direction")
+_PERF_TABLE: Final = (
+    "CREATE TABLE IF NOT EXISTS `perf_db` (`id` INTEGER PRIMARY KEY ASC,`solver` TEXT NOT NULL,"
+    "`config` INTEGER NOT NULL,`params` TEXT NOT NULL)"
+)
+_CONFIG_TABLE: Final = (
+    "CREATE TABLE IF NOT EXISTS `config` (`id` INTEGER PRIMARY KEY ASC,"
+    + ",".join(f"`{column}` TEXT NOT NULL" for column in _TEXTS)
+    + "".join(f",`{column}` INT NOT NULL" for column in PROBLEM if column not in _TEXTS)
+    + ")"
+)
+#: The two tables of a perf-db in sqlite and their indexes, as MIOpen makes them.
+PERF_DB_CREATE: Final = (
+    _CONFIG_TABLE,
+    f"CREATE UNIQUE INDEX IF NOT EXISTS `idx_config` ON config( {','.join((*_TEXTS, *PROBLEM[:-3]))} )",
+    _PERF_TABLE,
+    "CREATE UNIQUE INDEX IF NOT EXISTS `idx_perf_db` ON perf_db(solver, config)",
+)
 # Read only, so a query may stand for the table; it spells the problem as a text record does.
 _PERF_DB: Final = Schema(
     table=(
@@ -97,7 +115,7 @@ _PERF_DB: Final = Schema(
     key=("config", "solver"),
     values=("problem", "params"),
     size="length(params)",
-    tables=("perf_db", "config"),
+    others=PERF_DB_CREATE,
 )
 #: What ``MIOPEN_FIND_ENFORCE`` may say, and what that does to every run.
 _ACTIONS: Final = {"NONE": 1, "DB_UPDATE": 2, "SEARCH": 3, "SEARCH_DB_UPDATE": 4, "DB_CLEAN": 5}

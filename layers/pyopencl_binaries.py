@@ -9,7 +9,7 @@ import os
 import re
 import shlex
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import contextmanager, suppress
 from functools import partial, wraps
 from pathlib import Path
 from typing import Final
@@ -54,6 +54,7 @@ from cachectl.layers.pyopencl_invoker import MEMOS, VARIABLE, no_cache_switch
 from cachectl.layers.pytools_dictionaries import Staleness, relocate_user_cache, unexamined_python
 from cachectl.layers.stores.archive import unpack
 from cachectl.layers.stores.foresight import closed_because
+from cachectl.layers.stores.handles import opened
 from cachectl.layers.stores.locks import is_abandoned, presence_lock, remove_abandoned, wait_until_absent
 from cachectl.layers.stores.plain import open_plain, read_plain
 from cachectl.layers.stores.tree import REFUSALS, Guard, Leaf, Shape, Tree, bulk
@@ -348,12 +349,19 @@ class PyOpenCLBinaries(Layer):
     def _remove_from(self, root: Root, base: str, planned: tuple[Target, ...]) -> Outcome:
         if not _BASE.fullmatch(base):
             return self._tree(root).remove(planned)
-        return self._tree(root).remove(planned, guard=partial(self._locked, root.path / base))
+        return self._tree(root).remove(planned, guard=partial(self._locked, root, base))
 
-    def _locked(self, base: Path) -> AbstractContextManager[None]:
-        """Hold PyOpenCL's lock; one that no living process of this user can hold any more goes."""
-        abandoned = partial(self._is_abandoned, base)
-        return presence_lock(self.name, base / "lock", patience=self.environment.patience, abandoned=abandoned)
+    @contextmanager
+    def _locked(self, root: Root, base: str, handle: int) -> Iterator[None]:
+        """Hold PyOpenCL's lock in a folder of the open root; one that no living process can hold any more goes."""
+        folder = root.path / base
+        abandoned = partial(self._is_abandoned, folder)
+        patience = self.environment.patience
+        with (
+            opened(base, handle) as inside,
+            presence_lock(self.name, folder / "lock", folder=inside, patience=patience, abandoned=abandoned),
+        ):
+            yield
 
     def _is_abandoned(self, base: Path, age: float) -> bool:
         """Tell whether a lock of this age (seconds) in a folder can have no holder any more."""
@@ -376,7 +384,7 @@ class PyOpenCLBinaries(Layer):
         self._tree(root).bring_back(thing, replace=replace, guard=self._guard(root, thing.key))
 
     def _guard(self, root: Root, key: str) -> Guard:
-        return partial(self._locked, root.path / key.partition("/")[0])
+        return partial(self._locked, root, key.partition("/")[0])
 
     # ------------------------------------------------------------------ verify
 

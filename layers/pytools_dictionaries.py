@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
 from cachectl.layers.environment import Environment, release_of, user_cache_folder
-from cachectl.layers.errors import Busy, Damaged, EntryExists, LayerError, Unreachable, not_a_key
+from cachectl.layers.errors import Busy, Damaged, EntryExists, LayerError, Refused, Unreachable, not_a_key
 from cachectl.layers.facts import (
     Artifact,
     Bulk,
@@ -46,7 +46,7 @@ from cachectl.layers.layer import Layer
 from cachectl.layers.open_files import open_elsewhere
 from cachectl.layers.row_layer import RowLayer
 from cachectl.layers.selection import Selection
-from cachectl.layers.stores.rows import Row, RowFile, Weight, disk_usage, without_companion
+from cachectl.layers.stores.rows import Deleted, Row, RowFile, Weight, disk_usage, without_companion
 from cachectl.layers.stores.tree import LEFTOVER, NOTHING, Leaf, Shape, Tree
 from cachectl.layers.switches import misread, off, relative_cache_home, strtobool, switched_off
 
@@ -212,7 +212,8 @@ class PytoolsDictionaries(RowLayer):
             yield Problem(path, "vanished", "vanished meanwhile")
             return
         except LayerError as error:
-            code = "busy" if isinstance(error, Busy) else "unreadable" if isinstance(error, Unreachable) else "sqlite"
+            kinds = {Busy: "busy", Damaged: "sqlite"}
+            code = next((code for kind, code in kinds.items() if isinstance(error, kind)), "unreadable")
             yield Problem(path, code, self.with_cure(error))
             return
         yield Housekeeping(name.file, root.path, total - payload, files, modified, staleness.stale)
@@ -429,28 +430,20 @@ class PytoolsDictionaries(RowLayer):
         whole = any(self.separator not in target.key for target in targets)
         return None if rows is None else rows.foresee_delete(None if whole else list(map(_planned_row, targets)))
 
+    def row_files(self, root: Root) -> Iterator[RowFile]:
+        """Return the dictionaries of rows."""
+        for name in self._dictionaries(root):
+            if name.generation == "v5":
+                yield self._rows(root.path / name.file)
+
     def row_file(self, root: Root, file: str) -> RowFile | None:
         """Return a dictionary of rows."""
         return self._rows(root.path / file) if file.endswith(".sqlite") else None
 
     def _remove_rows(self, root: Root, file: str, targets: list[Target]) -> Outcome:
-        path = root.path / file
-        rows = self._rows(path)
-        before = disk_usage(path)[1]
-        try:
-            removed, skipped = _delete_rows(rows, targets)
-        except LayerError as error:
-            return Outcome(self.name, failed=(self.failed_rows(file, targets, error),))
-        if not removed:
-            # What vanished meanwhile was somebody else's doing.
-            return Outcome(self.name, skipped=tuple(skipped))
-        failed: tuple[Note, ...] = ()
-        try:
-            if (because := rows.vacuum()) is not None:
-                skipped.append(Note(file, because))
-        except LayerError as error:
-            failed = (Note(file, f"its rows are gone, but: {self.with_cure(error)}"),)
-        return Outcome(self.name, removed, max(0, before - disk_usage(path)[1]), tuple(skipped), failed)
+        rows = self._rows(root.path / file)
+        planned = {target: _planned_row(target) if self.separator in target.key else None for target in targets}
+        return self.remove_rows(rows, file, planned, partial(_delete_rows, rows, targets))
 
     # ------------------------------------------------------------------ quarantine
 
@@ -500,7 +493,8 @@ class PytoolsDictionaries(RowLayer):
         except Damaged as error:
             yield self._damaged_file(root, file, error.message)
         except LayerError as error:
-            fix = "nothing: try again when no program is writing"
+            foreign = isinstance(error, Refused)
+            fix = "nothing: cachectl does not use it" if foreign else "nothing: try again when no program is writing"
             yield Finding(self.name, root.path, file, Severity.HARMLESS, "unreadable", error.message, fix)
 
     def _damaged_row(self, root: Root, file: str, row: Row, message: str) -> Finding:
@@ -544,15 +538,11 @@ def _planned_row(target: Target) -> Row:
     return Row(target.mark[0], (target.key.partition("/")[2],), target.mark[1])
 
 
-def _delete_rows(rows: RowFile, targets: list[Target]) -> tuple[int, list[Note]]:
+def _delete_rows(rows: RowFile, targets: list[Target]) -> Deleted | None:
     whole = next((target for target in targets if "/" not in target.key), None)
     if whole is not None:
-        removed = rows.delete_up_to(Weight(whole.entries, whole.bytes, whole.mark[0]))
-        return (0, [Note(whole.key, _CHANGED)]) if removed is None else (removed, [])
-    planned = list(map(_planned_row, targets))
-    gone = set(rows.delete(planned))
-    skipped = [Note(target.key, _CHANGED) for target, row in zip(targets, planned, strict=True) if row not in gone]
-    return len(gone), skipped
+        return rows.delete_up_to(Weight(whole.entries, whole.bytes, whole.mark[0]))
+    return rows.delete(list(map(_planned_row, targets)))
 
 
 def _pickle_complaint(data: bytes) -> str | None:

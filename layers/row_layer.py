@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import ClassVar, TypeVar
 
 from cachectl.layers.errors import Busy, LayerError, NoRoom
-from cachectl.layers.facts import Artifact, Foresight, Note, Root, Target
+from cachectl.layers.facts import Artifact, Foresight, Note, Outcome, Root, Target
 from cachectl.layers.layer import Layer
-from cachectl.layers.stores.rows import RowFile
+from cachectl.layers.stores.rows import Deleted, Row, RowFile, allocated, disk_usage
 
 T = TypeVar("T")
 
@@ -46,6 +47,51 @@ class RowLayer(Layer):
         """
         del root, file, targets
         return None
+
+    def row_files(self, root: Root) -> Iterable[RowFile]:
+        """Return the databases of a root that exist and can be used."""
+        del root
+        return ()
+
+    def recover(self, root: Root) -> None:
+        """Roll back what was interrupted in each database; one that fails keeps no other from it."""
+        for rows in self.row_files(root):
+            with suppress(LayerError):
+                rows.recover()
+
+    def remove_rows(
+        self, rows: RowFile, file: str, planned: Mapping[Target, Row | None], delete: Callable[[], Deleted | None]
+    ) -> Outcome:
+        """Remove targets from one database by ``delete``, and give the space back; say what went whatever fails then.
+
+        ``planned`` gives the row of each target, ``None`` for one that means all rows. ``delete`` returns ``None``
+        where nothing is as it was planned.
+        """
+        before = disk_usage(rows.path)[1], allocated(rows.path)
+        try:
+            done = delete() or Deleted(0)
+        except LayerError as error:
+            return Outcome(self.name, failed=(self.failed_rows(file, tuple(planned), error),))
+        rest = [
+            target for target, row in planned.items() if (not done.removed if row is None else row not in done.rows)
+        ]
+        failed: list[Note] = []
+        skipped: list[Note] = []
+        if done.stopped is not None:
+            failed.append(self.failed_rows(file, rest, done.stopped))
+        else:
+            skipped += [Note(target.key, "changed since it was planned") for target in rest]
+        # What vanished meanwhile was somebody else's doing.
+        if not done.removed:
+            return Outcome(self.name, skipped=tuple(skipped), failed=tuple(failed))
+        try:
+            if (because := rows.vacuum()) is not None:
+                skipped.append(Note(file, because))
+        except LayerError as error:
+            failed.append(Note(file, f"its rows are gone, but: {self.with_cure(error)}"))
+        after = disk_usage(rows.path)[1], allocated(rows.path)
+        freed = max(0, *(was - now for was, now in zip(before, after, strict=True)))
+        return Outcome(self.name, done.removed, freed, tuple(skipped), tuple(failed))
 
     def row_file(self, root: Root, file: str) -> RowFile | None:
         """Return a database by the name that keys begin with, whether or not it exists; ``None`` where it is none."""

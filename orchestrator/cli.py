@@ -362,6 +362,8 @@ def _remove_leftovers(stack: Stack, options: argparse.Namespace) -> None:
 def _purged(stack: Stack, selection: Selection, options: argparse.Namespace) -> PurgeResult | None:
     if options.mpi:
         return _over_nodes(stack, lambda nodes: nodes.purge(selection, options.layers, dry_run=options.dry_run))
+    if not options.dry_run:
+        stack.recover(options.layers)
     plan = stack.plan_clear(selection, layers=options.layers, listed=options.dry_run)
     return plan.foreseen() if options.dry_run else plan.apply()
 
@@ -382,6 +384,8 @@ def _prune(options: argparse.Namespace) -> int:
         options.parser.error("say what to prune: --stale, --older-than, --max-size or --max-files")
     with render.working("pruning"):
         chosen = stack.named(options.layers) if options.layers else stack.expendable()
+        if not options.dry_run:
+            stack.recover(options.layers)
         plan = plan_prune(chosen, limits, listed=options.dry_run)
         result = plan.foreseen() if options.dry_run else plan.apply()
         _remove_leftovers(stack, options)

@@ -410,6 +410,11 @@ class Contained(Layer):
         """Ask what running programs lack."""
         return self._ask(lambda: tuple(_placed(_checked(root, Root)) for root in self._inner.lacking()))
 
+    def recover(self, root: Root) -> None:
+        """Ask to finish what was interrupted."""
+        if self._is_own("recover"):
+            self._ask(lambda: self._inner.recover(root))
+
     def plan_everything(self, root: Root) -> ClearPlan | None:
         """Ask for the plan of a whole root."""
         plan = self._ask(lambda: self._own(_checked(self._inner.plan_everything(root), ClearPlan, type(None))))

@@ -28,7 +28,7 @@ from cachectl.layers.miopen import SEPARATOR, DatabaseFile, kernel_key
 from cachectl.layers.miopen_kernels import MIOpenKernels
 from cachectl.layers.miopen_system import MIOpenSystemKernels
 from cachectl.layers.miopen_system_tuning import MIOpenSystemTuning
-from cachectl.layers.miopen_tuning import PERF_TABLE, PROBLEM, MIOpenTuning
+from cachectl.layers.miopen_tuning import PERF_DB_CREATE, PERF_TABLE, PROBLEM, MIOpenTuning
 from cachectl.layers.selection import ALL, Selection
 from cachectl.layers.stores.merging import Joined, JoinedRows, MergingRecords, join_records, write_database
 from cachectl.layers.stores.records import Fault, RecordFile, items_of, place
@@ -57,24 +57,9 @@ _INSTALLED: Final = {
 _VERSION: Final = re.compile(r"\.\d+_\d+_\d+(?:_[^.]*)?(?=\.)|_\d+\.\d+\.\d+(?=\.udb$)")
 _BACKEND: Final = re.compile(r"\.(?:HIPNOGPU|HIP|OpenCL)(?=\.)")
 
-_TEXTS: Final = ("layout", "data_type", "direction")
-_NUMBERS: Final = ", ".join(f"`{column}` INT NOT NULL" for column in PROBLEM if column not in _TEXTS)
-_CONFIGS: Final = (
-    "CREATE TABLE IF NOT EXISTS `config` (`id` INTEGER PRIMARY KEY ASC,"
-    f"{','.join(f'`{column}` TEXT NOT NULL' for column in _TEXTS)},{_NUMBERS})"
-)
-_PERFS: Final = (
-    "CREATE TABLE IF NOT EXISTS `perf_db` (`id` INTEGER PRIMARY KEY ASC,`solver` TEXT NOT NULL,"
-    "`config` INTEGER NOT NULL,`params` TEXT NOT NULL)"
-)
 #: The two tables of a perf-db, as MIOpen makes them.
 _PERF: Final = Joined(
-    create=(
-        _CONFIGS,
-        f"CREATE UNIQUE INDEX IF NOT EXISTS `idx_config` ON config( {','.join((*_TEXTS, *PROBLEM[:-3]))} )",
-        _PERFS,
-        "CREATE UNIQUE INDEX IF NOT EXISTS `idx_perf_db` ON perf_db(solver, config)",
-    ),
+    create=PERF_DB_CREATE,
     problems="config",
     problem=PROBLEM,
     table="perf_db",
@@ -82,7 +67,7 @@ _PERF: Final = Joined(
     key="solver",
     value="params",
 )
-_CONFIG: Final = Schema("config", (), ("id",), PROBLEM, "0")
+_CONFIG: Final = Schema("config", (), ("id",), PROBLEM, "0", PERF_DB_CREATE)
 
 Kernel = tuple[tuple[str, ...], tuple[object, ...]]
 
@@ -575,7 +560,7 @@ def _joined(layer: str, path: Path, patience: float) -> JoinedRows:
             columns = rows.columns()
             if columns and not columns.issuperset(schema.columns):
                 raise Damaged(layer, f"the columns of {schema.table} are {', '.join(sorted(columns))}", path)
-    return JoinedRows(layer, path, PERF_TABLE._replace(tables=("perf_db", "config")), _PERF, patience)
+    return JoinedRows(layer, path, PERF_TABLE, _PERF, patience)
 
 
 def _key(line: bytes) -> str:

@@ -21,7 +21,7 @@ from cachectl.layers.facts import Condition, Entry, Note, Outcome, Root, State
 from cachectl.layers.mounts import place_of
 from cachectl.layers.registry import Broken
 from cachectl.mpi import failing_together, node_name, world
-from cachectl.purging import PurgeResult, plan
+from cachectl.purging import PurgeResult, plan, recover
 from cachectl.survey import LayerReport, Report, RootReport, survey
 
 if TYPE_CHECKING:
@@ -87,7 +87,10 @@ class Nodes:
         """Clear a selection in every root that a rank sees, each by one rank; or say what would go."""
         with failing_together(self._notice):
             layers = self._named(names) if names else self._stack.expendable()
-            planned = plan(layers, selection, within=self._mine(self._divided(layers)), listed=dry_run)
+            mine = self._mine(self._divided(layers))
+            if not dry_run:
+                recover(layers, mine)
+            planned = plan(layers, selection, within=mine, listed=dry_run)
             result = planned.foreseen() if dry_run else planned.apply()
             parts = self._comm.gather([_placed(outcome, self._node) for outcome in result.outcomes])
         if parts is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -80,6 +81,14 @@ def plan(
     ``listed`` names every entry, which takes as long as listing them.
     """
     return PurgePlan(tuple((layer, _plan_one(layer, selection, within, listed=listed)) for layer in layers))
+
+
+def recover(layers: Iterable[Layer], within: Callable[[Layer, Root], bool] = lambda _layer, _root: True) -> None:
+    """Finish the writes that were interrupted, before anything is planned that is to be applied."""
+    for layer in layers:
+        # A layer that fails as a whole is named by its plan.
+        with suppress(*FAILURES):
+            layer.recover_all(partial(within, layer))
 
 
 def _plan_one(layer: Layer, selection: Selection, within: Callable[[Layer, Root], bool], *, listed: bool) -> ClearPlan:

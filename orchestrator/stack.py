@@ -89,6 +89,16 @@ class Stack:
 
         return survey(self, self.named(layers))
 
+    def recover(self, layers: Iterable[str] = ()) -> None:
+        """Finish or roll back what was interrupted in the named layers, or in every expendable one.
+
+        Planning sees past most interrupted writes without that, but not past those of more than 1 GiB.
+        """
+        from cachectl.purging import recover
+
+        named = tuple(layers)
+        recover(self.named(named) if named else self.expendable())
+
     def plan_clear(self, selection: Selection = ALL, *, layers: Iterable[str] = (), listed: bool = False) -> PurgePlan:
         """Plan a purge of the named layers, or of every expendable one. Touches nothing.
 

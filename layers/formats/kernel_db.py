@@ -18,16 +18,21 @@ _TABLE: Final = (
 )
 _INDEX: Final = "CREATE UNIQUE INDEX IF NOT EXISTS `idx_kern_db` ON kern_db(kernel_name, kernel_args)"
 
+_CREATE: Final = (f"{_TABLE},`kernel_hash` TEXT NOT NULL,`uncompressed_size` INT NOT NULL)", _INDEX)
+#: Plain blobs without a checksum.
+_CREATE_2_3: Final = (f"{_TABLE})", _INDEX)
+
 #: MIOpen 2.4.0 and newer.
 SCHEMA: Final = Schema(
     table="kern_db",
-    create=(f"{_TABLE},`kernel_hash` TEXT NOT NULL,`uncompressed_size` INT NOT NULL)", _INDEX),
+    create=_CREATE,
     key=("kernel_name", "kernel_args"),
     values=("kernel_blob", "kernel_hash", "uncompressed_size"),
     size="length(kernel_blob)",
+    others=_CREATE_2_3,
 )
-#: MIOpen 2.3.0: plain blobs without a checksum.
-SCHEMA_2_3: Final = Schema("kern_db", (f"{_TABLE})", _INDEX), SCHEMA.key, ("kernel_blob",), SCHEMA.size)
+#: MIOpen 2.3.0.
+SCHEMA_2_3: Final = Schema("kern_db", _CREATE_2_3, SCHEMA.key, ("kernel_blob",), SCHEMA.size, _CREATE)
 
 _LEVEL: Final = 9
 #: More than any kernel has, in bytes: what claims more is a bomb.

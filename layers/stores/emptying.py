@@ -1,4 +1,4 @@
-"""A sqlite file emptied of all rows without a journal: for a file system with no room for one.
+"""Space of a sqlite file given back on a full file system: all rows without a journal, or the pages that are free.
 
 Deleting rows, sqlite copies every page that it changes to a journal first. On a full file system there is no room for
 that copy. Here the file is changed in place instead, in an order that leaves a whole database whenever it is
@@ -13,6 +13,9 @@ interrupted:
 
 The caller holds sqlite's exclusive lock for the whole time, so other programs wait and then find no rows.
 
+Where rows stay, sqlite keeps the pages of those that went in a list, and ``VACUUM`` needs room to do without them. The
+blocks of such pages are given back by a hole in the file: sqlite never reads the content of a free page.
+
 Source: the database file format, sqlite.org/fileformat2.html (header, b-tree pages, cells).
 """
 
@@ -21,7 +24,7 @@ from __future__ import annotations
 import errno
 import os
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Final, NamedTuple
 
 #: Sizes of a page of the empty database, the smaller first: sqlite allows no smaller one.
@@ -37,6 +40,14 @@ _SECTOR: Final = 512
 _POINTERS: Final = _HEADER + _PAGE_HEAD.size
 #: Versions of the file format in the header; with WAL, page 1 may lie in another file.
 _ROLLBACK_JOURNAL: Final = b"\1\1"
+
+
+#: Where the header says which page begins the list of free pages.
+_FIRST_FREE: Final = 32
+#: A page of that list: the next one, and how many free pages it names.
+_TRUNK: Final = struct.Struct(">2I")
+#: ``FALLOC_FL_KEEP_SIZE | FALLOC_FL_PUNCH_HOLE``
+_PUNCH_HOLE: Final = 0x03
 
 
 class Image(NamedTuple):
@@ -133,3 +144,45 @@ def _write(handle: int, data: bytes, place: int) -> None:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
     # The next write must not reach the disk before this one.
     os.fsync(handle)
+
+
+def punch_free_pages(handle: int, page_size: int) -> None:
+    """Give back the disk blocks of the free pages of an open database; its length stays.
+
+    Needs no room. Raises :class:`OSError` where the file system knows no holes.
+    """
+    import ctypes
+
+    libc = ctypes.CDLL(None, use_errno=True)
+    if not hasattr(libc, "fallocate"):
+        raise OSError(errno.ENOTSUP, os.strerror(errno.ENOTSUP))
+    offset = ctypes.c_int64
+    for first, count in _runs(sorted(_free_pages(handle, page_size))):
+        place, length = (first - 1) * page_size, count * page_size
+        if libc.fallocate(handle, _PUNCH_HOLE, offset(place), offset(length)):
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+
+
+def _free_pages(handle: int, page_size: int) -> set[int]:
+    """Return the numbers of the free pages, without those in which sqlite keeps the list."""
+    size = os.fstat(handle).st_size
+    trunks: set[int] = set()
+    free: set[int] = set()
+    (trunk,) = struct.unpack(">I", os.pread(handle, 4, _FIRST_FREE))
+    # A list that is damaged may go in circles.
+    while trunk and trunk not in trunks and trunk * page_size <= size:
+        trunks.add(trunk)
+        page = os.pread(handle, page_size, (trunk - 1) * page_size)
+        trunk, count = _TRUNK.unpack_from(page)
+        count = min(count, (page_size - _TRUNK.size) // 4)
+        free.update(struct.unpack_from(f">{count}I", page, _TRUNK.size))
+    return {number for number in free - trunks if 1 < number <= size // page_size}
+
+
+def _runs(numbers: list[int]) -> Iterator[tuple[int, int]]:
+    """Yield the first of each row of consecutive numbers, and how many they are."""
+    start = 0
+    for place, number in enumerate(numbers):
+        if place + 1 == len(numbers) or numbers[place + 1] != number + 1:
+            yield numbers[start], place + 1 - start
+            start = place + 1

@@ -9,15 +9,16 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from cachectl.layers.errors import Busy, Refused, Unreachable
+from cachectl.layers.stores.handles import status_of
 from cachectl.layers.stores.plain import open_plain, release
 
 #: Seconds to wait for a lock that another process holds.
 PATIENCE: Final = 5.0
 _PAUSE: Final = 0.02
-_FOLDER_FLAGS: Final = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0)
+_FOLDER: Final = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_NOFOLLOW", 0)
 #: Waits for a word, and removes the lock where none comes and the lock is the file that we share.
 _WATCH: Final = 'read -r word || { [ "$1" -ef "$2" ] && /bin/rm -f -- "$1"; }'
 
@@ -50,26 +51,40 @@ def record_lock(layer: str, path: Path, *, patience: float = PATIENCE, create: b
 
 @contextmanager
 def presence_lock(
-    layer: str, path: Path, *, patience: float = PATIENCE, abandoned: Callable[[float], bool] = lambda _age: False
+    layer: str,
+    path: Path,
+    *,
+    folder: int | None = None,
+    patience: float = PATIENCE,
+    abandoned: Callable[[float], bool] = lambda _age: False,
 ) -> Iterator[None]:
     """Hold a lock that consists in a file being there, as PyOpenCL's does.
 
-    Such a lock outlives a holder that was killed. One of our own says whose it is, and goes with its process, by the
-    hand of a watcher or, where that was killed too, of the next cachectl; of another, ``abandoned`` judges by its age
-    in seconds. Raises :class:`Busy` after ``patience``
-    seconds; a lock that may be held is never removed, nor is what merely has its name.
+    ``folder`` is the open folder that the lock lies in; without it the parent of ``path`` is opened, which must not be
+    a link. The lock stays in that folder when its name comes to mean another one.
+
+    Such a lock outlives a holder that was killed. One of our own names its process, and goes with it: a watcher removes
+    it or, if that was killed too, the next cachectl. For a lock of another program ``abandoned`` decides by its age in
+    seconds. Raises :class:`Busy` after ``patience`` seconds; a lock that may be held is never removed, and no other
+    file of its name either.
     """
     deadline = time.monotonic() + patience
-    while True:
-        with ExitStack() as stack:
-            if not os.path.lexists(path) and _make_lock(layer, path, stack):
-                yield
-                return
-        if _take_over(path, abandoned):
-            continue
-        if time.monotonic() > deadline:
-            raise _locked_too_long(layer, path, patience)
-        time.sleep(_PAUSE)
+    with ExitStack() as opened:
+        try:
+            handle = folder if folder is not None else opened.enter_context(_opened(os.open(path.parent, _FOLDER)))
+        except OSError as error:
+            raise Unreachable(layer, f"cannot lock: {error.strerror}", path) from error
+        place = _Place(handle, path)
+        while True:
+            with ExitStack() as stack:
+                if place.status() is None and _make_lock(layer, place, stack):
+                    yield
+                    return
+            if _take_over(place, abandoned):
+                continue
+            if time.monotonic() > deadline:
+                raise _locked_too_long(layer, path, patience)
+            time.sleep(_PAUSE)
 
 
 def wait_until_absent(
@@ -81,9 +96,8 @@ def wait_until_absent(
     """
     deadline = time.monotonic() + patience
     while os.path.lexists(path):
-        with suppress(OSError):
-            if _nobody_holds(path, time.time() - path.lstat().st_mtime, abandoned):
-                return
+        if is_abandoned(path, abandoned):
+            return
         if time.monotonic() > deadline:
             raise _locked_too_long(layer, path, patience)
         time.sleep(_PAUSE)
@@ -91,29 +105,45 @@ def wait_until_absent(
 
 def is_abandoned(path: Path, abandoned: Callable[[float], bool]) -> bool:
     """Tell whether :func:`presence_lock` would take a lock for one that nobody holds any more."""
-    with suppress(OSError):
-        return _nobody_holds(path, time.time() - path.lstat().st_mtime, abandoned)
+    with suppress(OSError), _opened(os.open(path.parent, _FOLDER)) as folder:
+        return _nobody_holds(_Place(folder, path), time.time() - path.lstat().st_mtime, abandoned)
     return False
 
 
 def remove_abandoned(path: Path, abandoned: Callable[[float], bool]) -> bool:
     """Remove a lock that nobody holds any more; return whether that was done."""
-    return _take_over(path, abandoned)
+    with suppress(OSError), _opened(os.open(path.parent, _FOLDER)) as folder:
+        return _take_over(_Place(folder, path), abandoned)
+    return False
 
 
 def _locked_too_long(layer: str, path: Path, patience: float) -> Busy:
     return Busy(layer, f"locked for more than {patience:g} s; if no program is running, remove the lock", path)
 
 
-def _let_go(path: Path, handle: int) -> None:
-    # Somebody may have removed it by hand, as PyOpenCL's own warning says; then it is another's by now.
+class _Place(NamedTuple):
+    """Where a lock is: an open folder, and its path for messages."""
+
+    folder: int
+    path: Path
+
+    @property
+    def name(self) -> str:
+        return self.path.name
+
+    def status(self) -> os.stat_result | None:
+        return status_of(self.folder, self.name)
+
+
+def _let_go(place: _Place, handle: int) -> None:
+    # The user may have removed it by hand, as PyOpenCL's own warning says. Another program may have made a new one.
     with suppress(FileNotFoundError):
-        if os.path.samestat(os.fstat(handle), path.lstat()):
-            path.unlink()
+        if os.path.samestat(os.fstat(handle), os.stat(place.name, dir_fd=place.folder, follow_symlinks=False)):
+            os.unlink(place.name, dir_fd=place.folder)
 
 
 @contextmanager
-def _watched(path: Path, handle: int) -> Iterator[None]:
+def _watched(place: _Place, handle: int) -> Iterator[None]:
     """Have a child by that removes our lock should we be killed: left behind, it would fail every build for good.
 
     The child waits for a word from us, or for the end of the pipe, which is our end. It is in a session of its own,
@@ -122,14 +152,15 @@ def _watched(path: Path, handle: int) -> Iterator[None]:
     """
     import subprocess
 
+    lock = f"/proc/self/fd/{place.folder}/{place.name}" if os.path.isdir("/proc/self/fd") else os.fspath(place.path)
     try:
         child = subprocess.Popen(  # noqa: S603 - a fixed program; what it is told is data
-            ["/bin/sh", "-c", _WATCH, "cachectl-lock", os.fspath(path), f"/proc/self/fd/{handle}"],
+            ["/bin/sh", "-c", _WATCH, "cachectl-lock", lock, f"/proc/self/fd/{handle}"],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             start_new_session=True,
-            pass_fds=(handle,),
+            pass_fds=(handle, place.folder),
             cwd="/",
         )
     except OSError:
@@ -142,43 +173,44 @@ def _watched(path: Path, handle: int) -> Iterator[None]:
         child.communicate(b"done\n")
 
 
-def _make_lock(layer: str, path: Path, stack: ExitStack) -> bool:
-    """Make the lock, to be let go when the stack ends; tell whether that was done, or it is there already."""
+def _make_lock(layer: str, place: _Place, stack: ExitStack) -> bool:
+    """Make the lock, to be removed when the stack ends; return ``False`` where it exists already."""
     try:
         try:
-            _link_nameless(path, stack)
+            _link_nameless(place, stack)
         except FileExistsError:
             raise
         except OSError:
-            _attend(path, os.open(path, os.O_CREAT | os.O_WRONLY | os.O_EXCL, 0o644), stack)
+            flags = os.O_CREAT | os.O_WRONLY | os.O_EXCL
+            _attend(place, os.open(place.name, flags, 0o644, dir_fd=place.folder), stack)
     except FileExistsError:
         return False
     except OSError as error:
-        raise Unreachable(layer, f"cannot lock: {error.strerror}", path) from error
+        raise Unreachable(layer, f"cannot lock: {error.strerror}", place.path) from error
     return True
 
 
-def _link_nameless(path: Path, stack: ExitStack) -> None:
-    """Make the lock as a file without a name, with our name in it and a watcher by, then link it to its place.
+def _link_nameless(place: _Place, stack: ExitStack) -> None:
+    """Make the lock as a file without a name, with our name in it and a watcher, then link it to its place.
 
     Raises :class:`OSError` where the system or the file system has no such files.
     """
     if not hasattr(os, "O_TMPFILE"):
         raise OSError(errno.ENOTSUP, os.strerror(errno.ENOTSUP))
     with ExitStack() as attempt:
-        handle = os.open(path.parent, os.O_TMPFILE | os.O_WRONLY, 0o644)
-        _attend(path, handle, attempt)
-        # With a descriptor of a folder, though none is needed, Python follows the link to the file itself.
-        os.link(f"/proc/self/fd/{handle}", path, src_dir_fd=handle, follow_symlinks=True)
+        handle = os.open(".", os.O_TMPFILE | os.O_WRONLY, 0o644, dir_fd=place.folder)
+        _attend(place, handle, attempt)
+        # Python follows the link to the file itself only with a descriptor of a folder, though none is needed.
+        os.link(f"/proc/self/fd/{handle}", place.name, src_dir_fd=handle, dst_dir_fd=place.folder, follow_symlinks=True)
         stack.push(attempt.pop_all())
 
 
-def _attend(path: Path, handle: int, stack: ExitStack) -> None:
-    """See to it that a lock goes when the stack ends, or we are killed, and bears our name."""
+def _attend(place: _Place, handle: int, stack: ExitStack) -> None:
+    """Write our name into a lock, and have it removed when the stack ends or this process is killed."""
     stack.callback(os.close, handle)
     _own(handle)
-    stack.enter_context(_watched(path, handle))
-    stack.callback(_let_go, path, handle)
+    stack.enter_context(_watched(place, handle))
+    stack.callback(_let_go, place, handle)
 
 
 def _own(handle: int) -> None:
@@ -192,7 +224,7 @@ def _own(handle: int) -> None:
         os.write(handle, _owner())
 
 
-def _take_over(path: Path, abandoned: Callable[[float], bool]) -> bool:
+def _take_over(place: _Place, abandoned: Callable[[float], bool]) -> bool:
     """Remove a lock that nobody holds any more; tell whether that was done.
 
     Only one cachectl at a time may judge and remove: of two that judged the same dead lock, the second would
@@ -200,22 +232,26 @@ def _take_over(path: Path, abandoned: Callable[[float], bool]) -> bool:
     and ends with the process. Nobody but cachectl removes a dead lock, so the one that is judged stays where it
     is; only a hand may come between, which the comparison is for.
     """
-    with suppress(OSError), _opened(os.open(path.parent, _FOLDER_FLAGS)) as folder:
+    # Opened again: the system ties what is held to an open folder, and others use the one that is given.
+    with suppress(OSError), _opened(os.open(".", _FOLDER, dir_fd=place.folder)) as folder:
         if not _hold(folder):
             return False
-        judged = path.lstat()
-        if _nobody_holds(path, time.time() - judged.st_mtime, abandoned) and _marks(path.lstat()) == _marks(judged):
-            path.unlink()
-            return True
+        judged = os.stat(place.name, dir_fd=place.folder, follow_symlinks=False)
+        age = time.time() - judged.st_mtime
+        if _nobody_holds(place, age, abandoned):
+            standing = os.stat(place.name, dir_fd=place.folder, follow_symlinks=False)
+            if _marks(standing) == _marks(judged):
+                os.unlink(place.name, dir_fd=place.folder)
+                return True
     return False
 
 
-def _nobody_holds(path: Path, age: float, abandoned: Callable[[float], bool]) -> bool:
+def _nobody_holds(place: _Place, age: float, abandoned: Callable[[float], bool]) -> bool:
     """Judge a lock: one of ours, made on this machine, by the system; of another, ask.
 
     What is neither empty nor one of ours is no lock, but somebody's file of that name.
     """
-    with _opened(open_plain(path)) as handle:
+    with _opened(open_plain(place.name, dir_fd=place.folder)) as handle:
         match = re.fullmatch(rb"(?:cachectl \d+ (.*)\n)?", os.read(handle, 300))
         if match is None:
             return False

@@ -6,19 +6,21 @@ another content is given back, never replaced.
 
 from __future__ import annotations
 
+import errno
 import os
 import sqlite3
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import closing, suppress
+from contextlib import closing
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from cachectl.layers.errors import Damaged, Unreachable
-from cachectl.layers.stores.plain import own_name
+from cachectl.layers.errors import Damaged, LayerError, Unreachable
+from cachectl.layers.stores.database import COMPANIONS
+from cachectl.layers.stores.handles import opened_root, own_folder
+from cachectl.layers.stores.plain import STAGE
 from cachectl.layers.stores.records import RecordFile, items_of, record_complaint, split_lines
 from cachectl.layers.stores.rows import RowFile, Schema
 
-_COMPANIONS: Final = ("-journal", "-wal", "-shm")
 #: What everybody may read and its owner write.
 _MODE: Final = 0o644
 
@@ -165,27 +167,31 @@ def write_database(layer: str, path: Path, fill: Callable[[Path], object]) -> No
     ``fill`` writes it at the path it is given. Raises :class:`Damaged` where a log lies beside the place: sqlite would
     play it into the new file.
     """
-    for companion in _COMPANIONS:
+    for companion in COMPANIONS:
         beside = path.with_name(path.name + companion)
         if os.path.lexists(beside):
             raise Damaged(layer, "a log of another database lies beside it; fold it in or remove both", beside)
-    stage = path.with_name(own_name())
     try:
-        fill(stage)
-        with closing(sqlite3.connect(stage)) as connection:
-            connection.execute("pragma journal_mode=delete")
-        os.chmod(stage, _MODE)
-        _sync(stage)
-        os.replace(stage, path)
-        _sync(path.parent)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with opened_root(path.parent) as parent:
+            if parent is None:
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+            # In a folder of its own: sqlite writes only where no other user can, as in /tmp nobody is alone.
+            with own_folder(parent, STAGE) as (folder, name):
+                stage = path.parent / name / path.name
+                fill(stage)
+                with closing(sqlite3.connect(stage)) as connection:
+                    connection.execute("pragma journal_mode=delete")
+                os.chmod(stage, _MODE)
+                _sync(stage)
+                os.rename(path.name, path.name, src_dir_fd=folder, dst_dir_fd=parent)
+                os.fsync(parent)
     except sqlite3.Error as error:
         raise Unreachable(layer, f"cannot write: {error}", path) from error
+    except LayerError:
+        raise
     except OSError as error:
         raise Unreachable(layer, f"cannot write: {error.strerror or error}", path) from error
-    finally:
-        for companion in ("", *_COMPANIONS):
-            with suppress(FileNotFoundError):
-                os.unlink(f"{stage}{companion}")
 
 
 def _sync(path: Path) -> None:

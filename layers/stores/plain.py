@@ -98,7 +98,7 @@ def read_locked(path: str | Path, *, limit: int = -1) -> bytes:
 
     Raises :class:`OSError` as :func:`read_plain`.
     """
-    handle = _borrow(path)
+    handle = borrow(path)
     try:
         return _read_all(handle, path, limit)
     finally:
@@ -119,14 +119,17 @@ def _read_all(handle: int, path: str | Path, limit: int, most: int = LARGEST_ENT
     return data
 
 
-def _borrow(path: str | Path) -> int:
-    """Take a descriptor of a file that could not be closed, so that there is never more than one, or open one."""
+def borrow(path: str | Path, *, dir_fd: int | None = None) -> int:
+    """Open a plain file that programs lock, for reading; :func:`release` closes it.
+
+    A descriptor that could not be closed yet is used again, so that there is never more than one of those.
+    """
     for parked in _PARKED[:]:
         with suppress(OSError, ValueError):
-            if os.path.samestat(os.fstat(parked), os.lstat(path)):
+            if os.path.samestat(os.fstat(parked), os.stat(path, dir_fd=dir_fd, follow_symlinks=False)):
                 _PARKED.remove(parked)
                 return parked
-    return open_plain(path)
+    return open_plain(path, dir_fd=dir_fd)
 
 
 def read_installed(path: str | Path) -> bytes:

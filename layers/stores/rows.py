@@ -3,7 +3,8 @@
 A live program may hold the file open; unlinking, renaming over or truncating it would break that program, so
 a :class:`RowFile` only ever deletes rows and then gives the space back with ``VACUUM``, in short
 transactions with a finite wait. A full file system has no room for the journal of such a transaction: there a file
-whose rows shall all go is emptied in place (:mod:`cachectl.layers.stores.emptying`), under the same lock.
+whose rows shall all go is emptied in place (:mod:`cachectl.layers.stores.emptying`), under the same lock, and of any
+other file few rows go at a time.
 """
 
 from __future__ import annotations
@@ -15,15 +16,26 @@ import os
 import sqlite3
 import stat
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from itertools import chain
 from pathlib import Path
 from typing import Final, NamedTuple, TypeVar
-from urllib.parse import quote
 
 from cachectl.layers.errors import Busy, Damaged, EntryExists, LayerError, NoRoom, Unreachable
 from cachectl.layers.facts import Orphan, Quarantined, Target
-from cachectl.layers.stores.emptying import EMPTY_PAGE_SIZES, empty_image, write_empty
+from cachectl.layers.stores.database import (
+    COMPANIONS,
+    WAL_MODE,
+    Connection,
+    demand_made_by,
+    demand_writable,
+    has_journal,
+    locked_too_long,
+    on_disk,
+    opened_for_reading,
+    opened_for_writing,
+)
+from cachectl.layers.stores.emptying import EMPTY_PAGE_SIZES, empty_image, punch_free_pages, write_empty
 from cachectl.layers.stores.foresight import file_closed_because, wait_until_free
 from cachectl.layers.stores.handles import (
     NO_ROOM,
@@ -35,25 +47,12 @@ from cachectl.layers.stores.handles import (
     write_synced,
 )
 from cachectl.layers.stores.locks import PATIENCE
-from cachectl.layers.stores.plain import (
-    SANE,
-    STAGE,
-    open_plain,
-    plain_identity,
-    read_locked,
-    read_plain,
-    release,
-    special_kind,
-)
+from cachectl.layers.stores.plain import STAGE, open_plain, plain_identity, read_locked, read_plain, release
 from cachectl.layers.stores.quarantine import Quarantine, demand, folder_of
+from cachectl.layers.stores.trust import as_owner
 
 T = TypeVar("T")
 
-_MAGIC: Final = b"SQLite format 3\0"
-_WAL_MODE: Final = b"\x02\x02"
-#: Ends a journal that is one of several, after the name of the file that joins them: no library here writes such.
-_JOURNAL_MAGIC: Final = bytes.fromhex("d9d505f920a163d7")
-_COMPANIONS: Final = ("-journal", "-wal", "-shm")
 #: What to do about what sqlite says.
 _ADVICE: Final = {
     "readonly": "; make the file and its folder writable",
@@ -70,6 +69,8 @@ _FULL: Final = "disk is full"
 _MAKE_ROOM: Final = "; make room and try again"
 #: The page size of a new file, in bytes.
 _PAGE_SIZE: Final = 4096
+#: By how much the next transaction is smaller if there was no room for one.
+_SMALLER: Final = 4
 _CHANGED: Final = "changed since it was planned"
 #: What a row in quarantine is called.
 _ROW: Final = "row.json"
@@ -77,14 +78,15 @@ _ROW: Final = "row.json"
 
 def without_companion(name: str) -> str:
     """Return the name of the database that a file of sqlite's own belongs to; any other name as it is."""
-    return next((name.removesuffix(ending) for ending in _COMPANIONS if name.endswith(ending)), name)
+    return next((name.removesuffix(ending) for ending in COMPANIONS if name.endswith(ending)), name)
 
 
 class Schema(NamedTuple):
     """One table: how to make it, what identifies a row, and what it holds.
 
     ``key`` and ``values`` are column names; ``size`` is the sql expression of a row's bytes. ``table`` may be
-    a query, where rows are only read; ``tables`` then names the tables it is made of.
+    a query, where rows are only read. ``others`` are further ``create`` statements of the library, of any version: a
+    file that holds what neither these nor ``create`` make is damaged.
     """
 
     table: str
@@ -92,7 +94,7 @@ class Schema(NamedTuple):
     key: tuple[str, ...]
     values: tuple[str, ...]
     size: str
-    tables: tuple[str, ...] = ()
+    others: tuple[str, ...] = ()
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -113,6 +115,14 @@ class Row(NamedTuple):
     bytes: int
 
 
+class Deleted(NamedTuple):
+    """How many rows went, which ones where they were named, and what kept the rest from going."""
+
+    removed: int
+    rows: frozenset[Row] = frozenset()
+    stopped: LayerError | None = None
+
+
 class Weight(NamedTuple):
     """Row count, summed bytes and highest row id of a table."""
 
@@ -124,7 +134,7 @@ class Weight(NamedTuple):
 def disk_usage(path: Path) -> tuple[int, int]:
     """Return how many files a database has (journals included) and their bytes."""
     files = total = 0
-    for companion in ("", *_COMPANIONS):
+    for companion in ("", *COMPANIONS):
         try:
             size = path.with_name(path.name + companion).stat().st_size
         except FileNotFoundError:
@@ -132,6 +142,13 @@ def disk_usage(path: Path) -> tuple[int, int]:
         files += 1
         total += size
     return files, total
+
+
+def allocated(path: Path) -> int:
+    """Return how many bytes a file takes on the disk, which are fewer than its length where it has holes."""
+    with suppress(FileNotFoundError):
+        return on_disk(path.stat())
+    return 0
 
 
 def file_mark(path: Path) -> tuple[int, ...]:
@@ -195,19 +212,6 @@ class RowFile:
 
     # ------------------------------------------------------------------ reading
 
-    def count(self) -> int:
-        """Count the rows."""
-        with self._reading() as connection:
-            return int(connection.execute(f"select count(*) from {self.schema.table}").fetchone()[0])
-
-    def weigh(self) -> Weight:
-        """Count and sum the rows, and note the last row id: together they mark the table's state."""
-        query = f"select count(*), coalesce(sum({self.schema.size}), 0), coalesce(max(rowid), 0)"
-        with self._reading() as connection:
-            if self._is_new(connection):
-                return Weight(0, 0, 0)
-            return self._weight(*connection.execute(f"{query} from {self.schema.table}").fetchone())
-
     def sum(self) -> Weight:
         """Weigh the rows for a report: a large table by two connections at once, so not at one single moment."""
         with self._reading() as connection:
@@ -223,7 +227,7 @@ class RowFile:
                 return self._sum(connection, first, last, last)
             return self._sum_by_two(connection, first, last)
 
-    def _sum_by_two(self, connection: sqlite3.Connection, first: int, last: int) -> Weight:
+    def _sum_by_two(self, connection: Connection, first: int, last: int) -> Weight:
         """Sum half of a table in a thread: sqlite lets others run while it works."""
         from concurrent.futures import ThreadPoolExecutor
 
@@ -238,7 +242,7 @@ class RowFile:
             half = self._sum(connection, first, middle, last)
             return Weight(half.rows + rest.result().rows, half.bytes + rest.result().bytes, last)
 
-    def _sum(self, connection: sqlite3.Connection, first: int, until: int, last: int) -> Weight:
+    def _sum(self, connection: Connection, first: int, until: int, last: int) -> Weight:
         query = f"select count(*), coalesce(sum({self.schema.size}), 0) from {self.schema.table}"
         return self._weight(
             *connection.execute(f"{query} where rowid between ? and ?", (first, until)).fetchone(), last
@@ -341,40 +345,86 @@ class RowFile:
         return done
 
     @contextmanager
-    def _inserting(self, otherwise: str) -> Iterator[tuple[sqlite3.Connection, str]]:
+    def _inserting(self, otherwise: str) -> Iterator[tuple[Connection, str]]:
         """Begin to write, in a file and a table that are made if there are none; yield what inserts a row.
 
         ``otherwise`` is what sqlite is to do where another row is in the way.
         """
         places = ", ".join("?" for _ in self.schema.columns)
         names = ", ".join(f'"{column}"' for column in self.schema.columns)
-        try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise Unreachable(self.layer, f"cannot make the folder: {error.strerror}", self.path.parent) from error
         with self._writing(create=True) as connection:
             connection.execute("begin immediate")
             for statement in self.schema.create:
                 connection.execute(statement)
             yield connection, f"insert or {otherwise} into {self.schema.table} ({names}) values ({places})"
 
-    def delete(self, rows: Sequence[Row]) -> list[Row]:
+    def delete(self, rows: Sequence[Row]) -> Deleted:
         """Delete exactly these rows, each only if it still has its size and row id; return those that went.
 
-        Raises :class:`NoRoom` where the file system is full and other rows are to stay.
+        All go in one transaction. Where there is no room for its journal and other rows are to stay, several small ones
+        follow. Raises :class:`NoRoom` where no row could go.
         """
         if not rows:
-            return []
+            return Deleted(0)
         with self._writing() as connection:
             try:
-                return self._delete(connection, rows)
+                gone = self._delete(connection, rows)
             except sqlite3.OperationalError as error:
-                gone = self._empty(connection, error, lambda locked: self._all_rows(locked, rows))
-                if gone is None:
-                    raise
-                return gone
+                emptied = self._empty(connection, error, lambda locked: self._all_rows(locked, rows))
+                if emptied is None:
+                    return self._delete_in_parts(connection, rows, error)
+                gone = emptied
+            return Deleted(len(gone), frozenset(gone))
 
-    def _delete(self, connection: sqlite3.Connection, rows: Sequence[Row]) -> list[Row]:
+    def _delete_in_parts(self, connection: Connection, rows: Sequence[Row], error: sqlite3.OperationalError) -> Deleted:
+        """Delete rows in transactions that the room is enough for, and give back what is free after each."""
+        if not self._lacks_room(error):
+            raise error
+        gone: list[Row] = []
+        done, size = 0, len(rows)
+        while done < len(rows):
+            self._punch(connection)
+            try:
+                gone += self._delete(connection, rows[done : done + size])
+            except sqlite3.OperationalError as failed:
+                if connection.in_transaction:
+                    connection.execute("rollback")
+                if size > 1 and self._lacks_room(failed):
+                    size = -(-size // _SMALLER)
+                    continue
+                if not gone:
+                    raise
+                return Deleted(len(gone), frozenset(gone), self._operational(failed, writing=True))
+            done += size
+        return Deleted(len(gone), frozenset(gone))
+
+    def _punch(self, connection: Connection) -> bool:
+        """Give the disk blocks of free pages back; return whether the file system can do that."""
+        connection.execute("begin exclusive")
+        try:
+            page_size, mode = (
+                connection.execute(f"pragma {name}").fetchone()[0] for name in ("page_size", "journal_mode")
+            )
+            if mode == "wal":
+                return False
+            with self._opened(connection) as handle:
+                punch_free_pages(handle, page_size)
+        except OSError:
+            return False
+        finally:
+            connection.execute("rollback")
+        return True
+
+    @contextmanager
+    def _opened(self, connection: Connection) -> Iterator[int]:
+        """Open the file itself, as sqlite has it open, for reading and writing."""
+        handle = open_plain(self.path.name, dir_fd=connection.folder, flags=os.O_RDWR)
+        try:
+            yield handle
+        finally:
+            release(handle)
+
+    def _delete(self, connection: Connection, rows: Sequence[Row]) -> list[Row]:
         statement = (
             f"delete from {self.schema.table} where rowid = ? and {self.schema.size} = ? and {self.schema.where_key}"
         )
@@ -383,30 +433,35 @@ class RowFile:
         connection.execute("commit")
         return gone
 
-    def _all_rows(self, connection: sqlite3.Connection, rows: Sequence[Row]) -> list[Row] | None:
+    def _all_rows(self, connection: Connection, rows: Sequence[Row]) -> list[Row] | None:
         """Return all rows of the table if each is among those given, ``None`` otherwise."""
         keys = ", ".join(f'"{column}"' for column in self.schema.key)
         query = f"select rowid, {self.schema.size}, {keys} from {self.schema.table}"
         standing = [_row(rowid, key, size) for rowid, size, *key in connection.execute(query)]
         return standing if set(rows).issuperset(standing) else None
 
-    def delete_up_to(self, weight: Weight) -> int | None:
+    def delete_up_to(self, weight: Weight) -> Deleted | None:
         """Delete every row up to the last one of an earlier weighing; return how many went.
 
         ``None``, and nothing goes, where those rows are not the same in number and size any more: row ids are
-        used again, so that younger rows may stand among them. Raises :class:`NoRoom` where the file system is full and
-        younger rows are to stay.
+        used again, so that younger rows may stand among them. Without room for a journal as :meth:`delete`.
         """
         with self._writing() as connection:
             try:
-                return self._delete_up_to(connection, weight)
+                removed = self._delete_up_to(connection, weight)
             except sqlite3.OperationalError as error:
                 removed = self._empty(connection, error, lambda locked: self._rows_if_all(locked, weight))
                 if removed is None:
-                    raise
-                return removed
+                    # Younger rows are there, so that no row id is used again while these go.
+                    return self._delete_in_parts(connection, self._rows_up_to(connection, weight.last), error)
+            return None if removed is None else Deleted(removed)
 
-    def _delete_up_to(self, connection: sqlite3.Connection, weight: Weight) -> int | None:
+    def _rows_up_to(self, connection: Connection, last: int) -> list[Row]:
+        keys = ", ".join(f'"{column}"' for column in self.schema.key)
+        query = f"select rowid, {self.schema.size}, {keys} from {self.schema.table} where rowid <= ?"
+        return [_row(rowid, key, size) for rowid, size, *key in connection.execute(query, (last,))]
+
+    def _delete_up_to(self, connection: Connection, weight: Weight) -> int | None:
         older = f"from {self.schema.table} where rowid <= ?"
         connection.execute("begin immediate")
         query = f"select count(*), coalesce(sum({self.schema.size}), 0) {older}"
@@ -431,6 +486,8 @@ class RowFile:
         before = disk_usage(self.path)[1]
         # Without a name sqlite keeps the copy in memory, and in a temporary file once it is large.
         with self._reading() as connection, closing(sqlite3.connect("", isolation_level=None)) as copy:
+            # A budget bounds this statement, but not what the copy does: in a damaged file that could go on for ever.
+            connection.execute(f"select max({self.schema.size}) from {self.schema.table}")
             connection.backup(copy)
             if rows is None:
                 copy.execute(f"delete from {self.schema.table}")
@@ -445,30 +502,31 @@ class RowFile:
 
     def foresee_insert(self) -> None:
         """Raise what any writing would raise, as far as file modes and locks show it. Touches nothing."""
-        self._demand_own_journal()
+        with self._translated():
+            demand_writable(self.layer, self.path)
         if (because := file_closed_because(self.path)) is not None:
             message = f"cannot be written: {because}; make the file and its folder writable"
             raise Unreachable(self.layer, message, self.path)
         if not os.path.lexists(self.path):
             return
-        log = read_locked(self.path, limit=20)[18:20] == _WAL_MODE
+        log = read_locked(self.path, limit=20)[18:20] == WAL_MODE
         shared = self.path.with_name(self.path.name + "-shm")
         # In that mode programs that have the file open hold a lock on it all the time.
         wait_until_free(
             self.layer, shared if log else self.path, self.patience, span=_WAL_WRITE_LOCK if log else _WHOLE_FILE
         )
 
-    def _rows_if_all(self, connection: sqlite3.Connection, weight: Weight) -> int | None:
+    def _rows_if_all(self, connection: Connection, weight: Weight) -> int | None:
         """Return the number of rows if a weighing is of all that there are, ``None`` otherwise."""
         query = f"select count(*), coalesce(sum({self.schema.size}), 0), coalesce(max(rowid), 0)"
         standing = connection.execute(f"{query} from {self.schema.table}").fetchone()
-        return weight.rows if standing == weight else None
+        return weight.rows if tuple(standing) == weight else None
 
     def _empty(
         self,
-        connection: sqlite3.Connection,
+        connection: Connection,
         error: sqlite3.OperationalError,
-        decide: Callable[[sqlite3.Connection], T | None],
+        decide: Callable[[Connection], T | None],
     ) -> T | None:
         """Empty the file without a journal, where an error says that there is no room for one.
 
@@ -486,22 +544,19 @@ class RowFile:
         finally:
             connection.execute("rollback")
 
-    def _write_empty(self, connection: sqlite3.Connection) -> bool:
+    def _write_empty(self, connection: Connection) -> bool:
         """Write an empty database over the file, which is locked; ``False`` where its form does not allow that."""
         (page_size,) = connection.execute("pragma page_size").fetchone()
         found = connection.execute("select rootpage, type, tbl_name from sqlite_master").fetchall()
         if not hasattr(os, "pwrite") or any(table != self.schema.table for *_, table in found):
             return False
-        handle = open_plain(self.path, flags=os.O_RDWR)
-        try:
+        with self._opened(connection) as handle:
             roots = {root: kind for root, kind, _ in found}
             image = empty_image(os.pread(handle, page_size, 0), roots) if len(roots) == len(found) else None
             if image is None:
                 return False
             write_empty(handle, image)
             return True
-        finally:
-            release(handle)
 
     def _lacks_room(self, error: sqlite3.OperationalError) -> bool:
         text = str(error)
@@ -528,7 +583,7 @@ class RowFile:
                 gone = False
                 try:
                     write_synced(shelf, _ROW, write_row(self.schema.columns, values))
-                    gone = bool(self.delete([row]))
+                    gone = bool(self.delete([row]).removed)
                 finally:
                     if not gone:
                         with suppress(FileNotFoundError):
@@ -623,7 +678,7 @@ class RowFile:
 
     def _journals(self, folder: int) -> list[str]:
         """Name the plain files of sqlite's own beside the database in a folder."""
-        names = [self.path.name + companion for companion in _COMPANIONS]
+        names = [self.path.name + companion for companion in COMPANIONS]
         found = ((name, status_of(folder, name)) for name in names)
         return [name for name, status in found if status is not None and stat.S_ISREG(status.st_mode)]
 
@@ -633,6 +688,23 @@ class RowFile:
         with self._reading() as connection:
             found = connection.execute(query, (row.rowid, *row.key)).fetchone()
             return None if found is None else tuple(found)
+
+    # ------------------------------------------------------------------ interrupted writes
+
+    def recover(self) -> None:
+        """Let sqlite roll back a write that was interrupted, and remove a journal without content.
+
+        Needs no room. Raises as any writing; nothing is opened where no journal is.
+        """
+        if not has_journal(self.path):
+            return
+        with self._writing() as connection:
+            connection.execute("begin exclusive")
+            # Sqlite leaves a journal to which it had not yet written. With the lock held nobody else uses it.
+            if connection.execute("pragma journal_mode").fetchone() == ("delete",):
+                with suppress(FileNotFoundError):
+                    os.unlink(f"{self.path.name}-journal", dir_fd=connection.folder)
+            connection.execute("rollback")
 
     # ------------------------------------------------------------------ space
 
@@ -646,12 +718,24 @@ class RowFile:
                     if not self._lacks_room(error):
                         raise
                     if not self._was_emptied(connection) and self._empty(connection, error, self._is_empty) is None:
-                        return "its rows are gone, but there is no room to make the file smaller now"
+                        return self._vacuum_within_room(connection)
         except Busy:
             return "its rows are gone, but it is too busy to be made smaller now"
         return None
 
-    def _vacuum(self, connection: sqlite3.Connection) -> None:
+    def _vacuum_within_room(self, connection: Connection) -> str | None:
+        """Vacuum in the room that the free pages have given back; return why that could not be done, or ``None``."""
+        if not self._punch(connection):
+            return "its rows are gone, but there is no room to make the file smaller now"
+        try:
+            self._vacuum(connection)
+        except sqlite3.OperationalError as error:
+            if not self._lacks_room(error):
+                raise
+            return "its rows are gone and their disk blocks are free, but there is no room to shorten the file now"
+        return None
+
+    def _vacuum(self, connection: Connection) -> None:
         if self._was_emptied(connection):
             # With the page size that sqlite gives to new files; what is copied for that are a few empty pages.
             connection.execute("pragma temp_store = memory")
@@ -659,18 +743,18 @@ class RowFile:
         connection.execute("vacuum")
         connection.execute("pragma wal_checkpoint(truncate)")
 
-    def _was_emptied(self, connection: sqlite3.Connection) -> bool:
+    def _was_emptied(self, connection: Connection) -> bool:
         """Return whether the file has the small pages of one that was emptied in place."""
         return int(connection.execute("pragma page_size").fetchone()[0]) in EMPTY_PAGE_SIZES
 
-    def _is_empty(self, connection: sqlite3.Connection) -> bool | None:
+    def _is_empty(self, connection: Connection) -> bool | None:
         """Return ``True`` for a table without rows, ``None`` otherwise."""
         return None if connection.execute(f"select 1 from {self.schema.table} limit 1").fetchone() else True
 
     # ------------------------------------------------------------------ connections
 
     def _rows_in(
-        self, connection: sqlite3.Connection, keys: Sequence[Sequence[str]]
+        self, connection: Connection, keys: Sequence[Sequence[str]]
     ) -> dict[tuple[str, ...], tuple[object, ...]]:
         """Return the values of those keys that have a row."""
         names = [f'"{column}"' for column in self.schema.columns]
@@ -690,102 +774,31 @@ class RowFile:
                 found.setdefault(row[:width], row[width:])
         return found
 
-    def _values_in(self, connection: sqlite3.Connection, key: Sequence[str]) -> tuple[object, ...] | None:
+    def _values_in(self, connection: Connection, key: Sequence[str]) -> tuple[object, ...] | None:
         values = ", ".join(f'"{column}"' for column in self.schema.values)
         query = f"select {values} from {self.schema.table} where {self.schema.where_key}"
         row = connection.execute(query, tuple(key)).fetchone()
         return None if row is None else tuple(row)
 
     @contextmanager
-    def _reading(self) -> Iterator[sqlite3.Connection]:
-        with ExitStack() as stack:
-            with self._translated():
-                uri = stack.enter_context(self._readable_uri())
-                connection = stack.enter_context(self._connected(uri))
-                self._demand_tables(connection)
-            with self._translated():
-                yield connection
-
-    @contextmanager
-    def _readable_uri(self) -> Iterator[str]:
-        """Spell a way to open the file that leaves nothing behind.
-
-        A plain read-only open of a WAL-mode file, or of any file that has a log beside it, creates ``-shm`` there and
-        may delete the log: such a file is opened as immutable when no log is pending, and copied with its log when one
-        is.
-        """
-        self._demand_plain_companions()
-        header = read_locked(self.path, limit=20)
-        if header and not header.startswith(_MAGIC):
-            raise sqlite3.DatabaseError("file is not a database")
-        location = f"file:{quote(os.fsencode(self.path))}"
-        log = self.path.with_name(self.path.name + "-wal")
-        if header[18:20] != _WAL_MODE and not os.path.lexists(log):
-            yield f"{location}?mode=ro"
-            return
-        pending = log.lstat().st_size if os.path.lexists(log) else 0
-        if pending == 0:
-            yield f"{location}?mode=ro&immutable=1"
-            return
-        if pending + self.path.stat().st_size > SANE:
-            raise Unreachable(self.layer, "a large log is pending, which its own library must fold in first", log)
-        import tempfile
-
-        with tempfile.TemporaryDirectory(prefix="cachectl-") as folder:
-            copy = Path(folder, "copy.sqlite")
-            copy.write_bytes(read_locked(self.path))
-            copy.with_name("copy.sqlite-wal").write_bytes(read_plain(log))
-            yield f"file:{quote(os.fsencode(copy))}"
-
-    @contextmanager
-    def _writing(self, *, create: bool = False) -> Iterator[sqlite3.Connection]:
-        with self._translated(writing=True):
-            fresh = create and not os.path.lexists(self.path)
-            before = None if fresh else plain_identity(self.path)
-            self._demand_own_journal()
-            uri = f"file:{quote(os.fsencode(self.path))}?mode={'rwc' if fresh else 'rw'}"
-            with self._connected(uri) as connection:
-                if before is not None:
-                    self._demand_tables(connection)
-                    # sqlite opens by name: a file swapped meanwhile is not the one that was looked at.
-                    if plain_identity(self.path) != before:
-                        raise Unreachable(self.layer, "was replaced while it was opened", self.path)
-                yield connection
-
-    def _demand_own_journal(self) -> None:
-        """Refuse a journal that names another file: sqlite, rolling it back, would delete that file."""
-        self._demand_plain_companions()
-        with suppress(FileNotFoundError):
-            if read_plain(f"{self.path}-journal").endswith(_JOURNAL_MAGIC):
-                raise Damaged(self.layer, "its journal names another file, which sqlite would delete", self.path)
-
-    def _demand_plain_companions(self) -> None:
-        """Refuse pipes, sockets, devices and links under the names that sqlite opens itself: it waits for a pipe."""
-        for path in (self.path.with_name(self.path.name + companion) for companion in _COMPANIONS):
-            with suppress(FileNotFoundError):
-                mode = path.lstat().st_mode
-                if not stat.S_ISREG(mode):
-                    what = f"{special_kind(mode) or 'no plain file'}, which sqlite would open"
-                    raise Damaged(self.layer, f"{path.name} beside it is {what}; remove it", self.path)
-
-    @contextmanager
-    def _connected(self, uri: str) -> Iterator[sqlite3.Connection]:
-        with closing(sqlite3.connect(uri, timeout=self.patience, uri=True, isolation_level=None)) as connection:
-            connection.text_factory = lambda data: data.decode(errors="surrogateescape")
+    def _reading(self) -> Iterator[Connection]:
+        with self._translated(), opened_for_reading(self.layer, self.path, self.patience) as connection:
+            self._demand_made(connection)
             yield connection
 
-    def _is_new(self, connection: sqlite3.Connection) -> bool:
-        """Tell whether there is no table at all yet, which the library makes when it opens the file."""
-        return connection.execute("select 1 from sqlite_master limit 1").fetchone() is None
+    @contextmanager
+    def _writing(self, *, create: bool = False) -> Iterator[Connection]:
+        opened = opened_for_writing(self.layer, self.path, self.patience, self._demand_made, create=create)
+        with as_owner(self.path.parent), self._translated(writing=True), opened as connection:
+            yield connection
 
-    def _demand_tables(self, connection: sqlite3.Connection) -> None:
-        """Refuse what could run code of its own: a view in the place of a table, or a trigger on it."""
-        for table in self.schema.tables or (self.schema.table,):
-            query = "select type from sqlite_master where name = ? or (type = 'trigger' and tbl_name = ?)"
-            kinds = {str(kind) for (kind,) in connection.execute(query, (table, table))}
-            if not kinds <= {"table"}:
-                others = ", ".join(sorted(kinds - {"table"}))
-                raise Damaged(self.layer, f"holds a {others} where its library makes a plain table", self.path)
+    def _demand_made(self, connection: Connection) -> None:
+        """Raise :class:`Damaged` for a file that holds anything that its library does not make."""
+        demand_made_by(connection, (*self.schema.create, *self.schema.others), self.layer, self.path)
+
+    def _is_new(self, connection: Connection) -> bool:
+        """Return whether there is no table at all yet, which the library makes when it opens the file."""
+        return connection.execute("select 1 from sqlite_master limit 1").fetchone() is None
 
     @contextmanager
     def _translated(self, verb: str = "open", *, writing: bool = False) -> Iterator[None]:
@@ -806,11 +819,11 @@ class RowFile:
     def _operational(self, error: sqlite3.OperationalError, *, writing: bool) -> LayerError:
         text = str(error)
         if "locked" in text or "busy" in text:
-            message = (
-                f"locked by another process for more than {self.patience:g} s; try again when it has ended, or --wait"
-            )
-            return Busy(self.layer, message, self.path)
-        if os.path.lexists(f"{self.path}-journal") and ("readonly" in text or "unable to open" in text):
+            return locked_too_long(self.layer, self.path, self.patience)
+        if text == "interrupted":
+            message = "not a usable database: a statement did more work than a file of its size can need"
+            return Damaged(self.layer, message, self.path)
+        if has_journal(self.path) and ("readonly" in text or "unable to open" in text):
             message = "an interrupted write is pending, which the next program that opens it rolls back"
             return Unreachable(self.layer, message, self.path)
         # Only a writer may try whether there is room: looking writes nothing.

@@ -49,7 +49,8 @@ REFUSALS: Final[Mapping[Ability, str]] = (
 )
 
 #: Makes what is to be held while something is renamed.
-Guard = Callable[[], AbstractContextManager[object]]
+#: Makes what is held while entries are renamed, given the open root.
+Guard = Callable[[int], AbstractContextManager[object]]
 
 #: How long a root that nobody uses is believed to stay so.
 _SECONDS_UNASKED: Final = 0.5
@@ -502,7 +503,7 @@ class Tree:
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(self.root.joinpath(*parts)))
             with own_folder(handle, STAGE) as (stage, _):
                 _fill(stage, parts[-1], members, file_mode)
-                with guard():
+                with guard(handle):
                     self._publish(stage, parent, parts, replace=replace)
 
     def _publish(
@@ -584,7 +585,7 @@ class Tree:
                     return Outcome(self.layer, skipped=tuple(Note(target.key, GONE) for target in targets))
                 trash = _Bin(handle, self.shape.first)
                 try:
-                    with guard():
+                    with guard(handle):
                         for target in targets:
                             removed += self._retire(handle, trash, target, skipped, failed, tidy=tidy)
                     if tidy:
@@ -689,8 +690,11 @@ class Tree:
     def set_aside(self, target: Target, thing: Quarantined, *, guard: Guard = nullcontext) -> str | None:
         """Move a planned leaf into quarantine, compared with its mark first; return why it was left, or ``None``."""
         try:
-            with self._opened_root() as handle, guard():
-                return GONE if handle is None else self._remove_one(handle, _Shelf(self, handle, thing), target)
+            with self._opened_root() as handle:
+                if handle is None:
+                    return GONE
+                with guard(handle):
+                    return self._remove_one(handle, _Shelf(self, handle, thing), target)
         except FileNotFoundError:
             return GONE
         except OSError as error:
@@ -712,7 +716,7 @@ class Tree:
             parent = None if root is None else descend(stack, root, parts[:-1], make=True)
             if root is None or parent is None:
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(self.root))
-            with own_folder(root, STAGE) as (aside, _), guard():
+            with own_folder(root, STAGE) as (aside, _), guard(root):
                 self._publish(folder, parent, parts, replace=replace, aside=aside)
 
     def _demand_leaf(self, folder: int, thing: Quarantined) -> None:

@@ -18,14 +18,13 @@ import pytest
 
 from cachectl.layers.conformance import snapshot
 from cachectl.layers.errors import Busy, Damaged, LayerError
-from cachectl.layers.facts import Artifact, Condition, Orphan, Problem, Severity
+from cachectl.layers.facts import Artifact, Condition, Orphan, Problem
 from cachectl.layers.formats import pdict
 from cachectl.layers.loopy_dictionaries import LoopyDictionaries
 from cachectl.layers.pyopencl_invoker import PyOpenCLInvoker
 from cachectl.layers.pytools_dictionaries import PytoolsDictionaries
 from cachectl.layers.selection import Selection
 from cachectl.layers.stores.plain import read_locked
-from cachectl.layers.stores.rows import RowFile
 
 if TYPE_CHECKING:
     from conftest import Home
@@ -530,16 +529,14 @@ def test_a_write_that_was_killed_is_no_damage(home: Home) -> None:
     assert path.with_name(path.name + "-journal").stat().st_size
     layer = PytoolsDictionaries(environment)
     before = path.read_bytes()
-    (finding,) = layer.verify(layer.roots()[0])
-    assert finding.severity is Severity.HARMLESS
-    assert "rolls back" in finding.message
-    assert "rolls back" in layer.plan_clear().failed[0].because
-    assert path.read_bytes() == before
-    # As any program of pytools' would:
-    with closing(sqlite3.connect(path)) as connection:
-        connection.execute("select count(*) from dict").fetchone()
     assert list(layer.verify(layer.roots()[0])) == []
-    assert len(list(layer.entries())) == 1
+    assert [entry.bytes for entry in layer.entries()] == [4]
+    assert layer.census(layer.roots()[0]).entries == 1
+    assert path.read_bytes() == before
+    assert layer.clear(layer.plan_clear()).removed == 1
+    assert os.listdir(path.parent) == [path.name]
+    with closing(sqlite3.connect(path)) as connection:
+        assert connection.execute("select count(*) from dict").fetchone() == (0,)
 
 
 def test_a_journal_that_names_another_file_is_not_rolled_back(home: Home, tmp_path: Path) -> None:
@@ -601,47 +598,6 @@ def descriptors_of(path: Path) -> int:
         with suppress(OSError):
             found += os.readlink(f"/proc/self/fd/{number}") == str(path.resolve())
     return found
-
-
-def test_a_column_called_rowid_is_damage_and_no_traceback(tmp_path: Path) -> None:
-    """A foreign table may hold anything where sqlite keeps numbers."""
-    path = tmp_path / "pdict-v5-mine-1.sqlite"
-    with closing(sqlite3.connect(path)) as connection:
-        connection.execute("create table dict (keyhash text, key_value text, rowid text)")
-        connection.executemany("insert into dict values (?, ?, ?)", [("a", b"x", "one"), ("b", b"y", "two")])
-        connection.commit()
-    rows = RowFile("pytools", path, pdict.SCHEMA)
-    for weigh in (rows.sum, rows.weigh):
-        with pytest.raises(Damaged, match="no numbers"):
-            weigh()
-
-
-FOREIGN = {
-    "in any case": "keyhash text primary key collate nocase, key_value text",
-    "with or without spaces": "keyhash text primary key collate rtrim, key_value text",
-    "as numbers": "keyhash integer unique, key_value text",
-    "more than once": "keyhash text, key_value text",
-    "with a rule of its own": "keyhash text primary key, key_value text unique",
-}
-
-
-@pytest.mark.parametrize("columns", FOREIGN.values(), ids=FOREIGN.keys())
-def test_many_rows_are_read_and_placed_as_one_is_whatever_the_table_compares(tmp_path: Path, columns: str) -> None:
-    path = tmp_path / "pdict.sqlite"
-    standing = [("ABC", b"1"), ("a ", b"2"), ("12", b"3"), ("x\0y", b"4")]
-    with closing(sqlite3.connect(path)) as connection:
-        connection.execute(f"create table dict ({columns})")
-        connection.executemany("insert or ignore into dict values (?, ?)", standing)
-        connection.commit()
-        before = set(connection.execute("select * from dict"))
-    rows = RowFile("pytools", path, pdict.SCHEMA)
-    keys = [(key,) for key in ("ABC", "abc", "a", "a ", "12", "012", "12.0", "x\0y", "x", "\udcff", "0", "Z", "z")]
-    assert rows.read_many(keys) == [rows.read(key) for key in keys]
-    new = [key for key in keys if key != ("\udcff",)]
-    done = rows.insert_new([(key, (b"1",)) for key in new])
-    assert [rows.read(key) == (b"1",) for key in new] == [one is not None for one in done]
-    with closing(sqlite3.connect(path)) as connection:
-        assert before <= set(connection.execute("select * from dict"))
 
 
 @pytest.mark.parametrize("glob", ["foo*", "[!]]oo_bar", "[!]x]oo_bar", "[]f]oo_bar", "*o_b?r", "foo_bar", "[a-z]*_bar"])

@@ -1,0 +1,461 @@
+"""A sqlite file opened so that no other user decides what sqlite reads, writes or deletes.
+
+**Reading.** The file is opened relative to its folder and locked as sqlite locks it. Sqlite then reads it as immutable:
+it neither creates, deletes nor opens a file beside it. Where a log or an interrupted write is pending, both files are
+copied to a private folder, and sqlite finishes its work on the copy.
+
+**Writing.** Sqlite needs its journal beside the file, opened by name. :mod:`cachectl.layers.stores.trust` says where
+another user could place or exchange one; there nothing is opened for writing.
+
+**What is in it.** Only a file with the tables and indexes that its library makes is used: a view, a trigger, a
+generated column or a virtual table could run code of its own. Pages of a damaged file may refer to one another in
+circles, so every statement may do only as much work as the size of the file explains.
+
+Sources: sqlite.org/lockingv3.html (bytes that are locked), ``src/os_unix.c`` and ``src/pager.c`` of sqlite 3.40
+(``hasHotJournal``, ``pager_playback``), sqlite.org/security.html.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sqlite3
+import stat
+import struct
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, closing, contextmanager, suppress
+from functools import lru_cache
+from itertools import chain, repeat
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+from urllib.parse import quote
+
+from cachectl.layers.errors import Busy, Damaged, Refused, Unreachable
+from cachectl.layers.stores.handles import opened_root, status_of
+from cachectl.layers.stores.plain import SANE, borrow, open_plain, release
+from cachectl.layers.stores.trust import as_owner, shared_because
+
+#: Endings of the files that sqlite keeps beside a database.
+COMPANIONS: Final = ("-journal", "-wal", "-shm")
+MAGIC: Final = b"SQLite format 3\0"
+WAL_MODE: Final = b"\x02\x02"
+#: Ends a journal that is one of several, after the name of the file that joins them: no library here writes such.
+_SUPER_JOURNAL: Final = bytes.fromhex("d9d505f920a163d7")
+#: Bytes that sqlite locks: start and length.
+_PENDING: Final = (0x40000000, 1)
+_RESERVED: Final = (0x40000001, 1)
+_SHARED: Final = (0x40000002, 510)
+#: ``struct flock`` of 64-bit Linux: type, whence, start, length, process.
+_FLOCK: Final = "hhqqi4x"
+_PAUSE: Final = 0.02
+_CHUNK: Final = 1 << 20
+#: How often a database and its log are copied until neither changes meanwhile.
+_COPIES: Final = 5
+#: Steps of sqlite's machine between two looks at the budget; steps that any statement may take; and more for each byte
+#: on the disk. A row has 20 bytes at least and takes some 20 steps; compression makes a file 10 times smaller, or more.
+_STEPS: Final = 20_000
+_STEPS_FREE: Final = 5_000_000
+_STEPS_PER_BYTE: Final = 60
+#: Largest value, longest statement (that of a table included), columns of a table, depth of an expression.
+_LIMITS: Final = {
+    "SQLITE_LIMIT_LENGTH": 1 << 29,
+    "SQLITE_LIMIT_SQL_LENGTH": 1 << 20,
+    "SQLITE_LIMIT_COLUMN": 100,
+    "SQLITE_LIMIT_EXPR_DEPTH": 100,
+    "SQLITE_LIMIT_TRIGGER_DEPTH": 1,
+}
+#: More objects than any library makes in one file.
+_OBJECTS: Final = 20
+#: Letters of a foreign name that are quoted.
+_LONGEST: Final = 80
+_TOKEN: Final = re.compile(r"\s*(?:`([^`]*)`|\"([^\"]*)\"|\[([^\]]*)\]|(\w+)|(.))", re.DOTALL)
+_IF_NOT_EXISTS: Final = ("if", "not", "exists")
+_DESCRIPTORS: Final = "/proc/self/fd" if sys.platform == "linux" else "/dev/fd"
+
+
+class Connection(sqlite3.Connection):
+    """A connection that stops a statement whose work the size of the file does not explain."""
+
+    #: Of the file's folder, while it is open for writing.
+    folder: int | None = None
+    _budget: int = 0
+
+    def harden(self, size: int) -> None:
+        """Restrict what a file of ``size`` bytes on the disk can make sqlite do."""
+        self._budget = (_STEPS_FREE + _STEPS_PER_BYTE * size) // _STEPS
+        self.text_factory = lambda data: data.decode(errors="surrogateescape")
+        if hasattr(self, "setlimit"):
+            for name, most in _LIMITS.items():
+                self.setlimit(getattr(sqlite3, name), most)
+        if hasattr(self, "setconfig"):
+            self.setconfig(vars(sqlite3)["SQLITE_DBCONFIG_DEFENSIVE"])
+        self.execute("pragma trusted_schema = off")
+        self.execute("pragma cell_size_check = on")
+
+    def execute(self, *arguments: Any) -> sqlite3.Cursor:  # noqa: ANN401 - as the method of sqlite3
+        """Execute a statement with a budget of its own."""
+        self._grant()
+        return super().execute(*arguments)
+
+    def executemany(self, *arguments: Any) -> sqlite3.Cursor:  # noqa: ANN401 - as the method of sqlite3
+        """Execute a statement several times."""
+        self._grant()
+        return super().executemany(*arguments)
+
+    def _grant(self) -> None:
+        # Made of C functions alone: in one of Python's own a signal's exception would be raised, and lost.
+        self.set_progress_handler(chain(repeat(0, self._budget), repeat(1)).__next__, _STEPS)
+
+
+def on_disk(status: os.stat_result) -> int:
+    """Return how many bytes a file takes on the disk: a sparse file can be longer than its content."""
+    return min(status.st_size, 512 * getattr(status, "st_blocks", status.st_size))
+
+
+# ---------------------------------------------------------------------- what may be in a file
+
+
+def demand_made_by(connection: sqlite3.Connection, statements: Iterable[str], layer: str, path: Path) -> bool:
+    """Demand that a file holds nothing but what these ``create`` statements make; return whether it holds anything.
+
+    Raises :class:`Damaged` where a table of the library is another one, in whatever case its name is written, where
+    something acts on such a table, and where there are other tables alone. Raises :class:`Refused` for what stands
+    beside the library's tables.
+    """
+    allowed = _made_by(tuple(statements))
+    names = {str(name).lower() for _, name, _, _ in allowed}
+    query = "select type, name, tbl_name, sql from sqlite_master limit ?"
+    found = connection.execute(query, (_OBJECTS,)).fetchall()
+    foreign = [one for one in found if (*one[:3], _tokens(one[3])) not in allowed]
+    for kind, name, table, _ in foreign:
+        if {str(name).lower(), str(table).lower()} & names or len(foreign) == len(found):
+            raise Damaged(layer, f"holds a {kind} {str(name)[:_LONGEST]!r} that its library does not make so", path)
+    for kind, name, _, _ in foreign:
+        message = f"holds a {kind} {str(name)[:_LONGEST]!r} that its library does not make; left alone"
+        raise Refused(layer, message, path)
+    return bool(found)
+
+
+@lru_cache
+def _made_by(statements: tuple[str, ...]) -> frozenset[tuple[object, ...]]:
+    """Return what the schema of a new database says after each statement; of two that make one table, both."""
+    made: set[tuple[object, ...]] = set()
+    tables = [statement for statement in statements if "table" in _tokens(statement)[:2]]
+    for statement in statements:
+        with closing(sqlite3.connect(":memory:")) as connection:
+            for first in (*([] if statement in tables else tables), statement):
+                connection.execute(first)
+            for kind, name, table, sql in connection.execute("select type, name, tbl_name, sql from sqlite_master"):
+                made.add((kind, name, table, _tokens(sql)))
+    return frozenset(made)
+
+
+def _tokens(sql: object) -> tuple[str, ...]:
+    """Return the words of a statement in lower case, without quotes; nothing for an index without a statement."""
+    if not isinstance(sql, str):
+        return ()
+    words = [next(filter(None, found.groups()), "").lower() for found in _TOKEN.finditer(sql.strip())]
+    for place in range(len(words) - 2):
+        if tuple(words[place : place + 3]) == _IF_NOT_EXISTS:
+            del words[place : place + 3]
+            break
+    return tuple(words)
+
+
+# ---------------------------------------------------------------------- reading
+
+
+@contextmanager
+def opened_for_reading(layer: str, path: Path, patience: float) -> Iterator[Connection]:
+    """Open a database as it is without the writes that were interrupted; leave no trace.
+
+    Raises :class:`Busy` after ``patience`` seconds, :class:`OSError`, :class:`sqlite3.Error`, :class:`Unreachable`
+    where a write was interrupted and the file is too large to be copied, and :class:`Damaged` for a foreign journal.
+    """
+    with ExitStack() as stack:
+        folder = stack.enter_context(_opened_folder(path))
+        handle = borrow(path.name, dir_fd=folder)
+        stack.callback(release, handle)
+        locked = stack.enter_context(_shared_lock(layer, path, handle, patience))
+        header = os.pread(handle, 100, 0)
+        if header and not header.startswith(MAGIC):
+            raise sqlite3.DatabaseError("file is not a database")
+        companion = _pending(folder, handle, path.name, journals=locked and bool(header))
+        if companion is not None:
+            beside = open_plain(path.name + companion, dir_fd=folder)
+            stack.callback(os.close, beside)
+            scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="cachectl-"))
+            location = f"{_uri(_Pending(layer, path, companion).copy(handle, beside, Path(scratch)))}?mode=rw"
+        elif locked or header[18:20] == WAL_MODE or status_of(folder, f"{path.name}-wal") is not None:
+            location = f"{_uri(path)}?mode=ro&immutable=1"
+        else:
+            location = f"{_uri(path)}?mode=ro"
+        connection = stack.enter_context(_connected(location, patience))
+        if companion is None and not _is_open(handle):
+            raise Unreachable(layer, "was replaced while it was opened", path)
+        connection.harden(on_disk(os.fstat(handle)))
+        yield connection
+
+
+@contextmanager
+def _opened_folder(path: Path) -> Iterator[int]:
+    with opened_root(path.parent) as folder:
+        if folder is None:
+            raise FileNotFoundError(2, os.strerror(2), str(path.parent))
+        yield folder
+
+
+def _uri(path: Path) -> str:
+    return f"file:{quote(os.fsencode(path))}"
+
+
+@contextmanager
+def _connected(location: str, patience: float) -> Iterator[Connection]:
+    with closing(
+        sqlite3.connect(location, timeout=patience, uri=True, isolation_level=None, factory=Connection)
+    ) as connection:
+        yield connection
+
+
+def _is_open(handle: int) -> bool:
+    """Return whether this process has a file open a second time: that is what sqlite has opened by its name."""
+    if not os.path.isdir(_DESCRIPTORS):
+        return True
+    mine = os.fstat(handle)
+    for number in os.listdir(_DESCRIPTORS):
+        with suppress(OSError):
+            if int(number) != handle and os.path.samestat(os.fstat(int(number)), mine):
+                return True
+    return False
+
+
+def _pending(folder: int, handle: int, name: str, *, journals: bool) -> str | None:
+    """Return the ending of the file beside a database without which it cannot be read; ``None`` where there is none.
+
+    Without a lock of ours the journal may be that of a running program, so ``journals`` must not be set.
+    """
+    log = status_of(folder, f"{name}-wal")
+    if log is not None and stat.S_ISREG(log.st_mode) and log.st_size:
+        return "-wal"
+    return "-journal" if journals and _is_hot(folder, handle, name) else None
+
+
+def has_journal(path: Path) -> bool:
+    """Return whether a journal lies beside a database, also one that a program just writes."""
+    with suppress(OSError):
+        return stat.S_ISREG(Path(f"{path}-journal").lstat().st_mode)
+    return False
+
+
+def _is_hot(folder: int, handle: int, name: str) -> bool:
+    """Return whether a journal is left of an interrupted write, while the database is locked against new ones."""
+    status = status_of(folder, f"{name}-journal")
+    if status is None or not stat.S_ISREG(status.st_mode) or not status.st_size or _is_write_locked(handle, _RESERVED):
+        return False
+    journal = open_plain(f"{name}-journal", dir_fd=folder)
+    try:
+        return os.pread(journal, 1, 0) not in (b"", b"\0")
+    finally:
+        os.close(journal)
+
+
+class _Pending(NamedTuple):
+    """A database with a log or a journal that sqlite has to work off first."""
+
+    layer: str
+    path: Path
+    companion: str
+
+    def copy(self, handle: int, beside: int, scratch: Path) -> Path:
+        """Copy the open database and the open file beside it; return the path of the copy."""
+        if self.companion == "-journal":
+            _demand_own_journal(self.layer, self.path, beside)
+        if on_disk(os.fstat(handle)) + on_disk(os.fstat(beside)) > SANE:
+            raise Unreachable(self.layer, self._waiting, self.path)
+        copy = scratch / "copy.sqlite"
+        try:
+            for _ in range(_COPIES):
+                before = _versions(handle, beside)
+                _copy_file(handle, copy)
+                _copy_file(beside, copy.with_name(copy.name + self.companion))
+                if _versions(handle, beside) == before:
+                    return copy
+        except OSError as error:
+            message = f"{self._waiting} (no copy in {scratch.parent}: {error.strerror})"
+            raise Unreachable(self.layer, message, self.path) from error
+        raise Busy(self.layer, "is written to all the time; try again when the program has ended", self.path)
+
+    @property
+    def _waiting(self) -> str:
+        if self.companion == "-wal":
+            return "a large log is pending, which its own library must fold in first"
+        return f"an interrupted write is pending; cachectl purge {self.layer} rolls it back first, as any program does"
+
+
+def _versions(*handles: int) -> list[tuple[int, int]]:
+    return [(status.st_size, status.st_mtime_ns) for status in map(os.fstat, handles)]
+
+
+def _copy_file(source: int, target: Path) -> None:
+    with target.open("wb") as file:
+        while data := os.pread(source, _CHUNK, file.tell()):
+            file.write(data)
+
+
+# ---------------------------------------------------------------------- locks
+
+
+@contextmanager
+def _shared_lock(layer: str, path: Path, handle: int, patience: float) -> Iterator[bool]:
+    """Hold the lock of a reader; yield whether this system has locks that belong to a descriptor.
+
+    A lock of the whole process would be lost when any descriptor of the file is closed.
+    """
+    if not _has_own_locks():
+        yield False
+        return
+    deadline = time.monotonic() + patience
+    while not _try_to_share(handle):
+        if time.monotonic() > deadline:
+            raise locked_too_long(layer, path, patience)
+        time.sleep(_PAUSE)
+    try:
+        yield True
+    finally:
+        _lock(handle, "F_UNLCK", _SHARED)
+
+
+def locked_too_long(layer: str, path: Path, patience: float) -> Busy:
+    """Return the error for a lock that another program has held for longer than was waited."""
+    message = f"locked by another process for more than {patience:g} s; try again when it has ended, or --wait"
+    return Busy(layer, message, path)
+
+
+def _try_to_share(handle: int) -> bool:
+    """Take the lock of a reader as sqlite does: not while a writer waits for the readers to end."""
+    try:
+        _lock(handle, "F_RDLCK", _PENDING)
+    except (BlockingIOError, PermissionError):
+        return False
+    try:
+        _lock(handle, "F_RDLCK", _SHARED)
+    except (BlockingIOError, PermissionError):
+        return False
+    finally:
+        _lock(handle, "F_UNLCK", _PENDING)
+    return True
+
+
+def _has_own_locks() -> bool:
+    if sys.platform != "linux" or struct.calcsize("P") != struct.calcsize("q"):
+        return False
+    import fcntl
+
+    return hasattr(fcntl, "F_OFD_SETLK")
+
+
+def _lock(handle: int, kind: str, span: tuple[int, int]) -> None:
+    import fcntl
+
+    fcntl.fcntl(handle, fcntl.F_OFD_SETLK, struct.pack(_FLOCK, getattr(fcntl, kind), os.SEEK_SET, *span, 0))
+
+
+def _is_write_locked(handle: int, span: tuple[int, int]) -> bool:
+    """Return whether anybody, this very process included, holds a lock for writing."""
+    if not _has_own_locks():
+        return False
+    import fcntl
+
+    question = struct.pack(_FLOCK, fcntl.F_RDLCK, os.SEEK_SET, *span, 0)
+    answer: int = struct.unpack(_FLOCK, fcntl.fcntl(handle, fcntl.F_OFD_GETLK, question))[0]
+    return answer != fcntl.F_UNLCK
+
+
+# ---------------------------------------------------------------------- writing
+
+
+@contextmanager
+def opened_for_writing(
+    layer: str, path: Path, patience: float, demand: Callable[[Connection], object], *, create: bool = False
+) -> Iterator[Connection]:
+    """Open a database for writing; sqlite rolls back first what was interrupted.
+
+    ``demand`` is called with the connection of a database that was there before, and raises what is wrong with it. With
+    ``create`` a missing file is made, and its folder. Raises as :func:`opened_for_reading`, and :class:`Unreachable`
+    where another user can write to the folder or to the file.
+    """
+    with ExitStack() as stack:
+        stack.enter_context(as_owner(path.parent))
+        if create:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        folder = stack.enter_context(_opened_folder(path))
+        real = Path(os.path.realpath(path.parent), path.name)
+        _demand_alone(layer, path)
+        fresh = create and _make(folder, path.name)
+        handle = borrow(path.name, dir_fd=folder)
+        stack.callback(release, handle)
+        _demand_own_companions(layer, path, folder)
+        connection = stack.enter_context(_connected(f"{_uri(real)}?mode=rw", patience))
+        connection.harden(on_disk(os.fstat(handle)))
+        connection.folder = folder
+        if not fresh:
+            demand(connection)
+        # Sqlite has opened it by name, and its log too by now.
+        if not _is_open(handle) or not _leads_to(real, folder, handle):
+            raise Unreachable(layer, "was replaced while it was opened", path)
+        yield connection
+
+
+def demand_writable(layer: str, path: Path) -> None:
+    """Raise what :func:`opened_for_writing` raises because of other users or a foreign journal. Touch nothing."""
+    with as_owner(path.parent), opened_root(path.parent) as folder:
+        if folder is not None:
+            _demand_alone(layer, path)
+            _demand_own_companions(layer, path, folder)
+
+
+def _demand_alone(layer: str, path: Path) -> None:
+    names = tuple(path.name + ending for ending in ("", *COMPANIONS))
+    if (because := shared_because(path.parent, names)) is not None:
+        message = f"not opened for writing: {because}, and could make sqlite delete other files; close it to them first"
+        raise Unreachable(layer, message, path)
+
+
+def _demand_own_companions(layer: str, path: Path, folder: int) -> None:
+    """Refuse what sqlite would open beside a database, and wait for or delete another file."""
+    for ending in COMPANIONS:
+        if status_of(folder, path.name + ending) is None:
+            continue
+        handle = open_plain(path.name + ending, dir_fd=folder)
+        try:
+            if ending == "-journal":
+                _demand_own_journal(layer, path, handle)
+        finally:
+            os.close(handle)
+
+
+def _demand_own_journal(layer: str, path: Path, journal: int) -> None:
+    """Refuse a journal that names another file: sqlite, rolling it back, would delete that file."""
+    size = os.fstat(journal).st_size
+    if os.pread(journal, len(_SUPER_JOURNAL), max(0, size - len(_SUPER_JOURNAL))) == _SUPER_JOURNAL:
+        raise Damaged(layer, "its journal names another file, which sqlite would delete", path)
+
+
+def _make(folder: int, name: str) -> bool:
+    """Make an empty file, which sqlite takes for a new database; return whether there was none."""
+    try:
+        os.close(os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0), 0o644, dir_fd=folder))
+    except FileExistsError:
+        return False
+    return True
+
+
+def _leads_to(path: Path, folder: int, handle: int) -> bool:
+    """Return whether a path still leads to an open folder and file."""
+    with suppress(OSError):
+        same = os.path.samestat(path.parent.stat(), os.fstat(folder))
+        return same and os.path.samestat(path.lstat(), os.fstat(handle))
+    return False
