@@ -99,6 +99,7 @@ QUESTIONS = {
     "idle_gate": Question(lambda layer: layer.idle_gate([ENTRY]), [(ENTRY, "in use")]),
     "claims": Question(lambda layer: layer.claims(ROOT, ("a",)), answer=True, optional=True),
     "lacking": Question(lambda layer: layer.lacking(), (ROOT,)),
+    "recover": Question(lambda layer: layer.recover(ROOT), None, optional=True),
     "plan_everything": Question(
         lambda layer: layer.plan_everything(ROOT), ClearPlan("notes", (TARGET,)), optional=True
     ),
