@@ -18,6 +18,7 @@ from typing import Any, BinaryIO, Final, Protocol
 from urllib.parse import unquote, urlsplit
 
 from cachectl.layers.errors import BadRequest, CachectlError, printable
+from cachectl.layers.limits import LARGEST_SIGNATURE
 from cachectl.whole_files import STREAM, write_chunks
 
 #: A scheme and its slashes, or several that fsspec chains.
@@ -29,8 +30,6 @@ _FILE: Final = re.compile("(?:file|local)://", re.IGNORECASE)
 _OURS: Final = re.compile("(?:https?|s3a?)://", re.IGNORECASE)
 _SECRETS: Final = (re.compile(r"(?<=//)[^/@\s]+(?=@)"), re.compile(r"(?<=\?)[^\s'\"]+"))
 _EXTRA: Final = "pip install 'opencl-cachectl[remote]'"
-#: Many times what a signature of OpenSSH takes, in bytes.
-_LARGEST_SIGNATURE: Final = 1 << 20
 #: How long a server may be silent, in seconds: the whole may take as long as it takes.
 _SILENCE: Final = 60
 _LONGEST_REASON: Final = 300
@@ -133,7 +132,7 @@ def signature_of(name: str) -> Iterator[str]:
     with tempfile.TemporaryDirectory(prefix="cachectl-") as folder:
         try:
             with opened(beside) as source:
-                data = source.read(_LARGEST_SIGNATURE)
+                data = source.read(LARGEST_SIGNATURE)
         except TransferFailed as error:
             if not isinstance(error.__cause__, FileNotFoundError):
                 raise

@@ -55,6 +55,11 @@ def without_companion(name: str) -> str:
     return next((name.removesuffix(ending) for ending in _COMPANIONS if name.endswith(ending)), name)
 
 
+def companions_of(path: Path) -> tuple[Path, ...]:
+    """Name the files of sqlite's own beside a database, whether or not they exist."""
+    return tuple(path.with_name(path.name + companion) for companion in _COMPANIONS)
+
+
 class Schema(NamedTuple):
     """One table: how to make it, what identifies a row, and what it holds.
 
@@ -635,7 +640,7 @@ class RowFile:
 
     def _demand_plain_companions(self) -> None:
         """Refuse pipes, sockets, devices and links under the names that sqlite opens itself: it waits for a pipe."""
-        for path in (self.path.with_name(self.path.name + companion) for companion in _COMPANIONS):
+        for path in companions_of(self.path):
             with suppress(FileNotFoundError):
                 mode = path.lstat().st_mode
                 if not stat.S_ISREG(mode):
