@@ -185,6 +185,24 @@ class LayerConformance(ABC):
             assert isinstance(raised(lambda: layer.put(artifact.key, other)), LayerError)
         assert snapshot(tmp_path) == before
 
+    def test_a_key_of_another_alphabet_is_not_put(self, tmp_path: Path) -> None:
+        """Every entry has a key of the layer's; one with a control character is refused, and nothing is written."""
+        layer = self.seeded(tmp_path)
+        entries = list(layer.entries())
+        assert all(layer.is_key(entry.key) for entry in entries)
+        if layer.abilities()[Ability.PUT] is not None or layer.abilities()[Ability.GET] is not None:
+            return
+        artifact = layer.get(entries[0].key)
+        assert artifact is not None
+        before = snapshot(tmp_path)
+        for character in ("\n", "\x1b", "\x7f", "\u202e"):
+            key = f"{artifact.key[:-1]}{character}{artifact.key[-1]}"
+            strange = replace(artifact, key=key)
+            assert isinstance(raised(lambda key=key, strange=strange: layer.put(key, strange)), LayerError)  # type: ignore[misc]
+            (one,) = layer.put_new([strange])
+            assert isinstance(one, LayerError)
+        assert snapshot(tmp_path) == before
+
     def test_damaged_bytes_are_not_put(self, tmp_path: Path) -> None:
         """An artifact cut short is refused, or, where the layer cannot tell, at least comes back as it was put."""
         layer = self.seeded(tmp_path)

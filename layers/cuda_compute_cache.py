@@ -236,6 +236,10 @@ class CudaComputeCache(Layer):
 
     # ------------------------------------------------------------------ get and put
 
+    def is_key(self, key: str) -> bool:
+        """Tell by the pattern of entries."""
+        return _SHAPE.accepts(key)
+
     def read(self, root: Root, key: str) -> Artifact | None:
         """Read an entry file as it stands, header included."""
         data = self._tree(root).read(key)
@@ -252,8 +256,6 @@ class CudaComputeCache(Layer):
 
         Where there is no index, or an empty one, the driver drops every entry the next time it stores one.
         """
-        if not _SHAPE.accepts(key):
-            raise Damaged(self.name, f"{key!r} is not the name of an entry", key)
         if complaint := compute_cache.complaint(key, artifact.data):
             raise Damaged(self.name, complaint, key)
         with self._counting(root):

@@ -15,12 +15,22 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import ClassVar, Final, TypeVar, final
 
 from cachectl.layers.environment import Environment, user_name
-from cachectl.layers.errors import Damaged, EntryExists, ForeignForm, LayerError, Refused, Unreachable, reason_of
+from cachectl.layers.errors import (
+    Damaged,
+    EntryExists,
+    ForeignForm,
+    LayerError,
+    Refused,
+    Unreachable,
+    not_a_key,
+    reason_of,
+)
 from cachectl.layers.facts import (
     Ability,
     Artifact,
@@ -48,8 +58,10 @@ from cachectl.layers.facts import (
     Target,
     Unverified,
 )
+from cachectl.layers.keys import key_complaint
 from cachectl.layers.selection import ALL, Selection
 from cachectl.layers.stores.foresight import closed_because, wait_until_free
+from cachectl.layers.stores.handles import owners
 from cachectl.layers.stores.quarantine import Quarantine, label
 
 T = TypeVar("T")
@@ -120,6 +132,23 @@ class Layer(ABC):
     @abstractmethod
     def remove(self, root: Root, targets: tuple[Target, ...]) -> Outcome:
         """Remove what a plan lists in one root, skipping what has changed since."""
+
+    def is_key(self, key: str) -> bool:
+        """Tell by its form alone whether a text may be the key of an entry here.
+
+        Asked before an artifact is placed: its key may be a stranger's, and becomes the name of a file. Control
+        characters, which :func:`key_complaint` refuses, need no test.
+        """
+        del key
+        return True
+
+    def held_in(self, root: Root, keys: Sequence[str]) -> Mapping[str, tuple[Path, ...]]:
+        """Map each key to the files and folders that removing or replacing its entry changes; they need not exist.
+
+        Their owners decide whether the superuser may do it. The default is for layers whose keys are paths below the
+        root; layers that keep many entries in one file override this.
+        """
+        return {key: (root.path / key,) for key in keys}
 
     def lock_files(self, root: Root, keys: Iterable[str]) -> Iterable[Path]:
         """Name the files that a change of entries locks, whether or not they exist."""
@@ -344,7 +373,10 @@ class Layer(ABC):
         if artifact.key != key:
             # A library that looks a key up takes whatever lies there for its own.
             raise ForeignForm(self.name, f"the artifact was taken from the key {artifact.key!r}; put it there")
-        self.write(self._root_to_put(), key, artifact, replace=replace)
+        self._demand_key(key)
+        root = self._root_to_put()
+        self._demand_own_entry(root, key)
+        self.write(root, key, artifact, replace=replace)
 
     @final
     def get_many(self, keys: Sequence[str]) -> Mapping[str, Artifact | LayerError | OSError]:
@@ -368,7 +400,7 @@ class Layer(ABC):
         """
         self._demand(Ability.PUT)
         root = self._root_to_put()
-        refused = [_attempt(partial(self._demand_form, artifact)) for artifact in artifacts]
+        refused = [_attempt(partial(self._demand_fit, root, artifact)) for artifact in artifacts]
         fit = [artifact for artifact, reason in zip(artifacts, refused, strict=True) if reason is None]
         written = iter(self._foresee_new(root, fit) if dry_run else self.write_new(root, fit))
         return [next(written) if reason is None else reason for reason in refused]
@@ -389,6 +421,16 @@ class Layer(ABC):
             else:
                 done.append(here or refused.get(artifact.key) or True)
         return done
+
+    def _demand_fit(self, root: Root, artifact: Artifact) -> None:
+        self._demand_form(artifact)
+        self._demand_key(artifact.key)
+        # What stands under the key itself is not replaced; a file of many entries would be changed.
+        self._demand_own_entry(root, artifact.key, beside=root.path / artifact.key)
+
+    def _demand_key(self, key: str) -> None:
+        if key_complaint(key) is not None or not self.is_key(key):
+            raise not_a_key(self.name, key)
 
     def _demand_form(self, artifact: Artifact) -> None:
         if artifact.layer != self.name or artifact.form not in self.forms:
@@ -437,7 +479,7 @@ class Layer(ABC):
         for root in self.roots() if within is None else filter(within, self.roots()):
             try:
                 self._demand_own(root)
-                part = self._plan_root(root, selection, listed=listed)
+                part = self._without_others(self._plan_root(root, selection, listed=listed))
             except (LayerError, OSError) as error:
                 failed.append(Note(str(root.path), reason_of(error)))
                 continue
@@ -611,6 +653,7 @@ class Layer(ABC):
         if root is None:
             raise Refused(self.name, "is no root of this environment", thing.root)
         self._demand_own(root)
+        self._demand_own_entry(root, thing.key)
         return root
 
     def _demand(self, ability: Ability) -> None:
@@ -636,8 +679,53 @@ class Layer(ABC):
                 root.path,
             )
 
+    def _demand_own_entry(self, root: Root, key: str, *, beside: Path | None = None) -> None:
+        """Refuse to let the superuser change an entry that is somebody else's; ``beside`` is a path that may be."""
+        if not self.environment.superuser or self.environment.over_others:
+            return
+        for path in self.held_in(root, [key]).get(key, ()):
+            if path != beside and (others := owners(path) - {0}):
+                name = user_name(min(others))
+                message = f"belongs to {name}, and you are the superuser; do it as {name}, or say --over-others"
+                raise Refused(self.name, message, path)
+
+    def _without_others(self, plan: ClearPlan) -> ClearPlan:
+        """Take out of the superuser's plan what is somebody else's, and say how much that is of whom."""
+        if not self.environment.superuser or self.environment.over_others or not plan.targets:
+            return plan
+        kept: list[Target] = []
+        failed: list[Note] = []
+        for root in {target.root: None for target in plan.targets}:
+            targets = [target for target in plan.targets if target.root == root]
+            theirs: Counter[int] = Counter()
+            for target, others in self._owned_by_others(root, targets):
+                if others:
+                    theirs[min(others)] += max(1, target.entries)
+                else:
+                    kept.append(target)
+            if theirs:
+                whose = ", ".join(f"{count} to {user_name(owner)}" for owner, count in sorted(theirs.items()))
+                total = sum(max(1, target.entries) for target in targets)
+                message = f"{theirs.total()} of {total} belong to others ({whose}) and stay, as you are the superuser"
+                failed.append(Note(str(root), f"{message}; --over-others takes them too"))
+        keys = {(target.root, target.key) for target in kept}
+        things = tuple(thing for thing in plan.things if (thing.root, thing.key) in keys)
+        return replace(plan, targets=tuple(kept), failed=(*plan.failed, *failed), things=things)
+
+    def _owned_by_others(self, root: Path, targets: Sequence[Target]) -> Iterator[tuple[Target, frozenset[int]]]:
+        place = next(one for one in self.roots() if one.path == root)
+        held = self.held_in(place, [target.key for target in targets])
+        known: dict[Path, frozenset[int]] = {}
+        for target in targets:
+            others: frozenset[int] = frozenset()
+            for path in held.get(target.key, (root / target.key,)):
+                if path not in known:
+                    known[path] = owners(path) - {0}
+                others |= known[path]
+            yield target, others
+
     def _planned(self, things: Iterable[Removable]) -> ClearPlan:
-        return self._gated(self._listed(things))
+        return self._without_others(self._gated(self._listed(things)))
 
     def _listed(self, things: Iterable[Removable]) -> tuple[Removable, ...]:
         """Return each thing once. Raises :class:`Refused` where one belongs to somebody else."""

@@ -11,6 +11,8 @@ from typing import Final
 #: One entry, or one file that is read whole. Entries are held in memory. The largest that the libraries are known to
 #: write, programs of the CUDA driver, have some 100 MiB; the whole CUDA cache has 4 GiB by default.
 LARGEST_ENTRY: Final = 1 << 30
+#: The file of one entry that ``get`` writes and ``put`` reads.
+LARGEST_ARTIFACT: Final = LARGEST_ENTRY + (1 << 20)
 #: A text database of MIOpen. Its largest shipped ones have some 50 MiB. Changing one holds it several times in memory.
 LARGEST_RECORDS: Final = 256 << 20
 #: An index that lists the entries of a store. One of 64 MiB lists a million entries of Mesa's.

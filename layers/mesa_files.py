@@ -8,6 +8,7 @@ reads the index again.
 
 from __future__ import annotations
 
+import errno
 import os
 import time
 from abc import ABC, abstractmethod
@@ -20,8 +21,9 @@ from typing import ClassVar, Final
 from cachectl.layers.errors import Busy, Damaged, EntryExists, LayerError, Refused, Unreachable
 from cachectl.layers.formats import mesa_entries, mesa_files
 from cachectl.layers.formats.mesa_files import Place
+from cachectl.layers.limits import LARGEST_ENTRY, LARGEST_INDEX, too_large
 from cachectl.layers.stores.handles import NO_ROOM, descend, opened_root, own_folder, status_of
-from cachectl.layers.stores.plain import SANE, STAGE, open_plain
+from cachectl.layers.stores.plain import STAGE, open_plain
 
 _PAUSE: Final = 0.02
 _CHUNK: Final = 1 << 20
@@ -146,6 +148,8 @@ class MesaFile(ABC):
                 yield blob, lambda limit, files=files, blob=blob: self._content(files, blob, limit)  # type: ignore[misc]
 
     def _content(self, files: _Open, blob: Blob, limit: int) -> bytes:
+        if limit < 0 and blob.length > LARGEST_ENTRY:
+            raise OSError(errno.EFBIG, f"the entry {too_large(blob.length, LARGEST_ENTRY)}")
         return os.pread(files.data, blob.length if limit < 0 else min(limit, blob.length), blob.start)
 
     def _listed(self, files: _Open) -> list[Blob]:
@@ -474,7 +478,9 @@ def _head(handle: int) -> bytes:
 
 def _whole(handle: int) -> bytes:
     size = os.fstat(handle).st_size
-    return os.pread(handle, min(size, SANE), 0)
+    if size > LARGEST_INDEX:
+        raise OSError(errno.EFBIG, f"the index {too_large(size, LARGEST_INDEX)}")
+    return os.pread(handle, size, 0)
 
 
 def _copy(source: int, begin: int, length: int, target: int, at: int) -> None:

@@ -12,14 +12,14 @@ import os
 import re
 import shlex
 import struct
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
 from cachectl.layers.drivers import opencl_drivers
-from cachectl.layers.errors import Damaged, LayerError, Refused, not_a_key
+from cachectl.layers.errors import Damaged, LayerError, Refused
 from cachectl.layers.facts import (
     Ability,
     Artifact,
@@ -306,7 +306,18 @@ class MesaShaderCache(Layer):
                 return file, blob
         return None
 
+    def held_in(self, root: Root, keys: Sequence[str]) -> Mapping[str, tuple[Path, ...]]:
+        """Name both files of each store of a root: which of them holds an entry, only reading it tells."""
+        if root.role == MULTI_FILE:
+            return super().held_in(root, keys)
+        both = tuple(path for file in self._files(root) for path in (file.path, file.path.with_name(file.index_name)))
+        return {key: both if _ENTRIES.accepts(key) else (root.path / key,) for key in keys}
+
     # ------------------------------------------------------------------ get and put
+
+    def is_key(self, key: str) -> bool:
+        """Tell by the pattern of entries."""
+        return _ENTRIES.accepts(key)
 
     def read(self, root: Root, key: str) -> Artifact | None:
         """Read an entry as it stands, header included: the same bytes in each store."""
@@ -331,8 +342,6 @@ class MesaShaderCache(Layer):
 
     def write(self, root: Root, key: str, artifact: Artifact, *, replace: bool) -> None:
         """Place an entry whose checksum holds into the store that is in use; its name cannot be checked."""
-        if not _ENTRIES.accepts(key):
-            raise not_a_key(self.name, key)
         header = mesa_entries.read_header(artifact.data)
         if (complaint := mesa_entries.complaint(artifact.data)) is not None or header is None:
             raise Damaged(self.name, complaint or "has no header", key)

@@ -297,6 +297,13 @@ class MIOpenKernels(RowLayer):
         data = Tree(self.name, root.path, shape).read(key)
         return None if data is None else Artifact(self.name, key, _OBJECT_FORM, data)
 
+    def is_key(self, key: str) -> bool:
+        """Tell by the name of a database and what follows it, or by the pattern of object files."""
+        file, separator, rest = key.partition(SEPARATOR)
+        if not separator:
+            return self._shape(key) is not None
+        return SEPARATOR in rest and any(self.databases(root).name(file) for root in self.roots())
+
     def write(self, root: Root, key: str, artifact: Artifact, *, replace: bool) -> None:
         """Pack and insert a kernel exactly as MIOpen would, and read it back; an object file is placed."""
         if artifact.form == _OBJECT_FORM:

@@ -401,6 +401,11 @@ class MIOpenTuning(RowLayer):
             if values is not None
         }
 
+    def is_key(self, key: str) -> bool:
+        """Tell by the name of a database and what follows it."""
+        file, separator, rest = key.partition(SEPARATOR)
+        return bool(separator and rest) and any(self.databases(root).name(file) for root in self.roots())
+
     def write(self, root: Root, key: str, artifact: Artifact, *, replace: bool) -> None:
         """Insert a line into a text file, under MIOpen's locks; the line says its key itself."""
         file = self._writable(root, key)

@@ -301,6 +301,10 @@ class PoclKernels(Layer):
 
     # ------------------------------------------------------------------ get and put
 
+    def is_key(self, key: str) -> bool:
+        """Tell by the pattern of entries."""
+        return _NAMED.accepts(key)
+
     def read(self, root: Root, key: str) -> Artifact | None:
         """Read a program folder as a deterministic tar, temporaries left out; one without a program is a miss.
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, ClassVar
 
-from cachectl.layers.errors import Damaged, LayerError, not_a_key
+from cachectl.layers.errors import Damaged, LayerError
 from cachectl.layers.facts import (
     Ability,
     Artifact,
@@ -138,6 +138,10 @@ class ProgramFiles(Layer):
 
     # ------------------------------------------------------------------ get and put
 
+    def is_key(self, key: str) -> bool:
+        """Tell by the pattern of entries."""
+        return self._shape_of(key).accepts(key)
+
     def read(self, root: Root, key: str) -> Artifact | None:
         """Read an entry file as it stands."""
         data = self._tree_of(root, key).read(key)
@@ -151,8 +155,6 @@ class ProgramFiles(Layer):
 
     def write(self, root: Root, key: str, artifact: Artifact, *, replace: bool) -> None:
         """Place a whole program under the name it was taken from."""
-        if not self._shape_of(key).accepts(key):
-            raise not_a_key(self.name, key)
         if (wrong := self.complaint(artifact.data)) is not None:
             raise Damaged(self.name, wrong[1], key)
         with self.changing(root):

@@ -259,6 +259,10 @@ class PyOpenCLBinaries(Layer):
 
     # ------------------------------------------------------------------ get and put
 
+    def is_key(self, key: str) -> bool:
+        """Tell by the pattern of entries."""
+        return _SHAPE.accepts(key)
+
     def read(self, root: Root, key: str) -> Artifact | None:
         """Read source, binary and info as a deterministic tar."""
         data = self._tree(root).read(key)
@@ -266,8 +270,6 @@ class PyOpenCLBinaries(Layer):
 
     def write(self, root: Root, key: str, artifact: Artifact, *, replace: bool) -> None:
         """Place a program folder whole, under PyOpenCL's lock: a bad one fails its program for ever."""
-        if not _SHAPE.accepts(key):
-            raise not_a_key(self.name, key)
         try:
             members = unpack(artifact.data)
         except ValueError as error:

@@ -315,6 +315,14 @@ class PytoolsDictionaries(RowLayer):
 
     # ------------------------------------------------------------------ get and put
 
+    def is_key(self, key: str) -> bool:
+        """Tell by the name of a dictionary of this layer, and the form of what follows; a row may have any one word."""
+        file, _, digest = key.partition("/")
+        name = pdict.parse_name(file, self.environment.python)
+        if name is None or not self.owns(name.identifier):
+            return False
+        return bool(digest) and "/" not in digest if name.generation == "v5" else _shape_of(key) is not None
+
     def read(self, root: Root, key: str) -> Artifact | None:
         """Read one row as its raw pickle, or one folder of an old dictionary as a tar."""
         file, _, digest = key.partition("/")
@@ -373,9 +381,8 @@ class PytoolsDictionaries(RowLayer):
 
     def _fit(self, key: str, artifact: Artifact) -> pdict.DictionaryName:
         """Return the dictionary of a key. Raises :class:`LayerError` where the artifact does not go into it."""
-        file, _, digest = key.partition("/")
-        name = pdict.parse_name(file, self.environment.python)
-        if name is None or not self.owns(name.identifier):
+        name = pdict.parse_name(key.partition("/")[0], self.environment.python)
+        if name is None:
             raise not_a_key(self.name, key)
         if (name.generation == "v5") != (artifact.form == self.forms[0]):
             raise Damaged(self.name, f"form {artifact.form} does not go into a {name.generation} dictionary", key)
@@ -384,8 +391,6 @@ class PytoolsDictionaries(RowLayer):
         # What is framed has not been cut; verify looks closer.
         if not is_framed(artifact.data) and (complaint := _pickle_complaint(artifact.data)):
             raise Damaged(self.name, complaint, key)
-        if not digest or "/" in digest:
-            raise LayerError(self.name, f"{key!r} names no row; a key is FILE/HASH")
         return name
 
     # ------------------------------------------------------------------ clear
@@ -598,3 +603,8 @@ def _replacing(owns: Callable[[str], bool], store: Callable[..., object]) -> Cal
         return None
 
     return store_anew
+
+
+def _shape_of(key: str) -> Shape | None:
+    """Return the form of an old dictionary's entry that a key has."""
+    return next((shape for shape in _FOLDERS if shape.accepts(key)), None)

@@ -5,12 +5,13 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import ClassVar, TypeVar
 
 from cachectl.layers.errors import Busy, LayerError, NoRoom
 from cachectl.layers.facts import Artifact, Foresight, Note, Outcome, Root, Target
 from cachectl.layers.layer import Layer
-from cachectl.layers.stores.rows import Deleted, Row, RowFile, allocated, disk_usage
+from cachectl.layers.stores.rows import Deleted, Row, RowFile, allocated, companions_of, disk_usage
 
 T = TypeVar("T")
 
@@ -97,6 +98,15 @@ class RowLayer(Layer):
         """Return a database by the name that keys begin with, whether or not it exists; ``None`` where it is none."""
         del root, file
         return None
+
+    def held_in(self, root: Root, keys: Sequence[str]) -> Mapping[str, tuple[Path, ...]]:
+        """Name the database that a row lies in, and the files that sqlite keeps beside it."""
+        found: dict[str, tuple[Path, ...]] = {}
+        for file, listed in self._by_file((key, key) for key in keys).items():
+            path = root.path / file
+            shared = (path, *companions_of(path))
+            found |= {key: (root.path / key,) if path.is_dir() else shared for key in listed}
+        return found
 
     def foresee_write(self, root: Root, keys: Sequence[str]) -> Mapping[str, LayerError]:
         """Look at each database once."""

@@ -21,8 +21,17 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Final, NoReturn, TypeVar, cast
 from cachectl.layers.errors import CachectlError, printable
 from cachectl.layers.facts import Artifact
 from cachectl.layers.installing import command_to_install
+from cachectl.layers.keys import key_complaint
+from cachectl.layers.limits import (
+    EXPANSION_ALLOWANCE,
+    LARGEST_ENTRY,
+    LARGEST_MANIFEST,
+    LARGEST_MANIFEST_PART,
+    MANIFEST_EXPANSION,
+    MOST_DETAILS,
+    MOST_EXPANSION,
+)
 from cachectl.layers.stores.archive import tar_header
-from cachectl.layers.stores.plain import SANE
 
 if TYPE_CHECKING:
     import types
@@ -36,11 +45,6 @@ MAGIC: Final = b"\x28\xb5\x2f\xfd"
 #: The level at which time and size are both small; another one gives other bytes.
 _LEVEL: Final = 3
 _THREADS: Final = 2
-#: More than a manifest of a hundred thousand entries takes, in bytes.
-_LARGEST_MANIFEST: Final = 64 << 20
-#: What is announced may be so many times as large as the file, and this much beside.
-_MOST_EXPANSION: Final = 1000
-_ALLOWANCE: Final = 64 << 20
 #: The largest window that a decompressor keeps in memory.
 _WINDOW: Final = 1 << 27
 #: What is given to the decompressor at once, in bytes: no such piece becomes more than 32 MiB.
@@ -109,16 +113,21 @@ class Manifest:
     made: int | None = None
 
     def to_bytes(self) -> bytes:
-        """Spell it as JSON, always in the same way: an entry a line."""
+        """Write it as JSON, always in the same way: an entry a line."""
+        return b"".join(self.parts())
+
+    def parts(self) -> Iterator[bytes]:
+        """Yield the same bytes in small parts."""
         layers = {
             name: {"fingerprint": dict(told), "writable_by_others": name in self.exposed}
             for name, told in self.fingerprints.items()
         }
         spell = json.JSONEncoder(sort_keys=True).encode
-        entries = ",\n".join(spell(_spelled(item)) for item in self.items)
         made = "" if self.made is None else f'"made": {self.made},\n'
-        head = f'{{"schema": {spell(SCHEMA)},\n{made}"layers": {spell(layers)},\n"entries": [\n'
-        return f"{head}{entries}\n]}}\n".encode()
+        yield f'{{"schema": {spell(SCHEMA)},\n{made}"layers": {spell(layers)},\n"entries": [\n'.encode()
+        for number, item in enumerate(self.items):
+            yield (",\n" if number else "").encode() + spell(_spelled(item)).encode()
+        yield b"\n]}\n"
 
 
 _FIELDS: Final = tuple(one.name for one in fields(Item))
@@ -148,16 +157,24 @@ def artifact_of(item: Item, data: bytes) -> Artifact:
 
 
 def in_batches(things: Iterable[T], layer: Callable[[T], str], weight: Callable[[T], int]) -> Iterator[list[T]]:
-    """Part things into runs of one layer, none of them more than a memory or a waiting program bears."""
+    """Part things into runs of one layer, none of them more than a memory or a waiting program bears.
+
+    Each run is emptied before the next thing is asked for, so that two large ones are never held at once.
+    """
     batch: list[T] = []
     total = 0
     for thing in things:
-        full = len(batch) >= _MOST_AT_ONCE or total + weight(thing) > _LARGEST_BATCH
-        if batch and (full or layer(thing) != layer(batch[0])):
+        if batch and (layer(thing) != layer(batch[0]) or total + weight(thing) > _LARGEST_BATCH):
             yield batch
-            batch, total = [], 0
+            batch.clear()
+            total = 0
         batch.append(thing)
         total += weight(thing)
+        del thing
+        if len(batch) >= _MOST_AT_ONCE or total > _LARGEST_BATCH:
+            yield batch
+            batch.clear()
+            total = 0
     if batch:
         yield batch
 
@@ -184,7 +201,7 @@ def write_manifest(file: BinaryIO, manifest: Manifest) -> int:
     Raises as :func:`write_bundle`.
     """
     text = manifest.to_bytes()
-    if len(text) > _LARGEST_MANIFEST:
+    if len(text) > LARGEST_MANIFEST:
         raise BadBundle(f"{len(manifest.items):,} entries are too many for one; export layer by layer")
     head = b"".join(_framed(_MANIFEST, text))
     with _compressed(file) as writer:
@@ -219,9 +236,14 @@ class Members:
 
     def _write(self, parts: Iterable[bytes]) -> None:
         for part in parts:
+            self._length += len(part)
+            if len(part) >= _CHUNK:
+                # Joining it to others would copy it.
+                self._flush()
+                self._writer.write(part)
+                continue
             self._held.append(part)
             self._holding += len(part)
-            self._length += len(part)
         if self._holding >= _CHUNK:
             self._flush()
 
@@ -265,10 +287,11 @@ class Reader:
 
     def __init__(self, file: BinaryIO, size: int, *, known: Manifest | None = None) -> None:
         self._stream = _Stream(file)
+        self._size = size
         self._known = known is not None
         self.manifest = self._read_manifest(known)
         announced = sum(item.bytes for item in self.manifest.items)
-        if announced > size * _MOST_EXPANSION + _ALLOWANCE:
+        if announced > size * MOST_EXPANSION + EXPANSION_ALLOWANCE:
             raise BadBundle(f"it announces {announced:,} bytes in a file of {size:,}: a decompression bomb")
 
     def _read_manifest(self, known: Manifest | None) -> Manifest:
@@ -279,8 +302,10 @@ class Reader:
             raise BadBundle("it does not begin with a manifest") from None
         if size < 0 or block != tar_header(_MANIFEST, size):
             raise BadBundle(f"it does not begin with a manifest, but with {_described(block)}")
-        if size > _LARGEST_MANIFEST:
-            raise BadBundle(f"its manifest would have {size:,} bytes, and may have {_LARGEST_MANIFEST:,}")
+        if size > LARGEST_MANIFEST:
+            raise BadBundle(f"its manifest would have {size:,} bytes, and may have {LARGEST_MANIFEST:,}")
+        if size > self._size * MANIFEST_EXPANSION + LARGEST_MANIFEST_PART:
+            raise BadBundle(f"its manifest has {size:,} bytes in a file of {self._size:,}: a decompression bomb")
         text = self._stream.read(size)
         filling = -size % tarfile.BLOCKSIZE
         if self._stream.read(filling) != bytes(filling):
@@ -290,28 +315,45 @@ class Reader:
 
     def contents(self) -> Iterator[tuple[Item, bytes]]:
         """Yield each entry with its bytes, whose sum has been checked; at the end, see that it is the end."""
-        length = self._head
         for number, item in enumerate(self.manifest.items, 1):
-            filled = tarfile.BLOCKSIZE + item.bytes
-            member = self._stream.read(filled + -item.bytes % tarfile.BLOCKSIZE)
-            length += len(member)
-            data = member[tarfile.BLOCKSIZE : filled]
-            if not self._known:
-                self._check(number, item, member[: tarfile.BLOCKSIZE], data, member[filled:])
-            yield item, data
-        padding = _padding(length)
+            # Not kept in a variable: it would live on while the next one is read.
+            yield item, self._read_member(number, item)
+        self._see_end()
+
+    def check(self) -> None:
+        """Read to the end as :meth:`contents` does, without holding any entry in memory."""
+        for number, item in enumerate(self.manifest.items, 1):
+            self._read_header(number, item)
+            digest = hashlib.sha256()
+            for piece in self._stream.pieces(item.bytes):
+                digest.update(piece)
+            self._read_filling(item, digest.hexdigest())
+        self._see_end()
+
+    def _read_member(self, number: int, item: Item) -> bytes:
+        self._read_header(number, item)
+        data = self._stream.read(item.bytes)
+        self._read_filling(item, item.sha256 if self._known else hashlib.sha256(data).hexdigest())
+        return data
+
+    def _read_header(self, number: int, item: Item) -> None:
+        header = self._stream.read(tarfile.BLOCKSIZE)
+        if not self._known and header != tar_header(_member(number), item.bytes):
+            raise BadBundle(f"not member {_member(number)} of {item.bytes:,} bytes, but {_described(header)}")
+
+    def _read_filling(self, item: Item, digest: str) -> None:
+        filling = self._stream.read(-item.bytes % tarfile.BLOCKSIZE)
+        if any(filling):
+            raise BadBundle(_HIDDEN)
+        if digest != item.sha256:
+            raise BadBundle(f"wrong checksum for {item.layer} {item.key}")
+
+    def _see_end(self) -> None:
+        sizes = (item.bytes + -item.bytes % tarfile.BLOCKSIZE for item in self.manifest.items)
+        padding = _padding(self._head + tarfile.BLOCKSIZE * len(self.manifest.items) + sum(sizes))
         if self._stream.read(padding) != bytes(padding):
             raise BadBundle("there is more in it than its manifest announces")
         self._stream.finish()
-
-    @staticmethod
-    def _check(number: int, item: Item, header: bytes, data: bytes, filling: bytes) -> None:
-        if header != tar_header(_member(number), item.bytes):
-            raise BadBundle(f"not member {_member(number)} of {item.bytes:,} bytes, but {_described(header)}")
-        if any(filling):
-            raise BadBundle(_HIDDEN)
-        if hashlib.sha256(data).hexdigest() != item.sha256:
-            raise BadBundle(f"the sum of {item.layer} {item.key} does not hold")
 
 
 def is_begun_by(head: bytes) -> bool:
@@ -331,7 +373,7 @@ class _Stream:
         self._error = zstandard.ZstdError
         self._decompressor = zstandard.ZstdDecompressor(max_window_size=_WINDOW)
         self._file = file
-        self._held = bytearray()
+        self._held = memoryview(b"")
         self._chunk = memoryview(file.read(_READ))
         self._at = 0
         if not self._begins():
@@ -340,15 +382,27 @@ class _Stream:
 
     def read(self, length: int) -> bytes:
         """Return exactly so many bytes."""
-        while len(self._held) < length:
-            if self._inner.eof:
-                if not self._begins():
-                    raise BadBundle("it ends before it should")
-                self._inner = self._decompressor.decompressobj()
-            self._held += self._more()
-        data = bytes(memoryview(self._held)[:length])
-        del self._held[:length]
-        return data
+        if length <= len(self._held):
+            data, self._held = bytes(self._held[:length]), self._held[length:]
+            return data
+        # It gives its content away without a copy, which a join of the pieces would be.
+        whole = io.BytesIO()
+        for piece in self.pieces(length):
+            whole.write(piece)
+        return whole.getvalue()
+
+    def pieces(self, length: int) -> Iterator[memoryview]:
+        """Yield so many bytes in all."""
+        while length:
+            while not self._held:
+                if self._inner.eof:
+                    if not self._begins():
+                        raise BadBundle("it ends before it should")
+                    self._inner = self._decompressor.decompressobj()
+                self._held = memoryview(self._more())
+            piece, self._held = self._held[:length], self._held[length:]
+            length -= len(piece)
+            yield piece
 
     def _begins(self) -> bool:
         """Tell whether a frame begins here."""
@@ -376,7 +430,7 @@ class _Stream:
         """See that nothing follows."""
         while not self._held and not self._inner.eof:
             # The checksum of the frame may lie in the next piece.
-            self._held += self._more()
+            self._held = memoryview(self._more())
         if self._held or self._at < len(self._chunk) or self._file.read(1):
             raise BadBundle("something follows its end")
 
@@ -392,19 +446,24 @@ def _described(block: bytes) -> str:
 
 
 def parse_manifest(text: bytes) -> Manifest:
-    """Read a manifest. Raises :class:`BadBundle` for anything that :meth:`Manifest.to_bytes` would not have written."""
+    """Read a manifest. Raises :class:`BadBundle` for anything that :meth:`Manifest.to_bytes` would not have written.
+
+    It is read line by line: JSON as a whole could become forty times as large in memory.
+    """
+    lines = _lines(text)
     try:
-        document = json.loads(text)
-        if document["schema"] != SCHEMA:
-            raise BadBundle(f"its schema is {str(document['schema'])[:80]!r}, and this is for {SCHEMA}")
-        layers = document["layers"]
+        schema = json.loads(next(lines, b"").rstrip(b",\n") + b"}")["schema"]
+        if schema != SCHEMA:
+            raise BadBundle(f"its schema is {str(schema)[:80]!r}, and this is for {SCHEMA}")
+        layers = json.loads(b"{" + next(lines, b"").rstrip(b",\n") + b"}")["layers"]
         manifest = Manifest(
-            items=tuple(_item(entry) for entry in document["entries"]),
+            # What stands around the entries is compared below.
+            items=tuple(_item(json.loads(line.rstrip(b",\n"))) for line in lines if line.startswith(b"{")),
             fingerprints={name: _fingerprint(told["fingerprint"]) for name, told in layers.items()},
             exposed=tuple(name for name, told in layers.items() if told["writable_by_others"]),
             made=_moment(document.get("made")),
         )
-        same = manifest.to_bytes() == text
+        same = _is_written(manifest, text)
     except BadBundle:
         raise
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
@@ -419,6 +478,23 @@ def parse_manifest(text: bytes) -> Manifest:
     return manifest
 
 
+def _lines(text: bytes) -> Iterator[bytes]:
+    for line in io.BytesIO(text):
+        if len(line) > LARGEST_MANIFEST_PART:
+            raise BadBundle(f"its manifest has a line of {len(line):,} bytes, and may have {LARGEST_MANIFEST_PART:,}")
+        yield line
+
+
+def _is_written(manifest: Manifest, text: bytes) -> bool:
+    """Tell whether a text is what a manifest is written as."""
+    at = 0
+    for part in manifest.parts():
+        if not text.startswith(part, at):
+            return False
+        at += len(part)
+    return at == len(text)
+
+
 def _item(entry: Any) -> Item:  # noqa: ANN401 - anything that JSON spells
     item = Item(*map(entry.__getitem__, _FIELDS))
     _demand_fit(item)
@@ -427,16 +503,20 @@ def _item(entry: Any) -> Item:  # noqa: ANN401 - anything that JSON spells
 
 def _demand_fit(item: Item) -> None:
     """See that an item is what its annotations say, and names an entry."""
-    if type(item.bytes) is not int or not 0 <= item.bytes <= SANE:
+    if type(item.bytes) is not int or not 0 <= item.bytes <= LARGEST_ENTRY:
         _lies(f"an entry of {str(item.bytes)[:40]} bytes")
     for table in (item.detail, item.versions):
         if not isinstance(table, dict):
             _lies("what is no table where one belongs")
+        if len(table) > MOST_DETAILS:
+            _lies(f"{len(table):,} details of an entry, which may have {MOST_DETAILS}")
         _demand_texts(chain(table, table.values()))
     _demand_texts((item.layer, item.key, item.form, item.sha256, "" if item.device is None else item.device))
     if not _LAYER.fullmatch(item.layer) or not _DIGEST.fullmatch(item.sha256):
         _lies("a layer or a sum that is none")
-    if not item.key or "\0" in item.key or item.key.startswith("/") or ".." in item.key.split("/"):
+    if (wrong := key_complaint(item.key)) is not None:
+        _lies(f"the key {item.key[:200]!r}, which {wrong}")
+    if item.key.startswith("/") or ".." in item.key.split("/"):
         _lies(f"the key {item.key[:200]!r}, which leads elsewhere")
 
 

@@ -313,15 +313,24 @@ def _put(options: argparse.Namespace) -> int:
 
 
 def _read_input(name: str) -> bytes:
-    from pathlib import Path
+    import io
+    from contextlib import nullcontext
 
-    if name != "-":
-        return Path(name).read_bytes()
+    from cachectl.layers.errors import BadRequest
+    from cachectl.layers.limits import LARGEST_ARTIFACT
+
+    whole = io.BytesIO()
     try:
-        return sys.stdin.buffer.read()
+        with nullcontext(sys.stdin.buffer) if name == "-" else open(name, "rb") as file:
+            while whole.tell() <= LARGEST_ARTIFACT and (piece := file.read(1 << 20)):
+                whole.write(piece)
     except OSError as error:
-        error.filename = "standard input"
+        error.filename = "standard input" if name == "-" else name
         raise
+    if whole.tell() > LARGEST_ARTIFACT:
+        message = f"{name}: has more than the {LARGEST_ARTIFACT:,} bytes of the largest artifact; give what get wrote"
+        raise BadRequest(message)
+    return whole.getvalue()
 
 
 def _purge(options: argparse.Namespace) -> int:
@@ -705,14 +714,17 @@ def _miopen(options: argparse.Namespace) -> int:
 def _import(options: argparse.Namespace) -> int:
     from cachectl import render, render_bundles
     from cachectl.importing import Trust
+    from cachectl.layers.limits import LARGEST_BUNDLE
+    from cachectl.layers.selection import parse_size
 
+    most = LARGEST_BUNDLE if options.max_size is None else parse_size(options.max_size)
     if options.file == "-" and options.allowed_signers is not None:
         options.parser.error("a bundle on standard input has no FILE.sig beside it; say --sha256 or --trust")
     stack = _stack(options)
     after = _made_after(options, stack.environment.clock())
     trust = Trust(options.allowed_signers, options.sha256, options.trust, after)
     with render.working("importing"):
-        done = stack.import_bundle(options.file, trust, dry_run=options.dry_run)
+        done = stack.import_bundle(options.file, trust, dry_run=options.dry_run, most=most)
     now = stack.environment.clock()
     return _told(options, done, render_bundles.import_json, lambda done: render_bundles.show_import(done, now))
 

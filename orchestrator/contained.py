@@ -317,6 +317,16 @@ class Contained(Layer):
         """Ask to remove what a plan lists."""
         return self._ask(lambda: self._own(_checked(self._inner.remove(root, targets), Outcome)))
 
+    def is_key(self, key: str) -> bool:
+        """Ask whether a text may be a key."""
+        return self._ask(lambda: _checked(self._inner.is_key(key), bool))
+
+    def held_in(self, root: Root, keys: Sequence[str]) -> Mapping[str, tuple[Path, ...]]:
+        """Ask which files hold entries."""
+        if not self._is_own("held_in"):
+            return super().held_in(root, keys)
+        return self._ask(lambda: _paths(self._inner.held_in(root, keys)))
+
     def lock_files(self, root: Root, keys: Iterable[str]) -> Iterable[Path]:
         """Ask which files a change of entries locks."""
         return self._ask(lambda: tuple(_checked(path, Path) for path in self._inner.lock_files(root, keys)))
@@ -483,6 +493,14 @@ def _next(things: Iterator[T], kinds: tuple[type, ...]) -> T | None:
     for thing in things:
         return _checked(thing, *kinds)
     return None
+
+
+def _paths(answer: Mapping[str, tuple[Path, ...]]) -> dict[str, tuple[Path, ...]]:
+    """Return an answer of paths by key. Raises :class:`TypeError` for any other."""
+    found = {_checked(key, str): paths for key, paths in _checked(answer, Mapping).items()}
+    if not all(isinstance(paths, tuple) for paths in found.values()):
+        raise TypeError("answered with what is no tuple of paths")
+    return {key: tuple(_checked(path, Path) for path in paths) for key, paths in found.items()}
 
 
 def _checked(value: T, *kinds: type) -> T:

@@ -209,6 +209,7 @@ def _import(verb: argparse.ArgumentParser) -> None:
     why.add_argument("--sha256", metavar="HEX", help="this is the SHA-256 of FILE")
     why.add_argument("--trust", action="store_true", help="believe it: it is code that your programs will run")
     _newer_option(verb)
+    verb.add_argument("--max-size", metavar="SIZE", help="the largest bundle to read, 500M or 2GiB (default: 32GiB)")
     _dry_run_option(verb, "be placed")
     _changing_options(verb)
     _json_option(verb)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import os
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -23,6 +24,7 @@ from cachectl.contained import FAILURES
 from cachectl.fingerprint import Difference, Outlook, differences, fingerprint, outlook
 from cachectl.layers.errors import BadRequest, EntryExists, LayerError, printable, reason_of
 from cachectl.layers.facts import Ability, Artifact, Entry, Note
+from cachectl.layers.limits import LARGEST_BUNDLE, SPARED_ROOM
 from cachectl.layers.selection import moment_text
 from cachectl.scratch import scratch_folder
 from cachectl.signing import Untrusted, signer
@@ -120,13 +122,16 @@ class _Tally:
     foreseen: Counter[Outlook] = field(default_factory=Counter)
 
 
-def import_bundle(stack: Stack, file: str, trust: Trust, *, dry_run: bool = False) -> Import:
+def import_bundle(
+    stack: Stack, file: str, trust: Trust, *, dry_run: bool = False, most: int = LARGEST_BUNDLE
+) -> Import:
     """Place what a bundle holds and what can be hit here, and say what was done with every entry.
 
-    Raises :class:`Untrusted` where nobody vouches for it, :class:`BadBundle` where it is not whole or would do more
-    than announce entries, and then nothing was written. What a layer refuses is named in what is returned.
+    A bundle of more than ``most`` bytes is refused. Raises :class:`Untrusted` where nobody vouches for it,
+    :class:`BadBundle` where it is not whole or would do more than announce entries, and then nothing was written. What
+    a layer refuses is named in what is returned.
     """
-    with private_copy(stack, file) as copy:
+    with private_copy(stack, file, most) as copy:
         return import_copy(stack, copy, file, trust, dry_run=dry_run)
 
 
@@ -173,8 +178,11 @@ def _demand_new(made: int | None, file: str, after: float | None) -> None:
 
 
 @contextmanager
-def private_copy(stack: Stack, file: str) -> Iterator[BinaryIO]:
-    """Read a file or a URL once, into a file without a name: nobody can swap a byte between the check and the use."""
+def private_copy(stack: Stack, file: str, most: int = LARGEST_BUNDLE) -> Iterator[BinaryIO]:
+    """Read a file or a URL once, into a file without a name: nobody can swap a byte between the check and the use.
+
+    Raises :class:`BadBundle` for more than ``most`` bytes, and where the copy would fill its file system.
+    """
     from cachectl.exporting import unseen
 
     with opened(file) as source, unseen(stack.environment) as copy:
@@ -182,11 +190,28 @@ def private_copy(stack: Stack, file: str) -> Iterator[BinaryIO]:
         if not chunk.startswith(MAGIC):
             # Before a device without end is copied.
             raise BadBundle(f"{without_secrets(file)} is not compressed by zstd")
+        size = 0
         while chunk:
+            size += len(chunk)
+            if size > most:
+                raise BadBundle(
+                    f"{without_secrets(file)} has more than {most:,} bytes; import --max-size SIZE takes more"
+                )
+            _demand_room(copy, stack, size)
             copy.write(chunk)
             chunk = source.read(_CHUNK)
         copy.flush()
         yield copy
+
+
+def _demand_room(copy: BinaryIO, stack: Stack, size: int) -> None:
+    """Refuse to fill the file system of a copy, which other programs use too."""
+    if not hasattr(os, "fstatvfs"):
+        return
+    disk = os.fstatvfs(copy.fileno())
+    if disk.f_bavail * disk.f_frsize < min(SPARED_ROOM, disk.f_blocks * disk.f_frsize // 20) + _CHUNK:
+        folder = stack.environment.temporary
+        raise BadBundle(f"{folder} has no room for it after {size:,} bytes; TMPDIR names a folder with more")
 
 
 def _measured(copy: BinaryIO) -> tuple[int, str]:
@@ -214,8 +239,7 @@ def _checked(copy: BinaryIO, size: int) -> Manifest:
     """Read everything once, so that every sum is known to hold before anything is placed."""
     copy.seek(0)
     reader = Reader(copy, size)
-    for _ in reader.contents():
-        pass
+    reader.check()
     return reader.manifest
 
 

@@ -9,6 +9,7 @@ from cachectl.contained import Contained
 from cachectl.layers.environment import Environment
 from cachectl.layers.errors import BadRequest
 from cachectl.layers.facts import Entry, Scope
+from cachectl.layers.limits import LARGEST_BUNDLE
 from cachectl.layers.registry import Broken, built_in, plugged_in
 from cachectl.layers.selection import ALL, Selection
 
@@ -127,11 +128,11 @@ class Stack:
 
         return export(self, file, selection, layers=layers, sign=sign, force=force)
 
-    def import_bundle(self, file: str, trust: Trust, *, dry_run: bool = False) -> Import:
-        """Place what a bundle holds and what can be hit here; what is here already stays.
+    def import_bundle(self, file: str, trust: Trust, *, dry_run: bool = False, most: int = LARGEST_BUNDLE) -> Import:
+        """Place what a bundle of at most ``most`` bytes holds and what can be hit here; what is here already stays.
 
         Raises :class:`Untrusted` or :class:`BadBundle`, and then nothing was written.
         """
         from cachectl.importing import import_bundle
 
-        return import_bundle(self, file, trust, dry_run=dry_run)
+        return import_bundle(self, file, trust, dry_run=dry_run, most=most)

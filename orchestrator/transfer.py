@@ -19,6 +19,7 @@ from urllib.parse import unquote, urlsplit
 
 from cachectl.layers.errors import BadRequest, CachectlError, printable
 from cachectl.layers.installing import command_to_install
+from cachectl.layers.limits import LARGEST_SIGNATURE
 from cachectl.whole_files import STREAM, write_chunks
 
 #: A scheme and its slashes, or several that fsspec chains.
@@ -35,8 +36,6 @@ _LIBRARIES: Final = (
     (re.compile("(?:abfss?|az)://", re.IGNORECASE), "adlfs"),
 )
 _SECRETS: Final = (re.compile(r"(?<=//)[^/@\s]+(?=@)"), re.compile(r"(?<=\?)[^\s'\"]+"))
-#: Many times what a signature of OpenSSH takes, in bytes.
-_LARGEST_SIGNATURE: Final = 1 << 20
 #: How long a server may be silent, in seconds: the whole may take as long as it takes.
 _SILENCE: Final = 60
 _LONGEST_REASON: Final = 300
@@ -139,7 +138,7 @@ def signature_of(name: str) -> Iterator[str]:
     with tempfile.TemporaryDirectory(prefix="cachectl-") as folder:
         try:
             with opened(beside) as source:
-                data = source.read(_LARGEST_SIGNATURE)
+                data = source.read(LARGEST_SIGNATURE)
         except TransferFailed as error:
             if not isinstance(error.__cause__, FileNotFoundError):
                 raise

@@ -83,24 +83,33 @@ def unpack(data: bytes) -> dict[str, bytes]:
 
 
 def _own_members(data: bytes) -> list[tuple[str, bytes]] | None:
-    """Read what :func:`pack` wrote, in a tenth of tarfile's time; that it is its work, writing it again shows."""
+    """Read what :func:`pack` wrote, in a tenth of tarfile's time; ``None`` where another wrote it.
+
+    Every byte beside the contents is compared with what :func:`pack` writes, without a copy of the whole.
+    """
     import tarfile
 
     block = tarfile.BLOCKSIZE
     members: list[tuple[str, bytes]] = []
     place = 0
     try:
-        while name := data[place : place + tarfile.LENGTH_NAME].rstrip(b"\0"):
+        while name := data[place : place + tarfile.LENGTH_NAME].rstrip(b"\0").decode("ascii"):
             begin = place + block
-            end = begin + abs(int(data[place + _SIZE.start : place + _SIZE.stop], 8))
-            if b"\0" in name:
-                # Where it ends for everybody else.
-                return None
-            members.append((name.decode("ascii"), data[begin:end]))
+            size = int(data[place + _SIZE.start : place + _SIZE.stop], 8)
+            end = begin + size
             place = end + -end % block
+            ordered = not members or members[-1][0] < name
+            # For everybody else a name ends at its first NUL. A negative size has no header.
+            if not ordered or size < 0 or "\0" in name or data[begin - block : begin] != tar_header(name, size):
+                return None
+            if data[end:place] != bytes(-end % block):
+                return None
+            members.append((name, data[begin:end]))
     except ValueError:
         return None
-    return members if pack(dict(members)) == data else None
+    end = place + 2 * block
+    end += -end % tarfile.RECORDSIZE
+    return members if len(data) == end and data[place:] == bytes(end - place) else None
 
 
 def _members(data: bytes) -> Iterator[tuple[str, bytes]]:

@@ -114,6 +114,27 @@ def is_trusted(root: int, status: os.stat_result) -> bool:
     return status.st_uid in (os.geteuid(), os.fstat(root).st_uid) and not status.st_mode & 0o022
 
 
+def owners(path: Path) -> frozenset[int]:
+    """Return the user ids that own a file, or a folder and everything in it; none where nothing is there.
+
+    Raises :class:`OSError` where a folder cannot be searched.
+    """
+    try:
+        status = path.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        return frozenset()
+    found = {status.st_uid}
+    folders = [os.fspath(path)] if stat.S_ISDIR(status.st_mode) else []
+    while folders:
+        with suppress(FileNotFoundError, NotADirectoryError), os.scandir(folders.pop()) as children:
+            for child in children:
+                with suppress(FileNotFoundError):
+                    found.add(child.stat(follow_symlinks=False).st_uid)
+                if child.is_dir(follow_symlinks=False):
+                    folders.append(child.path)
+    return frozenset(found)
+
+
 def is_held(handle: int, name: str) -> bool:
     """Tell whether a living cachectl works in a folder of its own making."""
     try:

@@ -81,6 +81,11 @@ def without_companion(name: str) -> str:
     return next((name.removesuffix(ending) for ending in COMPANIONS if name.endswith(ending)), name)
 
 
+def companions_of(path: Path) -> tuple[Path, ...]:
+    """Name the files of sqlite's own beside a database, whether or not they exist."""
+    return tuple(path.with_name(path.name + companion) for companion in _COMPANIONS)
+
+
 class Schema(NamedTuple):
     """One table: how to make it, what identifies a row, and what it holds.
 

@@ -19,6 +19,7 @@ from typing import Final, NamedTuple
 
 from cachectl.layers.errors import Damaged, EntryExists, LayerError, Unreachable, not_a_key, printable
 from cachectl.layers.facts import Ability, Bulk, Entry, Note, Orphan, Outcome, Problem, Quarantined, Target
+from cachectl.layers.limits import LARGEST_ENTRY, too_large
 from cachectl.layers.stores.archive import pack, unpack
 from cachectl.layers.stores.handles import (
     DEEP,
@@ -36,7 +37,7 @@ from cachectl.layers.stores.handles import (
     status_of,
     write_synced,
 )
-from cachectl.layers.stores.plain import SANE, STAGE, read_plain
+from cachectl.layers.stores.plain import STAGE, read_plain
 from cachectl.layers.stores.quarantine import Quarantine, folder_pattern
 from cachectl.layers.stores.walk import CHANGED, GONE, Cleared, Group, Task, Weight, clear, weigh
 
@@ -410,13 +411,14 @@ class Tree:
         leaf = None if status is None else self._recognise(parent, parts, status)
         if leaf is None or self._foreign(leaf) is not None:
             return None
-        if leaf.bytes > SANE:
+        if leaf.bytes > LARGEST_ENTRY:
             raise self._oversized(parts)
         content = self._read_member(parent, parts, "")
         return None if content is None else {"": content}
 
     def _oversized(self, parts: Sequence[str]) -> Damaged:
-        return Damaged(self.layer, "larger than any entry", self.root.joinpath(*parts))
+        message = f"has more than {LARGEST_ENTRY:,} bytes, and at most those are read"
+        return Damaged(self.layer, message, self.root.joinpath(*parts))
 
     def _read_member(self, parent: int, parts: Sequence[str], path: str, limit: int = -1) -> bytes | None:
         below = [parts[-1], *(path.split("/") if path else ())]
@@ -816,8 +818,8 @@ def _load(handle: int, name: str, prefix: str, contents: dict[str, bytes]) -> in
                 data = read_plain(child.name, dir_fd=folder)
                 contents[prefix + child.name] = data
                 total += len(data)
-            if total > SANE:
-                raise OSError(errno.EFBIG, "larger than any entry", name)
+            if total > LARGEST_ENTRY:
+                raise OSError(errno.EFBIG, too_large(total, LARGEST_ENTRY), name)
     return total
 
 

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
     from conftest import Home
 
+    from cachectl.layers.environment import Environment
+
 HEAVY = {"pyopencl", "loopy", "numpy", "mpi4py"}
 
 
@@ -297,6 +299,79 @@ def test_the_superuser_leaves_other_peoples_caches_alone(home: Home, compute_cac
     assert home.cachectl("put", "cuda", KEY, "entry", check=False).returncode == 1
     assert len(home.json("ls", "cuda")["entries"]) == 40
     assert home.json("purge", "cuda", "--over-others")["total"]["removed"] == 40
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only the superuser can give files away")
+def test_the_superuser_leaves_single_entries_of_others_in_a_root_of_its_own(
+    home: Home, compute_cache: Callable[[Path], None]
+) -> None:
+    cache = home.path / ".nv" / "ComputeCache"
+    compute_cache(cache)
+    cache.chmod(0o1777)
+    entries = sorted(entry["key"] for entry in home.json("ls", "cuda")["entries"])
+    home.cachectl("get", "cuda", entries[0], "-o", "entry")
+    for key in entries[:3]:
+        os.chown(cache / key, 65534, 65534)
+    os.chown(cache / entries[3], 1234, 1234)
+    for dry_run in (("--dry-run",), ()):
+        done = home.cachectl("purge", "cuda", "--json", *dry_run, check=False)
+        assert done.returncode == 1
+        (layer,) = json.loads(done.stdout)["layers"]
+        assert layer["removed"] == 36
+        (failed,) = layer["failed"]
+        assert failed["key"] == str(cache)
+        assert "4 of 40 belong to others (1 to user 1234, 3 to nobody) and stay" in failed["because"]
+        assert "--over-others" in failed["because"]
+    assert sorted(entry["key"] for entry in home.json("ls", "cuda")["entries"]) == entries[:4]
+    assert home.cachectl("prune", "--max-size", "0", check=False).returncode == 1
+    (cache / entries[0]).write_bytes((cache / entries[1]).read_bytes())
+    refused = home.cachectl("put", "cuda", entries[0], "entry", "--replace", check=False)
+    assert refused.returncode == 1
+    assert "belongs to nobody" in refused.stderr
+    assert home.json("purge", "cuda", "--over-others")["total"]["removed"] == 4
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only the superuser can give files away")
+def test_the_rows_of_a_database_are_its_owners(
+    home: Home, fill_sumpy: Callable[[Environment], None], tmp_path: Path
+) -> None:
+    fill_sumpy(home.environment())
+    (database,) = (home.path / ".cache" / "pytools").glob("*.sqlite")
+    (key, *_) = [entry["key"] for entry in home.json("ls", "pytools")["entries"]]
+    home.cachectl("export", str(tmp_path / "bundle"), "pytools")
+    home.cachectl("get", "pytools", key, "-o", "row")
+    home.cachectl("purge", "pytools", "--key", key)
+    os.chown(database, 65534, 65534)
+    before = database.read_bytes()
+    for arguments in (
+        ("purge", "pytools"),
+        ("purge", "pytools", "--larger-than", "1"),
+        ("put", "pytools", key, "row"),
+        ("import", str(tmp_path / "bundle"), "--trust"),
+        ("import", str(tmp_path / "bundle"), "--trust", "--dry-run"),
+    ):
+        done = home.cachectl(*arguments, check=False)
+        assert done.returncode == 1, arguments
+        assert "nobody" in done.stderr
+        assert "--over-others" in done.stderr
+    assert database.read_bytes() == before
+    assert home.cachectl("import", str(tmp_path / "bundle"), "--trust", "--over-others").returncode == 0
+    assert home.json("purge", "pytools", "--over-others")["total"]["removed"] == 4
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only the superuser can give files away")
+def test_quarantine_leaves_what_is_anothers(home: Home, compute_cache: Callable[[Path], None]) -> None:
+    cache = home.path / ".nv" / "ComputeCache"
+    compute_cache(cache)
+    mine, theirs = (cache / entry["key"] for entry in home.json("ls", "cuda")["entries"][:2])
+    for path in (mine, theirs):
+        path.write_bytes(path.read_bytes()[:-1] + b"?")
+    os.chown(theirs, 65534, 65534)
+    done = home.cachectl("verify", "cuda", "--quarantine", check=False)
+    assert done.returncode == 1
+    assert "1 of 2 belong to others (1 to nobody) and stay" in done.stderr
+    assert theirs.exists()
+    assert not mine.exists()
 
 
 #: An entry of the recorded ComputeCache.

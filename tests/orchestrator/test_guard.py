@@ -84,6 +84,8 @@ QUESTIONS = {
     "write": Question(lambda layer: layer.write(ROOT, "k", ARTIFACT, replace=True), None, optional=True),
     "write_new": Question(lambda layer: layer.write_new(ROOT, [ARTIFACT]), [True]),
     "remove": Question(lambda layer: layer.remove(ROOT, (TARGET,)), Outcome("notes", 1, 1)),
+    "is_key": Question(lambda layer: layer.is_key("k"), answer=True),
+    "held_in": Question(lambda layer: layer.held_in(ROOT, ["k"]), {"k": (PLACE,)}),
     "lock_files": Question(lambda layer: layer.lock_files(ROOT, ["k"]), (PLACE,)),
     "foresee_removal": Question(lambda layer: layer.foresee_removal(ROOT, (TARGET,)), Foresight((TARGET,), 1)),
     "foresee_write": Question(lambda layer: layer.foresee_write(ROOT, ["k"]), {"k": LayerError("notes", "full")}),
