@@ -455,13 +455,15 @@ def parse_manifest(text: bytes) -> Manifest:
         schema = json.loads(next(lines, b"").rstrip(b",\n") + b"}")["schema"]
         if schema != SCHEMA:
             raise BadBundle(f"its schema is {str(schema)[:80]!r}, and this is for {SCHEMA}")
-        layers = json.loads(b"{" + next(lines, b"").rstrip(b",\n") + b"}")["layers"]
+        head = _pair(next(lines, b""))
+        made = _moment(head["made"]) if "made" in head else None
+        layers = (head if made is None else _pair(next(lines, b"")))["layers"]
         manifest = Manifest(
             # What stands around the entries is compared below.
             items=tuple(_item(json.loads(line.rstrip(b",\n"))) for line in lines if line.startswith(b"{")),
             fingerprints={name: _fingerprint(told["fingerprint"]) for name, told in layers.items()},
             exposed=tuple(name for name, told in layers.items() if told["writable_by_others"]),
-            made=_moment(document.get("made")),
+            made=made,
         )
         same = _is_written(manifest, text)
     except BadBundle:
@@ -483,6 +485,12 @@ def _lines(text: bytes) -> Iterator[bytes]:
         if len(line) > LARGEST_MANIFEST_PART:
             raise BadBundle(f"its manifest has a line of {len(line):,} bytes, and may have {LARGEST_MANIFEST_PART:,}")
         yield line
+
+
+def _pair(line: bytes) -> dict[str, Any]:
+    """Read a line that is a member of an object."""
+    pair: dict[str, Any] = json.loads(b"{" + line.rstrip(b",\n") + b"}")
+    return pair
 
 
 def _is_written(manifest: Manifest, text: bytes) -> bool:

@@ -83,7 +83,7 @@ def without_companion(name: str) -> str:
 
 def companions_of(path: Path) -> tuple[Path, ...]:
     """Name the files of sqlite's own beside a database, whether or not they exist."""
-    return tuple(path.with_name(path.name + companion) for companion in _COMPANIONS)
+    return tuple(path.with_name(path.name + companion) for companion in COMPANIONS)
 
 
 class Schema(NamedTuple):
