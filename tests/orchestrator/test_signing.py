@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import subprocess
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import pytest
@@ -68,8 +69,15 @@ def test_a_signer_is_named_as_far_as_the_list_says_who_it_is(key: Path, principa
             assert signer(*arguments) == name.replace("KEY", fingerprint(key))
 
 
-def test_a_signed_bundle_says_when_it_was_made_and_an_old_one_can_be_refused(home: Home, key: Path) -> None:
-    (home.path / ".cache" / "pytools").mkdir(parents=True)
+@pytest.fixture
+def cuda(home: Home, compute_cache: Callable[[Path], None]) -> Home:
+    """Return a home with entries to export."""
+    compute_cache(home.path / ".nv" / "ComputeCache")
+    return home
+
+
+def test_a_signed_bundle_says_when_it_was_made_and_an_old_one_can_be_refused(cuda: Home, key: Path) -> None:
+    home = cuda
     options = ("--allowed-signers", allow(key, "ann@x"), "--dry-run")
     home.cachectl("export", "old", "--sign", str(key), SOURCE_DATE_EPOCH="1600000000")
     home.cachectl("export", "new", "--sign", str(key))
@@ -87,7 +95,8 @@ def test_a_signed_bundle_says_when_it_was_made_and_an_old_one_can_be_refused(hom
     assert home.cachectl("import", "new", "--trust", "--newer-than", "soon", check=False).returncode == 2
 
 
-def test_an_unsigned_bundle_depends_on_its_content_alone(home: Home, key: Path) -> None:
+def test_an_unsigned_bundle_depends_on_its_content_alone(cuda: Home, key: Path) -> None:
+    home = cuda
     for name in ("one", "other"):
         home.cachectl("export", name)
     assert (home.path / "one").read_bytes() == (home.path / "other").read_bytes()
