@@ -10,7 +10,8 @@ import os
 import re
 import shlex
 from collections.abc import Container, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -37,7 +38,8 @@ from cachectl.layers.facts import (
     Target,
 )
 from cachectl.layers.formats import compute_cache
-from cachectl.layers.layer import Layer
+from cachectl.layers.layer import Layer, counting, remove_counted
+from cachectl.layers.presence import is_there, means_no_file
 from cachectl.layers.processes import spell, using
 from cachectl.layers.stores.locks import record_lock
 from cachectl.layers.stores.plain import overwrite, read_locked
@@ -151,7 +153,7 @@ class CudaComputeCache(Layer):
         held = 0
         # A root that cannot be read is told of by whoever counts it.
         with suppress(LayerError, OSError):
-            held = sum(self.census(root).bytes for root in self.roots())
+            held = sum(self.census(root).bytes or 0 for root in self.roots())
         if held < _NEARLY * limit:
             return
         said = "CUDA_CACHE_MAXSIZE" if self.environment.get("CUDA_CACHE_MAXSIZE") else "the driver's default"
@@ -180,7 +182,11 @@ class CudaComputeCache(Layer):
     def scan(self, root: Root, *, contents: bool = True) -> Iterator[Found]:
         """Yield entries by name and header; files of another format version are opaque."""
         tree = self._tree(root)
-        index = _read_index_file(root)
+        index = None
+        try:
+            index = _read_index_file(root)
+        except OSError as error:
+            yield Problem(root.path / INDEX, "unreadable", f"cannot be read: {error.strerror}")
         for leaf in tree.scan(head=compute_cache.HEADER.size):
             if isinstance(leaf, Problem):
                 yield leaf
@@ -284,47 +290,76 @@ class CudaComputeCache(Layer):
 
     def remove(self, root: Root, targets: tuple[Target, ...]) -> Outcome:
         """Remove entry files, then take them out of the index, so that the driver does not count ghosts."""
-        with self._counting(root):
-            return self._tree(root).remove(targets, tidy=using(LIBRARIES, processes=self.environment.processes) == ())
+        idle = using(LIBRARIES, processes=self.environment.processes) == ()
+        remove = partial(self._tree(root).remove, targets, tidy=idle)
+        return remove_counted(self.name, self._counting(root), lambda _: remove())
 
     @contextmanager
     def _counting(self, root: Root) -> Iterator[None]:
         """Hold the driver's own lock around a change, then make the index list exactly the entries there are.
 
-        Those it lists keep their order, which is the order of eviction; others follow by age. It is written
-        over in place, then shortened: in between it is too long, which the driver takes. What is no index of
-        the known version is left alone.
+        That is done also where the change fails, which may have got halfway. Raises :class:`Unsettled` where only the
+        counting fails. Entries that the index lists keep their order, which is the order of eviction; others follow by
+        age. It is written over in place, then shortened: in between it is too long, which the driver takes. What is no
+        index of the known version is left alone.
         """
         path = root.path / INDEX
-        if os.path.lexists(path):
-            with record_lock(self.name, path, patience=self.environment.patience, create=False) as handle:
-                yield
-                self._count_anew(root, handle)
-            return
-        yield
-        if self._records(root, None):
-            with record_lock(self.name, path, patience=self.environment.patience) as handle:
-                self._count_anew(root, handle)
+        with ExitStack() as stack:
+            handle = None
+            if self._has_index(root):
+                lock = record_lock(self.name, path, patience=self.environment.patience, create=False)
+                handle = stack.enter_context(lock)
+            stack.enter_context(counting(self.name, path, partial(self._recount, root, handle)))
+            yield
+
+    def _has_index(self, root: Root) -> bool:
+        try:
+            return is_there(root.path / INDEX)
+        except OSError as error:
+            raise Unreachable(self.name, f"cannot be read: {error.strerror}", root.path / INDEX) from error
+
+    def _recount(self, root: Root, handle: int | None) -> None:
+        """Write the index, which is open and locked, or made where there is none and an entry to list."""
+        if handle is not None:
+            self._count_anew(root, handle)
+        elif self._records(root, None):
+            with record_lock(self.name, root.path / INDEX, patience=self.environment.patience) as made:
+                self._count_anew(root, made)
 
     def _count_anew(self, root: Root, handle: int) -> None:
         old = os.pread(handle, min(os.fstat(handle).st_size, _LARGEST_INDEX), 0)
         if old and not compute_cache.is_index(old):
             return
         new = compute_cache.write_index(self._records(root, compute_cache.read_index(old)))
-        if new == old:
-            return
-        try:
+        if new != old:
             overwrite(handle, old, new)
-        except OSError as error:
-            message = f"cannot count the entries anew: {error.strerror}; make room, then put or purge any entry"
-            raise Unreachable(self.name, message, root.path / INDEX) from error
 
     def _records(self, root: Root, index: compute_cache.Index | None) -> list[tuple[int, int]]:
-        order = {} if index is None else {identifier: place for place, (identifier, _) in enumerate(index.records)}
+        """Return what the index is to list; it keeps its records of entries that cannot be looked at now."""
+        old = () if index is None else index.records
+        sizes: dict[int, int] = {}
+        changes: dict[int, int] = {}
+        unread: list[Path] = []
         tree = self._tree(root)
-        leaves = [leaf for leaf in tree.scan() if isinstance(leaf, Leaf) and _whole(tree, leaf)]
-        leaves.sort(key=lambda leaf: (order.get(compute_cache.identifier_of(leaf.key), len(order)), leaf.newest))
-        return [(compute_cache.identifier_of(leaf.key), leaf.bytes - compute_cache.HEADER.size) for leaf in leaves]
+        for leaf in tree.scan():
+            if isinstance(leaf, Problem):
+                unread += [leaf.path] if leaf.hides else []
+                continue
+            try:
+                is_whole = _whole(tree, leaf)
+            except Unreachable:
+                unread.append(root.path / leaf.key)
+                continue
+            if is_whole:
+                identifier = compute_cache.identifier_of(leaf.key)
+                sizes[identifier], changes[identifier] = leaf.bytes - compute_cache.HEADER.size, leaf.newest
+        for identifier, size in old if unread else ():
+            path = root.path / compute_cache.key_from(identifier)
+            if any(place in (path, *path.parents) for place in unread):
+                sizes.setdefault(identifier, size)
+        order = {identifier: place for place, (identifier, _) in enumerate(old)}
+        listed = sorted(sizes, key=lambda one: (order.get(one, len(order)), changes.get(one, 0)))
+        return [(identifier, sizes[identifier]) for identifier in listed]
 
     # ------------------------------------------------------------------ quarantine
 
@@ -356,24 +391,41 @@ class CudaComputeCache(Layer):
         """Check lengths, name and checksum of every entry, and the index against the files."""
         tree = self._tree(root)
         sizes: dict[int, int] = {}
+        unread = False
         for leaf in tree.scan():
             if isinstance(leaf, Problem):
+                unread = unread or leaf.hides
                 yield self.told(root, leaf)
-                continue
-            if leaf.stray is not None:
-                continue
-            try:
-                data = tree.read_file(leaf.key)
-            except LayerError as error:
-                yield self._damaged(root, leaf, error.message)
-                continue
-            if data is None:
-                continue
-            if _whole(tree, leaf):
-                sizes[compute_cache.identifier_of(leaf.key)] = len(data) - compute_cache.HEADER.size
-            if complaint := compute_cache.complaint(leaf.key, data):
-                yield self._damaged(root, leaf, f"{complaint}; the driver compiles it again and rewrites it")
-        index = _read_index_file(root)
+            elif leaf.stray is None:
+                try:
+                    yield from self._verify_entry(root, tree, leaf, sizes)
+                except Unreachable as error:
+                    unread = True
+                    yield self.unreadable(root, leaf.key, error)
+        # The index cannot be compared with what was not read.
+        if not unread:
+            yield from self._verify_index(root, sizes)
+
+    def _verify_entry(self, root: Root, tree: Tree, leaf: Leaf, sizes: dict[int, int]) -> Iterator[Finding]:
+        """Check one entry, and note its size under its identifier. Raises :class:`Unreachable`."""
+        try:
+            data = tree.read_file(leaf.key)
+        except Damaged as error:
+            yield self._damaged(root, leaf, error.message)
+            return
+        if data is None:
+            return
+        if _whole(tree, leaf):
+            sizes[compute_cache.identifier_of(leaf.key)] = len(data) - compute_cache.HEADER.size
+        if complaint := compute_cache.complaint(leaf.key, data):
+            yield self._damaged(root, leaf, f"{complaint}; the driver compiles it again and rewrites it")
+
+    def _verify_index(self, root: Root, sizes: Mapping[int, int]) -> Iterator[Finding]:
+        try:
+            index = _read_index_file(root)
+        except OSError as error:
+            yield self.unreadable(root, INDEX, error)
+            return
         if (complaint := _index_complaint(index, sizes)) is not None:
             fix, thing = "nothing: the next put or purge in this layer counts anew", None
             if index and not compute_cache.is_index(index):
@@ -413,5 +465,8 @@ def _index_complaint(data: bytes | None, sizes: Mapping[int, int]) -> str | None
 def _read_index_file(root: Root) -> bytes | None:
     try:
         return read_locked(root.path / INDEX, limit=_LARGEST_INDEX)
-    except OSError:
-        return None
+    except OSError as error:
+        # What is no plain file is no index.
+        if means_no_file(error):
+            return None
+        raise

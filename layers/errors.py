@@ -10,8 +10,9 @@
         ├── Damaged           (ValueError)       the bytes are not what their format promises
         ├── ForeignForm       (ValueError)       an artifact made for another layer or format version
         ├── EntryExists       (FileExistsError)  a different entry has that key already
-        └── Unreachable       (OSError)          the file system said no
-            └── NoRoom                           it is full, or a quota is used up
+        ├── Unreachable       (OSError)          the file system said no
+        │   └── NoRoom                           it is full, or a quota is used up
+        └── Unsettled         (OSError)          the entry was placed, and a step after that failed
 
 A *miss* is not an error: it is ``None``.
 """
@@ -73,6 +74,10 @@ class Unreachable(LayerError, OSError):
 
 class NoRoom(Unreachable):
     """The file system is full, or a quota is used up: the same may succeed after something else has been removed."""
+
+
+class Unsettled(LayerError, OSError):
+    """The entry is in its place, but a step after that failed, as counting it in an index; the message says which."""
 
 
 def not_a_key(layer: str, key: str) -> LayerError:

@@ -5,10 +5,13 @@ Sizes are bytes, times are epoch seconds. ``None`` is *unknown*; zero is zero.
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
+
+from cachectl.layers.presence import status_at
 
 
 class Scope(Enum):
@@ -63,8 +66,13 @@ class Root:
 
     @property
     def exists(self) -> bool:
-        """Tell whether something is there now."""
-        return self.path.exists()
+        """Return whether something is there now. Raises :class:`OSError` where that is unknown."""
+        try:
+            return status_at(self.path, follow=True) is not None
+        except OSError as error:
+            if error.errno == errno.ELOOP:
+                return False
+            raise
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +170,7 @@ class Problem:
 
     @property
     def hides(self) -> bool:
-        """Tell whether what lies there could not be looked at now: there may be entries in it."""
+        """Return whether there may be entries that could not be listed."""
         return self.code in ("unreadable", "busy", "sqlite")
 
 
@@ -178,19 +186,25 @@ class Census:
     """What one root holds, counted.
 
     ``files`` and ``bytes`` are what lies on disk for the layer, orphans apart; ``stale_*`` is ``None`` where
-    the layer cannot tell a dead entry from a live one.
+    the layer cannot tell a dead entry from a live one. Where a problem hides a part of the root, the numbers are lower
+    bounds, and ``None`` instead of 0.
     """
 
-    entries: int = 0
-    files: int = 0
-    bytes: int = 0
-    orphan_files: int = 0
-    orphan_bytes: int = 0
+    entries: int | None = 0
+    files: int | None = 0
+    bytes: int | None = 0
+    orphan_files: int | None = 0
+    orphan_bytes: int | None = 0
     stale_entries: int | None = None
     stale_bytes: int | None = None
     oldest: float | None = None
     newest: float | None = None
     problems: tuple[Problem, ...] = ()
+
+    @property
+    def complete(self) -> bool:
+        """Return whether everything could be counted."""
+        return not any(problem.hides for problem in self.problems)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ import shlex
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -28,6 +28,7 @@ from cachectl.layers.errors import (
     LayerError,
     Refused,
     Unreachable,
+    Unsettled,
     not_a_key,
     reason_of,
 )
@@ -61,7 +62,7 @@ from cachectl.layers.facts import (
 from cachectl.layers.keys import key_complaint
 from cachectl.layers.selection import ALL, Selection
 from cachectl.layers.stores.foresight import closed_because, wait_until_free
-from cachectl.layers.stores.handles import owners
+from cachectl.layers.stores.handles import NO_ROOM, owners
 from cachectl.layers.stores.quarantine import Quarantine, label
 
 T = TypeVar("T")
@@ -218,6 +219,11 @@ class Layer(ABC):
             severity, fix = Severity.HARMLESS, f"nothing, or move {shlex.quote(str(problem.path))} elsewhere"
         key = os.path.relpath(problem.path, root.path)
         return Finding(self.name, root.path, None if key == "." else key, severity, problem.code, problem.message, fix)
+
+    @final
+    def unreadable(self, root: Root, key: str, error: LayerError | OSError) -> Finding:
+        """Return the finding of an entry that could not be read. It names nothing to move aside: it may be whole."""
+        return self.told(root, Problem(root.path / key, "unreadable", reason_of(error)))
 
     def set_aside(self, root: Root, target: Target, thing: Quarantined) -> str | None:
         """Move what a plan lists into quarantine, and return ``None``, or why it was left where it is."""
@@ -612,6 +618,8 @@ class Layer(ABC):
         thing = label(root.path, target, finding, self.environment.clock())
         try:
             because = self.set_aside(root, target, thing)
+        except Unsettled as error:
+            return Outcome(self.name, 1, failed=(Note(target.key, error.message),))
         except (LayerError, OSError) as error:
             return Outcome(self.name, failed=(Note(target.key, reason_of(error)),))
         return Outcome(self.name, 1) if because is None else Outcome(self.name, skipped=(Note(target.key, because),))
@@ -786,6 +794,54 @@ class Layer(ABC):
         return ClearPlan(self.name, tuple(map(target_of, idle)), tuple(skipped), things=tuple(idle))
 
 
+def each_part(layer: str, parts: Iterable[tuple[str, Callable[[], Outcome]]]) -> Outcome:
+    """Do the parts of a removal, each under a name for its failures, and return what all of them did.
+
+    A part that fails keeps no other from being done, and no count of another is lost.
+    """
+    outcome = Outcome(layer)
+    for name, act in parts:
+        try:
+            outcome = outcome.plus(act())
+        except (LayerError, OSError) as error:  # noqa: PERF203 - one must not end the rest
+            outcome = outcome.plus(Outcome(layer, failed=(Note(name, reason_of(error)),)))
+    return outcome
+
+
+@contextmanager
+def counting(layer: str, index: Path, recount: Callable[[], None]) -> Iterator[None]:
+    """Recount the entries into an index after a change, and also after a change that fails: it may have got halfway.
+
+    Raises :class:`Unsettled` where only the recount fails.
+    """
+    try:
+        yield
+    except BaseException:
+        with suppress(LayerError, OSError):
+            recount()
+        raise
+    try:
+        recount()
+    except (LayerError, OSError) as error:
+        advice = "make room, then " if isinstance(error, OSError) and error.errno in NO_ROOM else ""
+        message = f"cannot count the entries again: {reason_of(error)}; {advice}put or purge any entry"
+        raise Unsettled(layer, message, index) from error
+
+
+def remove_counted(layer: str, change: AbstractContextManager[T], remove: Callable[[T], Outcome]) -> Outcome:
+    """Remove entries within a change that ends with :func:`counting`; what fails then is added to what was done."""
+    outcome: Outcome | None = None
+    try:
+        with change as given:
+            outcome = remove(given)
+    except (LayerError, OSError) as error:
+        if outcome is None:
+            raise
+        where = error.path if isinstance(error, LayerError) else error.filename
+        outcome = outcome.plus(Outcome(layer, failed=(Note(str(where or "*"), reason_of(error)),)))
+    return outcome
+
+
 def _attempt(act: Callable[[], T]) -> T | LayerError | OSError:
     """Return what something gives, or what it raises of the kind that concerns one entry alone."""
     try:
@@ -826,18 +882,25 @@ def tally(found: Iterable[Counted]) -> Census:
             knows_stale = True
             stale_entries += count if thing.stale else 0
             stale_bytes += thing.bytes if thing.stale else 0
+    complete = not any(problem.hides for problem in problems)
+    # Where something could not be counted, a number is a lower bound, and zero says nothing.
     return Census(
-        entries=entries,
-        files=files,
-        bytes=total,
-        orphan_files=orphan_files,
-        orphan_bytes=orphan_bytes,
+        entries=entries if entries or complete else None,
+        files=files if files or complete else None,
+        bytes=total if total or complete else None,
+        orphan_files=orphan_files if orphan_files or complete else None,
+        orphan_bytes=orphan_bytes if orphan_bytes or complete else None,
         stale_entries=stale_entries if knows_stale else None,
         stale_bytes=stale_bytes if knows_stale else None,
         oldest=moments[0] if moments else None,
         newest=moments[-1] if moments else None,
         problems=tuple(problems),
     )
+
+
+def uncounted(*problems: Problem) -> Census:
+    """Return the numbers of a root of which nothing could be counted: all unknown."""
+    return Census(entries=None, files=None, bytes=None, orphan_files=None, orphan_bytes=None, problems=problems)
 
 
 def _count_of(thing: Entry | Housekeeping | Bulk) -> int:

@@ -14,7 +14,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar, Final
 
@@ -22,6 +22,7 @@ from cachectl.layers.errors import Busy, Damaged, EntryExists, LayerError, Refus
 from cachectl.layers.formats import mesa_entries, mesa_files
 from cachectl.layers.formats.mesa_files import Place
 from cachectl.layers.limits import LARGEST_ENTRY, LARGEST_INDEX, too_large
+from cachectl.layers.presence import means_absent
 from cachectl.layers.stores.handles import NO_ROOM, descend, opened_root, own_folder, status_of
 from cachectl.layers.stores.plain import STAGE, open_plain
 
@@ -45,6 +46,19 @@ class Blob:
     def mark(self) -> tuple[int, ...]:
         """Fingerprint the content: its place changes whenever another entry goes."""
         return (self.length, self.checksum)
+
+
+@dataclass(frozen=True, slots=True)
+class Removed:
+    """What a removal did: why some entries stay, how many have gone, and by how many bytes the files have shrunk.
+
+    ``failed`` says what went wrong where it failed halfway.
+    """
+
+    stay: Mapping[str, str]
+    entries: int
+    bytes: int
+    failed: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,24 +175,44 @@ class MesaFile(ABC):
 
     # ------------------------------------------------------------------ changing
 
-    def remove(self, marks: Mapping[str, tuple[int, ...]]) -> tuple[dict[str, str], int]:
-        """Take out the entries of these names whose mark still holds.
+    def remove(self, marks: Mapping[str, tuple[int, ...]]) -> Removed:
+        """Take out the entries of these names whose mark still holds. Raises :class:`LayerError` before any change."""
+        size: int | None = None
+        done: Removed | None = None
+        there: dict[str, Blob] = {}
+        try:
+            with self._changing() as files:
+                if files is None:
+                    return Removed(dict.fromkeys(marks, "already gone"), 0, 0)
+                there = {blob.name: blob for blob in self._listed(files)}
+                stay = {name: "already gone" for name in marks if name not in there}
+                stay |= {
+                    name: "changed since it was planned"
+                    for name in marks.keys() & there
+                    if there[name].mark != marks[name]
+                }
+                gone = {there[name] for name in marks if name not in stay}
+                size = self._bytes(files)
+                if gone:
+                    self._drop(files, gone)
+                done = Removed(stay, len(gone), 0)
+                return Removed(stay, len(gone), max(0, size - self._bytes(files)))
+        except LayerError as error:
+            if done is not None:
+                return replace(done, failed=f"its entries are gone, but their bytes are not counted: {error.message}")
+            if size is None:
+                raise
+            return self._removed_in_spite_of(error, marks, there.keys(), size)
 
-        Returns why each other stays, and by how many bytes the files have shrunk.
-        """
-        with self._changing() as files:
-            if files is None:
-                return dict.fromkeys(marks, "already gone"), 0
-            there = {blob.name: blob for blob in self._listed(files)}
-            stay = {name: "already gone" for name in marks if name not in there}
-            stay |= {
-                name: "changed since it was planned" for name in marks.keys() & there if there[name].mark != marks[name]
-            }
-            gone = {there[name] for name in marks if name not in stay}
-            before = self._bytes(files)
-            if gone:
-                self._drop(files, gone)
-            return stay, max(0, before - self._bytes(files))
+    def _removed_in_spite_of(
+        self, error: LayerError, marks: Mapping[str, tuple[int, ...]], there: Collection[str], size: int
+    ) -> Removed:
+        """Count what a removal that failed halfway has taken out, which may be more than was planned."""
+        with self._opened(write=False) as files:
+            left = {blob.name for blob in self._listed(files)} if files is not None else set()
+            now = self._bytes(files) if files is not None else 0
+        stay = {name: error.message for name in marks if name in left}
+        return Removed(stay, len(set(there) - left), max(0, size - now), error.message)
 
     def foresee_removal(self, names: Collection[str]) -> int:
         """Return by how many bytes the files would shrink without the entries of these names. Touches nothing."""
@@ -241,11 +275,11 @@ class MesaFile(ABC):
                 for name in (self.data_name, self.index_name):
                     handles.append(open_plain(name, dir_fd=folder, flags=flags))
                     stack.callback(os.close, handles[-1])
-            except FileNotFoundError:
+            except OSError as error:
+                if not means_absent(error):
+                    raise self._unreachable("open", error) from error
                 yield None
                 return
-            except OSError as error:
-                raise self._unreachable("open", error) from error
             try:
                 yield _Open(root, folder, *handles)
             except LayerError:
@@ -298,7 +332,9 @@ class MesaFile(ABC):
         try:
             yield
         finally:
-            fcntl.flock(handle, fcntl.LOCK_UN)
+            # The lock goes at the latest when the file is closed.
+            with suppress(OSError):
+                fcntl.flock(handle, fcntl.LOCK_UN)
 
 
 class FossilizeFile(MesaFile):

@@ -13,13 +13,14 @@ import re
 import shlex
 import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 from cachectl.layers.drivers import opencl_drivers
-from cachectl.layers.errors import Damaged, LayerError, Refused
+from cachectl.layers.errors import Damaged, LayerError, Refused, Unreachable
 from cachectl.layers.facts import (
     Ability,
     Artifact,
@@ -46,13 +47,14 @@ from cachectl.layers.facts import (
 from cachectl.layers.formats import mesa_entries
 from cachectl.layers.formats.mesa_entries import RUSTICL
 from cachectl.layers.installing import command_to_install
-from cachectl.layers.layer import Layer
+from cachectl.layers.layer import Layer, counting, each_part, remove_counted
 from cachectl.layers.mesa_files import Blob, DatabaseFile, FossilizeFile, MesaFile
+from cachectl.layers.presence import is_there, means_no_file, status_at
 from cachectl.layers.processes import spell, using
 from cachectl.layers.stores.handles import opened_root, write_synced
 from cachectl.layers.stores.plain import open_plain, read_plain
 from cachectl.layers.stores.quarantine import Quarantine, demand
-from cachectl.layers.stores.tree import REFUSALS, Leaf, Shape, Tree
+from cachectl.layers.stores.tree import REFUSALS, Leaf, Shape, Tree, scan_each
 from cachectl.layers.switches import misread, off
 
 #: What is mapped into every process that has one of the stores open, whichever driver it is.
@@ -224,50 +226,61 @@ class MesaShaderCache(Layer):
                 raws.append(found)
             else:
                 yield found
-        guests = _guests(raws)
+        unread: dict[Path, LayerError] = {}
+        guests = _guests(raws, unread)
         for raw in raws:
             if raw.header is None:
                 yield Problem(root.path / raw.entry.key, "damaged", f"has no header of an entry: {_NEVER}")
-            yield _described(raw, guests, contents=contents)
+            yield _described(raw, guests, unread, contents=contents)
+        for path, error in unread.items():
+            yield Problem(path, "unreadable", error.message)
 
     def _raws(self, root: Root) -> Iterator[_Raw | Found]:
         return self._files_scan(root) if root.role != MULTI_FILE else self._tree_scan(root)
 
     def _tree_scan(self, root: Root) -> Iterator[_Raw | Found]:
-        tree = self._tree(root)
-        for leaf in tree.scan():
+        shapes = (_ENTRIES, _TEMPORARIES, _OWN)
+        for tree, leaf in scan_each(self._tree(root, shape) for shape in shapes):
             if isinstance(leaf, Problem):
                 yield leaf
             elif leaf.stray is not None:
                 yield leaf.orphan(root.path)
-            else:
+            elif tree.shape is _ENTRIES:
                 entry = leaf.entry(self.name, root.path)
-                yield _raw(entry, lambda limit, key=leaf.key: tree.read_file(key, limit=limit))  # type: ignore[misc]
-        for leaf in self._tree(root, _TEMPORARIES).scan():
-            if isinstance(leaf, Leaf) and leaf.stray is None:
+                try:
+                    yield _raw(entry, lambda limit, key=leaf.key, tree=tree: tree.read_file(key, limit=limit))  # type: ignore[misc]
+                except LayerError as error:
+                    yield Problem(root.path / leaf.key, "unreadable", error.message)
+            elif tree.shape is _TEMPORARIES:
                 yield leaf.orphan(root.path, "a program that was never stored whole")
-        yield from self._housekeeping(root, _OWN)
-
-    def _housekeeping(self, root: Root, shape: Shape) -> Iterator[Housekeeping]:
-        for leaf in self._tree(root, shape).scan():
-            if isinstance(leaf, Leaf) and leaf.stray is None:
-                yield Housekeeping(leaf.key, root.path, leaf.bytes, 1, leaf.modified, fixed=True)
+            else:
+                yield _housekeeping(root, leaf)
 
     def _files_scan(self, root: Root) -> Iterator[_Raw | Found]:
-        yield from (found for found in self._leaves(root) if not isinstance(found, Leaf))
-        for file in self._files(root):
-            size = file.size()
-            if size is None:
-                continue
-            if (why := file.damage()) is not None:
-                yield Problem(file.path, "damaged", why)
-            total = 0
-            for blob in file.blobs():
-                total += blob.length
-                yield self._blob_raw(root, file, blob, size[1])
-            relative = os.path.relpath(file.path, root.path)
-            yield Housekeeping(relative, root.path, size[0] - total, 2, size[1])
-        yield from self._housekeeping(root, _FOSSILIZE_OWN if root.role == SINGLE_FILE else _OWN)
+        for leaf in self._leaves(root):
+            if not isinstance(leaf, Leaf):
+                yield leaf
+            elif self._is_data(root, leaf):
+                try:
+                    yield from self._file_scan(root, self._file_of(root, leaf))
+                except LayerError as error:
+                    yield Problem(root.path / leaf.key, "unreadable", error.message)
+            elif leaf.key.rpartition("/")[2] != self._kind(root).index_name:
+                yield _housekeeping(root, leaf)
+
+    def _file_scan(self, root: Root, file: MesaFile) -> Iterator[_Raw | Found]:
+        """Yield the entries of one file and what else it holds. Raises :class:`LayerError` where it is unreadable."""
+        size = file.size()
+        if size is None:
+            return
+        if (why := file.damage()) is not None:
+            yield Problem(file.path, "damaged", why)
+        total = 0
+        for blob in file.blobs():
+            total += blob.length
+            yield self._blob_raw(root, file, blob, size[1])
+        relative = os.path.relpath(file.path, root.path)
+        yield Housekeeping(relative, root.path, size[0] - total, 2, size[1])
 
     def _blob_raw(self, root: Root, file: MesaFile, blob: Blob, modified: float) -> _Raw:
         key = _key(blob.name)
@@ -275,25 +288,31 @@ class MesaShaderCache(Layer):
         return _raw(entry, lambda limit: file.read(blob, limit))
 
     def _leaves(self, root: Root) -> Iterator[Found | Leaf]:
-        """Yield the data and index files of a root, and what of cachectl's own lies there."""
-        shapes = (_FOSSILIZE,) if root.role == SINGLE_FILE else (_FLAT, _PARTED)
-        for number, shape in enumerate(shapes):
-            for leaf in self._tree(root, shape).scan():
-                if isinstance(leaf, Problem) or leaf.stray is None:
-                    yield leaf
-                # Every shape shows the strays of the root.
-                elif number == 0:
-                    yield leaf.orphan(root.path)
+        """Yield the files of a root, what of cachectl's own lies there, and what could not be looked at."""
+        for _, leaf in scan_each(self._tree(root, shape) for shape in _shapes(root)):
+            yield leaf if isinstance(leaf, Problem) or leaf.stray is None else leaf.orphan(root.path)
 
     def _files(self, root: Root) -> list[MesaFile]:
-        """Return every file of entries in a root."""
-        kind = FossilizeFile if root.role == SINGLE_FILE else DatabaseFile
-        found = [leaf.key.split("/") for leaf in self._leaves(root) if isinstance(leaf, Leaf)]
-        return [self._file(root, tuple(parts[:-1])) for parts in found if parts[-1] == kind.data_name]
+        """Return every file of entries in a root. Raises :class:`Unreachable` where one may have been overlooked."""
+        files = []
+        for leaf in self._leaves(root):
+            if isinstance(leaf, Leaf) and self._is_data(root, leaf):
+                files.append(self._file_of(root, leaf))
+            elif isinstance(leaf, Problem) and leaf.hides:
+                raise Unreachable(self.name, leaf.message, leaf.path)
+        return files
+
+    def _kind(self, root: Root) -> type[MesaFile]:
+        return FossilizeFile if root.role == SINGLE_FILE else DatabaseFile
+
+    def _is_data(self, root: Root, leaf: Leaf) -> bool:
+        return leaf.key.rpartition("/")[2] == self._kind(root).data_name
+
+    def _file_of(self, root: Root, leaf: Leaf) -> MesaFile:
+        return self._file(root, tuple(leaf.key.split("/")[:-1]))
 
     def _file(self, root: Root, folder: tuple[str, ...]) -> MesaFile:
-        kind = FossilizeFile if root.role == SINGLE_FILE else DatabaseFile
-        return kind(self.name, root.path, folder, self.environment.patience)
+        return self._kind(root)(self.name, root.path, folder, self.environment.patience)
 
     def _tree(self, root: Root, shape: Shape = _ENTRIES) -> Tree:
         return Tree(self.name, root.path, shape)
@@ -346,8 +365,8 @@ class MesaShaderCache(Layer):
         if (complaint := mesa_entries.complaint(artifact.data)) is not None or header is None:
             raise Damaged(self.name, complaint or "has no header", key)
         if root.role == MULTI_FILE:
-            self._tree(root).write(key, artifact.data, replace=replace, file_mode=0o644)
-            self._count_anew(root)
+            with self._counting(root):
+                self._tree(root).write(key, artifact.data, replace=replace, file_mode=0o644)
             return
         self._file_for(root, header, _name(key)).put(_name(key), artifact.data, replace=replace)
 
@@ -388,13 +407,18 @@ class MesaShaderCache(Layer):
                 going.setdefault(target.root, set()).add(target.key)
         for root in self.roots():
             keys = going.get(root.path, set())
-            raws = [found for found in self._raws(root) if isinstance(found, _Raw)] if keys else []
-            guests = _guests(raws)
+            found = list(self._raws(root)) if keys else []
+            if any(isinstance(one, Problem) and one.hides for one in found):
+                # A kernel that cannot be read may be the one that is left.
+                continue
+            raws = [one for one in found if isinstance(one, _Raw)]
+            unread: dict[Path, LayerError] = {}
+            guests = _guests(raws, unread)
             for maker, group in _makers(raws).items():
                 rest = [raw for raw in group if raw.entry.key not in keys]
                 told_by_kernels = guests[maker] is None and RUSTICL not in maker and len(rest) < len(group)
-                if told_by_kernels and not any(_kernels(raw.read() or b"") for raw in rest):
-                    yield from (_described(raw, guests, contents=False) for raw in rest)
+                if told_by_kernels and not any(_kernels(_content(raw, unread)) for raw in rest) and not unread:
+                    yield from (_described(raw, guests, unread, contents=False) for raw in rest)
 
     def foresee_removal(self, root: Root, targets: tuple[Target, ...]) -> Foresight:
         """Add what a file has of each entry beside its bytes."""
@@ -415,77 +439,103 @@ class MesaShaderCache(Layer):
         """Remove entries: by unlinking, or under the lock of their file; then the size is counted anew."""
         if root.role != MULTI_FILE:
             return self._remove_from_files(root, targets)
+        return remove_counted(self.name, self._counting(root), lambda _: self._remove_kernels_last(root, targets))
+
+    def _remove_kernels_last(self, root: Root, targets: tuple[Target, ...]) -> Outcome:
         last = self._last_kernels(root, targets)
         outcome = self._remove_files(root, tuple(target for target in targets if target.key not in last))
-        gone = {key for key, others in last.items() if not any(os.path.lexists(root.path / other) for other in others)}
+        gone = {key for key, others in last.items() if not any(_may_stand(root.path / other) for other in others)}
         outcome = outcome.plus(self._remove_files(root, tuple(target for target in targets if target.key in gone)))
         kept = "is left until the machine code of its driver can be removed"
         skipped = tuple(Note(key, kept) for key in last.keys() - gone)
-        outcome = outcome.plus(Outcome(self.name, skipped=skipped))
-        self._count_anew(root)
-        return outcome
+        return outcome.plus(Outcome(self.name, skipped=skipped))
 
     def _last_kernels(self, root: Root, targets: tuple[Target, ...]) -> dict[str, list[str]]:
         """Map a kernel of each driver and device to the other targets of these, which must go before it.
 
-        Without a kernel nothing says whose they are: after an interruption no purge would remove them.
+        Without a kernel nothing says whose they are: after an interruption no purge would remove them. A target that
+        cannot be read may be of any driver.
         """
-        keys = {target.key for target in targets}
+        keys = {target.key for target in targets if _ENTRIES.accepts(target.key)}
         raws = [found for found in self._raws(root) if isinstance(found, _Raw) and found.entry.key in keys]
+        unread = sorted(keys - {raw.entry.key for raw in raws})
         last: dict[str, list[str]] = {}
         for maker, group in _makers(raws).items():
             by_size = sorted(group, key=lambda raw: raw.entry.bytes) if RUSTICL not in maker else []
-            kernel = next((raw.entry.key for raw in by_size if _kernels(raw.read() or b"")), None)
+            kernel = next((raw.entry.key for raw in by_size if _kernels(_content(raw, {}))), None)
             if kernel is not None:
-                last[kernel] = [raw.entry.key for raw in group if raw.entry.key != kernel]
+                last[kernel] = [*(raw.entry.key for raw in group if raw.entry.key != kernel), *unread]
         return last
 
     def _remove_files(self, root: Root, targets: tuple[Target, ...]) -> Outcome:
         idle = using(OPENED, processes=self.environment.processes) == ()
-        temporary = tuple(target for target in targets if target.key.endswith(".tmp"))
-        others = tuple(target for target in targets if not target.key.endswith(".tmp"))
-        outcome = self._tree(root).remove(others, tidy=idle) if others else Outcome(self.name)
-        if temporary:
-            outcome = outcome.plus(self._tree(root, _TEMPORARIES).remove(temporary, tidy=idle))
-        return outcome
+        temporary = [target for target in targets if target.key.endswith(".tmp")]
+        others = [target for target in targets if not target.key.endswith(".tmp")]
+        planned = ((self._tree(root), others), (self._tree(root, _TEMPORARIES), temporary))
+        parts = [(str(root.path), partial(tree.remove, own, tidy=idle)) for tree, own in planned if own]
+        return each_part(self.name, parts)
 
     def _remove_from_files(self, root: Root, targets: tuple[Target, ...]) -> Outcome:
         wanted = {_name(target.key): target for target in targets if _ENTRIES.accepts(target.key)}
         strays = tuple(target for target in targets if not _ENTRIES.accepts(target.key))
-        outcome = self._tree(root, _shapes(root)[0]).remove(strays) if strays else Outcome(self.name)
-        left = dict.fromkeys(wanted, "already gone")
-        for file in self._files(root):
-            marks = {blob.name: wanted[blob.name].mark for blob in file.blobs() if blob.name in wanted}
-            if not marks:
-                continue
-            try:
-                stay, freed = file.remove(marks)
-            except LayerError as error:
-                notes = tuple(Note(_key(name), error.message) for name in marks)
-                outcome = outcome.plus(Outcome(self.name, failed=notes))
-                left = {name: why for name, why in left.items() if name not in marks}
-                continue
-            left = {name: why for name, why in left.items() if name not in marks} | stay
-            outcome = outcome.plus(Outcome(self.name, len(marks) - len(stay), freed))
-        return outcome.plus(Outcome(self.name, skipped=tuple(Note(_key(name), why) for name, why in left.items())))
+        outcome = Outcome(self.name)
+        if strays:
+            remove = partial(self._tree(root, _shapes(root)[0]).remove, strays)
+            outcome = each_part(self.name, [(str(root.path), remove)])
+        left = set(wanted)
+        trouble: str | None = None
+        for leaf in self._leaves(root):
+            if isinstance(leaf, Problem) and leaf.hides:
+                trouble = leaf.message
+            elif isinstance(leaf, Leaf) and self._is_data(root, leaf):
+                try:
+                    removed = self._remove_from(self._file_of(root, leaf), wanted, left)
+                except LayerError as error:
+                    trouble = error.message
+                else:
+                    outcome = outcome.plus(removed)
+        notes = tuple(Note(_key(name), trouble or "already gone") for name in sorted(left))
+        return outcome.plus(Outcome(self.name, failed=notes) if trouble else Outcome(self.name, skipped=notes))
+
+    def _remove_from(self, file: MesaFile, wanted: Mapping[str, Target], left: set[str]) -> Outcome:
+        """Remove wanted entries from one file, and take their names out of those that are left to be found."""
+        marks = {blob.name: wanted[blob.name].mark for blob in file.blobs() if blob.name in wanted}
+        if not marks:
+            return Outcome(self.name)
+        removed = file.remove(marks)
+        left.difference_update(marks)
+        notes = tuple(Note(_key(name), why) for name, why in removed.stay.items())
+        if removed.failed is None:
+            return Outcome(self.name, removed.entries, removed.bytes, skipped=notes)
+        failed = notes or (Note(str(file.path), removed.failed),)
+        return Outcome(self.name, removed.entries, removed.bytes, failed=failed)
+
+    def _counting(self, root: Root) -> AbstractContextManager[None]:
+        return counting(self.name, root.path / "index", partial(self._count_anew, root))
 
     def _count_anew(self, root: Root) -> None:
         """Write the true size into the index, from which Mesa tells when to drop entries; it only ever adds there."""
-        with suppress(OSError):
+        try:
             handle = open_plain(root.path / "index", flags=os.O_RDWR)
-            try:
-                if os.fstat(handle).st_size == _INDEX_SIZE:
-                    os.pwrite(handle, _INDEX.pack(self._held(root)), 0)
-            finally:
-                os.close(handle)
+        except OSError as error:
+            if means_no_file(error):
+                return
+            raise
+        try:
+            if os.fstat(handle).st_size == _INDEX_SIZE:
+                os.pwrite(handle, _INDEX.pack(self._held(root)), 0)
+        finally:
+            os.close(handle)
 
     def _held(self, root: Root) -> int:
-        """Sum what the entries take on the disk, as Mesa counts it."""
+        """Sum what the entries take on the disk, as Mesa counts it. Raises :class:`OSError` where some is unknown."""
         total = 0
         for leaf in self._tree(root).scan():
-            if isinstance(leaf, Leaf) and leaf.stray is None:
-                with suppress(OSError):
-                    total += (root.path / leaf.key).lstat().st_blocks * _BLOCK
+            if isinstance(leaf, Leaf):
+                status = status_at(root.path / leaf.key) if leaf.stray is None else None
+                total += 0 if status is None else status.st_blocks * _BLOCK
+            elif leaf.hides:
+                raise Unreachable(self.name, leaf.message, leaf.path)
         return total
 
     # ------------------------------------------------------------------ quarantine
@@ -493,9 +543,8 @@ class MesaShaderCache(Layer):
     def set_aside(self, root: Root, target: Target, thing: Quarantined) -> str | None:
         """Rename an entry, or a whole file, into quarantine; an entry of a file is copied there, then taken out."""
         if root.role == MULTI_FILE:
-            because = self._tree(root).set_aside(target, thing)
-            self._count_anew(root)
-            return because
+            with self._counting(root):
+                return self._tree(root).set_aside(target, thing)
         if not _ENTRIES.accepts(target.key):
             return self._tree(root, _shape_of(root, target.key)).set_aside(target, thing)
         found = self._located(root, _name(target.key))
@@ -508,21 +557,23 @@ class MesaShaderCache(Layer):
                 return "changed since it was planned"
             with Quarantine(self.name, root.path).shelf(handle, thing) as shelf:
                 write_synced(shelf, _ASIDE, content)
-                stay: dict[str, str] = {blob.name: "was not taken out"}
+                stay: Mapping[str, str] = {blob.name: "was not taken out"}
                 try:
-                    stay, _ = file.remove({blob.name: blob.mark})
+                    removed = file.remove({blob.name: blob.mark})
+                    stay = removed.stay
                 finally:
                     if stay:
                         os.unlink(_ASIDE, dir_fd=shelf)
+                if removed.failed is not None and stay:
+                    raise Unreachable(self.name, removed.failed, file.path)
                 return stay.get(blob.name)
 
     def bring_back(self, root: Root, thing: Quarantined, *, replace: bool) -> None:
         """Put an entry, or a whole file, back as bad as it was."""
         if root.role == MULTI_FILE or not _ENTRIES.accepts(thing.key):
             shape = _ENTRIES if root.role == MULTI_FILE else _shape_of(root, thing.key)
-            self._tree(root, shape).bring_back(thing, replace=replace)
-            if root.role == MULTI_FILE:
-                self._count_anew(root)
+            with self._counting(root) if root.role == MULTI_FILE else nullcontext():
+                self._tree(root, shape).bring_back(thing, replace=replace)
             return
         with Quarantine(self.name, root.path).taken(thing) as folder:
             demand(self.name, folder, _ASIDE)
@@ -547,6 +598,9 @@ class MesaShaderCache(Layer):
                 try:
                     data = tree.read_file(leaf.key)
                     complaint = None if data is None else mesa_entries.complaint(data)
+                except Unreachable as error:
+                    yield self.unreadable(root, leaf.key, error)
+                    continue
                 except LayerError as error:
                     complaint = error.message
                 if complaint is not None:
@@ -558,40 +612,55 @@ class MesaShaderCache(Layer):
         return Finding(self.name, root.path, thing.key, Severity.RECOMPILES, "damaged", message, fix, thing)
 
     def _drifted(self, root: Root) -> Iterator[Finding]:
-        counted = self._counted(root)
-        held = 0 if counted is None else self._held(root)
+        try:
+            counted = self._counted(root)
+            held = 0 if counted is None else self._held(root)
+        except OSError as error:
+            yield self.unreadable(root, "index", error)
+            return
         if counted is not None and counted > 2 * held + _TOLERANCE:
             message = f"counts {counted:,} bytes where {held:,} are: Mesa drops entries too early"
             fix = "nothing: the next put or purge in this layer counts anew"
             yield Finding(self.name, root.path, "index", Severity.WASTES, "index", message, fix)
 
     def _counted(self, root: Root) -> int | None:
-        with suppress(OSError):
+        """Return the bytes that the index counts; ``None`` where there is none. Raises :class:`OSError`."""
+        try:
             data = read_plain(root.path / "index", limit=_INDEX.size)
-            return _INDEX.unpack(data)[0] if len(data) == _INDEX.size else None
-        return None
+        except OSError as error:
+            if means_no_file(error):
+                return None
+            raise
+        return _INDEX.unpack(data)[0] if len(data) == _INDEX.size else None
 
     def _verify_files(self, root: Root) -> Iterator[Finding]:
-        leaves = {leaf.key: leaf for leaf in self._leaves(root) if isinstance(leaf, Leaf)}
-        for found in self._leaves(root):
-            if isinstance(found, Problem):
-                yield self.told(root, found)
-        for file in self._files(root):
-            if (why := file.damage()) is not None:
-                yield from self._broken(root, file, why, leaves)
-            elif lost := file.lost():
-                yield from self._broken(root, file, f"its index lists {lost} entries that the data file lacks", leaves)
-            for blob in file.blobs():
-                data = file.read(blob)
-                if data is None:
-                    continue
-                complaint = mesa_entries.complaint(data)
-                if complaint is None and blob.checksum not in (0, mesa_entries.checksum(data)):
-                    complaint = "its checksum does not hold"
-                if complaint is not None:
-                    what = "Mesa then drops every entry of the file" if root.role == DATABASE else _NEVER
-                    entry = self._blob_raw(root, file, blob, 0).entry
-                    yield self._damaged(root, entry, f"{complaint}: {what}")
+        found = list(self._leaves(root))
+        leaves = {leaf.key: leaf for leaf in found if isinstance(leaf, Leaf)}
+        for leaf in found:
+            if isinstance(leaf, Problem):
+                yield self.told(root, leaf)
+            elif isinstance(leaf, Leaf) and self._is_data(root, leaf):
+                try:
+                    yield from self._verify_file(root, self._file_of(root, leaf), leaves)
+                except LayerError as error:
+                    yield self.unreadable(root, leaf.key, error)
+
+    def _verify_file(self, root: Root, file: MesaFile, leaves: Mapping[str, Leaf]) -> Iterator[Finding]:
+        if (why := file.damage()) is not None:
+            yield from self._broken(root, file, why, leaves)
+        elif lost := file.lost():
+            yield from self._broken(root, file, f"its index lists {lost} entries that the data file lacks", leaves)
+        for blob in file.blobs():
+            data = file.read(blob)
+            if data is None:
+                continue
+            complaint = mesa_entries.complaint(data)
+            if complaint is None and blob.checksum not in (0, mesa_entries.checksum(data)):
+                complaint = "its checksum does not hold"
+            if complaint is not None:
+                what = "Mesa then drops every entry of the file" if root.role == DATABASE else _NEVER
+                entry = self._blob_raw(root, file, blob, 0).entry
+                yield self._damaged(root, entry, f"{complaint}: {what}")
 
     def _broken(self, root: Root, file: MesaFile, why: str, leaves: Mapping[str, Leaf]) -> Iterator[Finding]:
         """Name both files: one without the other would do the same harm."""
@@ -694,9 +763,17 @@ def _raw(entry: Entry, read: Callable[[int], bytes | None]) -> _Raw:
     return _Raw(entry, None if head is None else mesa_entries.read_header(head), lambda: read(-1))
 
 
-def _guests(raws: Iterable[_Raw]) -> dict[tuple[str, str], str | None]:
+def _guests(raws: Iterable[_Raw], unread: dict[Path, LayerError]) -> dict[tuple[str, str], str | None]:
     """Say of every driver and device whose its entries are; ``None`` where they are OpenCL's."""
-    return {maker: _guest(group) for maker, group in _makers(raws).items()}
+    return {maker: _guest(group, unread) for maker, group in _makers(raws).items()}
+
+
+def _may_stand(path: Path) -> bool:
+    """Return whether an entry is there, as far as is known."""
+    try:
+        return is_there(path)
+    except OSError:
+        return True
 
 
 def _makers(raws: Iterable[_Raw]) -> dict[tuple[str, str], list[_Raw]]:
@@ -708,7 +785,7 @@ def _makers(raws: Iterable[_Raw]) -> dict[tuple[str, str], list[_Raw]]:
     return groups
 
 
-def _guest(group: list[_Raw]) -> str | None:
+def _guest(group: list[_Raw], unread: dict[Path, LayerError]) -> str | None:
     headers = [raw.header for raw in group if raw.header is not None]
     if any(header.graphics for header in headers):
         return _GRAPHICS
@@ -718,9 +795,22 @@ def _guest(group: list[_Raw]) -> str | None:
         return _UNREAD
     # Of what a driver stores, kernels are smaller than the code made from them.
     for raw in sorted(group, key=lambda raw: raw.entry.bytes)[:_LOOKS]:
-        if _kernels(raw.read() or b""):
+        if _kernels(_content(raw, unread)):
             return None
     return _UNTOLD
+
+
+def _content(raw: _Raw, unread: dict[Path, LayerError]) -> bytes:
+    """Read an entry; what cannot be read is noted, and empty."""
+    try:
+        return raw.read() or b""
+    except LayerError as error:
+        unread[raw.entry.root / raw.entry.key] = error
+        return b""
+
+
+def _housekeeping(root: Root, leaf: Leaf) -> Housekeeping:
+    return Housekeeping(leaf.key, root.path, leaf.bytes, 1, leaf.modified, fixed=True)
 
 
 def _add_zstd() -> str:
@@ -735,12 +825,14 @@ def _kernels(data: bytes) -> tuple[str, ...] | None:
     return None if content is None else mesa_entries.kernels(content)
 
 
-def _described(raw: _Raw, guests: Mapping[tuple[str, str], str | None], *, contents: bool) -> Entry:
+def _described(
+    raw: _Raw, guests: Mapping[tuple[str, str], str | None], unread: dict[Path, LayerError], *, contents: bool
+) -> Entry:
     header = raw.header
     if header is None:
         return replace(raw.entry, guest=_UNTOLD)
     guest = guests[header.maker]
-    kernels = _kernels(raw.read() or b"") if contents and guest is None else None
+    kernels = _kernels(_content(raw, unread)) if contents and guest is None else None
     return replace(
         raw.entry,
         kernels=kernels,

@@ -10,7 +10,7 @@ import os
 import re
 import shlex
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar, Final, NamedTuple
@@ -35,6 +35,7 @@ from cachectl.layers.facts import (
 from cachectl.layers.formats.miopen_names import VERSION_FOLDER, DatabaseName, newest, parse_name, version_numbers
 from cachectl.layers.layer import Layer
 from cachectl.layers.listings import lines_of, names_in
+from cachectl.layers.presence import is_there, means_absent, status_at
 from cachectl.layers.stores.rows import without_companion
 from cachectl.layers.switches import misread, off
 
@@ -299,7 +300,7 @@ class DatabaseFile(NamedTuple):
 
     def modified(self) -> float | None:
         """Return the last write to the file or its log, in epoch seconds; ``None`` where it has gone."""
-        status = (_status(path) for path in (self.path, self.path.with_name(self.path.name + "-wal")))
+        status = (status_at(path) for path in (self.path, self.path.with_name(self.path.name + "-wal")))
         return max((found.st_mtime for found in status if found is not None), default=None)
 
 
@@ -314,10 +315,15 @@ class Databases(NamedTuple):
     folders: bool = False
 
     def files(self) -> Iterator[DatabaseFile | Problem]:
-        """Yield each file; a link in the place of one is a problem."""
-        yield from self._files_in("")
-        for folder in sorted(self._version_folders()):
-            yield from self._files_in(folder)
+        """Yield each file; a link in the place of one, and what cannot be read, is a problem."""
+        names = self._names("")
+        yield from self._files_in("", names)
+        for folder in sorted(name for name in names if isinstance(name, str)):
+            try:
+                if self._is_version_folder(folder):
+                    yield from self._files_in(folder, self._names(folder))
+            except OSError as error:  # noqa: PERF203 - one must not end the rest
+                yield self._unreadable(self.root.path / folder, error)
 
     def name(self, relative: str) -> DatabaseFile | None:
         """Read a path relative to the root, whether or not such a file is there."""
@@ -336,7 +342,7 @@ class Databases(NamedTuple):
         return self.name("/".join((*parts[:-1], without_companion(parts[-1])))) is not None
 
     def find(self, relative: str) -> DatabaseFile | None:
-        """Return a file that is there and may be used."""
+        """Return a file that is there and may be used. Raises :class:`OSError` where that cannot be determined."""
         file = self.name(relative)
         if file is None or self._linked(file.folder):
             return None
@@ -344,7 +350,7 @@ class Databases(NamedTuple):
 
     def blocked(self, file: DatabaseFile) -> bool:
         """Tell whether something stands in a file's place, or on the way to it, that must not be written through."""
-        return self._linked(file.folder) or os.path.lexists(file.path)
+        return self._linked(file.folder) or is_there(file.path)
 
     def newest(self) -> str | None:
         """Return the newest version with a folder, or files, in the root."""
@@ -354,50 +360,65 @@ class Databases(NamedTuple):
         return newest(file.version for file in files if file.version is not None)
 
     def _version_folders(self) -> list[str]:
-        if not self.folders:
-            return []
         names = self._names("")
-        folders = [name for name in names if isinstance(name, str) and VERSION_FOLDER.fullmatch(name)]
-        return [name for name in folders if (self.root.path / name).is_dir() and not self._linked(name)]
+        return [name for name in names if isinstance(name, str) and self._is_version_folder(name)]
+
+    def _is_version_folder(self, name: str) -> bool:
+        if not self.folders or not VERSION_FOLDER.fullmatch(name):
+            return False
+        status = status_at(self.root.path / name)
+        return status is not None and stat.S_ISDIR(status.st_mode)
 
     def _linked(self, folder: str) -> bool:
-        return bool(folder) and (self.root.path / folder).is_symlink()
+        status = status_at(self.root.path / folder) if folder else None
+        return status is not None and stat.S_ISLNK(status.st_mode)
 
-    def _files_in(self, folder: str) -> Iterator[DatabaseFile | Problem]:
-        for name in self._names(folder):
+    def _files_in(self, folder: str, names: Sequence[str | Problem]) -> Iterator[DatabaseFile | Problem]:
+        for name in names:
             if isinstance(name, Problem):
                 yield name
                 continue
             file = self.name(f"{folder}/{name}" if folder else name)
             if file is None:
                 continue
-            if file.path.is_symlink() and self.root.role != TEMPORARY:
-                yield Problem(file.path, "link", "a link under a database's name is not followed")
-            elif owned_file(self.root, file.path):
-                yield file
-            elif self._in_the_way(file.path):
-                yield Problem(file.path, NO_FILE, "a folder, or something else that is no file, has a database's name")
+            try:
+                yield from self._file(file)
+            except OSError as error:
+                yield self._unreadable(file.path, error)
+
+    def _file(self, file: DatabaseFile) -> Iterator[DatabaseFile | Problem]:
+        status = status_at(file.path)
+        if status is not None and stat.S_ISLNK(status.st_mode) and self.root.role != TEMPORARY:
+            yield Problem(file.path, "link", "a link under a database's name is not followed")
+        elif owned_file(self.root, file.path):
+            yield file
+        elif self._in_the_way(file.path):
+            yield Problem(file.path, NO_FILE, "a folder, or something else that is no file, has a database's name")
 
     def _in_the_way(self, path: Path) -> bool:
         """Tell whether a folder, pipe or the like is there, in a temporary folder one of the caller's own."""
-        status = _status(path)
+        status = status_at(path)
         if status is None or stat.S_ISREG(status.st_mode) or stat.S_ISLNK(status.st_mode):
             return False
         return self.root.role != TEMPORARY or status.st_uid == os.getuid()
 
-    def _names(self, folder: str) -> list[str] | list[Problem]:
+    def _names(self, folder: str) -> Sequence[str | Problem]:
         path = self.root.path / folder
         try:
             return sorted(os.listdir(path))
-        except (FileNotFoundError, NotADirectoryError):
-            return []
         except OSError as error:
-            return [Problem(path, "unreadable", f"cannot be read: {error.strerror}")]
+            return [] if means_absent(error) else [self._unreadable(path, error)]
+
+    def _unreadable(self, path: Path, error: OSError) -> Problem:
+        return Problem(path, "unreadable", f"cannot be read: {error.strerror}")
 
 
 def owned_file(root: Root, path: Path) -> bool:
-    """Tell whether a plain file is there, in a temporary folder one of the caller's own."""
-    status = _status(path)
+    """Return whether a plain file is there, in a temporary folder one of the caller's own.
+
+    Raises :class:`OSError` where that cannot be determined.
+    """
+    status = status_at(path)
     if status is None or not stat.S_ISREG(status.st_mode):
         return False
     return root.role != TEMPORARY or status.st_uid == os.getuid()
@@ -450,10 +471,3 @@ class Packaged(Layer):
         """Refuse."""
         del targets
         raise Refused(self.name, f"cannot clear: {self.refusals()[Ability.CLEAR]}", root.path)
-
-
-def _status(path: Path) -> os.stat_result | None:
-    try:
-        return path.lstat()
-    except OSError:
-        return None

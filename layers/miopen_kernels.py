@@ -10,7 +10,7 @@ import re
 import shlex
 import stat
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial, reduce
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import ClassVar, Final
@@ -36,6 +36,7 @@ from cachectl.layers.facts import (
 )
 from cachectl.layers.formats import kernel_db
 from cachectl.layers.formats.miopen_names import VERSION_FOLDER, program_names, version_numbers
+from cachectl.layers.layer import each_part
 from cachectl.layers.miopen import (
     LIBRARIES,
     SEPARATOR,
@@ -57,7 +58,7 @@ from cachectl.layers.mounts import network_file_system
 from cachectl.layers.open_files import open_elsewhere
 from cachectl.layers.row_layer import RowLayer
 from cachectl.layers.stores.rows import Row, RowFile, Schema, disk_usage
-from cachectl.layers.stores.tree import REFUSALS, Leaf, Shape, Tree
+from cachectl.layers.stores.tree import REFUSALS, Leaf, Shape, Tree, scan_each
 
 SWITCH: Final = "MIOPEN_DISABLE_CACHE"
 _ROW_FORM: Final = "miopen-kernel/1"
@@ -164,19 +165,25 @@ class MIOpenKernels(RowLayer):
 
     def _scan_file(self, root: Root, file: DatabaseFile, because: str | None) -> Iterator[Found]:
         schema, findings = self._inspect(root, file)
-        yield from (Problem(file.path, finding.code, finding.message) for finding in findings)
-        modified = file.modified()
+        for finding in findings:
+            # Of a damaged file no row is listed.
+            yield Problem(file.path, "sqlite" if finding.code == "damaged" else finding.code, finding.message)
         payload = 0
         try:
+            modified = file.modified()
             for row in () if schema is None else self._rows(file, schema).rows():
                 payload += row.bytes
                 yield self._row_entry(root, file, row, modified, because)
                 if complaint := kernel_db.key_complaint(*row.key):
                     yield Problem(file.path, "quote", f"{row.key[0]}: {complaint}")
-        except LayerError as error:
-            yield Problem(file.path, "damaged", error.message)
-        files, total = disk_usage(file.path)
-        yield Housekeeping(file.relative, root.path, total - payload, files, modified, True if because else None)
+        except (LayerError, OSError) as error:
+            yield self.unread(file.path, error)
+        try:
+            files, total = disk_usage(file.path)
+            rest = max(0, total - payload)
+            yield Housekeeping(file.relative, root.path, rest, files, file.modified(), True if because else None)
+        except OSError as error:
+            yield self.unread(file.path, error)
 
     def _row_entry(
         self, root: Root, file: DatabaseFile, row: Row, modified: float | None, because: str | None
@@ -203,20 +210,22 @@ class MIOpenKernels(RowLayer):
         # In a temporary folder these may be anybody's.
         shapes = () if root.role == TEMPORARY else self.shapes
         try:
-            for shape in shapes:
-                for leaf in Tree(self.name, root.path, shape).scan():
-                    if isinstance(leaf, Problem):
-                        yield leaf
-                    elif leaf.stray is None:
-                        yield self._object(root, Tree(self.name, root.path, shape), leaf, latest)
-                    # Every shape shows the strays of the root.
-                    elif shape is shapes[0]:
-                        yield leaf.orphan(root.path)
+            for tree, leaf in scan_each(Tree(self.name, root.path, shape) for shape in shapes):
+                if isinstance(leaf, Problem):
+                    yield leaf
+                elif leaf.stray is None:
+                    yield self._object(root, tree, leaf, latest)
+                else:
+                    yield leaf.orphan(root.path)
         except LayerError as error:
             yield Problem(root.path, "unreadable", error.message)
 
     def _object(self, root: Root, tree: Tree, leaf: Leaf, latest: str | None) -> Found:
-        if kernel_db.is_code(tree.read_file(leaf.key, limit=32) or b""):
+        try:
+            head = tree.read_file(leaf.key, limit=32)
+        except LayerError as error:
+            return Problem(root.path / leaf.key, "unreadable", error.message)
+        if kernel_db.is_code(head or b""):
             return self._object_entry(root, leaf, latest)
         return Problem(root.path / leaf.key, "unrecognised", "has the name of a kernel, but is no code; left alone")
 
@@ -399,12 +408,13 @@ class MIOpenKernels(RowLayer):
         for target in targets:
             file, separator, _ = target.key.partition(SEPARATOR)
             (by_file.setdefault(file, []) if separator else objects).append(target)
-        outcomes = [self._remove_rows(root, file, planned) for file, planned in by_file.items()]
+        parts = [(file, partial(self._remove_from, root, file, planned)) for file, planned in by_file.items()]
         for shape in self.shapes:
             planned = [target for target in objects if (self._shape(target.key) or self.shapes[0]) is shape]
             if planned:
-                outcomes.append(Tree(self.name, root.path, shape).remove(planned, tidy=True))
-        return reduce(Outcome.plus, outcomes, Outcome(self.name))
+                tree = Tree(self.name, root.path, shape)
+                parts.append((str(root.path), partial(tree.remove, planned, tidy=True)))
+        return each_part(self.name, parts)
 
     def row_files(self, root: Root) -> Iterator[RowFile]:
         """Return the databases of kernels."""
@@ -422,7 +432,7 @@ class MIOpenKernels(RowLayer):
         rows = self.row_file(root, file)
         return None if rows is None else rows.foresee_delete(list(map(_planned_row, targets)))
 
-    def _remove_rows(self, root: Root, relative: str, targets: Sequence[Target]) -> Outcome:
+    def _remove_from(self, root: Root, relative: str, targets: Sequence[Target]) -> Outcome:
         file = self.databases(root).find(relative)
         if file is None:
             return Outcome(self.name, skipped=tuple(Note(target.key, "already gone") for target in targets))
@@ -472,9 +482,9 @@ class MIOpenKernels(RowLayer):
     def _unseen(self, root: Root) -> Iterator[Problem]:
         """Yield what keeps databases or object files from being looked at, each path once."""
         shapes = () if root.role == TEMPORARY else self.shapes
-        trees = [Tree(self.name, root.path, shape).scan() for shape in shapes]
-        found = [thing for thing in chain(self.databases(root).files(), *trees) if isinstance(thing, Problem)]
-        yield from {problem.path: problem for problem in found}.values()
+        objects = scan_each(Tree(self.name, root.path, shape) for shape in shapes)
+        found = chain(self.databases(root).files(), (leaf for _, leaf in objects))
+        yield from {thing.path: thing for thing in found if isinstance(thing, Problem)}.values()
 
     def _verify_rows(self, root: Root, file: DatabaseFile, schema: Schema) -> Iterator[Finding]:
         rows = self._rows(file, schema)

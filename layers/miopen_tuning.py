@@ -13,10 +13,10 @@ import re
 import shlex
 import time
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import replace as changed
-from functools import partial, reduce
+from functools import partial
 from pathlib import Path
 from threading import Lock
 from typing import ClassVar, Final
@@ -42,6 +42,7 @@ from cachectl.layers.facts import (
     Switch,
     Target,
 )
+from cachectl.layers.layer import each_part
 from cachectl.layers.miopen import (
     LIBRARIES,
     SEPARATOR,
@@ -59,13 +60,14 @@ from cachectl.layers.miopen import (
     user_database_roots,
 )
 from cachectl.layers.open_files import open_elsewhere
+from cachectl.layers.presence import is_there, means_absent, status_at
 from cachectl.layers.row_layer import RowLayer
 from cachectl.layers.stores.foresight import wait_until_free
 from cachectl.layers.stores.locks import record_lock
 from cachectl.layers.stores.quarantine import folder_pattern
 from cachectl.layers.stores.records import Fault, Record, RecordFile, place, record_complaint
 from cachectl.layers.stores.rows import RowFile, Schema, disk_usage
-from cachectl.layers.stores.tree import LEFTOVER, NOTHING, REFUSALS, Leaf, Tree
+from cachectl.layers.stores.tree import LEFTOVER, NOTHING, REFUSALS, Tree
 from cachectl.layers.switches import first_place, misread
 
 SWITCH: Final = "MIOPEN_DEBUG_DISABLE_FIND_DB"
@@ -247,9 +249,9 @@ class MIOpenTuning(RowLayer):
         yield from self._scan_strays(root)
 
     def _scan_file(self, root: Root, file: DatabaseFile, because: str | None) -> Iterator[Found]:
-        modified = file.modified()
         payload = 0
         try:
+            modified = file.modified()
             for found in self._listing(root, file):
                 if isinstance(found, Fault):
                     # The record of such a line is listed: only verify has anything to add.
@@ -273,9 +275,11 @@ class MIOpenTuning(RowLayer):
                     detail=file.detail,
                     mark=mark,
                 )
-        except LayerError as error:
-            yield Problem(file.path, "damaged", error.message)
-        yield self._rest_of(root, file, payload, because)
+            yield self._rest_of(root, file, payload, because)
+        except (LayerError, OSError) as error:
+            yield self.unread(file.path, error)
+            with suppress(OSError):
+                yield self._rest_of(root, file, payload, because)
 
     def _rest_of(self, root: Root, file: DatabaseFile, payload: int, because: str | None) -> Housekeeping:
         """Weigh what a file has beside its entries, and the file that marks its changes."""
@@ -299,36 +303,41 @@ class MIOpenTuning(RowLayer):
             else:
                 yield found.key, len(found.line) + 1, (found.checksum,)
 
-    def _scan_strays(self, root: Root) -> Iterator[Orphan]:
+    def _scan_strays(self, root: Root) -> Iterator[Orphan | Problem]:
         for leaf in Tree(self.name, root.path, NOTHING).scan():
-            if isinstance(leaf, Leaf) and not LEFTOVER.fullmatch(leaf.key):
+            if isinstance(leaf, Problem):
+                yield leaf
+            elif not LEFTOVER.fullmatch(leaf.key):
                 yield leaf.orphan(root.path)
         try:
             names = sorted(os.listdir(root.path))
-        except OSError:
-            # Said already, by the listing of databases.
+        except OSError as error:
+            if not means_absent(error):
+                yield self.unread(root.path, error)
             return
         for name in names:
-            why = self._stray_because(root, name)
-            if why is not None:
-                with suppress(FileNotFoundError):
-                    status = (root.path / name).stat()
-                    mark = (status.st_size, status.st_mtime_ns)
-                    yield Orphan(name, root.path, status.st_size, 1, status.st_mtime, why, mark=mark)
+            try:
+                why = self._stray_because(root, name)
+                status = None if why is None else status_at(root.path / name)
+            except OSError as error:
+                yield self.unread(root.path / name, error)
+                continue
+            if why is not None and status is not None:
+                mark = (status.st_size, status.st_mtime_ns)
+                yield Orphan(name, root.path, status.st_size, 1, status.st_mtime, why, mark=mark)
 
     def _stray_because(self, root: Root, name: str) -> str | None:
         """Say why a file beside the databases serves nothing; ``None`` where it does, or is not known."""
-        if not owned_file(root, root.path / name):
-            return None
-        if LEFTOVER.fullmatch(name):
-            return "left by an interrupted cachectl"
         match = _SIDE_FILE.fullmatch(name)
         database = None if match is None else self.databases(root).name(match["database"])
-        if match is None or database is None:
+        is_ours = LEFTOVER.fullmatch(name) is not None
+        if not (is_ours or database is not None) or not owned_file(root, root.path / name):
             return None
+        if is_ours or match is None or database is None:
+            return "left by an interrupted cachectl"
         if match["ending"] != _TIME:
             return "left by an interrupted rewrite of MIOpen"
-        return None if database.path.exists() else "marks the changes of a database that is gone"
+        return None if is_there(database.path) else "marks the changes of a database that is gone"
 
     def _records(self, root: Root, file: DatabaseFile) -> RecordFile:
         return RecordFile(self.name, file.path, lambda: self.editing(root, file.path))
@@ -342,7 +351,7 @@ class MIOpenTuning(RowLayer):
         with self.locked(path):
             yield
             beside = _time_file(path)
-            if path.exists():
+            if is_there(path):
                 place(beside, str(time.monotonic_ns()).encode())
             elif owned_file(root, beside):
                 beside.unlink()
@@ -455,31 +464,37 @@ class MIOpenTuning(RowLayer):
     def remove(self, root: Root, targets: tuple[Target, ...]) -> Outcome:
         """Delete lines; running programs keep what they have read, whatever is deleted."""
         by_file: dict[str, dict[str, Target]] = {}
-        outcomes: list[Outcome] = []
+        parts: list[tuple[str, Callable[[], Outcome]]] = []
         for target in targets:
             relative, separator, record = target.key.partition(SEPARATOR)
             if separator:
                 by_file.setdefault(relative, {})[record] = target
             elif folder_pattern(self.name).fullmatch(target.key):
-                outcomes.append(Tree(self.name, root.path, NOTHING).remove((target,)))
+                tree = Tree(self.name, root.path, NOTHING)
+                parts.append((target.key, partial(tree.remove, (target,))))
             else:
-                outcomes.append(self._remove_stray(root, target))
-        outcomes += [self._remove_records(root, relative, planned) for relative, planned in by_file.items()]
-        return reduce(Outcome.plus, outcomes, Outcome(self.name))
+                parts.append((target.key, partial(self._remove_stray, root, target)))
+        parts += [
+            (relative, partial(self._remove_records, root, relative, planned)) for relative, planned in by_file.items()
+        ]
+        return each_part(self.name, parts)
 
     def _remove_records(self, root: Root, relative: str, planned: Mapping[str, Target]) -> Outcome:
         file = self.databases(root).find(relative)
         if file is None:
             return Outcome(self.name, skipped=tuple(Note(target.key, "already gone") for target in planned.values()))
         before = disk_usage(file.path)[1]
+        records = self._records(root, file)
+        failed: tuple[Note, ...] = ()
         try:
-            gone = self._records(root, file).delete({key: target.mark[0] for key, target in planned.items()})
+            gone = records.delete({key: target.mark[0] for key, target in planned.items()})
         except LayerError as error:
-            return Outcome(self.name, failed=(Note(relative, error.message),))
-        skipped = [
-            Note(target.key, "changed since it was planned") for key, target in planned.items() if key not in gone
-        ]
-        return Outcome(self.name, len(gone), max(0, before - disk_usage(file.path)[1]), tuple(skipped))
+            failed = (Note(relative, error.message),)
+            # The new file may be in place, and only a step after that has failed.
+            gone = planned.keys() - records.read_many(planned).keys()
+        left = [target for key, target in planned.items() if key not in gone]
+        skipped = () if failed else tuple(Note(target.key, "changed since it was planned") for target in left)
+        return Outcome(self.name, len(gone), max(0, before - disk_usage(file.path)[1]), skipped, failed)
 
     def foresee_rows(self, root: Root, file: str, targets: Sequence[Target]) -> int | None:
         """Take the lines out of a copy of their file."""

@@ -13,11 +13,12 @@ import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 from cachectl.layers.drivers import driver_libraries
-from cachectl.layers.errors import LayerError, Unreachable
+from cachectl.layers.errors import LayerError
 from cachectl.layers.facts import (
     Condition,
     Finding,
@@ -29,6 +30,8 @@ from cachectl.layers.facts import (
 )
 from cachectl.layers.formats import neo_binaries
 from cachectl.layers.formats.contents import Contents
+from cachectl.layers.layer import counting
+from cachectl.layers.presence import means_no_file
 from cachectl.layers.program_files import ProgramFiles
 from cachectl.layers.stores.flocks import file_lock
 from cachectl.layers.stores.plain import open_plain, overwrite, read_plain
@@ -262,25 +265,24 @@ class NeoCompilerCache(ProgramFiles):
     def changing(self, root: Root) -> Iterator[bool]:
         """Hold the driver's own lock around a change, then write the sum of all entries into its account.
 
-        Where there is no account the driver counts for itself when it makes one. Yields whether the lock is held.
+        That is done also where the change fails. Raises :class:`Unsettled` where only the counting fails. Where there
+        is no account the driver counts for itself when it makes one. Yields whether the lock is held.
         """
         path = root.path / ACCOUNT
-        with file_lock(self.name, path, patience=self.environment.patience) as handle:
+        with (
+            file_lock(self.name, path, patience=self.environment.patience) as handle,
+            counting(self.name, path, partial(self._account, root, handle)),
+        ):
             yield handle is not None
-            if handle is not None:
-                self._account(root, path, handle)
 
-    def _account(self, root: Root, path: Path, handle: int) -> None:
+    def _account(self, root: Root, handle: int | None) -> None:
+        if handle is None:
+            return
         # A longer file is none of the driver's.
         old = os.pread(handle, neo_binaries.ACCOUNT.size + 1, 0)
         new = neo_binaries.ACCOUNT.pack(sum(leaf.bytes for leaf in self.leaves(root)))
-        if len(old) not in (0, len(new)) or old == new:
-            return
-        try:
+        if len(old) in (0, len(new)) and old != new:
             overwrite(handle, old, new)
-        except OSError as error:
-            message = f"cannot count the entries anew: {error.strerror}; make room, then put or purge any entry"
-            raise Unreachable(self.name, message, path) from error
 
     def lock_files(self, root: Root, keys: Iterable[str]) -> Iterable[Path]:
         """Name the account, which the driver locks."""
@@ -293,11 +295,16 @@ class NeoCompilerCache(ProgramFiles):
         """Check that every entry is a whole program, and the account against the entries."""
         yield from super().verify(root)
         sizes: dict[str, int] = {}
-        for leaf in self.leaves(root):
-            kind = leaf.key.rpartition(".")[2]
-            sizes[kind] = sizes.get(kind, 0) + leaf.bytes
-        with suppress(OSError):
+        account = b""
+        try:
+            for leaf in self.leaves(root):
+                kind = leaf.key.rpartition(".")[2]
+                sizes[kind] = sizes.get(kind, 0) + leaf.bytes
             account = read_plain(root.path / ACCOUNT, limit=neo_binaries.ACCOUNT.size + 1)
+        except OSError as error:
+            if not means_no_file(error):
+                yield self.unreadable(root, ACCOUNT, error)
+        else:
             if (complaint := _account_complaint(account, sizes)) is not None:
                 fix = "nothing: the next put or purge in this layer counts anew"
                 if len(account) != neo_binaries.ACCOUNT.size:

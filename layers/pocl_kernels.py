@@ -6,7 +6,6 @@ A tree of programs, each a folder of linked bitcode and native work-group functi
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
 from collections import Counter
@@ -45,6 +44,7 @@ from cachectl.layers.facts import (
 from cachectl.layers.formats import bitcode, elf, elf_checks, pocl_names
 from cachectl.layers.layer import Layer, target_of
 from cachectl.layers.mounts import network_file_system
+from cachectl.layers.presence import is_there
 from cachectl.layers.processes import age_of, first_variables, spell, using
 from cachectl.layers.selection import Selection
 from cachectl.layers.stores.archive import pack, unpack
@@ -231,7 +231,7 @@ class PoclKernels(Layer):
         the whole name.
         """
         for leaf in self._tree(root).scan():
-            yield leaf if isinstance(leaf, Problem) else self._describe(root, leaf, contents=contents)
+            yield from self._found(root, leaf, contents=contents)
 
     def searched(self, root: Root, selection: Selection) -> Iterator[Found]:
         """Look for a kernel by the folders it has in programs; only programs with shortened names are read."""
@@ -243,7 +243,7 @@ class PoclKernels(Layer):
         shortened = f"(?={pocl_names.SHORTENED.pattern}\\Z){re.escape(prefix)}.*"
         child = re.compile(f"(?:{pattern.pattern})|(?s:{shortened})", pattern.flags)
         for leaf in self._tree(root).holding(child):
-            yield leaf if isinstance(leaf, Problem) else self._describe(root, leaf, contents=True)
+            yield from self._found(root, leaf, contents=True)
 
     def counted(self, root: Root) -> Iterator[Counted]:
         """Yield whole programs only weighed."""
@@ -251,9 +251,16 @@ class PoclKernels(Layer):
             if isinstance(found, Group):
                 yield from bulk(found)
             else:
-                yield found if isinstance(found, Problem) else self._describe(root, found, contents=False)
+                yield from self._found(root, found, contents=False)
 
-    def _describe(self, root: Root, leaf: Leaf, *, contents: bool) -> Removable:
+    def _found(self, root: Root, leaf: Leaf | Problem, *, contents: bool) -> Iterator[Found]:
+        """Yield what a leaf is, and a problem for each of its files that should have been read and could not."""
+        unread: dict[str, LayerError] = {}
+        yield leaf if isinstance(leaf, Problem) else self._describe(root, leaf, unread, contents=contents)
+        for key, error in unread.items():
+            yield Problem(root.path / key, "unreadable", error.message)
+
+    def _describe(self, root: Root, leaf: Leaf, unread: dict[str, LayerError], *, contents: bool) -> Removable:
         if leaf.stray is not None:
             return leaf.orphan(root.path)
         paths = [member.path for member in leaf.members]
@@ -263,7 +270,7 @@ class PoclKernels(Layer):
         for match in map(_VARIANT.fullmatch, paths):
             if match is not None:
                 variants.setdefault(match["kernel"], []).append(match["variant"])
-        names = _kernel_names(paths, partial(self._content, root, leaf) if contents else _unread)
+        names = _kernel_names(paths, partial(self._content, root, leaf, unread) if contents else _unread)
         # Only kernels that were launched have a folder: a program never launched names none.
         kernels = sorted(name for name in names.values() if name is not None)
         program, used = leaf.member("program.bc"), leaf.member("last_accessed")
@@ -284,11 +291,12 @@ class PoclKernels(Layer):
             mark=leaf.mark,
         )
 
-    def _content(self, root: Root, leaf: Leaf, path: str) -> bytes | None:
-        """Read a file of a program; ``None`` where it is not there, or cannot be read."""
+    def _content(self, root: Root, leaf: Leaf, unread: dict[str, LayerError], path: str) -> bytes | None:
+        """Read a file of a program; ``None`` where it is not there, or cannot be read, which is noted."""
         try:
             return self._tree(root).read_file(leaf.key, path)
-        except LayerError:
+        except LayerError as error:
+            unread[f"{leaf.key}/{path}"] = error
             return None
 
     def claims(self, root: Root, parts: tuple[str, ...]) -> bool:
@@ -387,7 +395,7 @@ class PoclKernels(Layer):
 
         Without it every later build of a running program fails.
         """
-        lacking = [root for root in self.roots() if not os.path.lexists(root.path)]
+        lacking = [root for root in self.roots() if not is_there(root.path)]
         if not lacking:
             return ()
         needed = {root.path for root in self._roots_of_programs()}
@@ -446,7 +454,7 @@ class PoclKernels(Layer):
             if isinstance(found, Group):
                 targets += planned(root.path, found)
             elif isinstance(found, Leaf):
-                targets.append(target_of(self._describe(root, found, contents=False)))
+                targets.append(target_of(self._describe(root, found, {}, contents=False)))
             elif found.hides:
                 failed.append(Note(str(found.path), found.message))
         return ClearPlan(self.name, tuple(targets), failed=tuple(failed))

@@ -5,9 +5,10 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
-from cachectl.layers.errors import Damaged, LayerError
+from cachectl.layers.errors import Damaged, LayerError, Unreachable
 from cachectl.layers.facts import (
     Ability,
     Artifact,
@@ -24,9 +25,9 @@ from cachectl.layers.facts import (
     Severity,
     Target,
 )
-from cachectl.layers.layer import Layer
+from cachectl.layers.layer import Layer, each_part, remove_counted
 from cachectl.layers.processes import spell, using
-from cachectl.layers.stores.tree import REFUSALS, Leaf, Shape, Tree
+from cachectl.layers.stores.tree import REFUSALS, Leaf, Shape, Tree, scan_each
 
 if TYPE_CHECKING:
     from cachectl.layers.formats.contents import Contents
@@ -70,44 +71,41 @@ class ProgramFiles(Layer):
 
     def scan(self, root: Root, *, contents: bool = True) -> Iterator[Found]:
         """Yield entries, left temporaries, and the files of the cache as a whole."""
-        for tree, leaf in self._walk(root):
+        for tree, leaf in self._walk(root, *self.shapes, *self.books):
             if isinstance(leaf, Problem):
                 yield leaf
             elif leaf.stray is not None:
                 yield leaf.orphan(root.path)
+            elif tree.shape in self.books:
+                if self.is_book(leaf):
+                    yield Housekeeping(leaf.key, root.path, leaf.bytes, modified=leaf.modified)
             elif not contents:
                 yield leaf.entry(self.name, root.path)
             else:
                 yield from self._described(root, tree, leaf)
-        for shape in self.books:
-            for leaf in Tree(self.name, root.path, shape).scan():
-                if isinstance(leaf, Leaf) and leaf.stray is None and self.is_book(leaf):
-                    yield Housekeeping(leaf.key, root.path, leaf.bytes, modified=leaf.modified)
 
     def leaves(self, root: Root) -> Iterator[Leaf]:
-        """Yield the entries as they lie on the disk."""
-        for _, leaf in self._walk(root):
-            if isinstance(leaf, Leaf) and leaf.stray is None:
-                yield leaf
+        """Yield the entries as they lie on the disk. Raises :class:`Unreachable` where some cannot be looked at."""
+        for _, leaf in self._walk(root, *self.shapes):
+            if isinstance(leaf, Leaf):
+                if leaf.stray is None:
+                    yield leaf
+            elif leaf.hides:
+                raise Unreachable(self.name, leaf.message, leaf.path)
 
-    def _walk(self, root: Root) -> Iterator[tuple[Tree, Leaf | Problem]]:
-        for shape in self.shapes:
-            tree = Tree(self.name, root.path, shape)
-            for leaf in tree.scan():
-                # What lies in the root itself, the first tree has told of.
-                told = leaf.path == root.path if isinstance(leaf, Problem) else leaf.stray is not None
-                if shape is self.shapes[0] or not told:
-                    yield tree, leaf
+    def _walk(self, root: Root, *shapes: Shape) -> Iterator[tuple[Tree, Leaf | Problem]]:
+        return scan_each(Tree(self.name, root.path, shape) for shape in shapes)
 
     def _described(self, root: Root, tree: Tree, leaf: Leaf) -> Iterator[Found]:
         try:
             data = tree.read_file(leaf.key)
         except LayerError as error:
             yield Problem(root.path / leaf.key, "unreadable", error.message)
-            data = b""
+            yield leaf.entry(self.name, root.path)
+            return
         if data is None:
             return
-        if data and (wrong := self.complaint(data)) is not None:
+        if (wrong := self.complaint(data)) is not None:
             yield Problem(root.path / leaf.key, "damaged", wrong[1])
         about = self.describe(data)
         yield Entry(
@@ -171,13 +169,16 @@ class ProgramFiles(Layer):
 
     def remove(self, root: Root, targets: tuple[Target, ...]) -> Outcome:
         """Remove entries: to a program that looks for one it is a miss, and one that has it mapped keeps it."""
-        outcome = Outcome(self.name)
-        with self.changing(root) as alone:
-            for shape in self.shapes:
-                own = tuple(target for target in targets if self._shape_of(target.key) is shape)
-                if own:
-                    outcome = outcome.plus(Tree(self.name, root.path, shape).remove(own, tidy=alone))
-        return outcome
+        planned = [
+            (Tree(self.name, root.path, shape), [target for target in targets if self._shape_of(target.key) is shape])
+            for shape in self.shapes
+        ]
+
+        def remove(alone: bool) -> Outcome:
+            parts = ((str(root.path), partial(tree.remove, own, tidy=alone)) for tree, own in planned if own)
+            return each_part(self.name, parts)
+
+        return remove_counted(self.name, self.changing(root), remove)
 
     # ------------------------------------------------------------------ quarantine
 
@@ -195,7 +196,7 @@ class ProgramFiles(Layer):
 
     def verify(self, root: Root) -> Iterator[Finding]:
         """Check that every entry is a whole program of a kind that the driver stores."""
-        for tree, leaf in self._walk(root):
+        for tree, leaf in self._walk(root, *self.shapes):
             if isinstance(leaf, Problem):
                 yield self.told(root, leaf)
             elif leaf.stray is None:
@@ -205,6 +206,9 @@ class ProgramFiles(Layer):
         try:
             data = tree.read_file(leaf.key)
             wrong = None if data is None else self.complaint(data)
+        except Unreachable as error:
+            yield self.unreadable(root, leaf.key, error)
+            return
         except LayerError as error:
             wrong = Severity.RECOMPILES, "; ".join(filter(None, (error.message, self.unread)))
         if wrong is not None:

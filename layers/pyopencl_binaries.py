@@ -47,8 +47,9 @@ from cachectl.layers.formats import device_binaries
 from cachectl.layers.formats.device_binaries import Damage
 from cachectl.layers.formats.opencl_source import kernel_names
 from cachectl.layers.formats.pickles import Thing, attributes, things, walk
-from cachectl.layers.layer import Layer
+from cachectl.layers.layer import Layer, each_part
 from cachectl.layers.mounts import network_file_system
+from cachectl.layers.presence import means_no_file
 from cachectl.layers.processes import spell, using
 from cachectl.layers.pyopencl_invoker import MEMOS, VARIABLE, no_cache_switch
 from cachectl.layers.pytools_dictionaries import Staleness, relocate_user_cache, unexamined_python
@@ -224,10 +225,15 @@ class PyOpenCLBinaries(Layer):
             if member is None or not member.bytes:
                 yield Problem(root.path / leaf.key, "half", f"{half} is {'missing' if member is None else 'empty'}")
         staleness = self._staleness(leaf.key)
-        if contents and (changed := _changed_header(tree.read_file(leaf.key, "info") or b"")):
-            # PyOpenCL under any Python rebuilds such an entry.
-            staleness = Staleness(stale=True, because=changed)
-        source = tree.read_file(leaf.key, "source.cl") if contents else None
+        source = None
+        try:
+            if contents:
+                # PyOpenCL under any Python rebuilds an entry whose header has changed.
+                staleness = _staleness_by_headers(tree.read_file(leaf.key, "info") or b"") or staleness
+                source = tree.read_file(leaf.key, "source.cl")
+        except LayerError as error:
+            yield Problem(root.path / leaf.key, "unreadable", error.message)
+            staleness = Staleness(stale=None, because="unknown: the entry could not be read")
         yield Entry(
             layer=self.name,
             key=leaf.key,
@@ -298,19 +304,14 @@ class PyOpenCLBinaries(Layer):
 
     def remove(self, root: Root, targets: tuple[Target, ...]) -> Outcome:
         """Remove program folders, those of one Python under its lock; the bases stay."""
-        locks = tuple(target for target in targets if _is_lock(target.key))
-        outcome = Outcome(self.name)
-        for target in locks:
-            outcome = outcome.plus(self._remove_lock(root, target))
-        targets = tuple(target for target in targets if target not in locks)
-        for base in sorted({target.key.partition("/")[0] for target in targets}):
-            planned = tuple(target for target in targets if target.key.partition("/")[0] == base)
-            try:
-                part = self._remove_from(root, base, planned)
-            except LayerError as error:
-                part = Outcome(self.name, failed=(Note(base, error.message),))
-            outcome = outcome.plus(part)
-        return outcome
+        locks = [target for target in targets if _is_lock(target.key)]
+        parts = [(target.key, partial(self._remove_lock, root, target)) for target in locks]
+        by_base: dict[str, list[Target]] = {}
+        for target in targets:
+            if target not in locks:
+                by_base.setdefault(target.key.partition("/")[0], []).append(target)
+        parts += [(base, partial(self._remove_from, root, base, tuple(by_base[base]))) for base in sorted(by_base)]
+        return each_part(self.name, parts)
 
     def _remove_lock(self, root: Root, target: Target) -> Outcome:
         lock = root.path / target.key
@@ -407,7 +408,11 @@ class PyOpenCLBinaries(Layer):
                 continue
             if leaf.stray is not None or not leaf.members:
                 continue
-            binary, info = tree.read_file(leaf.key, "binary") or b"", tree.read_file(leaf.key, "info")
+            try:
+                binary, info = tree.read_file(leaf.key, "binary") or b"", tree.read_file(leaf.key, "info")
+            except Unreachable as error:
+                yield self.unreadable(root, leaf.key, error)
+                continue
             finding = self._finding(root, leaf, binary, info)
             if finding is not None:
                 yield finding
@@ -496,8 +501,12 @@ def _dependencies(info: bytes) -> Iterator[tuple[str, float, str]]:
                 yield path, changed, digest
 
 
-def _changed_header(info: bytes) -> str | None:
-    """Say which header has changed, judging as ``check_dependencies`` does: by time, then by md5 of the text."""
+def _staleness_by_headers(info: bytes) -> Staleness | None:
+    """Return that an entry is stale where a header has gone or changed, ``None`` where none has.
+
+    It judges as ``check_dependencies`` does: by time, then by md5 of the text. Of a header that cannot be read it is
+    unknown.
+    """
     import hashlib
 
     for path, changed, digest in _dependencies(info):
@@ -505,12 +514,14 @@ def _changed_header(info: bytes) -> str | None:
             if os.stat(path).st_mtime == changed:
                 continue
             data = read_plain(os.path.realpath(path), limit=_HEADER)
-        except (OSError, ValueError):
-            return f"includes {path}, which is gone"
+        except (OSError, ValueError) as error:
+            if isinstance(error, ValueError) or means_no_file(error):
+                return Staleness(stale=True, because=f"includes {path}, which is gone")
+            return Staleness(stale=None, because=f"unknown: {path}, which it includes, cannot be read")
         # It is read as text there, which turns every end of line into one of Unix.
         text = data.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
         if hashlib.md5(text, usedforsecurity=False).hexdigest() != digest:
-            return f"includes {path}, which has changed"
+            return Staleness(stale=True, because=f"includes {path}, which has changed")
     return None
 
 

@@ -42,15 +42,16 @@ from cachectl.layers.facts import (
 )
 from cachectl.layers.formats import pdict
 from cachectl.layers.formats.pickles import is_framed, walk
-from cachectl.layers.layer import Layer
+from cachectl.layers.layer import Layer, each_part
 from cachectl.layers.open_files import open_elsewhere
+from cachectl.layers.presence import is_plain_file, means_absent
 from cachectl.layers.row_layer import RowLayer
 from cachectl.layers.selection import Selection
+from cachectl.layers.stores.quarantine import folder_pattern
 from cachectl.layers.stores.rows import Deleted, Row, RowFile, Weight, disk_usage, without_companion
-from cachectl.layers.stores.tree import LEFTOVER, NOTHING, Leaf, Shape, Tree
+from cachectl.layers.stores.tree import LEFTOVER, Leaf, Shape, Tree, scan_each
 from cachectl.layers.switches import misread, off, relative_cache_home, strtobool, switched_off
 
-_CHANGED = "changed since it was planned"
 _FOLDERS = (
     Shape(pdict.V4_LEVELS, folders=True, members=pdict.V4_MEMBERS),
     Shape(pdict.V2_LEVELS, folders=True, members=pdict.V4_MEMBERS),
@@ -167,9 +168,16 @@ class PytoolsDictionaries(RowLayer):
         yield from self._scan_others(root)
 
     def _scan_others(self, root: Root) -> Iterator[Found]:
-        yield from self._scan_folders(root)
-        for leaf in self._strays(root):
-            yield leaf.orphan(root.path)
+        """Yield the folders of older dictionaries, and what cachectl left or moved aside."""
+        for found in self._folders(root):
+            if isinstance(found, Problem):
+                yield found
+            elif found.stray is not None:
+                yield found.orphan(root.path)
+            else:
+                name = pdict.parse_name(found.key.split("/")[0], self.environment.python)
+                if name is not None:
+                    yield self._folder_entry(root, name, found)
 
     def claims(self, root: Root, parts: tuple[str, ...]) -> bool:
         """Tell by the identifier; what is no dictionary belongs to the layer that takes every other one."""
@@ -180,9 +188,9 @@ class PytoolsDictionaries(RowLayer):
     def _dictionaries(self, root: Root) -> Iterator[pdict.DictionaryName]:
         try:
             files = sorted(os.listdir(root.path))
-        except (FileNotFoundError, NotADirectoryError):
-            return
         except OSError as error:
+            if means_absent(error):
+                return
             raise Unreachable(self.name, f"cannot be read: {error.strerror}", root.path) from error
         for file in files:
             name = pdict.parse_name(file, self.environment.python)
@@ -197,12 +205,12 @@ class PytoolsDictionaries(RowLayer):
     ) -> Iterator[_Rows | Found]:
         """Yield what a look into a dictionary gives, and then what else there is of it."""
         path = root.path / name.file
-        if path.is_symlink() or not path.is_file():
-            yield Problem(path, "link", "a link, or no file, under a dictionary's name is not followed")
-            return
         staleness = self._staleness(name)
         payload = 0
         try:
+            if not is_plain_file(path):
+                yield Problem(path, "link", "a link, or no file, under a dictionary's name is not followed")
+                return
             modified = path.stat().st_mtime
             for found in look(modified, staleness):
                 payload += found.bytes
@@ -211,10 +219,8 @@ class PytoolsDictionaries(RowLayer):
         except FileNotFoundError:
             yield Problem(path, "vanished", "vanished meanwhile")
             return
-        except LayerError as error:
-            kinds = {Busy: "busy", Damaged: "sqlite"}
-            code = next((code for kind, code in kinds.items() if isinstance(error, kind)), "unreadable")
-            yield Problem(path, code, self.with_cure(error))
+        except (LayerError, OSError) as error:
+            yield self.unread(path, error)
             return
         yield Housekeeping(name.file, root.path, total - payload, files, modified, staleness.stale)
 
@@ -252,38 +258,43 @@ class PytoolsDictionaries(RowLayer):
         if weight.rows:
             yield Bulk(weight.rows, 0, weight.bytes, modified, modified, staleness.stale)
 
-    def _scan_folders(self, root: Root) -> Iterator[Found]:
-        for shape in _FOLDERS:
-            for leaf in Tree(self.name, root.path, shape).scan():
-                if isinstance(leaf, Problem):
-                    yield leaf
-                    continue
-                name = pdict.parse_name(leaf.key.split("/")[0], self.environment.python)
-                if name is None or not self.owns(name.identifier):
-                    continue
-                staleness = self._staleness(name)
-                yield Entry(
-                    layer=self.name,
-                    key=leaf.key,
-                    root=root.path,
-                    bytes=leaf.bytes,
-                    files=len(leaf.members),
-                    modified=leaf.modified,
-                    versions={"python": name.python, **name.packages},
-                    stale=staleness.stale,
-                    stale_because=staleness.because,
-                    detail={"dictionary": name.identifier},
-                    mark=leaf.mark,
-                )
+    def _folders(self, root: Root) -> Iterator[Leaf | Problem]:
+        """Yield the folders of older dictionaries, this layer's strays, and what could not be read of either."""
+        for _, found in scan_each(Tree(self.name, root.path, shape) for shape in _FOLDERS):
+            if isinstance(found, Leaf):
+                name = pdict.parse_name(found.key.split("/")[0], self.environment.python)
+                if self._is_own_stray(found) if name is None else self.owns(name.identifier):
+                    yield found
+            elif self._concerns(root, found.path):
+                yield found
 
-    def _strays(self, root: Root) -> Iterator[Leaf]:
-        """Yield what is in quarantine, and what an interrupted cachectl left.
+    def _concerns(self, root: Root, path: Path) -> bool:
+        """Return whether something unreadable may hold entries of this layer: the root, or a folder by its name."""
+        parts = path.relative_to(root.path).parts
+        return not parts or folder_pattern(self.name).fullmatch(parts[0]) is not None or self.claims(root, parts)
+
+    def _is_own_stray(self, leaf: Leaf) -> bool:
+        """Return whether a stray is this layer's: what it has in quarantine, or what an interrupted cachectl left.
 
         The latter belongs to the layer that takes every other dictionary.
         """
-        for leaf in Tree(self.name, root.path, NOTHING).scan():
-            if isinstance(leaf, Leaf) and (not LEFTOVER.fullmatch(leaf.key) or self.owns("")):
-                yield leaf
+        return leaf.stray is not None and (not LEFTOVER.fullmatch(leaf.key) or self.owns(""))
+
+    def _folder_entry(self, root: Root, name: pdict.DictionaryName, leaf: Leaf) -> Entry:
+        staleness = self._staleness(name)
+        return Entry(
+            layer=self.name,
+            key=leaf.key,
+            root=root.path,
+            bytes=leaf.bytes,
+            files=len(leaf.members),
+            modified=leaf.modified,
+            versions={"python": name.python, **name.packages},
+            stale=staleness.stale,
+            stale_because=staleness.because,
+            detail={"dictionary": name.identifier},
+            mark=leaf.mark,
+        )
 
     def _staleness(self, name: pdict.DictionaryName) -> Staleness:
         """Judge whether a program started in this environment could still open the dictionary.
@@ -403,16 +414,18 @@ class PytoolsDictionaries(RowLayer):
             path = root.path / name.file
             if name.generation != "v5":
                 return None
-            if path.is_symlink() or not path.is_file():
-                continue
             try:
-                weight = self._rows(path).sum()
-            except LayerError as error:
-                failed.append(Note(name.file, self.with_cure(error)))
+                weight = self._rows(path).sum() if is_plain_file(path) else Weight(0, 0, 0)
+            except (LayerError, OSError) as error:
+                failed.append(Note(name.file, self.unread(path, error).message))
                 continue
             if weight.rows:
                 targets.append(Target(root.path, name.file, weight.bytes, weight.rows, (weight.last,)))
-        targets += [Target(root.path, leaf.key, leaf.bytes, 0, leaf.mark) for leaf in self._strays(root)]
+        for found in self._folders(root):
+            if isinstance(found, Problem):
+                failed += [Note(str(found.path), found.message)] if found.hides else []
+            else:
+                targets.append(Target(root.path, found.key, found.bytes, 0, found.mark))
         return ClearPlan(self.name, tuple(targets), failed=tuple(failed))
 
     def remove(self, root: Root, targets: tuple[Target, ...]) -> Outcome:
@@ -420,14 +433,16 @@ class PytoolsDictionaries(RowLayer):
         by_file: dict[str, list[Target]] = {}
         for target in targets:
             by_file.setdefault(target.key.partition("/")[0], []).append(target)
-        outcome = Outcome(self.name)
-        for file, planned in by_file.items():
-            if file.endswith(".sqlite"):
-                outcome = outcome.plus(self._remove_rows(root, file, planned))
-            else:
-                shape = _FOLDERS[file.startswith("pdict-v2-")]
-                outcome = outcome.plus(Tree(self.name, root.path, shape).remove(planned, tidy=True))
-        return outcome
+        return each_part(
+            self.name,
+            ((file, partial(self._remove_from, root, file, planned)) for file, planned in by_file.items()),
+        )
+
+    def _remove_from(self, root: Root, file: str, planned: list[Target]) -> Outcome:
+        if file.endswith(".sqlite"):
+            return self._remove_rows(root, file, planned)
+        shape = _FOLDERS[file.startswith("pdict-v2-")]
+        return Tree(self.name, root.path, shape).remove(planned, tidy=True)
 
     def foresee_rows(self, root: Root, file: str, targets: Sequence[Target]) -> int | None:
         """Delete the rows from a copy of their dictionary."""
@@ -478,11 +493,12 @@ class PytoolsDictionaries(RowLayer):
 
     def verify(self, root: Root) -> Iterator[Finding]:
         """Check every file with sqlite's own check, and the framing of every pickled row."""
-        for shape in _FOLDERS:
-            for leaf in Tree(self.name, root.path, shape).scan():
-                if isinstance(leaf, Problem) and self.claims(root, leaf.path.relative_to(root.path).parts):
-                    yield self.told(root, leaf)
-        for name in self._dictionaries(root):
+        # Raises where the folder itself cannot be read.
+        dictionaries = list(self._dictionaries(root))
+        for found in self._folders(root):
+            if isinstance(found, Problem):
+                yield self.told(root, found)
+        for name in dictionaries:
             if name.generation == "v5":
                 yield from self._verify_file(root, name.file)
 

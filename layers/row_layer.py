@@ -8,8 +8,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import ClassVar, TypeVar
 
-from cachectl.layers.errors import Busy, LayerError, NoRoom
-from cachectl.layers.facts import Artifact, Foresight, Note, Outcome, Root, Target
+from cachectl.layers.errors import Busy, Damaged, LayerError, NoRoom, reason_of
+from cachectl.layers.facts import Artifact, Foresight, Note, Outcome, Problem, Root, Target
 from cachectl.layers.layer import Layer
 from cachectl.layers.stores.rows import Deleted, Row, RowFile, allocated, companions_of, disk_usage
 
@@ -29,6 +29,12 @@ class RowLayer(Layer):
     def failed_rows(self, file: str, targets: Sequence[Target], error: LayerError) -> Note:
         """Say why rows of a file could not be removed, and which may be tried again when there is room."""
         return Note(file, self.with_cure(error), tuple(targets) if isinstance(error, NoRoom) else ())
+
+    def unread(self, path: Path, error: LayerError | OSError) -> Problem:
+        """Return the problem of a file whose rows could not all be listed, because of a lock, an error or damage."""
+        kinds = {Busy: "busy", Damaged: "sqlite"}
+        code = next((code for kind, code in kinds.items() if isinstance(error, kind)), "unreadable")
+        return Problem(path, code, self.with_cure(error) if isinstance(error, LayerError) else reason_of(error))
 
     @abstractmethod
     def read_rows(self, root: Root, file: str, keys: Sequence[str]) -> Mapping[str, Artifact | LayerError] | None:
@@ -72,7 +78,7 @@ class RowLayer(Layer):
         try:
             done = delete() or Deleted(0)
         except LayerError as error:
-            return Outcome(self.name, failed=(self.failed_rows(file, tuple(planned), error),))
+            done = _deleted_in_spite_of(error, rows, planned)
         rest = [
             target for target, row in planned.items() if (not done.removed if row is None else row not in done.rows)
         ]
@@ -90,8 +96,12 @@ class RowLayer(Layer):
                 skipped.append(Note(file, because))
         except LayerError as error:
             failed.append(Note(file, f"its rows are gone, but: {self.with_cure(error)}"))
-        after = disk_usage(rows.path)[1], allocated(rows.path)
-        freed = max(0, *(was - now for was, now in zip(before, after, strict=True)))
+        freed = 0
+        try:
+            after = disk_usage(rows.path)[1], allocated(rows.path)
+            freed = max(0, *(was - now for was, now in zip(before, after, strict=True)))
+        except OSError as error:
+            failed.append(Note(file, f"its size cannot be read, so its bytes are not counted: {error.strerror}"))
         return Outcome(self.name, done.removed, freed, tuple(skipped), tuple(failed))
 
     def row_file(self, root: Root, file: str) -> RowFile | None:
@@ -188,3 +198,20 @@ class RowLayer(Layer):
         for key, thing in things:
             found.setdefault(key.partition(self.separator)[0], []).append(thing)
         return found
+
+
+def _deleted_in_spite_of(error: LayerError, rows: RowFile, planned: Mapping[Target, Row | None]) -> Deleted:
+    """Count the planned rows that are not there any more after a failure.
+
+    Where the file cannot be read that is none: the next program to open it rolls an interrupted write back.
+    """
+    try:
+        whole = next((target for target, row in planned.items() if row is None), None)
+        if whole is not None:
+            return Deleted(max(0, whole.entries - rows.sum().rows), stopped=error)
+        named = [row for row in planned.values() if row is not None]
+        left = rows.read_many([row.key for row in named])
+    except LayerError:
+        return Deleted(0, stopped=error)
+    gone = frozenset(row for row, values in zip(named, left, strict=True) if values is None)
+    return Deleted(len(gone), gone, error)

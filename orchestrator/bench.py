@@ -301,7 +301,7 @@ class _Work:
     def _entries(self, root: Path) -> dict[str, int]:
         report = self._moved(root).report(layers=[layer.name for layer in self.layers])
         return {
-            layer.layer: sum(one.census.entries for one in layer.roots if root in one.root.path.parents)
+            layer.layer: sum(one.census.entries or 0 for one in layer.roots if root in one.root.path.parents)
             for layer in report.layers
             if layer.scope is Scope.USER
         }

@@ -220,7 +220,7 @@ def _report(options: argparse.Namespace) -> int:
         home = str(stack.environment.home_folder)
         render.show_report(report, home)
         render.show_neighbours(beside, home)
-    return 0
+    return 0 if report.complete else 1
 
 
 def _surveyed(stack: Stack, options: argparse.Namespace) -> Report | None:

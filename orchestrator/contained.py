@@ -60,6 +60,8 @@ C = TypeVar("C", bound=Counted)
 FAILURES: Final = (LayerError, OSError)
 
 #: What a scan yields.
+#: A number that may be unknown.
+_COUNT: Final = (int, type(None))
 _FOUND: Final = (Entry, Orphan, Housekeeping, Problem)
 _WORDS: Final = (str, type(None))
 _TIME: Final = (int, float, type(None))
@@ -101,8 +103,8 @@ _FIELDS: Final[Mapping[type, Mapping[str, type | tuple[type, ...]]]] = {
         "stale": (bool, type(None)),
     },
     Census: {
-        **dict.fromkeys(("entries", "files", "bytes", "orphan_files", "orphan_bytes"), int),
-        **dict.fromkeys(("stale_entries", "stale_bytes"), (int, type(None))),
+        **dict.fromkeys(("entries", "files", "bytes", "orphan_files", "orphan_bytes"), _COUNT),
+        **dict.fromkeys(("stale_entries", "stale_bytes"), _COUNT),
         **dict.fromkeys(("oldest", "newest"), _TIME),
         "problems": tuple,
     },
@@ -540,7 +542,8 @@ def _demand_elements(value: object, name: str, kind: type) -> None:
 def _demand_number(value: object, name: str, kind: type | tuple[type, ...]) -> None:
     """Refuse a size or count below zero, and a time that is none, which JSON cannot spell."""
     number = getattr(value, name)
-    if (isinstance(number, float) and not math.isfinite(number)) or (kind is int and number < 0):
+    counts = kind in (int, _COUNT)
+    if (isinstance(number, float) and not math.isfinite(number)) or (counts and number is not None and number < 0):
         raise TypeError(f"{type(value).__name__}.{name} is {number}")
 
 

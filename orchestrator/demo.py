@@ -67,7 +67,7 @@ def _run(what: str, environment: Environment, stack: Stack, count: int) -> Run:
         message = f"the demo program failed ({what}): {reason}"
         raise CachectlError(message)
     seconds = json.loads(child.stdout)
-    entries = stack.report(layers=("loopy", "pyopencl-invoker", "pocl")).entries
+    entries = stack.report(layers=("loopy", "pyopencl-invoker", "pocl")).entries or 0
     return Run(what, sum(seconds.values()), time.perf_counter() - started, entries)
 
 

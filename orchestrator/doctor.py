@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Final
 from cachectl.contained import FAILURES
 from cachectl.launcher import RANKS, number_of
 from cachectl.layers.environment import user_name
+from cachectl.layers.errors import LayerError
 from cachectl.layers.facts import Ability, Census, Condition, Finding, Hazard, Quarantined, Root, Scope, Severity
 from cachectl.layers.mounts import network_file_system
 from cachectl.layers.stores.room import Room, room_at
@@ -109,11 +110,16 @@ def _everything(layer: Layer) -> Iterator[tuple[Identity, Finding]]:
             yield (finding.code, finding.message, finding.fix), finding
     except FAILURES as error:
         yield _own(failure(layer, Path("*"), error))
-    yield from _of_roots(layer)
-    with suppress(*FAILURES):
-        yield from map(_own, _of_quarantine(layer))
-    for finding in findings((layer,)):
-        yield _own(finding)
+    unread: LayerError | OSError | None = None
+    found = list(_of_roots(layer))
+    try:
+        found += map(_own, _of_quarantine(layer))
+    except FAILURES as error:
+        unread = error
+    found += map(_own, findings((layer,)))
+    if unread is not None and not any(finding.code == "unreadable" for _, finding in found):
+        found.append(_own(failure(layer, Path("*"), unread)))
+    yield from found
 
 
 def _own(finding: Finding) -> tuple[Identity, Finding]:
@@ -151,10 +157,11 @@ def _of_root(layer: Layer, root: Root, *, first: bool) -> Iterator[tuple[Identit
         yield _own(failure(layer, root.path, error))
     # A fallback that holds nothing, the temporary folder for instance, is not in use.
     if first or census is None or census.entries or census.files or census.orphan_files:
-        # What cannot be looked at has just been told of.
-        with suppress(*FAILURES):
+        try:
             if hasattr(os, "geteuid"):
                 yield from _of_writers(layer, root)
+        except FAILURES as error:
+            yield _own(failure(layer, root.path, error))
         yield from _of_surroundings(layer, root, reachable=first and census is not None)
     if census is not None and layer.abilities()[Ability.CLEAR] is None:
         yield from map(_own, _of_content(layer, root, census))
@@ -206,7 +213,7 @@ def _full(held: Iterable[tuple[Layer, Root]], severity: Severity, lacking: str) 
         with suppress(*FAILURES):
             if not layer.precious and layer.abilities()[Ability.CLEAR] is None:
                 census = layer.census(root)
-                sizes[layer.name] = sizes.get(layer.name, 0) + census.bytes + census.orphan_bytes
+                sizes[layer.name] = sizes.get(layer.name, 0) + (census.bytes or 0) + (census.orphan_bytes or 0)
     largest = max(sizes, key=lambda name: sizes[name], default=next(iter(roots)))
     if sizes.get(largest):
         lacking += f"; {largest} holds most of what can be cleared there, {sizes[largest]:,} bytes"
@@ -227,10 +234,11 @@ def _of_content(layer: Layer, root: Root, census: Census) -> Iterator[Finding]:
         message = f"{amount} of {census.stale_bytes or 0:,} bytes, which nothing that starts here can hit"
         yield Finding(layer.name, root.path, None, Severity.WASTES, "stale", message, fix)
     if census.orphan_files:
-        harm = census.orphan_bytes or census.orphan_files >= _MANY_FILES
+        orphan_bytes = census.orphan_bytes or 0
+        harm = orphan_bytes or census.orphan_files >= _MANY_FILES
         severity = Severity.WASTES if harm else Severity.HARMLESS
         amount = _counted(census.orphan_files, "leaked file", "leaked files")
-        message = f"{amount} of {census.orphan_bytes:,} bytes, which nothing reads"
+        message = f"{amount} of {orphan_bytes:,} bytes, which nothing reads"
         yield Finding(layer.name, root.path, None, severity, "leaked", message, fix)
 
 
@@ -257,11 +265,13 @@ def _of_surroundings(layer: Layer, root: Root, *, reachable: bool) -> Iterator[t
     """Say what is wrong with where a root of a layer that takes part lies, or will lie once it is made."""
     if not _takes_part(layer):
         return
-    with suppress(*FAILURES):
+    try:
         if reachable and root.scope is Scope.USER and layer.when_closed is not None:
             yield from _of_use(layer, root, layer.when_closed)
         yield from _of_network(layer, root)
         yield from _of_ranks(layer, root)
+    except FAILURES as error:
+        yield _own(failure(layer, root.path, error))
 
 
 def _takes_part(layer: Layer) -> bool:

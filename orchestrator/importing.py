@@ -22,7 +22,7 @@ from cachectl.bundle import MAGIC, BadBundle, Item, Manifest, Reader, artifact_o
 from cachectl.child import variables_isolated
 from cachectl.contained import FAILURES
 from cachectl.fingerprint import Difference, Outlook, differences, fingerprint, outlook
-from cachectl.layers.errors import BadRequest, EntryExists, LayerError, printable, reason_of
+from cachectl.layers.errors import BadRequest, EntryExists, LayerError, Unsettled, printable, reason_of
 from cachectl.layers.facts import Ability, Artifact, Entry, Note
 from cachectl.layers.limits import LARGEST_BUNDLE, SPARED_ROOM
 from cachectl.layers.selection import moment_text
@@ -301,7 +301,8 @@ class _Placing:
             return
         if isinstance(done, (LayerError, OSError)):
             tally.failed.append(Note(item.key, reason_of(done)))
-            return
+            if not isinstance(done, Unsettled):
+                return
         tally.foreseen[self._outlook(item)] += 1
         if not done:
             tally.there += 1

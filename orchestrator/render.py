@@ -70,8 +70,13 @@ def size(amount: int | None) -> str:
 
 
 def count(amount: int | None) -> str:
-    """Spell a number, a dash for unknown."""
+    """Format a number, a dash for unknown."""
     return _DASH if amount is None else f"{amount:,}"
+
+
+def _at_least(text: str, *, complete: bool) -> str:
+    """Mark a formatted number that is a lower bound."""
+    return text if complete or text == _DASH else f"{text}+"
 
 
 def age(moment: float | None, now: float) -> str:
@@ -290,7 +295,12 @@ def report_json(report: Report, beside: Sequence[Neighbour] | None = None) -> di
         "schema": "cachectl/report/1",
         "generated": report.generated,
         "layers": [_layer_json(layer) for layer in report.layers],
-        "total": {"entries": report.entries, "files": report.files, "bytes": report.bytes},
+        "total": {
+            "entries": report.entries,
+            "files": report.files,
+            "bytes": report.bytes,
+            "complete": report.complete,
+        },
         "broken": _broken_json(report.broken),
         "leftovers": None if report.leftovers is None else [_orphan_json(one) for one in report.leftovers],
         **({"nodes": list(report.nodes)} if report.nodes else {}),
@@ -309,6 +319,7 @@ def _layer_json(layer: LayerReport) -> dict[str, object]:
         "entries": layer.entries,
         "files": layer.files,
         "bytes": layer.bytes,
+        "complete": layer.complete,
         "stale_entries": layer.stale_entries,
         "stale_bytes": layer.stale_bytes,
         "roots": [_root_json(root) for root in layer.roots],
@@ -330,6 +341,7 @@ def _root_json(root: RootReport) -> dict[str, object]:
         "bytes": census.bytes,
         "orphan_files": census.orphan_files,
         "orphan_bytes": census.orphan_bytes,
+        "complete": census.complete,
         "oldest": census.oldest,
         "newest": census.newest,
         "problems": [_problem_json(problem) for problem in census.problems],
@@ -351,16 +363,16 @@ def show_report(report: Report, home: str) -> None:
         (
             layer.layer,
             layer.state.condition.value,
-            count(layer.entries),
-            count(layer.files),
-            size(layer.bytes),
-            size(layer.stale_bytes),
+            *_sums(layer),
+            _at_least(size(layer.stale_bytes), complete=layer.complete),
         )
         for layer in report.layers
     ]
-    rows.append(("total", "", count(report.entries), count(report.files), size(report.bytes), ""))
+    rows.append(("total", "", *_sums(report), ""))
     headings = ("layer", "state", "entries", "files", "size", "stale")
     show_table(Table(headings, tuple(rows), frozenset({2, 3, 4, 5})))
+    if not report.complete:
+        show_lines(["+ and -: at least, and unknown; a problem below says what could not be counted"])
     if report.nodes:
         more = " …" if len(report.nodes) > _MANY else ""
         show_lines(["", f"{_nodes(report.nodes)}: {', '.join(report.nodes[:_MANY])}{more}"])
@@ -371,6 +383,13 @@ def show_report(report: Report, home: str) -> None:
         show_lines(["", f"{where}: {one.why} ({said}); the next purge or prune removes it"])
     for plugin in report.broken:
         warn(f"plug-in {plugin.name}: {plugin.why}")
+
+
+def _sums(counted: LayerReport | Report) -> tuple[str, str, str]:
+    """Format the entries, files and bytes of a layer, or of all."""
+    numbers = (count(counted.entries), count(counted.files), size(counted.bytes))
+    entries, files, amount = (_at_least(number, complete=counted.complete) for number in numbers)
+    return entries, files, amount
 
 
 def show_neighbours(beside: Sequence[Neighbour] | None, home: str) -> None:
@@ -408,7 +427,7 @@ def _places(report: Report, home: str) -> Iterator[str]:
 def _place(alike: Sequence[RootReport], home: str) -> str:
     """Spell a root, once for all nodes that have one of their own there."""
     first = alike[0]
-    orphans = sum(one.census.orphan_files for one in alike)
+    orphans = sum(one.census.orphan_files or 0 for one in alike)
     nodes = tuple(dict.fromkeys(node for one in alike for node in one.nodes))
     notes = [first.root.source, *([] if any(one.exists for one in alike) else ["not there"])]
     if len(nodes) > 1:
@@ -416,7 +435,7 @@ def _place(alike: Sequence[RootReport], home: str) -> str:
     else:
         notes += nodes
     notes += [] if first.link_to is None else [f"a link to {_short_home(str(first.link_to), home)}"]
-    orphan_bytes = size(sum(one.census.orphan_bytes for one in alike))
+    orphan_bytes = size(sum(one.census.orphan_bytes or 0 for one in alike))
     notes += [f"{orphans} {'orphan' if orphans == 1 else 'orphans'}, {orphan_bytes}"] if orphans else []
     return f"  {_short_home(str(first.root.path), home)}  ({'; '.join(notes)})"
 

@@ -12,6 +12,7 @@ from cachectl.contained import FAILURES
 from cachectl.copies import copies_left
 from cachectl.layers.errors import reason_of
 from cachectl.layers.facts import Census, Condition, Orphan, Problem, Root, Scope, State
+from cachectl.layers.layer import uncounted
 
 if TYPE_CHECKING:
     from cachectl.layers.layer import Layer
@@ -46,19 +47,26 @@ class LayerReport:
     failures: tuple[str, ...] = ()
 
     @property
-    def entries(self) -> int:
-        """Count the entries of all roots."""
-        return sum(root.census.entries for root in self.roots)
+    def complete(self) -> bool:
+        """Return whether everything in every root could be counted; if not, the sums are lower bounds."""
+        return not self.failures and all(root.census.complete for root in self.roots)
 
     @property
-    def files(self) -> int:
-        """Count the files of all roots, orphans included."""
-        return sum(root.census.files + root.census.orphan_files for root in self.roots)
+    def entries(self) -> int | None:
+        """Count the entries of all roots; ``None`` where nothing could be counted."""
+        return _sum((root.census.entries for root in self.roots), complete=self.complete)
 
     @property
-    def bytes(self) -> int:
-        """Sum the bytes of all roots, orphans included."""
-        return sum(root.census.bytes + root.census.orphan_bytes for root in self.roots)
+    def files(self) -> int | None:
+        """Count the files of all roots, orphans included; ``None`` where nothing could be counted."""
+        counts = ((root.census.files, root.census.orphan_files) for root in self.roots)
+        return _sum((count for pair in counts for count in pair), complete=self.complete)
+
+    @property
+    def bytes(self) -> int | None:
+        """Sum the bytes of all roots, orphans included; ``None`` where nothing could be measured."""
+        sizes = ((root.census.bytes, root.census.orphan_bytes) for root in self.roots)
+        return _sum((size for pair in sizes for size in pair), complete=self.complete)
 
     @property
     def stale_entries(self) -> int | None:
@@ -90,19 +98,24 @@ class Report:
     leftovers: tuple[Orphan, ...] | None = ()
 
     @property
-    def entries(self) -> int:
-        """Count the entries of all layers."""
-        return sum(layer.entries for layer in self.layers)
+    def complete(self) -> bool:
+        """Return whether everything could be counted; if not, the sums are lower bounds."""
+        return all(layer.complete for layer in self.layers)
 
     @property
-    def files(self) -> int:
-        """Count the files of all layers."""
-        return sum(layer.files for layer in self.layers)
+    def entries(self) -> int | None:
+        """Count the entries of all layers; ``None`` where nothing could be counted."""
+        return _sum((layer.entries for layer in self.layers), complete=self.complete)
 
     @property
-    def bytes(self) -> int:
-        """Sum the bytes of all layers."""
-        return sum(layer.bytes for layer in self.layers)
+    def files(self) -> int | None:
+        """Count the files of all layers; ``None`` where nothing could be counted."""
+        return _sum((layer.files for layer in self.layers), complete=self.complete)
+
+    @property
+    def bytes(self) -> int | None:
+        """Sum the bytes of all layers; ``None`` where nothing could be measured."""
+        return _sum((layer.bytes for layer in self.layers), complete=self.complete)
 
 
 def survey(
@@ -142,7 +155,7 @@ def _root_report(layer: Layer, root: Root) -> RootReport:
         return RootReport(
             root,
             exists=True,
-            census=Census(problems=(Problem(root.path, "unreadable", reason_of(error)),)),
+            census=uncounted(Problem(root.path, "unreadable", reason_of(error))),
             link_to=_link_to(root.path),
         )
 
@@ -150,6 +163,12 @@ def _root_report(layer: Layer, root: Root) -> RootReport:
 def _link_to(path: Path) -> Path | None:
     """Return where a path leads that is itself a link; one that goes round in circles leads to itself."""
     return Path(os.path.realpath(path)) if os.path.islink(path) else None
+
+
+def _sum(values: Iterable[int | None], *, complete: bool) -> int | None:
+    """Add what is known. Where something was not counted, the sum is a lower bound, and none if it is 0."""
+    total = sum(value for value in values if value is not None)
+    return total if total or complete else None
 
 
 def _known_sum(values: Iterable[int | None]) -> int | None:

@@ -73,6 +73,12 @@ def identifier_of(name: str) -> int:
     return int(name.replace("/", ""), 16)
 
 
+def key_from(identifier: int) -> str:
+    """Return the key of the entry that an index lists under a number."""
+    name = f"{identifier:016x}"
+    return f"{name[0]}/{name[1]}/{name[2:]}"
+
+
 def complaint(name: str, data: bytes) -> str | None:
     """Say what is wrong with an entry of the known version, or ``None``: lengths, name and checksum."""
     header = read_header(data)

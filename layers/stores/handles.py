@@ -10,6 +10,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
+from cachectl.layers.presence import means_absent, status_at
 from cachectl.layers.stores.plain import STAGE, open_plain, own_name
 
 #: What a file system says that knows no second names.
@@ -39,11 +40,8 @@ def lacks_room(folder: Path) -> bool:
 
 
 def status_of(handle: int, name: str) -> os.stat_result | None:
-    """Look at a name, not through it; ``None`` where there is none."""
-    try:
-        return os.stat(name, dir_fd=handle, follow_symlinks=False)
-    except (FileNotFoundError, NotADirectoryError):
-        return None
+    """Return the status of a name, of a link itself; ``None`` where there is none. Raises any other error."""
+    return status_at(name, dir_fd=handle)
 
 
 def open_folder(name: str, handle: int) -> int:
@@ -56,7 +54,9 @@ def opened_root(path: Path) -> Iterator[int | None]:
     """Have a root open for a while, a link to it resolved this once; ``None`` where there is no such folder."""
     try:
         handle = os.open(path, os.O_RDONLY | getattr(os, "O_DIRECTORY", 0))
-    except (FileNotFoundError, NotADirectoryError):
+    except OSError as error:
+        if not means_absent(error):
+            raise
         yield None
         return
     try:
@@ -76,25 +76,28 @@ def opened(name: str, handle: int) -> Iterator[int]:
 
 
 def descend(stack: ExitStack, handle: int, parts: Sequence[str], *, make: bool = False) -> int | None:
-    """Open a folder below a handle component by component; ``None`` if it is not there."""
+    """Open a folder below a handle component by component; ``None`` where it is not there, or a link is on the way.
+
+    Raises :class:`OSError` where that cannot be determined.
+    """
     for part in parts:
         if make and status_of(handle, part) is None:
             with suppress(FileExistsError):
                 os.mkdir(part, 0o700, dir_fd=handle)
         try:
             handle = stack.enter_context(opened(part, handle))
-        except OSError:
-            if make:
+        except OSError as error:
+            if make or not (means_absent(error) or error.errno == errno.ELOOP):
                 raise
             return None
     return handle
 
 
 @contextmanager
-def own_folder(handle: int, prefix: str) -> Iterator[tuple[int, str]]:
+def own_folder(handle: int, prefix: str, freed: Freed | None = None) -> Iterator[tuple[int, str]]:
     """Make a folder for this process alone, held as long as it is in use, and delete it afterwards.
 
-    Yields its descriptor and its name; under another name it stays.
+    Yields its descriptor and its name; under another name it stays. ``freed`` counts what the deletion gives back.
     """
     name = own_name(prefix)
     os.mkdir(name, 0o700, dir_fd=handle)
@@ -103,7 +106,7 @@ def own_folder(handle: int, prefix: str) -> Iterator[tuple[int, str]]:
             _hold(folder, wait=True)
             yield folder, name
     finally:
-        delete(handle, name)
+        delete(handle, name, freed)
 
 
 def is_trusted(root: int, status: os.stat_result) -> bool:
@@ -136,12 +139,13 @@ def owners(path: Path) -> frozenset[int]:
 
 
 def is_held(handle: int, name: str) -> bool:
-    """Tell whether a living cachectl works in a folder of its own making."""
-    try:
-        with opened(name, handle) as folder:
-            return not _hold(folder, wait=False)
-    except OSError:
-        return True
+    """Return whether a living cachectl works in a folder of its own making, or the folder has gone.
+
+    Raises :class:`OSError` where that cannot be determined.
+    """
+    with ExitStack() as stack:
+        folder = descend(stack, handle, (name,))
+        return folder is None or not _hold(folder, wait=False)
 
 
 def _hold(folder: int, *, wait: bool) -> bool:
@@ -191,6 +195,13 @@ def write_synced(handle: int, name: str, content: bytes, mode: int = 0o600) -> N
         file.write(content)
         file.flush()
         os.fsync(file.fileno())
+
+
+class Freed:
+    """Counts the bytes that deletions gave back to the disk, including those of a deletion that failed halfway."""
+
+    def __init__(self) -> None:
+        self.bytes = 0
 
 
 def move(name: str, source: int, target: int, new: str, *, stages: int, first: Collection[str] = ()) -> None:
@@ -246,27 +257,35 @@ def _finish_copy(handle: int, status: os.stat_result) -> None:
     os.fsync(handle)
 
 
-def delete(handle: int | None, name: str, depth: int = 0, *, first: Collection[str] = ()) -> int:
-    """Delete a file or a whole folder relative to a handle; return the bytes that are off the disk.
+def delete(
+    handle: int | None, name: str, freed: Freed | None = None, depth: int = 0, *, first: Collection[str] = ()
+) -> None:
+    """Delete a file or a whole folder relative to a handle, and add the bytes that are off the disk to ``freed``.
 
-    The files of a folder that ``first`` names go before its others. Links are unlinked, never followed; what goes
-    meanwhile is gone.
+    The files of a folder that ``first`` names go before its others. Links are unlinked, never followed. Where something
+    cannot be deleted the rest is, unless ``first`` names it, and then the first :class:`OSError` is raised.
     """
-    if handle is None:
-        return 0
-    status = status_of(handle, name)
-    if status is None:
-        return 0
+    status = None if handle is None else status_of(handle, name)
+    if handle is None or status is None:
+        return
     if not stat.S_ISDIR(status.st_mode):
         with suppress(FileNotFoundError):
             os.unlink(name, dir_fd=handle)
-        return status.st_size if stat.S_ISREG(status.st_mode) and status.st_nlink == 1 else 0
+            if freed is not None and stat.S_ISREG(status.st_mode) and status.st_nlink == 1:
+                freed.bytes += status.st_size
+        return
     if depth > DEEP:
         raise OSError(errno.ELOOP, "nested deeper than any entry", name)
-    freed = 0
+    failure: OSError | None = None
+    with suppress(FileNotFoundError), opened(name, handle) as folder:
+        for child in sorted(os.listdir(folder), key=lambda child: child not in first):
+            try:
+                delete(folder, child, freed, depth + 1)
+            except OSError as error:  # noqa: PERF203 - one must not end the rest
+                if child in first:
+                    raise
+                failure = failure or error
+    if failure is not None:
+        raise failure
     with suppress(FileNotFoundError):
-        with opened(name, handle) as folder:
-            for child in sorted(os.listdir(folder), key=lambda child: child not in first):
-                freed += delete(folder, child, depth + 1)
         os.rmdir(name, dir_fd=handle)
-    return freed

@@ -78,8 +78,9 @@ def release(handle: int) -> None:
     """
     _PARKED.append(handle)
     for parked in _PARKED[:]:
-        if not _open_otherwise(parked):
-            with suppress(ValueError):
+        # A file that cannot be identified stays open.
+        with suppress(ValueError, OSError):
+            if not _open_otherwise(parked):
                 _PARKED.remove(parked)
                 os.close(parked)
 

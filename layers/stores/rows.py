@@ -23,6 +23,7 @@ from typing import Final, NamedTuple, TypeVar
 
 from cachectl.layers.errors import Busy, Damaged, EntryExists, LayerError, NoRoom, Unreachable
 from cachectl.layers.facts import Orphan, Quarantined, Target
+from cachectl.layers.presence import is_there
 from cachectl.layers.stores.database import (
     COMPANIONS,
     WAL_MODE,
@@ -64,6 +65,8 @@ _LARGE: Final = 100_000
 #: Bytes that sqlite locks (start, length): those of a writer in the index of a log, and any of a plain database.
 _WAL_WRITE_LOCK: Final = (120, 1)
 _WHOLE_FILE: Final = (0, 0)
+#: Bytes read at once.
+_CHUNK: Final = 1 << 20
 #: What sqlite says of a full file system, and what to do about it.
 _FULL: Final = "disk is full"
 _MAKE_ROOM: Final = "; make room and try again"
@@ -281,18 +284,22 @@ class RowFile:
 
     def read(self, key: Sequence[str]) -> tuple[object, ...] | None:
         """Return the value columns of a row, or ``None`` where there is no such row or no such file."""
-        if not os.path.lexists(self.path) or not _spellable(key):
+        if not self._exists() or not _spellable(key):
             return None
         with self._reading() as connection:
             return self._values_in(connection, key)
 
     def read_many(self, keys: Sequence[Sequence[str]]) -> list[tuple[object, ...] | None]:
         """Read several rows as :meth:`read` does, a few at a time: programs that write need not wait for all."""
-        if not os.path.lexists(self.path):
+        if not self._exists():
             return [None for _ in keys]
         with self._reading() as connection:
             found = self._rows_in(connection, list(filter(_spellable, keys)))
             return [found.get(tuple(key)) for key in keys]
+
+    def _exists(self) -> bool:
+        with self._translated():
+            return is_there(self.path)
 
     def columns(self) -> frozenset[str]:
         """Name the columns that the table has; none where there is no such table."""
@@ -814,12 +821,22 @@ class RowFile:
         except sqlite3.OperationalError as error:
             raise self._operational(error, writing=writing) from error
         except sqlite3.DatabaseError as error:
-            raise Damaged(self.layer, f"not a usable database: {error}", self.path) from error
+            raise self._damaged(str(error)) from error
         except OSError as error:
             message = f"cannot {verb}: {error.strerror or error}"
             if error.errno in NO_ROOM:
                 raise NoRoom(self.layer, message + _MAKE_ROOM, self.path) from error
             raise Unreachable(self.layer, message, self.path) from error
+
+    def _damaged(self, text: str) -> LayerError:
+        """Return the error for a file that sqlite takes for damaged, which it may do where the disk fails."""
+        try:
+            with open(open_plain(self.path), "rb") as file:
+                while file.read(_CHUNK):
+                    pass
+        except OSError as error:
+            return Unreachable(self.layer, f"cannot be read: {error.strerror or error}", self.path)
+        return Damaged(self.layer, f"not a usable database: {text}", self.path)
 
     def _operational(self, error: sqlite3.OperationalError, *, writing: bool) -> LayerError:
         text = str(error)
@@ -835,6 +852,6 @@ class RowFile:
         if writing and self._lacks_room(error):
             return NoRoom(self.layer, f"sqlite cannot write: {text}{_MAKE_ROOM}", self.path)
         if "no such table" in text or "no such column" in text or "malformed" in text:
-            return Damaged(self.layer, f"not a usable database: {text}", self.path)
+            return self._damaged(text)
         advice = next((advice for part, advice in _ADVICE.items() if part in text), "")
         return Unreachable(self.layer, f"sqlite cannot use it: {text}{advice}", self.path)

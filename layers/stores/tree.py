@@ -17,7 +17,16 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from cachectl.layers.errors import Damaged, EntryExists, LayerError, Unreachable, not_a_key, printable
+from cachectl.layers.errors import (
+    Damaged,
+    EntryExists,
+    LayerError,
+    Unreachable,
+    Unsettled,
+    not_a_key,
+    printable,
+    reason_of,
+)
 from cachectl.layers.facts import Ability, Bulk, Entry, Note, Orphan, Outcome, Problem, Quarantined, Target
 from cachectl.layers.limits import LARGEST_ENTRY, too_large
 from cachectl.layers.stores.archive import pack, unpack
@@ -25,6 +34,7 @@ from cachectl.layers.stores.handles import (
     DEEP,
     NO_HARD_LINKS,
     NO_ROOM,
+    Freed,
     delete,
     descend,
     is_held,
@@ -270,15 +280,19 @@ class Tree:
 
     def _scan_others(self, handle: int, folder: str, names: Sequence[str]) -> Iterator[Leaf | Problem]:
         with ExitStack() as stack:
-            below = descend(stack, handle, (folder,)) if names else None
+            try:
+                below = descend(stack, handle, (folder,)) if names else None
+            except OSError as error:
+                yield self._problem((folder,), error)
+                return
             if below is not None:
                 for name in sorted(names):
                     yield from self._scan_name(below, (folder, name), 1)
 
     def find(self, key: str) -> Leaf | None:
-        """Look at one entry or stray by its key."""
+        """Look at one entry or stray by its key. Raises :class:`Unreachable` where it cannot be looked at."""
         parts = key.split("/")
-        with self._opened_root() as handle, ExitStack() as stack:
+        with self._reading(key), self._opened_root() as handle, ExitStack() as stack:
             parent = None if handle is None else descend(stack, handle, parts[:-1])
             if parent is None:
                 return None
@@ -298,8 +312,8 @@ class Tree:
                 yield from self._scan_name(handle, (*above, name), level, head)
 
     def _scan_name(self, handle: int, parts: tuple[str, ...], level: int, head: int = 0) -> Iterator[Leaf | Problem]:
-        status = status_of(handle, parts[-1])
         try:
+            status = status_of(handle, parts[-1])
             leaf = None if status is None else self._recognise(handle, parts, status, head)
         except FileNotFoundError:
             return
@@ -344,7 +358,7 @@ class Tree:
         key = "/".join(parts)
         for rule in (*self._own, *self.shape.strays) if level == 0 else ():
             if rule.accepts(name, status):
-                left_alone = rule in self._own and (is_held(handle, name) or not is_trusted(handle, status))
+                left_alone = rule in self._own and (not is_trusted(handle, status) or is_held(handle, name))
                 return None if left_alone else _measure(handle, name, key, status, rule)
         kind = stat.S_ISDIR if self.shape.folders else stat.S_ISREG
         if not self.shape.levels[level].fullmatch(name):
@@ -370,11 +384,14 @@ class Tree:
         return pack(members) if self.shape.folders else members[""]
 
     def read_members(self, key: str) -> dict[str, bytes] | None:
-        """Return every file of an entry by its path in the leaf."""
+        """Return every file of an entry by its path in the leaf.
+
+        Raises :class:`Unreachable` where one cannot be read.
+        """
         if not self.shape.accepts(key):
             return None
         parts = tuple(key.split("/"))
-        with self._opened_root() as handle, ExitStack() as stack:
+        with self._reading(key), self._opened_root() as handle, ExitStack() as stack:
             parent = None if handle is None else descend(stack, handle, parts[:-1])
             if parent is None:
                 return None
@@ -416,6 +433,16 @@ class Tree:
         content = self._read_member(parent, parts, "")
         return None if content is None else {"": content}
 
+    @contextmanager
+    def _reading(self, key: str) -> Iterator[None]:
+        """Turn what the operating system refuses while an entry is looked at into :class:`Unreachable`."""
+        try:
+            yield
+        except LayerError:
+            raise
+        except OSError as error:
+            raise self._unreachable("cannot read", key, error) from error
+
     def _oversized(self, parts: Sequence[str]) -> Damaged:
         message = f"has more than {LARGEST_ENTRY:,} bytes, and at most those are read"
         return Damaged(self.layer, message, self.root.joinpath(*parts))
@@ -431,12 +458,14 @@ class Tree:
             except FileNotFoundError:
                 return None
             except OSError as error:
+                if error.errno == errno.EFBIG:
+                    raise self._oversized(parts) from error
                 raise self._unreachable("cannot read", "/".join(parts), error) from error
 
     def read_file(self, key: str, path: str = "", limit: int = -1) -> bytes | None:
         """Read one file of an entry (the first ``limit`` bytes), never through a link."""
         parts = key.split("/")
-        with self._opened_root() as handle, ExitStack() as stack:
+        with self._reading(key), self._opened_root() as handle, ExitStack() as stack:
             parent = None if handle is None else descend(stack, handle, parts[:-1])
             return None if parent is None else self._read_member(parent, parts, path, limit)
 
@@ -475,6 +504,9 @@ class Tree:
         except OSError as error:
             if isinstance(error, LayerError):
                 raise
+            if self.standing(key) == members:
+                message = f"placed, but not cleaned up after: {error.strerror or error}"
+                raise Unsettled(self.layer, message, self.root / key) from error
             raise self._unreachable("cannot write", key, error) from error
         except ValueError as error:
             if isinstance(error, LayerError):
@@ -580,12 +612,13 @@ class Tree:
         """
         skipped: list[Note] = []
         failed: list[Note] = []
-        removed = freed = 0
+        removed = 0
+        freed = Freed()
         try:
             with self._opened_root() as handle:
                 if handle is None:
                     return Outcome(self.layer, skipped=tuple(Note(target.key, GONE) for target in targets))
-                trash = _Bin(handle, self.shape.first)
+                trash = _Bin(handle, freed, self.shape.first)
                 try:
                     with guard(handle):
                         for target in targets:
@@ -594,12 +627,12 @@ class Tree:
                         _prune_empty(handle, [target.key for target in targets])
                 finally:
                     trash.empty()
-                freed = trash.freed
-        except LayerError:
-            raise
-        except OSError as error:
-            failed.append(Note(str(self.root), f"cannot be cleared: {error.strerror or error}"))
-        return Outcome(self.layer, removed, freed, tuple(skipped), tuple(failed))
+        except (LayerError, OSError) as error:
+            # What has gone before must not be lost from the count.
+            if isinstance(error, LayerError) and not (removed or skipped or failed):
+                raise
+            failed.append(Note(str(self.root), f"cannot be cleared: {reason_of(error)}"))
+        return Outcome(self.layer, removed, freed.bytes, tuple(skipped), tuple(failed))
 
     def remove_unused(self, targets: Sequence[Target], is_unused: Callable[[], bool]) -> Outcome:
         """Do the same in a root that no program uses, many entries at once; the folders above them go too.
@@ -626,19 +659,15 @@ class Tree:
         """Clear folder by folder, and take those that were dealt with out of what is left."""
         folders = dict(left)
         outcome = Outcome(self.layer)
+        freed = Freed()
         with self._opened_root() as handle:
             if handle is None:
                 return outcome
             try:
-                with own_folder(handle, _TRASH) as (trash, _):
-                    asked = time.monotonic()
-                    for cleared in clear(handle, trash, list(folders.items()), self._task()):
-                        del left[cleared.folder]
-                        outcome = outcome.plus(self._outcome(cleared))
-                        if time.monotonic() - asked > _SECONDS_UNASKED:
-                            if not is_unused():
-                                break
-                            asked = time.monotonic()
+                # What could not be deleted at once is deleted with the trash folder.
+                with own_folder(handle, _TRASH, freed) as (trash, _):
+                    for part in self._clear_into(trash, handle, left, is_unused):
+                        outcome = outcome.plus(part)
             except OSError as error:
                 # Without room for a trash folder nothing was done yet; afterwards only the trash is left.
                 if len(left) == len(folders):
@@ -647,7 +676,19 @@ class Tree:
                 outcome = outcome.plus(Outcome(self.layer, failed=(Note(str(self.root), because),)))
             if is_unused():
                 _prune_empty(handle, [f"{folder}/" for folder in folders])
-        return outcome
+        return outcome.plus(Outcome(self.layer, bytes_freed=freed.bytes))
+
+    def _clear_into(
+        self, trash: int, handle: int, left: dict[str, list[Weight]], is_unused: Callable[[], bool]
+    ) -> Iterator[Outcome]:
+        asked = time.monotonic()
+        for cleared in clear(handle, trash, list(left.items()), self._task()):
+            del left[cleared.folder]
+            yield self._outcome(cleared)
+            if time.monotonic() - asked > _SECONDS_UNASKED:
+                if not is_unused():
+                    return
+                asked = time.monotonic()
 
     def _outcome(self, cleared: Cleared) -> Outcome:
         skipped = [Note(f"{cleared.folder}/{name}", reason) for name, reason in cleared.left]
@@ -676,9 +717,9 @@ class Tree:
             parent = descend(stack, handle, parts[:-1])
             status = None if parent is None else status_of(parent, parts[-1])
             leaf = None if parent is None or status is None else self._recognise(parent, parts, status)
-            if parent is None or leaf is None or self._foreign(leaf) is not None:
+            if status is None or parent is None:
                 return GONE
-            if leaf.mark != target.mark:
+            if leaf is None or self._foreign(leaf) is not None or leaf.mark != target.mark:
                 return CHANGED
             if leaf.stray is None or leaf.stray is not self.shape.empty:
                 trash.take(parent, parts[-1])
@@ -744,6 +785,19 @@ class Tree:
 
     def _unreachable(self, verb: str, key: str, error: OSError) -> Unreachable:
         return Unreachable(self.layer, f"{verb}: {error.strerror or error}", self.root / key)
+
+
+def scan_each(trees: Iterable[Tree]) -> Iterator[tuple[Tree, Leaf | Problem]]:
+    """Yield what several trees of one root hold, each with its tree; a stray or a problem of several comes once."""
+    seen: set[Path] = set()
+    for tree in trees:
+        for found in tree.scan():
+            if isinstance(found, Problem) or found.stray is not None:
+                path = found.path if isinstance(found, Problem) else tree.root / found.key
+                if path in seen:
+                    continue
+                seen.add(path)
+            yield tree, found
 
 
 def _is_empty(handle: int, name: str) -> bool:
@@ -844,8 +898,8 @@ class _Bin:
     overlayfs cannot rename is deleted in its place, its ``first`` files before the others.
     """
 
-    def __init__(self, handle: int, first: tuple[str, ...]) -> None:
-        self.freed = 0
+    def __init__(self, handle: int, freed: Freed, first: tuple[str, ...]) -> None:
+        self._freed = freed
         self._handle = handle
         self._first = first
         self._stack = ExitStack()
@@ -853,12 +907,8 @@ class _Bin:
         self._taken = 0
 
     def empty(self) -> None:
-        """Delete what was taken."""
-        try:
-            for number in range(self._taken if self._folder is not None else 0):
-                self.freed += delete(self._folder, str(number))
-        finally:
-            self._stack.close()
+        """Delete what was taken. Raises the first :class:`OSError` after all that can be deleted is."""
+        self._stack.close()
 
     def take(self, parent: int, name: str) -> None:
         """Take a leaf out of its folder."""
@@ -872,12 +922,12 @@ class _Bin:
             else:
                 self._taken += 1
                 return
-        self.freed += delete(parent, name, first=self._first)
+        delete(parent, name, self._freed, first=self._first)
 
     def _have_folder(self) -> bool:
         if self._folder is None:
             try:
-                self._folder, _ = self._stack.enter_context(own_folder(self._handle, _TRASH))
+                self._folder, _ = self._stack.enter_context(own_folder(self._handle, _TRASH, self._freed))
             except OSError as error:
                 # On a full disk there is no room for a folder, and all the more reason to go on.
                 if error.errno not in NO_ROOM:

@@ -22,6 +22,8 @@ from typing import IO, TYPE_CHECKING, Any, NamedTuple
 if TYPE_CHECKING:
     import subprocess
 
+#: Errors that say that nothing has a name, or that a link has it; ``cachectl.layers.presence`` says why no other does.
+_ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP)
 _FOLDER_FLAGS = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_NOFOLLOW", 0)
 _KIND, _FILE, _FOLDER = 0o170000, stat.S_IFREG, stat.S_IFDIR
 #: Deeper than any entry is nested, as in ``cachectl.layers.stores.handles``.
@@ -161,8 +163,10 @@ class _Hand:
         entries = freed = 0
         try:
             handle = os.open(folder, _FOLDER_FLAGS, dir_fd=self._root)
-        except OSError:
-            return folder, 0, 0, [(name, GONE) for name, *_ in planned], failed
+        except OSError as error:
+            if error.errno in _ABSENT:
+                return folder, 0, 0, [(name, GONE) for name, *_ in planned], failed
+            return folder, 0, 0, left, [(name, error.strerror or str(error)) for name, *_ in planned]
         try:
             for name, *mark in planned:
                 if self._parent is not None and os.getppid() != self._parent:
@@ -183,32 +187,42 @@ class _Hand:
         return folder, entries, freed, left, failed
 
     def _clear(self, handle: int, name: str, mark: tuple[int, ...]) -> int:
-        """Clear one entry; return the bytes that are off the disk. Raises :class:`ValueError` where it has changed."""
+        """Clear one entry; return the bytes that are off the disk. Raises :class:`ValueError` where it has changed.
+
+        What cannot be deleted is out of its place all the same, and stays in the trash folder for the caller.
+        """
         files: list[tuple[int, str, int]] = []
         opened: list[tuple[int, int, str]] = []
+        freed = 0
         try:
             if not self._is_as_planned(handle, name, mark, files, opened):
                 raise ValueError(CHANGED)
             self._taken += 1
             place = (f"{os.getpid()}-{self._taken}", self._trash)
+            in_place = False
             try:
                 os.rename(name, place[0], src_dir_fd=handle, dst_dir_fd=place[1])
             except OSError as error:
                 if error.errno != errno.EXDEV:
                     raise
                 # overlayfs renames no folder of a lower layer: it goes where it stands.
-                place = (name, handle)
+                place, in_place = (name, handle), True
                 files.sort(key=lambda file: file[0] != opened[0][1] or file[1] not in self._first)
-            # Nobody finds it by name any more; its folders are open still.
-            for below, file, _ in files:
-                os.unlink(file, dir_fd=below)
-            for above, _, folder in reversed(opened[1:]):
-                os.rmdir(folder, dir_fd=above)
-            os.rmdir(place[0], dir_fd=place[1])
+            try:
+                # Nobody finds it by name any more; its folders are open still.
+                for below, file, size in files:
+                    os.unlink(file, dir_fd=below)
+                    freed += size
+                for above, _, folder in reversed(opened[1:]):
+                    os.rmdir(folder, dir_fd=above)
+                os.rmdir(place[0], dir_fd=place[1])
+            except OSError:
+                if in_place:
+                    raise
         finally:
             for _, below, _ in opened:
                 os.close(below)
-        return sum(size for _, _, size in files)
+        return freed
 
     def _is_as_planned(
         self,
@@ -220,9 +234,12 @@ class _Hand:
     ) -> bool:
         try:
             return self._look(handle, name, files, opened, keep=True) == mark
-        except FileNotFoundError:
+        except OSError as error:
+            # Something else than a folder, or a link, stands there now.
+            if error.errno in (errno.ENOTDIR, errno.ELOOP):
+                return False
             raise
-        except (OSError, ValueError):
+        except ValueError:
             return False
 
     def _look(  # noqa: C901, PLR0912 - one loop, and no more calls than it takes: it runs a million times

@@ -3,8 +3,14 @@
 ``python tests/faults/sweep.py`` prints the table; ``--every 1`` tries each call, as the hazard tier does. The rules:
 
 - no traceback; a failure is one line for each thing that failed, and status 1;
-- status 0 means that the result is the one of a run without faults, in the cache and in what was printed;
-- a verb that removes counts exactly what has gone;
+- status 0 means that the result is the one of a run without faults, in the cache and in what was printed; only whether
+  entries are stale may be null instead;
+- with status 1 a verb that reads names what it could not read. ``report`` gives no number that differs, but null, or a
+  lower bound with ``complete: false`` and a problem. ``ls`` lists no other entry, each as it is or with null in place
+  of what was not read, and has a failed problem for each layer that lacks some. ``verify`` and ``doctor`` have a
+  finding ``unreadable`` for each layer that lacks a finding, and no new finding of another kind;
+- a verb that removes counts exactly the entries that have gone, and the bytes that are off the disk; ``import`` counts
+  exactly the entries that are there now;
 - no entry is half: every key that is there can be read, and a key is one that was there before or is there after;
 - files that belong to nobody's cache are as they were;
 - the next run without faults ends well, brings the result of a run without faults, and leaves nothing behind.
@@ -19,11 +25,15 @@ import importlib.util
 import json
 import os
 import shutil
+import sqlite3
+import stat
 import sys
+import tarfile
 import tempfile
+import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
@@ -46,6 +56,10 @@ FAULTS: Final = (
     (READS, errno.EIO, True),
     (LOCKS, errno.ENOLCK, True),
 )
+#: Files that are written again when entries go, or that sqlite leaves: no removal counts their bytes.
+_NOT_FREED: Final = ("index", "-shm")
+#: Moments: they differ from run to run.
+_MOMENTS: Final = frozenset({"generated", "used", "created", "modified", "oldest", "newest", "written_before"})
 _BYSTANDERS: Final = (".cache/other/file", ".cache/pytools/notes.txt", ".cache/pocl/kcache/README", ".nv/notes")
 
 
@@ -76,22 +90,51 @@ class World:
         )
 
     def keys(self, home: Path) -> dict[str, set[str]]:
-        """Return the keys of each layer."""
+        """Return the entries of each layer as ``ROOT KEY``, with the root below the home."""
         found: dict[str, set[str]] = {}
-        for entry in self.stack(home).entries():
-            found.setdefault(entry.layer, set()).add(entry.key)
+        with recovered(home) as whole:
+            for entry in self.stack(whole).entries():
+                found.setdefault(entry.layer, set()).add(f"{entry.root.relative_to(whole)} {entry.key}")
         return found
 
     def unreadable(self, home: Path) -> list[str]:
         """Name the entries that cannot be read whole."""
         bad = []
-        for layer in self.stack(home):
-            try:
-                many = layer.get_many([entry.key for entry in layer.entries()])
-            except CachectlError:
-                continue
-            bad += [f"{layer.name} {key}: {found}" for key, found in many.items() if isinstance(found, Exception)]
+        with recovered(home) as whole:
+            for layer in self.stack(whole):
+                try:
+                    many = layer.get_many([entry.key for entry in layer.entries()])
+                except CachectlError:
+                    continue
+                bad += [f"{layer.name} {key}: {found}" for key, found in many.items() if isinstance(found, Exception)]
         return bad
+
+
+@contextmanager
+def recovered(home: Path) -> Iterator[Path]:
+    """Yield the home, or a copy in which sqlite has rolled interrupted writes back, as the next program would."""
+    if not any(home.rglob("*-journal")):
+        yield home
+        return
+    copy = home.parent / "recovered"
+    shutil.copytree(home, copy, symlinks=True)
+    try:
+        for journal in copy.rglob("*-journal"):
+            with closing(sqlite3.connect(str(journal).removesuffix("-journal"))) as connection:
+                connection.execute("select count(*) from sqlite_master").fetchone()
+        yield copy
+    finally:
+        shutil.rmtree(copy)
+
+
+def disk_bytes(home: Path) -> int:
+    """Return the bytes of all files, of those with several names once; of indexes, which keep their size, none."""
+    sizes = {}
+    for path in (home, *home.rglob("*")):
+        status = path.lstat()
+        if stat.S_ISREG(status.st_mode) and not path.name.endswith(_NOT_FREED):
+            sizes[status.st_ino] = status.st_size
+    return sum(sizes.values())
 
 
 def bystanders(home: Path) -> dict[str, str]:
@@ -116,8 +159,9 @@ class Case:
     arguments: tuple[str, ...]
     prepare: Callable[[Injector, World, Path], object] = lambda _injector, _world, _home: None
     writes: bool = True
-    #: The number of entries that a document of this command claims to have removed from a layer.
+    #: Whether its document counts entries that it has removed, or placed.
     removes: bool = False
+    places: bool = False
 
 
 def _first(world: World, home: Path, layer: str) -> str:
@@ -167,7 +211,7 @@ CASES: Final = {
         Case("purge", ("purge", "--all", "--wait", "0.2", "--json"), removes=True),
         Case("purge-key", ("purge", "{layer}", "--key", "{key}", "--wait", "0.2", "--json"), removes=True),
         Case("prune", ("prune", "--max-size", "20K", "--wait", "0.2", "--json"), removes=True),
-        Case("import", ("import", "{home}/bundle", "--trust"), _bundle),
+        Case("import", ("import", "{home}/bundle", "--trust", "--json"), _bundle, places=True),
         Case("quarantine", ("verify", "--quarantine"), _damage),
         Case("restore", ("restore", "--all"), _quarantine),
     )
@@ -193,16 +237,36 @@ class Row:
     outcomes: Counter[str] = field(default_factory=Counter)
     broken: list[str] = field(default_factory=list)
 
+    @property
+    def line(self) -> str:
+        """Format the row for a table."""
+        outcomes = ", ".join(f"{count}x {status}" for status, count in sorted(self.outcomes.items()))
+        held = "held" if not self.broken else f"BROKEN {len(self.broken)}"
+        return f"{self.case:16} {self.fault:28} {self.tried:4} of {self.calls:5}  {outcomes:24} {held}"
+
 
 class Sweep:
     """The faults of one world, tried in copies of it."""
 
-    def __init__(self, injector: Injector, world: World, folder: Path, *, every: int) -> None:
+    def __init__(
+        self,
+        injector: Injector,
+        world: World,
+        folder: Path,
+        *,
+        every: int | None,
+        kinds: Collection[str] = (),
+        faults: Collection[tuple[int, int, bool]] = FAULTS,
+    ) -> None:
+        """Prepare to try each ``every``-th call under some faults, and with ``None`` one call under each fault."""
         self._injector = injector
         self._world = world
         self._home = folder / "home"
         self._prepared = folder / "prepared"
         self._every = every
+        self._calls: dict[int, int] = {}
+        self._kinds = kinds or _KINDS.values()
+        self._faults = faults
 
     def case(self, case: Case) -> Iterator[Row]:
         """Try one command under every kind of fault."""
@@ -214,13 +278,14 @@ class Sweep:
         arguments = self._arguments(case)
         good, complete = self._run(arguments, Fault(0)), self._world.keys(self._home)
         assert good.status in (0, 1), good
-        for kinds, error, sticky in FAULTS:
-            if case.writes or kinds != WRITES:
+        self._calls.clear()
+        for kinds, error, sticky in self._faults:
+            if (case.writes or kinds != WRITES) and _KINDS[kinds] in self._kinds:
                 yield self._row(case, arguments, (kinds, error, sticky), good, complete)
 
     def _arguments(self, case: Case) -> tuple[str, ...]:
         layer = max(keys := self._world.keys(self._home), key=lambda name: len(keys[name]), default="")
-        key = min(keys.get(layer, {""}))
+        key = min(keys.get(layer, {" "})).partition(" ")[2]
         kept = self._home / "key"
         words = {
             "home": str(self._home),
@@ -240,10 +305,15 @@ class Sweep:
         complete: Mapping[str, set[str]],
     ) -> Row:
         kinds, error, sticky = kind
-        self._copy(self._prepared, self._home)
-        calls = self._run(arguments, Fault(kinds)).seen
+        if kinds not in self._calls:
+            self._copy(self._prepared, self._home)
+            self._calls[kinds] = self._run(arguments, Fault(kinds)).seen
+        calls = self._calls[kinds]
         row = Row(case.name, f"{_KINDS[kinds]} {str(Fault(kinds, 0, error, sticky)).replace(' at 0', '')}", calls)
-        for nth in range(1, calls + 1, self._every):
+        every = self._every or calls or 1
+        # Another fault, and another case, meets other calls.
+        first = 1 + zlib.crc32(f"{case.name} {row.fault}".encode()) % min(every, calls or 1)
+        for nth in range(first, calls + 1, every):
             self._copy(self._prepared, self._home)
             fault = Fault(kinds, nth, error, sticky)
             done = self._run(arguments, fault)
@@ -283,15 +353,42 @@ class Sweep:
                 yield f"{layer} has keys that were never there: {sorted(strange)[:2]}"
         if bad := self._world.unreadable(self._home):
             yield f"half: {bad[:2]}"
-        if done.status == 0:
-            if after != complete:
-                yield "status 0, and another result than without the fault"
-            if not case.removes and _timeless(done.stdout) != _timeless(good.stdout):
-                yield "status 0, and another output than without the fault"
-        if case.removes and done.status in (0, 1):
-            yield from _miscounted(done, before, after)
+        if done.status == 0 and after != complete:
+            yield "status 0, and another result than without the fault"
+        if done.status in (0, 1):
+            yield from self._untrue(case, done, good, before, after)
         if case.writes:
             yield from self._again(arguments, good, complete)
+
+    def _untrue(
+        self, case: Case, done: Ended, good: Ended, before: Mapping[str, set[str]], after: Mapping[str, set[str]]
+    ) -> Iterator[str]:
+        """Yield what of its output is not so."""
+        if case.removes:
+            yield from _miscounted(done, "removed", before, after)
+            yield from self._misweighed(done)
+        elif case.places:
+            yield from _miscounted(done, "placed", after, before)
+        elif _timeless(done.stdout) == _timeless(good.stdout):
+            return
+        elif case.name in _TRUTHS and done.stdout:
+            yield from _TRUTHS[case.name](_without_moments(done.json), _without_moments(good.json))
+        elif done.status == 0:
+            yield "status 0, and another output than without the fault"
+        elif not done.stderr:
+            yield "status 1, and not a word"
+
+    def _misweighed(self, done: Ended) -> Iterator[str]:
+        try:
+            said = done.json["total"]["bytes_freed"]
+        except ValueError:
+            return
+        before, after = disk_bytes(self._prepared), disk_bytes(self._home)
+        staged = sum(disk_bytes(path) for path in self._home.rglob(".cachectl-stage-*"))
+        # What is left of an interrupted write is larger than what was there.
+        uncounted = "are not counted" in done.stdout or any(self._home.rglob("*-journal"))
+        if said not in (before - after, before - after + staged) and not uncounted:
+            yield f"says {said} bytes freed, {before - after} have gone"
 
     def _prepared_as_home(self) -> Path:
         return self._prepared
@@ -313,34 +410,96 @@ _KINDS: Final = {READS: "read", WRITES: "write", LOCKS: "lock"}
 def _timeless(text: str) -> object:
     """Return a document without the moments in it, or other text as it is."""
     try:
-        document = json.loads(text)
+        return _without_moments(json.loads(text))
     except ValueError:
         return text
-    return _without(document, {"generated", "used", "created", "modified", "oldest", "newest"})
 
 
-def _without(value: Any, names: set[str]) -> Any:  # noqa: ANN401 - JSON
+def _without_moments(value: Any) -> Any:  # noqa: ANN401 - JSON
     if isinstance(value, dict):
-        return {name: _without(part, names) for name, part in value.items() if name not in names}
-    return [_without(part, names) for part in value] if isinstance(value, list) else value
+        return {name: _without_moments(part) for name, part in value.items() if name not in _MOMENTS}
+    return [_without_moments(part) for part in value] if isinstance(value, list) else value
 
 
-def _miscounted(done: Ended, before: Mapping[str, set[str]], after: Mapping[str, set[str]]) -> Iterator[str]:
+def _miscounted(done: Ended, word: str, more: Mapping[str, set[str]], less: Mapping[str, set[str]]) -> Iterator[str]:
     try:
-        said = {layer["layer"]: layer["removed"] for layer in done.json["layers"]}
+        said = {layer["layer"]: layer[word] for layer in done.json["layers"]}
     except ValueError:
         return
-    for layer in before.keys() | said.keys():
-        gone = len(before.get(layer, set()) - after.get(layer, set()))
-        if said.get(layer, 0) != gone:
-            yield f"{layer}: says {said.get(layer, 0)} removed, {gone} have gone"
+    for layer in more.keys() | said.keys():
+        changed = len(more.get(layer, set()) - less.get(layer, set()))
+        if said.get(layer, 0) != changed:
+            yield f"{layer}: says {said.get(layer, 0)} {word}, and it is {changed}"
+
+
+# ---------------------------------------------------------------------- what a verb that reads may say
+
+
+def _false_report(said: Any, true: Any) -> Iterator[str]:  # noqa: ANN401 - JSON
+    numbers = ("entries", "files", "bytes", "orphan_files", "orphan_bytes", "stale_entries", "stale_bytes")
+    places = [("total", said["total"], true["total"], True)]
+    for layer, whole in zip(said["layers"], true["layers"], strict=True):
+        named = bool(layer["failures"]) or any(root["problems"] for root in layer["roots"])
+        places.append((layer["layer"], layer, whole, named))
+        places += [
+            (root["path"], root, good, bool(root["problems"]))
+            for root, good in zip(layer["roots"], whole["roots"], strict=True)
+        ]
+    for name, part, whole, named in places:
+        for number in numbers:
+            value = part.get(number)
+            if value == whole.get(number) or (value is None and (not part["complete"] or number.startswith("stale"))):
+                continue
+            if value is None or part["complete"] or not named or value > whole[number]:
+                yield f"{name}: {value} {number} instead of {whole[number]}, and nobody says so"
+
+
+#: What stands for what was not read.
+_UNKNOWN: Final[tuple[object, ...]] = (None, {}, [], {"of": "unknown"})
+
+
+def _false_listing(said: Any, true: Any) -> Iterator[str]:  # noqa: ANN401 - JSON
+    known = {(entry["layer"], entry["root"], entry["key"]): entry for entry in true["entries"]}
+    listed = {(entry["layer"], entry["root"], entry["key"]): entry for entry in said["entries"]}
+    failed = {problem["layer"] for problem in said["problems"] if problem["failed"]}
+    for name, entry in listed.items():
+        other = {field for field, value in entry.items() if value != known.get(name, {}).get(field)}
+        if lies := [field for field in other - {"stale_because"} if entry[field] not in _UNKNOWN]:
+            yield f"{name}: another {lies}"
+        elif other and name[0] not in failed:
+            yield f"{name}: {other} not read, and nobody says so"
+    if lacking := {name[0] for name in known.keys() - listed.keys()} - failed:
+        yield f"lacks entries of {lacking}, and nobody says so"
+
+
+def _false_findings(said: Any, true: Any) -> Iterator[str]:  # noqa: ANN401 - JSON
+    def names(document: Any) -> set[tuple[str, ...]]:  # noqa: ANN401 - JSON
+        return {
+            (found["layer"], found["root"], str(found["key"]), found["code"])
+            for found in document["findings"]
+            if found["code"] != "unreadable"
+        }
+
+    unread = {found["layer"] for found in said["findings"] if found["code"] == "unreadable"}
+    if new := names(said) - names(true):
+        yield f"found what is not so: {sorted(new)[:2]}"
+    if lacking := {name[0] for name in names(true) - names(said)} - unread:
+        yield f"lacks findings of {lacking}, and nobody says so"
+
+
+_TRUTHS: Final = {
+    "report": _false_report,
+    "ls": _false_listing,
+    "verify": _false_findings,
+    "doctor": _false_findings,
+}
 
 
 # ---------------------------------------------------------------------- worlds
 
 
 def synthetic_world(folder: Path) -> World:
-    """Fill a home with what no library here can make: NEO, comgr, Mesa's stores, MIOpen."""
+    """Fill a home with what no library here can make: CUDA, NEO, comgr, Mesa, MIOpen."""
     home = folder / "home"
     home.mkdir(parents=True)
     neo, comgr = module("layers/test_neo.py"), module("layers/test_comgr.py")
@@ -349,10 +508,48 @@ def synthetic_world(folder: Path) -> World:
     neo.unpack(home / ".cache" / "neo_compiler_cache")
     comgr.fill(home / ".cache" / "comgr")
     mesa.fill(home / ".cache", "multi-file", mesa.contents())
-    mesa.fill(home / ".cache", "database", mesa.contents())
     kernels.fill(home)
     tuning.fill(home)
+    _compute_cache(home / ".nv" / "ComputeCache", 6)
     return settled(World(home))
+
+
+def _compute_cache(folder: Path, entries: int) -> None:
+    """Unpack some entries that a CUDA driver wrote, with an index that lists them."""
+    with tarfile.open(TESTS / "data" / "computecache-h200-opencl.tar.gz") as tar:
+        names = sorted(member.name for member in tar if member.isfile() and not member.name.endswith("index"))
+        for name in names[:entries]:
+            tar.extract(name, folder, set_attrs=False)
+    (folder / "index").touch()
+    layer = Stack(Environment({"HOME": str(folder.parent.parent)}, home=folder.parent.parent), plugins=False)["cuda"]
+    # Whatever is put, the index is written again.
+    entry = next(iter(layer.entries()))
+    artifact = layer.get(entry.key)
+    assert artifact is not None
+    layer.put(entry.key, artifact)
+
+
+def mesa_world(folder: Path, store: str) -> World:
+    """Fill one of Mesa's stores that keep many entries in one file, for a user who has chosen it."""
+    home = folder / "home"
+    home.mkdir(parents=True)
+    mesa = module("layers/test_mesa.py")
+    mesa.fill(home / ".cache", store, mesa.contents())
+    return settled(World(home, mesa.STORES[store]))
+
+
+#: Homes that are made here, by name.
+WORLDS: Final[Mapping[str, Callable[[Path], World]]] = {
+    "synthetic": synthetic_world,
+    "mesa-single-file": lambda folder: mesa_world(folder, "single-file"),
+    "mesa-database": lambda folder: mesa_world(folder, "database"),
+}
+
+
+def filled_world(folder: Path, home: Path) -> World:
+    """Copy a home that real programs have filled."""
+    shutil.copytree(home, folder / "home", symlinks=True)
+    return settled(World(folder / "home"))
 
 
 def settled(world: World) -> World:
@@ -368,31 +565,28 @@ def settled(world: World) -> World:
 
 
 def main() -> int:
-    """Print the table of a sweep over a home; status 1 where a rule was broken."""
+    """Print the table of a sweep over homes; status 1 where a rule was broken."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("home", type=Path, nargs="?", help="a home full of caches (default: synthetic ones)")
     parser.add_argument("--every", type=int, default=10, metavar="N", help="try each Nth call")
     parser.add_argument("--case", action="append", default=[], help="only these")
+    parser.add_argument("--world", action="append", default=[], choices=WORLDS, help="only these synthetic homes")
+    parser.add_argument("--kind", action="append", default=[], choices=_KINDS.values(), help="only faults of these")
     options = parser.parse_args()
     broken = 0
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        if options.home is None:
-            world = synthetic_world(folder / "world")
-        else:
-            shutil.copytree(options.home, folder / "world" / "home", symlinks=True)
-            world = settled(World(folder / "world" / "home"))
-        with closing(Injector(compiled_shim(folder), folder)) as injector:
+    with tempfile.TemporaryDirectory() as name, closing(Injector(compiled_shim(Path(name)), Path(name))) as injector:
+        worlds = {"filled": lambda folder: filled_world(folder, options.home)} if options.home else WORLDS
+        for called, make in worlds.items():
+            if options.world and called not in options.world:
+                continue
+            folder = Path(name, called)
+            world = make(folder / "world")
             for case in (*CASES.values(), *put_cases(world)):
                 if options.case and case.name not in options.case:
                     continue
-                for row in Sweep(injector, world, folder, every=options.every).case(case):
+                for row in Sweep(injector, world, folder, every=options.every, kinds=options.kind).case(case):
                     broken += len(row.broken)
-                    outcomes = ", ".join(f"{count}x {status}" for status, count in sorted(row.outcomes.items()))
-                    held = "held" if not row.broken else f"BROKEN {len(row.broken)}"
-                    print(
-                        f"{row.case:16} {row.fault:28} {row.tried:4} of {row.calls:5}  {outcomes:24} {held}", flush=True
-                    )
+                    print(f"{called:16} {row.line}", flush=True)
                     for line in row.broken[:3]:
                         print(f"    {line}")
     return int(broken > 0)

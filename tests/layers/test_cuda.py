@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
 import struct
@@ -140,7 +141,7 @@ def test_an_index_that_has_no_room_to_grow_stays_whole(small_disk: Path) -> None
         while filler.write(bytes(os.sysconf("SC_PAGE_SIZE"))):
             pass
     os.truncate(small_disk / "filler", (small_disk / "filler").stat().st_size - os.sysconf("SC_PAGE_SIZE"))
-    with pytest.raises(LayerError, match="cannot count the entries anew: No space left"):
+    with pytest.raises(LayerError, match=r"cannot count the entries again: No space left.*make room"):
         layer.put(key, artifact)
     assert (folder(layer) / "index").read_bytes() == before
     assert [finding.code for finding in layer.verify(layer.roots()[0])] == ["index"]
@@ -273,3 +274,38 @@ def test_fnv1a_is_the_standard_one() -> None:
     assert form.fnv1a(b"") == 0xCBF29CE484222325
     assert form.fnv1a(b"a") == 0xAF63DC4C8601EC8C
     assert form.fnv1a(b"foobar") == 0x85944171F73967E8
+
+
+def test_an_index_is_recounted_also_after_a_put_that_fails(layer: CudaComputeCache) -> None:
+    entry, gone = list(layer.entries())[:2]
+    artifact = layer.get(entry.key)
+    assert artifact is not None
+    (folder(layer) / gone.key).unlink()
+    (folder(layer) / entry.key).unlink()
+    # Nothing can be put where a folder stands.
+    (folder(layer) / entry.key).mkdir()
+    with pytest.raises(LayerError):
+        layer.put(entry.key, artifact)
+    listed = index(layer)
+    assert listed is not None
+    assert form.identifier_of(gone.key) not in dict(listed.records)
+    assert len(listed.records) == 38
+
+
+def test_an_index_keeps_what_it_says_of_entries_that_cannot_be_read(
+    layer: CudaComputeCache, held_to_modes: tuple[str, ...]
+) -> None:
+    entries = list(layer.entries())
+    closed = folder(layer) / entries[0].key.split("/")[0]
+    hidden = [entry for entry in entries if entry.key.startswith(f"{closed.name}/")]
+    closed.chmod(0)
+    command = [sys.executable, "-m", "cachectl", "purge", "cuda", "--json"]
+    variables = {**os.environ, "CUDA_CACHE_PATH": str(folder(layer))}
+    done = subprocess.run([*held_to_modes, *command], env=variables, capture_output=True, text=True, check=False)
+    closed.chmod(0o700)
+    said = json.loads(done.stdout)["layers"][0]
+    assert (done.returncode, said["removed"]) == (1, len(entries) - len(hidden))
+    assert [note["key"] for note in said["failed"]] == [str(closed)]
+    listed = index(layer)
+    assert listed is not None
+    assert {key for key, _ in listed.records} == {form.identifier_of(entry.key) for entry in hidden}
