@@ -23,7 +23,6 @@ import sqlite3
 import stat
 import struct
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
@@ -187,6 +186,8 @@ def opened_for_reading(layer: str, path: Path, patience: float) -> Iterator[Conn
         if companion is not None:
             beside = open_plain(path.name + companion, dir_fd=folder)
             stack.callback(os.close, beside)
+            import tempfile
+
             scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="cachectl-"))
             location = f"{_uri(_Pending(layer, path, companion).copy(handle, beside, Path(scratch)))}?mode=rw"
         elif locked or header[18:20] == WAL_MODE or status_of(folder, f"{path.name}-wal") is not None:
@@ -389,7 +390,9 @@ def opened_for_writing(
     """
     with ExitStack() as stack:
         stack.enter_context(as_owner(path.parent))
-        if create:
+        if create and not path.parent.exists():
+            above = next(place for place in path.parent.parents if place.exists())
+            _demand_alone(layer, above / path.name)
             path.parent.mkdir(parents=True, exist_ok=True)
         folder = stack.enter_context(_opened_folder(path))
         real = Path(os.path.realpath(path.parent), path.name)
