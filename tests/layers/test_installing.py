@@ -7,7 +7,7 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -50,7 +50,7 @@ class Installers:
 
     def advice(self, cachectl: Path) -> str:
         """Return the command that the message of a missing zstandard ends with."""
-        done = self.run(f"{cachectl} export bundle miopen", check=False)
+        done = self.run(f"{cachectl} export bundle cuda", check=False)
         assert done.returncode == 1, done.stderr
         (line,) = done.stderr.splitlines()
         before, _, command = line.partition("to add it: ")
@@ -59,12 +59,12 @@ class Installers:
 
     def works(self, cachectl: Path) -> bool:
         """Tell whether zstandard is there, by a bundle."""
-        self.run(f"{cachectl} export bundle miopen", check=False)
+        self.run(f"{cachectl} export bundle cuda", check=False)
         return (self.folder / "bundle").exists()
 
 
 @pytest.fixture
-def installers(tmp_path: Path) -> Installers:
+def installers(tmp_path: Path, compute_cache: Callable[[Path], None]) -> Installers:
     """Return pipx and uv from the folder that ``CACHECTL_TEST_INSTALLERS`` names, and a copy of this project."""
     if not os.environ.get("CACHECTL_TEST_INSTALLERS"):
         reason = "needs pipx and uv in a folder that CACHECTL_TEST_INSTALLERS names"
@@ -77,7 +77,7 @@ def installers(tmp_path: Path) -> Installers:
         shutil.copy(PROJECT / name, source / name)
     for name in ("layers", "orchestrator"):
         shutil.copytree(PROJECT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
-    (tmp_path / "home").mkdir()
+    compute_cache(tmp_path / "home" / ".nv" / "ComputeCache")
     return Installers(tmp_path / "home", source)
 
 
