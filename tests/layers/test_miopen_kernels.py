@@ -577,11 +577,11 @@ def test_unusable_files_are_problems(tmp_path: Path) -> None:
     layer = MIOpenKernels(environment_of(tmp_path))
     found = [thing for thing in layer.scan(layer.roots()[0]) if isinstance(thing, Problem)]
     assert {(problem.path.name, problem.code) for problem in found} == {
-        ("gfx900_56.ukdb", "damaged"),
-        ("gfx906_60.ukdb", "damaged"),
+        ("gfx900_56.ukdb", "sqlite"),
+        ("gfx906_60.ukdb", "sqlite"),
         ("gfx90878.ukdb", "columns"),
-        ("gfx90a6e.ukdb", "damaged"),
-        ("gfx1030_36.ukdb", "damaged"),
+        ("gfx90a6e.ukdb", "sqlite"),
+        ("gfx1030_36.ukdb", "sqlite"),
     }
     assert {finding.severity for finding in layer.verify(layer.roots()[0])} == {Severity.FAILS}
     with pytest.raises(Damaged):
@@ -601,7 +601,7 @@ def test_system_files_are_judged_by_their_header(tmp_path: Path) -> None:
     (tmp_path / "db" / "gfx906.kdb").write_text(pointer)
     spoil(tmp_path / "db" / "gfx900.kdb", "CREATE TABLE other(x)")
     user, system = tiers(tmp_path)
-    assert sorted(problems(system)) == ["damaged", "too-small", "wal"]
+    assert sorted(problems(system)) == ["sqlite", "too-small", "wal"]
     assert sorted(findings(system)) == [
         ("damaged", Severity.FAILS),
         ("too-small", Severity.RECOMPILES),
