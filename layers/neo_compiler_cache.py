@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from cachectl.layers.drivers import driver_libraries
-from cachectl.layers.errors import LayerError
+from cachectl.layers.errors import LayerError, Unreachable
 from cachectl.layers.facts import (
     Condition,
     Finding,
