@@ -383,7 +383,7 @@ def status_due(answer: Mapping[str, Any]) -> int:
     if schema == "cachectl/ls/1":
         return int(any(problem["failed"] for problem in answer["problems"]))
     assert schema == "cachectl/report/1"
-    return 0
+    return int(not answer["total"]["complete"])
 
 
 def user_layers(stack: Stack) -> tuple[str, ...]:
