@@ -484,7 +484,8 @@ class MesaShaderCache(Layer):
             outcome = each_part(self.name, [(str(root.path), remove)])
         left = set(wanted)
         trouble: str | None = None
-        for leaf in self._leaves(root):
+        # All are listed before one is changed, so that no failed listing hides what was removed.
+        for leaf in list(self._leaves(root)):
             if isinstance(leaf, Problem) and leaf.hides:
                 trouble = leaf.message
             elif isinstance(leaf, Leaf) and self._is_data(root, leaf):

@@ -15,7 +15,7 @@ from itertools import chain
 from pathlib import Path
 from typing import ClassVar, Final
 
-from cachectl.layers.errors import Busy, Damaged, EntryExists, LayerError, Refused, Unreachable, Unsettled, not_a_key
+from cachectl.layers.errors import Busy, Damaged, EntryExists, LayerError, Refused, Unsettled, not_a_key, reason_of
 from cachectl.layers.facts import (
     Ability,
     Artifact,
@@ -331,7 +331,7 @@ class MIOpenKernels(RowLayer):
         self._rows(file, schema).insert(_name_and_args(key), kernel_db.encode(artifact.data, schema), replace=replace)
         try:
             stored = self.read(root, key)
-        except (Unreachable, Busy) as error:
+        except OSError as error:
             raise self._not_read_back(file, error) from error
         if stored is None or stored.data != artifact.data:
             raise self._misread(key)
@@ -356,7 +356,7 @@ class MIOpenKernels(RowLayer):
         mine = [key for key, one in placed if one]
         try:
             stored = self.read_rows(root, file, mine) or {}
-        except (Unreachable, Busy) as error:
+        except OSError as error:
             return done | dict.fromkeys(mine, self._not_read_back(database, error))
         return done | {key: _is_that(stored.get(key), fit[key]) or self._misread(key) for key in mine}
 
@@ -378,8 +378,8 @@ class MIOpenKernels(RowLayer):
         if complaint is not None:
             raise Damaged(self.name, complaint, artifact.key)
 
-    def _not_read_back(self, file: DatabaseFile, error: LayerError) -> Unsettled:
-        return Unsettled(self.name, f"placed, but not read back: {error.message}", file.path)
+    def _not_read_back(self, file: DatabaseFile, error: OSError) -> Unsettled:
+        return Unsettled(self.name, f"placed, but not read back: {reason_of(error)}", file.path)
 
     def _misread(self, key: str) -> Damaged:
         return Damaged(self.name, "the kernel was stored, but does not read back equal", key)
