@@ -6,6 +6,7 @@ Sources: ``src/db_path.cpp.in``, ``src/binary_cache.cpp``, ``src/expanduser.cpp`
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import shlex
@@ -361,6 +362,10 @@ class Databases(NamedTuple):
 
     def _version_folders(self) -> list[str]:
         names = self._names("")
+        for name in names:
+            if isinstance(name, Problem):
+                # Without the newest nothing says which folders are stale.
+                raise OSError(errno.EIO, name.message, str(name.path))
         return [name for name in names if isinstance(name, str) and self._is_version_folder(name)]
 
     def _is_version_folder(self, name: str) -> bool:
