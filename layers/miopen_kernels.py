@@ -15,7 +15,7 @@ from itertools import chain
 from pathlib import Path
 from typing import ClassVar, Final
 
-from cachectl.layers.errors import Busy, Damaged, EntryExists, LayerError, Refused, not_a_key
+from cachectl.layers.errors import Busy, Damaged, EntryExists, LayerError, Refused, Unreachable, Unsettled, not_a_key
 from cachectl.layers.facts import (
     Ability,
     Artifact,
@@ -329,7 +329,10 @@ class MIOpenKernels(RowLayer):
         if standing is not None and not replace:
             raise EntryExists(self.name, file.path)
         self._rows(file, schema).insert(_name_and_args(key), kernel_db.encode(artifact.data, schema), replace=replace)
-        stored = self.read(root, key)
+        try:
+            stored = self.read(root, key)
+        except (Unreachable, Busy) as error:
+            raise self._not_read_back(file, error) from error
         if stored is None or stored.data != artifact.data:
             raise self._misread(key)
 
@@ -351,7 +354,10 @@ class MIOpenKernels(RowLayer):
         placed = zip(new, self._rows(database, schema).insert_new(rows), strict=True)
         # What came in just now, by another way of packing, is left to a single one.
         mine = [key for key, one in placed if one]
-        stored = self.read_rows(root, file, mine) or {}
+        try:
+            stored = self.read_rows(root, file, mine) or {}
+        except (Unreachable, Busy) as error:
+            return done | dict.fromkeys(mine, self._not_read_back(database, error))
         return done | {key: _is_that(stored.get(key), fit[key]) or self._misread(key) for key in mine}
 
     def _is_row(self, artifact: Artifact) -> bool:
@@ -371,6 +377,9 @@ class MIOpenKernels(RowLayer):
             complaint = "the kernel is not the one whose md5 the artifact tells"
         if complaint is not None:
             raise Damaged(self.name, complaint, artifact.key)
+
+    def _not_read_back(self, file: DatabaseFile, error: LayerError) -> Unsettled:
+        return Unsettled(self.name, f"placed, but not read back: {error.message}", file.path)
 
     def _misread(self, key: str) -> Damaged:
         return Damaged(self.name, "the kernel was stored, but does not read back equal", key)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from cachectl.layers.drivers import opencl_drivers
-from cachectl.layers.errors import Busy, Damaged, LayerError
+from cachectl.layers.errors import Busy, Damaged, LayerError, Unreachable
 from cachectl.layers.facts import (
     Ability,
     Artifact,
@@ -494,10 +494,13 @@ class PoclKernels(Layer):
                 continue
             if leaf.stray is not None:
                 continue
-            damage = dict(self._damage(tree, leaf))
+            unread: dict[str, LayerError] = {}
+            damage = dict(self._damage(tree, leaf, unread))
             for path, message in damage.items():
                 yield self._damaged(root, leaf, path, message)
-            whole = [member.path for member in leaf.members if member.path not in damage]
+            for path, error in unread.items():
+                yield self.unreadable(root, f"{leaf.key}/{path}", error)
+            whole = [member.path for member in leaf.members if member.path not in damage.keys() | unread.keys()]
             natives += sum(map(_is_native, whole))
             if _BITCODE in whole:
                 programs.append(leaf)
@@ -508,13 +511,16 @@ class PoclKernels(Layer):
             remedy = "--deep checks them with llvm-dis"
             yield Unverified(self.name, "bitcode records of", len(programs), "program", remedy)
 
-    def _damage(self, tree: Tree, leaf: Leaf) -> Iterator[tuple[str, str]]:
-        """Yield the damaged files of a program, each with what is wrong."""
+    def _damage(self, tree: Tree, leaf: Leaf, unread: dict[str, LayerError]) -> Iterator[tuple[str, str]]:
+        """Yield the damaged files of a program, each with what is wrong; note those that cannot be read."""
         contents: dict[str, bytes] = {}
         for member in leaf.members:
             if member.path == _BITCODE or _is_native(member.path):
                 try:
                     data = tree.read_file(leaf.key, member.path)
+                except Unreachable as error:
+                    unread[member.path] = error
+                    continue
                 except LayerError as error:
                     yield member.path, error.message
                     continue

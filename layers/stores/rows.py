@@ -343,17 +343,24 @@ class RowFile:
         was in the way, and stays.
         """
         done: list[bool | None] = []
-        with self._inserting("ignore") as (connection, statement):
-            present = self._rows_in(connection, [key for key, _ in rows])
-            for key, values in ((tuple(key), tuple(values)) for key, values in rows):
-                if key not in present and connection.execute(statement, (*key, *values)).rowcount == 1:
-                    present[key] = values
-                    done.append(True)
-                    continue
-                # What came in just now may be in the way too, where the table takes two keys for one.
-                standing = present[key] if key in present else self._values_in(connection, key)
-                done.append(False if standing == values else None)
-            connection.execute("commit")
+        is_committed = False
+        try:
+            with self._inserting("ignore") as (connection, statement):
+                present = self._rows_in(connection, [key for key, _ in rows])
+                for key, values in ((tuple(key), tuple(values)) for key, values in rows):
+                    if key not in present and connection.execute(statement, (*key, *values)).rowcount == 1:
+                        present[key] = values
+                        done.append(True)
+                        continue
+                    # What came in just now may be in the way too, where the table takes two keys for one.
+                    standing = present[key] if key in present else self._values_in(connection, key)
+                    done.append(False if standing == values else None)
+                connection.execute("commit")
+                is_committed = True
+        except LayerError:
+            # What fails when the file is closed takes no row back.
+            if not is_committed:
+                raise
         return done
 
     @contextmanager
@@ -801,7 +808,7 @@ class RowFile:
     @contextmanager
     def _writing(self, *, create: bool = False) -> Iterator[Connection]:
         opened = opened_for_writing(self.layer, self.path, self.patience, self._demand_made, create=create)
-        with as_owner(self.path.parent), self._translated(writing=True), opened as connection:
+        with self._translated(), as_owner(self.path.parent), self._translated(writing=True), opened as connection:
             yield connection
 
     def _demand_made(self, connection: Connection) -> None:

@@ -505,8 +505,7 @@ class Tree:
             if isinstance(error, LayerError):
                 raise
             if self.standing(key) == members:
-                message = f"placed, but not cleaned up after: {error.strerror or error}"
-                raise Unsettled(self.layer, message, self.root / key) from error
+                raise self._unsettled(key, error) from error
             raise self._unreachable("cannot write", key, error) from error
         except ValueError as error:
             if isinstance(error, LayerError):
@@ -535,10 +534,17 @@ class Tree:
             parent = None if handle is None else descend(stack, handle, parts[:-1], make=True)
             if handle is None or parent is None:
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(self.root.joinpath(*parts)))
-            with own_folder(handle, STAGE) as (stage, _):
-                _fill(stage, parts[-1], members, file_mode)
-                with guard(handle):
-                    self._publish(stage, parent, parts, replace=replace)
+            is_placed = False
+            try:
+                with own_folder(handle, STAGE) as (stage, _):
+                    _fill(stage, parts[-1], members, file_mode)
+                    with guard(handle):
+                        self._publish(stage, parent, parts, replace=replace)
+                        is_placed = True
+            except OSError as error:
+                if not is_placed:
+                    raise
+                raise self._unsettled("/".join(parts), error) from error
 
     def _publish(
         self, stage: int, parent: int, parts: Sequence[str], *, replace: bool, aside: int | None = None
@@ -653,7 +659,14 @@ class Tree:
         outcome = self._clear_folders(folders, is_unused) if folders else Outcome(self.layer)
         # Folders that are left were not begun with.
         others += [target for target in entries if target.key.partition("/")[0] in folders]
-        return outcome.plus(self.remove(others, tidy=is_unused())) if others else outcome
+        if not others:
+            return outcome
+        try:
+            return outcome.plus(self.remove(others, tidy=is_unused()))
+        except LayerError as error:
+            if outcome == Outcome(self.layer):
+                raise
+            return outcome.plus(Outcome(self.layer, failed=(Note(str(self.root), error.message),)))
 
     def _clear_folders(self, left: dict[str, list[Weight]], is_unused: Callable[[], bool]) -> Outcome:
         """Clear folder by folder, and take those that were dealt with out of what is left."""
@@ -782,6 +795,9 @@ class Tree:
             except OSError as error:
                 raise self._unreachable("cannot open", "", error) from error
             yield handle
+
+    def _unsettled(self, key: str, error: OSError) -> Unsettled:
+        return Unsettled(self.layer, f"placed, but not cleaned up after: {error.strerror or error}", self.root / key)
 
     def _unreachable(self, verb: str, key: str, error: OSError) -> Unreachable:
         return Unreachable(self.layer, f"{verb}: {error.strerror or error}", self.root / key)
