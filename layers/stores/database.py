@@ -277,6 +277,9 @@ class _Pending(NamedTuple):
         """Copy the open database and the open file beside it; return the path of the copy."""
         if on_disk(os.fstat(handle)) + on_disk(os.fstat(beside)) > SANE:
             raise Unreachable(self.layer, self._waiting, self.path)
+        if (because := shared_because(scratch)) is not None:
+            # Another user could put a link in the place of the copy, or a journal beside it.
+            raise Unreachable(self.layer, f"{self._waiting} (no copy in {scratch.parent}: {because})", self.path)
         copy = scratch / "copy.sqlite"
         copied = copy.with_name(copy.name + self.companion)
         try:

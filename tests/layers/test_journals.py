@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import sqlite3
 import struct
+import tempfile
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 
-from cachectl.layers.errors import Damaged
+from cachectl.layers.errors import Damaged, Unreachable
 from cachectl.layers.formats import pdict
 from cachectl.layers.stores import database
 from cachectl.layers.stores.rows import RowFile
@@ -59,3 +62,20 @@ def test_a_journal_that_changes_while_it_is_copied_deletes_nothing(
     with pytest.raises(Damaged, match="names another file"):
         list(RowFile("pytools", path, pdict.SCHEMA).rows())
     assert victim.read_text() == "years of work"
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid"), reason="needs user ids")
+def test_no_copy_is_made_where_others_can_exchange_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a temporary folder that is not sticky, another user can put a link in the place of the copy."""
+    path = tmp_path / "pdict-v5-mine-1.sqlite"
+    interrupted(path)
+    folder = Path(tempfile.mkdtemp(prefix="shared-"))
+    try:
+        monkeypatch.setattr(tempfile, "tempdir", str(folder))
+        folder.chmod(0o777)
+        with pytest.raises(Unreachable, match="other users can write to"):
+            list(RowFile("pytools", path, pdict.SCHEMA).rows())
+        folder.chmod(0o1777)
+        assert len(list(RowFile("pytools", path, pdict.SCHEMA).rows())) == 200
+    finally:
+        shutil.rmtree(folder)
