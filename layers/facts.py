@@ -160,6 +160,10 @@ class Bulk:
     stale: bool | None = None
 
 
+#: The code of a problem with something that has the name of an entry and is none, or holds a foreign file: it is left.
+UNRECOGNISED: Final = "unrecognised"
+
+
 @dataclass(frozen=True, slots=True)
 class Problem:
     """Something in a root that does not look as its library would have left it."""

@@ -755,6 +755,7 @@ class Layer(ABC):
             return whole
         chosen: list[Removable] = []
         failed: list[Note] = []
+        left: list[Note] = []
         nameless: set[str] = set()
         guests: Counter[str] = Counter()
         for found in self.scan(root, contents=listed or selection.needs_contents):
@@ -769,8 +770,10 @@ class Layer(ABC):
             elif isinstance(found, Orphan) and selection.matches_orphan(found):
                 chosen.append(found)
             elif isinstance(found, Problem) and found.hides:
-                # What may be selected there cannot be known: left, and said.
+                # The selection cannot be decided for what is behind it.
                 failed.append(Note(str(found.path), found.message))
+            elif isinstance(found, Problem) and found.code == UNRECOGNISED and selection.everything:
+                left.append(Note(str(found.path), found.message))
         plan = self._gated(chosen)
         nameless -= {target.key for target in plan.targets}
         have = "entry has no known kernel name and was"
@@ -781,7 +784,7 @@ class Layer(ABC):
         skipped += tuple(
             Note("*", f"{count} in {root.path} left, each {whose}; --key names one") for whose, count in guests.items()
         )
-        return ClearPlan(self.name, plan.targets, skipped, tuple(failed), things=plan.things)
+        return ClearPlan(self.name, plan.targets, (*skipped, *left), tuple(failed), things=plan.things)
 
     def _gated(self, things: Iterable[Removable]) -> ClearPlan:
         idle: list[Removable] = []

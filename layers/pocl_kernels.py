@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final
 from cachectl.layers.drivers import opencl_drivers
 from cachectl.layers.errors import Busy, Damaged, LayerError, Unreachable
 from cachectl.layers.facts import (
+    UNRECOGNISED,
     Ability,
     Artifact,
     ClearPlan,
@@ -449,6 +450,7 @@ class PoclKernels(Layer):
         if not self._is_unused(root):
             return None
         targets: list[Target] = []
+        skipped: list[Note] = []
         failed: list[Note] = []
         for found in self._tree(root).weigh(hollow=_NO_PROGRAM):
             if isinstance(found, Group):
@@ -457,7 +459,9 @@ class PoclKernels(Layer):
                 targets.append(target_of(self._describe(root, found, {}, contents=False)))
             elif found.hides:
                 failed.append(Note(str(found.path), found.message))
-        return ClearPlan(self.name, tuple(targets), failed=tuple(failed))
+            elif found.code == UNRECOGNISED:
+                skipped.append(Note(str(found.path), found.message))
+        return ClearPlan(self.name, tuple(targets), tuple(skipped), tuple(failed))
 
     # ------------------------------------------------------------------ quarantine
 
