@@ -160,10 +160,6 @@ class Bulk:
     stale: bool | None = None
 
 
-#: The code of a problem with something that has the name of an entry and is none, or holds a foreign file: it is left.
-UNRECOGNISED: Final = "unrecognised"
-
-
 @dataclass(frozen=True, slots=True)
 class Problem:
     """Something in a root that does not look as its library would have left it."""
@@ -176,6 +172,16 @@ class Problem:
     def hides(self) -> bool:
         """Return whether there may be entries that could not be listed."""
         return self.code in ("unreadable", "busy", "sqlite")
+
+    @property
+    def stays(self) -> bool:
+        """Return whether this has the name of an entry, but is none or holds a foreign file, so that it is left."""
+        return self.code == "unrecognised"
+
+    @property
+    def note(self) -> Note:
+        """Return the problem as a reason why something was not removed."""
+        return Note(str(self.path), self.message)
 
 
 Found = Entry | Orphan | Housekeeping | Problem

@@ -754,8 +754,7 @@ class Layer(ABC):
         if selection.everything and not listed and (whole := self.plan_everything(root)) is not None:
             return whole
         chosen: list[Removable] = []
-        failed: list[Note] = []
-        left: list[Note] = []
+        problems: list[Problem] = []
         nameless: set[str] = set()
         guests: Counter[str] = Counter()
         for found in self.scan(root, contents=listed or selection.needs_contents):
@@ -769,11 +768,8 @@ class Layer(ABC):
                         guests[found.guest] += 1
             elif isinstance(found, Orphan) and selection.matches_orphan(found):
                 chosen.append(found)
-            elif isinstance(found, Problem) and found.hides:
-                # The selection cannot be decided for what is behind it.
-                failed.append(Note(str(found.path), found.message))
-            elif isinstance(found, Problem) and found.code == UNRECOGNISED and selection.everything:
-                left.append(Note(str(found.path), found.message))
+            elif isinstance(found, Problem):
+                problems.append(found)
         plan = self._gated(chosen)
         nameless -= {target.key for target in plan.targets}
         have = "entry has no known kernel name and was"
@@ -784,7 +780,11 @@ class Layer(ABC):
         skipped += tuple(
             Note("*", f"{count} in {root.path} left, each {whose}; --key names one") for whose, count in guests.items()
         )
-        return ClearPlan(self.name, plan.targets, (*skipped, *left), tuple(failed), things=plan.things)
+        # The selection cannot be decided for what a problem hides.
+        failed = tuple(problem.note for problem in problems if problem.hides)
+        if selection.everything:
+            skipped += tuple(problem.note for problem in problems if problem.stays)
+        return ClearPlan(self.name, plan.targets, skipped, failed, things=plan.things)
 
     def _gated(self, things: Iterable[Removable]) -> ClearPlan:
         idle: list[Removable] = []

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Final
 from cachectl.layers.drivers import opencl_drivers
 from cachectl.layers.errors import Busy, Damaged, LayerError, Unreachable
 from cachectl.layers.facts import (
-    UNRECOGNISED,
     Ability,
     Artifact,
     ClearPlan,
@@ -28,7 +27,6 @@ from cachectl.layers.facts import (
     Finding,
     Found,
     Hazard,
-    Note,
     Orphan,
     Outcome,
     Problem,
@@ -450,18 +448,17 @@ class PoclKernels(Layer):
         if not self._is_unused(root):
             return None
         targets: list[Target] = []
-        skipped: list[Note] = []
-        failed: list[Note] = []
+        problems: list[Problem] = []
         for found in self._tree(root).weigh(hollow=_NO_PROGRAM):
             if isinstance(found, Group):
                 targets += planned(root.path, found)
             elif isinstance(found, Leaf):
                 targets.append(target_of(self._describe(root, found, {}, contents=False)))
-            elif found.hides:
-                failed.append(Note(str(found.path), found.message))
-            elif found.code == UNRECOGNISED:
-                skipped.append(Note(str(found.path), found.message))
-        return ClearPlan(self.name, tuple(targets), tuple(skipped), tuple(failed))
+            else:
+                problems.append(found)
+        skipped = tuple(problem.note for problem in problems if problem.stays)
+        failed = tuple(problem.note for problem in problems if problem.hides)
+        return ClearPlan(self.name, tuple(targets), skipped, failed)
 
     # ------------------------------------------------------------------ quarantine
 
