@@ -772,11 +772,7 @@ class Layer(ABC):
                 problems.append(found)
         plan = self._gated(chosen)
         nameless -= {target.key for target in plan.targets}
-        have = "entry has no known kernel name and was"
-        if len(nameless) != 1:
-            have = "entries have no known kernel name and were"
-        unnamed = Note("*", f"{len(nameless)} {have} left, in {root.path}")
-        skipped = (unnamed, *plan.skipped) if nameless else plan.skipped
+        skipped = (*_notes_of_nameless(len(nameless), root), *plan.skipped)
         skipped += tuple(
             Note("*", f"{count} in {root.path} left, each {whose}; --key names one") for whose, count in guests.items()
         )
@@ -795,6 +791,13 @@ class Layer(ABC):
             else:
                 idle.append(thing)
         return ClearPlan(self.name, tuple(map(target_of, idle)), tuple(skipped), things=tuple(idle))
+
+
+def _notes_of_nameless(count: int, root: Root) -> Iterator[Note]:
+    """Say how many entries a selection by kernel has left because their kernels are unknown."""
+    if count:
+        have = "entry has no known kernel name and was" if count == 1 else "entries have no known kernel name and were"
+        yield Note("*", f"{count} {have} left, in {root.path}")
 
 
 def each_part(layer: str, parts: Iterable[tuple[str, Callable[[], Outcome]]]) -> Outcome:
