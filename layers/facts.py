@@ -173,6 +173,16 @@ class Problem:
         """Return whether there may be entries that could not be listed."""
         return self.code in ("unreadable", "busy", "sqlite")
 
+    @property
+    def stays(self) -> bool:
+        """Return whether this has the name of an entry, but is none or holds a foreign file, so that it is left."""
+        return self.code == "unrecognised"
+
+    @property
+    def note(self) -> Note:
+        """Return the problem as a reason why something was not removed."""
+        return Note(str(self.path), self.message)
+
 
 Found = Entry | Orphan | Housekeeping | Problem
 #: What counting yields: the same, and what was counted without being listed.

@@ -754,7 +754,7 @@ class Layer(ABC):
         if selection.everything and not listed and (whole := self.plan_everything(root)) is not None:
             return whole
         chosen: list[Removable] = []
-        failed: list[Note] = []
+        problems: list[Problem] = []
         nameless: set[str] = set()
         guests: Counter[str] = Counter()
         for found in self.scan(root, contents=listed or selection.needs_contents):
@@ -768,20 +768,19 @@ class Layer(ABC):
                         guests[found.guest] += 1
             elif isinstance(found, Orphan) and selection.matches_orphan(found):
                 chosen.append(found)
-            elif isinstance(found, Problem) and found.hides:
-                # What may be selected there cannot be known: left, and said.
-                failed.append(Note(str(found.path), found.message))
+            elif isinstance(found, Problem):
+                problems.append(found)
         plan = self._gated(chosen)
         nameless -= {target.key for target in plan.targets}
-        have = "entry has no known kernel name and was"
-        if len(nameless) != 1:
-            have = "entries have no known kernel name and were"
-        unnamed = Note("*", f"{len(nameless)} {have} left, in {root.path}")
-        skipped = (unnamed, *plan.skipped) if nameless else plan.skipped
+        skipped = (*_notes_of_nameless(len(nameless), root), *plan.skipped)
         skipped += tuple(
             Note("*", f"{count} in {root.path} left, each {whose}; --key names one") for whose, count in guests.items()
         )
-        return ClearPlan(self.name, plan.targets, skipped, tuple(failed), things=plan.things)
+        # The selection cannot be decided for what a problem hides.
+        failed = tuple(problem.note for problem in problems if problem.hides)
+        if selection.everything:
+            skipped += tuple(problem.note for problem in problems if problem.stays)
+        return ClearPlan(self.name, plan.targets, skipped, failed, things=plan.things)
 
     def _gated(self, things: Iterable[Removable]) -> ClearPlan:
         idle: list[Removable] = []
@@ -792,6 +791,13 @@ class Layer(ABC):
             else:
                 idle.append(thing)
         return ClearPlan(self.name, tuple(map(target_of, idle)), tuple(skipped), things=tuple(idle))
+
+
+def _notes_of_nameless(count: int, root: Root) -> Iterator[Note]:
+    """Say how many entries a selection by kernel has left because their kernels are unknown."""
+    if count:
+        have = "entry has no known kernel name and was" if count == 1 else "entries have no known kernel name and were"
+        yield Note("*", f"{count} {have} left, in {root.path}")
 
 
 def each_part(layer: str, parts: Iterable[tuple[str, Callable[[], Outcome]]]) -> Outcome:

@@ -27,7 +27,6 @@ from cachectl.layers.facts import (
     Finding,
     Found,
     Hazard,
-    Note,
     Orphan,
     Outcome,
     Problem,
@@ -449,15 +448,17 @@ class PoclKernels(Layer):
         if not self._is_unused(root):
             return None
         targets: list[Target] = []
-        failed: list[Note] = []
+        problems: list[Problem] = []
         for found in self._tree(root).weigh(hollow=_NO_PROGRAM):
             if isinstance(found, Group):
                 targets += planned(root.path, found)
             elif isinstance(found, Leaf):
                 targets.append(target_of(self._describe(root, found, {}, contents=False)))
-            elif found.hides:
-                failed.append(Note(str(found.path), found.message))
-        return ClearPlan(self.name, tuple(targets), failed=tuple(failed))
+            else:
+                problems.append(found)
+        skipped = tuple(problem.note for problem in problems if problem.stays)
+        failed = tuple(problem.note for problem in problems if problem.hides)
+        return ClearPlan(self.name, tuple(targets), skipped, failed)
 
     # ------------------------------------------------------------------ quarantine
 

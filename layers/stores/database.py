@@ -128,6 +128,9 @@ def demand_made_by(connection: sqlite3.Connection, statements: Iterable[str], la
     names = {str(name).lower() for _, name, _, _ in allowed}
     query = "select type, name, tbl_name, sql from sqlite_master limit ?"
     found = connection.execute(query, (_OBJECTS,)).fetchall()
+    if len(found) == _OBJECTS:
+        # Sqlite accepts one index many times in a schema, and what comes after the limit has not been read.
+        raise Damaged(layer, f"holds {_OBJECTS} tables and indexes or more, which its library does not make so", path)
     foreign = [one for one in found if (*one[:3], _tokens(one[3])) not in allowed]
     for kind, name, table, _ in foreign:
         if {str(name).lower(), str(table).lower()} & names or len(foreign) == len(found):
@@ -272,22 +275,31 @@ class _Pending(NamedTuple):
 
     def copy(self, handle: int, beside: int, scratch: Path) -> Path:
         """Copy the open database and the open file beside it; return the path of the copy."""
-        if self.companion == "-journal":
-            _demand_own_journal(self.layer, self.path, beside)
         if on_disk(os.fstat(handle)) + on_disk(os.fstat(beside)) > SANE:
             raise Unreachable(self.layer, self._waiting, self.path)
+        if (because := shared_because(scratch)) is not None:
+            # Another user could put a link in the place of the copy, or a journal beside it.
+            raise Unreachable(self.layer, f"{self._waiting} (no copy in {scratch.parent}: {because})", self.path)
         copy = scratch / "copy.sqlite"
+        copied = copy.with_name(copy.name + self.companion)
         try:
             for _ in range(_COPIES):
                 before = _versions(handle, beside)
                 _copy_file(handle, copy)
-                _copy_file(beside, copy.with_name(copy.name + self.companion))
+                _copy_file(beside, copied)
                 if _versions(handle, beside) == before:
+                    self._demand_own(copied)
                     return copy
         except OSError as error:
             message = f"{self._waiting} (no copy in {scratch.parent}: {error.strerror})"
             raise Unreachable(self.layer, message, self.path) from error
         raise Busy(self.layer, "is written to all the time; try again when the program has ended", self.path)
+
+    def _demand_own(self, copied: Path) -> None:
+        """Check the copy of a journal: another user can change the original after a check, but not the copy."""
+        if self.companion == "-journal":
+            with copied.open("rb") as journal:
+                _demand_own_journal(self.layer, self.path, journal.fileno())
 
     @property
     def _waiting(self) -> str:

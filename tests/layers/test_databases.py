@@ -71,6 +71,10 @@ FOREIGN = {
     " select i as rowid, i as keyhash, i as key_value from n",
     "a virtual table": "create virtual table dict using fts5(keyhash, key_value)",
     "a trigger": f"{CREATE}; create trigger t after delete on DICT begin delete from sqlite_master; end",
+    "a trigger after many entries": f"{CREATE}; pragma writable_schema = on; with recursive n(i) as"
+    " (select 1 union all select i + 1 from n where i < 20) insert into sqlite_master"
+    " select type, name, tbl_name, rootpage, sql from sqlite_master, n where type = 'index';"
+    " create trigger t after delete on dict begin delete from dict; end",
     "an index of an expression": f"{CREATE}; create index i on dict (length(key_value))",
     "a table without row ids": "create table dict (keyhash text not null primary key, key_value text not null)"
     " without rowid",

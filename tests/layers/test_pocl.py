@@ -365,5 +365,8 @@ def test_a_users_file_beside_native_code_is_never_removed(warm: Home) -> None:
     native = next((warm.path / ".cache" / "pocl").rglob("*.so"))
     own = native.with_name("thesis.tex")
     own.write_text("ten years of work")
-    warm.cachectl("purge", "pocl", check=False)
+    (layer,) = warm.json("purge", "pocl")["layers"]
     assert own.read_text() == "ten years of work"
+    (left,) = layer["skipped"]
+    assert left["key"] == str(native.parents[2])
+    assert "thesis.tex', which does not belong there; left alone" in left["because"]

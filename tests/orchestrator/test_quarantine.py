@@ -269,7 +269,8 @@ def test_an_open_dictionary_is_not_moved(warm: Home) -> None:
     done = warm.cachectl("verify", "--quarantine", check=False)
     holder.communicate()
     assert done.returncode == 1
-    assert f"is open in process {holder.pid}, which must end first" in done.stderr
+    assert f"is open in process {holder.pid} (" in done.stderr
+    assert "), which must end first" in done.stderr
     assert broken.exists()
     assert not list(warm.path.rglob(".cachectl-*"))
 
