@@ -194,7 +194,7 @@ def test_a_server_that_is_not_there_is_one_line(home: Home) -> None:
 
 def test_a_web_server_is_not_written_to(source: Home, web: tuple[str, Path]) -> None:
     address, folder = web
-    assert "only read from" in refused(source.cachectl("export", f"{address}/bundle", check=False))
+    assert "cannot write to a web server; export to a file" in refused(source.cachectl("export", f"{address}/bundle", check=False))
     assert list(folder.iterdir()) == []
 
 
