@@ -311,6 +311,7 @@ class RowFile:
         with self._reading() as connection:
             verdict = str(connection.execute("pragma quick_check(1)").fetchone()[0])
             if verdict != "ok":
+                self._demand_readable()
                 return verdict
             if self._is_new(connection):
                 return None
@@ -838,12 +839,19 @@ class RowFile:
     def _damaged(self, text: str) -> LayerError:
         """Return the error for a file that sqlite takes for damaged, which it may do where the disk fails."""
         try:
+            self._demand_readable()
+        except Unreachable as error:
+            return error
+        return Damaged(self.layer, f"not a usable database: {text}", self.path)
+
+    def _demand_readable(self) -> None:
+        """Raise :class:`Unreachable` where the file cannot be read to its end."""
+        try:
             with open(open_plain(self.path), "rb") as file:
                 while file.read(_CHUNK):
                     pass
         except OSError as error:
-            return Unreachable(self.layer, f"cannot be read: {error.strerror or error}", self.path)
-        return Damaged(self.layer, f"not a usable database: {text}", self.path)
+            raise Unreachable(self.layer, f"cannot be read: {error.strerror or error}", self.path) from error
 
     def _operational(self, error: sqlite3.OperationalError, *, writing: bool) -> LayerError:
         text = str(error)
