@@ -307,7 +307,16 @@ class RowFile:
             return frozenset(str(row[1]) for row in connection.execute(f"pragma table_info({self.schema.table})"))
 
     def check(self) -> str | None:
-        """Run sqlite's own integrity check; return its complaint, or ``None`` where all is well."""
+        """Run sqlite's own integrity check; return its complaint, or ``None`` where all is well.
+
+        What is found is looked for again: a page that could not be read once is damage in the eyes of sqlite.
+        """
+        with suppress(Damaged):
+            if self._check() is None:
+                return None
+        return self._check()
+
+    def _check(self) -> str | None:
         with self._reading() as connection:
             verdict = str(connection.execute("pragma quick_check(1)").fetchone()[0])
             if verdict != "ok":
