@@ -481,12 +481,14 @@ class MIOpenKernels(RowLayer):
             # Where MIOpen cannot open its database it throws at every lookup and store.
             yield to_finding(self, root, problem, Severity.FAILS)
         for file in self.databases(root).files():
-            if isinstance(file, Problem):
-                continue
-            schema, findings = self._inspect(root, file)
-            yield from findings
-            if schema is not None:
-                yield from self._verify_rows(root, file, schema)
+            if not isinstance(file, Problem):
+                yield from self.examined(partial(self._verify_file, root, file))
+
+    def _verify_file(self, root: Root, file: DatabaseFile) -> Iterator[Finding]:
+        schema, findings = self._inspect(root, file)
+        yield from findings
+        if schema is not None:
+            yield from self._verify_rows(root, file, schema)
 
     def _unseen(self, root: Root) -> Iterator[Problem]:
         """Yield what keeps databases or object files from being looked at, each path once."""

@@ -536,7 +536,7 @@ class MIOpenTuning(RowLayer):
                 yield to_finding(self, root, file, Severity.RECOMPILES)
                 continue
             if file.name.kind in self.tables:
-                yield from self._verify_table(root, file)
+                yield from self.examined(partial(self._verify_table, root, file))
                 continue
             try:
                 for found in self._records(root, file).scan():

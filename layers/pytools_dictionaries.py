@@ -500,7 +500,7 @@ class PytoolsDictionaries(RowLayer):
                 yield self.told(root, found)
         for name in dictionaries:
             if name.generation == "v5":
-                yield from self._verify_file(root, name.file)
+                yield from self.examined(partial(self._verify_file, root, name.file))
 
     def _verify_file(self, root: Root, file: str) -> Iterator[Finding]:
         rows = self._rows(root.path / file)

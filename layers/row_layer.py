@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import ClassVar, TypeVar
 
 from cachectl.layers.errors import Busy, Damaged, LayerError, NoRoom, reason_of
-from cachectl.layers.facts import Artifact, Foresight, Note, Outcome, Problem, Root, Target
+from cachectl.layers.facts import Artifact, Finding, Foresight, Note, Outcome, Problem, Root, Target
 from cachectl.layers.layer import Layer
 from cachectl.layers.stores.rows import Deleted, Row, RowFile, allocated, companions_of, disk_usage
 
@@ -35,6 +35,15 @@ class RowLayer(Layer):
         kinds = {Busy: "busy", Damaged: "sqlite"}
         code = next((code for kind, code in kinds.items() if isinstance(error, kind)), "unreadable")
         return Problem(path, code, self.with_cure(error) if isinstance(error, LayerError) else reason_of(error))
+
+    @staticmethod
+    def examined(examine: Callable[[], Iterable[Finding]]) -> list[Finding]:
+        """Examine a database, and once more where it seems damaged.
+
+        A page that could not be read once is damage in the eyes of sqlite.
+        """
+        found = list(examine())
+        return list(examine()) if any(one.code in ("sqlite", "damaged") for one in found) else found
 
     @abstractmethod
     def read_rows(self, root: Root, file: str, keys: Sequence[str]) -> Mapping[str, Artifact | LayerError] | None:
