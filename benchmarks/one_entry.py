@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Final
 import cachectl
 
 if TYPE_CHECKING:
-    from cachectl.layers.facts import Artifact
-    from cachectl.layers.layer import Layer
+    from cachectl.layers.base.facts import Artifact
+    from cachectl.layers.base.layer import Layer
 
 #: Does something with the entry of a number.
 Act = Callable[[int], object]

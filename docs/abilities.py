@@ -6,14 +6,14 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cachectl.layers.environment import Environment
-from cachectl.layers.facts import Ability
-from cachectl.layers.registry import built_in
+from cachectl.layers.base.environment import Environment
+from cachectl.layers.base.facts import Ability
+from cachectl.layers.base.registry import built_in
 
 if TYPE_CHECKING:
     from docutils import nodes
 
-    from cachectl.layers.layer import Layer
+    from cachectl.layers.base.layer import Layer
 
 Table = tuple[list[list[str]], list[str]]
 

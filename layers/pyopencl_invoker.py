@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from cachectl.layers.facts import Finding, Flag, Patch, State, Switch, When
-from cachectl.layers.memos import forgetting
-from cachectl.layers.pytools_dictionaries import PytoolsDictionaries
-from cachectl.layers.switches import diagnosed, relative_cache_home
+from cachectl.layers.base.facts import Finding, Flag, Patch, State, Switch, When
+from cachectl.layers.base.memos import forgetting
+from cachectl.layers.base.switches import diagnosed, relative_cache_home
+from cachectl.layers.pytools import PytoolsDictionaries
 
 VARIABLE: Final = "PYOPENCL_NO_CACHE"
 #: Objects that remember the kernels they have compiled.

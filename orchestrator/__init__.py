@@ -8,18 +8,18 @@ from __future__ import annotations
 # Importing typing would double what importing this package costs; checkers know the name.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from cachectl.session import disabled, isolated
+    from cachectl.observing.trace import traced
     from cachectl.stack import Stack
-    from cachectl.trace import traced
+    from cachectl.switching.disabled import disabled, isolated
 
 __version__ = "0.1.0"
 __all__ = ["Stack", "__version__", "disabled", "isolated", "traced"]
 
 _HOMES = {
     "Stack": "cachectl.stack",
-    "disabled": "cachectl.session",
-    "isolated": "cachectl.session",
-    "traced": "cachectl.trace",
+    "disabled": "cachectl.switching.disabled",
+    "isolated": "cachectl.switching.disabled",
+    "traced": "cachectl.observing.trace",
 }
 
 

@@ -2,6 +2,6 @@
 
 import sys
 
-from cachectl.cli import main
+from cachectl.cli.main import main
 
 sys.exit(main())

@@ -13,7 +13,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from cachectl.session import Held, StillOn
+    from cachectl.switching.disabled import Held, StillOn
 
 _OPTION = "--no-kernel-caches"
 #: Where a session that is switched off keeps what that gave: an attribute of its config, which every pytest takes.
@@ -28,7 +28,7 @@ def cold_caches(request: pytest.FixtureRequest) -> Iterator[Mapping[str, Held]]:
     error that names them; it is not run warm.
     """
     import cachectl
-    from cachectl.session import StillOn
+    from cachectl.switching.disabled import StillOn
 
     try:
         with cachectl.disabled() as held:
@@ -44,7 +44,7 @@ def isolated_caches(request: pytest.FixtureRequest) -> Iterator[Path]:
     Yields the root. Libraries that have opened their caches cannot be moved: such a test is an error that names them.
     """
     import cachectl
-    from cachectl.session import StillOn
+    from cachectl.switching.disabled import StillOn
 
     try:
         with cachectl.isolated() as root:
@@ -87,7 +87,7 @@ def _switch_off(config: pytest.Config, *, asked: bool) -> None:
     from contextlib import ExitStack
 
     import cachectl
-    from cachectl.session import StillOn
+    from cachectl.switching.disabled import StillOn
 
     block = ExitStack()
     try:
@@ -112,7 +112,7 @@ def pytest_report_header(config: pytest.Config) -> str:
 
 def _states() -> str:
     """Spell the state of every built-in layer in one line; plug-ins are not loaded into other people's tests."""
-    from cachectl.layers.facts import Condition, Scope
+    from cachectl.layers.base.facts import Condition, Scope
     from cachectl.stack import Stack
 
     states = {layer.name: layer.state() for layer in Stack(plugins=False) if layer.scope is Scope.USER}

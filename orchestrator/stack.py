@@ -5,69 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
-from cachectl.contained import Contained
-from cachectl.layers.environment import Environment
-from cachectl.layers.errors import BadRequest
-from cachectl.layers.facts import Entry, Scope
-from cachectl.layers.limits import LARGEST_BUNDLE
-from cachectl.layers.registry import Broken, built_in, plugged_in
-from cachectl.layers.selection import ALL, Selection
+from cachectl.layer_set import LayerSet
+from cachectl.layers.base.facts import Entry
+from cachectl.layers.base.limits import LARGEST_BUNDLE
+from cachectl.layers.base.selection import ALL, Selection
 
 if TYPE_CHECKING:
-    from cachectl.exporting import Export
-    from cachectl.importing import Import, Trust
-    from cachectl.layers.layer import Layer
-    from cachectl.listing import Trouble
-    from cachectl.purging import PurgePlan
-    from cachectl.survey import Report
+    from cachectl.clearing.purge import PurgePlan
+    from cachectl.inspecting.entries import Trouble
+    from cachectl.inspecting.report import Report
+    from cachectl.moving.exporting import Export
+    from cachectl.moving.importing import Import, Trust
 
 
-class Stack:
-    """Every cache layer as one environment (by default this process's) resolves it."""
-
-    def __init__(self, environment: Environment | None = None, *, plugins: bool = True) -> None:
-        self.environment = Environment.here() if environment is None else environment
-        self.broken: tuple[Broken, ...] = ()
-        self._layers: dict[str, Layer] = {layer.name: layer for layer in built_in(self.environment)}
-        if plugins:
-            self._plug_in()
-
-    def _plug_in(self) -> None:
-        for layer in plugged_in(self.environment):
-            if isinstance(layer, Broken):
-                self.broken += (layer,)
-            elif layer.name in self._layers:
-                self.broken += (Broken(layer.name, f"two plug-ins offer the layer {layer.name}"),)
-            else:
-                self._layers[layer.name] = Contained(layer, self.environment)
-
-    def __iter__(self) -> Iterator[Layer]:
-        return iter(self._layers.values())
-
-    def __len__(self) -> int:
-        return len(self._layers)
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._layers
-
-    def __getitem__(self, name: str) -> Layer:
-        try:
-            return self._layers[name]
-        except KeyError as error:
-            message = f"no layer is called {name!r}; there are {', '.join(self._layers)}"
-            raise BadRequest(message) from error
-
-    def named(self, names: Iterable[str]) -> tuple[Layer, ...]:
-        """Return the layers of these names, each once; all of them where none is named.
-
-        Raises :class:`BadRequest` for a name that no layer has.
-        """
-        chosen = tuple(self[name] for name in dict.fromkeys(names))
-        return chosen or tuple(self)
-
-    def expendable(self) -> tuple[Layer, ...]:
-        """Return what ``purge --all`` means: every user layer that a rerun refills."""
-        return tuple(layer for layer in self if layer.scope is Scope.USER and not layer.precious)
+class Stack(LayerSet):
+    """The layers of one environment, and the verbs that work on all of them."""
 
     def entries(
         self,
@@ -80,13 +32,13 @@ class Stack:
 
         What could not be listed, and what looks damaged, is given to ``notice``; without one, the first is warned of.
         """
-        from cachectl.listing import listed, warn_of_failures
+        from cachectl.inspecting.entries import listed, warn_of_failures
 
         return listed(self.named(layers), selection, notice or warn_of_failures)
 
     def report(self, *, layers: Iterable[str] = ()) -> Report:
         """Count what every layer holds, and say whether it is on. Writes nothing."""
-        from cachectl.survey import survey
+        from cachectl.inspecting.report import survey
 
         return survey(self, self.named(layers))
 
@@ -95,7 +47,7 @@ class Stack:
 
         Planning sees past most interrupted writes without that, but not past those of more than 1 GiB.
         """
-        from cachectl.purging import recover
+        from cachectl.clearing.purge import recover
 
         named = tuple(layers)
         recover(self.named(named) if named else self.expendable())
@@ -105,7 +57,7 @@ class Stack:
 
         With ``listed``, ``plan.foreseen()`` names every entry; that takes as long as listing them.
         """
-        from cachectl.purging import plan
+        from cachectl.clearing.purge import plan
 
         named = tuple(layers)
         return plan(self.named(named) if named else self.expendable(), selection, listed=listed)
@@ -124,7 +76,7 @@ class Stack:
         ``sign`` is a key of OpenSSH's; the signature lies beside the file. A file that is there is replaced only if it
         is a bundle, or with ``force``. Entries that cannot be read are named in what is returned.
         """
-        from cachectl.exporting import export
+        from cachectl.moving.exporting import export
 
         return export(self, file, selection, layers=layers, sign=sign, force=force)
 
@@ -133,6 +85,6 @@ class Stack:
 
         Raises :class:`Untrusted` or :class:`BadBundle`, and then nothing was written.
         """
-        from cachectl.importing import import_bundle
+        from cachectl.moving.importing import import_bundle
 
         return import_bundle(self, file, trust, dry_run=dry_run, most=most)

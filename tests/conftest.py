@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import HealthCheck, settings
 
-from cachectl.layers.conformance import nobody
-from cachectl.layers.environment import Environment
-from cachectl.layers.processes import using
+from cachectl.layers.base.conformance import nobody
+from cachectl.layers.base.environment import Environment
+from cachectl.layers.host.processes import using
 
 if TYPE_CHECKING:
     from injector import Injector

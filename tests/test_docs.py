@@ -8,13 +8,13 @@ import types
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cachectl.layers.conformance import LayerConformance
-from cachectl.layers.facts import Ability
-from cachectl.layers.registry import BUILT_IN
+from cachectl.layers.base.conformance import LayerConformance
+from cachectl.layers.base.facts import Ability
+from cachectl.layers.base.registry import BUILT_IN
 
 if TYPE_CHECKING:
-    from cachectl.layers.environment import Environment
-    from cachectl.layers.layer import Layer
+    from cachectl.layers.base.environment import Environment
+    from cachectl.layers.base.layer import Layer
 
 PAGE = Path(__file__).parents[1] / "docs" / "adding-a-layer.md"
 

@@ -15,7 +15,7 @@ from cachectl.layers.formats.elf import Elf, Section
 #: The sections of Intel's CPU driver that are checked: the kinds of file that each may hold.
 _HELD: Final = {".ocl.ir": (bitcode.MAGIC, spirv.MAGIC), ".ocl.obj": (elf.MAGIC,)}
 _INTERMEDIATE: Final = ".ocl.ir"
-#: Drivers that return nothing else, as :mod:`cachectl.layers.drivers` names them.
+#: Drivers that return nothing else, as :mod:`cachectl.layers.host.drivers` names them.
 KNOWN_DRIVERS: Final = frozenset({"Intel CPU"})
 #: How the binaries begin whose structure is known.
 _KNOWN: Final = (elf.MAGIC, bitcode.MAGIC, spirv.MAGIC)

@@ -11,15 +11,6 @@ from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 from cachectl.layers.formats.pickles import Thing, attributes, things, walk
-from cachectl.layers.stores.rows import Schema
-
-SCHEMA: Final = Schema(
-    table="dict",
-    create=("create table if not exists dict (keyhash text not null primary key, key_value text not null)",),
-    key=("keyhash",),
-    values=("key_value",),
-    size="length(key_value)",
-)
 
 _VERSION: Final = r"\d+\.\d+\.\d+\.(?:alpha|beta|candidate|final)\.\d+"
 _SQLITE: Final = re.compile(rf"pdict-v5-(?P<identifier>.+?)(?P<dash>-?)(?P<python>{_VERSION})\.sqlite", re.DOTALL)

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from typing import Final
 
-from cachectl.layers.errors import BadRequest
-from cachectl.layers.facts import Artifact
+from cachectl.layers.base.errors import BadRequest
+from cachectl.layers.base.facts import Artifact
 
 _HEADER: Final = "artifact.json"
 _DATA: Final = "data"

@@ -4,7 +4,7 @@
 it neither creates, deletes nor opens a file beside it. Where a log or an interrupted write is pending, both files are
 copied to a private folder, and sqlite finishes its work on the copy.
 
-**Writing.** Sqlite needs its journal beside the file, opened by name. :mod:`cachectl.layers.stores.trust` says where
+**Writing.** Sqlite needs its journal beside the file, opened by name. :mod:`cachectl.layers.host.trust` says where
 another user could place or exchange one; there nothing is opened for writing.
 
 **What is in it.** Only a file with the tables and indexes that its library makes is used: a view, a trigger, a
@@ -32,10 +32,10 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 from urllib.parse import quote
 
-from cachectl.layers.errors import Busy, Damaged, Refused, Unreachable
-from cachectl.layers.stores.handles import opened_root, status_of
-from cachectl.layers.stores.plain import SANE, borrow, open_plain, release
-from cachectl.layers.stores.trust import as_owner, shared_because
+from cachectl.layers.base.errors import Busy, Damaged, Refused, Unreachable
+from cachectl.layers.host.handles import opened_root, status_of
+from cachectl.layers.host.plain import SANE, borrow, open_plain, release
+from cachectl.layers.host.trust import as_owner, shared_because
 
 #: Endings of the files that sqlite keeps beside a database.
 COMPANIONS: Final = ("-journal", "-wal", "-shm")

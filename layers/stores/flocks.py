@@ -9,9 +9,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from cachectl.layers.errors import Busy, Refused, Unreachable
+from cachectl.layers.base.errors import Busy, Refused, Unreachable
+from cachectl.layers.host.plain import open_plain
 from cachectl.layers.stores.locks import PATIENCE
-from cachectl.layers.stores.plain import open_plain
 
 _PAUSE: Final = 0.02
 

@@ -11,8 +11,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from cachectl.layers.errors import Busy
-from cachectl.layers.stores.plain import open_plain, release
+from cachectl.layers.base.errors import Busy
+from cachectl.layers.host.plain import open_plain, release
 
 _PAUSE: Final = 0.02
 #: ``struct flock`` of 64-bit Linux: type, whence, start, length, process.

@@ -11,9 +11,9 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from cachectl.layers.errors import Busy, Refused, Unreachable
-from cachectl.layers.stores.handles import status_of
-from cachectl.layers.stores.plain import open_plain, release
+from cachectl.layers.base.errors import Busy, Refused, Unreachable
+from cachectl.layers.host.handles import status_of
+from cachectl.layers.host.plain import open_plain, release
 
 #: Seconds to wait for a lock that another process holds.
 PATIENCE: Final = 5.0

@@ -14,10 +14,10 @@ from contextlib import closing
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from cachectl.layers.errors import Damaged, LayerError, Unreachable
+from cachectl.layers.base.errors import Damaged, LayerError, Unreachable
+from cachectl.layers.host.handles import opened_root, own_folder
+from cachectl.layers.host.plain import STAGE
 from cachectl.layers.stores.database import COMPANIONS
-from cachectl.layers.stores.handles import opened_root, own_folder
-from cachectl.layers.stores.plain import STAGE
 from cachectl.layers.stores.records import RecordFile, items_of, record_complaint, split_lines
 from cachectl.layers.stores.rows import RowFile, Schema
 

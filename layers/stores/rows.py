@@ -21,9 +21,20 @@ from itertools import chain
 from pathlib import Path
 from typing import Final, NamedTuple, TypeVar
 
-from cachectl.layers.errors import Busy, Damaged, EntryExists, LayerError, NoRoom, Unreachable
-from cachectl.layers.facts import Orphan, Quarantined, Target
-from cachectl.layers.presence import is_there
+from cachectl.layers.base.errors import Busy, Damaged, EntryExists, LayerError, NoRoom, Unreachable
+from cachectl.layers.base.facts import Orphan, Quarantined, Target
+from cachectl.layers.host.handles import (
+    NO_ROOM,
+    lacks_room,
+    opened_root,
+    own_folder,
+    place_new,
+    status_of,
+    write_synced,
+)
+from cachectl.layers.host.plain import STAGE, open_plain, plain_identity, read_locked, read_plain, release
+from cachectl.layers.host.presence import is_there
+from cachectl.layers.host.trust import as_owner
 from cachectl.layers.stores.database import (
     COMPANIONS,
     WAL_MODE,
@@ -38,19 +49,8 @@ from cachectl.layers.stores.database import (
 )
 from cachectl.layers.stores.emptying import EMPTY_PAGE_SIZES, empty_image, punch_free_pages, write_empty
 from cachectl.layers.stores.foresight import file_closed_because, wait_until_free
-from cachectl.layers.stores.handles import (
-    NO_ROOM,
-    lacks_room,
-    opened_root,
-    own_folder,
-    place_new,
-    status_of,
-    write_synced,
-)
 from cachectl.layers.stores.locks import PATIENCE
-from cachectl.layers.stores.plain import STAGE, open_plain, plain_identity, read_locked, read_plain, release
 from cachectl.layers.stores.quarantine import Quarantine, demand, folder_of
-from cachectl.layers.stores.trust import as_owner
 
 T = TypeVar("T")
 

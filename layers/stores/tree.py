@@ -17,7 +17,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from cachectl.layers.errors import (
+from cachectl.layers.base.errors import (
     Damaged,
     EntryExists,
     LayerError,
@@ -27,10 +27,9 @@ from cachectl.layers.errors import (
     printable,
     reason_of,
 )
-from cachectl.layers.facts import Ability, Bulk, Entry, Note, Orphan, Outcome, Problem, Quarantined, Target
-from cachectl.layers.limits import LARGEST_ENTRY, too_large
-from cachectl.layers.stores.archive import pack, unpack
-from cachectl.layers.stores.handles import (
+from cachectl.layers.base.facts import Ability, Bulk, Entry, Note, Orphan, Outcome, Problem, Quarantined, Target
+from cachectl.layers.base.limits import LARGEST_ENTRY, too_large
+from cachectl.layers.host.handles import (
     DEEP,
     NO_HARD_LINKS,
     NO_ROOM,
@@ -47,7 +46,8 @@ from cachectl.layers.stores.handles import (
     status_of,
     write_synced,
 )
-from cachectl.layers.stores.plain import STAGE, read_plain
+from cachectl.layers.host.plain import STAGE, read_plain
+from cachectl.layers.stores.archive import pack, unpack
 from cachectl.layers.stores.quarantine import Quarantine, folder_pattern
 from cachectl.layers.stores.walk import CHANGED, GONE, Cleared, Group, Task, Weight, clear, weigh
 

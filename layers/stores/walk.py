@@ -22,11 +22,11 @@ from typing import IO, TYPE_CHECKING, Any, NamedTuple
 if TYPE_CHECKING:
     import subprocess
 
-#: Errors that say that nothing has a name, or that a link has it; ``cachectl.layers.presence`` says why no other does.
+#: Errors that say that nothing has a name, or that a link has it; ``host/presence.py`` says why no other does.
 _ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP)
 _FOLDER_FLAGS = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_NOFOLLOW", 0)
 _KIND, _FILE, _FOLDER = 0o170000, stat.S_IFREG, stat.S_IFDIR
-#: Deeper than any entry is nested, as in ``cachectl.layers.stores.handles``.
+#: Deeper than any entry is nested, as in ``cachectl.layers.host.handles``.
 _DEEP = 16
 #: More folders than an entry should have open at once: what has more is left to the tree.
 _MOST_FOLDERS = 256

@@ -31,7 +31,7 @@ KILL: Final = -1
 _SHIM: Final = Path(__file__).with_name("faults.c")
 _SECONDS: Final = 60
 #: Modules that act when they are imported, or that need pytest.
-_NOT_IMPORTED: Final = ("cachectl.__main__", "cachectl.pytest_plugin", "cachectl.layers.conformance")
+_NOT_IMPORTED: Final = ("cachectl.__main__", "cachectl.pytest_plugin", "cachectl.layers.base.conformance")
 
 
 @dataclass(frozen=True)
@@ -167,7 +167,7 @@ def _redirect(folder: Path) -> None:
 def _status(arguments: Sequence[str]) -> int:
     import traceback
 
-    from cachectl.cli import main
+    from cachectl.cli.main import main
 
     try:
         return main(arguments)

@@ -44,8 +44,8 @@ sys.path[:0] = [str(TESTS), str(TESTS / "faults")]
 
 from injector import KILL, LOCKS, READS, WRITES, Ended, Fault, Injector, compiled_shim  # noqa: E402
 
-from cachectl.layers.environment import Environment  # noqa: E402
-from cachectl.layers.errors import CachectlError  # noqa: E402
+from cachectl.layers.base.environment import Environment  # noqa: E402
+from cachectl.layers.base.errors import CachectlError  # noqa: E402
 from cachectl.stack import Stack  # noqa: E402
 
 #: What can go wrong, by the kind of call.
@@ -519,8 +519,8 @@ def synthetic_world(folder: Path) -> World:
     home = folder / "home"
     home.mkdir(parents=True)
     neo, comgr = module("layers/test_neo.py"), module("layers/test_comgr.py")
-    mesa = module("layers/test_mesa.py")
-    kernels, tuning = module("layers/test_miopen_kernels.py"), module("layers/test_miopen_tuning.py")
+    mesa = module("layers/mesa/test_mesa.py")
+    kernels, tuning = module("layers/miopen/test_kernels.py"), module("layers/miopen/test_tuning.py")
     neo.unpack(home / ".cache" / "neo_compiler_cache")
     comgr.fill(home / ".cache" / "comgr")
     mesa.fill(home / ".cache", "multi-file", mesa.contents())
@@ -549,7 +549,7 @@ def mesa_world(folder: Path, store: str) -> World:
     """Fill one of Mesa's stores that keep many entries in one file, for a user who has chosen it."""
     home = folder / "home"
     home.mkdir(parents=True)
-    mesa = module("layers/test_mesa.py")
+    mesa = module("layers/mesa/test_mesa.py")
     mesa.fill(home / ".cache", store, mesa.contents())
     return settled(World(home, mesa.STORES[store]))
 

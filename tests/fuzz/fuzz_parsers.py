@@ -19,23 +19,23 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from cachectl.layers import pyopencl_binaries
-from cachectl.layers.errors import BadRequest, LayerError
+from cachectl.layers import pyopencl as pyopencl_binaries
+from cachectl.layers.base.errors import BadRequest, LayerError
 from cachectl.layers.formats import (
     bitcode,
     comgr_entries,
     compute_cache,
     device_binaries,
     elf_checks,
-    kernel_db,
-    mesa_entries,
-    mesa_files,
-    miopen_names,
     neo_binaries,
     opencl_source,
     pdict,
     pickles,
 )
+from cachectl.layers.mesa import entries as mesa_entries
+from cachectl.layers.mesa import indexes as mesa_files
+from cachectl.layers.miopen import kernel_db
+from cachectl.layers.miopen import names as miopen_names
 from cachectl.layers.stores import quarantine, rows
 from cachectl.layers.stores.archive import artifact_from_bytes, unpack
 from cachectl.layers.stores.records import Record, RecordFile

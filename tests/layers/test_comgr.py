@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from cachectl.doctor import diagnosis
-from cachectl.layers.comgr_cache import ComgrCache
-from cachectl.layers.conformance import LayerConformance, nobody
-from cachectl.layers.environment import Environment
-from cachectl.layers.errors import Damaged
-from cachectl.layers.facts import Condition, Finding, Orphan, Problem, Severity
+from cachectl.inspecting.doctor import diagnosis
+from cachectl.layers.base.conformance import LayerConformance, nobody
+from cachectl.layers.base.environment import Environment
+from cachectl.layers.base.errors import Damaged
+from cachectl.layers.base.facts import Condition, Finding, Orphan, Problem, Severity
+from cachectl.layers.base.selection import Selection
+from cachectl.layers.comgr import ComgrCache
 from cachectl.layers.formats import bitcode, comgr_entries
-from cachectl.layers.selection import Selection
 from cachectl.stack import Stack
 
 if TYPE_CHECKING:

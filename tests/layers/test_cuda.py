@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from cachectl.layers.cuda_compute_cache import CudaComputeCache
-from cachectl.layers.environment import Environment
-from cachectl.layers.errors import Damaged, ForeignForm, LayerError, Unsettled
-from cachectl.layers.facts import Artifact, Condition
+from cachectl.layers.base.environment import Environment
+from cachectl.layers.base.errors import Damaged, ForeignForm, LayerError, Unsettled
+from cachectl.layers.base.facts import Artifact, Condition
+from cachectl.layers.base.selection import Selection
+from cachectl.layers.cuda import CudaComputeCache
 from cachectl.layers.formats import compute_cache as form
-from cachectl.layers.selection import Selection
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from cachectl.layers.cuda_compute_cache import CudaComputeCache
-from cachectl.layers.selection import Selection
+from cachectl.layers.base.selection import Selection
+from cachectl.layers.cuda import CudaComputeCache
 
 if TYPE_CHECKING:
     from conftest import Home

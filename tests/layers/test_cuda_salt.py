@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from cachectl.layers.cuda_compute_cache import CudaComputeCache
+from cachectl.layers.cuda import CudaComputeCache
 
 if TYPE_CHECKING:
     from conftest import Home

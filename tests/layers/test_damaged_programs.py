@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from benchmarks.trees import native
-from cachectl.layers import llvm_tools
-from cachectl.layers.facts import Finding, Severity, Unverified
+from cachectl.layers.base.facts import Finding, Severity, Unverified
 from cachectl.layers.formats import bitcode, bitstream, elf, elf_checks
-from cachectl.layers.pocl_kernels import PoclKernels
-from cachectl.layers.pyopencl_binaries import PyOpenCLBinaries
+from cachectl.layers.host import llvm_tools
+from cachectl.layers.pocl import PoclKernels
+from cachectl.layers.pyopencl import PyOpenCLBinaries
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
     from conftest import Driver, Home
 
-    from cachectl.layers.facts import Entry
-    from cachectl.layers.layer import Layer
+    from cachectl.layers.base.facts import Entry
+    from cachectl.layers.base.layer import Layer
 
 FUNCTION_BODY, BLOCK_COUNT = 12, 1
 

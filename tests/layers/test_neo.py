@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from cachectl.doctor import diagnosis
-from cachectl.layers.conformance import LayerConformance, nobody
-from cachectl.layers.environment import Environment
-from cachectl.layers.errors import Busy, Damaged, LayerError
-from cachectl.layers.facts import Ability, Artifact, Condition, Entry, Finding, Orphan, Severity
+from cachectl.inspecting.doctor import diagnosis
+from cachectl.layers.base.conformance import LayerConformance, nobody
+from cachectl.layers.base.environment import Environment
+from cachectl.layers.base.errors import Busy, Damaged, LayerError
+from cachectl.layers.base.facts import Ability, Artifact, Condition, Entry, Finding, Orphan, Severity
+from cachectl.layers.base.selection import Selection
 from cachectl.layers.formats import neo_binaries
-from cachectl.layers.neo_compiler_cache import NeoCompilerCache
-from cachectl.layers.selection import Selection
+from cachectl.layers.neo import NeoCompilerCache
 from cachectl.stack import Stack
 
 if TYPE_CHECKING:

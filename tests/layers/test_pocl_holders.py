@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from cachectl.layers import pocl_kernels
-from cachectl.layers.pocl_kernels import PoclKernels
-from cachectl.layers.processes import age_of, spell
+from cachectl.layers import pocl as pocl_kernels
+from cachectl.layers.host.processes import age_of, spell
+from cachectl.layers.pocl import PoclKernels
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

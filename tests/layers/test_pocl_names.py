@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from cachectl.layers.base.selection import Selection
 from cachectl.layers.formats import pocl_names
-from cachectl.layers.pocl_kernels import PoclKernels
-from cachectl.layers.selection import Selection
+from cachectl.layers.pocl import PoclKernels
 from cachectl.layers.stores.tree import Tree
 
 if TYPE_CHECKING:

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from cachectl.layers import pyopencl_binaries
-from cachectl.layers.errors import Busy, Damaged
-from cachectl.layers.facts import Artifact, Condition, Orphan
-from cachectl.layers.pyopencl_binaries import PyOpenCLBinaries
-from cachectl.layers.selection import Selection
+from cachectl.layers import pyopencl as pyopencl_binaries
+from cachectl.layers.base.errors import Busy, Damaged
+from cachectl.layers.base.facts import Artifact, Condition, Orphan
+from cachectl.layers.base.selection import Selection
+from cachectl.layers.pyopencl import PyOpenCLBinaries
 from cachectl.layers.stores import locks
 from cachectl.layers.stores.archive import pack, unpack
 

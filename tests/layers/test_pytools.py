@@ -16,15 +16,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from cachectl.layers.conformance import snapshot
-from cachectl.layers.errors import Busy, Damaged, LayerError
-from cachectl.layers.facts import Artifact, Condition, Orphan, Problem
+from cachectl.layers.base.conformance import snapshot
+from cachectl.layers.base.errors import Busy, Damaged, LayerError
+from cachectl.layers.base.facts import Artifact, Condition, Orphan, Problem
+from cachectl.layers.base.selection import Selection
 from cachectl.layers.formats import pdict
-from cachectl.layers.loopy_dictionaries import LoopyDictionaries
+from cachectl.layers.host.plain import read_locked
+from cachectl.layers.loopy import LoopyDictionaries
 from cachectl.layers.pyopencl_invoker import PyOpenCLInvoker
-from cachectl.layers.pytools_dictionaries import PytoolsDictionaries
-from cachectl.layers.selection import Selection
-from cachectl.layers.stores.plain import read_locked
+from cachectl.layers.pytools import PytoolsDictionaries
 
 if TYPE_CHECKING:
     from conftest import Home

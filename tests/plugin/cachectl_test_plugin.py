@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from cachectl.layers.facts import (
+from cachectl.layers.base.facts import (
     Artifact,
     Census,
     Condition,
@@ -23,7 +23,7 @@ from cachectl.layers.facts import (
     Switch,
     Target,
 )
-from cachectl.layers.layer import Layer
+from cachectl.layers.base.layer import Layer
 from cachectl.layers.stores.tree import Shape, Tree
 
 

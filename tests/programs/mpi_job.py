@@ -5,8 +5,8 @@ import traceback
 
 from mpi4py import MPI
 
-from cachectl.layers.errors import CachectlError
-from cachectl.mpi import staged
+from cachectl.cluster.stage import staged
+from cachectl.layers.base.errors import CachectlError
 
 BUNDLE, OUT, *HOW = sys.argv[1:]
 RANK = MPI.COMM_WORLD.rank

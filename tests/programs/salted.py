@@ -373,7 +373,7 @@ def without_pyopencl():
     try:
         with cachectl.disabled("pocl"):
             SEEN["entered"] = True
-    except cachectl.session.StillOn as error:
+    except cachectl.switching.disabled.StillOn as error:
         SEEN["still_on"] = error.layers
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

@@ -131,13 +131,13 @@ def isolated_too_late():
     try:
         with cachectl.isolated():
             SEEN["entered"] = True
-    except cachectl.session.StillOn as error:
+    except cachectl.switching.disabled.StillOn as error:
         SEEN["still_on"] = sorted(error.layers)
         SEEN["said"] = str(error)
     try:
         with cachectl.isolated("named"):
             SEEN["entered"] = True
-    except cachectl.session.StillOn:
+    except cachectl.switching.disabled.StillOn:
         SEEN["made"] = os.path.exists("named")
     with cachectl.disabled() as layers:
         SEEN["instead"] = sorted({held.status for held in layers.values()})
@@ -146,7 +146,7 @@ def isolated_too_late():
 
 def lists():
     """Name layers in every way that there is."""
-    from cachectl.layers.errors import CachectlError
+    from cachectl.layers.base.errors import CachectlError
 
     def switched(*names):
         with cachectl.disabled(*names) as layers:

@@ -4,9 +4,9 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from cachectl.layers import errors, facts
-from cachectl.layers.environment import user_cache_folder
-from cachectl.layers.layer import Layer
+from cachectl.layers.base import errors, facts
+from cachectl.layers.base.environment import user_cache_folder
+from cachectl.layers.base.layer import Layer
 from cachectl.layers.stores.tree import Shape, Tree
 
 SHAPE = Shape((re.compile(r"[0-9a-f]{16}\.toyc"),), folders=False)

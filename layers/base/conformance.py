@@ -1,0 +1,410 @@
+"""The suite that every layer passes, cachectl's own and other people's.
+
+Subclass :class:`LayerConformance` in a test module, say how the layer is made and how real content gets there,
+and pytest does the rest::
+
+    class TestMine(LayerConformance):
+        def make(self, environment):
+            return MyLayer(environment)
+
+        def seed(self, environment):
+            subprocess.run([sys.executable, "fill_my_cache.py"], env=dict(environment.variables), check=True)
+
+Each test gets a fresh home. At least two entries must be seeded, best by the library itself. The suite needs
+no pytest of its own: plain assertions, and the ``tmp_path`` fixture.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from cachectl.layers.base.environment import Environment
+from cachectl.layers.base.errors import ForeignForm, LayerError, Refused
+from cachectl.layers.base.facts import Ability, Artifact, Condition, Entry, Finding, Quarantined, Severity
+from cachectl.layers.base.layer import Layer, tally
+from cachectl.layers.base.selection import Selection
+
+
+class LayerConformance(ABC):
+    """What a layer promises, tested on content of its own kind."""
+
+    @abstractmethod
+    def make(self, environment: Environment) -> Layer:
+        """Make the layer under test."""
+
+    @abstractmethod
+    def seed(self, environment: Environment) -> None:
+        """Fill the cache of the environment with at least two entries."""
+
+    def environment(self, home: Path) -> Environment:
+        """Describe an environment whose every root lies under ``home``; override to set more variables."""
+        variables = {"HOME": str(home), "PATH": os.defpath}
+        # No process shows: nothing runs in a fresh home.
+        return Environment(
+            variables, home=home, cwd=home, temporary=home / "tmp", processes=nobody(home.parent / "processes")
+        )
+
+    # ------------------------------------------------------------------ helpers
+
+    def seeded(self, tmp_path: Path) -> Layer:
+        """Return the layer over a fresh home with content."""
+        home = tmp_path / "home"
+        home.mkdir()
+        environment = self.environment(home)
+        self.seed(environment)
+        return self.make(environment)
+
+    # ------------------------------------------------------------------ where and what
+
+    def test_locating_is_pure(self, tmp_path: Path) -> None:
+        """Roots are a function of the environment: equal twice, and nothing is written to find them."""
+        home = tmp_path / "home"
+        home.mkdir()
+        environment = self.environment(home)
+        layer = self.make(environment)
+        assert layer.roots() == layer.roots() == self.make(environment).roots()
+        assert snapshot(home) == {}
+        for root in layer.roots():
+            assert root.path.is_absolute()
+            assert root.source
+
+    def test_an_empty_home_is_no_fault(self, tmp_path: Path) -> None:
+        """Where nothing is, nothing is found, planned or complained of, and a key is a miss."""
+        home = tmp_path / "home"
+        home.mkdir()
+        layer = self.make(self.environment(home))
+        assert list(layer.entries()) == []
+        assert all(not list(layer.verify(root)) for root in layer.roots())
+        if layer.abilities()[Ability.CLEAR] is None:
+            plan = layer.plan_clear()
+            assert not plan.targets
+            assert not plan.failed
+        if layer.abilities()[Ability.GET] is None:
+            assert layer.get("no such key") is None
+        assert snapshot(home) == {}
+
+    def test_the_state_has_a_reason(self, tmp_path: Path) -> None:
+        """A condition always comes with words."""
+        assert self.seeded(tmp_path).state().why
+
+    def test_looking_writes_nothing(self, tmp_path: Path) -> None:
+        """Scan, census, verify, diagnose, get and plan leave every byte, name and change time as it was."""
+        layer = self.seeded(tmp_path)
+        before = snapshot(tmp_path, times=True)
+        keys = [entry.key for entry in layer.entries()]
+        assert len(keys) >= 2, "seed at least two entries"  # noqa: PLR2004
+        list(layer.diagnose())
+        for root in layer.roots():
+            layer.census(root)
+            list(layer.verify(root))
+        if layer.abilities()[Ability.GET] is None:
+            layer.get(keys[0])
+        if layer.abilities()[Ability.CLEAR] is None:
+            assert layer.plan_clear().targets
+        assert snapshot(tmp_path, times=True) == before
+
+    def test_a_scan_repeats(self, tmp_path: Path) -> None:
+        """Keys are unique and stable, and the census counts what the scan lists."""
+        layer = self.seeded(tmp_path)
+        first = list(layer.entries())
+        assert [entry.key for entry in first] == [entry.key for entry in layer.entries()]
+        assert len({(entry.root, entry.key) for entry in first}) == len(first)
+        for root in layer.roots():
+            assert layer.census(root) == tally(layer.scan(root, contents=False))
+        for entry in first:
+            assert entry.layer == layer.name
+            assert entry.bytes >= 0
+            assert entry.stale is not True or entry.stale_because
+
+    # ------------------------------------------------------------------ get and put
+
+    def test_get_clear_put_gives_equal_bytes(self, tmp_path: Path) -> None:
+        """What was taken out goes back in, and reads equal; putting it twice changes nothing."""
+        layer = self.seeded(tmp_path)
+        if self._refuses(layer, Ability.GET, lambda: layer.get("any")):
+            return
+        entry = first_entry(layer)
+        artifact = layer.get(entry.key)
+        assert artifact is not None
+        assert artifact.form in layer.forms
+        if self._refuses(layer, Ability.PUT, lambda: layer.put(entry.key, artifact)):
+            return
+        if layer.abilities()[Ability.CLEAR] is None:
+            layer.clear(layer.plan_clear(Selection(key=entry.key)))
+            assert layer.get(entry.key) is None
+        layer.put(entry.key, artifact)
+        assert layer.get(entry.key) == artifact
+        before = snapshot(tmp_path)
+        layer.put(entry.key, artifact)
+        assert snapshot(tmp_path) == before
+
+    def test_many_at_once_are_as_one_by_one(self, tmp_path: Path) -> None:
+        """Entries read together are those read alone; placed together, each is placed, there already, or refused."""
+        layer = self.seeded(tmp_path)
+        if self._refuses(layer, Ability.GET, lambda: layer.get_many(["any"])):
+            return
+        keys = [entry.key for entry in layer.entries()]
+        read = layer.get_many([*keys, "no such key"])
+        alone = {key: layer.get(key) for key in keys}
+        assert read == alone
+        artifacts = [artifact for artifact in alone.values() if artifact is not None]
+        if self._refuses(layer, Ability.PUT, lambda: layer.put_new(artifacts)):
+            return
+        before = snapshot(tmp_path)
+        foreign, *others = layer.put_new([replace(artifacts[0], form="another/0"), *artifacts])
+        assert isinstance(foreign, ForeignForm)
+        assert others == [False] * len(artifacts)
+        assert snapshot(tmp_path) == before
+        if layer.abilities()[Ability.CLEAR] is None:
+            victim = first_entry(layer).key
+            layer.clear(layer.plan_clear(Selection(key=victim)))
+            placed = layer.put_new([*artifacts, *(artifact for artifact in artifacts if artifact.key == victim)])
+            assert placed == [*(artifact.key == victim for artifact in artifacts), False]
+            assert layer.get(victim) == alone[victim]
+
+    def test_a_foreign_artifact_is_refused(self, tmp_path: Path) -> None:
+        """Another layer's form, another format version, and another entry's key leave all as it was."""
+        layer = self.seeded(tmp_path)
+        if layer.abilities()[Ability.PUT] is not None or layer.abilities()[Ability.GET] is not None:
+            return
+        entries = list(layer.entries())
+        artifact = layer.get(entries[0].key)
+        assert artifact is not None
+        before = snapshot(tmp_path)
+        for foreign in (replace(artifact, layer="another"), replace(artifact, form="another/0")):
+            assert isinstance(raised(lambda foreign=foreign: layer.put(artifact.key, foreign)), ForeignForm)  # type: ignore[misc]
+        assert isinstance(raised(lambda: layer.put("no such/../key", artifact)), LayerError)
+        other = layer.get(entries[1].key)
+        assert other is not None
+        if other.data != artifact.data:
+            assert isinstance(raised(lambda: layer.put(artifact.key, other)), LayerError)
+        assert snapshot(tmp_path) == before
+
+    def test_a_key_of_another_alphabet_is_not_put(self, tmp_path: Path) -> None:
+        """Every entry has a key of the layer's; one with a control character is refused, and nothing is written."""
+        layer = self.seeded(tmp_path)
+        entries = list(layer.entries())
+        assert all(layer.is_key(entry.key) for entry in entries)
+        if layer.abilities()[Ability.PUT] is not None or layer.abilities()[Ability.GET] is not None:
+            return
+        artifact = layer.get(entries[0].key)
+        assert artifact is not None
+        before = snapshot(tmp_path)
+        for character in ("\n", "\x1b", "\x7f", "\u202e"):
+            key = f"{artifact.key[:-1]}{character}{artifact.key[-1]}"
+            strange = replace(artifact, key=key)
+            assert isinstance(raised(lambda key=key, strange=strange: layer.put(key, strange)), LayerError)  # type: ignore[misc]
+            (one,) = layer.put_new([strange])
+            assert isinstance(one, LayerError)
+        assert snapshot(tmp_path) == before
+
+    def test_damaged_bytes_are_not_put(self, tmp_path: Path) -> None:
+        """An artifact cut short is refused, or, where the layer cannot tell, at least comes back as it was put."""
+        layer = self.seeded(tmp_path)
+        if layer.abilities()[Ability.PUT] is not None or layer.abilities()[Ability.GET] is not None:
+            return
+        artifact = layer.get(first_entry(layer).key)
+        assert artifact is not None
+        # Padding at the end (of a tar, say) carries nothing: without it the artifact is as good as whole.
+        content = artifact.data.rstrip(b"\0") or artifact.data
+        cut = replace(artifact, data=content[: len(content) // 2])
+        error = raised(lambda: layer.put(artifact.key, cut, replace=True))
+        assert isinstance(error, LayerError) or layer.get(artifact.key) == cut
+        if error is not None:
+            assert layer.get(artifact.key) == artifact
+
+    # ------------------------------------------------------------------ clear
+
+    def test_clear_removes_exactly_the_plan(self, tmp_path: Path) -> None:
+        """One planned entry goes; every other, and every stranger beside them, stays."""
+        layer = self.seeded(tmp_path)
+        if self._refuses(layer, Ability.CLEAR, layer.plan_clear):
+            return
+        strangers = [root.path / "a stranger.txt" for root in layer.roots() if root.path.is_dir()]
+        for stranger in strangers:
+            stranger.write_text("not the layer's own")
+        kept = {entry.key: _artifact(layer, entry) for entry in list(layer.entries())[1:]}
+        victim = first_entry(layer)
+        before = snapshot(tmp_path)
+        plan = layer.plan_clear(Selection(key=victim.key))
+        assert plan.entries == 1
+        assert snapshot(tmp_path) == before
+        outcome = layer.clear(plan)
+        assert (outcome.removed, outcome.failed) == (1, ())
+        assert {entry.key: _artifact(layer, entry) for entry in layer.entries()} == kept
+        assert all(stranger.read_text() == "not the layer's own" for stranger in strangers)
+
+    def test_clear_of_everything_leaves_strangers(self, tmp_path: Path) -> None:
+        """Everything planned goes, nothing else does, and a second clear finds nothing to do."""
+        layer = self.seeded(tmp_path)
+        if layer.abilities()[Ability.CLEAR] is not None:
+            return
+        stranger = first_entry(layer).root / "a stranger.txt"
+        stranger.write_text("not the layer's own")
+        plan = layer.plan_clear()
+        outcome = layer.clear(plan)
+        assert outcome.removed == plan.entries > 0
+        assert not outcome.failed
+        assert list(layer.entries()) == []
+        assert stranger.read_text() == "not the layer's own"
+        assert layer.clear(layer.plan_clear()).removed == 0
+
+    def test_a_dry_run_foresees_a_clear(self, tmp_path: Path) -> None:
+        """What would go is named entry by entry, with the numbers of the real run; nothing is touched."""
+        layer = self.seeded(tmp_path)
+        if layer.abilities()[Ability.CLEAR] is not None:
+            return
+        before = snapshot(tmp_path, times=True)
+        foreseen = layer.foresee(layer.plan_clear(listed=True))
+        assert snapshot(tmp_path, times=True) == before
+        done = layer.clear(layer.plan_clear())
+        assert (foreseen.removed, foreseen.bytes_freed) == (done.removed, done.bytes_freed)
+        assert (foreseen.skipped, foreseen.failed) == (done.skipped, done.failed)
+        named = [thing.key for thing in foreseen.things if isinstance(thing, Entry)]
+        assert len(named) == len(set(named)) == done.removed
+
+    def test_what_went_meanwhile_is_skipped(self, tmp_path: Path) -> None:
+        """A plan applied twice removes once, and says so of the rest."""
+        layer = self.seeded(tmp_path)
+        if layer.abilities()[Ability.CLEAR] is not None:
+            return
+        plan = layer.plan_clear(Selection(key=first_entry(layer).key))
+        assert layer.clear(plan).removed == 1
+        again = layer.clear(plan)
+        assert again.removed == 0
+        assert len(again.skipped) == 1
+        assert again.skipped[0].because
+
+    # ------------------------------------------------------------------ quarantine
+
+    def test_quarantine_and_back(self, tmp_path: Path) -> None:
+        """What is moved aside misses, is listed under its key, and comes back as it was; strangers stay."""
+        layer = self.seeded(tmp_path)
+        entry = first_entry(layer)
+        finding = Finding(layer.name, entry.root, entry.key, Severity.FAILS, "trial", "is tried", "nothing", entry)
+        if self._refuses(layer, Ability.QUARANTINE, lambda: layer.plan_quarantine([finding])):
+            return
+        kept = {found.key: _artifact(layer, found) for found in layer.entries()}
+        plan = layer.plan_quarantine([finding])
+        if plan.skipped:
+            assert not plan.targets
+            return
+        outcome = layer.quarantine(plan, [finding])
+        assert (outcome.removed, outcome.failed, outcome.skipped) == (1, (), ())
+        assert entry.key not in {found.key for found in layer.entries()}
+        (thing,) = layer.quarantined()
+        assert isinstance(thing, Quarantined)
+        assert (thing.key, thing.layer, thing.message) == (entry.key, layer.name, "is tried")
+        layer.restore(thing)
+        assert {found.key: _artifact(layer, found) for found in layer.entries()} == kept
+        assert list(layer.quarantined()) == []
+
+    def test_what_is_in_quarantine_goes_with_everything(self, tmp_path: Path) -> None:
+        """Clearing the whole layer clears what is in quarantine too."""
+        layer = self.seeded(tmp_path)
+        entry = first_entry(layer)
+        finding = Finding(layer.name, entry.root, entry.key, Severity.FAILS, "trial", "is tried", "nothing", entry)
+        abilities = layer.abilities()
+        if abilities[Ability.QUARANTINE] is not None or abilities[Ability.CLEAR] is not None:
+            return
+        layer.quarantine(layer.plan_quarantine([finding]), [finding])
+        layer.clear(layer.plan_clear())
+        assert list(layer.quarantined()) == []
+
+    # ------------------------------------------------------------------ damage and refusals
+
+    def test_damage_is_a_problem_and_no_exception(self, tmp_path: Path) -> None:
+        """Whatever file is cut short or emptied, looking goes on."""
+        layer = self.seeded(tmp_path)
+        files = sorted(path for root in layer.roots() for path in root.path.rglob("*") if path.is_file())
+        for path in files[:40]:
+            content = path.read_bytes()
+            for damaged in (b"", content[: len(content) // 2], b"\xff" * len(content)):
+                path.write_bytes(damaged)
+                for root in layer.roots():
+                    list(layer.scan(root))
+                    layer.census(root)
+                    list(layer.verify(root))
+            path.write_bytes(content)
+
+    def test_refusals_carry_a_reason(self, tmp_path: Path) -> None:
+        """Every ability is there, or is absent with a sentence."""
+        for reason in self.seeded(tmp_path).abilities().values():
+            assert reason is None or len(reason.split()) > 2  # noqa: PLR2004
+
+    def test_disable_then_enable_restores(self, tmp_path: Path) -> None:
+        """The variables that switch off do so, and those that switch on take it back."""
+        layer = self.seeded(tmp_path)
+        if self._refuses(layer, Ability.DISABLE, layer.disable):
+            return
+        was = layer.state().condition
+        off, on = layer.disable(), layer.enable()
+        assert off.layer == on.layer == layer.name
+        assert off.set.keys() <= on.set.keys() | on.unset
+        disabled = layer.environment.with_variables(off.set, off.unset)
+        assert off.patches or self.make(disabled).state().condition is Condition.DISABLED
+        assert self.make(disabled.with_variables(on.set, on.unset)).state().condition is was
+
+    def test_relocation_moves_every_user_root(self, tmp_path: Path) -> None:
+        """Under the variables of a relocation, the place to write is under the folder that was asked for."""
+        layer = self.seeded(tmp_path)
+        folder = tmp_path / "elsewhere"
+        if self._refuses(layer, Ability.RELOCATE, lambda: None):
+            return
+        switch = layer.relocate(folder)
+        moved = self.make(layer.environment.with_variables(switch.set, switch.unset))
+        assert folder in moved.roots()[0].path.parents
+        assert list(moved.entries()) == []
+
+    def _refuses(self, layer: Layer, ability: Ability, attempt: Callable[[], object]) -> bool:
+        reason = layer.abilities()[ability]
+        if reason is None:
+            return False
+        error = raised(attempt)
+        assert ability is Ability.RELOCATE or (isinstance(error, Refused) and reason in str(error))
+        return True
+
+
+def first_entry(layer: Layer) -> Entry:
+    """Return the first entry of a layer."""
+    return next(layer.entries())
+
+
+def nobody(folder: Path) -> Path:
+    """Make a stand-in for the system's folder of processes in which no program runs."""
+    (folder / "self" / "fd").mkdir(parents=True, exist_ok=True)
+    (folder / "self" / "maps").touch()
+    return folder
+
+
+def raised(attempt: Callable[[], object]) -> LayerError | None:
+    """Return the layer error that an attempt ends in, if it does."""
+    try:
+        attempt()
+    except LayerError as error:
+        return error
+    return None
+
+
+def snapshot(folder: Path, *, times: bool = False) -> dict[str, str]:
+    """Describe every name below a folder: what it is, the hash of its content, and when it changed."""
+    described: dict[str, str] = {}
+    for path in sorted(folder.rglob("*")):
+        status = path.lstat()
+        if path.is_symlink():
+            what = f"link to {os.readlink(path)}"
+        elif path.is_dir():
+            what = "folder"
+        else:
+            what = hashlib.sha256(path.read_bytes()).hexdigest()
+        described[str(path.relative_to(folder))] = f"{what} {status.st_mtime_ns}" if times else what
+    return described
+
+
+def _artifact(layer: Layer, entry: Entry) -> Artifact | None:
+    return layer.get(entry.key) if layer.abilities()[Ability.GET] is None else None

@@ -1,0 +1,226 @@
+"""What layers have in common that keep entries as rows of files: many are read, or placed, in one go."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import ClassVar, TypeVar
+
+from cachectl.layers.base.errors import Busy, Damaged, LayerError, NoRoom, reason_of
+from cachectl.layers.base.facts import Artifact, Finding, Foresight, Note, Outcome, Problem, Root, Target
+from cachectl.layers.base.layer import Layer
+from cachectl.layers.stores.rows import Deleted, Row, RowFile, allocated, companions_of, disk_usage
+
+T = TypeVar("T")
+
+
+class RowLayer(Layer):
+    """A layer with keys that begin with the name of a file, and what parts that from the rest.
+
+    What cannot be read or written with others is read or written alone, and says then what is wrong with it.
+    """
+
+    separator: ClassVar[str]
+    #: Sqlite writes a journal before it deletes rows.
+    clearing_needs_room = True
+
+    def failed_rows(self, file: str, targets: Sequence[Target], error: LayerError) -> Note:
+        """Say why rows of a file could not be removed, and which may be tried again when there is room."""
+        return Note(file, self.with_cure(error), tuple(targets) if isinstance(error, NoRoom) else ())
+
+    def unread(self, path: Path, error: LayerError | OSError) -> Problem:
+        """Return the problem of a file whose rows could not all be listed, because of a lock, an error or damage."""
+        kinds = {Busy: "busy", Damaged: "sqlite"}
+        code = next((code for kind, code in kinds.items() if isinstance(error, kind)), "unreadable")
+        return Problem(path, code, self.with_cure(error) if isinstance(error, LayerError) else reason_of(error))
+
+    @staticmethod
+    def examined(examine: Callable[[], Iterable[Finding]]) -> list[Finding]:
+        """Examine a database, and once more where it seems damaged.
+
+        A page that could not be read once is damage in the eyes of sqlite.
+        """
+        found = list(examine())
+        return list(examine()) if any(one.code in ("sqlite", "damaged") for one in found) else found
+
+    @abstractmethod
+    def read_rows(self, root: Root, file: str, keys: Sequence[str]) -> Mapping[str, Artifact | LayerError] | None:
+        """Read rows of one file, each or what is wrong with it; what is not there is left out.
+
+        ``None`` for a file that holds no rows of a database.
+        """
+
+    @abstractmethod
+    def write_rows(self, root: Root, file: str, artifacts: Sequence[Artifact]) -> Mapping[str, bool | LayerError]:
+        """Insert those rows that fit into one file, in one transaction; say of each key what :meth:`put_new` has to."""
+
+    def foresee_rows(self, root: Root, file: str, targets: Sequence[Target]) -> int | None:
+        """Return how many bytes the disk would get back if targets in one file were removed.
+
+        ``None`` for a file that holds no rows. Raises :class:`LayerError` where none of them could be removed.
+        """
+        del root, file, targets
+        return None
+
+    def row_files(self, root: Root) -> Iterable[RowFile]:
+        """Return the databases of a root that exist and can be used."""
+        del root
+        return ()
+
+    def recover(self, root: Root) -> None:
+        """Roll back what was interrupted in each database; one that fails keeps no other from it."""
+        for rows in self.row_files(root):
+            with suppress(LayerError):
+                rows.recover()
+
+    def remove_rows(
+        self, rows: RowFile, file: str, planned: Mapping[Target, Row | None], delete: Callable[[], Deleted | None]
+    ) -> Outcome:
+        """Remove targets from one database by ``delete``, and give the space back; say what went whatever fails then.
+
+        ``planned`` gives the row of each target, ``None`` for one that means all rows. ``delete`` returns ``None``
+        where nothing is as it was planned.
+        """
+        before = disk_usage(rows.path)[1], allocated(rows.path)
+        try:
+            done = delete() or Deleted(0)
+        except LayerError as error:
+            done = _deleted_in_spite_of(error, rows, planned)
+        rest = [
+            target for target, row in planned.items() if (not done.removed if row is None else row not in done.rows)
+        ]
+        failed: list[Note] = []
+        skipped: list[Note] = []
+        if done.stopped is not None:
+            failed.append(self.failed_rows(file, rest, done.stopped))
+        else:
+            skipped += [Note(target.key, "changed since it was planned") for target in rest]
+        # What vanished meanwhile was somebody else's doing.
+        if not done.removed:
+            return Outcome(self.name, skipped=tuple(skipped), failed=tuple(failed))
+        try:
+            if (because := rows.vacuum()) is not None:
+                skipped.append(Note(file, because))
+        except LayerError as error:
+            failed.append(Note(file, f"its rows are gone, but: {self.with_cure(error)}"))
+        freed = 0
+        try:
+            after = disk_usage(rows.path)[1], allocated(rows.path)
+            freed = max(0, *(was - now for was, now in zip(before, after, strict=True)))
+        except OSError as error:
+            failed.append(Note(file, f"its size cannot be read, so its bytes are not counted: {error.strerror}"))
+        return Outcome(self.name, done.removed, freed, tuple(skipped), tuple(failed))
+
+    def row_file(self, root: Root, file: str) -> RowFile | None:
+        """Return a database by the name that keys begin with, whether or not it exists; ``None`` where it is none."""
+        del root, file
+        return None
+
+    def held_in(self, root: Root, keys: Sequence[str]) -> Mapping[str, tuple[Path, ...]]:
+        """Name the database that a row lies in, and the files that sqlite keeps beside it."""
+        found: dict[str, tuple[Path, ...]] = {}
+        for file, listed in self._by_file((key, key) for key in keys).items():
+            path = root.path / file
+            shared = (path, *companions_of(path))
+            found |= {key: (root.path / key,) if path.is_dir() else shared for key in listed}
+        return found
+
+    def foresee_write(self, root: Root, keys: Sequence[str]) -> Mapping[str, LayerError]:
+        """Look at each database once."""
+        refused: dict[str, LayerError] = {}
+        alone: list[str] = []
+        for file, listed in self._by_file((key, key) for key in keys).items():
+            rows = self.row_file(root, file)
+            if rows is None:
+                alone += listed
+                continue
+            try:
+                rows.foresee_insert()
+            except LayerError as error:
+                refused.update(dict.fromkeys(listed, error))
+        return {**super().foresee_write(root, alone), **refused}
+
+    def foresee_removal(self, root: Root, targets: tuple[Target, ...]) -> Foresight:
+        """Look at each file once: it is written as a whole or not at all."""
+        seen = Foresight()
+        for file, planned in self._by_file((target.key, target) for target in targets).items():
+            try:
+                freed = self.foresee_rows(root, file, planned)
+            except LayerError as error:
+                seen = seen.plus(Foresight(failed=(Note(file, error.message),)))
+                continue
+            if freed is None:
+                seen = seen.plus(super().foresee_removal(root, tuple(planned)))
+            else:
+                seen = seen.plus(Foresight(tuple(planned), freed))
+        return seen
+
+    def read_row(self, root: Root, key: str) -> Artifact | None:
+        """Read one row as :meth:`read_rows` does. Raises what is wrong with it."""
+        found = (self.read_rows(root, key.partition(self.separator)[0], [key]) or {}).get(key)
+        if isinstance(found, LayerError):
+            raise found
+        return found
+
+    def read_many(self, root: Root, keys: Sequence[str]) -> Mapping[str, Artifact | LayerError | OSError]:
+        """Read the rows of each file at once."""
+        found: dict[str, Artifact | LayerError | OSError] = {}
+        # The name of a file alone is no key of a row.
+        alone = [key for key in keys if self.separator not in key]
+        for file, listed in self._by_file((key, key) for key in keys if self.separator in key).items():
+            try:
+                read = self.read_rows(root, file, listed)
+            except Busy as error:
+                # Asked one by one, each would wait as long.
+                read = dict.fromkeys(listed, error)
+            except (LayerError, OSError):
+                read = None
+            if read is None:
+                alone += listed
+            else:
+                found.update(read)
+        return {**found, **super().read_many(root, alone)}
+
+    def write_new(self, root: Root, artifacts: Sequence[Artifact]) -> list[bool | LayerError | OSError]:
+        """Insert the rows of each file in one transaction; whoever comes second with a key comes after that."""
+        first: dict[str, int] = {}
+        for number, artifact in enumerate(artifacts):
+            first.setdefault(artifact.key, number)
+        done: dict[int, bool | LayerError | OSError] = {}
+        for file, listed in self._by_file((key, artifacts[number]) for key, number in first.items()).items():
+            try:
+                written = self.write_rows(root, file, listed)
+            except Busy as error:
+                written = {artifact.key: error for artifact in listed}
+            except (LayerError, OSError, UnicodeError):
+                written = {}
+            done.update((first[key], one) for key, one in written.items())
+        alone = [number for number in range(len(artifacts)) if number not in done]
+        done.update(zip(alone, super().write_new(root, [artifacts[number] for number in alone]), strict=True))
+        return [done[number] for number in range(len(artifacts))]
+
+    def _by_file(self, things: Iterable[tuple[str, T]]) -> dict[str, list[T]]:
+        """Sort things by the file that their key begins with."""
+        found: dict[str, list[T]] = {}
+        for key, thing in things:
+            found.setdefault(key.partition(self.separator)[0], []).append(thing)
+        return found
+
+
+def _deleted_in_spite_of(error: LayerError, rows: RowFile, planned: Mapping[Target, Row | None]) -> Deleted:
+    """Count the planned rows that are not there any more after a failure.
+
+    Where the file cannot be read that is none: the next program to open it rolls an interrupted write back.
+    """
+    try:
+        whole = next((target for target, row in planned.items() if row is None), None)
+        if whole is not None:
+            return Deleted(max(0, whole.entries - rows.sum().rows), stopped=error)
+        named = [row for row in planned.values() if row is not None]
+        left = rows.read_many([row.key for row in named])
+    except LayerError:
+        return Deleted(0, stopped=error)
+    gone = frozenset(row for row, values in zip(named, left, strict=True) if values is None)
+    return Deleted(len(gone), gone, error)

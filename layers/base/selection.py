@@ -1,0 +1,158 @@
+"""Which entries a verb is about: by kernel, key, age, size or staleness."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from fnmatch import fnmatchcase, translate
+from typing import Final
+
+from cachectl.layers.base.errors import BadRequest
+from cachectl.layers.base.facts import Entry, Orphan
+
+_MOST: Final = 2.0**63
+_AGE_UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
+_SIZE_UNITS: Final = {
+    "": 1,
+    "B": 1,
+    **{f"{letter}{suffix}": 1024**power for power, letter in enumerate("KMGT", 1) for suffix in ("", "B", "IB")},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """A conjunction of conditions; the empty one selects everything.
+
+    ``before`` and ``after`` are moments (epoch seconds) that an entry's last change is held against;
+    ``larger_than`` is bytes; ``kernel`` a shell pattern on kernel names.
+    """
+
+    kernel: str | None = None
+    key: str | None = None
+    before: float | None = None
+    after: float | None = None
+    larger_than: int | None = None
+    stale: bool = False
+
+    @property
+    def everything(self) -> bool:
+        """Tell whether nothing is left out."""
+        return self == Selection()
+
+    @property
+    def kernel_pattern(self) -> re.Pattern[str] | None:
+        """Return what a kernel's name must match, ``None`` where any will do."""
+        return None if self.kernel is None else re.compile(translate(self.kernel))
+
+    @property
+    def kernel_part(self) -> str:
+        """Return the longest part that the name of every selected kernel has in it; maybe none of it."""
+        # What a set in brackets begins and ends is for fnmatch to say.
+        return max(re.split(r"[*?]", (self.kernel or "").partition("[")[0]), key=len)
+
+    @property
+    def kernel_prefix(self) -> str:
+        """Return what the name of every selected kernel begins with; maybe nothing."""
+        return re.split(r"[*?[]", self.kernel or "", maxsplit=1)[0]
+
+    @property
+    def needs_contents(self) -> bool:
+        """Tell whether entries must be looked into: kernel names, and some signs of age, lie in the bytes."""
+        return self.kernel is not None or self.stale
+
+    def matches(self, entry: Entry) -> bool:
+        """Tell whether an entry meets every condition; what is unknown meets none."""
+        return (
+            self._matches_kernel(entry.kernels)
+            and (self.key is None or self.key == entry.key)
+            and self._matches_time(entry)
+            and (self.larger_than is None or entry.bytes > self.larger_than)
+            and (not self.stale or entry.stale is True)
+        )
+
+    def matches_orphan(self, orphan: Orphan) -> bool:
+        """Tell the same of an orphan, which has no kernel and is never hit: it counts as stale."""
+        if self.kernel is not None:
+            return False
+        return (
+            (self.key is None or self.key == orphan.key)
+            and (self.before is None or orphan.modified < self.before)
+            and (self.after is None or orphan.modified > self.after)
+            and (self.larger_than is None or orphan.bytes > self.larger_than)
+        )
+
+    def _matches_kernel(self, kernels: tuple[str, ...] | None) -> bool:
+        if self.kernel is None:
+            return True
+        pattern = self.kernel
+        return kernels is not None and any(fnmatchcase(kernel, pattern) for kernel in kernels)
+
+    def _matches_time(self, entry: Entry) -> bool:
+        last = entry.used if entry.used is not None else entry.modified
+        if self.before is not None:
+            youngest = last if last is not None else entry.written_before
+            if youngest is None or youngest >= self.before:
+                return False
+        return self.after is None or (last is not None and last > self.after)
+
+
+ALL: Final = Selection()
+
+
+def parse_age(text: str) -> float:
+    """Read ``30d``, ``12h``, ``2w``, ``90m`` or ``45s`` as seconds.
+
+    Raises :class:`BadRequest` for anything else.
+    """
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhdw])", text.strip())
+    if match is None:
+        message = f"cannot read {text!r} as an age; write a number and s, m, h, d or w, such as 30d"
+        raise BadRequest(message)
+    return _bounded(match, _AGE_UNITS[match[2]])
+
+
+def parse_moment(text: str, now: float) -> float:
+    """Read an age before ``now``, or a date such as ``2026-12-31`` or ``2026-12-31T18:00`` (UTC), as epoch seconds.
+
+    Raises :class:`BadRequest` for anything else.
+    """
+    if re.fullmatch(r"\s*[0-9.]+[a-z]\s*", text):
+        return now - parse_age(text)
+    from datetime import datetime, timezone
+
+    try:
+        read = datetime.fromisoformat(text.strip())
+        return (read if read.tzinfo else read.replace(tzinfo=timezone.utc)).timestamp()
+    except (ValueError, OverflowError):
+        message = f"cannot read {text!r} as an age or a date; write 30d, 12h, 2w, or 2026-12-31"
+        raise BadRequest(message) from None
+
+
+def moment_text(moment: float) -> str:
+    """Return a moment, in epoch seconds, as a date and time of day in UTC."""
+    from datetime import datetime, timezone
+
+    try:
+        return datetime.fromtimestamp(moment, timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
+    except (ValueError, OverflowError, OSError):
+        return f"{moment:.0f} s after 1970"
+
+
+def parse_size(text: str) -> int:
+    """Read ``500M``, ``2GiB`` or a plain number as bytes; units are powers of 1024.
+
+    Raises :class:`BadRequest` for anything else.
+    """
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", text.strip())
+    if match is None or match[2].upper() not in _SIZE_UNITS:
+        message = f"cannot read {text!r} as a size; write bytes or a number and K, M, G or T, such as 500M"
+        raise BadRequest(message)
+    return int(_bounded(match, _SIZE_UNITS[match[2].upper()]))
+
+
+def _bounded(match: re.Match[str], unit: int) -> float:
+    amount = float(match[1]) * unit
+    if amount > _MOST:
+        message = f"{match[0][:20]!r} is more than any cache can hold, or any clock has counted"
+        raise BadRequest(message)
+    return amount

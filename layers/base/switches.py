@@ -1,0 +1,74 @@
+"""Variables, read the way each library reads them, and what is wrong with them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from cachectl.layers.base.environment import Environment
+from cachectl.layers.base.facts import Condition, Finding, Severity, State
+from cachectl.layers.base.layer import Layer
+
+_TRUE: Final = frozenset({"y", "yes", "t", "true", "on", "1"})
+_FALSE: Final = frozenset({"n", "no", "f", "false", "off", "0"})
+
+
+def strtobool(value: str) -> bool | None:
+    """Read a value as ``pytools.strtobool`` does; ``None`` where that raises (also for the empty string)."""
+    lowered = value.lower()
+    if lowered in _TRUE:
+        return True
+    return False if lowered in _FALSE else None
+
+
+def switched_off(environment: Environment, distribution: str, variables: tuple[str, ...]) -> State | None:
+    """Judge variables that a library reads with ``pytools.strtobool`` when it is imported; ``None`` if none is off."""
+    for variable in variables:
+        value = environment.get(variable)
+        if value is None:
+            continue
+        verdict = strtobool(value)
+        if verdict is None:
+            why = f"{variable}={value!r} is not a boolean: import {distribution} raises ValueError; use 1, or unset it"
+            return State(Condition.DISABLED, why)
+        if verdict:
+            return State(Condition.DISABLED, f"{variable}={value}")
+    return None
+
+
+def off(layer: Layer, variable: str, what: str | None = None) -> Finding:
+    """Say that a variable switches a layer off, or ``what`` of it, as it is meant to."""
+    message = f"{variable}={layer.environment.get(variable)} switches {what or layer.title} off"
+    return Finding(layer.name, first_place(layer), None, Severity.RECOMPILES, "off", message, f"unset {variable}")
+
+
+def misread(layer: Layer, variable: str, severity: Severity, outcome: str, fix: str | None = None) -> Finding:
+    """Say what a library makes of a value that it does not understand, or not as it is likely to be meant."""
+    message = f"{variable}={layer.environment.get(variable)!r} {outcome}"
+    return Finding(layer.name, first_place(layer), None, severity, "variable", message, fix or f"unset {variable}")
+
+
+def first_place(layer: Layer) -> Path:
+    """Return the root to name in a finding about a layer as a whole."""
+    return next((root.path for root in layer.roots()), Path("*"))
+
+
+def diagnosed(layer: Layer, distribution: str, variables: tuple[str, ...]) -> Iterator[Finding]:
+    """Find what is wrong with the variables of :func:`switched_off`."""
+    for variable in variables:
+        value = layer.environment.get(variable)
+        verdict = False if value is None else strtobool(value)
+        if verdict is None:
+            outcome = f"is not a boolean: import {distribution} raises ValueError"
+            yield misread(layer, variable, Severity.FAILS, outcome)
+        elif verdict:
+            yield off(layer, variable)
+
+
+def relative_cache_home(layer: Layer) -> Iterator[Finding]:
+    """Find an ``XDG_CACHE_HOME`` that platformdirs, and so pytools and PyOpenCL, pass over."""
+    value = layer.environment.get("XDG_CACHE_HOME")
+    if layer.environment.platform == "linux" and value and not Path(value).is_absolute():
+        outcome = "is not absolute: pytools and PyOpenCL ignore it, and use ~/.cache"
+        yield misread(layer, "XDG_CACHE_HOME", Severity.HARMLESS, outcome)

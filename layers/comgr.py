@@ -1,0 +1,171 @@
+"""The layer ``comgr``: what AMD's code object manager has compiled, for ROCm's OpenCL and for hipRTC.
+
+Sources, in ROCm/llvm-project: ``amd/comgr/src/{comgr-env,comgr-cache,comgr-cache-command}.cpp`` and
+``amd/comgr/README.md``; LLVM's ``Support/{Caching,CachePruning,Path}``. What is in entries:
+:mod:`cachectl.layers.formats.comgr_entries`.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from cachectl.layers.base.facts import (
+    Condition,
+    Finding,
+    Hazard,
+    Root,
+    Scope,
+    Severity,
+    State,
+    Switch,
+)
+from cachectl.layers.base.program_files import ProgramFiles
+from cachectl.layers.base.switches import misread, off
+from cachectl.layers.formats import comgr_entries
+from cachectl.layers.formats.contents import Contents
+from cachectl.layers.host.drivers import opencl_drivers
+from cachectl.layers.host.mounts import network_file_system
+from cachectl.layers.stores.tree import Shape, StrayRule
+
+LIBRARIES: Final = ("libamd_comgr.so",)
+TIMESTAMP: Final = "llvmcache.timestamp"
+_TEMPORARY: Final = StrayRule(
+    re.compile(r"amdgpu-compiler-[0-9a-f]{6}\.tmp\.o"), "left by a program that was killed", private=True
+)
+_SHAPE: Final = Shape((re.compile("llvmcache-[0-9a-f]{64}"),), folders=False, strays=(_TEMPORARY,))
+_BOOK: Final = Shape((re.compile(re.escape(TIMESTAMP)),), folders=False)
+
+_NOT_WHOLE: Final = (
+    "is not exactly an output and a log, each of the length it says; comgr compiles it again at every run, and never "
+    "replaces it"
+)
+
+
+class ComgrCache(ProgramFiles):
+    """Outputs of single commands of AMD's compiler: bitcode and code objects, one file each."""
+
+    name = "comgr"
+    title = "AMD comgr cache"
+    forms = ("comgr-entry/1",)
+    shapes = (_SHAPE,)
+    #: The file that tells when entries were last dropped.
+    books = (_BOOK,)
+    libraries = LIBRARIES
+    on_network = Hazard(
+        Severity.RISKS,
+        "programs map its files, and have been killed (SIGBUS) where others changed them; the newest releases keep no "
+        "cache there unless AMD_COMGR_CACHE_DIR names it",
+    )
+
+    # ------------------------------------------------------------------ where and whether
+
+    def roots(self) -> tuple[Root, ...]:
+        """Resolve as comgr and LLVM do: what is empty or relative counts from the working folder."""
+        environment = self.environment
+        if environment.platform == "darwin":
+            return ()
+        if named := environment.get("AMD_COMGR_CACHE_DIR"):
+            return (Root(environment.absolute(named), Scope.USER, "AMD_COMGR_CACHE_DIR"),)
+        if environment.platform == "win32":
+            base = environment.get("LOCALAPPDATA")
+            return (Root(Path(base, "comgr"), Scope.USER, "LOCALAPPDATA"),) if base else ()
+        xdg, home = environment.get("XDG_CACHE_HOME"), environment.get("HOME")
+        if xdg is not None:
+            return (Root(environment.absolute(xdg) / "comgr", Scope.USER, "XDG_CACHE_HOME"),)
+        if home is not None:
+            return (Root(environment.absolute(home) / ".cache" / "comgr", Scope.USER, "default (HOME)"),)
+        return (Root(environment.home / ".cache" / "comgr", Scope.USER, "default (the account's home)"),)
+
+    def state(self) -> State:
+        """Judge the switch, which knows one value, the policy, and the place."""
+        if self.environment.get("AMD_COMGR_CACHE") == "0":
+            return State(Condition.DISABLED, "AMD_COMGR_CACHE=0")
+        if not self._is_here():
+            return State(Condition.ABSENT, "no driver or GPU of AMD's is here, and none has left a cache")
+        if (wrong := self._policy_complaint()) is not None:
+            return State(Condition.DISABLED, f"AMD_COMGR_CACHE_POLICY cannot be read, so nothing is kept: {wrong}")
+        if not (roots := self.roots()):
+            return State(Condition.DISABLED, "LOCALAPPDATA is not set: there is no place to keep a cache")
+        kind = network_file_system(roots[0].path, mounts=self.environment.mounts)
+        if kind is not None and roots[0].source != "AMD_COMGR_CACHE_DIR":
+            why = f"the default place is on a network file system ({kind}): the newest releases keep no cache there"
+            return State(Condition.UNKNOWN, why)
+        value = self.environment.get("AMD_COMGR_CACHE")
+        ignored = f"; AMD_COMGR_CACHE={value!r} is not 0" if value is not None else ""
+        return State(Condition.ENABLED, f"on by default since ROCm 7{ignored}")
+
+    def _is_here(self) -> bool:
+        registered = "AMD" in opencl_drivers(self.environment) or self.environment.topology.exists()
+        return registered or any(root.exists for root in self.roots())
+
+    def _policy_complaint(self) -> str | None:
+        return comgr_entries.policy_complaint(self.environment.get("AMD_COMGR_CACHE_POLICY") or "")
+
+    def diagnose(self) -> Iterator[Finding]:
+        """Yield what is wrong with the variables."""
+        value = self.environment.get("AMD_COMGR_CACHE")
+        if value == "0":
+            yield off(self, "AMD_COMGR_CACHE")
+        if not self._is_here():
+            return
+        if value not in (None, "0", "1"):
+            yield misread(self, "AMD_COMGR_CACHE", Severity.HARMLESS, "is not 0, so it does not switch the cache off")
+        yield from self._unfit_policy()
+        yield from self._unfit_place()
+        if self.environment.get("AMD_COMGR_EMIT_VERBOSE_LOGS") not in (None, "0"):
+            outcome = "is part of every key: what was stored without it is compiled again"
+            yield misread(self, "AMD_COMGR_EMIT_VERBOSE_LOGS", Severity.RECOMPILES, outcome)
+
+    def _unfit_policy(self) -> Iterator[Finding]:
+        policy, wrong = self.environment.get("AMD_COMGR_CACHE_POLICY"), self._policy_complaint()
+        if policy is None or wrong is None:
+            return
+        # The manual of comgr spells it so; LLVM, which reads it, does not.
+        mended = policy.replace("prune_expiration=", "prune_after=")
+        fix = None
+        if comgr_entries.policy_complaint(mended) is None:
+            fix = f"export AMD_COMGR_CACHE_POLICY={shlex.quote(mended)}"
+        outcome = f"cannot be read ({wrong}): nothing is kept, and every run compiles"
+        yield misread(self, "AMD_COMGR_CACHE_POLICY", Severity.RECOMPILES, outcome, fix)
+
+    def _unfit_place(self) -> Iterator[Finding]:
+        if self.environment.get("AMD_COMGR_CACHE_DIR") == "":
+            outcome = "is empty: older releases keep nothing then, newer ones use the default place"
+            yield misread(self, "AMD_COMGR_CACHE_DIR", Severity.RECOMPILES, outcome)
+        for root in self.roots():
+            variable = root.source if root.source in ("AMD_COMGR_CACHE_DIR", "XDG_CACHE_HOME") else "HOME"
+            value = self.environment.get(variable)
+            if self.environment.platform != "win32" and value is not None and not Path(value).is_absolute():
+                outcome = "is not absolute: each working folder gets a cache of its own"
+                fix = f"export {variable}={shlex.quote(str(self.environment.absolute(value)))}" if value else None
+                if variable == "HOME":
+                    fix = f"export HOME={shlex.quote(str(self.environment.home))}"
+                yield misread(self, variable, Severity.RECOMPILES, outcome, fix)
+
+    def switch(self, *, on: bool) -> Switch:
+        """Give the variable, which comgr reads when it first compiles."""
+        if on:
+            return Switch(self.name, unset=frozenset({"AMD_COMGR_CACHE"}), latches=LIBRARIES)
+        return Switch(self.name, {"AMD_COMGR_CACHE": "0"}, latches=LIBRARIES)
+
+    def relocate(self, folder: Path) -> Switch:
+        """Give the path; comgr makes the folder."""
+        return Switch(self.name, {"AMD_COMGR_CACHE_DIR": str(folder / "comgr")}, latches=LIBRARIES)
+
+    # ------------------------------------------------------------------ contents
+
+    def describe(self, data: bytes) -> Contents:
+        """Read the output that an entry holds."""
+        return comgr_entries.describe(comgr_entries.output_of(data) or b"")
+
+    def complaint(self, data: bytes) -> tuple[Severity, str] | None:
+        """Check that an entry is exactly an output and a log, and that bitcode and code objects are whole."""
+        output = comgr_entries.output_of(data)
+        if output is None:
+            return Severity.RECOMPILES, _NOT_WHOLE
+        wrong = comgr_entries.complaint(output)
+        return None if wrong is None else (Severity.FAILS, f"{wrong}; comgr hands it on as it is")

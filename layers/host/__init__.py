@@ -1,0 +1,1 @@
+"""The machine: files, processes, mounts, OpenCL drivers, GPUs, and what is installed."""

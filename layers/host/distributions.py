@@ -1,0 +1,108 @@
+"""What is installed beside cachectl, read off the names in the folders of ``sys.path``.
+
+``importlib.metadata`` answers the same questions, but importing it costs more than a report of every cache. It is asked
+where names do not tell: for an egg, a zip, or a finder of somebody's own.
+
+Sources: the binary distribution format and the entry-points specification, packaging.python.org.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Sequence
+from functools import lru_cache
+from importlib.machinery import PathFinder
+from typing import TYPE_CHECKING, Final
+
+from cachectl.layers.host.listings import names_in
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
+_INFORMATION: Final = ".dist-info"
+#: What a version has in it that was spelled otherwise.
+_ODD: Final = re.compile("[-_]")
+_EGG: Final = (".egg-info", ".egg-link", ".egg")
+
+
+def version_of(distribution: str) -> str | None:
+    """Return the version of an installed distribution, ``None`` where there is none."""
+    folders = tuple(sys.path)
+    if _names_tell(folders):
+        wanted = _normal(distribution)
+        for folder in folders:
+            versions, doubtful = _offered_by(names_in(folder))
+            if wanted in doubtful:
+                break
+            if wanted in versions:
+                name, version = versions[wanted]
+                return (
+                    version if os.path.exists(os.path.join(folder, name, "METADATA")) else _asked_version(distribution)
+                )
+        else:
+            return None
+    return _asked_version(distribution)
+
+
+def entry_points(group: str) -> tuple[EntryPoint, ...]:
+    """Return the entry points of a group, whoever is installed."""
+    folders = tuple(sys.path)
+    if _names_tell(folders) and not any(_mentions(group, folder, names_in(folder)) for folder in folders):
+        return ()
+    from importlib import metadata
+
+    return tuple(metadata.entry_points(group=group))
+
+
+def _names_tell(folders: Sequence[str]) -> bool:
+    """Tell whether everything installed is a folder beside the modules it brought."""
+    finders = [finder for finder in sys.meta_path if finder is not PathFinder]
+    if any(hasattr(finder, "find_distributions") for finder in finders):
+        return False
+    return not any(folder.endswith(".egg") or os.path.isfile(folder) for folder in folders)
+
+
+@lru_cache(maxsize=64)
+def _offered_by(names: tuple[str, ...]) -> tuple[dict[str, tuple[str, str]], frozenset[str]]:
+    """Return the folder and version of what names in a folder tell, and distributions of which they do not."""
+    versions: dict[str, tuple[str, str]] = {}
+    doubtful: set[str] = set()
+    for name in names:
+        stem, ending = os.path.splitext(name)
+        distribution, dash, version = stem.partition("-")
+        if ending == _INFORMATION and dash and not _ODD.search(version) and _normal(distribution) not in versions:
+            versions[_normal(distribution)] = name, version
+        elif ending.lower() in (_INFORMATION, *_EGG):
+            # Two of one name, an egg, or a spelling that only old tools used.
+            doubtful.add(_normal(distribution.partition(".egg")[0]))
+    return versions, frozenset(doubtful)
+
+
+@lru_cache(maxsize=64)
+def _mentions(group: str, folder: str, names: tuple[str, ...]) -> bool:
+    """Tell whether anything in a folder speaks of a group of entry points: that stays as it was installed."""
+    information = (name for name in names if name.lower().endswith((_INFORMATION, *_EGG)))
+    return any(group.encode() in _read(os.path.join(folder, name, "entry_points.txt")) for name in information)
+
+
+def _read(path: str) -> bytes:
+    try:
+        with open(path, "rb") as file:
+            return file.read()
+    except OSError:
+        return b""
+
+
+def _normal(name: str) -> str:
+    return re.sub(r"[-_.]+", "_", name).lower()
+
+
+def _asked_version(distribution: str) -> str | None:
+    from importlib import metadata
+
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return None

@@ -1,0 +1,63 @@
+"""AMD GPUs of this machine, from what their kernel driver lists: no driver library is loaded.
+
+Sources: the properties of KFD's topology (``drivers/gpu/drm/amd/amdkfd/kfd_topology.c``), MIOpen's
+``src/include/miopen/handle.hpp`` (``GetDbBasename``) and ``src/target_properties.cpp`` (variables).
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from cachectl.layers.base.environment import Environment
+
+#: From this generation on the runtime counts pairs of compute units, or single ones: both are met.
+_PAIRED: Final = 10
+#: The most compute units whose number is spelled in decimal.
+_DECIMAL: Final = 64
+#: No longer than what is counted here can be.
+_NUMBER: Final = re.compile(r"[0-9]{1,12}")
+_VERSION: Final = re.compile(r"([0-9]{1,3})\.([0-9]{1,3})\.([0-9]{1,3})")
+
+
+class Gpu(NamedTuple):
+    """A GPU as MIOpen names its files: the architecture, and how many compute units it may be taken to have."""
+
+    arch: str
+    units: tuple[int, ...]
+
+    @property
+    def bases(self) -> tuple[str, ...]:
+        """Spell architecture and units as the names of databases do."""
+        return tuple(f"{self.arch}_{units}" if units <= _DECIMAL else f"{self.arch}{units:x}" for units in self.units)
+
+
+def amd_gpus(environment: Environment) -> tuple[Gpu, ...]:
+    """Return the GPUs of this machine, equal ones once, as the variables let MIOpen see them."""
+    found = (_gpu(environment, node) for node in sorted(environment.topology.glob("*/properties")))
+    return tuple(dict.fromkeys(gpu for gpu in found if gpu is not None))
+
+
+def _gpu(environment: Environment, file: Path) -> Gpu | None:
+    try:
+        lines = file.read_text().splitlines()
+    except (OSError, UnicodeError):
+        return None
+    pairs = (line.split() for line in lines)
+    told = {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and _NUMBER.fullmatch(pair[1])}  # noqa: PLR2004
+    version, simds, per_unit = (told.get(name, 0) for name in ("gfx_target_version", "simd_count", "simd_per_cu"))
+    if not version or not simds or not per_unit:
+        # A processor.
+        return None
+    major, minor, step = version // 10000, version // 100 % 100, version % 100
+    enforced = _VERSION.fullmatch(environment.get("HSA_OVERRIDE_GFX_VERSION") or "")
+    if enforced is not None:
+        major, minor, step = (int(part) for part in enforced.groups())
+    named = environment.get("MIOPEN_DEBUG_ENFORCE_DEVICE") or environment.get("MIOPEN_DEVICE_ARCH")
+    units = simds // per_unit
+    counted = environment.get("MIOPEN_DEVICE_CU") or ""
+    counts = (units // 2, units) if major >= _PAIRED else (units,)
+    if _NUMBER.fullmatch(counted) and int(counted):
+        counts = (int(counted),)
+    return Gpu(named or f"gfx{major}{minor:x}{step:x}", counts)

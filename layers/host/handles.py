@@ -1,0 +1,291 @@
+"""Files and folders reached from an open folder, a component at a time: no link on the way is ever followed."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import Final
+
+from cachectl.layers.host.plain import STAGE, open_plain, own_name
+from cachectl.layers.host.presence import means_absent, status_at
+
+#: What a file system says that knows no second names.
+NO_HARD_LINKS: Final = frozenset({errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EMLINK})
+#: What a file system says that is full, or will not let a file grow.
+NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+#: Bytes of a small journal of sqlite's.
+_PROBE: Final = 1 << 15
+#: Deeper than any entry is nested; what goes deeper is none.
+DEEP: Final = 16
+
+_FOLDER_FLAGS: Final = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_NOFOLLOW", 0)
+
+
+def lacks_room(folder: Path) -> bool:
+    """Return whether a folder takes no new file of a few pages: no room, no inode left, or a quota used up."""
+    import tempfile
+
+    try:
+        with tempfile.TemporaryFile(dir=folder) as file:
+            file.write(bytes(_PROBE))
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        return error.errno in NO_ROOM
+    return False
+
+
+def status_of(handle: int, name: str) -> os.stat_result | None:
+    """Return the status of a name, of a link itself; ``None`` where there is none. Raises any other error."""
+    return status_at(name, dir_fd=handle)
+
+
+def open_folder(name: str, handle: int) -> int:
+    """Open a folder that is no link; return its descriptor."""
+    return os.open(name, _FOLDER_FLAGS, dir_fd=handle)
+
+
+@contextmanager
+def opened_root(path: Path) -> Iterator[int | None]:
+    """Have a root open for a while, a link to it resolved this once; ``None`` where there is no such folder."""
+    try:
+        handle = os.open(path, os.O_RDONLY | getattr(os, "O_DIRECTORY", 0))
+    except OSError as error:
+        if not means_absent(error):
+            raise
+        yield None
+        return
+    try:
+        yield handle
+    finally:
+        os.close(handle)
+
+
+@contextmanager
+def opened(name: str, handle: int) -> Iterator[int]:
+    """Have a folder open for a while."""
+    folder = open_folder(name, handle)
+    try:
+        yield folder
+    finally:
+        os.close(folder)
+
+
+def descend(stack: ExitStack, handle: int, parts: Sequence[str], *, make: bool = False) -> int | None:
+    """Open a folder below a handle component by component; ``None`` where it is not there, or a link is on the way.
+
+    Raises :class:`OSError` where that cannot be determined.
+    """
+    for part in parts:
+        if make and status_of(handle, part) is None:
+            with suppress(FileExistsError):
+                os.mkdir(part, 0o700, dir_fd=handle)
+        try:
+            handle = stack.enter_context(opened(part, handle))
+        except OSError as error:
+            if make or not (means_absent(error) or error.errno == errno.ELOOP):
+                raise
+            return None
+    return handle
+
+
+@contextmanager
+def own_folder(handle: int, prefix: str, freed: Freed | None = None) -> Iterator[tuple[int, str]]:
+    """Make a folder for this process alone, held as long as it is in use, and delete it afterwards.
+
+    Yields its descriptor and its name; under another name it stays. ``freed`` counts what the deletion gives back.
+    """
+    name = own_name(prefix)
+    os.mkdir(name, 0o700, dir_fd=handle)
+    try:
+        with opened(name, handle) as folder:
+            _hold(folder, wait=True)
+            yield folder, name
+    finally:
+        delete(handle, name, freed)
+
+
+def is_trusted(root: int, status: os.stat_result) -> bool:
+    """Tell whether a folder of cachectl's in an open root is this user's, or of whoever the root belongs to.
+
+    What anybody else has put there, into a temporary folder for instance, is neither believed nor removed.
+    """
+    return status.st_uid in (os.geteuid(), os.fstat(root).st_uid) and not status.st_mode & 0o022
+
+
+def owners(path: Path) -> frozenset[int]:
+    """Return the user ids that own a file, or a folder and everything in it; none where nothing is there.
+
+    Raises :class:`OSError` where a folder cannot be searched.
+    """
+    try:
+        status = path.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        return frozenset()
+    found = {status.st_uid}
+    folders = [os.fspath(path)] if stat.S_ISDIR(status.st_mode) else []
+    while folders:
+        with suppress(FileNotFoundError, NotADirectoryError), os.scandir(folders.pop()) as children:
+            for child in children:
+                with suppress(FileNotFoundError):
+                    found.add(child.stat(follow_symlinks=False).st_uid)
+                if child.is_dir(follow_symlinks=False):
+                    folders.append(child.path)
+    return frozenset(found)
+
+
+def is_held(handle: int, name: str) -> bool:
+    """Return whether a living cachectl works in a folder of its own making, or the folder has gone.
+
+    Raises :class:`OSError` where that cannot be determined.
+    """
+    with ExitStack() as stack:
+        folder = descend(stack, handle, (name,))
+        return folder is None or not _hold(folder, wait=False)
+
+
+def _hold(folder: int, *, wait: bool) -> bool:
+    """Lock a folder against being taken for a left-over, or (not waiting) try whether it is; tell of success."""
+    import fcntl
+
+    try:
+        # Those who only try do not keep each other, or the owner for longer than a moment, from it.
+        fcntl.flock(folder, fcntl.LOCK_EX if wait else fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
+
+
+def hold_alone(folder: int) -> bool:
+    """Lock an open folder for this process, unless another works in it; tell whether that was done."""
+    import fcntl
+
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
+
+
+def place_new(source: int, target: int, name: str) -> None:
+    """Move a plain file into another folder under its name, where there must be none.
+
+    Raises :class:`FileExistsError` where there is.
+    """
+    try:
+        os.link(name, name, src_dir_fd=source, dst_dir_fd=target, follow_symlinks=False)
+    except OSError as error:
+        if error.errno not in NO_HARD_LINKS:
+            raise
+        if status_of(target, name) is not None:
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), name) from error
+        os.rename(name, name, src_dir_fd=source, dst_dir_fd=target)
+    else:
+        os.unlink(name, dir_fd=source)
+
+
+def write_synced(handle: int, name: str, content: bytes, mode: int = 0o600) -> None:
+    """Write a new file whole, and see it to the disk."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+    with open(os.open(name, flags, mode, dir_fd=handle), "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+class Freed:
+    """Counts the bytes that deletions gave back to the disk, including those of a deletion that failed halfway."""
+
+    def __init__(self) -> None:
+        self.bytes = 0
+
+
+def move(name: str, source: int, target: int, new: str, *, stages: int, first: Collection[str] = ()) -> None:
+    """Move a file or folder from one open folder to another, under the name ``new``.
+
+    It is renamed. overlayfs renames no folder of a lower layer (``EXDEV``): there it is copied into a stage in the open
+    folder ``stages``, the copy is renamed, and the original is removed, its ``first`` files before the others. An
+    interruption leaves the original, both, or the copy and a part of the original that lacks the first files.
+    """
+    try:
+        os.rename(name, new, src_dir_fd=source, dst_dir_fd=target)
+    except OSError as error:
+        if error.errno != errno.EXDEV:
+            raise
+    else:
+        return
+    with own_folder(stages, STAGE) as (stage, _):
+        _copy(source, target=stage, name=name, new=new)
+        os.rename(new, new, src_dir_fd=stage, dst_dir_fd=target)
+    os.fsync(target)
+    delete(source, name, first=first)
+
+
+def _copy(source: int, *, target: int, name: str, new: str, depth: int = 0) -> None:
+    """Copy a file, a link or a folder with its modes and times, and see it to the disk."""
+    # It takes milliseconds to import, and every command imports this module.
+    import shutil
+
+    status = os.stat(name, dir_fd=source, follow_symlinks=False)
+    if stat.S_ISLNK(status.st_mode):
+        os.symlink(os.readlink(name, dir_fd=source), new, dir_fd=target)
+        return
+    if stat.S_ISDIR(status.st_mode):
+        if depth > DEEP:
+            raise OSError(errno.ELOOP, "nested deeper than any entry", name)
+        os.mkdir(new, 0o700, dir_fd=target)
+        with opened(name, source) as below, opened(new, target) as copied:
+            for child in os.listdir(below):
+                _copy(below, target=copied, name=child, new=child, depth=depth + 1)
+            _finish_copy(copied, status)
+        return
+    with open(open_plain(name, dir_fd=source), "rb") as old:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+        with open(os.open(new, flags, 0o600, dir_fd=target), "wb") as file:
+            shutil.copyfileobj(old, file)
+            file.flush()
+            _finish_copy(file.fileno(), status)
+
+
+def _finish_copy(handle: int, status: os.stat_result) -> None:
+    os.fchmod(handle, stat.S_IMODE(status.st_mode))
+    os.utime(handle, ns=(status.st_atime_ns, status.st_mtime_ns))
+    os.fsync(handle)
+
+
+def delete(
+    handle: int | None, name: str, freed: Freed | None = None, depth: int = 0, *, first: Collection[str] = ()
+) -> None:
+    """Delete a file or a whole folder relative to a handle, and add the bytes that are off the disk to ``freed``.
+
+    The files of a folder that ``first`` names go before its others. Links are unlinked, never followed. Where something
+    cannot be deleted the rest is, unless ``first`` names it, and then the first :class:`OSError` is raised.
+    """
+    status = None if handle is None else status_of(handle, name)
+    if handle is None or status is None:
+        return
+    if not stat.S_ISDIR(status.st_mode):
+        with suppress(FileNotFoundError):
+            os.unlink(name, dir_fd=handle)
+            if freed is not None and stat.S_ISREG(status.st_mode) and status.st_nlink == 1:
+                freed.bytes += status.st_size
+        return
+    if depth > DEEP:
+        raise OSError(errno.ELOOP, "nested deeper than any entry", name)
+    failure: OSError | None = None
+    with suppress(FileNotFoundError), opened(name, handle) as folder:
+        for child in sorted(os.listdir(folder), key=lambda child: child not in first):
+            try:
+                delete(folder, child, freed, depth + 1)
+            except OSError as error:  # noqa: PERF203 - one must not end the rest
+                if child in first:
+                    raise
+                failure = failure or error
+    if failure is not None:
+        raise failure
+    with suppress(FileNotFoundError):
+        os.rmdir(name, dir_fd=handle)

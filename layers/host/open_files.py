@@ -1,0 +1,29 @@
+"""Whether a file may be moved from under its name: not while some program has it open."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+from cachectl.layers.base.environment import Environment
+from cachectl.layers.host.mounts import network_file_system
+from cachectl.layers.host.processes import holding, spell
+
+
+def open_elsewhere(environment: Environment, path: Path) -> str | None:
+    """Say who has a file open, or may have; ``None`` where surely nobody has, or there is none."""
+    if not os.path.lexists(path):
+        return None
+    if (kind := network_file_system(path)) is not None:
+        return f"lies on {kind}, where a program of another machine may have it open: end those, and move it by hand"
+    if not environment.superuser and _others_may_write(path):
+        return "may be open in a program of another user, who can write to it: do it as the superuser, or by hand"
+    users = holding(path, processes=environment.processes)
+    return None if users == () else f"is open in {spell(users)}, which must end first"
+
+
+def _others_may_write(path: Path) -> bool:
+    """Tell whether the processes of other users, which do not show, may be writing to a file."""
+    status = path.lstat()
+    return bool(status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)) or status.st_uid != os.geteuid()

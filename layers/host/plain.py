@@ -1,0 +1,197 @@
+"""Files opened for what they are: plain, no links, no pipes that would block, no sizes that would not fit."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+from cachectl.layers.base.limits import LARGEST_ENTRY, too_large
+
+_NO_LINKS: Final = getattr(os, "O_NOFOLLOW", 0)
+_FLAGS: Final = os.O_RDONLY | _NO_LINKS | getattr(os, "O_NONBLOCK", 0)
+_SPECIAL: Final = {
+    stat.S_IFIFO: "a pipe",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
+#: Looking must not look like use: some caches drop first what was read longest ago.
+_UNNOTICED: Final = getattr(os, "O_NOATIME", 0)
+#: Where the system shows what this process has open.
+_DESCRIPTORS: Final = "/dev/fd"
+#: How the name of everything begins that is staged beside its place.
+STAGE: Final = ".cachectl-stage-"
+#: The same under an older name.
+SANE: Final = LARGEST_ENTRY
+#: No more than what a file may be asked for before its size is, in bytes.
+_HEAD: Final = 4096
+
+
+def own_name(prefix: str = STAGE) -> str:
+    """Make a name that nobody else has: for a stage, or for what another prefix says."""
+    return prefix + os.urandom(16).hex()
+
+
+def open_plain(path: str | Path, *, dir_fd: int | None = None, flags: int = _FLAGS, follow: bool = False) -> int:
+    """Open a plain file; return its descriptor.
+
+    Raises :class:`OSError` for a folder, a pipe, a socket or a device, so that no name in a cache makes this wait. A
+    link is refused too, unless ``follow`` is set: that is for files of an installation, never for files of a cache.
+    """
+    with suppress(FileNotFoundError):
+        # Opening a device can already act on it.
+        _refuse_special(os.stat(path, dir_fd=dir_fd, follow_symlinks=follow), path)
+    # A pipe that replaces the file now must not block the open either.
+    wanted = (flags | _FLAGS) & ~(_NO_LINKS if follow else 0)
+    handle = os.open(path, wanted, 0o644, dir_fd=dir_fd)
+    status = os.fstat(handle)
+    if not stat.S_ISREG(status.st_mode):
+        os.close(handle)
+        _refuse_special(status, path)
+        raise OSError(errno.EINVAL, "a folder, no plain file", str(path))
+    return handle
+
+
+def _refuse_special(status: os.stat_result, path: str | Path) -> None:
+    if (kind := special_kind(status.st_mode)) is not None:
+        raise OSError(errno.EINVAL, f"{kind}, no plain file", str(path))
+
+
+def special_kind(mode: int) -> str | None:
+    """Name the kind of a file that may block or act when it is opened, given its mode; ``None`` for any other file."""
+    return _SPECIAL.get(stat.S_IFMT(mode))
+
+
+#: Descriptors that cannot be closed yet.
+_PARKED: Final[list[int]] = []
+
+
+def release(handle: int) -> None:
+    """Close a descriptor of a file that programs lock, once this process has that file open nowhere else.
+
+    Closing any descriptor of a file drops every POSIX lock that the process holds on it: those of sqlite, of the CUDA
+    driver or of MIOpen, if cachectl runs in their process. Until then it is kept.
+    """
+    _PARKED.append(handle)
+    for parked in _PARKED[:]:
+        # A file that cannot be identified stays open.
+        with suppress(ValueError, OSError):
+            if not _open_otherwise(parked):
+                _PARKED.remove(parked)
+                os.close(parked)
+
+
+def _open_otherwise(handle: int) -> bool:
+    mine = os.fstat(handle)
+    for number in os.listdir(_DESCRIPTORS) if os.path.isdir(_DESCRIPTORS) else ():
+        with suppress(OSError):
+            if int(number) not in _PARKED and os.path.samestat(os.fstat(int(number)), mine):
+                return True
+    return False
+
+
+def read_locked(path: str | Path, *, limit: int = -1) -> bytes:
+    """Read a plain file that programs lock, without dropping a lock of this very process.
+
+    Raises :class:`OSError` as :func:`read_plain`.
+    """
+    handle = borrow(path)
+    try:
+        return _read_all(handle, path, limit)
+    finally:
+        release(handle)
+
+
+def _read_all(handle: int, path: str | Path, limit: int, most: int = LARGEST_ENTRY) -> bytes:
+    """Read an open file from its beginning, which it may have been read beyond before."""
+    wanted = limit
+    if not 0 <= limit <= _HEAD:
+        size = os.fstat(handle).st_size
+        if limit < 0 and size > most:
+            raise OSError(errno.EFBIG, too_large(size, most), str(path))
+        wanted = size if limit < 0 else min(size, limit)
+    data = os.pread(handle, wanted, 0)
+    while len(data) < wanted and (more := os.pread(handle, wanted - len(data), len(data))):
+        data += more
+    return data
+
+
+def borrow(path: str | Path, *, dir_fd: int | None = None) -> int:
+    """Open a plain file that programs lock, for reading; :func:`release` closes it.
+
+    A descriptor that could not be closed yet is used again, so that there is never more than one of those.
+    """
+    for parked in _PARKED[:]:
+        with suppress(OSError, ValueError):
+            if os.path.samestat(os.fstat(parked), os.stat(path, dir_fd=dir_fd, follow_symlinks=False)):
+                _PARKED.remove(parked)
+                return parked
+    return open_plain(path, dir_fd=dir_fd)
+
+
+def read_installed(path: str | Path) -> bytes:
+    """Read a file of an installation, to which links may lead. Raises :class:`OSError` as :func:`open_plain`."""
+    handle = open_plain(path, follow=True)
+    try:
+        return _read_all(handle, path, -1)
+    finally:
+        os.close(handle)
+
+
+def read_plain(path: str | Path, *, dir_fd: int | None = None, limit: int = -1, most: int = LARGEST_ENTRY) -> bytes:
+    """Read a plain file, or its first ``limit`` bytes.
+
+    Raises :class:`OSError` as :func:`open_plain`, and for a whole file of more than ``most`` bytes.
+    """
+    handle = _open_unnoticed(path, dir_fd)
+    try:
+        return _read_all(handle, path, limit, most)
+    finally:
+        os.close(handle)
+
+
+def _open_unnoticed(path: str | Path, dir_fd: int | None) -> int:
+    try:
+        return open_plain(path, dir_fd=dir_fd, flags=_UNNOTICED)
+    except PermissionError:
+        # Only the owner may read unnoticed.
+        return open_plain(path, dir_fd=dir_fd)
+
+
+def overwrite(handle: int, old: bytes, new: bytes) -> None:
+    """Write an open file over in place, given what is in it; where there is no room, it stays as it was.
+
+    For files that others hold open or have locked, so that no other can be renamed over them. What the file
+    grows by goes first, since only that needs room; until the end the file is too long at worst, never too short.
+    """
+    try:
+        _write_all(handle, new[len(old) :], len(old))
+        # Some file systems find out no sooner that there is no room.
+        os.fsync(handle)
+        _write_all(handle, new[: len(old)], 0)
+    except OSError:
+        with suppress(OSError):
+            _write_all(handle, old, 0)
+        os.ftruncate(handle, len(old))
+        raise
+    os.ftruncate(handle, len(new))
+
+
+def _write_all(handle: int, data: bytes, place: int) -> None:
+    """Write everything: a disk that fills up takes a part without a complaint."""
+    rest = memoryview(data)
+    while rest:
+        written = os.pwrite(handle, rest, place)
+        rest, place = rest[written:], place + written
+
+
+def plain_identity(path: Path) -> tuple[int, int]:
+    """Return device and inode of a plain file that is no link. Raises :class:`OSError` for anything else."""
+    status = path.lstat()
+    if not stat.S_ISREG(status.st_mode):
+        raise OSError(errno.EINVAL, "no plain file, or a link, which is not followed", str(path))
+    return status.st_dev, status.st_ino

@@ -1,0 +1,175 @@
+"""Which running programs have a library loaded, as far as the platform lets one see."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from cachectl.layers.base.errors import printable
+
+_PROC: Final = Path("/proc")
+
+
+def using(libraries: tuple[str, ...], *, processes: Path = _PROC) -> tuple[int, ...] | None:
+    """Return the ids of processes that map a library whose file name starts so.
+
+    ``None`` where it cannot be known: only Linux shows the maps of a process. Looked at are this user's
+    processes, and for the superuser everybody's. A process that hides its maps from its own user runs with
+    other privileges, and does not write into this user's caches.
+    """
+    if not (processes / "self" / "maps").exists():
+        return None
+    return tuple(sorted(pid for pid in _concerned(processes) if _maps_one(processes / str(pid), libraries)))
+
+
+def holding(path: Path, *, processes: Path = _PROC) -> tuple[int, ...] | None:
+    """Return the ids of processes that have a file open; ``None`` where it cannot be known, as in :func:`using`."""
+    if not (processes / "self" / "fd").is_dir():
+        return None
+    status = path.lstat()
+    wanted = (status.st_dev, status.st_ino)
+    return tuple(sorted(pid for pid in _concerned(processes) if wanted in _open_files(processes / str(pid) / "fd")))
+
+
+def _open_files(descriptors: Path) -> Iterator[tuple[int, int]]:
+    try:
+        numbers = os.listdir(descriptors)
+    except OSError:
+        # It has ended meanwhile, or hides.
+        return
+    for number in numbers:
+        with suppress(OSError):
+            status = (descriptors / number).stat()
+            yield status.st_dev, status.st_ino
+
+
+def mentioning(folder: Path, *, processes: Path = _PROC) -> bool | None:
+    """Tell whether a process was started with a folder's path in its environment, or has a file in it open.
+
+    ``None`` where it cannot be known, as in :func:`using`.
+    """
+    if not (processes / "self" / "maps").exists():
+        return None
+    return any(_mentions(processes / str(pid), folder) for pid in _concerned(processes))
+
+
+def _mentions(process: Path, folder: Path) -> bool:
+    try:
+        if os.fsencode(folder) in (process / "environ").read_bytes():
+            return True
+        links = [process / "cwd", *(process / "fd").iterdir()]
+    except OSError:
+        # It has ended meanwhile, or hides.
+        return False
+    for link in links:
+        with suppress(OSError):
+            opened = Path(os.readlink(link))
+            if folder in (opened, *opened.parents):
+                return True
+    return False
+
+
+def start_of(pid: int, *, processes: Path = _PROC) -> int | None:
+    """Return when a process was started, in clock ticks since boot; ``None`` where that is unknown, or it has ended.
+
+    Source: field 22 of ``/proc/PID/stat`` in proc(5).
+    """
+    try:
+        fields = (processes / str(pid) / "stat").read_bytes().rpartition(b") ")[2].split()
+        return None if fields[0] == b"Z" else int(fields[19])
+    except (OSError, IndexError, ValueError):
+        return None
+
+
+def spell(users: tuple[int, ...] | None, *, processes: Path = _PROC) -> str:
+    """Name processes in a sentence: ``process 4711 (python3)``."""
+    if users is None:
+        return "programs that this platform does not show"
+    shown = ", ".join(f"{pid}{_name_of(pid, processes)}" for pid in users[:5])
+    return f"process {shown}" if len(users) == 1 else f"processes {shown}" + ("…" if len(users) > 5 else "")  # noqa: PLR2004
+
+
+def _name_of(pid: int, processes: Path) -> str:
+    try:
+        name = (processes / str(pid) / "comm").read_bytes().removesuffix(b"\n")
+    except OSError:
+        return ""
+    return f" ({printable(os.fsdecode(name))})"
+
+
+def age_of(pid: int, *, processes: Path = _PROC) -> float | None:
+    """Return for how many seconds a process has been running; ``None`` where that is unknown, or it has ended.
+
+    ``/proc/uptime`` is not used: in some containers it is that of the container.
+    """
+    ticks = start_of(pid, processes=processes)
+    # Only Linux has this clock, and processes to look at.
+    clock = getattr(time, "CLOCK_BOOTTIME", None)
+    return None if ticks is None or clock is None else time.clock_gettime(clock) - ticks / os.sysconf("SC_CLK_TCK")
+
+
+class Loaded(NamedTuple):
+    """The libraries of this very process at one moment; ``maps`` is ``None`` where that cannot be known."""
+
+    maps: bytes | None
+
+    def has(self, libraries: tuple[str, ...]) -> bool | None:
+        """Tell whether one whose file name starts so is loaded; ``None`` where it cannot be known."""
+        return None if self.maps is None else any(b"/" + library.encode() in self.maps for library in libraries)
+
+
+def libraries_here(*, processes: Path = _PROC) -> Loaded:
+    """Look once at what this process has loaded: the system takes its time to tell."""
+    try:
+        return Loaded((processes / "self" / "maps").read_bytes())
+    except OSError:
+        return Loaded(None)
+
+
+def first_variables(number: int | str = "self", *, processes: Path = _PROC) -> dict[str, str] | None:
+    """Return the environment a process was started with, whatever it has set since; ``None`` is unknown."""
+    try:
+        block = (processes / str(number) / "environ").read_bytes()
+    except OSError:
+        return None
+    pairs = (os.fsdecode(item).partition("=") for item in block.split(b"\0") if item)
+    return {name: value for name, _, value in pairs}
+
+
+def _concerned(processes: Path) -> Iterator[int]:
+    user = os.geteuid()
+    for name in os.listdir(processes):
+        if name.isdigit():
+            try:
+                owner = (processes / name).stat().st_uid
+            except OSError:
+                continue
+            if user in (0, owner):
+                yield int(name)
+
+
+def _maps_one(process: Path, libraries: tuple[str, ...]) -> bool:
+    try:
+        maps = (process / "maps").read_bytes()
+    except OSError:
+        # It has ended meanwhile, or hides.
+        return False
+    return any(b"/" + library.encode() in maps for library in libraries)
+
+
+def has_ended(pid: int, *, processes: Path = _PROC) -> bool:
+    """Tell whether a process of this user has surely ended; one that nobody has waited for counts as ended."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    except OSError:
+        return False
+    try:
+        return (processes / str(pid) / "stat").read_bytes().rpartition(b") ")[2][:1] == b"Z"
+    except OSError:
+        return False

@@ -1,0 +1,57 @@
+"""The layer ``loopy``: its schedule, code generation, invoker and memo dictionaries.
+
+Sources: ``loopy/__init__.py`` (switches), ``loopy/tools.py`` (the list of dictionaries).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from cachectl.layers.base.facts import Finding, Flag, Patch, State, Switch, When
+from cachectl.layers.base.memos import forgetting
+from cachectl.layers.base.switches import diagnosed, relative_cache_home
+from cachectl.layers.pytools import PytoolsDictionaries
+
+_VARIABLES = ("LOOPY_NO_CACHE", "CG_NO_CACHE")
+#: Executors remember what they have compiled.
+_MEMOS = tuple(
+    Patch(module, owner, "translation_unit_info", forgetting)
+    for module, owner in (
+        ("loopy.target.pyopencl_execution", "PyOpenCLExecutor"),
+        ("loopy.target.c.c_execution", "CExecutor"),
+    )
+)
+
+
+class LoopyDictionaries(PytoolsDictionaries):
+    """What loopy remembers of kernels it has scheduled, generated and wrapped."""
+
+    name = "loopy"
+    title = "loopy code generation"
+    forms = ("loopy-pdict/5", "loopy-pdict/4")
+    opened_by = ("loopy",)
+
+    def owns(self, identifier: str) -> bool:
+        """Tell whether loopy made a dictionary."""
+        return identifier.startswith("loopy-")
+
+    def state(self) -> State:
+        """Judge the two variables, both read when loopy is imported."""
+        return self.judged("loopy", _VARIABLES)
+
+    def diagnose(self) -> Iterator[Finding]:
+        """Yield what is wrong with the variables."""
+        yield from diagnosed(self, "loopy", _VARIABLES)
+        yield from relative_cache_home(self)
+
+    def switch(self, *, on: bool) -> Switch:
+        """Give the variable for the next import, and the flag that every call site reads in a running one."""
+        return Switch(
+            self.name,
+            set={} if on else {"LOOPY_NO_CACHE": "1"},
+            unset=frozenset(_VARIABLES) if on else frozenset(),
+            flags=(Flag("loopy", "CACHING_ENABLED", on),),
+            memos=_MEMOS,
+            drops=(("loopy", "clear_in_mem_caches"),),
+            takes_effect=When.NOW,
+        )

@@ -1,0 +1,1 @@
+"""The layer ``mesa``: the shader cache of Rusticl and of Mesa's drivers."""

@@ -1,0 +1,43 @@
+"""The layer ``miopen-system-tuning``: the find-db and perf-db that came with MIOpen, read only.
+
+Sources: ``src/find_db.cpp``, ``src/include/miopen/execution_context.hpp`` (names), ``src/db_path.cpp.in``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from cachectl.layers.base.facts import Finding, Orphan, Root
+from cachectl.layers.miopen.places import DatabaseFile, Packaged, diagnosed_flag, system_roots
+from cachectl.layers.miopen.tuning import FIND_DB, SWITCH, MIOpenTuning
+
+
+class MIOpenSystemTuning(Packaged, MIOpenTuning):
+    """Tuning results that came with MIOpen."""
+
+    name = "miopen-system-tuning"
+    title = "MIOpen system tuning results"
+    instead = "miopen-tuning"
+    precious = False
+    texts = ("fdb.txt", "db.txt", "cd.pdb.txt")
+    tables = ("db",)
+    on_network = None
+    among_ranks = None
+    when_closed = None
+
+    def roots(self) -> tuple[Root, ...]:
+        """Resolve relative to each libMIOpen that can be found."""
+        return system_roots(self.environment, tilde=False)
+
+    def diagnose(self) -> Iterator[Finding]:
+        """Yield what is wrong with the switch."""
+        yield from diagnosed_flag(self, SWITCH, FIND_DB)
+
+    def _scan_strays(self, root: Root) -> Iterator[Orphan]:
+        # Nobody rewrites these files; what lies beside them is the package's own.
+        del root
+        return iter(())
+
+    def _fix(self, file: DatabaseFile, own: str) -> str:
+        del own
+        return f"reinstall the package that {file.path} belongs to"

@@ -1,0 +1,621 @@
+"""The layer ``miopen-tuning``: what MIOpen's tuning has found for this user, hours of work rather than a cache.
+
+The find-db (which solver is fastest) and the perf-db (how to run it) are text records; some builds keep the
+perf-db in sqlite, which is only read here. The find-db alone has a switch: nothing turns the user's perf-db
+off before MIOpen 3.5 (``MIOPEN_DEBUG_DISABLE_USER_DB``). Sources: ``src/find_db.cpp``, ``src/db_record.cpp``,
+``src/ramdb.cpp`` (the ``.time`` file), ``src/lock_file.cpp``.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import time
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from dataclasses import replace as changed
+from functools import partial
+from pathlib import Path
+from threading import Lock
+from typing import ClassVar, Final
+
+from cachectl.layers.base.errors import Busy, Damaged, EntryExists, LayerError, Refused, Unreachable, not_a_key
+from cachectl.layers.base.facts import (
+    Ability,
+    Artifact,
+    Entry,
+    Finding,
+    Found,
+    Hazard,
+    Housekeeping,
+    Note,
+    Orphan,
+    Outcome,
+    Problem,
+    Quarantined,
+    Removable,
+    Root,
+    Severity,
+    State,
+    Switch,
+    Target,
+)
+from cachectl.layers.base.layer import each_part
+from cachectl.layers.base.row_layer import RowLayer
+from cachectl.layers.base.switches import first_place, misread
+from cachectl.layers.host.open_files import open_elsewhere
+from cachectl.layers.host.presence import is_there, means_absent, status_at
+from cachectl.layers.miopen.places import (
+    LIBRARIES,
+    SEPARATOR,
+    TEMPORARY,
+    DatabaseFile,
+    Databases,
+    diagnosed_flag,
+    judge,
+    lock_files,
+    owned_file,
+    read_flag,
+    several_installed,
+    stale_because,
+    to_finding,
+    user_database_roots,
+)
+from cachectl.layers.stores.foresight import wait_until_free
+from cachectl.layers.stores.locks import record_lock
+from cachectl.layers.stores.quarantine import folder_pattern
+from cachectl.layers.stores.records import Fault, Record, RecordFile, place, record_complaint
+from cachectl.layers.stores.rows import RowFile, Schema, disk_usage
+from cachectl.layers.stores.tree import LEFTOVER, NOTHING, REFUSALS, Tree
+
+SWITCH: Final = "MIOPEN_DEBUG_DISABLE_FIND_DB"
+FIND_DB: Final = "MIOpen's find-db"
+_FORM: Final = "miopen-record/1"
+NO_KERNELS: Final = "a record tells a problem and its solvers, not the kernels they run"
+_LISTED_ONLY: Final = "an sqlite perf-db is read, never changed; MIOpen's own tools edit it"
+_TIME: Final = ".time"
+# Other users take the same locks.
+_OPEN_TO_ALL: Final = 0o777
+# Record locks keep out processes, not threads.
+_THREADS: Final = Lock()
+_SIDE_FILE: Final = re.compile(r"(?P<database>.+)(?P<ending>\.temp|\.time)")
+
+#: The columns of a problem, in the order of a text record's key.
+PROBLEM: Final = (
+    *("spatial_dim", "in_channels", "in_h", "in_w", "in_d", "fil_h", "fil_w", "fil_d", "out_channels", "batchsize"),
+    *("pad_h", "pad_w", "pad_d", "conv_stride_h", "conv_stride_w", "conv_stride_d"),
+    *("dilation_h", "dilation_w", "dilation_d", "bias", "group_count", "layout", "data_type", "direction"),
+)
+_TEXTS: Final = ("layout", "data_type", "direction")
+_PERF_TABLE: Final = (
+    "CREATE TABLE IF NOT EXISTS `perf_db` (`id` INTEGER PRIMARY KEY ASC,`solver` TEXT NOT NULL,"
+    "`config` INTEGER NOT NULL,`params` TEXT NOT NULL)"
+)
+_CONFIG_TABLE: Final = (
+    "CREATE TABLE IF NOT EXISTS `config` (`id` INTEGER PRIMARY KEY ASC,"
+    + ",".join(f"`{column}` TEXT NOT NULL" for column in _TEXTS)
+    + "".join(f",`{column}` INT NOT NULL" for column in PROBLEM if column not in _TEXTS)
+    + ")"
+)
+#: The two tables of a perf-db in sqlite and their indexes, as MIOpen makes them.
+PERF_DB_CREATE: Final = (
+    _CONFIG_TABLE,
+    f"CREATE UNIQUE INDEX IF NOT EXISTS `idx_config` ON config( {','.join((*_TEXTS, *PROBLEM[:-3]))} )",
+    _PERF_TABLE,
+    "CREATE UNIQUE INDEX IF NOT EXISTS `idx_perf_db` ON perf_db(solver, config)",
+)
+# Read only, so a query may stand for the table; it spells the problem as a text record does.
+_PERF_DB: Final = Schema(
+    table=(
+        "(select perf_db.id as rowid, perf_db.config, perf_db.solver, perf_db.params, "
+        + "||'x'||".join(f"config.{column}" for column in PROBLEM)
+        + " as problem from perf_db join config on config.id = perf_db.config)"
+    ),
+    create=(),
+    key=("config", "solver"),
+    values=("problem", "params"),
+    size="length(params)",
+    others=PERF_DB_CREATE,
+)
+#: What ``MIOPEN_FIND_ENFORCE`` may say, and what that does to every run.
+_ACTIONS: Final = {"NONE": 1, "DB_UPDATE": 2, "SEARCH": 3, "SEARCH_DB_UPDATE": 4, "DB_CLEAN": 5}
+_ENFORCED: Final = {
+    2: (Severity.HARMLESS, "a search that a program asks for is made again although its result is known"),
+    3: (Severity.HARMLESS, "whatever has not been tuned is tuned, which takes long"),
+    4: (Severity.RECOMPILES, "everything is tuned again in every run"),
+    5: (Severity.RECOMPILES, "every run erases the tuning results that it meets"),
+}
+#: Variables of a tuning session beside it.
+_LEFT_SET: Final = {
+    "MIOPEN_DEBUG_FIND_ONLY_SOLVER": "no other solver is used, and what tuning finds is no better than that",
+    "MIOPEN_DEBUG_PERFDB_OVERRIDE": "tuning results are passed over",
+}
+#: The rows of the perf-db alone.
+PERF_TABLE: Final = _PERF_DB._replace(table="perf_db", key=("solver", "config"), values=("params",))
+_HARM: Final = {
+    "malformed": Severity.RECOMPILES,
+    "newline": Severity.RECOMPILES,
+    # What the line that hides it does is said of that one.
+    "hidden": Severity.HARMLESS,
+    "item": Severity.HARMLESS,
+    "duplicate": Severity.WASTES,
+    "duplicate-id": Severity.WASTES,
+}
+#: Faults of records that MIOpen reads all the same.
+_READ: Final = frozenset({"item", "duplicate-id"})
+
+
+class MIOpenTuning(RowLayer):
+    """Results of tuning MIOpen."""
+
+    name = "miopen-tuning"
+    title = "MIOpen user tuning results"
+    precious = True
+    forms = (_FORM,)
+    separator = SEPARATOR
+    #: Endings of its files of records, and of its sqlite files.
+    texts: ClassVar[tuple[str, ...]] = ("ufdb.txt", "udb.txt", "cd.updb.txt")
+    tables: ClassVar[tuple[str, ...]] = ("udb",)
+    on_network: ClassVar[Hazard | None] = Hazard(
+        Severity.RISKS,
+        "the locks of MIOpen up to 3.3 lie in each node's temporary folder, so nodes write over each other's results",
+    )
+    among_ranks: ClassVar[Hazard | None] = Hazard(
+        Severity.RISKS, "a rewrite removes the file before it renames the new one, so the others may not find it"
+    )
+
+    def roots(self) -> tuple[Root, ...]:
+        """Resolve as MIOpen does when it first needs a tuning result."""
+        return user_database_roots(self.environment)
+
+    def state(self) -> State:
+        """Judge the switch of the find-db; it leaves the perf-db on."""
+        state = judge(self.environment, SWITCH, present=any(self._anything_in(root) for root in self.roots()))
+        hints = []
+        if read_flag(self.environment.get(SWITCH) or ""):
+            hints.append("the find-db is off, the perf-db stays on")
+        enforce = self.environment.get("MIOPEN_FIND_ENFORCE")
+        if enforce in ("5", "DB_CLEAN"):
+            hints.append(f"MIOPEN_FIND_ENFORCE={enforce} erases the user's results: unset it")
+        return changed(state, why="; ".join((state.why, *hints)))
+
+    def diagnose(self) -> Iterator[Finding]:
+        """Yield what is wrong with the switch, and variables of a tuning session that are still set."""
+        yield from diagnosed_flag(self, SWITCH, FIND_DB)
+        yield from self._enforced()
+        for variable, outcome in _LEFT_SET.items():
+            if self.environment.get(variable):
+                yield self._left_set(variable, Severity.HARMLESS, outcome)
+
+    def _enforced(self) -> Iterator[Finding]:
+        variable = "MIOPEN_FIND_ENFORCE"
+        value = self.environment.get(variable)
+        if not value:
+            return
+        number = re.match(r"\s*\+?(\d{1,18})", value, re.ASCII)
+        action = _ACTIONS.get(value.upper()) if number is None else int(number[1])
+        if action is None:
+            yield misread(self, variable, Severity.FAILS, "is no action that MIOpen knows: it throws")
+        elif action not in _ACTIONS.values():
+            yield misread(self, variable, Severity.HARMLESS, "is no action that MIOpen knows: it is ignored")
+        elif action in _ENFORCED:
+            yield self._left_set(variable, *_ENFORCED[action])
+
+    def _left_set(self, variable: str, severity: Severity, outcome: str) -> Finding:
+        message = f"{variable}={self.environment.get(variable)} is set: {outcome}"
+        return Finding(self.name, first_place(self), None, severity, "tuning", message, f"unset {variable}")
+
+    def _anything_in(self, root: Root) -> bool:
+        if root.role == TEMPORARY:
+            return any(True for _ in self.databases(root).files())
+        return root.exists
+
+    def switch(self, *, on: bool) -> Switch:
+        """Give the variable of the find-db; on is its absence, never an empty value."""
+        if on:
+            return Switch(self.name, unset=frozenset({SWITCH}), latches=LIBRARIES)
+        return Switch(self.name, {SWITCH: "1"}, latches=LIBRARIES)
+
+    def relocate(self, folder: Path) -> Switch:
+        """Give MIOpen's own variable; the folder is made by MIOpen."""
+        return Switch(self.name, {"MIOPEN_USER_DB_PATH": str(folder / "miopen-db")}, latches=LIBRARIES)
+
+    def refusals(self) -> Mapping[Ability, str]:
+        """Refuse kernels, and what needs directory handles where there are none."""
+        return {**REFUSALS, Ability.KERNELS: NO_KERNELS}
+
+    def claims(self, root: Root, parts: tuple[str, ...]) -> bool:
+        """Tell by the names of databases, and of what a rewrite of one leaves."""
+        side = _SIDE_FILE.fullmatch(parts[-1])
+        return self.databases(root).claims(parts if side is None else (*parts[:-1], side["database"]))
+
+    def databases(self, root: Root) -> Databases:
+        """Return the database files of a root."""
+        return Databases(root, self.texts + self.tables)
+
+    def scan(self, root: Root, *, contents: bool = True) -> Iterator[Found]:
+        """Yield the records of text files, the rows of sqlite files, and left-overs of interrupted rewrites."""
+        del contents
+        databases = self.databases(root)
+        latest = None if several_installed(self.environment) else databases.newest()
+        for file in databases.files():
+            if isinstance(file, Problem):
+                yield file
+                continue
+            because = stale_because(file.version, latest, "files")
+            yield from self._scan_file(root, file, because)
+        yield from self._scan_strays(root)
+
+    def _scan_file(self, root: Root, file: DatabaseFile, because: str | None) -> Iterator[Found]:
+        payload = 0
+        try:
+            modified = file.modified()
+            for found in self._listing(root, file):
+                if isinstance(found, Fault):
+                    # The record of such a line is listed: only verify has anything to add.
+                    if found.code in _READ:
+                        continue
+                    yield Problem(file.path, found.code, f"line {found.number}: {found.message}")
+                    continue
+                key, size, mark = found
+                payload += size
+                yield Entry(
+                    layer=self.name,
+                    key=SEPARATOR.join((file.relative, key)),
+                    root=root.path,
+                    bytes=size,
+                    files=0,
+                    written_before=modified,
+                    device=file.device,
+                    versions=file.versions,
+                    stale=True if because else None,
+                    stale_because=because,
+                    detail=file.detail,
+                    mark=mark,
+                )
+            yield self._rest_of(root, file, payload, because)
+        except (LayerError, OSError) as error:
+            yield self.unread(file.path, error)
+            with suppress(OSError):
+                yield self._rest_of(root, file, payload, because)
+
+    def _rest_of(self, root: Root, file: DatabaseFile, payload: int, because: str | None) -> Housekeeping:
+        """Weigh what a file has beside its entries, and the file that marks its changes."""
+        files, total = disk_usage(file.path)
+        beside = _time_file(file.path)
+        if owned_file(root, beside):
+            files, total = files + 1, total + disk_usage(beside)[1]
+        # A last line without its end is a byte shorter than it counts.
+        rest = max(0, total - payload)
+        return Housekeeping(file.relative, root.path, rest, files, file.modified(), True if because else None)
+
+    def _listing(self, root: Root, file: DatabaseFile) -> Iterator[tuple[str, int, tuple[int, ...]] | Fault]:
+        """Yield each entry's key within the file, its bytes, and what marks it; and every fault."""
+        if file.name.kind in self.tables:
+            for row in RowFile(self.name, file.path, _PERF_DB, self.environment.patience).rows():
+                yield SEPARATOR.join(row.key), row.bytes, (row.rowid,)
+            return
+        for found in self._records(root, file).scan():
+            if isinstance(found, Fault):
+                yield found
+            else:
+                yield found.key, len(found.line) + 1, (found.checksum,)
+
+    def _scan_strays(self, root: Root) -> Iterator[Orphan | Problem]:
+        for leaf in Tree(self.name, root.path, NOTHING).scan():
+            if isinstance(leaf, Problem):
+                yield leaf
+            elif not LEFTOVER.fullmatch(leaf.key):
+                yield leaf.orphan(root.path)
+        try:
+            names = sorted(os.listdir(root.path))
+        except OSError as error:
+            if not means_absent(error):
+                yield self.unread(root.path, error)
+            return
+        for name in names:
+            try:
+                why = self._stray_because(root, name)
+                status = None if why is None else status_at(root.path / name)
+            except OSError as error:
+                yield self.unread(root.path / name, error)
+                continue
+            if why is not None and status is not None:
+                mark = (status.st_size, status.st_mtime_ns)
+                yield Orphan(name, root.path, status.st_size, 1, status.st_mtime, why, mark=mark)
+
+    def _stray_because(self, root: Root, name: str) -> str | None:
+        """Say why a file beside the databases serves nothing; ``None`` where it does, or is not known."""
+        match = _SIDE_FILE.fullmatch(name)
+        database = None if match is None else self.databases(root).name(match["database"])
+        is_ours = LEFTOVER.fullmatch(name) is not None
+        if not (is_ours or database is not None) or not owned_file(root, root.path / name):
+            return None
+        if is_ours or match is None or database is None:
+            return "left by an interrupted cachectl"
+        if match["ending"] != _TIME:
+            return "left by an interrupted rewrite of MIOpen"
+        return None if is_there(database.path) else "marks the changes of a database that is gone"
+
+    def _records(self, root: Root, file: DatabaseFile) -> RecordFile:
+        return RecordFile(self.name, file.path, lambda: self.editing(root, file.path))
+
+    @contextmanager
+    def editing(self, root: Root, path: Path) -> Iterator[None]:
+        """Hold MIOpen's own locks while a file is changed, then tell running programs of the change.
+
+        They read the file again if ``.time`` holds a later moment of the steady clock (ns) than their last read.
+        """
+        with self.locked(path):
+            yield
+            beside = _time_file(path)
+            if is_there(path):
+                place(beside, str(time.monotonic_ns()).encode())
+            elif owned_file(root, beside):
+                beside.unlink()
+
+    @contextmanager
+    def locked(self, path: Path) -> Iterator[None]:
+        """Hold every lock that some MIOpen takes on a database; lock files are made as MIOpen makes them, and stay."""
+        with _THREADS, ExitStack() as stack:
+            # In one order everywhere, so that two cachectls never wait for each other.
+            for lock in sorted(lock_files(self.environment, path)):
+                self._make_lock_folder(lock.parent)
+                handle = stack.enter_context(record_lock(self.name, lock, patience=self.environment.patience))
+                with suppress(PermissionError):
+                    os.fchmod(handle, _OPEN_TO_ALL)
+            yield
+
+    def _make_lock_folder(self, folder: Path) -> None:
+        try:
+            if not folder.is_dir():
+                folder.mkdir(parents=True)
+                folder.chmod(_OPEN_TO_ALL)
+        except FileExistsError:
+            # Another process was faster.
+            pass
+        except OSError as error:
+            raise Unreachable(self.name, f"cannot make the lock folder: {error.strerror}", folder) from error
+        if folder.is_symlink():
+            raise Refused(self.name, "a link in the place of MIOpen's lock folder is not followed", folder)
+
+    def read(self, root: Root, key: str) -> Artifact | None:
+        """Read the line of a record as it stands; a row of a sqlite file is spelled as such a line."""
+        return self.read_row(root, key)
+
+    def read_rows(self, root: Root, file: str, keys: Sequence[str]) -> Mapping[str, Artifact | LayerError] | None:
+        """Read records of one file."""
+        located = self.databases(root).find(file)
+        if located is None:
+            return None
+        detail = {**located.detail, **located.versions, "database": located.name.kind}
+        named = {key.partition(SEPARATOR)[2]: key for key in keys}
+        return {
+            named[name]: Artifact(self.name, named[name], _FORM, line, detail) if isinstance(line, bytes) else line
+            for name, line in self._lines(root, located, tuple(named)).items()
+        }
+
+    def _lines(self, root: Root, file: DatabaseFile, names: Sequence[str]) -> Mapping[str, bytes | LayerError]:
+        """Return the lines of records of a file, by their keys in it."""
+        if file.name.kind not in self.tables:
+            read = self._records(root, file).read_many(names)
+            return {name: one.line if isinstance(one, Record) else one for name, one in read.items()}
+        pairs = [(config, solver) for config, _, solver in (name.partition(SEPARATOR) for name in names)]
+        rows = RowFile(self.name, file.path, _PERF_DB, self.environment.patience).read_many(pairs)
+        return {
+            name: f"{values[0]}={solver}:{values[1]}".encode()
+            for name, (_, solver), values in zip(names, pairs, rows, strict=True)
+            if values is not None
+        }
+
+    def is_key(self, key: str) -> bool:
+        """Tell by the name of a database and what follows it."""
+        file, separator, rest = key.partition(SEPARATOR)
+        return bool(separator and rest) and any(self.databases(root).name(file) for root in self.roots())
+
+    def write(self, root: Root, key: str, artifact: Artifact, *, replace: bool) -> None:
+        """Insert a line into a text file, under MIOpen's locks; the line says its key itself."""
+        file = self._writable(root, key)
+        if not _is_of(artifact, key):
+            raise Damaged(self.name, "the line's own key is another than the one it is put under", key)
+        self._make_folder(root)
+        self._records(root, file).put(artifact.data, replace=replace)
+
+    def write_rows(self, root: Root, file: str, artifacts: Sequence[Artifact]) -> Mapping[str, bool | LayerError]:
+        """Insert lines into one text file, in one rewrite."""
+        del file
+        fit = [one for one in artifacts if _is_of(one, one.key) and record_complaint(one.data) is None]
+        if not fit:
+            return {}
+        located = self._writable(root, fit[0].key)
+        self._make_folder(root)
+        new = self._records(root, located).put_new([one.data for one in fit])
+        exists = EntryExists(self.name, located.path)
+        return {one.key: exists if placed is None else placed for one, placed in zip(fit, new, strict=True)}
+
+    def _writable(self, root: Root, key: str) -> DatabaseFile:
+        """Return the text file that a key names."""
+        relative, separator, _ = key.partition(SEPARATOR)
+        databases = self.databases(root)
+        file = databases.name(relative)
+        if file is None or not separator:
+            raise not_a_key(self.name, key)
+        if file.name.kind in self.tables:
+            raise Refused(self.name, f"cannot put: {_LISTED_ONLY}", file.path)
+        if databases.find(relative) is None and databases.blocked(file):
+            raise Refused(self.name, "cannot put: a link, a folder, or somebody else's file stands there", file.path)
+        return file
+
+    def _make_folder(self, root: Root) -> None:
+        try:
+            root.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise Unreachable(self.name, f"cannot make the folder: {error.strerror}", root.path) from error
+
+    def idle_gate(self, targets: Iterable[Removable]) -> Iterator[tuple[Removable, str | None]]:
+        """Leave rows of sqlite files alone."""
+        endings = tuple(f".{kind}" for kind in self.tables)
+        for target in targets:
+            row = isinstance(target, Entry) and target.key.partition(SEPARATOR)[0].endswith(endings)
+            yield target, _LISTED_ONLY if row else None
+
+    def remove(self, root: Root, targets: tuple[Target, ...]) -> Outcome:
+        """Delete lines; running programs keep what they have read, whatever is deleted."""
+        by_file: dict[str, dict[str, Target]] = {}
+        parts: list[tuple[str, Callable[[], Outcome]]] = []
+        for target in targets:
+            relative, separator, record = target.key.partition(SEPARATOR)
+            if separator:
+                by_file.setdefault(relative, {})[record] = target
+            elif folder_pattern(self.name).fullmatch(target.key):
+                tree = Tree(self.name, root.path, NOTHING)
+                parts.append((target.key, partial(tree.remove, (target,))))
+            else:
+                parts.append((target.key, partial(self._remove_stray, root, target)))
+        parts += [
+            (relative, partial(self._remove_records, root, relative, planned)) for relative, planned in by_file.items()
+        ]
+        return each_part(self.name, parts)
+
+    def _remove_records(self, root: Root, relative: str, planned: Mapping[str, Target]) -> Outcome:
+        file = self.databases(root).find(relative)
+        if file is None:
+            return Outcome(self.name, skipped=tuple(Note(target.key, "already gone") for target in planned.values()))
+        before = disk_usage(file.path)[1]
+        records = self._records(root, file)
+        failed: tuple[Note, ...] = ()
+        try:
+            gone = records.delete({key: target.mark[0] for key, target in planned.items()})
+        except LayerError as error:
+            failed = (Note(relative, error.message),)
+            # The new file may be in place, and only a step after that has failed.
+            gone = planned.keys() - records.read_many(planned).keys()
+        left = [target for key, target in planned.items() if key not in gone]
+        skipped = () if failed else tuple(Note(target.key, "changed since it was planned") for target in left)
+        return Outcome(self.name, len(gone), max(0, before - disk_usage(file.path)[1]), skipped, failed)
+
+    def foresee_rows(self, root: Root, file: str, targets: Sequence[Target]) -> int | None:
+        """Take the lines out of a copy of their file."""
+        located = self.databases(root).find(file)
+        if located is None or any(SEPARATOR not in target.key for target in targets):
+            return None
+        for lock in self.lock_files(root, [target.key for target in targets]):
+            wait_until_free(self.name, lock, self.environment.patience)
+        return self._records(root, located).foresee_delete({target.key.partition(SEPARATOR)[2] for target in targets})
+
+    def lock_files(self, root: Root, keys: Iterable[str]) -> Iterable[Path]:
+        """Name MIOpen's locks on the files of records."""
+        files = {key.partition(SEPARATOR)[0] for key in keys if SEPARATOR in key}
+        return [lock for file in sorted(files) for lock in lock_files(self.environment, root.path / file)]
+
+    def _remove_stray(self, root: Root, target: Target) -> Outcome:
+        path = root.path / target.key
+        match = _SIDE_FILE.fullmatch(target.key)
+        # MIOpen rewrites under its lock: whoever has it knows that a temporary file is nobody's.
+        lock = nullcontext() if match is None else self.locked(root.path / match["database"])
+        try:
+            with lock:
+                if self._stray_because(root, target.key) is None:
+                    return Outcome(self.name, skipped=(Note(target.key, "already gone"),))
+                status = path.lstat()
+                if (status.st_size, status.st_mtime_ns) != target.mark:
+                    return Outcome(self.name, skipped=(Note(target.key, "changed since it was planned"),))
+                path.unlink()
+        except (LayerError, OSError) as error:
+            because = error.message if isinstance(error, LayerError) else f"cannot be removed: {error.strerror}"
+            return Outcome(self.name, failed=(Note(target.key, because),))
+        return Outcome(self.name, 0, target.bytes)
+
+    def verify(self, root: Root) -> Iterator[Finding]:
+        """Check every line by the reader's rules, and sqlite files with sqlite's own check."""
+        for file in self.databases(root).files():
+            if isinstance(file, Problem):
+                # Where MIOpen cannot open its database it tunes again in every run.
+                yield to_finding(self, root, file, Severity.RECOMPILES)
+                continue
+            if file.name.kind in self.tables:
+                yield from self.examined(partial(self._verify_table, root, file))
+                continue
+            try:
+                for found in self._records(root, file).scan():
+                    if isinstance(found, Fault):
+                        yield self._finding(root, file, found)
+            except LayerError as error:
+                yield self._unusable(root, file, error)
+
+    def _verify_table(self, root: Root, file: DatabaseFile) -> Iterator[Finding]:
+        # The integrity check wants a table; that both tables have their columns is proved by listing them.
+        try:
+            if complaint := RowFile(self.name, file.path, PERF_TABLE, self.environment.patience).check():
+                raise Damaged(self.name, complaint, file.path)
+            for _ in RowFile(self.name, file.path, _PERF_DB, self.environment.patience).rows_with("problem"):
+                pass
+        except LayerError as error:
+            yield self._unusable(root, file, error)
+
+    def set_aside(self, root: Root, target: Target, thing: Quarantined) -> str | None:
+        """Move a line into quarantine, or an sqlite file that MIOpen cannot use and nobody has open."""
+        relative, separator, _ = target.key.partition(SEPARATOR)
+        file = self.databases(root).find(relative)
+        if file is None:
+            return "already gone"
+        if separator:
+            return self._records(root, file).set_aside(target, thing)
+        rows = RowFile(self.name, file.path, PERF_TABLE, self.environment.patience)
+        return rows.set_file_aside(target, thing, partial(open_elsewhere, self.environment))
+
+    def bring_back(self, root: Root, thing: Quarantined, *, replace: bool) -> None:
+        """Put a line at the end of its file, or move an sqlite file back."""
+        relative, separator, _ = thing.key.partition(SEPARATOR)
+        databases = self.databases(root)
+        file = databases.name(relative)
+        if file is None or (databases.find(relative) is None and databases.blocked(file)):
+            raise not_a_key(self.name, thing.key)
+        if separator:
+            self._records(root, file).bring_back(thing)
+            return
+        if (because := open_elsewhere(self.environment, file.path)) is not None:
+            raise Busy(self.name, because, file.path)
+        RowFile(self.name, file.path, _PERF_DB, self.environment.patience).bring_file_back(thing, replace=replace)
+
+    def _finding(self, root: Root, file: DatabaseFile, fault: Fault) -> Finding:
+        fix = {
+            "newline": f"while nothing uses MIOpen: echo >> {shlex.quote(str(file.path))}",
+            "hidden": f"cachectl verify --quarantine {self.name}",
+            "item": f"none needed; cachectl leaves line {fault.number} as it is",
+        }.get(fault.code, f"while nothing uses MIOpen, delete line {fault.number} of {file.path}")
+        message = f"line {fault.number}: {fault.message}"
+        severity = _HARM[fault.code]
+        thing = None
+        if fault.line is not None:
+            key = f"{file.relative}{SEPARATOR}line {fault.number}"
+            thing = Entry(self.name, key, root.path, len(fault.line) + 1, 0, mark=(zlib.crc32(fault.line),))
+        return Finding(self.name, root.path, file.relative, severity, fault.code, message, self._fix(file, fix), thing)
+
+    def _unusable(self, root: Root, file: DatabaseFile, error: LayerError) -> Finding:
+        # What could not be opened now says nothing about the file.
+        damaged = isinstance(error, Damaged)
+        severity, code = (Severity.FAILS, "damaged") if damaged else (Severity.HARMLESS, "unreadable")
+        fix = self._fix(file, f"end every program that has it open, then: cachectl verify --quarantine {self.name}")
+        thing = None
+        if damaged and file.name.kind in self.tables:
+            rows = RowFile(self.name, file.path, _PERF_DB, self.environment.patience)
+            thing = rows.orphan(root.path, file.relative, error.message)
+        return Finding(self.name, root.path, file.relative, severity, code, error.message, fix, thing)
+
+    def _fix(self, file: DatabaseFile, own: str) -> str:
+        """Say how to mend a file of the user's ``own``; a package's is mended otherwise."""
+        del file
+        return own
+
+
+def _time_file(path: Path) -> Path:
+    return path.with_name(path.name + _TIME)
+
+
+def _is_of(artifact: Artifact, key: str) -> bool:
+    """Tell whether a line is of the key that it is put under, which it says itself."""
+    own = key.partition(SEPARATOR)[2]
+    return artifact.data.partition(b"=")[0] == own.encode(errors="surrogateescape")

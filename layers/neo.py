@@ -1,0 +1,337 @@
+"""The layer ``neo``: what Intel's compute-runtime (NEO) and its ``ocloc`` have compiled.
+
+Sources, in intel/compute-runtime: ``programmers-guide/COMPILER_CACHE.md`` and
+``shared/source/compiler_interface/{default_cache_config,compiler_cache,compiler_interface}.cpp`` with
+``linux/{compiler_cache_linux,os_compiler_cache_helper}.cpp``; the contents are in
+:mod:`cachectl.layers.formats.neo_binaries`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+from cachectl.layers.base.errors import LayerError, Unreachable
+from cachectl.layers.base.facts import (
+    Condition,
+    Finding,
+    Root,
+    Scope,
+    Severity,
+    State,
+    Switch,
+)
+from cachectl.layers.base.layer import counting
+from cachectl.layers.base.program_files import ProgramFiles
+from cachectl.layers.base.switches import first_place, misread, off
+from cachectl.layers.formats import neo_binaries
+from cachectl.layers.formats.contents import Contents
+from cachectl.layers.host.drivers import driver_libraries
+from cachectl.layers.host.plain import open_plain, overwrite, read_plain
+from cachectl.layers.host.presence import means_no_file
+from cachectl.layers.stores.flocks import file_lock
+from cachectl.layers.stores.tree import Leaf, Shape, StrayRule
+
+#: OpenCL's driver, Level Zero's, and the compiler that stands alone.
+LIBRARIES: Final = ("libigdrcl.so", "libze_intel_gpu.so", "libocloc.so")
+ACCOUNT: Final = "config.file"
+STATISTICS: Final = "stats"
+_MAKER: Final = "Intel NEO"
+_LEAF: Final = "neo_compiler_cache"
+_DIGIT: Final = re.compile("[0-9a-f]")
+_ENTRY: Final = re.compile(r"[0-9a-f]{16}\.(?:cl|l0|ocloc)_cache")
+_BOOKS: Final = re.compile(r"stats|config\.file|[0-9a-f]{16}\.(?:trace|input)")
+_TEMPORARY: Final = StrayRule(re.compile(r"cl_cache\.[A-Za-z0-9]{6}"), "left by a killed driver", private=True)
+_FLAT: Final = Shape((_ENTRY,), folders=False, strays=(_TEMPORARY,))
+_DEEP: Final = Shape((_DIGIT, _DIGIT, _ENTRY), folders=False)
+#: Beside entries: the account and debugging aids at the top, and statistics at each level.
+_BOOK_SHAPES: Final = (
+    Shape((_BOOKS,), folders=False),
+    Shape((_DIGIT, re.compile(STATISTICS)), folders=False),
+    Shape((_DIGIT, _DIGIT, re.compile(STATISTICS)), folders=False),
+)
+#: Bytes that the driver keeps unless told.
+_DEFAULT_CAP: Final = 1 << 30
+_NEARLY: Final = 0.9
+#: A number as ``atoll`` reads it.
+_NUMBER: Final = re.compile(r"\s*[+-]?\d{1,18}", re.ASCII)
+_PLAIN_NUMBER: Final = re.compile(r"\s*[+-]?\d+\s*", re.ASCII)
+#: The releases in which any variable of the compiler's switches the cache off, the first and the last.
+_KILLED: Final = ((25, 31), (26, 31))
+#: How the driver spells its release, in the library itself.
+_RELEASE: Final = re.compile(rb"\x00(\d\d)\.(\d\d?)\.\d{4,6}(?:\.\d+)?\x00")
+
+
+class NeoCompilerCache(ProgramFiles):
+    """Programs that Intel's driver, for OpenCL or Level Zero, has compiled: one file each."""
+
+    name = "neo"
+    title = "Intel NEO compiler cache"
+    forms = ("neo-entry/1",)
+    shapes = (_FLAT, _DEEP)
+    books = _BOOK_SHAPES
+    libraries = LIBRARIES
+    unread = "the driver compiles it again at every run, and never replaces it"
+
+    # ------------------------------------------------------------------ where and whether
+
+    def roots(self) -> tuple[Root, ...]:
+        """Resolve as the driver does for each device: an empty variable is one that is not set."""
+        environment = self.environment
+        if environment.platform == "darwin":
+            return ()
+        if named := environment.get("NEO_CACHE_DIR"):
+            return (Root(environment.absolute(named), Scope.USER, "NEO_CACHE_DIR"),)
+        if environment.platform == "win32":
+            base = environment.get("LOCALAPPDATA")
+            return (Root(Path(base, "NEO", _LEAF), Scope.USER, "LOCALAPPDATA"),) if base else ()
+        if xdg := environment.get("XDG_CACHE_HOME"):
+            return (Root(environment.absolute(xdg) / _LEAF, Scope.USER, "XDG_CACHE_HOME"),)
+        home = environment.get("HOME")
+        return (Root(environment.absolute(home) / ".cache" / _LEAF, Scope.USER, "default (HOME)"),) if home else ()
+
+    def state(self) -> State:
+        """Judge all that turns the cache off: its switch, variables of the compiler, and a folder that is not there."""
+        value = self.environment.get("NEO_CACHE_PERSISTENT")
+        if value is not None and _number(value) == 0:
+            hint = "" if value == "0" else " (the driver takes it for 0)"
+            return State(Condition.DISABLED, f"NEO_CACHE_PERSISTENT={value}{hint}")
+        if not self._is_here():
+            return State(Condition.ABSENT, "no driver of Intel's is registered, and none has left a cache")
+        if (lack := self._lacking_folder()) is not None:
+            return State(Condition.DISABLED, f"{lack[1]}: the driver then keeps no cache, without a word")
+        if variable := self._compiler_variable():
+            return self._with_compiler_variable(variable)
+        return State(Condition.ENABLED, "on by default" if value is None else f"NEO_CACHE_PERSISTENT={value}")
+
+    def _is_here(self) -> bool:
+        return bool(driver_libraries(self.environment, _MAKER)) or any(root.exists for root in self.roots())
+
+    def _lacking_folder(self) -> tuple[Path | None, str] | None:
+        """Return the folder that must be there and is not, with the reason in words; ``None`` if all is well."""
+        roots = self.roots()
+        if not roots:
+            missing = "LOCALAPPDATA is not set" if self.environment.platform == "win32" else "HOME is not set"
+            return None, missing
+        root = roots[0]
+        # The driver makes its own folder, and on Linux .cache above it; never what a variable names.
+        above = {"NEO_CACHE_DIR": 0, "XDG_CACHE_HOME": 1, "LOCALAPPDATA": 2}.get(root.source, 2)
+        wanted = (root.path, *root.path.parents)[above]
+        if wanted.is_dir():
+            return None
+        return wanted, f"{wanted} is not there ({root.source})"
+
+    def _compiler_variable(self) -> str | None:
+        return next((name for name in sorted(self.environment.variables) if name.startswith("IGC_")), None)
+
+    def _with_compiler_variable(self, variable: str) -> State:
+        release = self._release()
+        span = "compute-runtime 25.31 to 26.31 keeps no cache then"
+        if release is None:
+            return State(Condition.UNKNOWN, f"{variable} is set: {span}, and which release is here is not known")
+        spelled = f"compute-runtime {release[0]}.{release[1]:02}"
+        if _KILLED[0] <= release <= _KILLED[1]:
+            return State(Condition.DISABLED, f"{variable} is set: {spelled} then keeps no cache")
+        return State(Condition.ENABLED, f"on by default; {variable} is set, which {spelled} does not mind")
+
+    def _release(self) -> tuple[int, int] | None:
+        """Read the driver's release out of its library, which nothing loads; ``None`` where that does not tell."""
+        import mmap
+
+        for library in driver_libraries(self.environment, _MAKER):
+            # What has no folder is for the system's linker to find.
+            with suppress(OSError, ValueError), open(open_plain(library, follow=True), "rb") as file:
+                with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+                    match = _RELEASE.search(content)
+                    numbers = None if match is None else (int(match[1]), int(match[2]))
+                if numbers is not None:
+                    return numbers
+        return None
+
+    def diagnose(self) -> Iterator[Finding]:
+        """Yield what is wrong with the variables, folders that are not there, and a cache that is nearly full."""
+        value = self.environment.get("NEO_CACHE_PERSISTENT")
+        if value is not None and _number(value) == 0:
+            plain = value.strip() == "0"
+            outcome = "is no number: the driver takes it for 0, and keeps nothing"
+            yield (
+                off(self, "NEO_CACHE_PERSISTENT")
+                if plain
+                else misread(
+                    self, "NEO_CACHE_PERSISTENT", Severity.RECOMPILES, outcome, "export NEO_CACHE_PERSISTENT=1"
+                )
+            )
+        if self._is_here():
+            yield from self._unfit_folder()
+            yield from self._unfit_compiler_variable()
+            yield from self._of_limit()
+
+    def _unfit_folder(self) -> Iterator[Finding]:
+        lack = self._lacking_folder()
+        if lack is None:
+            return
+        folder, why = lack
+        message = f"{why}: the driver makes no such folder, keeps nothing, and every run compiles"
+        fix = f"export HOME={shlex.quote(str(self.environment.home))}"
+        if folder is not None:
+            fix = f"mkdir -p {shlex.quote(str(folder))}"
+        yield Finding(self.name, folder or Path("*"), None, Severity.RECOMPILES, "folder", message, fix)
+
+    def _unfit_compiler_variable(self) -> Iterator[Finding]:
+        variable = self._compiler_variable()
+        if variable is None:
+            return
+        release = self._release()
+        if release is None or _KILLED[0] <= release <= _KILLED[1]:
+            outcome = "switches the cache off in compute-runtime 25.31 to 26.31, as every IGC_ variable does"
+            yield misread(self, variable, Severity.RECOMPILES, outcome)
+        elif release < _KILLED[0]:
+            outcome = "is not in the keys of this release: what was compiled with another value of it is served"
+            yield misread(self, variable, Severity.RISKS, outcome)
+
+    def _of_limit(self) -> Iterator[Finding]:
+        limit = self.environment.get("NEO_CACHE_MAX_SIZE")
+        held = _DEFAULT_CAP if limit is None else _number(limit)
+        if limit is not None and not _PLAIN_NUMBER.fullmatch(limit):
+            taken = held or "0, which is no limit"
+            outcome = f"is no number of bytes: the driver takes it for {taken}"
+            yield misread(self, "NEO_CACHE_MAX_SIZE", Severity.RECOMPILES if held else Severity.WASTES, outcome)
+        elif held > 0:
+            yield from self._nearly_full(held, "the default" if limit is None else "NEO_CACHE_MAX_SIZE")
+
+    def _nearly_full(self, limit: int, said: str) -> Iterator[Finding]:
+        size = 0
+        # A root that cannot be read is told of by whoever counts it.
+        with suppress(LayerError, OSError):
+            size = sum(leaf.bytes for root in self.roots() for leaf in self.leaves(root))
+        if size < _NEARLY * limit:
+            return
+        message = f"holds {size:,} of at most {limit:,} bytes ({said}): the driver drops a third of it to make room"
+        fix = f"export NEO_CACHE_MAX_SIZE={2 * max(limit, size)}"
+        yield Finding(self.name, first_place(self), None, Severity.RECOMPILES, "cap", message, fix)
+
+    def switch(self, *, on: bool) -> Switch:
+        """Give the variable, which the driver reads once for each device."""
+        if on:
+            return Switch(self.name, unset=frozenset({"NEO_CACHE_PERSISTENT"}), latches=LIBRARIES)
+        return Switch(self.name, {"NEO_CACHE_PERSISTENT": "0"}, latches=LIBRARIES)
+
+    def relocate(self, folder: Path) -> Switch:
+        """Give the path, and name the folder as one to be made: where it is not there, the driver keeps nothing."""
+        place = folder / "neo"
+        return Switch(self.name, {"NEO_CACHE_DIR": str(place)}, latches=LIBRARIES, makes=(place,))
+
+    # ------------------------------------------------------------------ contents
+
+    def describe(self, data: bytes) -> Contents:
+        """Read what a program tells of itself, whatever kind it is of."""
+        return neo_binaries.describe(data)
+
+    def complaint(self, data: bytes) -> tuple[Severity, str] | None:
+        """Check that an entry is a whole program."""
+        wrong = neo_binaries.complaint(data)
+        if wrong is None:
+            return None
+        if not data or neo_binaries.is_wrapper(data):
+            return Severity.RECOMPILES, f"{wrong}; {self.unread}"
+        return Severity.FAILS, f"{wrong}; the driver takes it for a program, and the build fails"
+
+    def is_book(self, leaf: Leaf) -> bool:
+        """Tell by its length whether a file beside the entries is what its name says."""
+        name = leaf.key.rpartition("/")[2]
+        if name == STATISTICS:
+            return leaf.bytes == neo_binaries.STATISTICS.size
+        return name != ACCOUNT or leaf.bytes in (0, neo_binaries.ACCOUNT.size)
+
+    def counters(self) -> tuple[int, int] | None:
+        """Return hits and misses as the driver has counted them in this cache; ``None`` where it has not.
+
+        It does from release 26.14 on, where ``NEO_CACHE_STATS`` is set to another number than 0.
+        """
+        for root in self.roots():
+            with suppress(OSError):
+                return neo_binaries.read_statistics(read_plain(root.path / STATISTICS, limit=64))
+        return None
+
+    # ------------------------------------------------------------------ the account
+
+    @contextmanager
+    def changing(self, root: Root) -> Iterator[bool]:
+        """Hold the driver's own lock around a change, then write the sum of all entries into its account.
+
+        That is done also where the change fails. Raises :class:`Unsettled` where only the counting fails. Where there
+        is no account the driver counts for itself when it makes one. Yields whether the lock is held.
+        """
+        path = root.path / ACCOUNT
+        with (
+            file_lock(self.name, path, patience=self.environment.patience) as handle,
+            counting(self.name, path, partial(self._account, root, handle)),
+        ):
+            yield handle is not None
+
+    def _account(self, root: Root, handle: int | None) -> None:
+        if handle is None:
+            return
+        # A longer file is none of the driver's.
+        old = os.pread(handle, neo_binaries.ACCOUNT.size + 1, 0)
+        new = neo_binaries.ACCOUNT.pack(sum(leaf.bytes for leaf in self.leaves(root)))
+        if len(old) in (0, len(new)) and old != new:
+            overwrite(handle, old, new)
+
+    def lock_files(self, root: Root, keys: Iterable[str]) -> Iterable[Path]:
+        """Name the account, which the driver locks."""
+        del keys
+        return (root.path / ACCOUNT,)
+
+    # ------------------------------------------------------------------ verify
+
+    def verify(self, root: Root) -> Iterator[Finding]:
+        """Check that every entry is a whole program, and the account against the entries."""
+        yield from super().verify(root)
+        sizes: dict[str, int] = {}
+        try:
+            for leaf in self.leaves(root):
+                kind = leaf.key.rpartition(".")[2]
+                sizes[kind] = sizes.get(kind, 0) + leaf.bytes
+        except Unreachable:
+            # Reported above. The account can only be checked against every entry.
+            return
+        try:
+            account = read_plain(root.path / ACCOUNT, limit=neo_binaries.ACCOUNT.size + 1)
+        except OSError as error:
+            if not means_no_file(error):
+                yield self.unreadable(root, ACCOUNT, error)
+        else:
+            if (complaint := _account_complaint(account, sizes)) is not None:
+                fix = "nothing: the next put or purge in this layer counts anew"
+                if len(account) != neo_binaries.ACCOUNT.size:
+                    fix = f"rm {shlex.quote(str(root.path / ACCOUNT))}"
+                yield Finding(self.name, root.path, ACCOUNT, Severity.WASTES, "index", complaint, fix)
+
+
+def _number(value: str) -> int:
+    """Read a number as ``atoll`` does: ``1G`` is one, and what does not begin with a number is 0."""
+    match = _NUMBER.match(value)
+    return 0 if match is None else int(match[0])
+
+
+def _account_complaint(account: bytes, sizes: Mapping[str, int]) -> str | None:
+    """Say what is wrong with the account, given the bytes of the entries of each kind.
+
+    A driver that counts anew counts those of its own kind alone, so that it may know of less than there is.
+    """
+    if len(account) != neo_binaries.ACCOUNT.size:
+        return "the account has another length than the driver gives it: it counts from nonsense" if account else None
+    (counted,) = neo_binaries.ACCOUNT.unpack(account)
+    total = sum(sizes.values())
+    if counted > total:
+        return f"the account says {counted} bytes where there are {total}: the driver drops entries sooner than it need"
+    if counted < min(sizes.values(), default=0):
+        return f"the account says {counted} bytes where there are {total}: the cache grows beyond its limit"
+    return None

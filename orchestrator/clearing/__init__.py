@@ -1,0 +1,1 @@
+"""Verbs that remove or move aside: purge, prune and quarantine."""

@@ -1,0 +1,128 @@
+"""Prune: of several layers, remove what is dead or old, and then the longest unused until the rest fits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Final
+
+from cachectl.clearing.purge import PurgePlan
+from cachectl.layers.base.errors import reason_of
+from cachectl.layers.base.facts import ClearPlan, Entry, Housekeeping, Note, Orphan, Problem, Removable
+from cachectl.layers.base.guard import FAILURES
+from cachectl.layers.base.selection import Selection
+
+if TYPE_CHECKING:
+    from cachectl.layers.base.layer import Layer
+
+_UNKNOWN: Final = float("inf")
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What is to go: the dead, what was last used before a moment, and whatever is too much for the rest.
+
+    ``before`` is epoch seconds; ``bytes`` and ``files`` bound what the pruned layers hold together.
+    """
+
+    stale: bool = False
+    before: float | None = None
+    bytes: int | None = None
+    files: int | None = None
+
+    @property
+    def none(self) -> bool:
+        """Tell whether nothing is limited."""
+        return self == Limits()
+
+    def forbids(self, thing: Removable) -> bool:
+        """Tell whether a thing has to go, however much room there is."""
+        if isinstance(thing, Orphan):
+            return self.stale or (self.before is not None and Selection(before=self.before).matches_orphan(thing))
+        old = self.before is not None and Selection(before=self.before).matches(thing)
+        return old or (self.stale and thing.stale is True)
+
+
+@dataclass(slots=True)
+class _Holding:
+    """What one layer holds, and what of it has to go."""
+
+    layer: Layer
+    kept: list[Removable] = field(default_factory=list)
+    going: list[Removable] = field(default_factory=list)
+    bytes: int = 0
+    files: int = 0
+    failed: tuple[Note, ...] = ()
+    #: What could not be looked into; the rest of the layer is pruned all the same.
+    hidden: list[Note] = field(default_factory=list)
+
+
+def plan_prune(layers: Iterable[Layer], limits: Limits, *, listed: bool = False) -> PurgePlan:
+    """Plan what has to go for the limits to hold. Touches nothing. ``listed`` looks up the kernels of each entry.
+
+    The longest unused goes first: by time of use, else of change, else by the bound there is on it. A thing
+    whose age is not known at all stays.
+    """
+    holdings = [_look(layer, limits, contents=listed or limits.stale) for layer in layers]
+    _make_room(holdings, limits)
+    return PurgePlan(tuple((holding.layer, _plan_one(holding)) for holding in holdings))
+
+
+def _look(layer: Layer, limits: Limits, *, contents: bool) -> _Holding:
+    holding = _Holding(layer)
+    try:
+        for root in layer.roots():
+            for found in layer.scan(root, contents=contents):
+                if isinstance(found, Housekeeping):
+                    # No removal makes room in what is as long when it is empty, and no limit is met by trying.
+                    holding.bytes += 0 if found.fixed else found.bytes
+                    holding.files += found.files
+                elif isinstance(found, Orphan) and found.kept:
+                    # It waits in quarantine to be brought back.
+                    continue
+                elif isinstance(found, Entry) and found.guest is not None:
+                    # Another program's: neither counted nor removed.
+                    continue
+                elif isinstance(found, (Entry, Orphan)):
+                    (holding.going if limits.forbids(found) else holding.kept).append(found)
+                elif isinstance(found, Problem) and found.hides:
+                    holding.hidden.append(Note(str(found.path), found.message))
+    except FAILURES as error:
+        # What could not be counted is no ground for removing anything.
+        return _Holding(layer, failed=(Note("*", reason_of(error)),))
+    return holding
+
+
+def _make_room(holdings: list[_Holding], limits: Limits) -> None:
+    """Move the longest unused things from kept to going until the rest fits."""
+    total = sum(holding.bytes + sum(thing.bytes for thing in holding.kept) for holding in holdings)
+    files = sum(holding.files + sum(thing.files for thing in holding.kept) for holding in holdings)
+    aged = [(_last(thing), number, thing) for number, holding in enumerate(holdings) for thing in holding.kept]
+    aged.sort(key=lambda item: item[:2])
+    for last, number, thing in aged:
+        too_large = limits.bytes is not None and total > limits.bytes
+        too_many = limits.files is not None and files > limits.files
+        if last == _UNKNOWN or not (too_large or too_many):
+            return
+        # What takes no file of its own makes no room among files.
+        if too_large or thing.files:
+            holdings[number].going.append(thing)
+            total -= thing.bytes
+            files -= thing.files
+
+
+def _last(thing: Removable) -> float:
+    if isinstance(thing, Orphan):
+        return thing.modified
+    known = (thing.used, thing.modified, thing.written_before)
+    return next((moment for moment in known if moment is not None), _UNKNOWN)
+
+
+def _plan_one(holding: _Holding) -> ClearPlan:
+    if holding.failed:
+        return ClearPlan(holding.layer.name, failed=holding.failed)
+    try:
+        plan = holding.layer.plan_removal(holding.going)
+        return replace(plan, failed=(*plan.failed, *holding.hidden))
+    except FAILURES as error:
+        return ClearPlan(holding.layer.name, failed=(Note("*", reason_of(error)),))

@@ -1,0 +1,118 @@
+"""Purge: plan exactly what would go in every layer, then let it go."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+from cachectl.layers.base.errors import reason_of
+from cachectl.layers.base.facts import ClearPlan, Note, Outcome, Root
+from cachectl.layers.base.guard import FAILURES
+from cachectl.layers.base.selection import Selection
+
+if TYPE_CHECKING:
+    from cachectl.layers.base.layer import Layer
+
+
+@dataclass(frozen=True, slots=True)
+class PurgeResult:
+    """What a purge did, or (``dry_run``) would do, layer by layer."""
+
+    dry_run: bool
+    outcomes: tuple[Outcome, ...]
+
+    @property
+    def failed(self) -> bool:
+        """Tell whether anything failed or was refused."""
+        return any(outcome.failed for outcome in self.outcomes)
+
+    @property
+    def found_nothing(self) -> bool:
+        """Tell whether there was nothing to remove, and nothing to say why."""
+        return not any(one.removed or one.skipped or one.failed or one.remade for one in self.outcomes)
+
+
+@dataclass(frozen=True, slots=True)
+class PurgePlan:
+    """The plans of several layers; nothing that is not listed in one of them will be touched."""
+
+    parts: tuple[tuple[Layer, ClearPlan], ...]
+
+    @property
+    def plans(self) -> tuple[ClearPlan, ...]:
+        """Return the plan of each layer."""
+        return tuple(plan for _, plan in self.parts)
+
+    def foreseen(self) -> PurgeResult:
+        """Say what applying the plan would do: its numbers, what would fail, and each entry that was listed."""
+        return PurgeResult(dry_run=True, outcomes=tuple(_done(plan, layer.foresee) for layer, plan in self.parts))
+
+    def apply(self) -> PurgeResult:
+        """Remove what is listed. A layer that fails is named, and the others are done all the same.
+
+        Layers that need no room for it are cleared first. What failed for lack of room is tried again as long as
+        something else has gone meanwhile.
+        """
+        outcomes: dict[int, Outcome] = {}
+        for number in sorted(range(len(self.parts)), key=lambda number: self.parts[number][0].clearing_needs_room):
+            outcomes[number] = _done(self.parts[number][1], self.parts[number][0].clear)
+        freed = any(outcome.removed for outcome in outcomes.values())
+        while freed:
+            freed = False
+            for number, (layer, _) in enumerate(self.parts):
+                before = outcomes[number]
+                outcomes[number] = _clear_starved(layer, before)
+                freed = freed or outcomes[number].removed > before.removed
+        return PurgeResult(dry_run=False, outcomes=tuple(outcomes[number] for number in range(len(self.parts))))
+
+
+def plan(
+    layers: Iterable[Layer],
+    selection: Selection,
+    *,
+    within: Callable[[Layer, Root], bool] = lambda _layer, _root: True,
+    listed: bool = False,
+) -> PurgePlan:
+    """Plan the purge of a selection in each layer, in the roots that are ``within``; a refusal is part of the plan.
+
+    ``listed`` names every entry, which takes as long as listing them.
+    """
+    return PurgePlan(tuple((layer, _plan_one(layer, selection, within, listed=listed)) for layer in layers))
+
+
+def recover(layers: Iterable[Layer], within: Callable[[Layer, Root], bool] = lambda _layer, _root: True) -> None:
+    """Finish the writes that were interrupted, before anything is planned that is to be applied."""
+    for layer in layers:
+        # A layer that fails as a whole is named by its plan.
+        with suppress(*FAILURES):
+            layer.recover_all(partial(within, layer))
+
+
+def _plan_one(layer: Layer, selection: Selection, within: Callable[[Layer, Root], bool], *, listed: bool) -> ClearPlan:
+    try:
+        return layer.plan_clear(selection, within=partial(within, layer), listed=listed)
+    except FAILURES as error:
+        return ClearPlan(layer.name, failed=(Note("*", reason_of(error)),))
+
+
+def _done(plan: ClearPlan, act: Callable[[ClearPlan], Outcome]) -> Outcome:
+    """Act on the plan of one layer; a layer that fails as a whole says so in its outcome."""
+    untouched = Outcome(plan.layer, skipped=plan.skipped, failed=plan.failed)
+    if not plan.targets and not plan.remake:
+        return untouched
+    try:
+        return act(plan)
+    except FAILURES as error:
+        return untouched.plus(Outcome(plan.layer, failed=(Note("*", reason_of(error)),)))
+
+
+def _clear_starved(layer: Layer, outcome: Outcome) -> Outcome:
+    """Try again to remove what failed for lack of room."""
+    targets = tuple(target for note in outcome.failed for target in note.starved)
+    if not targets:
+        return outcome
+    others = tuple(note for note in outcome.failed if not note.starved)
+    return replace(outcome, failed=others).plus(_done(ClearPlan(layer.name, targets), layer.clear))

@@ -1,0 +1,232 @@
+"""One report, or one purge, over every node of an MPI job.
+
+Every rank resolves its own roots, for ranks may be given different variables. Of all ranks that see a root, one looks
+at it, or clears it: what nodes or ranks share is listed once and counted once, and a root on a node's own disk is seen
+by a rank of that node.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, TypeVar
+
+from cachectl.clearing.purge import PurgeResult, plan, recover
+from cachectl.cluster.stage import failing_together, node_name, world
+from cachectl.inspecting.report import LayerReport, Report, RootReport, survey
+from cachectl.layers.base.errors import BadRequest
+from cachectl.layers.base.facts import Condition, Entry, Note, Outcome, Root, State
+from cachectl.layers.base.guard import FAILURES
+from cachectl.layers.base.registry import Broken
+from cachectl.layers.host.mounts import place_of
+
+if TYPE_CHECKING:
+    from mpi4py.MPI import Intracomm
+
+    from cachectl.layer_set import LayerSet
+    from cachectl.layers.base.layer import Layer
+    from cachectl.layers.base.selection import Selection
+
+T = TypeVar("T")
+
+#: Differs between two machines, and between two boots of one, whatever they are called.
+_BOOT: Final = Path("/proc/sys/kernel/random/boot_id")
+#: A layer, and what tells one root of it from all others in the job.
+_Identity = tuple[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """Which rank looks at a root, and the nodes that see it."""
+
+    rank: int
+    nodes: frozenset[str]
+
+    def plus(self, other: _Seen) -> _Seen:
+        """Let the lowest rank look."""
+        return _Seen(min(self.rank, other.rank), self.nodes | other.nodes)
+
+
+class Nodes:
+    """The ranks of a job that report or purge together: every method is called by all of them, in the same order.
+
+    What is returned is for rank 0 to show, and ``None`` on the others. Raises :class:`BadRequest`, on every rank, for a
+    layer that no rank has, and :class:`NotConnected` where MPI does not connect the ranks.
+    """
+
+    def __init__(self, stack: LayerSet, notice: Callable[[str], None], comm: Intracomm | None = None) -> None:
+        self._stack = stack
+        self._comm = world(stack.environment) if comm is None else comm
+        self._notice = notice
+        self._node = node_name(stack.environment)
+        self._machine = _machine()
+        self._identities: dict[tuple[str, Path], _Identity] = {}
+
+    @property
+    def first(self) -> bool:
+        """Tell whether this is rank 0."""
+        return bool(self._comm.rank == 0)
+
+    def report(self, names: Sequence[str] = ()) -> Report | None:
+        """Count every root that a rank sees, each once."""
+        with failing_together(self._notice):
+            layers = self._named(names) if names else tuple(self._stack)
+            seen = self._divided(layers)
+            mine = survey(self._stack, layers, within=self._mine(seen))
+            parts = self._comm.gather(_labelled(mine, self._nodes_of(seen)))
+            nodes = self._comm.gather(self._node)
+        if parts is None or nodes is None:
+            return None
+        return _report_of(parts, tuple(dict.fromkeys(nodes)))
+
+    def purge(self, selection: Selection, names: Sequence[str] = (), *, dry_run: bool = False) -> PurgeResult | None:
+        """Clear a selection in every root that a rank sees, each by one rank; or say what would go."""
+        with failing_together(self._notice):
+            layers = self._named(names) if names else self._stack.expendable()
+            mine = self._mine(self._divided(layers))
+            if not dry_run:
+                recover(layers, mine)
+            planned = plan(layers, selection, within=mine, listed=dry_run)
+            result = planned.foreseen() if dry_run else planned.apply()
+            parts = self._comm.gather([_placed(outcome, self._node) for outcome in result.outcomes])
+        if parts is None:
+            return None
+        outcomes: dict[str, Outcome] = {}
+        for outcome in chain.from_iterable(parts):
+            before = outcomes.get(outcome.layer)
+            outcomes[outcome.layer] = outcome if before is None else before.plus(outcome)
+        return PurgeResult(dry_run, tuple(outcomes.values()))
+
+    def _named(self, names: Sequence[str]) -> tuple[Layer, ...]:
+        """Return those of the named layers that this rank has: none, where it has none of them."""
+        known = self._comm.allreduce({layer.name for layer in self._stack}, op=_union)
+        for name in names:
+            if name not in known:
+                message = f"no layer is called {name!r}; there are {', '.join(sorted(known))}"
+                raise BadRequest(message)
+        return tuple(self._stack[name] for name in dict.fromkeys(names) if name in self._stack)
+
+    def _divided(self, layers: Iterable[Layer]) -> Mapping[_Identity, _Seen]:
+        """Agree who looks at which root."""
+        here = _Seen(int(self._comm.rank), frozenset({self._node}))
+        self._identities.clear()
+        mine = {self._identity(layer.name, root): here for layer in layers for root in _roots(layer)}
+        return dict(self._comm.allreduce(mine, op=_joined))
+
+    def _mine(self, seen: Mapping[_Identity, _Seen]) -> Callable[[Layer, Root], bool]:
+        def mine(layer: Layer, root: Root) -> bool:
+            found = seen.get(self._identity(layer.name, root))
+            # A root that was not there to be told of before is this rank's.
+            return found is None or found.rank == self._comm.rank
+
+        return mine
+
+    def _nodes_of(self, seen: Mapping[_Identity, _Seen]) -> Callable[[str, Root], tuple[str, ...]]:
+        def nodes(layer: str, root: Root) -> tuple[str, ...]:
+            found = seen.get(self._identity(layer, root))
+            return (self._node,) if found is None else tuple(sorted(found.nodes))
+
+        return nodes
+
+    def _identity(self, layer: str, root: Root) -> _Identity:
+        """Tell a root from all others, always as when it was first asked for: others make folders, and remove them."""
+        name = layer, root.path
+        if name not in self._identities:
+            self._identities[name] = layer, self._place(root.path)
+        return self._identities[name]
+
+    def _place(self, path: Path) -> str:
+        """Tell a folder from all others.
+
+        On a network file system by what is mounted, its name in there and its number, for some of them number files on
+        each machine anew; else by the machine, device and number. Before there is a folder it is told by its name.
+        """
+        located = place_of(path, mounts=self._stack.environment.mounts)
+        shared = located is not None and located[0].is_network
+        where = " ".join((*located[0], located[1])) if located is not None and shared else self._machine
+        try:
+            status = os.stat(path)
+        except OSError:
+            return where if shared else f"{where} {os.path.realpath(path)}"
+        return f"{where} {status.st_ino}" if shared else f"{where} {status.st_dev} {status.st_ino}"
+
+
+def _machine() -> str:
+    try:
+        return _BOOT.read_text().strip()
+    except OSError:
+        import platform
+
+        return platform.node()
+
+
+def _roots(layer: Layer) -> tuple[Root, ...]:
+    try:
+        return layer.roots()
+    except FAILURES:
+        # The survey, or the plan, says so.
+        return ()
+
+
+def _union(one: set[str], other: set[str]) -> set[str]:
+    return one | other
+
+
+def _joined(one: Mapping[_Identity, _Seen], other: Mapping[_Identity, _Seen]) -> dict[_Identity, _Seen]:
+    return {**one, **other, **{root: one[root].plus(other[root]) for root in one.keys() & other.keys()}}
+
+
+# ---------------------------------------------------------------------- one report of many
+
+
+def _labelled(report: Report, nodes: Callable[[str, Root], tuple[str, ...]]) -> Report:
+    """Say of every root which nodes see it."""
+    layers = tuple(
+        replace(layer, roots=tuple(replace(one, nodes=nodes(layer.layer, one.root)) for one in layer.roots))
+        for layer in report.layers
+    )
+    return replace(report, layers=layers)
+
+
+def _report_of(parts: Sequence[Report], nodes: tuple[str, ...]) -> Report:
+    by_name: dict[str, list[LayerReport]] = {}
+    for layer in chain.from_iterable(part.layers for part in parts):
+        by_name.setdefault(layer.layer, []).append(layer)
+    broken: tuple[Broken, ...] = tuple(dict.fromkeys(chain.from_iterable(part.broken for part in parts)))
+    return Report(parts[0].generated, tuple(map(_layer_of, by_name.values())), broken, nodes)
+
+
+def _layer_of(parts: Sequence[LayerReport]) -> LayerReport:
+    roots: tuple[RootReport, ...] = tuple(chain.from_iterable(part.roots for part in parts))
+    failures = tuple(dict.fromkeys(chain.from_iterable(part.failures for part in parts)))
+    return replace(parts[0], state=_state_of([part.state for part in parts]), roots=roots, failures=failures)
+
+
+def _state_of(states: Sequence[State]) -> State:
+    """Return the state that all ranks agree on, or the most frequent one with what the others say."""
+    (most, _), *others = counted = Counter(states).most_common()
+    if not others:
+        return most
+    told = "; ".join(f"on {_ranks(count)} {state.condition.value}, {state.why}" for state, count in counted)
+    return State(most.condition if len({state.condition for state in states}) == 1 else Condition.UNKNOWN, told)
+
+
+def _ranks(count: int) -> str:
+    return "1 rank" if count == 1 else f"{count:,} ranks"
+
+
+def _placed(outcome: Outcome, node: str) -> Outcome:
+    """Say on which node something would go, was left or failed."""
+    skipped, failed = (
+        tuple(Note(note.key, f"{note.because} (on {node})") for note in notes)
+        for notes in (outcome.skipped, outcome.failed)
+    )
+    things = tuple(
+        replace(thing, detail={**thing.detail, "node": node}) if isinstance(thing, Entry) else thing
+        for thing in outcome.things
+    )
+    return replace(outcome, skipped=skipped, failed=failed, things=things)

@@ -1,0 +1,128 @@
+"""The folders that ranks were given each for themselves, made one: every entry once, placed as ``put`` does.
+
+A root is told by what lies in it: the folder that ``run --isolated`` or ``env --root`` was given, the value of
+``XDG_CACHE_HOME``, or a home folder. What has another shape is refused, never guessed at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from cachectl.inspecting.entries import Trouble, listed
+from cachectl.layer_set import LayerSet
+from cachectl.layers.base.environment import Environment
+from cachectl.layers.base.errors import BadRequest, EntryExists, printable, reason_of
+from cachectl.layers.base.facts import Ability, Note
+from cachectl.layers.base.guard import FAILURES
+from cachectl.layers.base.selection import ALL
+from cachectl.switching.isolated import relocations
+from cachectl.switching.run import variables_isolated
+
+if TYPE_CHECKING:
+    from cachectl.layers.base.layer import Layer
+
+#: What programs make in a user cache folder whose names tell it.
+_TELLING: Final = ("pytools", "pyopencl", "pocl")
+
+
+@dataclass
+class MergedLayer:
+    """What a merge did with a layer.
+
+    ``there`` counts entries that were there already, bit by bit; ``kept`` are different ones of the same key, of which
+    the first stays.
+    """
+
+    layer: str
+    placed: int = 0
+    bytes: int = 0
+    there: int = 0
+    kept: list[Note] = field(default_factory=list)
+    failed: list[Note] = field(default_factory=list)
+
+
+def merge_roots(environment: Environment, roots: Sequence[Path], into: Path) -> tuple[MergedLayer, ...]:
+    """Place every entry of the roots in ``into``, which is laid out as ``run --isolated`` does and made if need be.
+
+    The roots are only read. Raises :class:`BadRequest` for a folder that is no root, before anything is written.
+    """
+    sources = [root_stack(environment, root) for root in roots]
+    bare = _bare(environment)
+    if into.exists() and (not into.is_dir() or (any(into.iterdir()) and not (into / "xdg").is_dir())):
+        message = f"{printable(into)} is not empty and not a root; name a new folder, or one that run --isolated kept"
+        raise BadRequest(message)
+    into.mkdir(parents=True, exist_ok=True)
+    changes = variables_isolated(LayerSet(bare).expendable(), into)
+    target = LayerSet(_with(bare, changes))
+    merged = [MergedLayer(layer.name) for layer in target.expendable()]
+    for source in sources:
+        for done in merged:
+            if done.layer in source:
+                _merge_layer(source[done.layer], target[done.layer], done)
+    return tuple(done for done in merged if done.placed or done.there or done.kept or done.failed)
+
+
+def root_stack(environment: Environment, root: Path) -> LayerSet:
+    """Return the layers as they lie in a root. Raises :class:`BadRequest` for a folder that is none."""
+    bare = _bare(environment)
+    if (root / "xdg").is_dir():
+        layers = LayerSet(bare).expendable()
+        changes: dict[str, str | None] = {}
+        for switch in relocations(layers, root).values():
+            changes.update(switch.set)
+        return LayerSet(_with(bare, changes))
+    if any((root / name).is_dir() for name in _TELLING):
+        # Layers that go by the home find nothing: it is not part of such a folder.
+        return LayerSet(replace(_with(bare, {"XDG_CACHE_HOME": str(root), "HOME": str(root)}), home=root))
+    if (root / ".cache").is_dir() or (root / ".nv").is_dir():
+        return LayerSet(replace(_with(bare, {"HOME": str(root)}), home=root))
+    message = f"{printable(root)} is no root: neither xdg, nor {', '.join(_TELLING)}, nor .cache lies in it"
+    raise BadRequest(message)
+
+
+def _bare(environment: Environment) -> Environment:
+    """Drop every variable that moves a layer, or switches one off: they are about other folders."""
+    layers = tuple(LayerSet(environment))
+    switches = [layer.disable() for layer in layers if layer.abilities()[Ability.DISABLE] is None]
+    names = {name for switch in (*switches, *relocations(layers, Path("/")).values()) for name in switch.set}
+    return environment.with_variables({}, frozenset(names))
+
+
+def _with(environment: Environment, changes: dict[str, str] | dict[str, str | None]) -> Environment:
+    unset = frozenset(name for name, value in changes.items() if value is None)
+    return environment.with_variables({name: value for name, value in changes.items() if value is not None}, unset)
+
+
+def _merge_layer(source: Layer, target: Layer, done: MergedLayer) -> None:
+    if source.abilities()[Ability.GET] is not None:
+        return
+
+    def notice(trouble: Trouble) -> None:
+        if trouble.failed:
+            done.failed.append(Note("*", trouble.message))
+
+    for entry in listed((source,), ALL, notice):
+        if entry.guest is None:
+            _merge_entry(source, target, entry.key, done)
+
+
+def _merge_entry(source: Layer, target: Layer, key: str, done: MergedLayer) -> None:
+    try:
+        artifact = source.get(key)
+        if artifact is None:
+            return
+        there = target.get(key)
+        if there is not None and there.data == artifact.data:
+            done.there += 1
+            return
+        target.put(key, artifact)
+    except EntryExists:
+        done.kept.append(Note(key, "a different entry of this key was there first, and stays"))
+    except FAILURES as error:
+        done.failed.append(Note(key, reason_of(error)))
+    else:
+        done.placed += 1
+        done.bytes += len(artifact.data)

@@ -1,0 +1,221 @@
+"""What staging does on one node: a folder on its own disk, filled from a bundle, and looked through at the end.
+
+Nothing here knows of MPI or of other nodes. Whatever fails leaves a node that runs: in an empty folder where only the
+bundle could not be used, as it would have run anyway where the disk could not.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO, Final
+
+from cachectl.inspecting.entries import listed
+from cachectl.layer_set import LayerSet
+from cachectl.layers.base.environment import Environment
+from cachectl.layers.base.errors import CachectlError, reason_of
+from cachectl.layers.base.guard import FAILURES
+from cachectl.layers.base.selection import ALL
+from cachectl.layers.host.private_folders import NotPrivate, private_folder
+from cachectl.moving.exporting import pack, unseen
+from cachectl.moving.importing import Import, Trust, import_copy
+from cachectl.switching.isolated import link_user_cache, make_scratch_in, remove_leftovers, remove_scratch
+from cachectl.switching.run import variables_isolated
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+#: What a disk must still take for programs to keep anything there, in bytes.
+_ROOM: Final = 1 << 20
+
+#: Layer and key: what an entry is called wherever it lies.
+Name = tuple[str, str]
+
+
+@dataclass
+class NodeRoot:
+    """The folder that all ranks of one node keep their caches in, for one job.
+
+    ``root`` is ``None`` where there is none, or none any more, and ``variables`` are then empty: programs run as they
+    would without staging. ``notes`` say what went otherwise than asked, a line each.
+    """
+
+    environment: Environment
+    root: Path | None = None
+    variables: Mapping[str, str | None] = field(default_factory=dict)
+    placed: int = 0
+    useless: int = 0
+    notes: list[str] = field(default_factory=list)
+    _known: frozenset[Name] = frozenset()
+
+    @classmethod
+    def make(cls, environment: Environment, scratch: Path) -> NodeRoot:
+        """Make an empty folder in ``scratch``, which is made where it is missing, and move every layer there.
+
+        ``scratch`` is used itself if it is this user's own with mode 0700; else the folder is made in ``cachectl-UID``
+        in it, which is. Where another user could replace either, nothing is staged, and a note says so.
+        A layer moves if a rerun refills it: results of tuning stay where they are. What other programs have in the
+        user cache folder is linked.
+        """
+        made = cls(environment)
+        try:
+            parent = private_folder(scratch, make=True)
+            remove_leftovers(environment, made.notes.append, (parent,))
+            made.root = make_scratch_in(parent, environment, "cachectl-stage-")
+            _demand_room(made.root)
+            layers = LayerSet(environment).expendable()
+            link_user_cache(environment, layers, made.root)
+            made.variables = variables_isolated(layers, made.root)
+        except NotPrivate as error:
+            made.give_up(str(error))
+        except (OSError, CachectlError) as error:
+            made.give_up(f"{scratch}: {_reason(error)}")
+        return made
+
+    def give_up(self, why: str) -> None:
+        """Leave the disk alone: programs run as they would without staging, and a note says why."""
+        self.notes.append(f"not staged, so programs run cold or with the caches they have anyway: {why}")
+        self.variables = {}
+        self.placed = 0
+        self.remove()
+
+    def stack(self) -> LayerSet:
+        """Return the layers as programs of this node find them."""
+        unset = frozenset(name for name, value in self.variables.items() if value is None)
+        put = {name: value for name, value in self.variables.items() if value is not None}
+        moved = self.environment.with_variables(put, unset)
+        return LayerSet(moved if self.root is None else replace(moved, temporary=self.root))
+
+    def receive(self) -> BinaryIO | None:
+        """Open a file for the bytes of a bundle on the node's own disk; ``None`` where that cannot be had."""
+        if self.root is None:
+            return None
+        try:
+            return unseen(replace(self.environment, temporary=self.root))
+        except OSError as error:
+            self.give_up(_reason(error))
+            return None
+
+    def fill(self, copy: BinaryIO, name: str, sha256: str) -> None:
+        """Place what a bundle of this sum holds and what programs here can hit. Whatever fails leaves them cold."""
+        if self.root is None:
+            return
+        stack = self.stack()
+        try:
+            done = import_copy(stack, copy, name, Trust(sha256=sha256))
+        except (OSError, CachectlError) as error:
+            self.notes.append(f"starts cold: {_reason(error)}")
+            return
+        try:
+            if done.failed:
+                _demand_room(self.root)
+        except OSError as error:
+            self.give_up(f"{self.root.parent}: {_reason(error)}")
+            return
+        self._tell(done)
+        self._known = frozenset(names_in(stack))
+
+    def _tell(self, done: Import) -> None:
+        self.placed = sum(layer.placed + layer.there for layer in done.layers)
+        self.useless = sum(layer.useless for layer in done.layers)
+        failed = sum(len(layer.kept) + len(layer.failed) for layer in done.layers)
+        total = self.placed + self.useless + failed
+        for layer in done.layers:
+            if layer.failed:
+                first = layer.failed[0]
+                self.notes.append(f"{layer.layer}: {len(layer.failed)} entries not placed: {first.because}")
+            whys = [one.outlook.because for one in layer.foreseen if one.outlook.hits is False]
+            if whys:
+                cold = "starts cold" if not self.placed else f"{layer.layer} starts cold"
+                self.notes.append(f"{cold}: {layer.useless} of {total} entries cannot hit: {whys[0]}")
+
+    def new(self) -> frozenset[Name]:
+        """Name the entries that were not there when programs began. An entry that has only grown is not new."""
+        return frozenset(names_in(self.stack())) - self._known if self.root is not None else frozenset()
+
+    def pack(self, names: Collection[Name]) -> BinaryIO | None:
+        """Return a bundle of these entries, at its beginning; ``None``, and a note, where it cannot be written."""
+        packed = self.receive()
+        if packed is None:
+            return None
+        try:
+            pack(self.stack(), packed, names)
+            packed.seek(0)
+        except (OSError, CachectlError) as error:
+            packed.close()
+            self.notes.append(f"{len(names)} new entries are lost: {_reason(error)}")
+            return None
+        return packed
+
+    def remove(self) -> None:
+        """Remove the folder and everything in it."""
+        if self.root is not None:
+            remove_scratch(self.root)
+            self.root = None
+
+
+class Sink:
+    """A file that takes what it can: after the first failure it takes no more, and remembers why."""
+
+    def __init__(self, node: NodeRoot) -> None:
+        self._node = node
+        self.file = node.receive()
+
+    def write(self, chunk: bytes | memoryview) -> None:
+        """Append, unless that has failed before."""
+        if self.file is None:
+            return
+        try:
+            self.file.write(chunk)
+            self.file.flush()
+        except OSError as error:
+            self._drop(error)
+
+    def _drop(self, error: OSError) -> None:
+        if self.file is not None:
+            # Closing flushes, and so fails as writing did; the handle goes all the same.
+            _quietly(self.file.close)
+            self.file = None
+        self._node.give_up(_reason(error))
+
+
+def _quietly(action: Callable[[], object]) -> None:
+    try:
+        action()
+    except OSError:
+        return
+
+
+def names_in(stack: LayerSet) -> set[Name]:
+    """Name every entry that a rerun refills; what cannot be listed has none."""
+    names: set[Name] = set()
+    for layer in stack.expendable():
+        try:
+            found = list(listed((layer,), ALL, lambda _: None))
+        except FAILURES:
+            continue
+        names.update((layer.name, entry.key) for entry in found if entry.guest is None)
+    return names
+
+
+def _demand_room(folder: Path) -> None:
+    """Raise :class:`OSError` where nothing worth having can be kept in a folder: quotas show in no number."""
+    handle, name = tempfile.mkstemp(dir=folder)
+    try:
+        block = bytes(_ROOM)
+        while block:
+            written = os.write(handle, block)
+            if not written:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            block = block[written:]
+    finally:
+        os.close(handle)
+        os.unlink(name)
+
+
+def _reason(error: OSError | CachectlError) -> str:
+    return reason_of(error) if isinstance(error, OSError) else str(error)

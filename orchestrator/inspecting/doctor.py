@@ -1,0 +1,421 @@
+"""``cachectl doctor``: what is wrong with this set-up, and the command that mends it.
+
+A layer says itself what only it can know (:meth:`Layer.diagnose`) and what is damaged (:meth:`Layer.verify`). What
+holds for every layer is said here, once: who may write a root, what lies on a network file system, what ranks share,
+what is stale or has leaked. Everything is read, nothing is changed.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import shlex
+import stat
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from cachectl.inspecting.entries import failure, findings
+from cachectl.layers.base.environment import user_name
+from cachectl.layers.base.errors import LayerError
+from cachectl.layers.base.facts import Ability, Census, Condition, Finding, Hazard, Quarantined, Root, Scope, Severity
+from cachectl.layers.base.guard import FAILURES
+from cachectl.layers.host.launcher import RANKS, number_of
+from cachectl.layers.host.mounts import network_file_system
+from cachectl.layers.host.private_folders import open_to_others
+from cachectl.layers.stores.room import Room, room_at
+
+if TYPE_CHECKING:
+    from cachectl.layers.base.environment import Environment
+    from cachectl.layers.base.layer import Layer
+    from cachectl.layers.base.registry import Broken
+
+_WORST_FIRST: Final = (
+    Severity.UNSAFE,
+    Severity.FAILS,
+    Severity.RISKS,
+    Severity.RECOMPILES,
+    Severity.HEALS,
+    Severity.WASTES,
+    Severity.HARMLESS,
+)
+#: So many empty files are no bytes, but they fill a quota of files.
+_MANY_FILES: Final = 1000
+#: Bytes and files below which nothing more can be stored, and below which the next program may find no room.
+_FULL: Final = (1 << 20, 10)
+_NEARLY_FULL: Final = (16 << 20, 100)
+
+#: Ranks within a node: they tell roots apart where each node has its own.
+_LOCAL_RANKS: Final = (
+    *("OMPI_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_RANK", "PALS_LOCAL_RANKID", "SLURM_LOCALID"),
+    *("FLUX_TASK_LOCAL_ID", "MPI_LOCALRANKID"),
+)
+
+#: What a finding is recognised by when another layer says the same.
+Identity = tuple[object, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """The parallel job that the environment belongs to: how many ranks, as far as told, and what tells them apart."""
+
+    ranks: int | None
+    variable: str
+
+    @property
+    def own_folder(self) -> str:
+        """Spell a folder for each rank, for the shell; where the variable is not set, the shell says so, and stops."""
+        node = "$(hostname)-" if self.variable in _LOCAL_RANKS else ""
+        return f'"$HOME/.cachectl/rank{node}${{{self.variable}:?}}"'
+
+
+def diagnosis(layers: Iterable[Layer], broken: Iterable[Broken] = ()) -> list[Finding]:
+    """Collect what is wrong: full file systems first, then layer by layer, the worst of each first.
+
+    What several layers share is said once.
+    """
+    layers = tuple(layers)
+    found = list(_of_room(layers))
+    found += [
+        Finding(plugin.name, Path("*"), None, Severity.HARMLESS, "plugin", plugin.why, _mend_plugin(plugin.name))
+        for plugin in broken
+    ]
+    said: set[Identity] = set()
+    for layer in layers:
+        of_layer: list[Finding] = []
+        for identity, finding in _everything(layer):
+            if identity not in said:
+                said.add(identity)
+                of_layer.append(finding)
+        found += sorted(of_layer, key=lambda finding: _WORST_FIRST.index(finding.severity))
+    return found
+
+
+def is_grave(finding: Finding) -> bool:
+    """Tell whether a finding is worse than harmless."""
+    return finding.severity is not Severity.HARMLESS
+
+
+def _mend_plugin(name: str) -> str:
+    return f"mend or uninstall the plug-in {name}"
+
+
+def _everything(layer: Layer) -> Iterator[tuple[Identity, Finding]]:
+    try:
+        for finding in layer.diagnose():
+            # Of layers that share a variable the first speaks.
+            yield (finding.code, finding.message, finding.fix), finding
+    except FAILURES as error:
+        yield _own(failure(layer, Path("*"), error))
+    unread: LayerError | OSError | None = None
+    found = list(_of_roots(layer))
+    try:
+        found += map(_own, _of_quarantine(layer))
+    except FAILURES as error:
+        unread = error
+    found += map(_own, findings((layer,)))
+    if unread is not None and not any(finding.code == "unreadable" for _, finding in found):
+        found.append(_own(failure(layer, Path("*"), unread)))
+    yield from found
+
+
+def _own(finding: Finding) -> tuple[Identity, Finding]:
+    return (finding.layer, finding.root, finding.key, finding.code, finding.message), finding
+
+
+def _of_roots(layer: Layer) -> Iterator[tuple[Identity, Finding]]:
+    try:
+        roots = layer.roots()
+    except FAILURES:
+        # The search for damage meets, and tells, the same.
+        return
+    for root in roots:
+        first = root is roots[0]
+        if _may_exist(root):
+            yield from _of_root(layer, root, first=first)
+        elif first:
+            # What will be made there the first time that it is used.
+            yield from _of_surroundings(layer, root, reachable=True)
+
+
+def _may_exist(root: Root) -> bool:
+    try:
+        return root.exists
+    except OSError:
+        # Whoever reads it tells why it cannot be known.
+        return True
+
+
+def _of_root(layer: Layer, root: Root, *, first: bool) -> Iterator[tuple[Identity, Finding]]:
+    census: Census | None = None
+    try:
+        census = layer.census(root)
+    except FAILURES as error:
+        yield _own(failure(layer, root.path, error))
+    # A fallback that holds nothing, the temporary folder for instance, is not in use.
+    if first or census is None or census.entries or census.files or census.orphan_files:
+        try:
+            if hasattr(os, "geteuid"):
+                yield from _of_writers(layer, root)
+        except FAILURES as error:
+            yield _own(failure(layer, root.path, error))
+        yield from _of_surroundings(layer, root, reachable=first and census is not None)
+    if census is not None and layer.abilities()[Ability.CLEAR] is None:
+        yield from map(_own, _of_content(layer, root, census))
+
+
+# ---------------------------------------------------------------------- where there is no room
+
+
+def _of_room(layers: Iterable[Layer]) -> Iterator[Finding]:
+    """Report file systems and quotas of the layers' roots that are full, or nearly so, each once."""
+    places: dict[int, list[tuple[Layer, Root]]] = {}
+    for layer in layers:
+        with suppress(*FAILURES):
+            for root in layer.roots():
+                if root.scope is Scope.USER and (_may_exist(root) or root is layer.roots()[0]):
+                    with suppress(OSError):
+                        places.setdefault(_device(root.path), []).append((layer, root))
+    for held in places.values():
+        with suppress(OSError):
+            for room in room_at(held[0][1].path):
+                if (short := _shortage(room)) is not None:
+                    yield _full(held, *short)
+
+
+def _device(path: Path) -> int:
+    """Return the file system that a path lies on, or will once it is made."""
+    return next(folder for folder in (path, *path.parents) if folder.exists()).stat().st_dev
+
+
+def _shortage(room: Room) -> tuple[Severity, str] | None:
+    """Return how grave the lack of room is, and what is lacking; ``None`` where there is enough, or that is unknown."""
+    parts = ((room.bytes, "bytes"), (room.files, "files"))
+    lacking: list[tuple[Severity, str]] = []
+    for (free, unit), full, nearly in zip(parts, _FULL, _NEARLY_FULL, strict=True):
+        if free is not None and free < nearly:
+            severity = Severity.FAILS if free < full else Severity.RISKS
+            lacking.append((severity, f"{room.source} has room for {free:,} more {unit}"))
+    if not lacking:
+        return None
+    return min(lacking, key=lambda one: _WORST_FIRST.index(one[0]))[0], " and ".join(text for _, text in lacking)
+
+
+def _full(held: Iterable[tuple[Layer, Root]], severity: Severity, lacking: str) -> Finding:
+    """Name what holds most of a full file system among the layers that ``purge --all`` clears."""
+    sizes: dict[str, int] = {}
+    roots: dict[str, Root] = {}
+    for layer, root in held:
+        roots.setdefault(layer.name, root)
+        with suppress(*FAILURES):
+            if not layer.precious and layer.abilities()[Ability.CLEAR] is None:
+                census = layer.census(root)
+                sizes[layer.name] = sizes.get(layer.name, 0) + (census.bytes or 0) + (census.orphan_bytes or 0)
+    largest = max(sizes, key=lambda name: sizes[name], default=next(iter(roots)))
+    if sizes.get(largest):
+        lacking += f"; {largest} holds most of what can be cleared there, {sizes[largest]:,} bytes"
+        fix = f"cachectl purge {largest}"
+    else:
+        lacking += "; no layer holds anything there that can be cleared"
+        fix = "remove other files there"
+    return Finding(largest, roots[largest].path, None, severity, "full", lacking, fix)
+
+
+# ---------------------------------------------------------------------- what is stale, what has leaked
+
+
+def _of_content(layer: Layer, root: Root, census: Census) -> Iterator[Finding]:
+    fix = f"cachectl prune --stale {layer.name}"
+    if census.stale_entries:
+        amount = _counted(census.stale_entries, "stale entry", "stale entries")
+        message = f"{amount} of {census.stale_bytes or 0:,} bytes, which nothing that starts here can hit"
+        yield Finding(layer.name, root.path, None, Severity.WASTES, "stale", message, fix)
+    if census.orphan_files:
+        orphan_bytes = census.orphan_bytes or 0
+        harm = orphan_bytes or census.orphan_files >= _MANY_FILES
+        severity = Severity.WASTES if harm else Severity.HARMLESS
+        amount = _counted(census.orphan_files, "leaked file", "leaked files")
+        message = f"{amount} of {orphan_bytes:,} bytes, which nothing reads"
+        yield Finding(layer.name, root.path, None, severity, "leaked", message, fix)
+
+
+def _of_quarantine(layer: Layer) -> Iterator[Finding]:
+    things: dict[Path, list[Quarantined]] = {}
+    for thing in layer.quarantined():
+        # What is no such thing could not be read, and has no label to be brought back by.
+        if isinstance(thing, Quarantined):
+            things.setdefault(thing.root, []).append(thing)
+    for root, held in things.items():
+        amount = _counted(len(held), "thing", "things")
+        message = f"{amount} of {sum(thing.bytes for thing in held):,} bytes in quarantine; cachectl restore lists them"
+        yield Finding(layer.name, root, None, Severity.HARMLESS, "quarantine", message, "cachectl restore")
+
+
+def _counted(number: int, one: str, many: str) -> str:
+    return f"{number:,} {one if number == 1 else many}"
+
+
+# ---------------------------------------------------------------------- where a root lies, and who shares it
+
+
+def _of_surroundings(layer: Layer, root: Root, *, reachable: bool) -> Iterator[tuple[Identity, Finding]]:
+    """Say what is wrong with where a root of a layer that takes part lies, or will lie once it is made."""
+    if not _takes_part(layer):
+        return
+    try:
+        if reachable and root.scope is Scope.USER and layer.when_closed is not None:
+            yield from _of_use(layer, root, layer.when_closed)
+        yield from _of_network(layer, root)
+        yield from _of_ranks(layer, root)
+    except FAILURES as error:
+        yield _own(failure(layer, root.path, error))
+
+
+def _takes_part(layer: Layer) -> bool:
+    try:
+        return layer.state().condition in (Condition.ENABLED, Condition.UNKNOWN)
+    except FAILURES:
+        return True
+
+
+def _of_network(layer: Layer, root: Root) -> Iterator[tuple[Identity, Finding]]:
+    kind = network_file_system(root.path, mounts=layer.environment.mounts)
+    hazard = layer.on_network
+    if kind is not None and hazard is not None:
+        message = f"lies on a network file system ({kind}): {hazard.message}"
+        fix = _elsewhere(layer, '"$(mktemp -d)"')
+        yield (
+            ("network", root.path),
+            Finding(layer.name, root.path, None, hazard.severity, "network", message, fix),
+        )
+
+
+def _of_ranks(layer: Layer, root: Root) -> Iterator[tuple[Identity, Finding]]:
+    job, hazard = job_of(layer.environment), layer.among_ranks
+    if job is None or hazard is None or _apart(layer.environment, root.path):
+        return
+    several = "the ranks" if job.ranks is None else f"the {job.ranks} ranks"
+    message = f"{several} of this job share it: {hazard.message}"
+    if layer.abilities()[Ability.RELOCATE] is None:
+        message += "; mend it in the script that each rank runs"
+    fix = _elsewhere(layer, job.own_folder)
+    yield ("ranks", root.path), Finding(layer.name, root.path, None, hazard.severity, "ranks", message, fix)
+
+
+def _elsewhere(layer: Layer, folder: str) -> str:
+    """Spell how a shell moves a layer to a folder, itself spelled for the shell."""
+    if (reason := layer.abilities()[Ability.RELOCATE]) is not None:
+        return f"nothing moves it: {reason}"
+    return f'eval "$(cachectl env --root {folder} --layer {layer.name} --shell sh)"'
+
+
+def job_of(environment: Environment) -> Job | None:
+    """Return the job of several ranks that the variables tell of, ``None`` outside of one."""
+    for size, rank in RANKS:
+        ranks, own = number_of(environment, size), number_of(environment, rank)
+        if (ranks or 0) > 1 or (own or 0) > 0:
+            return Job(ranks, rank)
+    return None
+
+
+def _apart(environment: Environment, path: Path) -> bool:
+    """Tell whether a root is this rank's own: whether a folder's name, the home's apart, ends with the rank.
+
+    A rank within the node counts on a disk of the node, and elsewhere where the name tells the node too.
+    """
+    local = network_file_system(path, mounts=environment.mounts) is None
+    home = environment.home_folder
+    for part in path.relative_to(home).parts if path.is_relative_to(home) else path.parts:
+        end = re.search(r"[0-9]{1,12}$", part)
+        told = {rank for _, rank in RANKS} - set(_LOCAL_RANKS)
+        if local or platform.node() in part:
+            told |= set(_LOCAL_RANKS)
+        if end is not None and int(end[0]) in {number_of(environment, name) for name in told}:
+            return True
+    return False
+
+
+# ---------------------------------------------------------------------- whether a root can be used
+
+
+def _of_use(layer: Layer, root: Root, hazard: Hazard) -> Iterator[tuple[Identity, Finding]]:
+    """Say why nothing can be stored in a root: something else stands there, or on the way, or it is closed to us."""
+    place = next(path for path in (root.path, *root.path.parents) if os.path.lexists(path))
+    if not place.is_dir():
+        which = "there" if place == root.path else f"at {place}"
+        message = f"no folder stands {which}, so {hazard.message}"
+        fix = _make_way(layer, root, place)
+        yield ("no-folder", place), Finding(layer.name, root.path, None, hazard.severity, "no-folder", message, fix)
+    elif not _writable_for_us(place):
+        what = "is" if place == root.path else f"cannot be made, since {place} is"
+        message = f"{what} not writable for you, so {hazard.message}"
+        fix = f"chmod u+w {shlex.quote(str(place))}"
+        if not _forbidden_by_mode(place):
+            home = layer.environment.home_folder
+            fix = _elsewhere(layer, '"$HOME/.cachectl"' if _writable_for_us(home) else '"$(mktemp -d)"')
+        yield ("closed", place), Finding(layer.name, root.path, None, hazard.severity, "closed", message, fix)
+
+
+def _make_way(layer: Layer, root: Root, place: Path) -> str:
+    """Spell what mends a root in whose place, or on the way to it, there is no folder."""
+    spelled = shlex.quote(str(place))
+    if place.is_symlink() and not place.exists() and (target := os.path.realpath(place)) != str(place):
+        return f"mkdir -p {shlex.quote(target)}"
+    if layer.environment.get(root.source) is not None:
+        return f"unset {root.source}"
+    return f"mv {spelled} {shlex.quote(f'{place}.aside')}"
+
+
+def _writable_for_us(place: Path) -> bool:
+    return os.access(place, os.W_OK | os.X_OK, effective_ids=os.access in os.supports_effective_ids)
+
+
+def _forbidden_by_mode(place: Path) -> bool:
+    """Tell whether the owner of a folder, which we are, forbids himself to write."""
+    status = place.stat()
+    return hasattr(os, "geteuid") and status.st_uid == os.geteuid() and not status.st_mode & stat.S_IWUSR
+
+
+# ---------------------------------------------------------------------- who may write
+
+
+def _of_writers(layer: Layer, root: Root) -> Iterator[tuple[Identity, Finding]]:
+    """Say who else may write a root, or put another in its place: a cache is code, which runs as its user."""
+    real = Path(os.path.realpath(root.path))
+    owner = real.stat().st_uid
+    if root.scope is Scope.USER and owner not in (0, os.geteuid()):
+        message = f"belongs to {user_name(owner)}, whose code runs as you"
+        fix = _elsewhere(layer, '"$HOME/.cachectl"')
+        yield ("owner", root.path), Finding(layer.name, root.path, None, Severity.UNSAFE, "owner", message, fix)
+    for folder in dict.fromkeys((*open_to_others(root.path), *open_to_others(real))):
+        # A link and what it leads to are one folder.
+        status = folder.stat()
+        identity = ("writable", status.st_dev, status.st_ino)
+        yield identity, _writable(layer, root, folder, itself=folder in (root.path, real))
+
+
+def _writable(layer: Layer, root: Root, folder: Path, *, itself: bool) -> Finding:
+    status = folder.stat()
+    whose = "everybody" if status.st_mode & stat.S_IWOTH else f"the group {_group_name(status.st_gid)}"
+    does = "is" if itself else f"lies below {folder}, which is"
+    can = "put code there that runs as you" if itself else "put another folder in its place, whose code runs as you"
+    message = f"{does} writable by {whose}, who can {can}"
+    fix = f"chmod go-w {shlex.quote(str(folder))}"
+    if status.st_mode & stat.S_ISVTX:
+        # Meant to be everybody's.
+        fix = _elsewhere(layer, '"$HOME/.cachectl"')
+    elif os.geteuid() not in (0, status.st_uid):
+        fix = f"as {user_name(status.st_uid)}: {fix}"
+    return Finding(layer.name, root.path, None, Severity.UNSAFE, "writable", message, fix)
+
+
+def _group_name(number: int) -> str:
+    import grp
+
+    try:
+        return grp.getgrgid(number).gr_name
+    except KeyError:
+        return str(number)

@@ -1,0 +1,176 @@
+"""The report: where every layer keeps its entries, whether it is on, and how much there is."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from cachectl.layers.base.errors import reason_of
+from cachectl.layers.base.facts import Census, Condition, Orphan, Problem, Root, Scope, State
+from cachectl.layers.base.guard import FAILURES
+from cachectl.layers.base.layer import uncounted
+from cachectl.layers.stores.copies import copies_left
+
+if TYPE_CHECKING:
+    from cachectl.layer_set import LayerSet
+    from cachectl.layers.base.layer import Layer
+    from cachectl.layers.base.registry import Broken
+
+
+@dataclass(frozen=True, slots=True)
+class RootReport:
+    """One root and what it holds; ``link_to`` is where it leads if it is itself a link.
+
+    ``nodes`` are those of an MPI job that see it, where more than this process was asked.
+    """
+
+    root: Root
+    exists: bool
+    census: Census
+    link_to: Path | None = None
+    nodes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class LayerReport:
+    """One layer: its state and its roots; ``failures`` says what it could not tell of itself."""
+
+    layer: str
+    title: str
+    state: State
+    scope: Scope
+    precious: bool
+    roots: tuple[RootReport, ...]
+    failures: tuple[str, ...] = ()
+
+    @property
+    def complete(self) -> bool:
+        """Return whether everything in every root could be counted; if not, the sums are lower bounds."""
+        return not self.failures and all(root.census.complete for root in self.roots)
+
+    @property
+    def entries(self) -> int | None:
+        """Count the entries of all roots; ``None`` where nothing could be counted."""
+        return _sum((root.census.entries for root in self.roots), complete=self.complete)
+
+    @property
+    def files(self) -> int | None:
+        """Count the files of all roots, orphans included; ``None`` where nothing could be counted."""
+        counts = ((root.census.files, root.census.orphan_files) for root in self.roots)
+        return _sum((count for pair in counts for count in pair), complete=self.complete)
+
+    @property
+    def bytes(self) -> int | None:
+        """Sum the bytes of all roots, orphans included; ``None`` where nothing could be measured."""
+        sizes = ((root.census.bytes, root.census.orphan_bytes) for root in self.roots)
+        return _sum((size for pair in sizes for size in pair), complete=self.complete)
+
+    @property
+    def stale_entries(self) -> int | None:
+        """Count dead entries; ``None`` where the layer cannot tell."""
+        return _known_sum(root.census.stale_entries for root in self.roots)
+
+    @property
+    def stale_bytes(self) -> int | None:
+        """Sum the bytes of dead entries; ``None`` where the layer cannot tell."""
+        return _known_sum(root.census.stale_bytes for root in self.roots)
+
+    @property
+    def problems(self) -> tuple[Problem, ...]:
+        """Return the problems of all roots."""
+        return tuple(problem for root in self.roots for problem in root.census.problems)
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """The whole stack at one moment (epoch seconds); ``nodes`` are those of an MPI job, where it was asked as one.
+
+    ``leftovers`` are what killed commands left outside the roots; ``None`` where that cannot be known.
+    """
+
+    generated: float
+    layers: tuple[LayerReport, ...]
+    broken: tuple[Broken, ...] = ()
+    nodes: tuple[str, ...] = ()
+    leftovers: tuple[Orphan, ...] | None = ()
+
+    @property
+    def complete(self) -> bool:
+        """Return whether everything could be counted; if not, the sums are lower bounds."""
+        return all(layer.complete for layer in self.layers)
+
+    @property
+    def entries(self) -> int | None:
+        """Count the entries of all layers; ``None`` where nothing could be counted."""
+        return _sum((layer.entries for layer in self.layers), complete=self.complete)
+
+    @property
+    def files(self) -> int | None:
+        """Count the files of all layers; ``None`` where nothing could be counted."""
+        return _sum((layer.files for layer in self.layers), complete=self.complete)
+
+    @property
+    def bytes(self) -> int | None:
+        """Sum the bytes of all layers; ``None`` where nothing could be measured."""
+        return _sum((layer.bytes for layer in self.layers), complete=self.complete)
+
+
+def survey(
+    stack: LayerSet, layers: Iterable[Layer], *, within: Callable[[Layer, Root], bool] = lambda _layer, _root: True
+) -> Report:
+    """Count every root of the given layers, or those roots that are ``within``."""
+    return Report(
+        stack.environment.clock(),
+        tuple(_layer_report(layer, within) for layer in layers),
+        stack.broken,
+        leftovers=copies_left(stack.environment),
+    )
+
+
+def _layer_report(layer: Layer, within: Callable[[Layer, Root], bool]) -> LayerReport:
+    failures: list[str] = []
+    state = State(Condition.UNKNOWN, "it could not be asked")
+    roots: tuple[Root, ...] = ()
+    try:
+        roots = tuple(root for root in layer.roots() if within(layer, root))
+    except FAILURES as error:
+        failures.append(reason_of(error))
+    try:
+        state = layer.state()
+    except FAILURES as error:
+        failures.append(reason_of(error))
+    reports = tuple(_root_report(layer, root) for root in roots)
+    said = tuple(dict.fromkeys(failures))
+    return LayerReport(layer.name, layer.title, state, layer.scope, layer.precious, reports, said)
+
+
+def _root_report(layer: Layer, root: Root) -> RootReport:
+    try:
+        return RootReport(root, root.exists, layer.census(root), _link_to(root.path))
+    except FAILURES as error:
+        # What cannot be looked into is there all the same.
+        return RootReport(
+            root,
+            exists=True,
+            census=uncounted(Problem(root.path, "unreadable", reason_of(error))),
+            link_to=_link_to(root.path),
+        )
+
+
+def _link_to(path: Path) -> Path | None:
+    """Return where a path leads that is itself a link; one that goes round in circles leads to itself."""
+    return Path(os.path.realpath(path)) if os.path.islink(path) else None
+
+
+def _sum(values: Iterable[int | None], *, complete: bool) -> int | None:
+    """Add what is known. Where something was not counted, the sum is a lower bound, and none if it is 0."""
+    total = sum(value for value in values if value is not None)
+    return total if total or complete else None
+
+
+def _known_sum(values: Iterable[int | None]) -> int | None:
+    known = [value for value in values if value is not None]
+    return sum(known) if known else None

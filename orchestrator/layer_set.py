@@ -1,0 +1,60 @@
+"""The layers of one environment, by name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from cachectl.layers.base.environment import Environment
+from cachectl.layers.base.errors import BadRequest
+from cachectl.layers.base.facts import Scope
+from cachectl.layers.base.guard import Contained
+from cachectl.layers.base.layer import Layer
+from cachectl.layers.base.registry import Broken, built_in, plugged_in
+
+
+class LayerSet:
+    """Every cache layer as one environment (by default this process's) resolves it."""
+
+    def __init__(self, environment: Environment | None = None, *, plugins: bool = True) -> None:
+        self.environment = Environment.here() if environment is None else environment
+        self.broken: tuple[Broken, ...] = ()
+        self._layers: dict[str, Layer] = {layer.name: layer for layer in built_in(self.environment)}
+        if plugins:
+            self._plug_in()
+
+    def _plug_in(self) -> None:
+        for layer in plugged_in(self.environment):
+            if isinstance(layer, Broken):
+                self.broken += (layer,)
+            elif layer.name in self._layers:
+                self.broken += (Broken(layer.name, f"two plug-ins offer the layer {layer.name}"),)
+            else:
+                self._layers[layer.name] = Contained(layer, self.environment)
+
+    def __iter__(self) -> Iterator[Layer]:
+        return iter(self._layers.values())
+
+    def __len__(self) -> int:
+        return len(self._layers)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._layers
+
+    def __getitem__(self, name: str) -> Layer:
+        try:
+            return self._layers[name]
+        except KeyError as error:
+            message = f"no layer is called {name!r}; there are {', '.join(self._layers)}"
+            raise BadRequest(message) from error
+
+    def named(self, names: Iterable[str]) -> tuple[Layer, ...]:
+        """Return the layers of these names, each once; all of them where none is named.
+
+        Raises :class:`BadRequest` for a name that no layer has.
+        """
+        chosen = tuple(self[name] for name in dict.fromkeys(names))
+        return chosen or tuple(self)
+
+    def expendable(self) -> tuple[Layer, ...]:
+        """Return what ``purge --all`` means: every user layer that a rerun refills."""
+        return tuple(layer for layer in self if layer.scope is Scope.USER and not layer.precious)

@@ -1,0 +1,314 @@
+"""Export: the entries of a selection, read one by one out of caches that may be in use, as one bundle.
+
+Every entry goes through its layer's own reading: a row out of a transaction, a file or a folder whole. What vanishes
+meanwhile was not exported, and is said.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO, Final, cast
+
+from cachectl.inspecting.entries import Trouble, listed
+from cachectl.layers.base.environment import Environment
+from cachectl.layers.base.errors import BadRequest, reason_of
+from cachectl.layers.base.facts import Ability, Artifact, Entry, Note, Scope
+from cachectl.layers.base.guard import FAILURES
+from cachectl.layers.base.selection import ALL, Selection
+from cachectl.moving.bundle import Item, Manifest, Members, complaint, in_batches, write_manifest
+from cachectl.moving.output_files import BUNDLE, SIGNATURE, OutputFile
+from cachectl.moving.portability import fingerprint
+from cachectl.moving.transfer import demand_writable, place, signature_name, without_secrets
+from cachectl.moving.whole_files import STREAM
+
+if TYPE_CHECKING:
+    from cachectl.layer_set import LayerSet
+    from cachectl.layers.base.layer import Layer
+
+_CHUNK: Final = 1 << 20
+#: Layers whose entries need not be opened to be told apart.
+_TOLD_BY_NAMES: Final = frozenset({"loopy", "pyopencl-invoker", "pytools", "pyopencl", "pocl"})
+_VANISHED: Final = "vanished meanwhile"
+_SOURCE: Final = "source text of your kernels"
+#: What the entries of a layer give away.
+_TELLING: Final[Mapping[str, str]] = {
+    "loopy": _SOURCE,
+    "pyopencl-invoker": _SOURCE,
+    "pytools": "whatever the programs keep in their dictionaries",
+    "pyopencl": f"{_SOURCE}, paths of included headers",
+    "pocl": "paths of your home, in bitcode",
+    "cuda": f"{_SOURCE}, in keys",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ExportedLayer:
+    """What was exported of a layer.
+
+    ``sensitive`` says what its entries give away, ``None`` where that is not known; ``exposed`` are the folders in
+    which somebody else could have put an entry.
+    """
+
+    layer: str
+    entries: int
+    bytes: int
+    fingerprint: Mapping[str, str | None]
+    sensitive: str | None = None
+    exposed: tuple[Path, ...] = ()
+    skipped: tuple[Note, ...] = ()
+    failed: tuple[Note, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Export:
+    """A bundle that has been written: its size in bytes, its SHA-256, and the signature beside it, if any.
+
+    Without an entry nothing is written, and there is no sum.
+    """
+
+    file: str
+    bytes: int
+    sha256: str | None
+    signature: str | None
+    layers: tuple[ExportedLayer, ...]
+
+    @property
+    def entries(self) -> int:
+        """Count the entries in it."""
+        return sum(layer.entries for layer in self.layers)
+
+    @property
+    def failed(self) -> bool:
+        """Tell whether nothing was written, or anything that was asked for could not be read."""
+        return self.sha256 is None or any(layer.failed for layer in self.layers)
+
+
+@dataclass
+class _Gathered:
+    """What has been read so far, in the order in which it stands in the bundle."""
+
+    members: Members
+    items: list[Item] = field(default_factory=list)
+    skipped: dict[str, list[Note]] = field(default_factory=dict)
+    failed: dict[str, list[Note]] = field(default_factory=dict)
+
+    def add(self, entries: Sequence[Entry], layer: Layer) -> None:
+        """Read entries of a layer, in the order of their keys."""
+        keys = [entry.key for entry in entries]
+        try:
+            read = layer.get_many(keys)
+        except FAILURES as error:
+            read = dict.fromkeys(keys, error)
+        for entry in entries:
+            artifact = read.get(entry.key)
+            if isinstance(artifact, Artifact):
+                self._keep(entry, layer, artifact)
+            elif artifact is None:
+                self.skipped.setdefault(layer.name, []).append(Note(entry.key, _VANISHED))
+            else:
+                self.failed.setdefault(layer.name, []).append(Note(entry.key, reason_of(artifact)))
+
+    def _keep(self, entry: Entry, layer: Layer, artifact: Artifact) -> None:
+        item = Item(
+            layer=layer.name,
+            key=entry.key,
+            form=artifact.form,
+            bytes=len(artifact.data),
+            sha256=hashlib.sha256(artifact.data).hexdigest(),
+            detail=dict(artifact.detail),
+            device=entry.device,
+            versions=dict(entry.versions),
+        )
+        # One such entry would keep all others from being imported.
+        if (unfit := complaint(item)) is not None:
+            self.failed.setdefault(layer.name, []).append(Note(entry.key, f"does not fit into a bundle: {unfit}"))
+            return
+        self.items.append(item)
+        self.members.add(artifact.data)
+
+
+def export(
+    stack: LayerSet,
+    file: str,
+    selection: Selection = ALL,
+    *,
+    layers: Iterable[str] = (),
+    sign: str | None = None,
+    force: bool = False,
+) -> Export:
+    """Write the selected entries of the named layers, or of every layer that a rerun refills, as a bundle.
+
+    ``file`` is a path, a URL that fsspec knows, or ``-`` for standard output. ``sign`` is a key of OpenSSH's
+    (``ssh-keygen -Y sign``); the signature is ``file`` with ``.sig``. A file that is there is replaced only if it is a
+    bundle, or with ``force``. Without an entry nothing is written. Raises :class:`CachectlError` where a package or the
+    key is missing, a URL fails, or another file is in the way, :class:`OSError` where nothing can be written; entries
+    and layers that cannot be read are named in what is returned.
+    """
+    demand_writable(file)
+    _demand_outputs(stack, file, sign, force=force)
+    named = tuple(dict.fromkeys(layers))
+    chosen = stack.named(named) if named else stack.expendable()
+    with unseen(stack.environment) as spool, unseen(stack.environment) as packed:
+        gathered = _Gathered(Members(spool))
+        for layer in _in_order(chosen):
+            _gather(layer, selection, gathered, named=bool(named))
+        made = None if sign is None else time_of_signing(stack.environment)
+        parts, prints, exposed = _packed(stack, gathered, chosen, spool, packed, made=made)
+        size, digest, signature = 0, None, None
+        if gathered.items:
+            # Reading has taken a while.
+            _demand_outputs(stack, file, sign, force=force)
+            size, digest, signature = place_bundle(packed, file, sign)
+    told = tuple(
+        ExportedLayer(
+            layer=name,
+            entries=len(items),
+            bytes=sum(item.bytes for item in items),
+            fingerprint=prints.get(name, {}),
+            sensitive=_TELLING.get(name) if items else None,
+            exposed=exposed.get(name, ()),
+            skipped=tuple(gathered.skipped.get(name, ())),
+            failed=tuple(gathered.failed.get(name, ())),
+        )
+        for name, items in parts.items()
+    )
+    return Export(without_secrets(file), size, digest, signature, told)
+
+
+def _demand_outputs(stack: LayerSet, file: str, sign: str | None, *, force: bool) -> None:
+    """Find out whether a bundle, and its signature, may be written in a place."""
+    names = frozenset(layer.name for layer in stack)
+    OutputFile(file, BUNDLE, names, force).demand()
+    if sign is not None and file == STREAM:
+        raise BadRequest("--sign writes FILE.sig, and standard output has none; name a FILE")
+    if sign is not None:
+        OutputFile(signature_name(file), SIGNATURE, names, force).demand()
+
+
+def pack(stack: LayerSet, packed: BinaryIO, keys: Collection[tuple[str, str]]) -> None:
+    """Write the entries of these layers and keys into an open file, as a bundle; what cannot be read is left out."""
+    chosen = tuple(layer for layer in stack.expendable() if layer.abilities()[Ability.GET] is None)
+    with unseen(stack.environment) as spool:
+        gathered = _Gathered(Members(spool))
+        for layer in _in_order(chosen):
+            found = (one for one in listed((layer,), ALL, lambda _: None) if (one.layer, one.key) in keys)
+            _read(layer, found, gathered)
+        _packed(stack, gathered, chosen, spool, packed)
+
+
+def _in_order(layers: Iterable[Layer]) -> list[Layer]:
+    """Order layers as their entries stand in a bundle."""
+    return sorted(layers, key=lambda layer: layer.name)
+
+
+def _packed(
+    stack: LayerSet,
+    gathered: _Gathered,
+    chosen: tuple[Layer, ...],
+    spool: BinaryIO,
+    packed: BinaryIO,
+    *,
+    made: int | None = None,
+) -> tuple[dict[str, tuple[Item, ...]], dict[str, dict[str, str | None]], dict[str, tuple[Path, ...]]]:
+    """Write what was gathered; return the items, the fingerprint and the exposed folders of each layer."""
+    parts = {layer.name: tuple(item for item in gathered.items if item.layer == layer.name) for layer in chosen}
+    prints = {name: fingerprint(name, stack.environment, items) for name, items in parts.items() if items}
+    exposed = {layer.name: _exposed(layer) for layer in chosen if parts[layer.name]}
+    manifest = Manifest(
+        tuple(gathered.items), prints, tuple(name for name, folders in exposed.items() if folders), made
+    )
+    gathered.members.finish(write_manifest(packed, manifest))
+    spool.seek(0)
+    shutil.copyfileobj(spool, packed, _CHUNK)
+    return parts, prints, exposed
+
+
+def time_of_signing(environment: Environment) -> int:
+    """Return the moment that a signed bundle gives as its own: ``SOURCE_DATE_EPOCH`` if that is set, else now.
+
+    Source: https://reproducible-builds.org/specs/source-date-epoch/
+    """
+    named = environment.get("SOURCE_DATE_EPOCH") or ""
+    return int(named) if re.fullmatch("[0-9]{1,11}", named) else int(environment.clock())
+
+
+def unseen(environment: Environment) -> BinaryIO:
+    """Open a file without a name, which nobody else can open and which goes with this process."""
+    folder = environment.temporary
+    return cast("BinaryIO", tempfile.TemporaryFile(dir=folder if folder.is_dir() else None))
+
+
+def _gather(layer: Layer, selection: Selection, gathered: _Gathered, *, named: bool) -> None:
+    reason = layer.abilities()[Ability.GET]
+    if reason is not None:
+        if named:
+            gathered.failed.setdefault(layer.name, []).append(Note("*", f"cannot get: {reason}"))
+        return
+
+    def notice(trouble: Trouble) -> None:
+        where = "*" if trouble.problem is None else str(trouble.problem.path)
+        notes = gathered.failed if trouble.failed else gathered.skipped
+        notes.setdefault(trouble.layer, []).append(Note(where, trouble.message))
+
+    # Looked into only where that tells what they were compiled for.
+    contents = selection.needs_contents or layer.name not in _TOLD_BY_NAMES
+    found = listed((layer,), selection, notice, contents=contents)
+    # What merely shares a root is another program's.
+    own = (entry for entry in found if entry.guest is None or selection.key is not None)
+    _read(layer, own, gathered)
+
+
+def _read(layer: Layer, entries: Iterable[Entry], gathered: _Gathered) -> None:
+    """Read entries in the order of their keys; what is told of one that several roots have is what the first tells."""
+    first: dict[str, Entry] = {}
+    for entry in entries:
+        # The root from which it is read, too.
+        first.setdefault(entry.key, entry)
+    ordered = (first[key] for key in sorted(first))
+    for batch in in_batches(ordered, lambda entry: entry.layer, lambda entry: entry.bytes):
+        gathered.add(batch, layer)
+
+
+def _exposed(layer: Layer) -> tuple[Path, ...]:
+    """Name the folders through which somebody else could have put code into a layer."""
+    from cachectl.layers.host.private_folders import open_to_others
+
+    found: list[Path] = []
+    for root in layer.roots():
+        if root.scope is Scope.USER:
+            for path in (root.path, Path(os.path.realpath(root.path))):
+                with suppress(OSError):
+                    found.extend(open_to_others(path))
+    return tuple(dict.fromkeys(found))
+
+
+def place_bundle(packed: BinaryIO, file: str, sign: str | None) -> tuple[int, str, str | None]:
+    """Sign what has been packed, put it in its place, and return its size, its sum and where the signature is."""
+    digest = hashlib.sha256()
+
+    def chunks() -> Iterator[bytes]:
+        packed.seek(0)
+        for chunk in iter(lambda: packed.read(_CHUNK), b""):
+            digest.update(chunk)
+            yield chunk
+
+    signature = None if sign is None else _signed(packed, sign)
+    place(file, chunks())
+    if signature is None:
+        return packed.tell(), digest.hexdigest(), None
+    place(signature_name(file), (signature,))
+    return packed.tell(), digest.hexdigest(), without_secrets(signature_name(file))
+
+
+def _signed(packed: BinaryIO, key: str) -> bytes:
+    from cachectl.moving.signing import sign
+
+    return sign(packed, key)

@@ -1,0 +1,148 @@
+"""Bundles made one: the entries of all, each once, the first that has a key before the others."""
+
+from __future__ import annotations
+
+import heapq
+import os
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from itertools import chain, groupby, islice
+from typing import TYPE_CHECKING, BinaryIO, Final
+
+from cachectl.moving.bundle import Item, Manifest, Reader, sort_key, write_bundle
+from cachectl.moving.exporting import place_bundle, time_of_signing, unseen
+from cachectl.moving.portability import combined, described
+
+if TYPE_CHECKING:
+    from cachectl.layers.base.environment import Environment
+
+#: Bundles that are read at once: each takes an open file, and up to 3 MB of memory.
+_SIDE_BY_SIDE: Final = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Merged:
+    """A bundle that was written out of others.
+
+    ``entries`` are those in it, ``added`` those of them that the first part did not have. ``differing`` counts entries
+    that had the key of another one, and other bytes; ``foreign`` says, layer by layer, how many were made where
+    something that decides is not the same as in the parts before, and so were left out.
+    """
+
+    file: str
+    bytes: int
+    sha256: str
+    signature: str | None
+    entries: int
+    added: int
+    differing: int = 0
+    foreign: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass
+class _Union:
+    """What is taken, as far as manifests have been looked at: of each key the item of the first part that has it."""
+
+    items: dict[tuple[str, str], Item] = field(default_factory=dict)
+    prints: dict[str, Mapping[str, str | None]] = field(default_factory=dict)
+    exposed: set[str] = field(default_factory=set)
+
+    def take(self, manifest: Manifest, left: _Left) -> None:
+        """Take what another bundle has beside, and count what is left out."""
+        fitting = {name for name, told in manifest.fingerprints.items() if self._fits(name, told)}
+        for item in manifest.items:
+            if item.layer in fitting:
+                left.differing += self.items.setdefault(sort_key(item), item).sha256 != item.sha256
+            else:
+                left.foreign[item.layer] += 1
+        self.exposed.update(fitting.intersection(manifest.exposed))
+
+    def _fits(self, layer: str, told: Mapping[str, str | None]) -> bool:
+        both = combined(layer, self.prints.get(layer, told), told)
+        if both is not None:
+            self.prints[layer] = both
+        return both is not None
+
+    def manifest(self, made: int | None) -> Manifest:
+        """Return the manifest of all that was taken."""
+        items = tuple(sorted(self.items.values(), key=sort_key))
+        layers = {name: tuple(each) for name, each in groupby(items, key=lambda item: item.layer)}
+        prints = {name: described(name, self.prints[name], each) for name, each in layers.items()}
+        return Manifest(items, prints, tuple(name for name in prints if name in self.exposed), made)
+
+    def contents(self, readers: Iterable[Reader]) -> Iterator[bytes]:
+        """Yield the bytes of each item, from parts that are all read to their ends."""
+        for item, data in heapq.merge(*(reader.contents() for reader in readers), key=lambda pair: sort_key(pair[0])):
+            if self.items.get(sort_key(item)) is item:
+                yield data
+
+
+@dataclass
+class _Left:
+    """How many entries were left out, and why."""
+
+    differing: int = 0
+    foreign: Counter[str] = field(default_factory=Counter)
+
+
+def merge_bundles(
+    environment: Environment, parts: Iterable[BinaryIO], file: str, *, sign: str | None = None, base: bool = False
+) -> Merged:
+    """Write what open bundles hold together as one, as :func:`cachectl.moving.exporting.export` would; close them.
+
+    With ``base``, the first one is what the others are added to. An entry that has the key of an earlier one is not
+    taken. However many parts there are, a few are asked for and open at once: memory holds an entry of each of those,
+    and what its decompressor takes. Raises :class:`BadBundle` for a part that is damaged, :class:`OSError` where
+    nothing can be written.
+    """
+    rest = iter(parts)
+    left = _Left()
+    made = None if sign is None else time_of_signing(environment)
+    whole, first, entries = _joined(environment, islice(rest, _SIDE_BY_SIDE), left, made)
+    before = first if base else 0
+    for part in rest:
+        few = chain((whole, part), islice(rest, _SIDE_BY_SIDE - 1))
+        whole, _, entries = _joined(environment, few, left, made)
+    with whole:
+        size, digest, signature = place_bundle(whole, file, sign)
+    return Merged(
+        file=file,
+        bytes=size,
+        sha256=digest,
+        signature=signature,
+        entries=entries,
+        added=entries - before,
+        differing=left.differing,
+        foreign=left.foreign,
+    )
+
+
+def _joined(
+    environment: Environment, parts: Iterable[BinaryIO], left: _Left, made: int | None
+) -> tuple[BinaryIO, int, int]:
+    """Write what a few parts hold together into a file without a name.
+
+    Return it, how many entries the first part has, and how many all together.
+    """
+    with ExitStack() as stack:
+        # Closed however this ends: one that is damaged keeps none of the others open.
+        opened = [stack.enter_context(part) for part in parts]
+        readers = [_reader(part) for part in opened]
+        union = _Union()
+        for reader in readers:
+            union.take(reader.manifest, left)
+        whole = unseen(environment)
+        try:
+            write_bundle(whole, union.manifest(made), union.contents(readers))
+        except BaseException:
+            whole.close()
+            raise
+        return whole, len(readers[0].manifest.items) if readers else 0, len(union.items)
+
+
+def _reader(part: BinaryIO) -> Reader:
+    size = part.seek(0, os.SEEK_END)
+    part.seek(0)
+    return Reader(part, size)

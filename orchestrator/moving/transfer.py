@@ -1,0 +1,270 @@
+"""A bundle read from where it lies, and put where it is to lie: a file, or a URL that fsspec knows.
+
+fsspec is imported only where a URL is given. What is written has been finished on this machine before a byte of it
+leaves, and appears at its address when all of it has arrived (``autocommit=False`` in ``fsspec/spec.py``: an upload to
+S3 is completed or aborted, a file of SFTP renamed), so that nobody reads half a bundle.
+"""
+
+from __future__ import annotations
+
+import os
+import posixpath
+import re
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any, BinaryIO, Final, Protocol
+from urllib.parse import unquote, urlsplit
+
+from cachectl.layers.base.errors import BadRequest, CachectlError, printable
+from cachectl.layers.base.limits import LARGEST_SIGNATURE
+from cachectl.layers.host.installing import command_to_install
+from cachectl.moving.whole_files import STREAM, write_chunks
+
+#: A scheme and its slashes, or several that fsspec chains.
+_URL: Final = re.compile(r"(?:[a-z][a-z0-9+.-]*::)*[a-z][a-z0-9+.-]+://", re.IGNORECASE)
+_HTTP: Final = re.compile("https?://", re.IGNORECASE)
+_SFTP: Final = re.compile("(?:ssh|sftp)://", re.IGNORECASE)
+_FILE: Final = re.compile("(?:file|local)://", re.IGNORECASE)
+#: The libraries that schemes need beside fsspec, which names that of any other scheme.
+_LIBRARIES: Final = (
+    (_HTTP, "aiohttp"),
+    (re.compile("s3a?://", re.IGNORECASE), "s3fs"),
+    (_SFTP, "paramiko"),
+    (re.compile("(?:gs|gcs)://", re.IGNORECASE), "gcsfs"),
+    (re.compile("(?:abfss?|az)://", re.IGNORECASE), "adlfs"),
+)
+_SECRETS: Final = (re.compile(r"(?<=//)[^/@\s]+(?=@)"), re.compile(r"(?<=\?)[^\s'\"]+"))
+#: How long a server may be silent, in seconds: the whole may take as long as it takes.
+_SILENCE: Final = 60
+_LONGEST_REASON: Final = 300
+
+
+class TransferFailed(CachectlError):
+    """A URL could not be read or written."""
+
+
+class Source(Protocol):
+    """What can be read from, piece by piece."""
+
+    def read(self, size: int, /) -> bytes:
+        """Return so many bytes, fewer only at the end."""
+        ...
+
+
+def is_url(name: str) -> bool:
+    """Tell whether a name is for fsspec; ``file://`` is a file like any other."""
+    return _URL.match(name) is not None and _FILE.match(name) is None
+
+
+def without_secrets(name: str) -> str:
+    """Spell a URL without its password and its query, which may be the permission to use it."""
+    if not is_url(name):
+        return name
+    for secret in _SECRETS:
+        name = secret.sub("…", name)
+    return name
+
+
+def signature_name(name: str) -> str:
+    """Name the signature of a bundle: the same with ``.sig``, before the query of an address of the web."""
+    if _HTTP.match(name):
+        path, mark, query = name.partition("?")
+        return f"{path}.sig{mark}{query}"
+    return f"{name}.sig"
+
+
+def beginning(name: str, length: int) -> bytes:
+    """Return the first bytes of what is at a URL; nothing where nothing is there.
+
+    Raises :class:`TransferFailed` where that cannot be found out.
+    """
+    try:
+        with opened(name) as source:
+            return source.read(length)
+    except TransferFailed as error:
+        if isinstance(error.__cause__, FileNotFoundError):
+            return b""
+        message = f"{error}; --force writes without looking what is there"
+        raise TransferFailed(message) from error
+
+
+def demand_writable(name: str) -> None:
+    """Find out before anything is gathered that a name cannot be written to. Raises :class:`CachectlError`."""
+    if not is_url(name):
+        return
+    if _HTTP.match(name):
+        message = f"{_shown(name)}: cannot write to a web server; export to a file and upload that"
+        raise TransferFailed(message)
+    _located(name)
+
+
+@contextmanager
+def opened(name: str) -> Iterator[Source]:
+    """Open a bundle to be read from its beginning to its end, once.
+
+    Raises :class:`OSError` for a file, :class:`TransferFailed` for a URL, also while it is read.
+    """
+    if not is_url(name):
+        if name == STREAM:
+            yield _standard_input()
+            return
+        with open(local_path(name), "rb") as file:
+            yield file
+        return
+    system, path = _located(name)
+    with _translated("read", name):
+        # Without blocks the web is read as a stream: not every server gives parts. A size spares the question for it,
+        # whose every failure fsspec takes for a file that is missing.
+        options = {"block_size": 0, "size": 1} if _HTTP.match(name) else {}
+        remote = system.open(path, "rb", **options)
+    try:
+        yield _Remote(remote, name)
+    finally:
+        with suppress(Exception):
+            remote.close()
+
+
+@contextmanager
+def signature_of(name: str) -> Iterator[str]:
+    """Name a file that holds the signature beside a bundle; where there is none, what was looked for."""
+    if name == STREAM:
+        raise BadRequest("a bundle on standard input has no FILE.sig beside it; say --sha256 or --trust")
+    beside = signature_name(name)
+    if not is_url(name):
+        yield local_path(beside)
+        return
+    with tempfile.TemporaryDirectory(prefix="cachectl-") as folder:
+        try:
+            with opened(beside) as source:
+                data = source.read(LARGEST_SIGNATURE)
+        except TransferFailed as error:
+            if not isinstance(error.__cause__, FileNotFoundError):
+                raise
+            yield without_secrets(beside)
+            return
+        place = os.path.join(folder, "signature")
+        with open(place, "wb") as file:
+            file.write(data)
+        yield place
+
+
+def place(name: str, chunks: Iterable[bytes]) -> None:
+    """Put bytes in their place whole, or not at all: a file by a rename, a URL by an upload that ends with the last.
+
+    Raises :class:`OSError` for a file, :class:`TransferFailed` for a URL.
+    """
+    if not is_url(name):
+        write_chunks(local_path(name), chunks)
+        return
+    system, path = _located(name)
+    with _translated("write", name):
+        remote = system.open(path, "wb", autocommit=False)
+        try:
+            for chunk in chunks:
+                remote.write(chunk)
+            remote.close()
+            remote.commit()
+        except BaseException:
+            with suppress(Exception):
+                remote.discard()
+            with suppress(Exception):
+                # Else the collector would close it, which uploads what there is.
+                remote.closed = True
+            raise
+
+
+class _Remote:
+    """A file of fsspec's that gives as many bytes as were asked for, and fails in one line."""
+
+    def __init__(self, file: Any, name: str) -> None:  # noqa: ANN401 - each file system has a class of its own
+        self._file = file
+        self._name = name
+
+    def read(self, size: int, /) -> bytes:
+        """Return so many bytes, fewer only at the end."""
+        held = bytearray()
+        with _translated("read", self._name):
+            while len(held) < size and (piece := self._file.read(size - len(held))):
+                held += piece
+        return bytes(held)
+
+
+def _located(name: str) -> tuple[Any, str]:
+    """Return the file system of a URL, and the path in it."""
+    with _translated("reach", name):
+        from fsspec.core import url_to_fs
+
+        system, path = url_to_fs(name, skip_instance_cache=True, **_options(name))
+        return system, str(path)
+
+
+def _options(name: str) -> dict[str, object]:
+    if _HTTP.match(name):
+        return _for_the_web()
+    # A rename works within one file system; fsspec would begin in the server's /tmp.
+    return {"temppath": posixpath.dirname(urlsplit(name).path)} if _SFTP.match(name) else {}
+
+
+def _for_the_web() -> dict[str, object]:
+    """Say how a server is spoken to: proxies by their variables, no compression of its own, no end after 5 minutes."""
+    import aiohttp
+
+    timeout = aiohttp.ClientTimeout(total=None, sock_connect=_SILENCE, sock_read=_SILENCE)
+    return {"headers": {"Accept-Encoding": "identity"}, "client_kwargs": {"trust_env": True, "timeout": timeout}}
+
+
+@contextmanager
+def _translated(verb: str, name: str) -> Iterator[None]:
+    """Turn whatever a file system raises into one line: each has errors of its own."""
+    try:
+        yield
+    except CachectlError:
+        raise
+    except ImportError as error:
+        libraries = [library for scheme, library in _LIBRARIES if scheme.match(name)]
+        if libraries or error.name == "fsspec":
+            why = f"URLs need packages that are not here; to add them: {command_to_install('fsspec', *libraries)}"
+        else:
+            why = f"{_reason(error)}; install that package"
+        raise TransferFailed(f"cannot {verb} {_shown(name)}: {why}") from error
+    except Exception as error:
+        message = f"cannot {verb} {_shown(name)}: {_reason(error)}; {_advice(error)}"
+        raise TransferFailed(message) from error
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, FileNotFoundError):
+        return "nothing is there"
+    status = getattr(error, "status", None)
+    text = f"status {status} {getattr(error, 'message', '')}" if isinstance(status, int) else str(error)
+    for secret in _SECRETS:
+        text = secret.sub("…", text)
+    return printable(" ".join(text.split()))[:_LONGEST_REASON].rstrip(".") or type(error).__name__
+
+
+def _advice(error: Exception) -> str:
+    if isinstance(error, FileNotFoundError):
+        return "check the address, or make the bucket or folder first"
+    status = getattr(error, "status", None)
+    if isinstance(error, PermissionError) or "Credentials" in type(error).__name__ or status in (401, 403):
+        return "set up credentials as for the service's own tools"
+    if isinstance(error, ValueError):
+        return "schemes are s3://, gs://, ssh://, https:// and others that fsspec knows"
+    return "check the address and the network, and try again"
+
+
+def _shown(name: str) -> str:
+    return printable(without_secrets(name))
+
+
+def _standard_input() -> BinaryIO:
+    if sys.stdin.isatty():
+        raise BadRequest("a bundle is binary, and standard input is a terminal; name a FILE, or redirect the input")
+    return sys.stdin.buffer
+
+
+def local_path(name: str) -> str:
+    """Return the path that a name stands for."""
+    return unquote(urlsplit(name).path) if _FILE.match(name) else name

@@ -1,0 +1,1 @@
+"""What a run did with its caches: proof, trace and bench."""

@@ -1,0 +1,321 @@
+"""What each cache is worth to a command: run with all cold, all warm, all off, and each off in turn."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryFile
+from typing import TYPE_CHECKING, Final
+
+from cachectl.inspecting.report import survey
+from cachectl.layer_set import LayerSet
+from cachectl.layers.base.errors import CachectlError, Refused
+from cachectl.layers.base.facts import Ability, Scope
+from cachectl.observing.machine import Machine, machine
+from cachectl.switching import run as child
+from cachectl.switching.isolated import can_switch, copy_scratch, scratch_folder, shadow_user_cache
+
+if TYPE_CHECKING:
+    from cachectl.layers.base.layer import Layer
+
+COLD: Final = "cold"
+WARM: Final = "warm"
+OFF: Final = "off"
+#: How often the caches are filled before they are taken to be full: PyOpenCL's binary cache makes the driver store
+#: once more in the second run, what it then finds in the third.
+_FILLS: Final = 3
+#: How much of what a failed command said is worth showing: lines, and the bytes looked at for them.
+_LINES: Final = 10
+_BYTES: Final = 10_000
+
+
+class Ended(CachectlError):
+    """The command failed, or was ended; ``status`` is its own, ``said`` the last lines of its standard error."""
+
+    def __init__(self, setting: str, status: int, said: Sequence[str]) -> None:
+        self.status = status
+        self.said = tuple(said)
+        super().__init__(f"the command ended with status {status} in its {setting} run, so nothing is compared")
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One state of the caches, and the wall seconds of the command in each round.
+
+    ``setting`` is ``cold``, ``warm``, ``off``, or ``LAYER off`` with ``layer`` that one; ``how`` says how.
+    """
+
+    setting: str
+    how: str
+    layer: str | None = None
+    seconds: tuple[float, ...] = ()
+
+    @property
+    def median(self) -> float:
+        """Return the median of the seconds."""
+        return statistics.median(self.seconds)
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """What a layer saves: the median with it off less the median warm, in seconds.
+
+    ``by_round`` is the same for each round by itself; ``entries`` is how many the command left in the layer.
+    """
+
+    layer: str
+    seconds: float
+    by_round: tuple[float, ...]
+    entries: int
+
+
+@dataclass(frozen=True, slots=True)
+class Unused:
+    """A layer that was not turned off, and why."""
+
+    layer: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """All that was measured, and where; ``started`` is in epoch seconds."""
+
+    command: tuple[str, ...]
+    settings: tuple[Setting, ...]
+    saved: tuple[Saved, ...]
+    unused: tuple[Unused, ...]
+    machine: Machine
+    versions: Mapping[str, str]
+    started: float
+
+    def __getitem__(self, setting: str) -> Setting:
+        return next(one for one in self.settings if one.setting == setting)
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """How far it has come: runs done, of how many (``None``: not known yet), and the seconds left likewise."""
+
+    doing: str
+    done: int
+    total: int | None
+    seconds_left: float | None
+
+
+def bench(
+    command: Sequence[str],
+    stack: LayerSet,
+    rounds: int,
+    *,
+    signals: child.Signals,
+    notice: Callable[[str], None],
+    show: Callable[[Step], None],
+) -> Bench:
+    """Run a command in every setting, ``rounds`` times over, the settings interleaved; return what it took.
+
+    ``notice`` is told what a reader of the figures must know, ``show`` how far it has come. The user's own caches
+    are neither read nor written. Raises :class:`Ended` where the command fails, and :class:`~.child.CannotStart`.
+    """
+    started = stack.environment.clock()
+    layers = tuple(layer for layer in stack if layer.abilities()[Ability.RELOCATE] is None)
+    with scratch_folder(stack.environment, notice=notice) as full:
+        work = _Work(tuple(command), stack, layers, signals, notice, full)
+        fills, entries = work.fill(show)
+        settings, unused = _settings(stack, layers, entries)
+        measured = work.measure(settings, rounds, fills, show)
+    warm = next(one for one in measured if one.setting == WARM)
+    return Bench(
+        command=tuple(command),
+        settings=measured,
+        saved=tuple(_saved(one, warm, entries) for one in measured if one.layer is not None),
+        unused=unused,
+        machine=machine(stack.environment),
+        versions=_versions(stack),
+        started=started,
+    )
+
+
+def _saved(off: Setting, warm: Setting, entries: Mapping[str, int]) -> Saved:
+    layer = off.layer or ""
+    rounds = tuple(without - with_it for without, with_it in zip(off.seconds, warm.seconds, strict=True))
+    return Saved(layer, off.median - warm.median, rounds, entries[layer])
+
+
+def _versions(stack: LayerSet) -> dict[str, str]:
+    """Return what is installed beside cachectl, which is where most commands run too."""
+    environment = stack.environment
+    found = {name: environment.installed(name) for name in ("loopy", "pytools", "pyopencl", "pocl-binary-distribution")}
+    return {
+        "python": ".".join(environment.python.split(".")[:3]),
+        **{name: version for name, version in found.items() if version is not None},
+    }
+
+
+# ---------------------------------------------------------------------- settings
+
+
+def _settings(
+    stack: LayerSet, layers: Sequence[Layer], entries: Mapping[str, int]
+) -> tuple[tuple[Setting, ...], tuple[Unused, ...]]:
+    """Return the settings, with each layer off that the command filled; and the layers for which there is none."""
+    used = [layer for layer in layers if entries.get(layer.name)]
+    turned: list[Setting] = []
+    unused = [
+        *(Unused(name, f"stays as it is: {why}") for name, why in child.left_alone(stack, off=False).items()),
+        *(Unused(layer.name, "the command stores nothing in it") for layer in layers if layer not in used),
+    ]
+    for layer in used:
+        how = _how(layer, used)
+        if how is None:
+            unused.append(Unused(layer.name, "it can be neither switched off nor emptied"))
+        else:
+            turned.append(Setting(f"{layer.name} off", how, layer.name))
+    every = (Setting(WARM, "every cache full"), *turned, Setting(COLD, "every cache empty"), Setting(OFF, "all off"))
+    return every, tuple(unused)
+
+
+def _how(layer: Layer, used: Iterable[Layer]) -> str | None:
+    """Say how a layer alone is kept from answering; ``None`` where nothing does.
+
+    What is only emptied stores again what it is asked for, so its seconds include that.
+    """
+    sharing = [other.name for other in used if other is not layer and _variables(other) & _variables(layer)]
+    if can_switch(layer) and not layer.disable().patches and not sharing:
+        return "switched off"
+    if layer.abilities()[Ability.CLEAR] is not None:
+        return None
+    return "emptied: " + (f"its switch is that of {', '.join(sharing)} too" if sharing else "no variable switches it")
+
+
+def _variables(layer: Layer) -> frozenset[str]:
+    if not can_switch(layer):
+        return frozenset()
+    switch = layer.disable()
+    return switch.unset | switch.set.keys()
+
+
+# ---------------------------------------------------------------------- runs
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """The command, and everything that is the same in all of its runs; ``full`` is the root that is kept warm."""
+
+    command: tuple[str, ...]
+    stack: LayerSet
+    layers: tuple[Layer, ...]
+    signals: child.Signals
+    notice: Callable[[str], None]
+    full: Path
+
+    def fill(self, show: Callable[[Step], None]) -> tuple[list[float], dict[str, int]]:
+        """Run until nothing new is stored; return the seconds of each run, and the entries of each layer."""
+        changes = child.variables_isolated(self.layers, self.full)
+        seconds: list[float] = []
+        before: dict[str, int] = {}
+        for number in range(_FILLS):
+            show(Step("filling the caches", number, None, None))
+            seconds.append(self._seconds("first", self.full, changes))
+            after = self._entries(self.full)
+            if after == before:
+                break
+            before = after
+        else:
+            self.notice(f"the command still stores new entries after {_FILLS} runs: its caches do not get quite warm")
+        return seconds, after
+
+    def measure(
+        self, settings: Sequence[Setting], rounds: int, fills: Sequence[float], show: Callable[[Step], None]
+    ) -> tuple[Setting, ...]:
+        """Run every setting once a round. Each round begins with another one, so that none is always first."""
+        taken: dict[str, list[float]] = {one.setting: [] for one in settings}
+        order = [
+            settings[(place + number) % len(settings)] for number in range(rounds) for place in range(len(settings))
+        ]
+        for done, one in enumerate(order):
+            show(Step(one.setting, done, len(order), _left(order[done:], taken, fills)))
+            taken[one.setting].append(self._once(one))
+        return tuple(replace(one, seconds=tuple(taken[one.setting])) for one in settings)
+
+    def _once(self, one: Setting) -> float:
+        with self._root(one) as root:
+            if one.setting == OFF:
+                changes = child.variables_off(self.layers, self.stack, root)
+            else:
+                changes = child.variables_isolated(self.layers, root)
+            if one.layer is not None:
+                self._turn_off(one, root, changes)
+            before = self._entries(root) if one.setting == WARM else {}
+            seconds = self._seconds(one.setting, root, changes)
+            if one.setting == WARM and (fresh := self._grown(before, self._entries(root))):
+                self.notice(f"a warm run stored new entries, so it was not quite warm: {', '.join(fresh)}")
+            return seconds
+
+    @contextmanager
+    def _root(self, one: Setting) -> Iterator[Path]:
+        """Yield a root of its own for one run; a copy of the full one, lest a run change what the next one finds."""
+        with scratch_folder(self.stack.environment, notice=self.notice) as root:
+            if one.setting not in (COLD, OFF):
+                copy_scratch(self.full, root)
+            yield root
+
+    def _turn_off(self, one: Setting, root: Path, changes: dict[str, str | None]) -> None:
+        layer = self.stack[one.layer or ""]
+        if one.how == "switched off":
+            switch = layer.disable()
+            changes.update(dict.fromkeys(switch.unset, None))
+            changes.update(switch.set)
+            return
+        moved = self._moved(root)[layer.name]
+        outcome = moved.clear(moved.plan_clear())
+        if outcome.failed:
+            raise Refused(layer.name, f"cannot be emptied for its turn: {outcome.failed[0].because}")
+
+    def _seconds(self, setting: str, root: Path, changes: Mapping[str, str | None]) -> float:
+        """Run the command once, unseen; return its wall seconds, or raise :class:`Ended`."""
+        environment = self.stack.environment
+        with (
+            shadow_user_cache(environment, self.layers, root, self.notice),
+            TemporaryFile() as said,
+        ):
+            started = time.perf_counter()
+            status = child.run(self.command, changes, environment, self.signals, quiet=said)
+            seconds = time.perf_counter() - started
+            status = status or self.signals.ending()
+            if status:
+                end = said.seek(0, 2)
+                said.seek(max(0, end - _BYTES))
+                raise Ended(setting, status, said.read().decode(errors="replace").splitlines()[-_LINES:])
+        return seconds
+
+    def _moved(self, root: Path) -> LayerSet:
+        """Return the layers as they are under a root."""
+        changes = child.variables_isolated(self.layers, root)
+        put = {name: value for name, value in changes.items() if value is not None}
+        return LayerSet(self.stack.environment.with_variables(put, frozenset(changes) - put.keys()))
+
+    def _entries(self, root: Path) -> dict[str, int]:
+        stack = self._moved(root)
+        report = survey(stack, stack.named(layer.name for layer in self.layers))
+        return {
+            layer.layer: sum(one.census.entries or 0 for one in layer.roots if root in one.root.path.parents)
+            for layer in report.layers
+            if layer.scope is Scope.USER
+        }
+
+    @staticmethod
+    def _grown(before: Mapping[str, int], after: Mapping[str, int]) -> list[str]:
+        return [name for name, count in after.items() if count > before.get(name, 0)]
+
+
+def _left(order: Sequence[Setting], taken: Mapping[str, Sequence[float]], fills: Sequence[float]) -> float:
+    """Foresee the seconds that the runs still to come take: as those before them, as the first ones where none was."""
+    first = {WARM: fills[-1]}
+    return sum(
+        statistics.median(seen) if (seen := taken[one.setting]) else first.get(one.setting, fills[0]) for one in order
+    )

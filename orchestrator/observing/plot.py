@@ -1,0 +1,122 @@
+"""What ``cachectl bench`` measured, as a picture for a slide."""
+
+from __future__ import annotations
+
+import io
+import os
+import shlex
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Final
+
+from cachectl.layers.base.errors import BadRequest, CachectlError
+from cachectl.layers.host.installing import command_to_install
+from cachectl.moving.output_files import MAKER
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from cachectl.observing.bench import Bench, Setting
+
+#: Endings, and what they mean to matplotlib.
+_FORMS: Final = {".png": "png", ".svg": "svg"}
+#: Colours that stay apart in print and for those who see few: warm, without one layer, without any.
+_WARM: Final = "#2a9d8f"
+_ONE_OFF: Final = "#e9a03b"
+_NONE: Final = "#9aa5b1"
+_INK: Final = "#1f2933"
+_FAINT: Final = "#616e7c"
+#: As much of a command as fits above the bars.
+_TITLE: Final = 58
+#: Inches: of the whole picture across, of one bar, of the titles above the bars, and of the scale below.
+_WIDTH: Final = 10.0
+_BAR: Final = 0.52
+_TOP: Final = 1.0
+_BOTTOM: Final = 0.9
+#: Where titles begin, as a part of the width.
+_LEFT: Final = 0.025
+
+
+def check(name: str) -> None:
+    """Raise where no picture of that name can be drawn: an ending that is neither, or no matplotlib."""
+    if _form(name) is None:
+        message = f"--plot {name!r}: the file name must end in {' or '.join(_FORMS)}"
+        raise BadRequest(message)
+    if find_spec("matplotlib") is None:
+        raise CachectlError(f"--plot needs matplotlib; to add it: {command_to_install('matplotlib')}")
+
+
+def draw(bench: Bench, name: str) -> bytes:
+    """Draw medians as bars with every run as a point, and return the file of that name's ending."""
+    import matplotlib as mpl
+    from matplotlib.figure import Figure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
+
+    settings = list(reversed(bench.settings))
+    # Text stays text in an SVG, so that a slide can be searched.
+    with mpl.rc_context({"font.size": 13, "svg.fonttype": "none", "font.family": "sans-serif"}):
+        height = _TOP + _BOTTOM + _BAR * len(settings)
+        # A little air around everything: slides crop.
+        layout = ConstrainedLayoutEngine(w_pad=0.2, h_pad=0.1, rect=(0, 0, 1, 1 - _TOP / height))
+        figure = Figure(figsize=(_WIDTH, height), layout=layout)
+        axes = figure.add_subplot()
+        for place, one in enumerate(settings):
+            _bar(axes, place, one, bench)
+        _scale(axes, [_label(one) for one in settings], max(second for one in settings for second in one.seconds))
+        _title(figure, height, bench)
+        file = io.BytesIO()
+        form = _form(name)
+        figure.savefig(file, format=form, dpi=160, metadata={"Software" if form == "png" else "Creator": MAKER})
+    return file.getvalue()
+
+
+def _form(name: str) -> str | None:
+    return _FORMS.get(os.path.splitext(name)[1].lower())
+
+
+def _bar(axes: Axes, place: int, one: Setting, bench: Bench) -> None:
+    colour = _WARM if one.setting == "warm" else _NONE if one.layer is None else _ONE_OFF
+    axes.barh(place, one.median, height=0.62, color=colour, zorder=2)
+    axes.scatter(
+        one.seconds, [place] * len(one.seconds), s=34, color=_INK, edgecolors="white", linewidths=0.8, zorder=3
+    )
+    over = round(one.median - bench["warm"].median, 2)
+    # No minus before a zero.
+    words = f"{one.median:.2f} s" + ("" if one.setting == "warm" else f"  ({over or 0.0:+.2f})")
+    edge = (max(one.median, *one.seconds), place)
+    axes.annotate(words, edge, (10, 0), textcoords="offset points", va="center", color=_INK)
+
+
+def _scale(axes: Axes, names: list[str], longest: float) -> None:
+    axes.set_yticks(range(len(names)), names)
+    # Room for the words beside the longest bar.
+    axes.set_xlim(0, longest * 1.22)
+    axes.set_xlabel("wall seconds: median, every run a point; in brackets against warm", color=_FAINT, fontsize=12)
+    axes.tick_params(axis="both", length=0, colors=_INK)
+    axes.tick_params(axis="x", colors=_FAINT)
+    axes.grid(visible=True, axis="x", color="#e4e7eb", zorder=0)
+    axes.set_axisbelow(True)
+    for side in ("top", "right", "bottom", "left"):
+        axes.spines[side].set_visible(False)
+
+
+def _label(one: Setting) -> str:
+    return f"all caches {one.setting}" if one.layer is None else f"without {one.layer}"
+
+
+def _title(figure: Figure, height: float, bench: Bench) -> None:
+    runs = len(bench["warm"].seconds)
+    repeated = "once each" if runs == 1 else f"{runs} times each"
+    said = f"{bench.machine.title} · {repeated}"
+    command = figure.text(_LEFT, 1 - 0.2 / height, _command(bench.command), va="top", fontsize=18, fontweight="bold")
+    below = figure.text(_LEFT, 1 - 0.6 / height, said, va="top", fontsize=13)
+    for text, colour in ((command, _INK), (below, _FAINT)):
+        text.set_color(colour)
+        # What a user typed is no formula.
+        text.set_parse_math(False)
+
+
+def _command(command: tuple[str, ...]) -> str:
+    """Spell a command as one would say it: programs and files without their folders, and not too long."""
+    spelt = shlex.join(os.path.basename(word) if os.path.isabs(word) else word for word in command)
+    return spelt if len(spelt) <= _TITLE else spelt[: _TITLE - 1] + "…"

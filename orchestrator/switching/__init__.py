@@ -1,0 +1,1 @@
+"""Caches off, or on in another place: for a block of Python, and for a command."""

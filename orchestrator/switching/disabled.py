@@ -1,0 +1,353 @@
+"""Caches off, or elsewhere, for a ``with`` block of a running process and the children it starts."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from functools import cache
+from importlib import import_module, reload
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from cachectl.layer_set import LayerSet
+from cachectl.layers.base.errors import BadRequest, CachectlError, LayerError
+from cachectl.layers.base.facts import Condition, Patch, Switch
+from cachectl.layers.host.processes import Loaded, first_variables, libraries_here
+from cachectl.switching.isolated import (
+    can_switch,
+    make_folders,
+    make_scratch,
+    relocations,
+    remove_scratch,
+    shadow_user_cache,
+)
+from cachectl.switching.overlay import PROCESS, Attribute, Missing, Slot, Variable
+from cachectl.switching.salt import SALTING, can_salt
+from cachectl.switching.salt import Block as SaltedBlock
+
+if TYPE_CHECKING:
+    from cachectl.layers.base.layer import Layer
+
+
+_INSTEAD_OF_DISABLED: Final = (
+    "enter disabled() before these libraries start, or run: cachectl run --no-cache -- COMMAND; "
+    "strict=False switches off the others and warns"
+)
+
+
+class StillOn(CachectlError, RuntimeError):
+    """Some layers cannot be switched off, or moved, in this process any more.
+
+    ``layers`` maps each to the reason, ``what`` says this in one sentence, and ``instead`` names what works.
+    """
+
+    def __init__(self, layers: Mapping[str, str], act: str, instead: str) -> None:
+        self.layers = dict(layers)
+        listed = ", ".join(f"{name} ({why})" for name, why in layers.items())
+        self.what = f"cannot {act} in this process: {listed}"
+        self.instead = instead
+        super().__init__(f"{self.what}; {instead}")
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """One layer in a block, and why it is as it is.
+
+    ``status`` is ``off``, ``salted`` (every program that PyOpenCL builds for its driver from source misses, and its
+    entry is removed), ``on``, or with ``refresh`` also ``refreshed`` (nothing is read, what is stored replaces what
+    there was).
+    """
+
+    status: str
+    why: str
+
+
+@contextmanager
+def disabled(*layers: str | Iterable[str], strict: bool = True, refresh: bool = False) -> Iterator[Mapping[str, Held]]:
+    """Switch the named layers, or all, off in this process and its children.
+
+    Layers are named one by one, or by any iterable of names; an empty iterable names none. Yields the truth about each
+    layer. Where a driver has started, its layer is salted. Raises :class:`StillOn` before anything is changed where a
+    layer can be neither switched nor salted; ``strict=False`` warns instead. With ``refresh``, layers that can are not
+    read but still written, in this process only; all others are off. Leaving restores environment and switches exactly,
+    and leaves modules that were imported meanwhile as they would be had the block not been there. Kernels that the
+    program has compiled before, and holds, are not compiled again.
+    """
+    stack = LayerSet()
+    chosen = [layer for layer in _named(stack, layers) if can_switch(layer)]
+    loaded = libraries_here()
+    judged = {layer.name: _judge(layer, loaded, refresh=refresh) for layer in chosen}
+    held = {name: hold for name, (hold, _) in judged.items()}
+    still_on = {name: hold.why for name, hold in held.items() if hold.status == "on"}
+    if still_on and strict:
+        raise StillOn(still_on, "switch off", _INSTEAD_OF_DISABLED)
+    _warn_of(still_on)
+    switches = [switch for _, switch in judged.values() if switch is not None]
+    held.update(_switched_along(stack, switches))
+    salted = [layer for layer in chosen if held[layer.name].status == "salted"]
+    for module in {patch.module for switch in switches for patch in switch.patches} - sys.modules.keys():
+        if find_spec(module.partition(".")[0]) is not None:
+            import_module(module)
+    for switch in switches:
+        _drop_copies(switch)
+    settings = _settings(switches, SALTING.patches() if salted else ())
+    with ExitStack() as block:
+        if salted:
+            platforms = {layer.name: layer.disable().platforms for layer in salted}
+            salting = SaltedBlock(platforms, refresh)
+            SALTING.enter(_keeping(stack, salted, held), stack.environment.clock(), salting)
+            block.push(lambda _kind, error, _trace: SALTING.leave(salting, error))
+        for switch in reversed(switches):
+            # Each is done, whatever happens in another.
+            block.callback(_drop_copies, switch)
+            block.callback(_mend_modules, switch)
+        hold = PROCESS.push(settings, _flags_left_behind(chosen))
+        try:
+            yield held
+        finally:
+            PROCESS.pop(hold)
+            # What objects remembered for the block alone, programs among it, goes with the settings.
+            del settings, hold
+
+
+@contextmanager
+def isolated(folder: Path | str | None = None, *, strict: bool = True) -> Iterator[Path]:
+    """Switch every layer on, in an empty scratch root: a cold run that can be repeated.
+
+    Yields the root. A named one is kept. A temporary one goes when the block ends, or, where a library has
+    opened its cache there meanwhile, when the process does: such a library goes on using it. Raises
+    :class:`StillOn` before anything is changed where a library has opened its cache elsewhere already;
+    ``strict=False`` warns instead.
+    """
+    stack = LayerSet()
+    root = make_scratch(stack.environment) if folder is None else Path(folder).absolute()
+    moved = relocations(stack, root)
+    process = os.getpid()
+    try:
+        loaded = libraries_here()
+        late = {name: why for name, switch in moved.items() if (why := _latched(switch, loaded)) is not None}
+        if late and strict:
+            raise StillOn(late, "move", _instead_of_isolated(stack, loaded))
+        _warn_of(late)
+        root.mkdir(parents=True, exist_ok=True)
+        make_folders(moved.values())
+        switches = [*moved.values(), *(stack[name].enable() for name in moved if can_switch(stack[name]))]
+        with shadow_user_cache(stack.environment, stack, root):
+            hold = PROCESS.push(_settings(switches), _flags_left_behind(stack))
+            try:
+                yield root
+            finally:
+                PROCESS.pop(hold)
+    finally:
+        # A forked child leaves the block too; the root is its parent's.
+        if folder is None and os.getpid() == process:
+            opened = any((root / "xdg" / "pytools").glob("*.sqlite"))
+            loaded = libraries_here()
+            if opened or any(_latched(switch, loaded) for switch in moved.values()):
+                atexit.register(_remove_in, process, root)
+            else:
+                remove_scratch(root)
+
+
+def too_late(layers: Iterable[Layer], folder: Path) -> dict[str, str]:
+    """Say of each layer that cannot be moved in this process any more, why not."""
+    loaded = libraries_here()
+    moved = relocations(layers, folder)
+    return {name: why for name, switch in moved.items() if (why := _latched(switch, loaded)) is not None}
+
+
+def _remove_in(process: int, root: Path) -> None:
+    if os.getpid() == process:
+        remove_scratch(root)
+
+
+def _judge(layer: Layer, loaded: Loaded, *, refresh: bool) -> tuple[Held, Switch | None]:
+    """Say what a block can do about a layer, and the switch that does it."""
+    off = layer.disable()
+    if refresh and not _is_off(layer, off):
+        anew = layer.refresher()
+        if anew is not None:
+            return Held("refreshed", "nothing is read, and what is stored replaces what there was"), anew
+    hold = _judge_off(layer, off, loaded)
+    if refresh and hold.status != "on":
+        kept = f"{hold.why}; what it holds is not rebuilt, cachectl purge {layer.name} clears it"
+        hold = replace(hold, why=kept)
+    # A salted layer's variables still switch it off in children.
+    return hold, None if hold.status == "on" else off
+
+
+def _judge_off(layer: Layer, off: Switch, loaded: Loaded) -> Held:
+    why = _latched(off, loaded)
+    if why is not None:
+        return _judge_latched(layer, off, loaded, why)
+    if _is_off(layer, off):
+        return Held("off", f"already off: {layer.state().why}")
+    if off.patches:
+        return Held("off", "switched off in this process; no variable switches it off in child processes")
+    return Held("off", f"switched off {off.takes_effect.value}")
+
+
+def _is_off(layer: Layer, off: Switch) -> bool:
+    """Tell whether variables have switched a layer off; the layer itself, which looks around, is asked only then."""
+    variables = layer.environment.variables
+    touched = any(name in variables for name in off.set.keys() | layer.enable().unset)
+    return touched and layer.state().condition is Condition.DISABLED
+
+
+def _judge_latched(layer: Layer, off: Switch, loaded: Loaded, why: str) -> Held:
+    """Tell whether a started driver was off from the first: only what the process began with proves that."""
+    began = _began(layer)
+    if began is not None and began.state().condition is Condition.DISABLED:
+        return Held("off", f"off since the process began: {began.state().why}")
+    if off.salts and off.platforms and can_salt() and loaded.has(off.salts) is not False:
+        return Held(
+            "salted",
+            "its driver has started, so every program that PyOpenCL builds for it from source gets a unique constant "
+            "and misses, and its entry is removed; programs from binaries or IL, and other libraries, still use the "
+            "cache",
+        )
+    if off.salts and not off.platforms:
+        return Held("on", f"{why}; the layer does not name the OpenCL platforms whose builds could be salted")
+    if off.salts:
+        return Held("on", f"{why}; PyOpenCL, whose builds could be salted, is not what started it")
+    return Held("on", why)
+
+
+def _began(layer: Layer) -> Layer | None:
+    """Return the layer in the environment in which the process began; ``None`` where that is unknown."""
+    first = _first_variables()
+    if first is None:
+        return None
+    try:
+        return layer.elsewhere(replace(layer.environment, variables=first))
+    except LayerError:
+        return None
+
+
+@cache
+def _first_variables() -> dict[str, str] | None:
+    return first_variables()
+
+
+def _keeping(stack: LayerSet, salted: Iterable[Layer], held: Mapping[str, Held]) -> Iterator[Layer]:
+    """Yield the layers in which salted builds may be stored: a driver goes by the variables of its start."""
+    for layer in salted:
+        yield layer
+        if (began := _began(layer)) is not None:
+            yield began
+    binaries = held.get("pyopencl")
+    if binaries is None or binaries.status != "off":
+        yield stack["pyopencl"]
+
+
+def _switched_along(stack: LayerSet, switches: Iterable[Switch]) -> dict[str, Held]:
+    """Name the layers that a switch of another one turns off too: PyOpenCL has one for both of its caches."""
+    ours = {name for switch in switches for name in switch.set}
+    named = {switch.layer for switch in switches}
+    others = [layer for layer in stack if layer.name not in named and can_switch(layer)]
+    return {
+        layer.name: Held("off", f"shares the switch of {', '.join(sorted(named))}")
+        for layer in others
+        if ours & layer.disable().set.keys()
+    }
+
+
+def _latched(switch: Switch, loaded: Loaded) -> str | None:
+    """Say why it is too late for the variables of a switch, or return ``None``."""
+    modules = [module for module in switch.latching_modules if module in sys.modules]
+    if modules:
+        return f"{modules[0]} is imported and has opened its dictionaries"
+    if not switch.latches:
+        return None
+    started = loaded.has(switch.latches)
+    if started is None and "pyopencl" in sys.modules:
+        return "its driver may have started, which this platform does not show"
+    return "its driver has started, and reads its variables only then" if started else None
+
+
+def _named(stack: LayerSet, layers: Iterable[str | Iterable[str]]) -> tuple[Layer, ...]:
+    """Return the layers that are named, each once; all of them where the caller gave no argument.
+
+    Raises :class:`BadRequest` for a name that no layer has, and for what is no name.
+    """
+    names: list[str] = []
+    for argument in layers:
+        listed = [argument] if isinstance(argument, str) or not isinstance(argument, Iterable) else argument
+        for name in listed:
+            if not isinstance(name, str):
+                raise BadRequest(f"layers are named by str, not by {type(name).__name__}")
+            names.append(name)
+    return stack.named(names) if names or not layers else ()
+
+
+def _instead_of_isolated(stack: LayerSet, loaded: Loaded) -> str:
+    """Say what works where layers cannot be moved; ``disabled()`` only if it would."""
+    statuses = (_judge(layer, loaded, refresh=False)[0].status for layer in stack if can_switch(layer))
+    off = "" if "on" in statuses else "; cachectl.disabled() works here"
+    return f"enter isolated() before these libraries start, or run: cachectl run --isolated -- COMMAND{off}"
+
+
+def _warn_of(still_on: Mapping[str, str]) -> None:
+    for name, why in still_on.items():
+        warnings.warn(f"{name} stays as it is: {why}", RuntimeWarning, stacklevel=4)
+
+
+def _settings(switches: Iterable[Switch], salts: Iterable[Patch] = ()) -> dict[Slot, object]:
+    settings: dict[Slot, object] = {}
+    for switch in switches:
+        settings.update({Variable(name): value for name, value in switch.set.items()})
+        settings.update({Variable(name): None for name in switch.unset})
+        settings.update({Attribute(flag.module, None, flag.attribute): flag.value for flag in switch.flags})
+        _stand_in((*switch.patches, *switch.memos), settings)
+    _stand_in(salts, settings)
+    return settings
+
+
+def _stand_in(patches: Iterable[Patch], settings: dict[Slot, object]) -> None:
+    """Add stand-ins, each around the method it stands in for, or around another's stand-in for that.
+
+    There is none where the library is not loaded.
+    """
+    for patch in dict.fromkeys(patches):
+        module = sys.modules.get(patch.module)
+        owner = module if patch.owner is None else getattr(module, patch.owner, None)
+        slot = Attribute(patch.module, patch.owner, patch.method)
+        method = settings.get(slot, getattr(owner, patch.method, None))
+        if callable(method):
+            settings[slot] = patch.replacement(method)
+
+
+def _flags_left_behind(layers: Iterable[Layer]) -> dict[Slot, object]:
+    """Return the flags that modules imported in the block would have had without it."""
+    left: dict[Slot, object] = {}
+    for layer in layers:
+        off = layer.disable()
+        if not off.flags:
+            continue
+        switch = off if _is_off(layer, off) else layer.enable()
+        left.update({Attribute(flag.module, None, flag.attribute): flag.value for flag in switch.flags})
+    return left
+
+
+def _drop_copies(switch: Switch) -> None:
+    for module, function in switch.drops:
+        drop = getattr(sys.modules.get(module), function, None)
+        if drop is not None:
+            drop()
+
+
+def _mend_modules(switch: Switch) -> None:
+    """Execute again a module that made no dictionary because it was first imported while its layer was off."""
+    off = {Attribute(flag.module, None, flag.attribute): flag.value for flag in switch.flags}
+    if any(slot.read() == value for slot, value in off.items()):
+        return
+    for module, attribute in switch.reloads:
+        loaded = sys.modules.get(module)
+        if loaded is not None and isinstance(Attribute(module, None, attribute).read(), Missing):
+            reload(loaded)

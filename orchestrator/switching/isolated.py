@@ -1,0 +1,384 @@
+"""Roots to throw away: every layer moved under one scratch folder, everything else left where it is.
+
+A temporary scratch folder lies where no other user can write (:mod:`cachectl.layers.host.private_folders`): a program
+that outlives
+its command goes on using the path. A command that is killed leaves its folder; the next one removes it.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import stat
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from cachectl.layers.base.environment import Environment
+from cachectl.layers.base.facts import Ability, Orphan, Switch
+from cachectl.layers.host.plain import STAGE
+from cachectl.layers.host.private_folders import scratch_parent, scratch_parents
+from cachectl.layers.stores.copies import PREFIX, copies_left, stage_in, user_cache_home
+from cachectl.switching.leftovers import Left, Owned, left_in
+
+if TYPE_CHECKING:
+    from cachectl.layers.base.layer import Layer
+
+#: Variables that move more than one layer, and much that is no layer at all.
+_SHARED: Final = frozenset({"XDG_CACHE_HOME", "WIN_PD_OVERRIDE_LOCAL_APPDATA"})
+#: Temporary folders in which something stayed that could not be brought home.
+_KEPT: Final[set[Path]] = set()
+#: The temporary folders that this process has made and not yet removed.
+_OWNED: Final[dict[Path, Owned]] = {}
+
+
+def _warn(line: str) -> None:
+    warnings.warn(line, RuntimeWarning, stacklevel=2)
+
+
+@contextmanager
+def scratch_folder(
+    environment: Environment, folder: Path | None = None, notice: Callable[[str], None] = _warn
+) -> Iterator[Path]:
+    """Yield a folder to keep (made if need be), or a temporary one that goes when the block ends.
+
+    A temporary one stays where :func:`shadow_user_cache` could not bring home what lies in it. A child that the
+    block forks leaves it alone. ``notice`` gets a line for each thing that went otherwise than expected.
+    """
+    if folder is not None:
+        folder.mkdir(parents=True, exist_ok=True)
+        yield folder.resolve()
+        return
+    root = make_scratch(environment, notice)
+    owner = os.getpid()
+    try:
+        yield root
+    finally:
+        if os.getpid() == owner:
+            remove_scratch(root)
+
+
+def copy_scratch(source: Path, target: Path) -> None:
+    """Copy what lies in one scratch folder into another; links stay links, and pipes and sockets are left out."""
+    shutil.copytree(source, target, symlinks=True, ignore=_special, dirs_exist_ok=True)
+
+
+def make_scratch(environment: Environment, notice: Callable[[str], None] = _warn) -> Path:
+    """Make an empty scratch folder in a folder of this user alone, and remove what killed commands have left there.
+
+    Raises :class:`CachectlError` where no folder is this user's alone, :class:`OSError` where nothing can be made.
+    """
+    remove_leftovers(environment, notice)
+    parent, elsewhere = scratch_parent(environment)
+    if elsewhere is not None:
+        notice(elsewhere)
+    return make_scratch_in(parent, environment)
+
+
+def make_scratch_in(parent: Path, environment: Environment, prefix: str = "cachectl-") -> Path:
+    """Make an empty scratch folder in a folder that is this user's alone. Raises :class:`OSError`."""
+    owned = Owned.make(parent, prefix, environment)
+    _OWNED[owned.folder] = owned
+    return owned.folder
+
+
+def remove_scratch(root: Path) -> None:
+    """Delete a scratch folder, unless something stayed in it that could not be brought home."""
+    if root not in _KEPT:
+        _remove(root)
+    owned = _OWNED.pop(root, None)
+    if owned is not None:
+        owned.forget()
+
+
+def remove_leftovers(
+    environment: Environment, notice: Callable[[str], None], parents: Iterable[Path] | None = None
+) -> int:
+    """Remove the scratch folders that killed commands left in ``parents``; return how many went.
+
+    ``parents`` are folders of this user alone; without them, those where :func:`make_scratch` makes its folders.
+    What other programs keep in the user cache folder, and made in such a scratch folder instead, is moved home first.
+    ``notice`` gets a line for each thing that cannot be moved; its scratch folder stays.
+    """
+    removed = 0
+    for parent in scratch_parents(environment) if parents is None else parents:
+        for left in left_in(parent, environment):
+            stuck = list(_bring_home_of(left))
+            for line in stuck:
+                notice(line)
+            if not stuck:
+                _remove(left.folder)
+                removed += not left.folder.exists()
+    return removed
+
+
+def _bring_home_of(left: Left) -> Iterator[str]:
+    try:
+        home = left.record["home"]
+        shadow = _Shadow(Path(home["real"]), left.folder / "xdg")
+        linked = {name: None if sign is None else tuple(sign) for name, sign in home["linked"].items()}
+        hidden = frozenset(home["hidden"])
+    except (KeyError, TypeError, ValueError, AttributeError):
+        # No command was run there with a stand-in for the user cache folder.
+        return
+    yield from shadow.bring_home(hidden, linked)
+
+
+def _remove(root: Path) -> None:
+    shutil.rmtree(root, ignore_errors=True)
+    if not root.exists():
+        return
+    # Some programs make their caches read-only.
+    for folder, names, _ in os.walk(root):
+        for path in (os.path.join(folder, name) for name in names):
+            if not os.path.islink(path):
+                with suppress(OSError):
+                    os.chmod(path, stat.S_IRWXU)
+    shutil.rmtree(root, ignore_errors=True)
+
+
+def can_switch(layer: Layer) -> bool:
+    """Tell whether anything switches the layer."""
+    return layer.abilities()[Ability.DISABLE] is None
+
+
+def relocations(layers: Iterable[Layer], folder: Path) -> dict[str, Switch]:
+    """Return, for each layer that can be moved, how to move it under the folder."""
+    return {layer.name: layer.relocate(folder) for layer in layers if layer.abilities()[Ability.RELOCATE] is None}
+
+
+def make_folders(switches: Iterable[Switch]) -> None:
+    """Make the folders without which a library that was moved there keeps nothing."""
+    for switch in switches:
+        for folder in switch.makes:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+
+def companions(layers: Iterable[Layer], everything: Iterable[Layer], folder: Path) -> tuple[str, ...]:
+    """Name the layers that move along because they follow a variable that moves one of the given layers."""
+    moved = relocations(layers, folder)
+    shared = {variable for switch in moved.values() for variable in switch.set} & _SHARED
+    return tuple(
+        name
+        for name, switch in relocations(everything, folder).items()
+        if name not in moved and shared & switch.set.keys()
+    )
+
+
+# ---------------------------------------------------------------------- the user cache folder's stand-in
+
+
+@contextmanager
+def shadow_user_cache(
+    environment: Environment, layers: Iterable[Layer], folder: Path, notice: Callable[[str], None] = _warn
+) -> Iterator[None]:
+    """Let the user cache folder's stand-in show everything but what the given layers keep there.
+
+    Programs that are no layer follow ``XDG_CACHE_HOME`` too, and so do layers that stay: they must not
+    notice. What they have there is linked; what they newly make or replace there is moved home when the block
+    ends. What cannot be moved stays in the stand-in, and ``notice`` is told.
+    """
+    shadow = _Shadow(user_cache_home(environment), folder / "xdg")
+    if shadow.real.resolve() == shadow.stand_in.resolve():
+        # A block within a block in the same folder: it is empty already, or meant to be warm.
+        yield
+        return
+    hidden = _hidden(layers, shadow.real, folder)
+    shadow.stand_in.mkdir(parents=True, exist_ok=True)
+    linked = shadow.link(hidden)
+    if folder in _OWNED:
+        # If this process is killed, a later command brings home what is new.
+        _OWNED[folder].note(home={"real": str(shadow.real), "hidden": sorted(hidden), "linked": linked})
+    owner = os.getpid()
+    remove_copies(environment)
+    try:
+        yield
+    finally:
+        if os.getpid() == owner:
+            for line in shadow.bring_home(hidden, linked):
+                _KEPT.add(folder)
+                notice(line)
+
+
+def link_user_cache(environment: Environment, layers: Iterable[Layer], folder: Path) -> None:
+    """Let the user cache folder's stand-in show the same as in :func:`shadow_user_cache`; nothing is moved home."""
+    shadow = _Shadow(user_cache_home(environment), folder / "xdg")
+    shadow.stand_in.mkdir(parents=True, exist_ok=True)
+    shadow.link(_hidden(layers, shadow.real, folder))
+
+
+def _hidden(layers: Iterable[Layer], real: Path, folder: Path) -> frozenset[str]:
+    """Name what the shared variable itself moves away; a layer with a variable of its own needs no hiding."""
+    names: set[str] = set()
+    for layer in layers:
+        if layer.abilities()[Ability.RELOCATE] is None and _SHARED & layer.relocate(folder).set.keys():
+            names.update(root.path.relative_to(real).parts[0] for root in layer.roots() if real in root.path.parents)
+    return frozenset(names)
+
+
+#: What tells whether a file is still the same: device, inode, size and time of change; ``None`` for what is no file.
+_Identity = tuple[int, int, int, int]
+
+
+def _identity(path: Path) -> _Identity | None:
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    if not stat.S_ISREG(status.st_mode):
+        return None
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+
+
+@dataclass(frozen=True, slots=True)
+class _Shadow:
+    """The real user cache folder, and the one that stands in for it."""
+
+    real: Path
+    stand_in: Path
+
+    def link(self, hidden: frozenset[str]) -> dict[str, _Identity | None]:
+        """Show every name that is not hidden; return what each was a link to."""
+        self._prune(hidden)
+        linked: dict[str, _Identity | None] = {}
+        for name in _names(self.real):
+            # A stand-in within the real folder must not show itself.
+            if name in hidden or (self.real / name) in (self.stand_in, *self.stand_in.parents):
+                continue
+            with suppress(FileExistsError):
+                os.symlink(self.real / name, self.stand_in / name)
+            if self._ours(name):
+                linked[name] = _identity(self.real / name)
+        return linked
+
+    def _prune(self, hidden: frozenset[str]) -> None:
+        """Remove links of an earlier run that lead nowhere, or to what is hidden now."""
+        for name in _names(self.stand_in):
+            if self._ours(name) and (name in hidden or not os.path.lexists(self.real / name)):
+                with suppress(FileNotFoundError):
+                    (self.stand_in / name).unlink()
+
+    def _ours(self, name: str) -> bool:
+        try:
+            return os.readlink(self.stand_in / name) == str(self.real / name)
+        except OSError:
+            return False
+
+    def bring_home(self, hidden: frozenset[str], linked: Mapping[str, _Identity | None]) -> Iterator[str]:
+        """Move home what was newly made, and what replaced one of our links; say what could not be moved."""
+        for name in _names(self.stand_in):
+            if name in hidden or self._ours(name):
+                continue
+            home = self.real / name
+            replaces = name in linked and linked[name] is not None and linked[name] == _identity(home)
+            try:
+                _move_home(self.stand_in / name, home, replaces=replaces)
+            except OSError as error:
+                yield f"{self.stand_in / name} stays there, for it cannot be moved to {home}: {error.strerror or error}"
+
+
+def _names(folder: Path) -> list[str]:
+    try:
+        return sorted(name for name in os.listdir(folder) if not name.startswith((STAGE, PREFIX)))
+    except OSError:
+        return []
+
+
+def _move_home(path: Path, home: Path, *, replaces: bool) -> None:
+    """Move a file or folder beside its place, then into it. Nothing that stands there is overwritten or entered.
+
+    ``replaces`` says that the one file there may be: it is what this one was made from.
+    """
+    mode = path.lstat().st_mode
+    is_file = stat.S_ISREG(mode)
+    if not (is_file or stat.S_ISDIR(mode) or stat.S_ISLNK(mode)):
+        # Sockets and pipes end with the program that made them.
+        return
+    if os.path.lexists(home) and not (is_file and replaces):
+        # Another program made it meanwhile: neither is lost, and the user is told.
+        raise FileExistsError(errno.EEXIST, "something else has come to stand there", str(home))
+    home.parent.mkdir(parents=True, exist_ok=True)
+    if stat.S_ISLNK(mode):
+        os.symlink(os.readlink(path), home)
+        path.unlink()
+        return
+    # A link of the user's own to the file stays a link.
+    place = Path(os.path.realpath(home)) if replaces else home
+    same = place.parent.stat().st_dev == home.parent.stat().st_dev
+    # In the user cache folder a copy that is left is found again.
+    _carry(path, place, replaces=replaces, stages=home.parent if same else place.parent)
+
+
+def _carry(path: Path, place: Path, *, replaces: bool, stages: Path) -> None:
+    """Move to a place in one step; from another file system, by a copy in the folder ``stages``."""
+    try:
+        _place(path, place, replaces=replaces)
+    except OSError as error:
+        if error.errno != errno.EXDEV:
+            raise
+    else:
+        return
+    with stage_in(stages) as stage:
+        copy = stage / "copy"
+        try:
+            _copy(path, copy)
+            _place(copy, place, replaces=replaces)
+        finally:
+            _discard(copy)
+    _discard(path)
+
+
+def remove_copies(environment: Environment) -> tuple[Orphan, ...]:
+    """Remove the copies that killed commands left in the user cache folder; return those that have gone.
+
+    The superuser removes none from the home of somebody else.
+    """
+    left = copies_left(environment) or ()
+    if left and environment.superuser and not environment.over_others and left[0].root.stat().st_uid != 0:
+        return ()
+    for copy in left:
+        _remove(copy.root / copy.key)
+    return tuple(copy for copy in left if not (copy.root / copy.key).exists())
+
+
+def _place(stage: Path, place: Path, *, replaces: bool) -> None:
+    if replaces or stage.is_dir():
+        # A rename puts no folder over a file, nor over a folder with something in it.
+        os.rename(stage, place)
+        return
+    try:
+        # A link, unlike a rename, never puts a file over another.
+        os.link(stage, place)
+    except FileExistsError:
+        raise
+    except OSError:
+        # A file system without hard links.
+        if os.path.lexists(place):
+            raise
+        os.rename(stage, place)
+    else:
+        stage.unlink()
+
+
+def _copy(path: Path, copy: Path) -> None:
+    if path.is_dir():
+        shutil.copytree(path, copy, symlinks=True, ignore=_special)
+    else:
+        shutil.copy2(path, copy)
+
+
+def _special(folder: str, names: list[str]) -> list[str]:
+    """Name what is neither file, folder nor link: opening it to copy it could wait for ever."""
+    modes = ((name, os.lstat(os.path.join(folder, name)).st_mode) for name in names)
+    return [name for name, mode in modes if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode) or stat.S_ISLNK(mode))]
+
+
+def _discard(path: Path) -> None:
+    if path.is_dir():
+        _remove(path)
+    else:
+        path.unlink(missing_ok=True)

@@ -1,0 +1,190 @@
+"""Scratch folders with an owner: who uses one is recorded beside it, so that a later command removes what is left.
+
+Beside the folder ``cachectl-1f…`` lies the file ``cachectl-1f….lock``, on which its owner holds ``flock`` as long as it
+lives, and in which it says who it is. A folder is left over if that lock is free, the process has ended, and no process
+that was started with the folder's path in its environment, or has a file in it open, still runs.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from cachectl.layers.host.mounts import network_file_system
+from cachectl.layers.host.plain import open_plain, read_plain
+from cachectl.layers.host.processes import mentioning, start_of
+
+if TYPE_CHECKING:
+    from cachectl.layers.base.environment import Environment
+
+_NAME: Final = re.compile(r"cachectl-(?:stage-)?[0-9a-f]{16}")
+_LOCK: Final = ".lock"
+#: More than the record of any user's cache folder takes, in bytes.
+_LARGEST: Final = 16 << 20
+
+
+@dataclass
+class Owned:
+    """A scratch folder of this process. ``record`` is what a later command needs to know to remove it."""
+
+    folder: Path
+    record: dict[str, Any] = field(default_factory=dict)
+    _handle: int = -1
+
+    @classmethod
+    def make(cls, parent: Path, prefix: str, environment: Environment) -> Owned:
+        """Make an empty folder with a random name in a private folder, and hold its lock."""
+        while True:
+            folder = parent / (prefix + os.urandom(8).hex())
+            # The lock comes first: a folder without one has no owner.
+            handle = os.open(_lock_of(folder), os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            if _flock(handle) is not False and _stands(folder, handle):
+                break
+            # A sweep of another process came first, and removes it.
+            os.close(handle)
+        me = os.getpid()
+        owned = cls(
+            folder, {"host": _host(), "pid": me, "start": start_of(me, processes=environment.processes)}, handle
+        )
+        try:
+            owned._write()
+            os.mkdir(folder, 0o700)
+        except OSError:
+            owned.forget()
+            raise
+        return owned
+
+    def note(self, **more: object) -> None:
+        """Add something to the record. It is on the disk when this returns."""
+        self.record.update(more)
+        self._write()
+        os.fsync(self._handle)
+
+    def _write(self) -> None:
+        os.ftruncate(self._handle, 0)
+        rest = memoryview(json.dumps(self.record).encode())
+        while rest:
+            rest = rest[os.pwrite(self._handle, rest, os.fstat(self._handle).st_size) :]
+
+    def forget(self) -> None:
+        """Give up the lock, and remove its file if the folder has gone."""
+        with suppress(OSError):
+            if not self.folder.exists():
+                os.unlink(_lock_of(self.folder))
+        with suppress(OSError):
+            os.close(self._handle)
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """A scratch folder whose owner has ended, and what that one has recorded."""
+
+    folder: Path
+    record: Mapping[str, Any]
+
+
+def left_in(parent: Path, environment: Environment) -> Iterator[Left]:
+    """Yield the scratch folders in a private folder that nobody uses any more.
+
+    While one is held out, no other process takes it; what the caller removes of it loses its lock file too. On a
+    platform that does not show its processes nothing is yielded.
+    """
+    names = sorted(_names(parent))
+    shared = bool(names) and network_file_system(parent, mounts=environment.mounts) is not None
+    for name in names:
+        folder = parent / name
+        handle = _taken(folder)
+        if handle is None:
+            continue
+        try:
+            record = _record(folder)
+            elsewhere = shared and record.get("host") != _host()
+            if not elsewhere and not _lives(record, environment) and not _is_used(folder, environment):
+                if os.path.lexists(folder):
+                    yield Left(folder, record)
+                if not os.path.lexists(folder):
+                    with suppress(FileNotFoundError):
+                        os.unlink(_lock_of(folder))
+        finally:
+            if handle >= 0:
+                os.close(handle)
+
+
+def _names(parent: Path) -> set[str]:
+    """Name the scratch folders in a folder, and those of which only the lock is left."""
+    try:
+        names = os.listdir(parent)
+    except OSError:
+        return set()
+    return {own for name in names if _NAME.fullmatch(own := name.removesuffix(_LOCK))}
+
+
+def _taken(folder: Path) -> int | None:
+    """Take the lock of a folder: return its descriptor, -1 where there is none, ``None`` where somebody has it."""
+    try:
+        handle = open_plain(_lock_of(folder), flags=os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        # A program that outlived its command has made the folder again.
+        return -1
+    except OSError:
+        return None
+    if _flock(handle) and _stands(folder, handle):
+        return handle
+    os.close(handle)
+    return None
+
+
+def _record(folder: Path) -> Mapping[str, Any]:
+    try:
+        record = json.loads(read_plain(_lock_of(folder), limit=_LARGEST))
+    except (OSError, ValueError, RecursionError):
+        # It was killed before the folder was of use to anybody.
+        return {}
+    return record if isinstance(record, dict) else {}
+
+
+def _lives(record: Mapping[str, Any], environment: Environment) -> bool:
+    pid, start = record.get("pid"), record.get("start")
+    return isinstance(pid, int) and start is not None and start_of(pid, processes=environment.processes) == start
+
+
+def _is_used(folder: Path, environment: Environment) -> bool:
+    return mentioning(folder, processes=environment.processes) is not False
+
+
+def _lock_of(folder: Path) -> Path:
+    return folder.with_name(folder.name + _LOCK)
+
+
+def _stands(folder: Path, handle: int) -> bool:
+    try:
+        return os.path.samestat(_lock_of(folder).lstat(), os.fstat(handle))
+    except FileNotFoundError:
+        return False
+
+
+def _flock(handle: int) -> bool | None:
+    """Take the lock of a file at once. Return whether that worked, ``None`` where there are no such locks."""
+    try:
+        import fcntl
+    except ImportError:
+        return None
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return None
+    return True
+
+
+def _host() -> str:
+    import platform
+
+    return platform.node()

@@ -1,0 +1,113 @@
+"""Settings laid over a running process, and taken off again in any order.
+
+Blocks may nest, overlap in several threads and end by exceptions. So a hold does not remember what it found:
+the ground is remembered once, and whatever holds remain are laid over it anew.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from cachectl.layers.base.environment import process_variable, set_process_variable
+
+
+class Missing:
+    """The value of an attribute that is not there."""
+
+
+MISSING: Final = Missing()
+#: The value of an attribute of a module that is not loaded: there is nothing to read, and nothing to put back.
+UNLOADED: Final = Missing()
+
+
+@dataclass(frozen=True, slots=True)
+class Variable:
+    """An environment variable of this process; its value is ``None`` where it is not set."""
+
+    name: str
+
+    def read(self) -> object:
+        """Return the value now."""
+        return process_variable(self.name)
+
+    def write(self, value: object) -> None:
+        """Set the value, or remove the variable."""
+        set_process_variable(self.name, None if value is None else str(value))
+
+
+@dataclass(frozen=True, slots=True)
+class Attribute:
+    """An attribute of a module, or of a class in it, if the module is loaded."""
+
+    module: str
+    owner: str | None
+    name: str
+
+    def read(self) -> object:
+        """Return the value now, :data:`UNLOADED` or :data:`MISSING` where there is none."""
+        target = self._target()
+        return UNLOADED if target is None else vars(target).get(self.name, MISSING)
+
+    def write(self, value: object) -> None:
+        """Set the value; :data:`MISSING` removes it. Nothing happens where the module is, or was, not loaded."""
+        target = self._target()
+        if target is None or value is UNLOADED:
+            return
+        if not isinstance(value, Missing):
+            setattr(target, self.name, value)
+        elif self.name in vars(target):
+            delattr(target, self.name)
+
+    def _target(self) -> object | None:
+        module = sys.modules.get(self.module)
+        return module if module is None or self.owner is None else getattr(module, self.owner, None)
+
+
+Slot = Variable | Attribute
+
+
+class Overlay:
+    """All holds of one process."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._holds: list[Mapping[Slot, object]] = []
+        self._ground: dict[Slot, object] = {}
+
+    def push(self, settings: Mapping[Slot, object], absent: Mapping[Slot, object]) -> Mapping[Slot, object]:
+        """Lay settings over the process; return the hold, to be given to :meth:`pop`.
+
+        ``absent`` says what to leave behind in a module that is not loaded yet, should it be loaded before
+        the hold ends.
+        """
+        # A mapping of its own: two equal holds must not be taken for one another.
+        hold = dict(settings)
+        with self._lock:
+            for slot in hold:
+                if slot not in self._ground:
+                    value = slot.read()
+                    self._ground[slot] = absent.get(slot, value) if value is UNLOADED else value
+            self._holds.append(hold)
+            self._lay(hold)
+        return hold
+
+    def pop(self, hold: Mapping[Slot, object]) -> None:
+        """Take one hold off; what the others still hold stays as they want it."""
+        with self._lock:
+            self._holds = [other for other in self._holds if other is not hold]
+            self._lay(hold)
+            held = {slot for other in self._holds for slot in other}
+            self._ground = {slot: value for slot, value in self._ground.items() if slot in held}
+
+    def _lay(self, slots: Mapping[Slot, object]) -> None:
+        for slot in slots:
+            wanted = [hold[slot] for hold in self._holds if slot in hold]
+            slot.write(wanted[-1] if wanted else self._ground[slot])
+
+
+#: The one overlay of this process.
+PROCESS: Final = Overlay()

@@ -1,0 +1,65 @@
+"""Variables spelled as commands of a shell."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Callable, Mapping
+from pathlib import PurePath
+from typing import Final
+
+from cachectl.layers.base.errors import BadRequest, CachectlError
+
+Spelling = tuple[Callable[[str, str], str], Callable[[str], str]]
+
+
+class Unspeakable(CachectlError, ValueError):
+    """A value that a shell has no spelling for."""
+
+
+def _fish_quote(value: str) -> str:
+    return "'" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"
+
+
+def _csh_quote(value: str) -> str:
+    if "\n" in value:
+        # A newline ends a word of what `...` gives to eval, however it is quoted.
+        message = f"csh cannot quote a value that contains a newline: {value!r}"
+        raise Unspeakable(message)
+    # csh expands ! even between single quotes.
+    return shlex.quote(value).replace("!", "\\!")
+
+
+def _powershell_quote(value: str) -> str:
+    # PowerShell takes typographic single quotes for plain ones.
+    return "'" + re.sub("(['\u2018\u2019\u201a\u201b])", r"\1\1", value) + "'"
+
+
+_SPELLINGS: Final[dict[str, Spelling]] = {
+    "sh": (lambda name, value: f"export {name}={shlex.quote(value)}", lambda name: f"unset {name}"),
+    "fish": (lambda name, value: f"set -gx {name} {_fish_quote(value)}", lambda name: f"set -e {name}"),
+    "csh": (lambda name, value: f"setenv {name} {_csh_quote(value)};", lambda name: f"unsetenv {name};"),
+    "powershell": (
+        lambda name, value: f"$env:{name} = {_powershell_quote(value)}",
+        lambda name: f"Remove-Item Env:{name} -ErrorAction SilentlyContinue",
+    ),
+}
+
+SHELLS: Final = tuple(_SPELLINGS)
+
+
+def spell(changes: Mapping[str, str | None], shell: str) -> list[str]:
+    """Return a command for each variable; ``None`` unsets it. Raises :class:`BadRequest` for another shell."""
+    if shell not in _SPELLINGS:
+        message = f"cannot write commands for the shell {shell!r}; there are {', '.join(SHELLS)}"
+        raise BadRequest(message)
+    put, remove = _SPELLINGS[shell]
+    return [remove(name) if value is None else put(name, value) for name, value in sorted(changes.items())]
+
+
+def guess_shell(path: str | None) -> str:
+    """Name the spelling for a login shell's path; ``sh`` where there is no better."""
+    name = PurePath(path or "sh").name
+    if name in ("csh", "tcsh"):
+        return "csh"
+    return {"fish": "fish", "pwsh": "powershell"}.get(name, "sh")

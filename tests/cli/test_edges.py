@@ -1,0 +1,318 @@
+"""The command line under misuse: odd names, closed streams, huge numbers, narrow terminals."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shlex
+import struct
+import subprocess
+import sys
+import termios
+from typing import TYPE_CHECKING, NoReturn
+
+import pytest
+
+from cachectl.cli import main as cli
+from cachectl.cli import render
+from cachectl.inspecting import entries as listing
+from cachectl.layers.base.errors import CachectlError
+from cachectl.layers.base.facts import Entry
+from cachectl.layers.base.selection import Selection
+from cachectl.switching.shells import spell
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from conftest import Home
+
+CACHECTL = f"{shlex.quote(sys.executable)} -m cachectl"
+
+
+@pytest.fixture
+def cuda(home: Home, compute_cache: Callable[[Path], None]) -> Home:
+    """Return a home with entries in it."""
+    compute_cache(home.path / ".nv" / "ComputeCache")
+    return home
+
+
+def one_line(done: subprocess.CompletedProcess[str]) -> str:
+    """Return the only line that was said."""
+    assert "Traceback" not in done.stderr
+    (line,) = done.stderr.splitlines()
+    return line
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "words"),
+    [
+        # What follows -- is an argument, not the option that would have kept a purge dry, and not somebody's command.
+        (["purge", "--all", "--", "--dry-run"], 2, "--all needs no LAYER"),
+        (["get", "pocl", "--", "-KEY"], 1, "no entry has the key '-KEY'"),
+        (["purge", "--all", "--dry"], 2, "unrecognized arguments: --dry"),
+        (["--vers"], 2, "try cachectl --help"),
+        (["purge"], 2, "cachectl purge: name the layers to purge, or say --all; try cachectl purge --help"),
+        (["ls", "--quiet", "--json"], 2, "not allowed with argument"),
+        (["ls", "--limit", "many"], 2, "cachectl ls: argument --limit: invalid int value: 'many'"),
+        (["ls", "--larger-than", "9" * 400], 2, "is more than any cache can hold"),
+        (["purge", "cuda", "--key", "nope"], 1, "no entry that is selected has the key 'nope'"),
+        (["purge", "--all", "--key", "nope", "-n"], 1, "no entry that is selected has the key 'nope'"),
+        (["env", "--root", ""], 2, "--root '' is no folder"),
+        (["env", "--root", "/dev/null"], 2, "--root '/dev/null' is no folder"),
+        (["demo", "--kernels", "0"], 2, "0 is less than one"),
+        (["demo", "--kernels", "few"], 2, "invalid number value"),
+        (["put", "loopy", os.fsdecode(b"\xff"), "/dev/null"], 2, "not an artifact file"),
+    ],
+)
+def test_misuse_is_one_line(cuda: Home, arguments: list[str], status: int, words: str) -> None:
+    done = cuda.run(sys.executable, "-m", "cachectl", *arguments, check=False)
+    assert words in one_line(done)
+    assert done.returncode == status
+    assert done.stdout == ""
+
+
+@pytest.mark.parametrize("layer", ["loopy", "pocl", "cuda", "pyopencl", "miopen", "miopen-tuning"])
+def test_a_key_of_undecodable_bytes_is_one_that_nobody_has(cuda: Home, layer: str) -> None:
+    assert cuda.cachectl("get", layer, os.fsdecode(b"\xff"), check=False).returncode == 1
+    assert "Traceback" not in cuda.cachectl("ls", layer, "--key", os.fsdecode(b"\xff")).stderr
+
+
+@pytest.mark.parametrize("limit", ["0", "40", "9" * 30])
+def test_any_number_may_be_a_limit(cuda: Home, limit: str) -> None:
+    number = min(int(limit), 40)
+    assert len(cuda.cachectl("ls", "-q", "--limit", limit).stdout.splitlines()) == number
+    assert len(cuda.cachectl("ls", "-q", "--limit", limit, "--sort", "size").stdout.splitlines()) == number
+
+
+@pytest.mark.parametrize("sort", ["size", "age", "used", None])
+def test_a_limit_keeps_no_more_than_that_in_memory(tmp_path: Path, sort: str | None) -> None:
+    alive = 0
+    most = 0
+
+    class Counted(Entry):
+        def __del__(self) -> None:
+            nonlocal alive
+            alive -= 1
+
+    def entries() -> Iterator[Entry]:
+        nonlocal alive, most
+        for number in range(1000):
+            alive += 1
+            most = max(most, alive)
+            yield Counted("x", str(number), tmp_path, bytes=number, files=1, modified=number, used=None)
+
+    listed = listing.ordered(entries(), sort=sort, limit=3)
+    expected = {"size": ["999", "998", "997"]}.get(sort or "", ["0", "1", "2"])
+    assert [entry.key for entry in listed] == expected
+    assert most < 10
+
+
+def test_a_deleted_working_folder_is_named(home: Home) -> None:
+    folder = home.path / "gone"
+    done = home.run("sh", "-c", f"mkdir {folder}; cd {folder}; rmdir {folder}; {CACHECTL} report", check=False)
+    assert f"{folder}: No such file or directory; the working folder has gone" in one_line(done)
+    assert done.returncode == 1
+
+
+@pytest.mark.parametrize(
+    ("line", "status", "words"),
+    [
+        ("ls >&-", 1, "Bad file descriptor: standard output"),
+        ("report --json >/dev/full", 1, "No space left on device: standard output"),
+        ("ls -q >/dev/full", 1, "No space left on device: standard output"),
+        ("put pocl key - <&-", 1, "Bad file descriptor: standard input"),
+        ("ls nosuch 2>&-", 2, ""),
+        ("purge 2>&-", 2, ""),
+        ("run --no-cache -- true <&- >&- 2>&-", 0, ""),
+        ("--version >&- 2>&-", 0, ""),
+    ],
+)
+def test_closed_and_full_streams_are_one_line(cuda: Home, line: str, status: int, words: str) -> None:
+    done = cuda.run("sh", "-c", f"{CACHECTL} {line}", check=False)
+    assert (done.returncode, done.stderr) == (status, f"cachectl: {words}\n" if words else "")
+
+
+def test_ascii_is_enough(cuda: Home) -> None:
+    folder = cuda.path / "é"
+    (folder / "0").mkdir(parents=True)
+    done = cuda.cachectl("ls", "cuda", PYTHONIOENCODING="ascii")
+    assert done.stdout.isascii()
+    done = cuda.cachectl("report", "cuda", PYTHONIOENCODING="ascii", CUDA_CACHE_PATH=str(folder))
+    assert done.stdout.isascii()
+    assert "\\xe9" in done.stdout
+
+
+def test_a_mark_of_shortening_that_the_output_can_spell(monkeypatch: pytest.MonkeyPatch) -> None:
+    table = render.Table(("a", "b"), (("x", "0123456789" * 10),))
+    assert "…" in render.plain_table(table, 40)[1]
+
+    class Ascii:
+        encoding = "ascii"
+
+    monkeypatch.setattr(sys, "stdout", Ascii())
+    (_, line) = render.plain_table(table, 40)
+    assert "..." in line
+    assert len(line) == 40
+
+
+def test_what_no_module_foresaw_is_one_line() -> None:
+    for error in (RecursionError(), MemoryError()):
+        explained = cli._explained(error)
+        assert explained is not None
+        assert explained[0] == 1
+    assert cli._explained(FileNotFoundError(2, "No usable temporary directory")) == (1, "No usable temporary directory")
+    assert cli._explained(TypeError()) is None
+
+
+# ---------------------------------------------------------------------- get -o
+
+
+@pytest.fixture
+def key(cuda: Home) -> str:
+    """Return the key of an entry."""
+    return cuda.cachectl("ls", "cuda", "-q", "--limit", "1").stdout.strip()
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "/", "new/"])
+def test_what_is_no_name_of_a_file_is_refused(cuda: Home, key: str, name: str) -> None:
+    done = cuda.cachectl("get", "cuda", key, "-o", name, check=False)
+    assert done.returncode == 2
+    assert f"{name!r} is no name of a file" in one_line(done)
+
+
+def test_get_writes_through_links_and_into_pipes(cuda: Home, key: str) -> None:
+    expected = subprocess.run(
+        [sys.executable, "-m", "cachectl", "get", "cuda", key], env=cuda.variables, capture_output=True, check=True
+    ).stdout
+    real, link, pipe, out = (cuda.path / name for name in ("real", "link", "pipe", "out"))
+    real.write_text("old")
+    real.chmod(0o600)
+    link.symlink_to("real")
+    cuda.cachectl("get", "cuda", key, "-o", str(link), "--force")
+    assert link.is_symlink()
+    assert real.read_bytes() == expected
+    assert real.stat().st_mode & 0o777 == 0o600
+    os.mkfifo(pipe)
+    get = f"{CACHECTL} get cuda {shlex.quote(key)} -o"
+    cuda.run("sh", "-c", f"{get} pipe & cat pipe > read; wait")
+    assert (cuda.path / "read").read_bytes() == expected
+    cuda.run("sh", "-c", f"{{ printf before; {get} /dev/stdout; printf after; }} > out")
+    assert out.read_bytes() == b"before" + expected + b"after"
+    cuda.run("sh", "-c", f"{get} /dev/stdout | cat > out")
+    assert out.read_bytes() == expected
+    cuda.cachectl("get", "cuda", key, "-o", "/dev/null")
+    assert not os.path.isfile("/dev/null")
+    assert not [name for name in os.listdir(cuda.path) if "stage" in name]
+
+
+def test_a_folder_that_is_not_there_is_named_as_it_was(cuda: Home, key: str) -> None:
+    done = cuda.cachectl("get", "cuda", key, "-o", "nosuch/file", check=False)
+    assert one_line(done) == "cachectl: No such file or directory: nosuch/file"
+
+
+# ---------------------------------------------------------------------- problems
+
+
+def test_ls_tells_problems_and_goes_on(cuda: Home) -> None:
+    broken = cuda.path / ".cache" / "pytools" / "pdict-v5-loopy-x-3.11.7.final.0.sqlite"
+    broken.parent.mkdir(parents=True)
+    broken.write_bytes(b"this is no database, and longer than the header of one would be" * 9)
+    done = cuda.cachectl("ls", check=False)
+    assert done.returncode == 1
+    assert "loopy: " in one_line(done)
+    assert str(broken) in done.stderr
+    listed = cuda.json("ls", check=False)
+    assert [problem["layer"] for problem in listed["problems"]] == ["loopy"]
+    assert len(listed["entries"]) == 40
+
+
+def test_a_root_that_fails_stops_no_other(tmp_path: Path) -> None:
+    from cachectl.clearing.purge import plan
+    from cachectl.layers.base.environment import Environment
+    from cachectl.stack import Stack
+
+    stack = Stack(Environment({}, home=tmp_path), plugins=False)
+    stack["pocl"].scan = refuse  # type: ignore[method-assign]
+    stack["pocl"].census = refuse  # type: ignore[method-assign]
+    stack["cuda"].roots = refuse  # type: ignore[method-assign]
+    pocl, cuda, _ = stack.report(layers=("pocl", "cuda", "loopy")).layers
+    assert {problem.message for problem in pocl.problems} == {"Input/output error"}
+    assert cuda.failures == ("Input/output error",)
+    noticed: list[listing.Trouble] = []
+    assert list(stack.entries(notice=noticed.append)) == []
+    assert {(trouble.layer, trouble.failed) for trouble in noticed} == {("pocl", True), ("cuda", True)}
+    with pytest.warns(RuntimeWarning, match="Input/output error"):
+        list(stack.entries())
+    outcomes = {
+        outcome.layer: outcome for outcome in plan(stack.expendable(), Selection(larger_than=1)).apply().outcomes
+    }
+    assert outcomes["cuda"].failed
+    assert not outcomes["loopy"].failed
+    assert {finding.layer for finding in listing.findings(stack)} >= {"cuda"}
+
+
+def refuse(*_: object, **__: object) -> NoReturn:
+    raise OSError(5, "Input/output error")
+
+
+# ---------------------------------------------------------------------- shells, bytes, widths
+
+
+def test_a_value_of_any_bytes_reaches_the_shell(home: Home) -> None:
+    folder = os.fsdecode(b"/tmp/\xff'x\ny")
+    program = f'eval "$({CACHECTL} env --root {shlex.quote(folder)} --shell sh)"; printf %s "$POCL_CACHE_DIR"'
+    done = subprocess.run(["/bin/sh", "-c", program], env=home.variables, capture_output=True, check=True)
+    assert done.stdout == b"/tmp/\xff'x\ny/pocl"
+
+
+def test_csh_cannot_quote_a_newline_and_powershell_has_more_quotes(home: Home) -> None:
+    done = home.cachectl("env", "--root", "x\ny", "--shell", "csh", check=False)
+    assert "csh cannot quote" in one_line(done)
+    assert done.returncode == 1
+    with pytest.raises(CachectlError):
+        spell({"A": "\n"}, "csh")
+    assert spell({"A": "a\u2018b\u201bc'"}, "powershell") == ["$env:A = 'a\u2018\u2018b\u201b\u201bc'''"]
+
+
+@pytest.mark.parametrize("columns", [20, 40, 60, 100])
+def test_no_table_is_wider_than_the_screen(cuda: Home, columns: int) -> None:
+    for verb in ("report", "ls", "layers"):
+        lines = terminal(cuda, columns, verb, "cuda", *(["--limit", "4"] if verb == "ls" else []))
+        table = lines if verb != "report" else lines[: lines.index("")]
+        assert max(len(line) for line in table) <= columns, table
+
+
+def test_a_terminal_need_not_obey_what_a_key_holds() -> None:
+    program = "from cachectl.cli import render; render.show_raw(['a\\x1b[31mb'])"
+    assert terminal_of(80, {**os.environ}, sys.executable, "-c", program) == ["a\\x1b[31mb"]
+
+
+def terminal(home: Home, columns: int, *arguments: str) -> list[str]:
+    """Run the real command on a terminal and return its lines."""
+    variables = {**home.variables, "TERM": "xterm", "NO_COLOR": "1"}
+    variables.pop("COLUMNS", None)
+    lines = terminal_of(columns, variables, sys.executable, "-m", "cachectl", *arguments)
+    return [line.replace("\x1b[1m", "").replace("\x1b[0m", "").rstrip() for line in lines]
+
+
+def terminal_of(columns: int, variables: dict[str, str], *command: str) -> list[str]:
+    """Run a command on a terminal of some columns."""
+    controller, inner = os.openpty()
+    fcntl.ioctl(inner, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+    with subprocess.Popen(command, env=variables, stdout=inner, stdin=subprocess.DEVNULL) as child:
+        os.close(inner)
+        output = b""
+        while chunk := _read(controller):
+            output += chunk
+        assert child.wait() == 0
+    os.close(controller)
+    return output.decode().splitlines()
+
+
+def _read(controller: int) -> bytes:
+    try:
+        return os.read(controller, 4096)
+    except OSError:
+        # Linux answers the end of a terminal's output with an error.
+        return b""

@@ -1,0 +1,384 @@
+"""The real command: what it prints, where, and with which status."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from cachectl.layers.base.registry import BUILT_IN
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from conftest import Home
+
+    from cachectl.layers.base.environment import Environment
+
+HEAVY = {"pyopencl", "loopy", "numpy", "mpi4py"}
+
+
+@pytest.mark.parametrize("command", [["-c", "import cachectl"], ["-m", "cachectl", "report"]])
+def test_nothing_heavy_is_imported(home: Home, command: list[str]) -> None:
+    said = home.run(sys.executable, "-X", "importtime", *command).stderr
+    imported = {line.rpartition("|")[2].strip().partition(".")[0] for line in said.splitlines() if "|" in line}
+    assert "cachectl" in imported
+    assert imported.isdisjoint(HEAVY)
+
+
+def test_the_package_is_itself(home: Home) -> None:
+    program = "import sys, cachectl; from cachectl.layers.base import layer; print(cachectl.__file__, 'layers' in sys.modules)"
+    assert home.run(sys.executable, "-c", program).stdout.split()[-1] == "False"
+    assert home.cachectl("--version").stdout.startswith("cachectl 0.")
+
+
+def test_report_json_has_the_keys_of_the_contract(home: Home) -> None:
+    report = home.json("report")
+    assert report["schema"] == "cachectl/report/1"
+    assert {"generated", "layers", "total"} <= report.keys()
+    assert [layer["layer"] for layer in report["layers"]] == list(BUILT_IN)
+    for layer in report["layers"]:
+        assert {
+            *("layer", "title", "state", "why", "scope", "precious", "entries", "files", "bytes"),
+            *("stale_entries", "stale_bytes", "roots"),
+        } <= layer.keys()
+        for root in layer["roots"]:
+            assert {
+                *("path", "source", "scope", "exists", "entries", "files", "bytes", "orphan_files", "orphan_bytes"),
+                *("oldest", "newest", "problems"),
+            } <= root.keys()
+
+
+def test_ls_and_purge_json_have_the_keys_of_the_contract(home: Home, compute_cache: Callable[[Path], None]) -> None:
+    compute_cache(home.path / ".nv" / "ComputeCache")
+    entry = home.json("ls", "cuda", "--limit", "1")["entries"][0]
+    assert {
+        *("layer", "key", "root", "bytes", "files", "created", "modified", "used", "kernels", "device", "versions"),
+        *("stale", "stale_because"),
+    } <= entry.keys()
+    assert entry["created"] is None
+    purged = home.json("purge", "cuda", "--dry-run")
+    assert purged["dry_run"] is True
+    assert purged["total"] == {"removed": 40, "bytes_freed": purged["total"]["bytes_freed"], "skipped": 0, "failed": 0}
+    keys = {"layer", "removed", "bytes_freed", "skipped", "failed", "remade"}
+    assert purged["layers"][0].keys() == keys | {"entries", "orphans"}
+    assert home.json("purge", "cuda")["layers"][0].keys() == keys
+
+
+def test_tables_fit_eighty_columns(home: Home, compute_cache: Callable[[Path], None]) -> None:
+    compute_cache(home.path / ".nv" / "ComputeCache")
+    for arguments in (["report"], ["ls"], ["layers"], ["purge", "--all", "-n"]):
+        table = home.cachectl(*arguments).stdout.split("\n\n")[0]
+        assert max(map(len, table.splitlines())) <= 80, table
+
+
+def test_ls_sorts_limits_and_selects(home: Home, compute_cache: Callable[[Path], None]) -> None:
+    cache = home.path / ".nv" / "ComputeCache"
+    compute_cache(cache)
+    sizes = [entry["bytes"] for entry in home.json("ls", "cuda", "--sort", "size", "--limit", "5")["entries"]]
+    everything = sorted((path.stat().st_size for path in cache.glob("?/?/*")), reverse=True)
+    assert sizes == everything[:5]
+    larger = home.json("ls", "cuda", "--larger-than", "8K")["entries"]
+    assert len(larger) == sum(size > 8192 for size in everything)
+    oldest = next(cache.glob("?/?/*"))
+    os.utime(oldest, (1, 1))
+    keys = home.cachectl("ls", "cuda", "--older-than", "52w", "-q").stdout.split()
+    assert keys == [str(oldest.relative_to(cache))]
+    assert len(home.json("ls", "cuda", "--newer-than", "1d")["entries"]) == 39
+    assert home.json("ls", "cuda", "--sort", "age", "--limit", "1")["entries"][0]["key"] == keys[0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "words"),
+    [
+        (["purge"], 2, "--all"),
+        (["purge", "--all", "pocl"], 2, "--all needs no LAYER"),
+        (["purge", "nosuch"], 2, "no layer is called 'nosuch'"),
+        (["report", "nosuch"], 2, "no layer is called 'nosuch'"),
+        (["ls", "--older-than", "soon"], 2, "such as 30d"),
+        (["ls", "--larger-than", "big"], 2, "such as 500M"),
+        (["ls", "--limit", "-1"], 2, "--limit -1 is negative"),
+        (["get", "pocl", "nosuch"], 1, "no entry has the key"),
+        (["put", "pocl", "key", "nosuch"], 1, "No such file"),
+        (["put", "pocl", "key", "/dev/null"], 2, "not an artifact file"),
+        (["run", "--no-cache"], 2, "write -- and the command"),
+        (["run", "--no-cache", "--isolated", "--", "true"], 2, "not allowed with"),
+        (["run", "--no-cache", "--", "nosuchcommand"], 127, "cannot start 'nosuchcommand'"),
+        (["run", "--no-cache", "--", "/dev/null"], 126, "cannot start '/dev/null'"),
+        (["env"], 2, "required"),
+    ],
+)
+def test_misuse_gets_one_line_and_its_status(home: Home, arguments: list[str], status: int, words: str) -> None:
+    done = home.cachectl(*arguments, check=False)
+    assert done.returncode == status
+    assert words in done.stderr.splitlines()[-1]
+    assert "Traceback" not in done.stderr
+    assert done.stdout == ""
+
+
+@pytest.mark.parametrize(
+    ("line", "corrected"),
+    [
+        ("run --no-cache python x.py", "run --no-cache -- python x.py"),
+        ("run --isolated python x.py", "run --isolated -- python x.py"),
+        (
+            "run --isolated=kept --layer pocl python x.py --help",
+            "run --isolated=kept --layer pocl -- python x.py --help",
+        ),
+        ("run --prove python 'x y.py' -n 3", "run --prove -- python 'x y.py' -n 3"),
+        ("run --no-cache git log -- x.py", "run --no-cache -- git log -- x.py"),
+        ("run --isolated kept -- python x.py", "run --isolated=kept -- python x.py"),
+        ("trace python x.py", "trace -- python x.py"),
+        ("trace --kernels --json - python x.py --json y", "trace --kernels --json - -- python x.py --json y"),
+        ("bench -n 3 python x.py -n 5", "bench -n 3 -- python x.py -n 5"),
+    ],
+)
+def test_a_command_that_is_not_marked_off_gets_the_corrected_line(home: Home, line: str, corrected: str) -> None:
+    done = home.cachectl(*shlex.split(line), check=False)
+    assert done.returncode == 2
+    (said,) = done.stderr.splitlines()
+    assert said.endswith(f": cachectl {corrected}")
+    assert list(home.path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["run", "python", "x.py"], "say how to run it: --no-cache, --isolated or --prove; then -- and the command"),
+        (["run", "--isolated="], "argument --isolated: no folder after =; write --isolated=DIR, or --isolated alone"),
+        (["run", "--isolated=", "--", "true"], "argument --isolated: no folder after ="),
+        (["run", "--nocache", "python", "x.py"], "unrecognized arguments: --nocache"),
+        (["trace"], "write -- and the command to run at the end"),
+        (["bench", "--"], "write -- and the command to run at the end"),
+        (["stage", "in"], "write -- and the command to run at the end"),
+    ],
+)
+def test_what_is_missing_from_a_run_is_named(home: Home, arguments: list[str], words: str) -> None:
+    done = home.cachectl(*arguments, check=False)
+    assert done.returncode == 2
+    (said,) = done.stderr.splitlines()
+    assert words in said
+
+
+def test_isolated_alone_takes_no_word_for_its_folder(home: Home) -> None:
+    done = home.cachectl("run", "--isolated", "--layer", "pocl", "--", "sh", "-c", 'echo "$POCL_CACHE_DIR"')
+    assert done.stdout.startswith("/")
+    assert list(home.path.iterdir()) == []
+    done = home.cachectl("run", "--layer", "pocl", "--isolated=kept", "--", "sh", "-c", 'echo "$POCL_CACHE_DIR"')
+    assert done.stdout.startswith(str(home.path / "kept"))
+
+
+def test_output_and_reasons_are_kept_apart(home: Home, compute_cache: Callable[[Path], None]) -> None:
+    compute_cache(home.path / ".nv" / "ComputeCache")
+    key = home.cachectl("ls", "cuda", "-q", "--limit", "1").stdout.strip()
+    piped = subprocess.run(
+        [sys.executable, "-m", "cachectl", "get", "cuda", key], env=home.variables, capture_output=True, check=True
+    )
+    home.cachectl("get", "cuda", key, "-o", str(home.path / "entry"))
+    assert (home.path / "entry").read_bytes() == piped.stdout
+    assert piped.stderr == b""
+
+
+def test_a_reader_that_leaves_early_is_no_fault(home: Home, compute_cache: Callable[[Path], None]) -> None:
+    compute_cache(home.path / ".nv" / "ComputeCache")
+    line = f"{shlex.quote(sys.executable)} -m cachectl ls --json | head -n 1"
+    assert home.run("sh", "-c", line).stderr == ""
+
+
+def test_a_key_with_odd_characters_is_printed_safely(home: Home) -> None:
+    odd = home.path / ".cache" / "pytools" / os.fsdecode(b"pdict-v5-a\nb\xff-3.11.7.final.0.sqlite")
+    odd.parent.mkdir(parents=True)
+    odd.write_bytes(b"no database")
+    done = home.cachectl("report", "pytools", check=False)
+    assert r"a\nb" in done.stdout
+    home.json("report", check=False)
+
+
+@pytest.mark.parametrize("shell", ["sh", "fish", "csh", "powershell"])
+def test_env_speaks_four_shells(home: Home, shell: str) -> None:
+    said = home.cachectl("env", "--disable", "--layer", "pocl", "--layer", "loopy", "--shell", shell)
+    expected = {
+        "sh": ["export LOOPY_NO_CACHE=1", "export POCL_KERNEL_CACHE=0"],
+        "fish": ["set -gx LOOPY_NO_CACHE '1'", "set -gx POCL_KERNEL_CACHE '0'"],
+        "csh": ["setenv LOOPY_NO_CACHE 1;", "setenv POCL_KERNEL_CACHE 0;"],
+        "powershell": ["$env:LOOPY_NO_CACHE = '1'", "$env:POCL_KERNEL_CACHE = '0'"],
+    }
+    assert said.stdout.splitlines() == expected[shell]
+
+
+def test_env_can_be_evaluated(home: Home) -> None:
+    folder = home.path / "it's a root"
+    cachectl = f"{shlex.quote(sys.executable)} -m cachectl"
+    program = f'eval "$({cachectl} env --root {shlex.quote(str(folder))} --shell sh)"; {cachectl} report --json'
+    report = json.loads(home.run("sh", "-c", program).stdout)
+    writable = [layer for layer in report["layers"] if layer["scope"] == "user"]
+    assert all(layer["roots"][0]["path"].startswith(str(folder)) for layer in writable)
+    program = f'eval "$({cachectl} env --disable --shell sh)"; eval "$({cachectl} env --enable --shell sh)"; env'
+    after = set(home.run("sh", "-c", program).stdout.splitlines())
+    assert not [line for line in after if line.startswith(("LOOPY_NO_CACHE", "CUDA_CACHE_DISABLE"))]
+
+
+def test_layers_says_who_can_do_what_and_why_not(home: Home) -> None:
+    layers = {layer["layer"]: layer for layer in home.json("layers")["layers"]}
+    assert list(layers) == list(BUILT_IN)
+    assert layers["pocl"]["abilities"]["clear"] is None
+    assert "miopen-system: no clear: these files belong to the package" in home.cachectl("layers").stdout
+
+
+def test_a_terminal_gets_the_same_table_in_bold_unless_it_wants_no_colour(
+    home: Home, compute_cache: Callable[[Path], None]
+) -> None:
+    compute_cache(home.path / ".nv" / "ComputeCache")
+    plain = home.cachectl("ls", "cuda", "--limit", "4").stdout.splitlines()
+    bold = on_a_terminal(home, "ls", "cuda", "--limit", "4")
+    assert "\x1b[1m" in bold[0]
+    # A second may pass between the two.
+    assert [re.sub(r"\b\d+s\b", "", line).split() for line in bold[1:]] == [
+        re.sub(r"\b\d+s\b", "", line).split() for line in plain[1:]
+    ]
+    assert "\x1b[" not in "".join(on_a_terminal(home, "report", "cuda", NO_COLOR="1")).replace("\x1b[1m", "").replace(
+        "\x1b[0m", ""
+    )
+
+
+def on_a_terminal(home: Home, *arguments: str, **changes: str) -> list[str]:
+    """Run the real command with a terminal of 80 columns for its output."""
+    controller, terminal = os.openpty()
+    variables = {**home.variables, "TERM": "xterm", "COLUMNS": "80", **changes}
+    with subprocess.Popen([sys.executable, "-m", "cachectl", *arguments], env=variables, stdout=terminal) as child:
+        os.close(terminal)
+        output = b""
+        # Linux answers the end of a terminal's output with an error.
+        with contextlib.suppress(OSError):
+            while chunk := os.read(controller, 4096):
+                output += chunk
+        assert child.wait() == 0
+    os.close(controller)
+    return output.decode().splitlines()
+
+
+def test_a_lock_is_waited_for_as_long_as_is_said(home: Home) -> None:
+    base = home.path / ".cache" / "pyopencl" / f"pyopencl-compiler-cache-v2-py{home.environment().python}"
+    (base / ("0" * 32)).mkdir(parents=True)
+    for name in ("info", "binary", "source.cl"):
+        (base / ("0" * 32) / name).write_bytes(b"x")
+    (base / "lock").touch()
+    # By itself it would wait for longer than any test may take.
+    program = (
+        "import sys; from cachectl.layers.stores import locks; locks.PATIENCE = 86400.0\n"
+        "from cachectl.layers.base.environment import Environment; assert Environment.patience == locks.PATIENCE\n"
+        "from cachectl.cli.main import main; sys.exit(main(['purge', 'pyopencl', '--wait', '0.3']))"
+    )
+    done = home.run(sys.executable, "-c", program, check=False)
+    assert done.returncode == 1
+    assert "locked for more than 0.3 s" in done.stderr
+    assert home.cachectl("purge", "pyopencl", "--wait", "forever", check=False).returncode == 2
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only the superuser can own nothing of what is there")
+def test_the_superuser_leaves_other_peoples_caches_alone(home: Home, compute_cache: Callable[[Path], None]) -> None:
+    cache = home.path / ".nv" / "ComputeCache"
+    compute_cache(cache)
+    home.cachectl("get", "cuda", KEY, "-o", "entry")
+    for path in (cache, *cache.rglob("*")):
+        os.chown(path, 65534, 65534)
+    done = home.cachectl("purge", "--all", check=False)
+    assert done.returncode == 1
+    assert "and you are the superuser" in done.stderr
+    assert home.cachectl("prune", "--max-size", "0", check=False).returncode == 1
+    assert home.cachectl("put", "cuda", KEY, "entry", check=False).returncode == 1
+    assert len(home.json("ls", "cuda")["entries"]) == 40
+    assert home.json("purge", "cuda", "--over-others")["total"]["removed"] == 40
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only the superuser can give files away")
+def test_the_superuser_leaves_single_entries_of_others_in_a_root_of_its_own(
+    home: Home, compute_cache: Callable[[Path], None]
+) -> None:
+    cache = home.path / ".nv" / "ComputeCache"
+    compute_cache(cache)
+    cache.chmod(0o1777)
+    entries = sorted(entry["key"] for entry in home.json("ls", "cuda")["entries"])
+    home.cachectl("get", "cuda", entries[0], "-o", "entry")
+    for key in entries[:3]:
+        os.chown(cache / key, 65534, 65534)
+    os.chown(cache / entries[3], 1234, 1234)
+    for dry_run in (("--dry-run",), ()):
+        done = home.cachectl("purge", "cuda", "--json", *dry_run, check=False)
+        assert done.returncode == 1
+        (layer,) = json.loads(done.stdout)["layers"]
+        assert layer["removed"] == 36
+        (failed,) = layer["failed"]
+        assert failed["key"] == str(cache)
+        assert "4 of 40 belong to others (1 to user 1234, 3 to nobody) and stay" in failed["because"]
+        assert "--over-others" in failed["because"]
+    assert sorted(entry["key"] for entry in home.json("ls", "cuda")["entries"]) == entries[:4]
+    assert home.cachectl("prune", "--max-size", "0", check=False).returncode == 1
+    (cache / entries[0]).write_bytes((cache / entries[1]).read_bytes())
+    refused = home.cachectl("put", "cuda", entries[0], "entry", "--replace", check=False)
+    assert refused.returncode == 1
+    assert "belongs to nobody" in refused.stderr
+    assert home.json("purge", "cuda", "--over-others")["total"]["removed"] == 4
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only the superuser can give files away")
+def test_the_rows_of_a_database_are_its_owners(
+    home: Home, fill_sumpy: Callable[[Environment], None], tmp_path: Path
+) -> None:
+    fill_sumpy(home.environment())
+    (database,) = (home.path / ".cache" / "pytools").glob("*.sqlite")
+    (key, *_) = [entry["key"] for entry in home.json("ls", "pytools")["entries"]]
+    home.cachectl("export", str(tmp_path / "bundle"), "pytools")
+    home.cachectl("get", "pytools", key, "-o", "row")
+    home.cachectl("purge", "pytools", "--key", key)
+    os.chown(database, 65534, 65534)
+    before = database.read_bytes()
+    for arguments in (
+        ("purge", "pytools"),
+        ("purge", "pytools", "--larger-than", "1"),
+        ("put", "pytools", key, "row"),
+        ("import", str(tmp_path / "bundle"), "--trust"),
+        ("import", str(tmp_path / "bundle"), "--trust", "--dry-run"),
+    ):
+        done = home.cachectl(*arguments, check=False)
+        assert done.returncode == 1, arguments
+        assert "nobody" in done.stderr
+        assert "--over-others" in done.stderr
+    assert database.read_bytes() == before
+    # In a folder of the superuser's, its owner could not make a journal: nobody's database is closed to everybody else.
+    done = home.cachectl("import", str(tmp_path / "bundle"), "--trust", "--over-others", check=False)
+    assert done.returncode == 1
+    assert "belongs to nobody" in done.stderr
+    assert database.read_bytes() == before
+    os.chown(database.parent, 65534, 65534)
+    for path in (home.path, *home.path.parents):
+        if path.stat().st_mode & 0o001 == 0:
+            path.chmod(path.stat().st_mode | 0o011)
+    assert home.json("purge", "pytools", "--over-others")["total"]["removed"] == 3
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only the superuser can give files away")
+def test_quarantine_leaves_what_is_anothers(home: Home, compute_cache: Callable[[Path], None]) -> None:
+    cache = home.path / ".nv" / "ComputeCache"
+    compute_cache(cache)
+    mine, theirs = (cache / entry["key"] for entry in home.json("ls", "cuda")["entries"][:2])
+    for path in (mine, theirs):
+        path.write_bytes(path.read_bytes()[:-1] + b"?")
+    os.chown(theirs, 65534, 65534)
+    done = home.cachectl("verify", "cuda", "--quarantine", check=False)
+    assert done.returncode == 1
+    assert "1 of 2 belong to others (1 to nobody) and stay" in done.stderr
+    assert theirs.exists()
+    assert not mine.exists()
+
+
+#: An entry of the recorded ComputeCache.
+KEY = "3/f/433a72c95049e7"

@@ -1,0 +1,547 @@
+"""Full and read-only disks, held locks, closed folders, crowds, and files that vanish: said once, and nothing lost."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sqlite3
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from cachectl.inspecting.entries import findings
+from cachectl.layers.base.conformance import nobody, snapshot
+from cachectl.layers.base.environment import Environment
+from cachectl.layers.base.errors import LayerError
+from cachectl.layers.base.facts import Artifact
+from cachectl.layers.base.selection import ALL
+from cachectl.layers.stores import tree, walk
+from cachectl.stack import Stack
+
+if TYPE_CHECKING:
+    from conftest import Home
+
+PYTHON = ".".join(str(part) for part in sys.version_info)
+#: Layers that the filled home has entries of.
+LAYERS = ("loopy", "pyopencl-invoker", "pyopencl", "pocl", "cuda")
+CLEARING = [("purge", "--all"), ("prune", "--max-size", "1")]
+HOUR = 3600
+
+
+def age(folder: Path) -> None:
+    """Make everything old, so that no program of the tester's can be busy with it."""
+    then = time.time() - 2 * HOUR
+    for path in (*folder.rglob("*"), folder):
+        os.utime(path, (then, then), follow_symlinks=False)
+
+
+@pytest.fixture
+def settle(filled: Home, compute_cache: Callable[[Path], None]) -> Callable[[Path], None]:
+    """Return a way to give a home what loopy, PyOpenCL, PoCL and CUDA left in others."""
+
+    def fill(home: Path) -> None:
+        shutil.copytree(filled.path / ".cache", home / ".cache", symlinks=True)
+        compute_cache(home / ".nv" / "ComputeCache")
+        age(home)
+
+    return fill
+
+
+def fill_up(disk: Path) -> Path:
+    """Leave no room on a disk; return the file that takes it."""
+    filler = disk / "filler"
+    with suppress(OSError), filler.open("wb", buffering=0) as file:
+        while True:
+            file.write(bytes(4096))
+    return filler
+
+
+def run(home: Path, *arguments: str, by: Sequence[str] = ()) -> tuple[int, Counter[str], str]:
+    """Run the command over a home; return its status, how many lines each layer got, and the lines."""
+    kept = {name: os.environ[name] for name in ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH") if name in os.environ}
+    done = subprocess.run(
+        [*by, sys.executable, "-m", "cachectl", *arguments],
+        env={**kept, "HOME": str(home), "TMPDIR": str(home)},
+        cwd="/",
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=1200,
+    )
+    assert "Traceback" not in done.stderr
+    lines = done.stderr.splitlines()
+    assert all(line.startswith("cachectl: ") for line in lines), done.stderr
+    return done.returncode, Counter(line.split(": ")[1] for line in lines), done.stderr
+
+
+def environment(home: Path, aside: Path) -> Environment:
+    """Describe a home in which nobody is busy."""
+    return Environment(
+        {"HOME": str(home), "TMPDIR": str(aside)},
+        home=home,
+        cwd=home,
+        temporary=aside,
+        processes=nobody(aside / "processes"),
+        patience=0.1,
+    )
+
+
+def holding(home: Path, aside: Path) -> set[str]:
+    """Name the layers that have entries."""
+    stack = Stack(environment(home, aside), plugins=False)
+    return {entry.layer for entry in stack.entries(ALL, notice=lambda _: None)}
+
+
+def assert_no_leftovers(home: Path) -> None:
+    """No stage, trash, journal or lock of ours lies about."""
+    names = [path.name for path in home.rglob("*")]
+    assert [
+        name for name in names if name.startswith(".cachectl-") or name.endswith("-journal") or name == "lock"
+    ] == []
+
+
+# ---------------------------------------------------------------------- no room
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("verb", CLEARING)
+def test_a_full_disk_is_cleared(
+    disk: Path, settle: Callable[[Path], None], tmp_path: Path, verb: tuple[str, ...]
+) -> None:
+    """A disk with no free byte: every layer is cleared, and the room can be used again."""
+    settle(disk)
+    fill_up(disk)
+    assert run(disk, *verb)[:2] == (0, {})
+    assert holding(disk, tmp_path / "aside") == set()
+    assert_no_leftovers(disk)
+    (disk / "new").write_bytes(bytes(1 << 20))
+
+
+def put_records(home: Path) -> None:
+    """Add a result of tuning."""
+    folder = home / ".config" / "miopen"
+    folder.mkdir(parents=True)
+    (folder / "gfx90a6e.HIP.3_3_0_a85.ufdb.txt").write_text("1x1=S:0.5,0,A\n" + f"2x2=T:{'7' * 4090}\n")
+
+
+def spoil(artifact: Artifact, root: Path) -> None:
+    """Put something else in the place of an entry, that a put would replace."""
+    file, _, digest = artifact.key.partition("/")
+    if file.endswith(".sqlite"):
+        with closing(sqlite3.connect(root / file)) as connection, connection:
+            connection.execute("update dict set key_value = ? where keyhash = ?", (b"N.", digest))
+    elif "::" in artifact.key:
+        path = root / artifact.key.partition("::")[0]
+        path.write_text(path.read_text().replace("0.5,0,A", "0.6,0,B"))
+    else:
+        path = root / artifact.key
+        changed = path if path.is_file() else next(file for file in sorted(path.rglob("*")) if file.is_file())
+        changed.write_bytes(changed.read_bytes() + b"!")
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("layer", [*LAYERS, "miopen-tuning"])
+@pytest.mark.parametrize("standing", [True, False], ids=["another stands", "none stands"])
+def test_a_put_without_room_leaves_what_was(
+    disk: Path, settle: Callable[[Path], None], tmp_path: Path, layer: str, *, standing: bool
+) -> None:
+    """A put on a full disk ends in one error of the layer, and leaves the old entry, or none: never half of one."""
+    settle(disk)
+    put_records(disk)
+    stack = Stack(environment(disk, tmp_path / "aside"), plugins=False)
+    entry = max(stack.entries(ALL, layers=[layer]), key=lambda entry: (entry.key.count("::"), entry.bytes))
+    artifact = stack[layer].get(entry.key)
+    assert artifact is not None
+    if layer == "miopen-tuning":
+        artifact = replace(artifact, data=artifact.data + b"8" * 9000)
+    if standing:
+        spoil(artifact, entry.root)
+    else:
+        shutil.rmtree(entry.root)
+        entry.root.mkdir()
+    filler = fill_up(disk)
+    before = plain(disk)
+    with pytest.raises(LayerError) as failure:
+        stack[layer].put(artifact.key, artifact, replace=True)
+    assert "\n" not in str(failure.value)
+    assert "No space left" in str(failure.value) or "disk is full" in str(failure.value)
+    # CUDA's index is counted again, also after a put that fails: it no longer lists what was spoiled.
+    index = ".nv/ComputeCache/index"
+    assert {**plain(disk), index: ""} == {**before, index: ""}
+    filler.unlink()
+    stack[layer].put(artifact.key, artifact, replace=True)
+    assert stack[layer].get(artifact.key) == artifact
+    assert_no_leftovers(disk)
+
+
+def plain(folder: Path) -> dict[str, str]:
+    """Describe every file but empty ones, which locks are: a folder alone is no entry."""
+    nothing = snapshot_of(b"")
+    return {path: what for path, what in snapshot(folder).items() if what not in ("folder", nothing)}
+
+
+def snapshot_of(content: bytes) -> str:
+    """Return what a snapshot says of a file with this content."""
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "file").write_bytes(content)
+        return snapshot(Path(folder))["file"]
+
+
+@pytest.mark.real
+def test_the_command_says_in_one_line_that_a_put_found_no_room(
+    disk: Path, settle: Callable[[Path], None], tmp_path: Path
+) -> None:
+    """``cachectl put`` on a full disk: status 1, one line that names layer, reason and place."""
+    settle(disk)
+    key = next(Stack(environment(disk, tmp_path / "aside"), plugins=False).entries(ALL, layers=["cuda"])).key
+    file = tmp_path / "artifact"
+    assert run(disk, "get", "cuda", key, "-o", str(file))[0] == 0
+    assert run(disk, "purge", "cuda", "--key", key)[0] == 0
+    fill_up(disk)
+    before = plain(disk)
+    status, lines, said = run(disk, "put", "cuda", key, str(file))
+    assert (status, lines) == (1, {"cuda": 1})
+    assert "No space left on device" in said
+    assert key in said
+    assert plain(disk) == before
+
+
+# ---------------------------------------------------------------------- no leave to write
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("verb", CLEARING)
+def test_a_read_only_disk_is_one_line_for_each_layer(
+    disk: Path, mount: Callable[..., Path], settle: Callable[[Path], None], verb: tuple[str, ...]
+) -> None:
+    """On a disk that cannot be written to every layer with entries says so, once, and every byte stays."""
+    settle(disk)
+    before = snapshot(disk, times=True)
+    mount("-o", "remount,ro", on=disk)
+    status, lines, said = run(disk, *verb)
+    assert (status, lines) == (1, dict.fromkeys(LAYERS, 1)), said
+    assert all("ead-only" in line or "readonly" in line for line in said.splitlines())
+    assert snapshot(disk, times=True) == before
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("verb", CLEARING)
+@pytest.mark.parametrize(
+    "closed", [(".nv/ComputeCache", "cuda"), (".cache/pocl", "pocl"), (".cache/pyopencl", "pyopencl")]
+)
+def test_one_read_only_root_stops_no_other_layer(
+    mount: Callable[..., Path],
+    settle: Callable[[Path], None],
+    tmp_path: Path,
+    closed: tuple[str, str],
+    verb: tuple[str, ...],
+) -> None:
+    """One root on a read-only mount: its layer is named once and keeps everything, all the others are cleared."""
+    home = tmp_path / "home"
+    home.mkdir()
+    settle(home)
+    folder, failing = closed
+    place = home / folder
+    mount("--bind", str(place), on=place)
+    mount("-o", "remount,ro,bind", on=place)
+    before = snapshot(place, times=True)
+    status, lines, said = run(home, *verb)
+    assert (status, lines) == (1, {failing: 1}), said
+    assert snapshot(place, times=True) == before
+    assert holding(home, tmp_path / "aside") == {failing}
+    assert_no_leftovers(home)
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("layer", LAYERS)
+def test_a_put_on_a_read_only_disk_is_an_error_of_its_layer(
+    disk: Path, mount: Callable[..., Path], settle: Callable[[Path], None], tmp_path: Path, layer: str
+) -> None:
+    """Where nothing can be written, a put raises the layer's own error and changes nothing."""
+    settle(disk)
+    stack = Stack(environment(disk, tmp_path / "aside"), plugins=False)
+    entry = next(stack.entries(ALL, layers=[layer]))
+    artifact = stack[layer].get(entry.key)
+    assert artifact is not None
+    spoil(artifact, entry.root)
+    before = snapshot(disk, times=True)
+    mount("-o", "remount,ro", on=disk)
+    with pytest.raises(LayerError, match=r"ead-only|readonly"):
+        stack[layer].put(artifact.key, artifact, replace=True)
+    assert snapshot(disk, times=True) == before
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("layer", ["cuda", "pocl", "pyopencl"])
+@pytest.mark.parametrize("verb", CLEARING)
+def test_a_sub_folder_that_is_closed_is_told_and_the_rest_is_done(
+    settle: Callable[[Path], None], tmp_path: Path, held_to_modes: tuple[str, ...], layer: str, verb: tuple[str, ...]
+) -> None:
+    """A folder inside a root that this user cannot read: it is named, and nothing else is held up by it."""
+    home = tmp_path / "home"
+    home.mkdir()
+    settle(home)
+    root = {"cuda": ".nv/ComputeCache", "pocl": ".cache/pocl/kcache", "pyopencl": ".cache/pyopencl"}[layer]
+    inner = next(path for path in sorted((home / root).iterdir()) if path.is_dir())
+    inner.chmod(0)
+    (line,) = [line for line in run(home, "ls", by=held_to_modes)[2].splitlines() if "Permission denied" in line]
+    assert f"{layer}: {inner}: cannot be read" in line
+    status, lines, said = run(home, *verb, by=held_to_modes)
+    inner.chmod(0o700)
+    assert (status, lines) == (1, {layer: 1}), said
+    assert f"{layer}: {inner}: cannot be read: Permission denied" in said
+    assert holding(home, tmp_path / "aside") == {layer}
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("verb", CLEARING)
+def test_a_root_that_may_be_read_but_not_changed_is_one_line(
+    settle: Callable[[Path], None], tmp_path: Path, held_to_modes: tuple[str, ...], verb: tuple[str, ...]
+) -> None:
+    """A folder whose mode forbids changes: one line for its layer, the others are done."""
+    home = tmp_path / "home"
+    home.mkdir()
+    settle(home)
+    base = next((home / ".cache" / "pyopencl").iterdir())
+    base.chmod(0o500)
+    before = snapshot(base)
+    status, lines, said = run(home, *verb, by=held_to_modes)
+    assert (status, lines) == (1, {"pyopencl": 1}), said
+    assert "Permission denied" in said
+    assert snapshot(base) == before
+    assert holding(home, tmp_path / "aside") == {"pyopencl"}
+
+
+# ---------------------------------------------------------------------- a lock that somebody holds
+
+
+@contextmanager
+def locked(files: Sequence[Path], how: str) -> Iterator[None]:
+    """Hold sqlite's lock on files."""
+    with ExitStack() as stack:
+        for file in files:
+            connection = stack.enter_context(closing(sqlite3.connect(file, isolation_level=None)))
+            connection.execute(f"begin {how}")
+        yield
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("how", ["immediate", "exclusive"])
+@pytest.mark.parametrize("verb", CLEARING)
+def test_a_lock_that_another_process_holds_costs_one_line(
+    settle: Callable[[Path], None], tmp_path: Path, how: str, verb: tuple[str, ...]
+) -> None:
+    """While a program writes its dictionaries they stay, with one line that names them; everything else goes."""
+    home = tmp_path / "home"
+    home.mkdir()
+    settle(home)
+    files = sorted((home / ".cache" / "pytools").glob("pdict-v5-loopy-*"))
+    before = {file: file.read_bytes() for file in files}
+    with locked(files, how):
+        status, lines, said = run(home, *verb, "--wait", "0.1")
+    assert (status, lines) == (1, {"loopy": 1}), said
+    assert "locked by another process for more than 0.1 s" in said
+    assert "pdict-v5-loopy-" in said
+    assert {file: file.read_bytes() for file in files} == before
+    assert holding(home, tmp_path / "aside") == {"loopy"}
+    assert run(home, *verb)[:2] == (0, {})
+    assert holding(home, tmp_path / "aside") == set()
+
+
+@pytest.mark.real
+def test_a_put_into_a_locked_dictionary_is_one_line(settle: Callable[[Path], None], tmp_path: Path) -> None:
+    """``put --wait`` gives up when it said it would, and leaves the dictionary as it was."""
+    home = tmp_path / "home"
+    home.mkdir()
+    settle(home)
+    entry = next(Stack(environment(home, tmp_path / "aside"), plugins=False).entries(ALL, layers=["loopy"]))
+    artifact = tmp_path / "artifact"
+    assert run(home, "get", "loopy", entry.key, "-o", str(artifact))[0] == 0
+    file = entry.root / entry.key.partition("/")[0]
+    before = file.read_bytes()
+    with locked([file], "immediate"):
+        status, lines, said = run(home, "put", "loopy", entry.key, str(artifact), "--wait", "0.1")
+    assert (status, lines) == (1, {"loopy": 1})
+    assert "locked by another process for more than 0.1 s" in said
+    assert str(file) in said
+    assert file.read_bytes() == before
+
+
+# ---------------------------------------------------------------------- crowds
+
+
+def dictionary(root: Path, rows: int) -> Path:
+    """Make a dictionary of many rows."""
+    root.mkdir(parents=True)
+    path = root / f"pdict-v5-crowd-{PYTHON}.sqlite"
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("create table dict (keyhash text not null primary key, key_value text not null)")
+        values = ((f"{number:040x}", b"N.") for number in range(rows))
+        connection.executemany("insert into dict values (?, ?)", values)
+    return path
+
+
+def test_a_hundred_thousand_entries_are_counted_listed_and_cleared(home: Home, tmp_path: Path) -> None:
+    """Rows by the hundred thousand, leaked files by the ten thousand: each verb ends in seconds, and counts right."""
+    crowd, files = 100_000, 30_000
+    file = dictionary(home.path / ".cache" / "pytools", crowd)
+    folder = home.path / ".cache" / "pocl" / "kcache"
+    folder.mkdir(parents=True)
+    mask = os.umask(0o077)
+    handle = os.open(folder, os.O_RDONLY)
+    for number in range(files):
+        os.close(os.open(f"tempfile_A{number:05d}", os.O_CREAT | os.O_WRONLY, 0o600, dir_fd=handle))
+    os.close(handle)
+    os.umask(mask)
+    started = sum(os.times()[:4])
+    stack = Stack(environment(home.path, tmp_path / "aside"), plugins=False)
+    report = {layer.layer: layer for layer in stack.report().layers}
+    assert report["pytools"].entries == crowd
+    assert report["pocl"].files == files
+    assert sum(1 for _ in stack.entries(ALL)) == crowd
+    outcomes = {outcome.layer: outcome for outcome in stack.plan_clear().apply().outcomes}
+    assert outcomes["pytools"].removed == crowd
+    assert [outcome for outcome in outcomes.values() if outcome.failed or outcome.skipped] == []
+    assert os.listdir(folder) == []
+    assert file.stat().st_size < 1 << 16
+    # Ten times what it takes on a slow machine: what would be caught is work that grows with the square.
+    assert sum(os.times()[:4]) - started < 60
+
+
+# ---------------------------------------------------------------------- vanishing
+
+
+def small_home(home: Path) -> Path:
+    """Make a small home with entries of several layers."""
+    dictionary(home / ".cache" / "pytools", 2)
+    for name in ("AB", "CD"):
+        program = home / ".cache" / "pocl" / "kcache" / name / "ABCDEFGHIJKLMNOPABCDEFGHIJKLMNOPABCDE"
+        (program / "k" / "1-1-1").mkdir(parents=True)
+        (program / "program.bc").write_bytes(b"BC\xc0\xde" + bytes(60))
+        (program / "k" / "1-1-1" / "k.so").write_bytes(b"\x7fELF")
+    entry = home / ".cache" / "pyopencl" / f"pyopencl-compiler-cache-v2-py{PYTHON}" / ("0" * 32)
+    entry.mkdir(parents=True)
+    for name in ("binary", "info", "source.cl"):
+        (entry / name).write_text(name)
+    kernels = home / ".cache" / "miopen" / "3.3.0.a85"
+    (kernels / ("0" * 32)).mkdir(parents=True)
+    (kernels / ("0" * 32) / "kernel.o").write_bytes(b"\x7fELF" + bytes(60))
+    return home
+
+
+class Vanishing:
+    """Lets everything vanish just before, or just after, a certain look at the disk."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+        self.folder = folder
+        self.looks = 0
+        self.at: int | None = None
+        self._busy = False
+        for name in ("listdir", "stat", "lstat", "open", "rename", "unlink"):
+            monkeypatch.setattr(os, name, self._watched(getattr(os, name)))
+
+    def _watched(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        def watched(*arguments: Any, **options: Any) -> Any:  # noqa: ANN401 - whatever the call takes
+            if self._busy:
+                return call(*arguments, **options)
+            self.looks += 1
+            if self.looks == self.at:
+                self._busy = True
+                subprocess.run(["rm", "-rf", str(self.folder)], check=True)
+                self._busy = False
+            return call(*arguments, **options)
+
+        return watched
+
+
+@pytest.mark.parametrize("verb", ["report", "ls", "verify", "purge"])
+def test_what_vanishes_at_any_moment_is_no_traceback(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb: str
+) -> None:
+    """Whenever, between two looks at the disk, everything goes: each verb ends, and what is left is what was told."""
+    verbs: dict[str, Callable[[Stack], object]] = {
+        "report": lambda stack: stack.report(),
+        "ls": lambda stack: list(stack.entries(ALL, notice=lambda _: None)),
+        "verify": findings,
+        "purge": lambda stack: stack.plan_clear().apply(),
+    }
+    home, pristine = tmp_path / "home", small_home(tmp_path / "pristine")
+    stack = Stack(environment(home, tmp_path / "aside"), plugins=False)
+    shutil.copytree(pristine, home)
+    # How often is looked is not to depend on the time that it takes.
+    monkeypatch.setattr(walk, "_ALONE", 1e9)
+    monkeypatch.setattr(tree, "_SECONDS_UNASKED", 1e9)
+    with monkeypatch.context() as patch:
+        vanishing = Vanishing(patch, home)
+        verbs[verb](stack)
+        looks = vanishing.looks
+    assert looks > 20
+    for at in range(1, looks + 1, max(1, looks // 40)):
+        shutil.rmtree(home, ignore_errors=True)
+        shutil.copytree(pristine, home)
+        with monkeypatch.context() as patch:
+            vanishing = Vanishing(patch, home)
+            vanishing.at = at
+            verbs[verb](stack)
+        assert vanishing.looks >= at
+        assert not home.exists()
+
+
+# ---------------------------------------------------------------------- roots that are links
+
+
+def test_a_root_that_is_a_link_is_resolved_once_and_said(home: Home) -> None:
+    """The report says where a root leads that is a link; what lies there is cleared, and the link stays."""
+    real = dictionary(home.path / "scratch", 3)
+    root = home.path / ".cache" / "pytools"
+    root.parent.mkdir()
+    root.symlink_to(home.path / "scratch")
+    said = home.cachectl("report", "pytools").stdout
+    assert "~/.cache/pytools  (default; a link to ~/scratch)" in said
+    (layer,) = home.json("report", "pytools")["layers"]
+    assert (layer["roots"][0]["path"], layer["roots"][0]["link_to"]) == (str(root), str(real.parent))
+    assert layer["entries"] == 3
+    assert home.run(sys.executable, "-m", "cachectl", "purge", "pytools").returncode == 0
+    assert root.is_symlink()
+    assert home.json("report", "pytools")["total"]["entries"] == 0
+
+
+def test_a_link_turned_elsewhere_after_the_plan_does_no_harm(home: Home, tmp_path: Path) -> None:
+    """A root that led to one folder when it was planned, and to another when it is cleared: nothing there goes."""
+    pristine = small_home(home.path / "one")
+    small_home(home.path / "two")
+    root = home.path / "root"
+    root.symlink_to(pristine / ".cache")
+    stack = Stack(
+        environment(home.path, tmp_path / "aside").with_variables({"XDG_CACHE_HOME": str(root)}), plugins=False
+    )
+    planned = stack.plan_clear(layers=["pocl", "pyopencl"])
+    assert planned.plans[0].targets
+    root.unlink()
+    root.symlink_to(home.path / "two" / ".cache")
+    before = snapshot(home.path / "two")
+    result = planned.apply()
+    assert [outcome.removed for outcome in result.outcomes] == [0, 0]
+    assert all(outcome.skipped for outcome in result.outcomes)
+    assert snapshot(home.path / "two") == before
+
+
+def test_a_root_that_is_a_link_to_itself_is_a_problem_of_its_layer_alone(home: Home) -> None:
+    root = home.path / ".cache" / "pocl" / "kcache"
+    root.parent.mkdir(parents=True)
+    root.symlink_to(root)
+    done = home.cachectl("report", "pocl", "cuda", "--json", check=False)
+    pocl, cuda = json.loads(done.stdout)["layers"]
+    assert (done.returncode, pocl["entries"], cuda["entries"]) == (1, None, 0)
+    assert pocl["roots"][0]["link_to"] == str(root)
+    assert "Too many levels of symbolic links" in pocl["roots"][0]["problems"][0]["message"]

@@ -1,0 +1,73 @@
+"""The shipped suite over every built-in layer, on content that the real library made where it runs here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from cachectl.layers.base.conformance import LayerConformance
+from cachectl.layers.base.environment import Environment
+from cachectl.layers.base.layer import Layer
+from cachectl.layers.cuda import CudaComputeCache
+from cachectl.layers.loopy import LoopyDictionaries
+from cachectl.layers.pocl import PoclKernels
+from cachectl.layers.pyopencl import PyOpenCLBinaries
+from cachectl.layers.pyopencl_invoker import PyOpenCLInvoker
+from cachectl.layers.pytools import PytoolsDictionaries
+
+Fill = Callable[[Environment], None]
+
+
+class OnRealContent(LayerConformance):
+    """A layer over what the real program left behind."""
+
+    layer: type[Layer]
+
+    @pytest.fixture(autouse=True)
+    def _filled(self, fill: Fill) -> None:
+        self.fill = fill
+
+    def make(self, environment: Environment) -> Layer:
+        return self.layer(environment)
+
+    def seed(self, environment: Environment) -> None:
+        self.fill(environment)
+
+
+@pytest.mark.real
+class TestLoopy(OnRealContent):
+    layer = LoopyDictionaries
+
+
+@pytest.mark.real
+class TestPyOpenCLInvoker(OnRealContent):
+    layer = PyOpenCLInvoker
+
+
+@pytest.mark.real
+class TestPyOpenCL(OnRealContent):
+    layer = PyOpenCLBinaries
+
+
+@pytest.mark.real
+class TestPocl(OnRealContent):
+    layer = PoclKernels
+
+
+@pytest.mark.real
+class TestPytools(OnRealContent):
+    layer = PytoolsDictionaries
+
+    @pytest.fixture(autouse=True)
+    def _filled(self, fill_sumpy: Fill) -> None:
+        self.fill = fill_sumpy
+
+
+class TestCuda(OnRealContent):
+    layer = CudaComputeCache
+
+    @pytest.fixture(autouse=True)
+    def _filled(self, compute_cache: Callable[[Path], None]) -> None:
+        self.fill = lambda environment: compute_cache(environment.home / ".nv" / "ComputeCache")

@@ -1,0 +1,142 @@
+"""Where every cache is: our rule held against where the real library wrote, under odd environments."""
+
+from __future__ import annotations
+
+import os
+import pwd
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from cachectl.layers.base.environment import Environment, user_cache_folder
+from cachectl.layers.cuda import CudaComputeCache
+from cachectl.layers.loopy import LoopyDictionaries
+from cachectl.layers.pocl import PoclKernels
+from cachectl.layers.pyopencl import PyOpenCLBinaries
+from cachectl.layers.pyopencl_invoker import PyOpenCLInvoker
+
+if TYPE_CHECKING:
+    from conftest import Home
+
+ODD = [
+    pytest.param({}, id="nothing set"),
+    pytest.param({"XDG_CACHE_HOME": "{home}/moved"}, id="XDG_CACHE_HOME"),
+    pytest.param({"XDG_CACHE_HOME": ""}, id="XDG_CACHE_HOME empty"),
+    pytest.param({"XDG_CACHE_HOME": "relative/cache"}, id="XDG_CACHE_HOME relative"),
+    pytest.param({"POCL_CACHE_DIR": "{home}/pocl here"}, id="POCL_CACHE_DIR"),
+    pytest.param({"POCL_CACHE_DIR": "pocl-there"}, id="POCL_CACHE_DIR relative"),
+    pytest.param({"POCL_KERNEL_CACHE": "0"}, id="POCL_KERNEL_CACHE=0"),
+    pytest.param({"POCL_KERNEL_CACHE": "true"}, id="POCL_KERNEL_CACHE=true"),
+]
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("changes", ODD)
+def test_every_library_writes_where_we_say(home: Home, changes: dict[str, str]) -> None:
+    changes = {name: value.format(home=home.path) for name, value in changes.items()}
+    environment = home.environment(**changes)
+    layers = [layer(environment) for layer in (LoopyDictionaries, PyOpenCLInvoker, PyOpenCLBinaries, PoclKernels)]
+    before = set(home.path.rglob("*"))
+    home.python("kernels.py", "1", **changes)
+    home.python("binaries.py", "1", **changes)
+    written = [path for path in home.path.rglob("*") if path.is_file() and path not in before]
+    for layer in layers:
+        assert any(root.path in path.parents for root in layer.roots() for path in written), layer.roots()
+    roots = [root.path for layer in layers for root in layer.roots()]
+    assert [path for path in written if not any(root in path.parents for root in roots)] == []
+    off = "POCL_KERNEL_CACHE" in changes
+    entries = {layer.name: len(list(layer.entries())) for layer in layers}
+    assert entries == {"loopy": 5, "pyopencl-invoker": 2, "pyopencl": 1, "pocl": 0 if off else 2}
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("home_variable", ["", "relative/home"])
+def test_an_odd_home_is_what_platformdirs_makes_of_it(home: Home, home_variable: str) -> None:
+    # Asked without writing: the folder is the tester's own.
+    asked = home.python("user_cache.py", HOME=home_variable)["path"]
+    account = Path(pwd.getpwuid(os.getuid()).pw_dir)
+    installed = home.environment().installed
+    environment = Environment({"HOME": home_variable}, home=account, cwd=home.path, installed=installed)
+    assert user_cache_folder(environment, "pytools")[0] == home.path / asked
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("home_variable", ["", None])
+def test_an_empty_or_missing_home_is_taken_literally_by_pocl(home: Home, home_variable: str | None) -> None:
+    variables = {name: value for name, value in home.variables.items() if name != "HOME"}
+    if home_variable is not None:
+        variables["HOME"] = home_variable
+    root = PoclKernels(Environment(variables, home=home.path, cwd=home.path)).roots()[0].path
+    made = [folder for folder in (root, *root.parents) if not folder.exists()]
+    before = set(root.iterdir()) if root.exists() else set()
+    try:
+        devices = type(home)(home.path, variables).python("devices.py")["devices"]
+        # Where this user may not write, PoCL finds no device at all: the dossier's own words for it.
+        assert devices == 0 or set(root.iterdir()) - before
+    finally:
+        for leaked in set(root.glob("tempfile_??????")) - before:
+            leaked.unlink()
+        for folder in made:
+            if folder.exists():
+                folder.rmdir()
+
+
+@pytest.mark.real
+def test_an_empty_pocl_cache_dir_leaves_pocl_without_a_device(home: Home) -> None:
+    layer = PoclKernels(home.environment(POCL_CACHE_DIR=""))
+    assert layer.roots() == ()
+    assert "unset it" in layer.state().why
+    assert home.python("devices.py", POCL_CACHE_DIR="")["devices"] == 0
+
+
+@pytest.mark.parametrize(
+    ("variables", "path"),
+    [
+        ({}, "/u/Library/Caches/pytools"),
+        ({"XDG_CACHE_HOME": "/x"}, "/x/pytools"),
+        ({"XDG_CACHE_HOME": "relative"}, "/here/relative/pytools"),
+        # pytools tests for None only: an empty value gives a path relative to where the program runs.
+        ({"XDG_CACHE_HOME": ""}, "/here/pytools"),
+    ],
+)
+def test_pytools_on_macos(variables: dict[str, str], path: str) -> None:
+    environment = Environment({"HOME": "/u", **variables}, Path("/account"), "darwin", cwd=Path("/here"))
+    assert user_cache_folder(environment, "pytools")[0] == Path(path)
+
+
+@pytest.mark.parametrize(
+    ("variables", "parts"),
+    [
+        ({"LOCALAPPDATA": "C:/L"}, ("C:/L", "pytools", "pytools", "Cache")),
+        ({"LOCALAPPDATA": "C:/L", "WIN_PD_OVERRIDE_LOCAL_APPDATA": "D:/O"}, ("D:/O", "pytools", "pytools", "Cache")),
+    ],
+)
+def test_pytools_on_windows(variables: dict[str, str], parts: tuple[str, ...]) -> None:
+    environment = Environment(variables, Path("C:/Users/u"), "win32")
+    assert user_cache_folder(environment, "pytools")[0] == Path(*parts)
+
+
+@pytest.mark.parametrize(
+    ("platform", "variables", "path"),
+    [
+        ("linux", {"HOME": "/u"}, "/u/.nv/ComputeCache"),
+        ("linux", {"HOME": "/u", "CUDA_CACHE_PATH": "/fast"}, "/fast"),
+        ("linux", {"HOME": "/u", "CUDA_CACHE_PATH": "relative"}, None),
+        ("linux", {"HOME": "/u", "CUDA_CACHE_PATH": ""}, None),
+        ("linux", {}, None),
+        ("win32", {"APPDATA": "C:/R"}, "C:/R/NVIDIA/ComputeCache"),
+    ],
+)
+def test_cuda(platform: str, variables: dict[str, str], path: str | None) -> None:
+    roots = CudaComputeCache(Environment(variables, Path("/account"), platform)).roots()
+    assert [str(root.path) for root in roots] == ([] if path is None else [path])
+
+
+@pytest.mark.parametrize(
+    ("variables", "path"),
+    [({"LOCALAPPDATA": "C:/L"}, "C:/L/pocl"), ({"TEMP": "C:/T"}, "C:/T/pocl"), ({}, None)],
+)
+def test_pocl_on_windows(variables: dict[str, str], path: str | None) -> None:
+    roots = PoclKernels(Environment(variables, Path("C:/Users/u"), "win32")).roots()
+    assert [str(root.path) for root in roots] == ([] if path is None else [path])

@@ -1,0 +1,166 @@
+"""Layers by other people: found, used like ours, and contained where they are broken."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import re
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from cachectl.layers.base.conformance import LayerConformance
+from cachectl.layers.stores.tree import Shape
+
+if TYPE_CHECKING:
+    from conftest import Home
+
+    from cachectl.layers.base.environment import Environment
+    from cachectl.layers.base.layer import Layer
+
+#: A folder as pip installs one: a module and its dist-info with entry points.
+NOTES = ["00000001.note", "00000002.note"]
+PLUGIN = Path(__file__).parents[2] / "plugin"
+
+
+@pytest.fixture
+def plugged(home: Home) -> Home:
+    """Return a home whose programs have the plug-in installed, and two notes in it."""
+    path = os.pathsep.join(filter(None, (str(PLUGIN), home.variables.get("PYTHONPATH"))))
+    notes = home.path / ".cache" / "notes"
+    notes.mkdir(parents=True)
+    (notes / "00000001.note").write_text("one")
+    (notes / "00000002.note").write_text("two")
+    (notes / "stranger.txt").write_text("not a note")
+    return type(home)(home.path, {**home.variables, "PYTHONPATH": path})
+
+
+def test_a_plug_in_is_a_layer_like_any_other(plugged: Home) -> None:
+    (layer,) = plugged.json("report", "notes")["layers"]
+    assert (layer["entries"], layer["bytes"], layer["title"]) == (2, 6, "a third party's notes")
+    assert plugged.cachectl("ls", "notes", "-q").stdout == "00000001.note\n00000002.note\n"
+    purged = {layer["layer"]: layer["removed"] for layer in plugged.json("purge", "--all", check=False)["layers"]}
+    assert purged["notes"] == 2
+    assert [path.name for path in (plugged.path / ".cache" / "notes").iterdir()] == ["stranger.txt"]
+    assert "export NOTES_OFF=1" in plugged.cachectl("env", "--disable", "--shell", "sh").stdout
+
+
+def test_a_broken_plug_in_is_named_and_fatal_to_nothing(plugged: Home) -> None:
+    done = plugged.cachectl("report", check=False)
+    report = plugged.json("report", check=False)
+    assert {plugin["name"]: plugin["why"].partition(" ")[2] for plugin in report["broken"]} == {
+        "exiting": "failed: SystemExit: no licence",
+        "missing": "failed: ModuleNotFoundError: No module named 'cachectl_test_plugin_that_is_not_there'",
+        "nameless": "has the name '--all'; a name is letters, digits, dots and dashes",
+        "raising": "failed: RuntimeError: on purpose",
+        "stranger": "is no cachectl layer",
+        "untitled": "has a title that is no str: None",
+        "usurper": "takes the name of the built-in layer pocl",
+    }
+    assert "pocl" in done.stdout
+    assert done.stderr.count("cachectl: plug-in ") == 7
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("wrong", ["", "roots", "none"])
+def test_a_layer_that_is_wrong_in_every_call_stops_no_other(plugged: Home, wrong: str) -> None:
+    home = type(plugged)(plugged.path, {**plugged.variables, "TALKING": wrong})
+    (notes, talking) = home.json("report", "notes", "talking", check=False)["layers"]
+    assert notes["entries"] == 2
+    assert talking["state"] == "unknown"
+    assert "the plug-in failed: TypeError: answered with str where State is due" in talking["failures"]
+    listed = json.loads(home.cachectl("ls", "notes", "talking", "--json", check=False).stdout)
+    assert [entry["key"] for entry in listed["entries"]] == [*NOTES, *([] if wrong else ["a"])]
+    assert [problem["layer"] for problem in listed["problems"] if problem["failed"]] == ["talking"]
+    purged = json.loads(home.cachectl("purge", "talking", "notes", "--json", check=False).stdout)
+    assert [(layer["removed"], len(layer["failed"])) for layer in purged["layers"]] == [(0, 1), (2, 0)]
+    for arguments in (["report"], ["ls"], ["verify"], ["layers"], ["purge", "--all", "-n"], ["env", "--disable"]):
+        done = home.cachectl(*arguments, check=False)
+        assert "Traceback" not in done.stderr
+        assert "said on" not in done.stdout
+        assert "talking" in done.stdout + done.stderr
+        assert done.returncode == (0 if arguments[0] in ("layers", "env") else 1), arguments
+
+
+def test_a_run_says_which_plug_in_it_could_not_switch(plugged: Home) -> None:
+    done = plugged.cachectl("run", "--no-cache", "--", "sh", "-c", "echo $NOTES_OFF")
+    assert done.stdout == "1\n"
+    assert "cachectl: talking stays as it is: the plug-in failed: KeyError: 'switch'" in done.stderr
+    named = plugged.cachectl("run", "--isolated", "--layer", "talking", "--", "true", check=False)
+    assert named.returncode == 1
+    assert named.stderr.splitlines()[-1].startswith("cachectl: talking: stays as it is: the plug-in failed")
+
+
+@pytest.mark.parametrize("told", ["number", "mixture", "nothing"])
+def test_what_no_bundle_can_hold_of_one_layer_keeps_no_other_from_travelling(plugged: Home, told: str) -> None:
+    """A layer whose details are no text is named by the export, and not found out by the import of all the rest."""
+    bundle = str(plugged.path / "bundle")
+    done = plugged.cachectl("export", bundle, "notes", "Telling", check=False, TELLING=told)
+    assert done.returncode == 1
+    assert "Telling: failed: 00000001.note: " in done.stderr
+    assert "Traceback" not in done.stderr
+    assert plugged.json("import", bundle, "--trust", "--dry-run")["layers"][0]["layer"] == "notes"
+
+
+def test_a_layer_may_have_capitals_and_travel(plugged: Home) -> None:
+    bundle = str(plugged.path / "bundle")
+    plugged.cachectl("export", bundle, "Telling", TELLING="text")
+    done = plugged.cachectl("import", bundle, "--trust", "--dry-run", "--json", TELLING="text")
+    (layer,) = json.loads(done.stdout)["layers"]
+    assert (layer["layer"], layer["there"]) == ("Telling", 2)
+
+
+def test_of_an_entry_in_two_roots_the_first_is_told_and_carried(plugged: Home) -> None:
+    """That is the one that a library would find; what another tells of its own would decide what can be hit."""
+    once, twice = plugged.path / "once", plugged.path / "twice"
+    plugged.cachectl("export", str(once), "Telling", TELLING="text")
+    shutil.copytree(plugged.path / ".cache" / "notes", plugged.path / ".cache" / "more")
+    (plugged.path / ".cache" / "more" / "00000002.note").write_text("another two")
+    plugged.cachectl("export", str(twice), "Telling", TELLING="twice")
+    assert twice.read_bytes() == once.read_bytes()
+
+
+class TestNotes(LayerConformance):
+    """The suite as a third party runs it."""
+
+    def make(self, environment: Environment) -> Layer:
+        spec = importlib.util.spec_from_file_location("cachectl_test_plugin", PLUGIN / "cachectl_test_plugin.py")
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        layer: Layer = module.Notes(environment)
+        return layer
+
+    def seed(self, environment: Environment) -> None:
+        notes = environment.home / ".cache" / "notes"
+        notes.mkdir(parents=True)
+        (notes / "00000001.note").write_text("one")
+        (notes / "00000002.note").write_text("two")
+
+
+class TestSmallFolders(TestNotes):
+    """The suite on entries that are folders of one short file each: most of such an artifact is a tar's padding."""
+
+    files: tuple[str, ...] = ("a",)
+
+    def make(self, environment: Environment) -> Layer:
+        layer = super().make(environment)
+        vars(layer)["shape"] = Shape((re.compile(r"[0-9a-f]{8}\.note"),), folders=True)
+        return layer
+
+    def seed(self, environment: Environment) -> None:
+        for name in NOTES:
+            folder = environment.home / ".cache" / "notes" / name
+            folder.mkdir(parents=True)
+            for file in self.files:
+                (folder / file).write_text(f"{name} {file}")
+
+
+class TestFoldersOfTwo(TestSmallFolders):
+    """The same with two files each: an artifact cut in half ends between them."""
+
+    files = ("a", "b")

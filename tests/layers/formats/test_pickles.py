@@ -1,0 +1,152 @@
+"""Pickles walked and not loaded: every protocol, every kind of value, and damage."""
+
+from __future__ import annotations
+
+import collections
+import pickle
+import pickletools
+import time
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cachectl.layers import pyopencl as pyopencl_binaries
+from cachectl.layers.formats import opencl_source, pdict
+from cachectl.layers.formats.pickles import Thing, attributes, is_framed, things, walk
+
+
+@dataclass
+class Plain:
+    name: str
+    numbers: tuple[int, ...]
+
+
+class Slots:
+    __slots__ = ("name",)
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.binary() | st.binary().map(bytearray),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner) | st.tuples(inner, inner, inner, inner),
+    max_leaves=20,
+) | st.frozensets(st.text()) | st.sets(st.integers())  # fmt: skip
+
+
+@given(value=VALUES, protocol=st.integers(0, pickle.HIGHEST_PROTOCOL))
+def test_every_pickle_is_walked_to_its_end(value: object, protocol: int) -> None:
+    data = pickle.dumps(value, protocol)
+    top, length = walk(data + b"trailing")
+    assert length == len(data)
+    kinds = (list, dict, tuple, set, frozenset, *((bytearray,) if protocol < 5 else ()))
+    # Before protocol 3 bytes are spelled as a call, and before 4 so are sets.
+    assert isinstance(top, Thing) >= isinstance(value, kinds)
+
+
+@given(value=VALUES, cut=st.integers(0, 200))
+def test_a_pickle_cut_short_is_a_value_error(value: object, cut: int) -> None:
+    data = pickle.dumps(value)
+    with pytest.raises(ValueError, match="broken pickle"):
+        walk(data[: min(cut, len(data) - 1)])
+
+
+@pytest.mark.parametrize("protocol", [4, 5])
+@given(value=VALUES, cut=st.integers(1, 40))
+def test_what_is_framed_is_whole(protocol: int, value: object, cut: int) -> None:
+    """A framed pickle is a pickle; with its end cut off, or something behind it, it is none."""
+    data = pickle.dumps(value, protocol)
+    if is_framed(data):
+        assert walk(data)[1] == len(data)
+        assert not is_framed(data[:-cut])
+        assert not is_framed(data + b"x" * cut)
+
+
+def test_the_rows_of_loopy_are_framed() -> None:
+    """Those that pytools writes, small and large, are known at once; a value of its own between frames is not."""
+    for protocol in (4, 5):
+        assert is_framed(pickle.dumps(("key", {"value": ["x" * 100] * 1000 + list(range(9999))}), protocol))
+        assert not is_framed(pickle.dumps(b"x" * 100_000, protocol))
+    for data in (pickle.dumps("value", 2), b"\x80\xfe\x95" + bytes(8) + b".", b"\x80\x04.", b"\x80", b""):
+        assert not is_framed(data) or walk(data)
+
+
+@given(data=st.binary(max_size=200))
+def test_garbage_is_walked_or_a_value_error(data: bytes) -> None:
+    try:
+        walk(data)
+    except ValueError as error:
+        assert str(error).startswith("broken pickle")
+
+
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+def test_attributes_are_found_without_the_class(protocol: int) -> None:
+    top, _ = walk(pickle.dumps(Plain("mine", (1, 2)), protocol))
+    assert isinstance(top, Thing)
+    assert attributes(top)["name"] == "mine"
+
+
+def test_attributes_in_slots_are_found() -> None:
+    top, _ = walk(pickle.dumps(Slots("mine")))
+    assert isinstance(top, Thing)
+    assert attributes(top) == {"name": "mine"}
+
+
+def test_what_refers_to_itself_is_listed_once() -> None:
+    loop: list[object] = [1]
+    loop.append(loop)
+    top, _ = walk(pickle.dumps(loop))
+    assert len(list(things(top))) == 1
+
+
+def test_reductions_and_globals_stay_inert() -> None:
+    top, _ = walk(pickle.dumps(collections.OrderedDict(a=1)))
+    kinds = {thing.kind for thing in things(top)}
+    assert {"object", "global"} <= kinds
+
+
+def test_every_opcode_that_python_knows_is_walked() -> None:
+    # Whatever opcode there is, the machine has an answer: a value, or that the stack does not fit.
+    for opcode in pickletools.opcodes:
+        try:
+            walk(b"(" + opcode.code.encode("latin-1") + b"0\n0\n.")
+        except ValueError as error:
+            assert str(error).startswith("broken pickle")
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"c\n\n.",  # a global without a name
+        b"\x80\x04N" + b"2\x86" * 60 + b".",  # parts shared sixty times over
+        b"]" * 200_000 + b".",
+        b"(" * 100_000 + b".",
+        b"\x80\x04" + b"\x8c\x01a" + b"\x85" * 50_000 + b".",
+    ],
+)
+def test_pickles_built_to_hurt_cost_little(data: bytes) -> None:
+    for read in (pdict.kernel_names, pyopencl_binaries._source_info):
+        started = time.process_time()
+        read(b"loopy" + data)
+        read(data)
+        assert time.process_time() - started < 5
+
+
+def test_sources_built_to_hurt_cost_little() -> None:
+    for source in (b"__kernel " + b"__attribute__((a)) " * 5000, b"kernel " * 50_000, b"kernel" + b" " * 100_000):
+        started = time.process_time()
+        opencl_source.kernel_names(source)
+        assert time.process_time() - started < 5
+
+
+def test_kernels_are_found_whatever_is_said_about_them() -> None:
+    source = b"""
+    __kernel void plain(int a) {}
+    kernel __attribute__((reqd_work_group_size(8, 1, 1))) void sized (int a) {}
+    __kernel __attribute__((vec_type_hint(float4))) __attribute__((work_group_size_hint(8,1,1)))\nvoid\nhinted(int a) {}
+    void not_a_kernel(int a) {}
+    """
+    assert opencl_source.kernel_names(source) == ("hinted", "plain", "sized")

@@ -1,0 +1,101 @@
+"""What is installed, read off names: the same as ``importlib.metadata`` says, or that is asked."""
+
+from __future__ import annotations
+
+import sys
+from importlib import metadata
+from typing import TYPE_CHECKING
+
+import pytest
+
+from cachectl.layers.host import distributions
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def asked(distribution: str) -> str | None:
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def install(folder: Path, name: str, version: str = "1.0", points: str = "") -> None:
+    """Lay down what an installer leaves beside a module."""
+    (folder / name).mkdir(parents=True)
+    (folder / name / "METADATA").write_text(
+        f"Metadata-Version: 2.1\nName: {name.partition('-')[0]}\nVersion: {version}\n"
+    )
+    if points:
+        (folder / name / "entry_points.txt").write_text(points)
+
+
+def test_everything_that_is_installed_here_is_known() -> None:
+    """Whatever installed it."""
+    names = {found.metadata["Name"] for found in metadata.distributions() if found.metadata["Name"]}
+    assert {name: distributions.version_of(name) for name in names} == {name: asked(name) for name in names}
+    assert distributions.version_of("no-such-distribution") is None
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "mine-1.0.dist-info",
+        "Mine-1.0.dist-info",
+        "mine.dist-info",
+        "mine-1.0-1.dist-info",
+        "mine-1.0_1.dist-info",
+        "mine-1.0.DIST-INFO",
+        "mine-1.0+local.dist-info",
+        "mine-1!2.0.post1.dist-info",
+    ],
+)
+def test_odd_spellings_are_read_as_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    install(tmp_path, name, "1.0")
+    monkeypatch.syspath_prepend(tmp_path)
+    expected = asked("mine")
+    if name == "mine-1!2.0.post1.dist-info":
+        # Here a name and its file are made to differ, which no installer does.
+        expected = "1!2.0.post1"
+    elif name == "mine-1.0+local.dist-info":
+        expected = "1.0+local"
+    assert distributions.version_of("mine") == expected
+
+
+def test_leftovers_and_doubles_are_left_to_the_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An empty folder, and two versions of one name."""
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "empty-1.0.dist-info").mkdir()
+    install(tmp_path, "twice-1.0.dist-info", "1.0")
+    install(tmp_path, "twice-2.0.dist-info", "2.0")
+    for name in ("empty", "twice"):
+        assert distributions.version_of(name) == asked(name)
+
+
+def test_entry_points_are_found_where_they_lie(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a folder, and in an egg that is on the path itself; a moment after they were installed."""
+    points = "[cachectl.layers]\nmine = mine:Mine\n"
+    monkeypatch.syspath_prepend(tmp_path)
+    assert "mine" not in {point.name for point in distributions.entry_points("cachectl.layers")}
+    install(tmp_path, "mine-1.0.dist-info", points=points)
+    assert "mine" in {point.name for point in distributions.entry_points("cachectl.layers")}
+    egg = tmp_path / "other-1.0-py3.egg"
+    (egg / "EGG-INFO").mkdir(parents=True)
+    (egg / "EGG-INFO" / "PKG-INFO").write_text("Metadata-Version: 2.1\nName: other\nVersion: 1.0\n")
+    (egg / "EGG-INFO" / "entry_points.txt").write_text(points.replace("mine =", "other ="))
+    monkeypatch.syspath_prepend(str(egg))
+    assert "other" in {point.name for point in distributions.entry_points("cachectl.layers")}
+    assert distributions.version_of("other") == "1.0"
+
+
+def test_the_library_is_not_imported_for_what_names_tell() -> None:
+    """It takes longer to import than a report of every cache."""
+    import subprocess
+
+    program = (
+        "import sys; from cachectl.layers.host import distributions; distributions.version_of('pytest');"
+        "distributions.entry_points('no.such.group'); print('importlib.metadata' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"

@@ -1,0 +1,161 @@
+"""Jobs whose ranks MPI does not connect are refused; whatever else a launcher's variables say is not."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from cachectl.layers.base.environment import Environment
+from cachectl.layers.host.launcher import Launch, launched
+
+if TYPE_CHECKING:
+    from conftest import Home, OtherMpi
+
+CACHECTL = (sys.executable, "-m", "cachectl")
+#: As srun sets them for a step of four tasks within an allocation of eight.
+STEP = {
+    "SLURM_JOB_ID": "7",
+    "SLURM_NTASKS": "4",
+    "SLURM_STEP_ID": "0",
+    "SLURM_STEP_NUM_TASKS": "4",
+    "SLURM_PROCID": "0",
+}
+
+
+def lines_of(done: subprocess.CompletedProcess[str]) -> list[str]:
+    """Return what cachectl printed; launchers and MPI libraries print lines of their own."""
+    return [line for line in done.stderr.splitlines() if "cachectl: " in line or "Traceback" in line]
+
+
+# ---------------------------------------------------------------------- two real MPIs
+
+
+@pytest.mark.parametrize(
+    "verb",
+    [
+        ("stage", "in", "--out", "warm.cachectl", "--", "sh", "-c", "mktemp ran-XXXXXX"),
+        ("report", "--mpi"),
+        ("purge", "--mpi", "--all"),
+    ],
+)
+def test_ranks_that_mpi_does_not_connect_do_nothing_and_one_of_them_reports_it(
+    home: Home, mpiexec: str, open_mpi: OtherMpi, verb: tuple[str, ...]
+) -> None:
+    """MPICH's launcher, and a mpi4py that loads Open MPI: each rank is rank 0 of 1."""
+    (home.path / "warm.cachectl").write_bytes(b"what was there")
+    done = home.run(mpiexec, "-n", "4", *CACHECTL, *verb, check=False, **open_mpi.variables)
+    assert done.returncode == 1
+    assert not done.stdout
+    (line,) = lines_of(done)
+    assert "the launcher started 4 ranks (PMI_SIZE=4), but MPI does not connect them" in line
+    assert "mpi4py uses Open MPI" in line
+    assert "suspicious" not in done.stderr
+    assert (home.path / "warm.cachectl").read_bytes() == b"what was there"
+    assert not list(home.path.glob("ran-*"))
+
+
+def test_a_program_that_stages_for_itself_is_refused_too(home: Home, mpiexec: str, open_mpi: OtherMpi) -> None:
+    program = (sys.executable, str(home.programs / "mpi_job.py"), "warm.cachectl", "own.cachectl")
+    done = home.run(mpiexec, "-n", "2", *program, check=False, **open_mpi.variables)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("NotConnected: the launcher started 2 ranks") == 2
+    assert not (home.path / "own.cachectl").exists()
+
+
+def test_the_other_way_round_nothing_is_written_either(home: Home, mpiexec: str, open_mpi: OtherMpi) -> None:
+    """Open MPI's launcher, and a mpi4py that loads MPICH, which may refuse by itself to run under it."""
+    del mpiexec
+    permissions = {name: value for name, value in open_mpi.variables.items() if name != "MPI4PY_LIBMPI"}
+    command = (
+        open_mpi.mpiexec,
+        "-n",
+        "2",
+        *CACHECTL,
+        "stage",
+        "in",
+        "--out",
+        "warm.cachectl",
+        "--",
+        "mktemp",
+        "ran-XXX",
+    )
+    done = home.run(*command, check=False, **permissions)
+    assert done.returncode != 0
+    assert not (home.path / "warm.cachectl").exists()
+    assert not list(home.path.glob("ran-*"))
+
+
+def test_ranks_that_are_connected_go_on_whichever_mpi_it_is(home: Home, open_mpi: OtherMpi) -> None:
+    pytest.importorskip("mpi4py")
+    done = home.run(open_mpi.mpiexec, "-n", "2", *CACHECTL, "report", "--mpi", check=True, **open_mpi.variables)
+    assert lines_of(done) == []
+    assert done.stdout.count("total") == 1
+
+
+def test_a_launcher_of_one_rank_within_another_launcher_is_no_job(home: Home, mpiexec: str, open_mpi: OtherMpi) -> None:
+    """The outer launcher's variables are passed on to the inner one's only rank."""
+    inner = (open_mpi.mpiexec, "-n", "1", *CACHECTL, "report", "--mpi")
+    first = ("sh", "-c", 'test "$PMI_RANK" != 0 || exec "$@"', "sh")
+    done = home.run(mpiexec, "-n", "2", *first, *inner, check=True, **open_mpi.variables)
+    assert lines_of(done) == []
+    assert done.stdout.count("total") == 1
+
+
+# ---------------------------------------------------------------------- one MPI, and what Slurm sets
+
+
+@pytest.mark.parametrize(
+    ("changes", "refused"),
+    [
+        # srun --mpi=none -n4: the MPI library finds nobody to connect to.
+        ({}, True),
+        # srun -n1 within a larger allocation.
+        ({"SLURM_STEP_NUM_TASKS": "1", "SLURM_NTASKS": "1"}, False),
+        # The batch script itself, of an older and of a newer Slurm.
+        ({"SLURM_STEP_ID": "", "SLURM_STEP_NUM_TASKS": ""}, False),
+        ({"SLURM_STEP_ID": "4294967291", "SLURM_STEP_NUM_TASKS": ""}, False),
+        # The shell of salloc.
+        ({"SLURM_STEP_ID": "4294967290", "SLURM_STEP_NUM_TASKS": "1"}, False),
+    ],
+)
+def test_a_step_of_slurm_is_a_job_and_its_allocation_is_not(
+    home: Home, mpiexec: str, changes: dict[str, str], *, refused: bool
+) -> None:
+    del mpiexec
+    done = home.cachectl("report", "--mpi", check=False, **{**STEP, **changes})
+    assert done.returncode == int(refused)
+    assert len(lines_of(done)) == int(refused)
+    assert ("srun --mpi=list" in done.stderr) == refused
+
+
+@pytest.mark.parametrize(
+    ("variables", "expected"),
+    [
+        ({}, None),
+        ({"PMI_SIZE": "1", "PMI_RANK": "0"}, None),
+        ({"PMI_SIZE": "24", "PMI_RANK": "3", "MPI_LOCALNRANKS": "12"}, Launch("PMI_SIZE=24", 24, 3)),
+        ({"MPI_LOCALNRANKS": "2", "MPI_LOCALRANKID": "1"}, Launch("MPI_LOCALNRANKS=2", 2, 1)),
+        # One rank on each of two nodes: the node's number is not the job's.
+        ({"PMI_SIZE": "2", "PMI_RANK": "0", "MPI_LOCALNRANKS": "1"}, Launch("PMI_SIZE=2", 2, 0)),
+        (
+            {"OMPI_COMM_WORLD_SIZE": "8", "OMPI_COMM_WORLD_RANK": "0", "PMIX_RANK": "0"},
+            Launch("OMPI_COMM_WORLD_SIZE=8", 8, 0),
+        ),
+        ({"FLUX_JOB_SIZE": "4", "FLUX_TASK_RANK": "1"}, Launch("FLUX_JOB_SIZE=4", 4, 1)),
+        # PALS and PMIx may set the rank alone: rank 0 cannot know.
+        ({"PALS_RANKID": "5"}, Launch("PALS_RANKID=5", None, 5)),
+        ({"PMIX_RANK": "0"}, None),
+        # An mpiexec of one rank within a step, and one of several within a step of one task.
+        ({**STEP, "PMI_SIZE": "1", "PMI_RANK": "0"}, None),
+        ({**STEP, "SLURM_STEP_NUM_TASKS": "1", "PMI_SIZE": "6", "PMI_RANK": "0"}, Launch("PMI_SIZE=6", 6, 0)),
+        # A batch script, with the rank that Slurm gives it.
+        ({"SLURM_NTASKS": "64", "SLURM_PROCID": "0", "SLURM_JOB_ID": "1"}, None),
+        ({"PMI_SIZE": "many", "PMI_RANK": "\u00b2", "FLUX_JOB_SIZE": "9" * 5000}, None),
+    ],
+)
+def test_variables_of_launchers(tmp_path: Path, variables: dict[str, str], expected: Launch | None) -> None:
+    assert launched(Environment(variables, home=tmp_path, cwd=tmp_path)) == expected

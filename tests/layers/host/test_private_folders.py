@@ -1,0 +1,149 @@
+"""Scratch folders lie where nobody else can write, whatever another user has put there first."""
+
+from __future__ import annotations
+
+import os
+import stat
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from cachectl.cluster.staging import NodeRoot
+from cachectl.layers.base.errors import CachectlError
+from cachectl.layers.host.private_folders import NotPrivate, private_folder, scratch_parent
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from conftest import Home
+
+NOBODY = 65534
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only the superuser can act as another user")
+
+
+@pytest.fixture
+def shared() -> Iterator[Path]:
+    """Yield a folder of everybody, as /tmp is. Other users can reach it, as they cannot reach pytest's own folder."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name).resolve() / "shared"
+        folder.mkdir()
+        folder.chmod(0o1777)
+        folder.parent.chmod(0o755)
+        yield folder
+
+
+def own(folder: Path) -> Path:
+    return folder / f"cachectl-{os.geteuid()}"
+
+
+def mode(folder: Path) -> int:
+    return stat.S_IMODE(folder.lstat().st_mode)
+
+
+def test_in_a_folder_of_everybody_a_folder_of_ones_own_is_made_once(shared: Path) -> None:
+    assert private_folder(shared) == private_folder(shared) == own(shared)
+    assert mode(own(shared)) == 0o700
+
+
+def test_a_folder_of_ones_own_is_used_itself_and_made_where_it_is_missing(tmp_path: Path, shared: Path) -> None:
+    assert private_folder(tmp_path / "a" / "b", make=True) == tmp_path / "a" / "b"
+    assert mode(tmp_path / "a" / "b") == 0o700
+    assert private_folder(shared / "job", make=True) == shared / "job"
+    with pytest.raises(FileNotFoundError):
+        private_folder(tmp_path / "missing")
+    # Others can look into this one, but write nothing: a folder is made in it.
+    (tmp_path / "open").mkdir(mode=0o755)
+    assert private_folder(tmp_path / "open") == own(tmp_path / "open")
+
+
+def link(folder: Path) -> None:
+    (folder.parent / "theirs").mkdir(mode=0o700)
+    folder.symlink_to(folder.parent / "theirs")
+
+
+def file(folder: Path) -> None:
+    folder.touch(mode=0o700)
+
+
+def wide(folder: Path) -> None:
+    folder.mkdir()
+    folder.chmod(0o750)
+
+
+def theirs(folder: Path) -> None:
+    folder.mkdir(mode=0o700)
+    os.chown(folder, NOBODY, NOBODY)
+
+
+@pytest.mark.parametrize("plant", [link, file, wide, pytest.param(theirs, marks=as_root)])
+def test_a_planted_folder_is_refused_and_the_home_takes_its_place(
+    home: Home, shared: Path, plant: Callable[[Path], None]
+) -> None:
+    plant(own(shared))
+    with pytest.raises(NotPrivate, match=f"^{own(shared)}: "):
+        private_folder(shared)
+    done = home.cachectl("run", "--isolated", "--", "sh", "-c", 'echo "$XDG_CACHE_HOME"', TMPDIR=str(shared))
+    assert done.stdout.startswith(str(home.path / ".local" / "state" / "cachectl" / "scratch"))
+    assert len(done.stderr.splitlines()) == 1
+    assert str(own(shared)) in done.stderr
+    assert os.listdir(home.path / ".local" / "state" / "cachectl" / "scratch") == []
+
+
+def test_without_any_place_one_line_says_so(home: Home, shared: Path) -> None:
+    shared.chmod(0o777)
+    with pytest.raises(NotPrivate, match="not sticky"):
+        private_folder(shared)
+    environment = replace(home.environment(XDG_STATE_HOME=str(shared)), temporary=shared)
+    with pytest.raises(CachectlError, match="no place for scratch folders"):
+        scratch_parent(environment)
+    done = home.cachectl("trace", "--", "true", check=False, TMPDIR=str(shared), XDG_STATE_HOME=str(shared))
+    assert (done.returncode, len(done.stderr.splitlines())) == (1, 1)
+
+
+@as_root
+@pytest.mark.parametrize("scratch", ["job", "job/deeper"])
+def test_a_node_stages_nothing_in_a_folder_that_another_user_made_first(home: Home, shared: Path, scratch: str) -> None:
+    theirs(shared / "job")
+    root = NodeRoot.make(home.environment(), shared / scratch)
+    assert (root.root, root.variables) == (None, {})
+    assert len(root.notes) == 1
+    assert "belongs to nobody" in root.notes[0]
+    assert os.listdir(shared / "job") == []
+
+
+def test_a_node_makes_a_missing_folder_for_itself_alone(home: Home, shared: Path) -> None:
+    root = NodeRoot.make(home.environment(), shared / "job")
+    assert root.root is not None
+    assert root.root.parent == shared / "job"
+    assert mode(shared / "job") == 0o700
+    root.remove()
+    assert os.listdir(shared / "job") == []
+
+
+@as_root
+@pytest.mark.parametrize(
+    ("verb", "variable"),
+    [(("trace",), "PYTHONPATH"), (("run", "--isolated"), "XDG_CACHE_HOME"), (("run", "--no-cache"), "POCL_CACHE_DIR")],
+)
+def test_nobody_else_can_make_the_folder_again_that_a_background_child_uses(
+    home: Home, shared: Path, verb: tuple[str, ...], variable: str
+) -> None:
+    """A program that another user puts there would run as the user of the child."""
+    script = f'(sleep 5; "{sys.executable}" -c "import planted") >"$HOME/said" 2>&1 & echo "${variable}"'
+    done = home.cachectl(*verb, "--", "sh", "-c", script, TMPDIR=str(shared))
+    folder = Path(next(line for line in done.stdout.splitlines() if line.startswith(str(shared))).partition(":")[0])
+    assert not folder.exists()
+    attack = f'mkdir -p "{folder}" && echo "print(\'planted\')" >"{folder}/sitecustomize.py"'
+    attacker = ["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups", "sh", "-c", attack]
+    assert subprocess.run(attacker, capture_output=True, check=False).returncode != 0
+    deadline = time.monotonic() + 60
+    while "planted'" not in (home.path / "said").read_text() and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert "planted'" in (home.path / "said").read_text()
+    assert not folder.exists()

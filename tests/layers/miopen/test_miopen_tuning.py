@@ -1,0 +1,405 @@
+"""MIOpen's tuning results: text records under its locks, sqlite read only."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import sqlite3
+import subprocess
+import sys
+import time
+from contextlib import closing
+from dataclasses import replace as changed
+from pathlib import Path
+
+import pytest
+
+from cachectl.layers.base.conformance import LayerConformance, snapshot
+from cachectl.layers.base.environment import Environment
+from cachectl.layers.base.errors import Damaged, EntryExists, LayerError, Refused, Unreachable
+from cachectl.layers.base.facts import Ability, Artifact, Condition, Orphan, Problem, Severity
+from cachectl.layers.base.layer import Layer
+from cachectl.layers.base.selection import Selection
+from cachectl.layers.miopen.places import lock_files
+from cachectl.layers.miopen.system_tuning import MIOpenSystemTuning
+from cachectl.layers.miopen.tuning import MIOpenTuning
+from cachectl.layers.stores import records
+from cachectl.layers.stores.records import place
+
+FIND = "gfx90a6e.HIP.3_3_0_a85ca8a54.ufdb.txt"
+PERF = "gfx90a6e.HIP.3_3_0_a85ca8a54.udb.txt"
+PROBLEM = "128-28-28-3x3-256-28-28-64-1x1-1x1-1x1-0-NCHW-FP32-F"
+LINE = f"{PROBLEM}=ConvBinWinogradRxSf2x3g1:0.031,0,miopenConvolutionFwdAlgoWinograd"
+TUNED = "2x960x8x8x1x3x3x1x960x8x1x1x0x1x1x0x1x1x0x0x1xNHWCxFP32xW"
+INTEGERS = (
+    "spatial_dim in_channels in_h in_w in_d fil_h fil_w fil_d out_channels batchsize pad_h pad_w pad_d conv_stride_h "
+    "conv_stride_w conv_stride_d dilation_h dilation_w dilation_d bias group_count"
+)
+TABLES = (
+    "CREATE TABLE `config` (`id` INTEGER PRIMARY KEY ASC,`layout` TEXT NOT NULL,`data_type` TEXT NOT NULL,"
+    "`direction` TEXT NOT NULL,"
+    + ",".join(f"`{column}` INT NOT NULL" for column in INTEGERS.split())
+    + ");CREATE TABLE `perf_db` (`id` INTEGER PRIMARY KEY ASC,`solver` TEXT NOT NULL,`config` INTEGER NOT NULL,"
+    "`params` TEXT NOT NULL);CREATE UNIQUE INDEX `idx_perf_db` ON perf_db(solver, config);"
+)
+
+
+def environment_of(home: Path, **variables: str) -> Environment:
+    return Environment({"HOME": str(home), **variables}, home=home, cwd=home, temporary=home / "tmp")
+
+
+def folder_of(home: Path) -> Path:
+    folder = home / ".config" / "miopen"
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def fill(home: Path) -> Path:
+    folder = folder_of(home)
+    (folder / FIND).write_text(f"{LINE}\nother=S:1.5,0,A;T:2.5,0,B\n")
+    (folder / PERF).write_text(f"{TUNED}=ConvHipImplicitGemm:256,64,[2x2]\n")
+    return folder
+
+
+def perf_table(path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    *integers, layout, data_type, direction = TUNED.split("x")
+    with closing(sqlite3.connect(path)) as connection:
+        connection.executescript(TABLES)
+        columns = f"id, {', '.join(INTEGERS.split())}, layout, data_type, direction"
+        values = (7, *(int(number) for number in integers), layout, data_type, direction)
+        connection.execute(f"INSERT INTO config({columns}) VALUES({', '.join('?' * 25)})", values)
+        connection.execute("INSERT INTO perf_db(solver, config, params) VALUES('SolverA', 7, '1,2')")
+        connection.execute("INSERT INTO perf_db(solver, config, params) VALUES('SolverB', 7, '64')")
+        connection.commit()
+
+
+def artifact(key: str, line: str, layer: str = "miopen-tuning") -> Artifact:
+    return Artifact(layer, key, "miopen-record/1", line.encode())
+
+
+class TestUser(LayerConformance):
+    """The shipped suite over the user's records."""
+
+    def make(self, environment: Environment) -> Layer:
+        """Make it."""
+        return MIOpenTuning(environment)
+
+    def seed(self, environment: Environment) -> None:
+        """Fill it."""
+        fill(environment.home)
+
+
+class TestSystem(LayerConformance):
+    """The shipped suite over the system's records."""
+
+    def environment(self, home: Path) -> Environment:
+        """Keep the system's databases in the home."""
+        return environment_of(home, MIOPEN_SYSTEM_DB_PATH=str(home / "db"))
+
+    def make(self, environment: Environment) -> Layer:
+        """Make it."""
+        return MIOpenSystemTuning(environment)
+
+    def seed(self, environment: Environment) -> None:
+        """Fill it."""
+        perf_table(environment.home / "db" / "gfx906_60.db")
+        (environment.home / "db" / "gfx906_60.HIP.fdb.txt").write_text(f"{LINE}\nother=S:1,0,A\n")
+
+
+def test_records_are_listed_and_taken_out_verbatim(tmp_path: Path) -> None:
+    folder = fill(tmp_path)
+    layer = MIOpenTuning(environment_of(tmp_path))
+    entries = {entry.key: entry for entry in layer.entries()}
+    assert set(entries) == {f"{FIND}::{PROBLEM}", f"{FIND}::other", f"{PERF}::{TUNED}"}
+    entry = entries[f"{FIND}::{PROBLEM}"]
+    assert (entry.bytes, entry.device, entry.kernels) == (len(LINE) + 1, "gfx90a", None)
+    assert entry.versions == {"miopen": "3.3.0.a85ca8a54"}
+    assert entry.written_before == (folder / FIND).stat().st_mtime
+    got = layer.get(entry.key)
+    assert got is not None
+    assert (got.form, got.data) == ("miopen-record/1", LINE.encode())
+    assert layer.get(f"{FIND}::missing") is None
+    census = layer.census(layer.roots()[0])
+    assert (census.files, census.bytes) == (2, sum(path.stat().st_size for path in folder.iterdir()))
+
+
+def test_many_records_are_placed_by_one_rewrite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = folder_of(tmp_path / "one")
+    lines = [f"problem{number}=S:1.5,0,A" for number in range(50)]
+    (folder / FIND).write_text("".join(f"{line}\n" for line in (*lines, "broken", "cut=nothing")))
+    layer = MIOpenTuning(environment_of(tmp_path / "one"))
+    read = layer.get_many([f"{FIND}::{line.partition('=')[0]}" for line in (*lines, "cut=", "none=")])
+    assert isinstance(read[f"{FIND}::cut"], Damaged)
+    artifacts = [one for one in read.values() if isinstance(one, Artifact)]
+    assert [one.data.decode() for one in artifacts] == lines
+    other = MIOpenTuning(environment_of(tmp_path / "two"))
+    rewrites: list[bytes] = []
+
+    def noted(path: Path, content: bytes) -> None:
+        rewrites.append(content)
+        place(path, content)
+
+    monkeypatch.setattr(records, "place", noted)
+    different, stray = changed(artifacts[3], data=b"problem3=S:9,0,A"), changed(artifacts[4], data=b"mine=S:1,0,A")
+    done = other.put_new([*artifacts[:3], different, stray, *artifacts[5:]])
+    assert len(rewrites) == 1
+    assert isinstance(done.pop(4), Damaged)
+    assert done == [True] * 49
+    again = other.put_new(artifacts)
+    assert MIOpenTuning(environment_of(tmp_path / "three")).put_new(artifacts[:1] * 2) == [True, False]
+    assert (folder_of(tmp_path / "three") / FIND).read_bytes() == artifacts[0].data + b"\n"
+    assert isinstance(again[3], EntryExists)
+    assert [one for number, one in enumerate(again) if number != 3] == [False] * 3 + [True] + [False] * 45
+
+
+def test_records_that_running_programs_cannot_be_told_of_are_not_said_to_have_been_there(tmp_path: Path) -> None:
+    folder = fill(tmp_path)
+    (folder / f"{FIND}.time").mkdir()
+    lines = ("new=S:1,0,A", "newer=S:1,0,A", "other=S:9,0,A", "other=S:1.5,0,A;T:2.5,0,B")
+    done = MIOpenTuning(environment_of(tmp_path)).put_new(
+        [artifact(f"{FIND}::{line.partition('=')[0]}", line) for line in lines]
+    )
+    assert [type(one) for one in done[:2]] == [Unreachable, Unreachable]
+    assert isinstance(done[2], EntryExists)
+    # A second one of a key is tried after the first, alone.
+    assert done[3] is False
+
+
+def test_a_key_that_no_record_can_have_is_refused_by_its_name(tmp_path: Path) -> None:
+    """What follows the first equals sign is read as values."""
+    layer = MIOpenTuning(environment_of(tmp_path))
+    for key in ("bogus::x", FIND):
+        with pytest.raises(LayerError, match=f"^miopen-tuning: '{key}' is not a key"):
+            layer.put(key, artifact(key, "x=S:1,0,A"))
+    with pytest.raises(Damaged, match="own key is another"):
+        layer.put(f"{FIND}::a=b", artifact(f"{FIND}::a=b", "a=b=S:1,0,A"))
+    assert not folder_of(tmp_path).joinpath(FIND).exists()
+
+
+def test_files_of_older_versions_are_stale(tmp_path: Path) -> None:
+    folder = fill(tmp_path)
+    (folder / "gfx90a6e.HIP.2_20_0_.ufdb.txt").write_text("k=S:1,0,A\n")
+    stale = {
+        entry.versions["miopen"]: entry.stale_because for entry in MIOpenTuning(environment_of(tmp_path)).entries()
+    }
+    assert stale == {"3.3.0.a85ca8a54": None, "2.20.0.": "a newer MIOpen (3.3.0.a85ca8a54) has its own files"}
+
+
+def test_tuning_is_precious_and_knows_no_kernels(tmp_path: Path) -> None:
+    fill(tmp_path)
+    layer = MIOpenTuning(environment_of(tmp_path))
+    assert layer.precious
+    assert layer.abilities()[Ability.KERNELS] is not None
+    plan = layer.plan_clear(Selection(kernel="*"))
+    assert not plan.targets
+    assert "kernel" in plan.skipped[0].because
+
+
+def test_an_edit_tells_running_programs_of_itself(tmp_path: Path) -> None:
+    folder = fill(tmp_path)
+    (folder / FIND).chmod(0o777)
+    layer = MIOpenTuning(environment_of(tmp_path))
+    began = time.monotonic_ns()
+    layer.put(f"{FIND}::new", artifact(f"{FIND}::new", "new=S:1,0,A"))
+    assert (folder / FIND).read_text() == f"{LINE}\nother=S:1.5,0,A;T:2.5,0,B\nnew=S:1,0,A\n"
+    assert (folder / FIND).stat().st_mode & 0o777 == 0o777
+    assert began < int((folder / f"{FIND}.time").read_text()) < time.monotonic_ns()
+    layer.clear(layer.plan_clear(Selection(key=f"{FIND}::new")))
+    assert (folder / FIND).read_text() == f"{LINE}\nother=S:1.5,0,A;T:2.5,0,B\n"
+
+
+def test_an_emptied_file_goes_with_its_time(tmp_path: Path) -> None:
+    folder = fill(tmp_path)
+    (folder / f"{FIND}.time").write_text("1")
+    layer = MIOpenTuning(environment_of(tmp_path))
+    outcome = layer.clear(layer.plan_clear())
+    assert (outcome.removed, outcome.failed) == (3, ())
+    assert sorted(os.listdir(folder)) == ["miopen-lockfiles"]
+
+
+def test_locks_lie_where_every_miopen_takes_them(tmp_path: Path) -> None:
+    folder = fill(tmp_path)
+    MIOpenTuning(environment_of(tmp_path)).put(f"{FIND}::new", artifact(f"{FIND}::new", "new=S:1,0,A"))
+    digest = hashlib.md5(str(folder).encode()).hexdigest()  # noqa: S324 - MIOpen's choice
+    for lock in (
+        tmp_path / "tmp" / "miopen-lockfiles" / f"{digest}_{FIND}.lock",
+        folder / "miopen-lockfiles" / f"{FIND}.lock",
+    ):
+        assert lock.stat().st_mode & 0o777 == 0o777
+        assert lock.parent.stat().st_mode & 0o777 == 0o777
+        assert lock.read_bytes() == b""
+
+
+def test_every_spelling_of_the_folder_is_locked(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to("real")
+    named = f"{tmp_path}/./link"
+    environment = environment_of(tmp_path, MIOPEN_USER_DB_PATH=f"{named}/")
+    names = {lock.name for lock in lock_files(environment, tmp_path / "link" / FIND)}
+    for spelling in (named, f"{tmp_path}/link", f"{tmp_path}/real"):
+        digest = hashlib.md5(spelling.encode()).hexdigest()  # noqa: S324 - MIOpen's choice
+        assert f"{digest}_{FIND}.lock" in names
+
+
+def test_a_lock_that_miopen_holds_is_waited_for_and_then_said(tmp_path: Path) -> None:
+    folder = fill(tmp_path)
+    lock = folder / "miopen-lockfiles" / f"{FIND}.lock"
+    lock.parent.mkdir()
+    lock.touch()
+    program = f"import fcntl,sys; f=open({str(lock)!r},'r+'); fcntl.lockf(f,fcntl.LOCK_EX); print(flush=True); input()"
+    with subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
+        assert holder.stdout is not None
+        holder.stdout.readline()
+        before = (folder / FIND).read_bytes()
+        layer = MIOpenTuning(changed(environment_of(tmp_path), patience=0.05))
+        with pytest.raises(LayerError, match="locked"):
+            layer.put(f"{FIND}::new", artifact(f"{FIND}::new", "new=S:1,0,A"))
+        outcome = layer.clear(layer.plan_clear(Selection(key=f"{FIND}::other")))
+        assert outcome.removed == 0
+        assert "locked" in outcome.failed[0].because
+        assert (folder / FIND).read_bytes() == before
+        holder.communicate(b"\n")
+    with lock.open("r+") as file:
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+@pytest.mark.parametrize(
+    ("key", "line", "sentence"),
+    [
+        (f"{FIND}::a", "b=S:1", "own key"),
+        (f"{FIND}::a", "a=S", "no value has an id"),
+        (f"{FIND}::a", "a=S:1\n", "more than one line"),
+        ("notes.txt::a", "a=S:1", "is not a key"),
+        (f"../{FIND}::a", "a=S:1", "is not a key"),
+        ("gfx90a6e.HIP.fdb.txt::a", "a=S:1", "is not a key"),
+        ("gfx906_60_1.1.0.udb::a", "a=S:1", "never changed"),
+    ],
+)
+def test_put_refuses_what_is_no_record_of_a_user_file(tmp_path: Path, key: str, line: str, sentence: str) -> None:
+    fill(tmp_path / "home")
+    before = snapshot(tmp_path)
+    with pytest.raises(LayerError, match=sentence):
+        MIOpenTuning(environment_of(tmp_path / "home")).put(key, artifact(key, line))
+    assert {path: what for path, what in snapshot(tmp_path).items() if "lock" not in path} == before
+
+
+def test_sqlite_results_are_read_and_left(tmp_path: Path) -> None:
+    path = folder_of(tmp_path) / "gfx906_60_1.1.0.udb"
+    perf_table(path)
+    layer = MIOpenTuning(environment_of(tmp_path))
+    before = snapshot(tmp_path, times=True)
+    assert [entry.key for entry in layer.entries()] == [
+        "gfx906_60_1.1.0.udb::7::SolverA",
+        "gfx906_60_1.1.0.udb::7::SolverB",
+    ]
+    got = layer.get("gfx906_60_1.1.0.udb::7::SolverA")
+    assert got is not None
+    assert got.data == f"{TUNED}=SolverA:1,2".encode()
+    plan = layer.plan_clear()
+    assert not plan.targets
+    assert [note.because for note in plan.skipped] == [plan.skipped[0].because] * 2
+    assert "never changed" in plan.skipped[0].because
+    assert list(layer.verify(layer.roots()[0])) == []
+    assert snapshot(tmp_path, times=True) == before
+
+
+def test_left_overs_are_orphans_and_go(tmp_path: Path) -> None:
+    folder = fill(tmp_path)
+    for name in (f"{FIND}.temp", f".cachectl-stage-{'0' * 32}", "gfx900_56.HIP.3_3_0_x.udb.txt.time"):
+        (folder / name).write_text("rest")
+    (folder / "notes.temp").write_text("not MIOpen's")
+    layer = MIOpenTuning(environment_of(tmp_path))
+    orphans = [found.key for found in layer.scan(layer.roots()[0]) if isinstance(found, Orphan)]
+    assert len(orphans) == 3
+    outcome = layer.clear(layer.plan_clear())
+    assert (outcome.removed, outcome.skipped, outcome.failed) == (3, (), ())
+    assert sorted(os.listdir(folder)) == ["miopen-lockfiles", "notes.temp"]
+
+
+def test_damage_is_told_line_by_line(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path)
+    (folder / FIND).write_text("good=S:1,0,A\nno equals\ngood=S:2,0,A\nlast=S:1")
+    (folder / "gfx906_60_1.1.0.udb").write_bytes(b"garbage" * 1000)
+    layer = MIOpenTuning(environment_of(tmp_path))
+    found = [thing for thing in layer.scan(layer.roots()[0]) if isinstance(thing, Problem)]
+    assert sorted(problem.code for problem in found) == ["duplicate", "malformed", "newline", "sqlite"]
+    findings = {finding.code: finding for finding in layer.verify(layer.roots()[0])}
+    assert {code: finding.severity for code, finding in findings.items()} == {
+        "malformed": Severity.RECOMPILES,
+        "duplicate": Severity.WASTES,
+        "newline": Severity.RECOMPILES,
+        "damaged": Severity.FAILS,
+    }
+    assert "line 2" in findings["malformed"].fix
+    (folder / FIND).write_text("bad=S\n")
+    with pytest.raises(Damaged):
+        layer.get(f"{FIND}::bad")
+
+
+def test_a_folder_in_the_place_of_a_file_is_named(tmp_path: Path) -> None:
+    """MIOpen reads nothing there and stores nothing: it tunes again in every run."""
+    path = folder_of(tmp_path) / FIND
+    path.mkdir()
+    layer = MIOpenTuning(environment_of(tmp_path))
+    assert [found.code for found in layer.scan(layer.roots()[0]) if isinstance(found, Problem)] == ["no-file"]
+    (finding,) = layer.verify(layer.roots()[0])
+    assert (finding.key, finding.severity, finding.code) == (FIND, Severity.RECOMPILES, "no-file")
+    with pytest.raises(Refused, match="a folder"):
+        layer.put(f"{FIND}::b", artifact(f"{FIND}::b", "b=S:1"))
+    subprocess.run(finding.fix, shell=True, check=True)  # noqa: S602 - the command is what is tested
+    layer.put(f"{FIND}::b", artifact(f"{FIND}::b", "b=S:1"))
+    assert list(layer.verify(layer.roots()[0])) == []
+
+
+def test_a_link_is_not_followed(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path)
+    (tmp_path / "elsewhere.txt").write_text("a=S:1\n")
+    (folder / FIND).symlink_to(tmp_path / "elsewhere.txt")
+    layer = MIOpenTuning(environment_of(tmp_path))
+    assert [found.code for found in layer.scan(layer.roots()[0]) if isinstance(found, Problem)] == ["link"]
+    assert layer.get(f"{FIND}::a") is None
+    with pytest.raises(Refused, match="link"):
+        layer.put(f"{FIND}::b", artifact(f"{FIND}::b", "b=S:1"))
+    assert (tmp_path / "elsewhere.txt").read_text() == "a=S:1\n"
+
+
+def test_system_results_are_read_and_refuse_the_rest(tmp_path: Path) -> None:
+    perf_table(tmp_path / "db" / "gfx906_60.db")
+    (tmp_path / "db" / "gfx906_60.HIP.fdb.txt").write_text(f"{LINE}\n")
+    (tmp_path / "db" / "gfx90a6e.db.txt").write_text(f"{TUNED}=S:1\nbroken\n")
+    layer = MIOpenSystemTuning(environment_of(tmp_path, MIOPEN_SYSTEM_DB_PATH=str(tmp_path / "db")))
+    before = snapshot(tmp_path, times=True)
+    assert [entry.key for entry in layer.entries()] == [
+        f"gfx906_60.HIP.fdb.txt::{PROBLEM}",
+        "gfx906_60.db::7::SolverA",
+        "gfx906_60.db::7::SolverB",
+        f"gfx90a6e.db.txt::{TUNED}",
+    ]
+    got = layer.get(f"gfx906_60.HIP.fdb.txt::{PROBLEM}")
+    assert got is not None
+    assert got.data == LINE.encode()
+    (finding,) = layer.verify(layer.roots()[0])
+    assert "reinstall the package" in finding.fix
+    for ability in (Ability.PUT, Ability.CLEAR, Ability.RELOCATE, Ability.KERNELS):
+        assert layer.abilities()[ability] is not None
+    with pytest.raises(Refused, match="package manager"):
+        layer.plan_clear()
+    with pytest.raises(Refused, match="miopen-tuning"):
+        layer.put("gfx906_60.HIP.fdb.txt::a", artifact("gfx906_60.HIP.fdb.txt::a", "a=S:1", "miopen-system-tuning"))
+    with pytest.raises(Refused, match="MIOPEN_SYSTEM_DB_PATH"):
+        layer.relocate(tmp_path)
+    assert snapshot(tmp_path, times=True) == before
+
+
+def test_the_switch_is_the_find_dbs_alone(tmp_path: Path) -> None:
+    fill(tmp_path)
+    layer = MIOpenTuning(environment_of(tmp_path))
+    assert layer.disable().set == {"MIOPEN_DEBUG_DISABLE_FIND_DB": "1"}
+    assert layer.enable().unset == {"MIOPEN_DEBUG_DISABLE_FIND_DB"}
+    off = MIOpenTuning(environment_of(tmp_path, MIOPEN_DEBUG_DISABLE_FIND_DB="1")).state()
+    assert off.condition is Condition.DISABLED
+    assert "the perf-db stays on" in off.why
+    erasing = MIOpenTuning(environment_of(tmp_path, MIOPEN_FIND_ENFORCE="5")).state()
+    assert "erases" in erasing.why

@@ -1,0 +1,494 @@
+"""Sqlite files under attack: other users, foreign contents, exchanged folders, and writes that were interrupted."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sqlite3
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import pytest
+
+from cachectl.layers.base.errors import Damaged, LayerError, Refused, Unreachable
+from cachectl.layers.base.facts import Severity
+from cachectl.layers.host.trust import shared_because
+from cachectl.layers.pytools import SCHEMA, PytoolsDictionaries
+from cachectl.layers.stores import database
+from cachectl.layers.stores.locks import presence_lock
+from cachectl.layers.stores.rows import RowFile, Weight
+
+if TYPE_CHECKING:
+    from conftest import Home
+
+PYTHON: Final = ".".join(str(part) for part in sys.version_info)
+FILE: Final = f"pdict-v5-mine-{PYTHON}.sqlite"
+CREATE: Final = "create table dict (keyhash text not null primary key, key_value text not null)"
+NOBODY: Final = 65534
+as_root = pytest.mark.skipif(
+    not hasattr(os, "geteuid") or os.geteuid() != 0 or shutil.which("setpriv") is None,
+    reason="needs the superuser, who becomes another user",
+)
+
+
+def dictionary(path: Path, rows: int = 20) -> Path:
+    """Make a dictionary as pytools does."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute(CREATE)
+        content = ((f"{number:016x}", b"\x80\x04N." + bytes(500)) for number in range(rows))
+        connection.executemany("insert into dict values (?, ?)", content)
+        connection.commit()
+    return path
+
+
+def rows_of(path: Path) -> int:
+    """Count the rows of a dictionary."""
+    with closing(sqlite3.connect(path)) as connection:
+        return int(connection.execute("select count(*) from dict").fetchone()[0])
+
+
+# ---------------------------------------------------------------------- what may be in a file
+
+#: Every case of the letters, and every way to make sqlite work for a table that is not the library's.
+FOREIGN = {
+    "another case": "create table Dict (keyhash text not null primary key, key_value text not null)",
+    "a column called rowid": "create table dict (keyhash text, key_value text, rowid text)",
+    "another order of values": "create table dict (keyhash text primary key collate nocase, key_value text)",
+    "a generated column": "create table dict (keyhash text not null primary key,"
+    " key_value text not null generated always as (zeroblob(1000000000)))",
+    "a view": "create view DICT as with recursive n(i) as (select 1 union all select i + 1 from n)"
+    " select i as rowid, i as keyhash, i as key_value from n",
+    "a virtual table": "create virtual table dict using fts5(keyhash, key_value)",
+    "a trigger": f"{CREATE}; create trigger t after delete on DICT begin delete from sqlite_master; end",
+    "a trigger after many entries": f"{CREATE}; pragma writable_schema = on; with recursive n(i) as"
+    " (select 1 union all select i + 1 from n where i < 20) insert into sqlite_master"
+    " select type, name, tbl_name, rootpage, sql from sqlite_master, n where type = 'index';"
+    " create trigger t after delete on dict begin delete from dict; end",
+    "an index of an expression": f"{CREATE}; create index i on dict (length(key_value))",
+    "a table without row ids": "create table dict (keyhash text not null primary key, key_value text not null)"
+    " without rowid",
+}
+
+
+@pytest.mark.parametrize("statements", FOREIGN.values(), ids=FOREIGN.keys())
+def test_only_the_table_that_pytools_makes_is_used(tmp_path: Path, statements: str) -> None:
+    """Anything else could run code of its own, or hold what its library never writes."""
+    path = tmp_path / "pdict-v5-mine-1.sqlite"
+    with closing(sqlite3.connect(path)) as connection:
+        connection.executescript(statements)
+    before = path.read_bytes()
+    rows = RowFile("pytools", path, SCHEMA)
+    uses: tuple[Callable[[], object], ...] = (
+        rows.sum,
+        rows.check,
+        lambda: list(rows.rows()),
+        lambda: rows.read(("a",)),
+        lambda: rows.insert(("a",), (b"1",), replace=True),
+        lambda: rows.delete_up_to(Weight(1, 1, 1)),
+        rows.vacuum,
+    )
+    for use in uses:
+        with pytest.raises(Damaged, match="does not make so"):
+            use()
+    assert path.read_bytes() == before
+
+
+def test_a_table_beside_the_librarys_is_left_alone(tmp_path: Path) -> None:
+    """The library can use such a file, so that it is no damage either."""
+    path = tmp_path / "pdict-v5-mine-1.sqlite"
+    with closing(sqlite3.connect(path)) as connection:
+        connection.executescript(f"{CREATE}; create table notes (text)")
+    with pytest.raises(Refused, match="notes"):
+        RowFile("pytools", path, SCHEMA).sum()
+
+
+def test_every_version_of_pytools_made_the_same_table(tmp_path: Path) -> None:
+    """As 2024.1.4 to 2026.1.1 wrote it, and as cachectl 0.1.0 did."""
+    for number, statement in enumerate(
+        (
+            "CREATE TABLE IF NOT EXISTS dict (keyhash TEXT NOT NULL PRIMARY KEY, key_value TEXT NOT NULL)",
+            "create table if not exists dict (keyhash text not null primary key, key_value text not null)",
+        )
+    ):
+        path = tmp_path / f"{number}.sqlite"
+        with closing(sqlite3.connect(path)) as connection:
+            connection.execute(statement)
+        assert RowFile("pytools", path, SCHEMA).sum() == Weight(0, 0, 0)
+
+
+def test_many_rows_are_read_and_placed_as_one_is(tmp_path: Path) -> None:
+    path = tmp_path / "pdict.sqlite"
+    standing = [("ABC", b"1"), ("a ", b"2"), ("12", b"3"), ("x\0y", b"4")]
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute(CREATE)
+        connection.executemany("insert or ignore into dict values (?, ?)", standing)
+        connection.commit()
+        before = set(connection.execute("select * from dict"))
+    rows = RowFile("pytools", path, SCHEMA)
+    keys = [(key,) for key in ("ABC", "abc", "a", "a ", "12", "012", "12.0", "x\0y", "x", "\udcff", "0", "Z", "z")]
+    assert rows.read_many(keys) == [rows.read(key) for key in keys]
+    new = [key for key in keys if key != ("\udcff",)]
+    done = rows.insert_new([(key, (b"1",)) for key in new])
+    assert [rows.read(key) == (b"1",) for key in new] == [one is not None for one in done]
+    with closing(sqlite3.connect(path)) as connection:
+        assert before <= set(connection.execute("select * from dict"))
+
+
+def circular(path: Path) -> Path:
+    """Make a small dictionary whose pages refer to one another so that it seems to have 40 ** 15 rows."""
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        connection.execute("pragma page_size = 512")
+        connection.execute(CREATE)
+        connection.execute("insert into dict values ('a', 'b')")
+        (root,) = connection.execute("select rootpage from sqlite_master where type = 'table'").fetchone()
+    data = bytearray(path.read_bytes())
+    leaf = bytes(data[(root - 1) * 512 : root * 512])
+    last = len(data) // 512
+    pages = [root, *range(last + 1, last + 16)]
+    for page, child in pairwise(pages):
+        cells = struct.pack(">IB", child, 1) * 40
+        begin = 512 - len(cells)
+        head = struct.pack(">BHHHBI", 5, 0, 40, begin, 0, child)
+        places = struct.pack(">40H", *range(begin, 512, 5))
+        data[(page - 1) * 512 : page * 512] = (head + places).ljust(begin, b"\0") + cells
+    data += leaf
+    struct.pack_into(">I", data, 28, len(data) // 512)
+    path.write_bytes(data)
+    return path
+
+
+def test_a_file_whose_pages_go_in_circles_ends_in_time(tmp_path: Path) -> None:
+    """Sqlite alone would list rows for ever."""
+    path = circular(tmp_path / FILE)
+    rows = RowFile("pytools", path, SCHEMA)
+    begin = time.monotonic()
+    for use in (rows.sum, lambda: list(rows.rows()), lambda: rows.foresee_delete(None)):
+        with pytest.raises(Damaged, match="work"):
+            use()
+    assert time.monotonic() - begin < 60
+
+
+# ---------------------------------------------------------------------- other users
+
+#: Plants a journal beside a database again and again; sqlite deletes the file that the journal names.
+PLANT: Final = """
+import os, struct, sys, time
+database, victim, seconds = sys.argv[1], sys.argv[2].encode(), float(sys.argv[3])
+magic = bytes.fromhex("d9d505f920a163d7")
+journal = (magic + struct.pack(">5I", 0, 1, 1, 512, 4096)).ljust(512, b"\\0")
+journal += struct.pack(">I", 0x40000000 // 4096 + 1) + victim + struct.pack(">2I", len(victim), sum(victim)) + magic
+spare = os.path.join(os.path.dirname(database), f"spare-{os.getpid()}")
+end = time.monotonic() + seconds
+print("ready", flush=True)
+while time.monotonic() < end:
+    with open(spare, "wb") as file:
+        file.write(journal)
+    try:
+        os.rename(spare, database + "-journal")
+        time.sleep(0.0005)
+        os.unlink(database + "-journal")
+    except OSError:
+        pass
+"""
+#: Exchanges two names again and again.
+EXCHANGE: Final = """
+import ctypes, sys, time
+libc = ctypes.CDLL(None)
+one, other = (name.encode() for name in sys.argv[1:3])
+end = time.monotonic() + float(sys.argv[3])
+print("ready", flush=True)
+while time.monotonic() < end:
+    libc.renameat2(-100, one, -100, other, 2)
+"""
+
+
+@pytest.fixture
+def shared() -> Iterator[Path]:
+    """Make a folder that every user can reach."""
+    folder = Path(tempfile.mkdtemp(prefix="shared-"))
+    folder.chmod(0o755)
+    yield folder
+    shutil.rmtree(folder)
+
+
+@contextmanager
+def other_user(program: str, *arguments: str) -> Iterator[None]:
+    """Run a program as another user meanwhile."""
+    command = ["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups", sys.executable, "-c", program]
+    with subprocess.Popen([*command, *arguments], stdout=subprocess.PIPE, cwd="/") as attack:
+        assert attack.stdout is not None
+        if attack.stdout.readline() != b"ready\n":
+            pytest.skip("this Python is not one that another user can start")
+        yield
+        attack.kill()
+
+
+def purge(home: Path, *arguments: str) -> tuple[int, dict[str, Any]]:
+    """Purge the dictionaries of a home as the superuser."""
+    done = subprocess.run(
+        [sys.executable, "-m", "cachectl", "purge", "pytools", "--wait", "0.5", "--json", *arguments],
+        env={"HOME": str(home)},
+        cwd="/",
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "Traceback" not in done.stderr
+    (layer,) = json.loads(done.stdout)["layers"]
+    return done.returncode, layer
+
+
+def insert_all_the_time(path: Path, seconds: float) -> int:
+    """Open a database for writing again and again; return how often that was done."""
+    placed = 0
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        with suppress(LayerError):
+            RowFile("pytools", path, SCHEMA, patience=0.2).insert(("new",), (b"1",), replace=True)
+            placed += 1
+    return placed
+
+
+def chown(folder: Path, user: int) -> None:
+    """Give a whole folder to a user."""
+    for path in (folder, *folder.rglob("*")):
+        os.chown(path, user, user)
+
+
+@as_root
+@pytest.mark.parametrize("mode", [0o777, 0o1777])
+def test_no_database_is_opened_for_writing_where_others_can_write(shared: Path, mode: int) -> None:
+    """Another user would name the file that sqlite deletes."""
+    path = dictionary(shared / ".cache" / "pytools" / FILE)
+    path.parent.chmod(mode)
+    victim = shared / "thesis.tex"
+    victim.write_text("years of work")
+    with other_user(PLANT, str(path), str(victim), "4"):
+        assert insert_all_the_time(path, 4) == 0
+        status, done = purge(shared)
+        assert (status, done["removed"]) == (1, 0)
+    assert victim.read_text() == "years of work"
+    Path(f"{path}-journal").unlink(missing_ok=True)
+    assert "other users can write to" in purge(shared)[1]["failed"][0]["because"]
+    assert rows_of(path) == 20
+    path.parent.chmod(0o755)
+    assert purge(shared)[0] == 0
+    assert rows_of(path) == 0
+
+
+@as_root
+def test_over_others_works_as_the_owner(shared: Path) -> None:
+    """What the owner plants can do no more than the owner."""
+    path = dictionary(shared / "home" / ".cache" / "pytools" / FILE)
+    chown(shared / "home", NOBODY)
+    victim = shared / "thesis.tex"
+    victim.write_text("years of work")
+    status, done = purge(shared / "home")
+    assert (status, done["removed"]) == (1, 0)
+    with other_user(PLANT, str(path), str(victim), "4"):
+        insert_all_the_time(path, 4)
+        purge(shared / "home", "--over-others")
+    assert victim.read_text() == "years of work"
+    Path(f"{path}-journal").unlink(missing_ok=True)
+    path.unlink()
+    dictionary(path)
+    chown(shared / "home", NOBODY)
+    status, done = purge(shared / "home", "--over-others")
+    assert (status, done["removed"]) == (0, 20)
+    assert {file.stat().st_uid for file in path.parent.iterdir()} == {NOBODY}
+
+
+@as_root
+def test_what_another_user_can_exchange_is_only_read(shared: Path, tmp_path: Path) -> None:
+    """Where the folder above is open to others, nothing is written, not even through a link that is put there."""
+    (shared / ".cache").mkdir()
+    (shared / ".cache").chmod(0o777)
+    path = dictionary(shared / ".cache" / "pytools" / FILE)
+    outside = tmp_path / "outside"
+    private = dictionary(outside / FILE)
+    tmp_path.chmod(0o755)
+    before = private.read_bytes()
+    (shared / ".cache" / "link").symlink_to(outside)
+    with other_user(EXCHANGE, str(path.parent), str(shared / ".cache" / "link"), "4"):
+        end = time.monotonic() + 4
+        while time.monotonic() < end:
+            assert purge(shared)[0] == 1
+            subprocess.run(
+                [sys.executable, "-m", "cachectl", "ls", "pytools", "-q"],
+                env={"HOME": str(shared)},
+                capture_output=True,
+                check=False,
+            )
+    assert private.read_bytes() == before
+    assert os.listdir(outside) == [FILE]
+
+
+@as_root
+def test_who_can_write_to_a_folder(shared: Path) -> None:
+    """The modes and owners of the whole way count; behind a folder that others cannot enter, modes do not."""
+    folder = shared / "a" / "b"
+    folder.mkdir(parents=True)
+    (folder / "file").touch()
+    assert shared_because(folder, ("file", "missing")) is None
+    folder.chmod(0o775)
+    assert shared_because(folder) is None, "the group of root"
+    os.chown(folder, 0, NOBODY)
+    assert shared_because(folder) == f"other users can write to {folder}"
+    folder.chmod(0o777)
+    (shared / "a").chmod(0o700)
+    assert shared_because(folder) is None
+    (shared / "a").chmod(0o1777)
+    folder.chmod(0o755)
+    assert shared_because(folder) is None, "sticky"
+    (folder / "file").chmod(0o666)
+    assert shared_because(folder, ("file",)) == f"other users can write to {folder / 'file'}"
+    (shared / "a").chmod(0o755)
+    (shared / "link").symlink_to(folder)
+    assert shared_because(shared / "link") is None
+    os.lchown(shared / "link", NOBODY, NOBODY)
+    assert shared_because(shared / "link") == f"{shared / 'link'} belongs to nobody"
+    os.chown(shared / "a", NOBODY, NOBODY)
+    assert shared_because(folder) == f"{shared / 'a'} belongs to nobody"
+
+
+# ---------------------------------------------------------------------- exchanged folders
+
+
+def test_a_lock_stays_in_the_folder_that_was_opened(tmp_path: Path) -> None:
+    """PyOpenCL's lock is never made in, or removed from, a folder that was put in the place of another."""
+    inside, outside = tmp_path / "base", tmp_path / "outside"
+    inside.mkdir()
+    outside.mkdir()
+    with presence_lock("pyopencl", inside / "lock"):
+        inside.rename(tmp_path / "moved")
+        outside.rename(inside)
+        (inside / "lock").touch()
+        assert (tmp_path / "moved" / "lock").exists()
+    assert not (tmp_path / "moved" / "lock").exists()
+    assert (inside / "lock").exists()
+    (tmp_path / "link").symlink_to(tmp_path / "moved")
+    with pytest.raises(Unreachable), presence_lock("pyopencl", tmp_path / "link" / "lock"):
+        pass
+    assert os.listdir(tmp_path / "moved") == []
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+@pytest.mark.parametrize("verb", ["insert", "delete", "create", "read"])
+def test_a_folder_that_is_exchanged_while_sqlite_opens_is_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb: str, moment: str
+) -> None:
+    """Sqlite opens by name. What it has opened is compared with what was looked at, before the first write."""
+    inside, other = tmp_path / "inside" / FILE, tmp_path / "other" / FILE
+    dictionary(other)
+    inside.parent.mkdir()
+    if verb != "create":
+        dictionary(inside)
+    before = {path: path.read_bytes() for path in (inside, other) if path.exists()}
+    connected = database._connected
+
+    def exchange() -> None:
+        inside.parent.rename(tmp_path / "aside")
+        other.parent.rename(inside.parent)
+        (tmp_path / "aside").rename(other.parent)
+
+    @contextmanager
+    def connect(*arguments: Any) -> Iterator[database.Connection]:  # noqa: ANN401 - as what it stands in for
+        if moment == "before":
+            exchange()
+        with connected(*arguments) as connection:
+            if moment == "after":
+                exchange()
+            yield connection
+
+    monkeypatch.setattr(database, "_connected", connect)
+    rows = RowFile("pytools", inside, SCHEMA)
+    uses: dict[str, Callable[[], object]] = {
+        "insert": lambda: rows.insert(("new",), (b"1",), replace=False),
+        "create": lambda: rows.insert(("new",), (b"1",), replace=False),
+        "delete": lambda: rows.delete_up_to(Weight(20, 20 * 504, 20)),
+        "read": rows.sum,
+    }
+    if (verb, moment) == ("read", "after"):
+        assert uses[verb]() == Weight(20, 20 * 504, 20)
+    else:
+        with pytest.raises(Unreachable, match="was replaced while it was opened"):
+            uses[verb]()
+    exchange()
+    after = {path: path.read_bytes() for path in (inside, other) if path.exists()}
+    assert {path: after[path] for path in before} == before
+    assert sorted(os.listdir(other.parent)) == [FILE]
+
+
+# ---------------------------------------------------------------------- interrupted writes
+
+INTERRUPTED: Final = (
+    "import os, sqlite3, sys; c = sqlite3.connect(sys.argv[1], isolation_level=None)\n"
+    "c.execute('pragma cache_size = 1'); c.execute('begin immediate')\n"
+    "for n in range(300): c.execute('insert into dict values (?, ?)', (str(n), b'x' * 4000))\n"
+    "os.kill(os.getpid(), 9)"
+)
+
+
+def interrupted(path: Path) -> Path:
+    """Make a dictionary with an interrupted write."""
+    dictionary(path)
+    subprocess.run([sys.executable, "-c", INTERRUPTED, str(path)], check=False)
+    assert Path(f"{path}-journal").stat().st_size
+    return path
+
+
+def test_an_interrupted_write_keeps_no_verb_from_its_work(home: Home) -> None:
+    path = interrupted(home.path / ".cache" / "pytools" / FILE)
+    before = {file.name: file.read_bytes() for file in path.parent.iterdir()}
+    assert len(home.json("ls", "pytools")["entries"]) == 20
+    assert home.json("purge", "pytools", "--dry-run")["total"]["removed"] == 20
+    assert {file.name: file.read_bytes() for file in path.parent.iterdir()} == before
+    assert home.json("purge", "pytools")["total"]["removed"] == 20
+    assert os.listdir(path.parent) == [path.name]
+    assert rows_of(path) == 0
+
+
+def test_what_is_too_large_to_be_copied_is_recovered_by_a_purge(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reading says which command does it, and a purge does it first."""
+    interrupted(home.path / ".cache" / "pytools" / FILE)
+    monkeypatch.setattr(database, "SANE", 0)
+    layer = PytoolsDictionaries(home.environment())
+    (finding,) = layer.verify(layer.roots()[0])
+    assert finding.severity is Severity.HARMLESS
+    assert "cachectl purge pytools rolls it back first" in finding.message
+    assert layer.plan_clear().failed
+    layer.recover_all()
+    assert layer.clear(layer.plan_clear()).removed == 20
+
+
+@pytest.mark.parametrize("content", [b"", bytes(512)])
+def test_a_journal_without_content_is_removed(home: Home, content: bytes) -> None:
+    """Sqlite leaves it, if a kill came before its header was written."""
+    path = dictionary(home.path / ".cache" / "pytools" / FILE, rows=0)
+    Path(f"{path}-journal").write_bytes(content)
+    home.cachectl("purge", "pytools")
+    assert os.listdir(path.parent) == [path.name]
+
+
+def test_the_journal_of_a_running_program_is_left(home: Home) -> None:
+    path = dictionary(home.path / ".cache" / "pytools" / FILE)
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        connection.execute("begin immediate")
+        connection.execute("insert into dict values ('new', 'x')")
+        assert Path(f"{path}-journal").exists()
+        assert len(home.json("ls", "pytools")["entries"]) == 20
+        done = home.cachectl("purge", "pytools", "--wait", "0.1", check=False)
+        assert done.returncode == 1
+        assert Path(f"{path}-journal").exists()
+        connection.execute("commit")
+    assert rows_of(path) == 21

@@ -1,0 +1,371 @@
+"""File systems with no free byte, no inode or a used-up quota: room is made, and no kill damages a dictionary."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import signal
+import sqlite3
+import struct
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import closing, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from cachectl.layers.stores.room import Room, left_of_quota, room_at
+
+if TYPE_CHECKING:
+    from conftest import Home
+
+PYTHON = ".".join(str(part) for part in sys.version_info)
+ROWS = 40
+#: Starts a dictionary of pytools, and then does what it is asked, a line at a time.
+PROGRAM = """
+import sys
+from pytools.persistent_dict import WriteOncePersistentDict
+mine = WriteOncePersistentDict(sys.argv[1], safe_sync=False, in_mem_cache_size=0)
+print("ready", flush=True)
+for line in sys.stdin:
+    try:
+        print(repr(eval(line)), flush=True)
+    except KeyError:
+        print("miss", flush=True)
+"""
+#: Runs a purge that is killed before the given call of those that write to a file.
+KILLED = """
+import os, signal, sys
+from itertools import count
+calls = count()
+def dying(function):
+    def call(*arguments):
+        if next(calls) == int(sys.argv[1]):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return function(*arguments)
+    return call
+for name in ("pwrite", "fsync", "ftruncate"):
+    setattr(os, name, dying(getattr(os, name)))
+from cachectl.cli.main import main
+sys.exit(main(sys.argv[2:]))
+"""
+
+
+def fill_dictionary(home: Path, identifier: str, rows: int = ROWS) -> Path:
+    """Let pytools store rows in a dictionary of a home; return its file."""
+    program = (
+        "import sys; from pytools.persistent_dict import WriteOncePersistentDict\n"
+        f"mine = WriteOncePersistentDict({identifier!r}, safe_sync=False)\n"
+        f"for n in range({rows}): mine[n] = bytes([n]) * 9000"
+    )
+    subprocess.run([sys.executable, "-c", program], env={"HOME": str(home)}, check=True)
+    return home / ".cache" / "pytools" / f"pdict-v5-{identifier}-{PYTHON}.sqlite"
+
+
+def fill_up(disk: Path) -> Path:
+    """Leave no free byte on a disk; return the file that takes the room."""
+    filler = disk / "filler"
+    with suppress(OSError), filler.open("wb", buffering=0) as file:
+        while True:
+            file.write(bytes(4096))
+    return filler
+
+
+def cachectl(home: Path, *arguments: str, command: tuple[str, ...] = ("-m", "cachectl")) -> tuple[int, dict[str, Any]]:
+    """Run the command over a home, its temporary folder there too; return status and what it wrote as JSON."""
+    done = subprocess.run(
+        [sys.executable, *command, *arguments, "--json"],
+        env={"HOME": str(home), "TMPDIR": str(home)},
+        cwd="/",
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "Traceback" not in done.stderr, done.stderr
+    return done.returncode, json.loads(done.stdout) if done.stdout else {}
+
+
+def state(file: Path) -> tuple[str, int]:
+    """Return what sqlite's own check says of a database, and the number of rows."""
+    with closing(sqlite3.connect(file)) as connection:
+        (verdict,) = connection.execute("pragma integrity_check").fetchone()
+        (rows,) = connection.execute("select count(*) from dict").fetchone()
+        return str(verdict), int(rows)
+
+
+def of_layer(result: dict[str, Any], name: str) -> dict[str, Any]:
+    """Return what a purge said of one layer."""
+    (found,) = (layer for layer in result["layers"] if layer["layer"] == name)
+    return dict(found)
+
+
+@pytest.mark.real
+@pytest.mark.parametrize(
+    "verb", [("purge", "--all"), ("purge", "pytools", "--larger-than", "1"), ("prune", "--max-size", "1")]
+)
+def test_a_disk_with_dictionaries_alone_is_cleared_without_a_free_byte(disk: Path, verb: tuple[str, ...]) -> None:
+    """All rows go, the bytes come back, and the dictionary is as sqlite would have made it."""
+    file = fill_dictionary(disk, "mine")
+    other = fill_dictionary(disk, "other")
+    fill_up(disk)
+    full = file.stat().st_size
+    status, result = cachectl(disk, *verb)
+    assert status == 0
+    assert of_layer(result, "pytools")["removed"] == 2 * ROWS
+    assert of_layer(result, "pytools")["bytes_freed"] >= 2 * (full - 12288)
+    assert of_layer(result, "pytools")["skipped"] == []
+    assert state(file) == state(other) == ("ok", 0)
+    assert file.stat().st_size == 12288
+    assert sorted(path.name for path in file.parent.iterdir()) == sorted([file.name, other.name])
+    assert fill_dictionary(disk, "mine") == file
+    assert state(file) == ("ok", ROWS)
+
+
+@pytest.mark.real
+def test_a_program_that_has_the_dictionary_open_goes_on(disk: Path) -> None:
+    """Beside a purge on a full disk a live program misses, stores and finds again, without an error."""
+    file = fill_dictionary(disk, "mine")
+    with subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, "mine"],
+        env={"HOME": str(disk)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as live:
+        assert live.stdin is not None
+        assert live.stdout is not None
+
+        def ask(line: str) -> str:
+            assert live.stdin is not None
+            assert live.stdout is not None
+            live.stdin.write(f"{line}\n")
+            live.stdin.flush()
+            return live.stdout.readline().strip()
+
+        assert live.stdout.readline() == "ready\n"
+        assert ask("mine[3][:2]") == repr(b"\x03\x03")
+        fill_up(disk)
+        inode = file.stat().st_ino
+        assert cachectl(disk, "purge", "--all")[0] == 0
+        assert file.stat().st_ino == inode
+        assert ask("mine[3]") == "miss"
+        assert ask("mine.store_if_not_present(3, b'new')") == "None"
+        assert ask("mine[3]") == repr(b"new")
+        assert ask("len(mine)") == "1"
+        live.stdin.close()
+        assert live.wait() == 0
+    assert state(file) == ("ok", 1)
+
+
+@pytest.mark.real
+def test_a_kill_at_any_write_leaves_all_rows_or_none(disk: Path, tmp_path: Path) -> None:
+    """Killed before each call that writes, the purge leaves a whole database, which pytools opens and fills."""
+    file = fill_dictionary(disk, "mine")
+    whole = tmp_path / "whole.sqlite"
+    whole.write_bytes(file.read_bytes())
+    filler = fill_up(disk)
+    found: list[int] = []
+    killed = -signal.SIGKILL
+    while killed == -signal.SIGKILL:
+        file.write_bytes(whole.read_bytes())
+        with suppress(OSError), filler.open("ab", buffering=0) as rest:
+            while True:
+                rest.write(bytes(4096))
+        script = tmp_path / "killed.py"
+        script.write_text(KILLED)
+        killed, _ = cachectl(disk, "purge", "pytools", command=(str(script), str(len(found))))
+        verdict, rows = state(file)
+        assert verdict == "ok"
+        assert rows in (0, ROWS)
+        found.append(rows)
+    assert killed == 0
+    # Two writes with their syncs, and the cut.
+    assert found[:5] == [ROWS] * 3 + [0] * 2
+    assert found[-1] == 0
+    filler.unlink()
+    assert fill_dictionary(disk, "mine") == file
+    assert state(file) == ("ok", ROWS)
+
+
+@pytest.mark.real
+def test_a_disk_without_inodes_is_cleared(mount: Callable[..., Path], tmp_path: Path) -> None:
+    """Sqlite cannot even make a journal where no file can be made."""
+    disk = mount("-t", "tmpfs", "-o", "size=8m,nr_inodes=30", "tmpfs", on=tmp_path / "disk")
+    file = fill_dictionary(disk, "mine")
+    with suppress(OSError):
+        for number in range(30):
+            (disk / str(number)).touch()
+    status, result = cachectl(disk, "purge", "--all")
+    assert (status, of_layer(result, "pytools")["removed"]) == (0, ROWS)
+    assert state(file) == ("ok", 0)
+    assert file.stat().st_size < 12288
+
+
+@pytest.mark.real
+def test_what_found_no_room_is_tried_again_when_others_have_gone(disk: Path) -> None:
+    """Of one dictionary some rows are to stay, so sqlite needs room for a journal: the next one makes it."""
+    first = fill_dictionary(disk, "a", rows=1)
+    with closing(sqlite3.connect(first)) as connection, connection:
+        connection.execute("insert into dict values ('small', ?)", (pickle.dumps(1),))
+    second = fill_dictionary(disk, "b")
+    fill_up(disk)
+    status, result = cachectl(disk, "purge", "pytools", "--larger-than", "1000")
+    assert (status, of_layer(result, "pytools")["failed"]) == (0, [])
+    assert of_layer(result, "pytools")["removed"] == ROWS + 1
+    assert (state(first), state(second)) == (("ok", 1), ("ok", 0))
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("verb", [("purge", "pytools", "--larger-than", "1000"), ("prune", "--max-size", "100K")])
+def test_few_rows_at_a_time_go_where_there_is_room_for_little(disk: Path, verb: tuple[str, ...]) -> None:
+    """One journal for all would need more room than there is. Space that is free in the file is given back at once."""
+    file = fill_dictionary(disk, "a", rows=250)
+    with closing(sqlite3.connect(file)) as connection, connection:
+        connection.execute("insert into dict values ('small', ?)", (pickle.dumps(1),))
+    filler = fill_up(disk)
+    os.truncate(filler, filler.stat().st_size - 60_000)
+    before = os.statvfs(disk).f_bavail
+    status, result = cachectl(disk, *verb)
+    done = of_layer(result, "pytools")
+    assert (status, done["failed"], done["skipped"]) == (0, [], [])
+    assert done["removed"] >= 240
+    assert done["bytes_freed"] >= 240 * 9000
+    assert (os.statvfs(disk).f_bavail - before) * 4096 >= 240 * 9000
+    assert state(file) == ("ok", 251 - done["removed"])
+    assert sorted(path.name for path in file.parent.iterdir()) == [file.name]
+
+
+@pytest.mark.real
+def test_rows_of_which_some_stay_need_room_and_say_so(disk: Path) -> None:
+    """Where nothing else can go, nothing is lost, and one line says what to do."""
+    file = fill_dictionary(disk, "a", rows=1)
+    with closing(sqlite3.connect(file)) as connection, connection:
+        connection.execute("insert into dict values ('small', ?)", (pickle.dumps(1),))
+    fill_up(disk)
+    before = file.read_bytes()
+    status, result = cachectl(disk, "purge", "pytools", "--larger-than", "1000")
+    assert status == 1
+    (failed,) = of_layer(result, "pytools")["failed"]
+    assert "disk is full; make room and try again" in failed["because"]
+    assert file.read_bytes() == before
+
+
+@pytest.mark.real
+def test_loopys_and_pyopencls_dictionaries_go_from_a_full_disk(disk: Path, filled: Home) -> None:
+    """Every dictionary that the real libraries have made can be emptied in place."""
+    folder = disk / ".cache" / "pytools"
+    folder.mkdir(parents=True)
+    for file in (filled.path / ".cache" / "pytools").iterdir():
+        (folder / file.name).write_bytes(file.read_bytes())
+    fill_up(disk)
+    status, result = cachectl(disk, "purge", "--all")
+    assert status == 0
+    assert of_layer(result, "loopy")["removed"] > 0
+    assert of_layer(result, "pyopencl-invoker")["removed"] > 0
+    assert {state(file) for file in folder.iterdir()} == {("ok", 0)}
+
+
+@pytest.mark.real
+def test_a_quota_that_sqlite_takes_for_an_io_error_is_no_hindrance(home: Home) -> None:
+    """The system refuses a journal with an error that sqlite reports as "disk I/O error", as it does for a quota."""
+    file = fill_dictionary(home.path, "mine")
+    limited = "import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (2048, 2048))\n"
+    program = f"{limited}from cachectl.cli.main import main; sys.exit(main(sys.argv[1:]))"
+    with closing(sqlite3.connect(file)) as connection:
+        done = subprocess.run(
+            [
+                sys.executable,
+                "-c",
+                f"{limited}import sqlite3; c = sqlite3.connect(sys.argv[1]); c.execute('delete from dict'); c.commit()",
+                str(file),
+            ],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert "disk I/O error" in done.stderr
+        assert connection.execute("select count(*) from dict").fetchone() == (ROWS,)
+    status, result = cachectl(home.path, "purge", "pytools", command=("-c", program))
+    assert (status, of_layer(result, "pytools")["removed"]) == (0, ROWS)
+    assert state(file) == ("ok", 0)
+    assert file.stat().st_size < 2048
+    # With small pages it is used as before, and the next purge gives it usual ones.
+    assert fill_dictionary(home.path, "mine") == file
+    assert state(file) == ("ok", ROWS)
+    assert cachectl(home.path, "purge", "pytools")[0] == 0
+    assert (state(file), file.stat().st_size) == (("ok", 0), 12288)
+
+
+@pytest.mark.parametrize(
+    ("statement", "why"),
+    [
+        ("pragma journal_mode = wal", "page 1 may lie in the log"),
+        ("pragma auto_vacuum = full; vacuum", "page 2 is sqlite's own"),
+        ("pragma page_size = 1024; vacuum", "page 1 has no gap that is large enough"),
+    ],
+)
+@pytest.mark.real
+def test_a_database_of_another_form_is_not_emptied_in_place(disk: Path, statement: str, why: str) -> None:
+    """Where the form is not the one that pytools makes, a full disk is reported, and no row is lost."""
+    file = fill_dictionary(disk, "mine")
+    with closing(sqlite3.connect(file, isolation_level=None)) as connection:
+        connection.executescript(statement)
+    filler = fill_up(disk)
+    status, result = cachectl(disk, "purge", "pytools")
+    assert status == 1, why
+    assert "make room" in of_layer(result, "pytools")["failed"][0]["because"]
+    filler.unlink()
+    assert state(file) == ("ok", ROWS)
+    status, result = cachectl(disk, "purge", "pytools")
+    assert (status, of_layer(result, "pytools")["removed"]) == (0, ROWS)
+
+
+# ---------------------------------------------------------------------- the doctor
+
+
+@pytest.mark.real
+def test_the_doctor_reports_a_full_disk_first_and_names_what_frees_most(disk: Path) -> None:
+    """The first finding; its command makes room."""
+    fill_dictionary(disk, "mine")
+    (disk / ".cache" / "pocl" / "kcache").mkdir(parents=True)
+    filler = fill_up(disk)
+    status, result = cachectl(disk, "doctor")
+    first = result["findings"][0]
+    assert status == 1
+    assert (first["code"], first["severity"], first["layer"]) == ("full", "fails every run", "pytools")
+    assert first["message"].startswith("the file system has room for 0 more bytes; pytools holds most")
+    assert [finding["code"] for finding in result["findings"]].count("full") == 1
+    assert first["fix"] == "cachectl purge pytools"
+    assert cachectl(disk, "purge", "pytools")[0] == 0
+    filler.unlink()
+    _, result = cachectl(disk, "doctor")
+    # 8 MiB are few.
+    assert (result["findings"][0]["code"], result["findings"][0]["severity"]) == ("full", "may fail a run")
+
+
+@pytest.mark.real
+def test_the_doctor_reports_that_no_inode_is_left(mount: Callable[..., Path], tmp_path: Path) -> None:
+    disk = mount("-t", "tmpfs", "-o", "size=64m,nr_inodes=30", "tmpfs", on=tmp_path / "disk")
+    with suppress(OSError):
+        for number in range(30):
+            (disk / str(number)).touch()
+    first = cachectl(disk, "doctor")[1]["findings"][0]
+    assert (first["code"], first["severity"], first["fix"]) == ("full", "fails every run", "remove other files there")
+    assert "room for 0 more files; no layer holds anything there" in first["message"]
+
+
+def test_a_quota_bounds_what_can_be_stored() -> None:
+    """``struct dqblk`` of the Linux kernel: 100 blocks of 1024 bytes, 60,000 bytes used; 10 inodes, 12 used."""
+    answer = struct.pack("=8QI4x", 100, 90, 60_000, 10, 0, 12, 0, 0, 63)
+    assert left_of_quota(answer, "your quota") == Room(42_400, 0, "your quota")
+    assert left_of_quota(struct.pack("=8QI4x", 0, 90, 60_000, 0, 5, 12, 0, 0, 63), "your quota") is None
+
+
+def test_room_is_that_of_the_nearest_folder(tmp_path: Path) -> None:
+    status = os.statvfs(tmp_path)
+    first = room_at(tmp_path / "not" / "yet")[0]
+    assert first.source == "the file system"
+    assert first.bytes == pytest.approx(status.f_bavail * status.f_frsize, rel=0.5)

@@ -1,0 +1,182 @@
+"""A cache in the lower layer of overlayfs, as an image gives it to every container: no folder of it can be renamed.
+
+The mounts are real, in a file system of their own, and need the superuser.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from cachectl.layers.pocl import PoclKernels
+from cachectl.layers.pyopencl import PyOpenCLBinaries
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from conftest import Home
+    from injector import Injector
+
+    Mounter = Callable[[Path], None]
+
+LAYERS = {"pocl": PoclKernels, "pyopencl": PyOpenCLBinaries}
+
+
+@pytest.fixture
+def mounted(tmp_path: Path) -> Iterator[Mounter]:
+    """Return a way to lay an upper layer over a folder, an empty one each time. Skips where this user may not mount."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "tmpfs", disk], check=False, capture_output=True).returncode:
+        pytest.skip("needs the right to mount file systems")
+    mounts: list[Path] = []
+
+    def mount(folder: Path) -> None:
+        if folder in mounts:
+            subprocess.run(["umount", folder], check=True)
+            mounts.remove(folder)
+            for name in ("upper", "work"):
+                shutil.rmtree(disk / name)
+        else:
+            shutil.copytree(folder, disk / "lower", symlinks=True)
+        for name in ("upper", "work"):
+            (disk / name).mkdir()
+        parts = ",".join(f"{name}dir={disk / name}" for name in ("lower", "upper", "work"))
+        command = ["mount", "-t", "overlay", "overlay", "-o", f"redirect_dir=off,{parts}", str(folder)]
+        done = subprocess.run(command, check=False, capture_output=True, text=True)
+        if done.returncode:
+            pytest.skip(f"needs overlayfs: {done.stderr.strip()}")
+        mounts.append(folder)
+
+    try:
+        yield mount
+    finally:
+        for folder in (*mounts, disk):
+            subprocess.run(["umount", folder], check=True)
+
+
+@pytest.fixture
+def image(warm: Home, mounted: Mounter) -> Home:
+    """Return a filled home all of whose files lie in a lower layer."""
+    mounted(warm.path)
+    entry = next(iter(PoclKernels(warm.environment()).entries()))
+    with pytest.raises(OSError, match="cross-device"):
+        os.rename(entry.root / entry.key, warm.path / "elsewhere")
+    return warm
+
+
+def keys(home: Home, layer: str) -> set[str]:
+    return {entry.key for entry in LAYERS[layer](home.environment()).entries()}
+
+
+def built(home: Home, layer: str) -> int:
+    """Run the programs that filled the home again; return how many entries of a layer they stored."""
+    document = home.path / "trace.json"
+    program, number = {"pocl": ("kernels.py", "8"), "pyopencl": ("binaries.py", "3")}[layer]
+    command = (sys.executable, str(home.programs / program), number)
+    home.cachectl("trace", "--json", str(document), "--force", "--", *command)
+    found = {one["layer"]: one["stores"] for one in json.loads(document.read_text())["layers"]}
+    stores = found[layer]
+    assert isinstance(stores, int)
+    return stores
+
+
+def leftovers(home: Home) -> list[Path]:
+    return list((home.path / ".cache").rglob(".cachectl-*"))
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("layer", LAYERS)
+def test_a_purge_empties_what_an_image_holds(image: Home, layer: str) -> None:
+    """Entries at once (everything) and one by one (a selection), then real programs that miss, and hit again."""
+    one, *others = sorted(keys(image, layer))
+    assert built(image, layer) == 0
+    document = image.json("purge", layer, "--key", one)
+    assert (document["total"]["removed"], document["total"]["failed"]) == (1, 0)
+    assert keys(image, layer) == set(others)
+    document = image.json("purge", layer)
+    assert (document["total"]["removed"], document["total"]["failed"]) == (len(others), 0)
+    assert keys(image, layer) == set()
+    assert built(image, layer) > 0
+    assert built(image, layer) == 0
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("layer", LAYERS)
+def test_entries_of_an_image_are_replaced(image: Home, layer: str) -> None:
+    adapter = LAYERS[layer](image.environment())
+    here, there = sorted(keys(image, layer))[:2]
+    other = adapter.get(there)
+    assert other is not None
+    adapter.put(here, replace(other, key=here), replace=True)
+    placed = adapter.get(here)
+    assert placed is not None
+    assert placed.data == other.data
+    assert leftovers(image) == []
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("layer", LAYERS)
+def test_damage_in_an_image_is_moved_aside_and_back(image: Home, layer: str) -> None:
+    before = keys(image, layer)
+    entry = next(iter(LAYERS[layer](image.environment()).entries()))
+    broken = entry.root / entry.key / {"pocl": "program.bc", "pyopencl": "binary"}[layer]
+    broken.write_bytes(b"")
+    image.cachectl("verify", layer, "--quarantine")
+    assert keys(image, layer) == before - {entry.key}
+    image.cachectl("restore", "--all")
+    assert keys(image, layer) == before
+    assert broken.read_bytes() == b""
+    assert leftovers(image) == []
+
+
+@pytest.mark.real
+@pytest.mark.parametrize(("layer", "first"), [("pocl", "program.bc"), ("pyopencl", "info")])
+def test_a_purge_that_is_killed_leaves_an_entry_or_a_miss(
+    image: Home, mounted: Mounter, injector: Injector, layer: str, first: str
+) -> None:
+    """Killed at each call in turn. No half may look whole to the library: the file that it looks for goes first."""
+    from injector import KILL, WRITES, Fault
+
+    # Of those that the program stores again: PyOpenCL makes each build for its own cache a new program to PoCL.
+    found = [
+        entry
+        for entry in LAYERS[layer](image.environment()).entries()
+        if layer == "pyopencl" or any(name.startswith("lk") for name in entry.kernels or ())
+    ]
+    entry = max(found, key=lambda entry: entry.files)
+    folder = entry.root / entry.key
+    whole = files(folder)
+    command = ("purge", layer, "--key", entry.key, "--wait", "0.2")
+    states: set[int] = set()
+    calls = injector.run(*command, home=image.path, fault=Fault(WRITES)).seen
+    assert not folder.exists()
+    for nth in range(1, calls + 1):
+        mounted(image.path)
+        done = injector.run(*command, home=image.path, fault=Fault(WRITES, nth, KILL))
+        assert done.status == -9
+        left = files(folder)
+        assert left == whole or first not in left
+        if 0 < len(left) < len(whole):
+            states.add(len(left))
+        if left and len(left) in (1, len(whole) - 1) and first not in left:
+            # A real program compiles again, and what it stores is whole.
+            assert built(image, layer) == 1
+            assert files(folder).keys() == whole.keys()
+            assert built(image, layer) == 0
+        again = injector.run(*command, home=image.path, fault=Fault(0))
+        assert again.status == 0 or not left, again
+        assert not folder.exists()
+    assert len(states) == len(whole) - 1
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}

@@ -1,0 +1,216 @@
+"""Text records: the reader's rules, and rewrites that leave every neighbour as it was."""
+
+from __future__ import annotations
+
+import os
+import stat
+import tempfile
+import zlib
+from contextlib import nullcontext
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cachectl.layers.base.errors import Damaged, EntryExists, Refused, Unreachable
+from cachectl.layers.stores.merging import MergingRecords
+from cachectl.layers.stores.records import Fault, Record, RecordFile, place
+
+PART = st.text(st.characters(blacklist_characters="=:;\n", blacklist_categories=["Cs"]), min_size=1, max_size=12)
+CONTENTS = st.dictionaries(PART, PART, min_size=1, max_size=4)
+DATABASES = st.dictionaries(PART, CONTENTS, max_size=8)
+
+
+def store(path: Path) -> RecordFile:
+    return RecordFile("test", path, nullcontext)
+
+
+def line_of(key: str, items: dict[str, str]) -> bytes:
+    return f"{key}={';'.join(f'{name}:{values}' for name, values in items.items())}".encode()
+
+
+def records(path: Path) -> dict[str, Record]:
+    return {found.key: found for found in store(path).scan() if isinstance(found, Record)}
+
+
+def faults(path: Path) -> list[tuple[int, str]]:
+    return [(found.number, found.code) for found in store(path).scan() if isinstance(found, Fault)]
+
+
+@given(DATABASES)
+def test_what_is_put_reads_back(database: dict[str, dict[str, str]]) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "records.txt")
+        for key, items in database.items():
+            store(path).put(line_of(key, items), replace=False)
+        assert {key: record.items for key, record in records(path).items()} == database
+        assert faults(path) == []
+        for key, items in database.items():
+            assert store(path).read_many([key]) == {key: records(path)[key]}
+            assert records(path)[key].line == line_of(key, items)
+
+
+@given(DATABASES, st.data())
+def test_neighbours_of_what_is_deleted_stay_byte_for_byte(
+    database: dict[str, dict[str, str]], data: st.DataObject
+) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "records.txt")
+        lines = {key: line_of(key, items) for key, items in database.items()}
+        junk = data.draw(
+            st.lists(st.sampled_from([b"", b"no equals sign", b"=nothing before", b"\xff\xfe"]), max_size=3)
+        )
+        path.write_bytes(b"".join(line + b"\n" for line in [*lines.values(), *junk]))
+        gone = data.draw(st.sets(st.sampled_from(sorted(lines)))) if lines else set()
+        assert store(path).delete({key: zlib.crc32(lines[key]) for key in gone}) == gone
+        kept = b"".join(line + b"\n" for line in [*(lines[key] for key in lines if key not in gone), *junk])
+        if gone and not kept.strip(b"\n"):
+            assert not path.exists()
+        else:
+            assert path.read_bytes() == kept
+
+
+def test_the_readers_rules(tmp_path: Path) -> None:
+    path = tmp_path / "records.txt"
+    path.write_bytes(b"a=S:1\n\nno equals\n=S:1\nb=\nc=S\nd=S:1;T\na=S:2\ne=S:1;S:2\nc=S:3\nf=S:1,x:y")
+    assert set(records(path)) == {"a", "d", "e", "f"}
+    assert records(path)["a"].line == b"a=S:1"
+    assert records(path)["e"].items == {"S": "1"}
+    assert records(path)["f"].items == {"S": "1,x:y"}
+    assert faults(path) == [
+        *((3, "malformed"), (4, "malformed"), (5, "malformed"), (6, "malformed"), (7, "item")),
+        *((8, "duplicate"), (9, "duplicate-id"), (10, "hidden"), (11, "newline")),
+    ]
+    # The first line with a key decides, also where it cannot be used.
+    (wrong,) = store(path).read_many(["c", "g"]).values()
+    assert isinstance(wrong, Damaged)
+    assert "line 6" in str(wrong)
+
+
+# What MIOpen 3.3's own RamDb and ReadonlyRamDb returned for each line, compiled as a program.
+@pytest.mark.parametrize(
+    ("contents", "items", "codes"),
+    [
+        (b"A:1,2,3;junk;B:4,5,6", {"A": "1,2,3", "B": "4,5,6"}, ["item"]),
+        (b"A:1,2,3;", {"A": "1,2,3"}, []),
+        (b";;A:1;;B:2;;", {"A": "1", "B": "2"}, ["item"]),
+        (b":no id", {"": "no id"}, []),
+        (b"A:", {"A": ""}, []),
+        (b"A:x:y=z", {"A": "x:y=z"}, []),
+        (b"A:1\0;B:2", {"A": "1\0", "B": "2"}, []),
+        (b"A:1;junk;A:2", {"A": "1"}, ["item", "duplicate-id"]),
+        (b"A:1\r", {"A": "1\r"}, []),
+        (b"junk", None, ["malformed"]),
+        (b";", None, ["malformed"]),
+        (b"", None, ["malformed"]),
+    ],
+)
+def test_a_record_is_hit_if_any_item_has_an_id(
+    tmp_path: Path, contents: bytes, items: dict[str, str] | None, codes: list[str]
+) -> None:
+    path = tmp_path / "records.txt"
+    path.write_bytes(b"k=" + contents + b"\n")
+    assert [code for _, code in faults(path)] == codes
+    found = store(path).read_many(["k"])["k"]
+    if items is None:
+        assert isinstance(found, Damaged)
+        assert records(path) == {}
+        return
+    assert isinstance(found, Record)
+    assert found.items == items
+    assert records(path) == {"k": found}
+    # Nothing but damage may be moved away.
+    assert [fault.line for fault in store(path).scan() if isinstance(fault, Fault)] == [None] * len(codes)
+    copy = tmp_path / "copy.txt"
+    store(copy).put(found.line, replace=False)
+    assert copy.read_bytes() == path.read_bytes()
+
+
+def test_a_line_hidden_by_one_without_a_value_is_not_taken_out(tmp_path: Path) -> None:
+    path = tmp_path / "records.txt"
+    path.write_bytes(b"a=\na=S:1\na=S:2\n")
+    lines = {found.code: found.line for found in store(path).scan() if isinstance(found, Fault)}
+    assert lines == {"malformed": b"a=", "hidden": None}
+    path.write_bytes(b"a=S:1\na=S:2\n")
+    assert faults(path) == [(2, "duplicate")]
+
+
+def test_a_merge_changes_only_the_records_it_adds_to(tmp_path: Path) -> None:
+    path = tmp_path / "records.txt"
+    path.write_bytes(b"k1=A:1;junk;B:2\n\nno equals\nk2=A:1;\n\xff\xfe\nk3=junk\nk4=A:1;;\n")
+    lines = [b"k1=A:1;C:3", b"k2=A:1;more;B:2;", b"k3=A:1", b"no equals=A:1", b"k5=A:1;junk;"]
+    merged = MergingRecords("test", path, nullcontext).merge(lines)
+    assert path.read_bytes() == (
+        b"k1=A:1;junk;B:2;C:3\n\nno equals\nk2=A:1;B:2\n\xff\xfe\nk3=junk\nk4=A:1;;\nno equals=A:1\nk5=A:1;junk;\n"
+    )
+    assert merged == (4, 2, (("k3",),))
+
+
+def test_a_record_is_never_glued_to_an_unfinished_line(tmp_path: Path) -> None:
+    path = tmp_path / "records.txt"
+    path.write_bytes(b"k8=A:1")
+    store(path).put(b"k9=Z:1", replace=False)
+    assert path.read_bytes() == b"k8=A:1\nk9=Z:1\n"
+
+
+def test_another_record_is_replaced_only_on_request_and_in_its_place(tmp_path: Path) -> None:
+    path = tmp_path / "records.txt"
+    path.write_bytes(b"a=S:1\nb=S:1\n")
+    path.chmod(0o640)
+    standing = path.stat().st_ino
+    store(path).put(b"a=S:1", replace=False)
+    assert path.stat().st_ino == standing
+    with pytest.raises(EntryExists):
+        store(path).put(b"a=S:2", replace=False)
+    assert path.read_bytes() == b"a=S:1\nb=S:1\n"
+    store(path).put(b"a=S:2", replace=True)
+    assert path.read_bytes() == b"a=S:2\nb=S:1\n"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o640
+    assert os.listdir(tmp_path) == ["records.txt"]
+
+
+def test_deleting_a_record_does_not_bring_back_one_it_hid(tmp_path: Path) -> None:
+    path = tmp_path / "records.txt"
+    path.write_bytes(b"a=S:1\nb=S:1\na=S:2\n")
+    assert store(path).delete({"a": zlib.crc32(b"a=S:1")}) == {"a"}
+    assert path.read_bytes() == b"b=S:1\n"
+
+
+def test_a_changed_record_is_not_deleted(tmp_path: Path) -> None:
+    path = tmp_path / "records.txt"
+    path.write_bytes(b"a=S:2\n")
+    assert store(path).delete({"a": zlib.crc32(b"a=S:1"), "b": 0}) == set()
+    assert path.read_bytes() == b"a=S:2\n"
+
+
+@pytest.mark.parametrize("line", [b"", b"a", b"=S:1", b"a=", b"a=S", b"a=S:1\nb=S:1", b"a=S:1\n"])
+def test_what_is_no_record_is_not_put(tmp_path: Path, line: bytes) -> None:
+    with pytest.raises(Damaged):
+        store(tmp_path / "records.txt").put(line, replace=True)
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_link_is_neither_read_nor_written_through(tmp_path: Path) -> None:
+    target = tmp_path / "elsewhere.txt"
+    target.write_bytes(b"a=S:1\n")
+    path = tmp_path / "records.txt"
+    path.symlink_to(target)
+    for attempt in (
+        lambda: list(store(path).scan()),
+        lambda: store(path).put(b"b=S:1", replace=True),
+        lambda: store(path).delete({"a": zlib.crc32(b"a=S:1")}),
+    ):
+        with pytest.raises(Refused, match="link"):
+            attempt()
+    assert target.read_bytes() == b"a=S:1\n"
+    assert path.is_symlink()
+
+
+def test_a_failed_rewrite_leaves_nothing_behind(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(IsADirectoryError):
+        place(tmp_path / "folder", b"x")
+    assert os.listdir(tmp_path) == ["folder"]
+    with pytest.raises(Unreachable):
+        store(tmp_path / "no folder" / "records.txt").put(b"a=S:1", replace=False)

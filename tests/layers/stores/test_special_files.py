@@ -1,0 +1,243 @@
+"""FIFOs and sockets under the names that a layer may open: no verb waits for one, and none is changed."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import signal
+import socket
+import stat
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import cycle
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+sys.path[:0] = [str(Path(__file__).parents[2] / "faults")]
+
+from sweep import module, synthetic_world  # noqa: E402
+
+from cachectl.cli.main import main  # noqa: E402
+
+if TYPE_CHECKING:
+    from conftest import Home
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs FIFOs")
+
+#: These take minutes together; ``.ci/run`` runs them.
+HAZARD = pytest.mark.skipif(not os.environ.get("CACHECTL_HAZARD"), reason="CACHECTL_HAZARD is not set")
+#: Longer than any verb takes here, in seconds; an open that blocks never ends.
+SECONDS = 60
+LAYERS = ("loopy", "pyopencl-invoker", "pyopencl", "pocl", "cuda", "neo", "mesa", "comgr", "miopen", "miopen-tuning")
+#: The worlds among which the files of the home are parted: few enough that two files of one entry seldom meet.
+PARTS = 3
+VARIABLES = {"RUSTICL_ENABLE": "llvmpipe", "PYOPENCL_NO_CACHE": ""}
+
+
+@dataclass(frozen=True)
+class Done:
+    """How a command ended; a status of -14 is that of one that hung."""
+
+    status: int
+    stdout: str
+    stderr: str
+
+
+def cachectl(home: Path, *arguments: str) -> Done:
+    """Run a command in a fork: a real process for each would take most of the time."""
+    output = [home.parent / name for name in ("stdout", "stderr")]
+    child = os.fork()
+    if child == 0:
+        status = 70
+        try:
+            signal.alarm(SECONDS)
+            for number, path in enumerate(output, 1):
+                os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
+            os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+            kept = {name: os.environ[name] for name in ("PATH",) if name in os.environ}
+            os.environ.clear()
+            os.environ.update({**kept, "HOME": str(home), "TMPDIR": str(home / "tmp"), **VARIABLES})
+            os.chdir("/")
+            sys.stdout, sys.stderr = (open(number, "w", closefd=False) for number in (1, 2))  # noqa: SIM115
+            status = main(arguments)
+        except SystemExit as stopped:
+            status = int(stopped.code or 0)
+        except BaseException:  # noqa: BLE001 - a traceback is what the tests look for
+            sys.excepthook(*sys.exc_info())
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(status)
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    return Done(status, *(path.read_text(errors="replace") for path in output))
+
+
+@pytest.fixture(scope="module")
+def crowded(tmp_path_factory: pytest.TempPathFactory, filled: Home, compute_cache: Callable[[Path], None]) -> Path:
+    """Return a home in which every layer has entries and something in quarantine, beside a bundle and an artifact."""
+    folder = tmp_path_factory.mktemp("crowded")
+    home = synthetic_world(folder).path
+    shutil.copytree(filled.path, home, symlinks=True, dirs_exist_ok=True)
+    compute_cache(home / ".nv" / "ComputeCache")
+    mesa, tuning = module("layers/mesa/test_mesa.py"), module("layers/miopen/test_tuning.py")
+    mesa.fill(home / ".cache", "single-file", mesa.contents())
+    tuning.perf_table(home / ".config" / "miopen" / "gfx90a68.udb")
+    for program in sorted(home.rglob("program.bc"))[:2]:
+        program.write_bytes(b"")
+    assert cachectl(home, "verify", "--quarantine").status == 0
+    assert cachectl(home, "export", str(folder / "bundle")).status == 0
+    for layer in LAYERS:
+        entry = json.loads(cachectl(home, "ls", layer, "--json", "--limit", "1").stdout)["entries"][0]
+        (folder / f"{layer}.key").write_text(entry["key"])
+        done = cachectl(home, "get", layer, entry["key"], "-o", str(folder / f"{layer}.artifact"))
+        assert done.status == 0, done
+    # What writing verbs make beside entries: lock files, and the marks of changes.
+    assert cachectl(home, "purge", "miopen-tuning", "--key", (folder / "miopen-tuning.key").read_text()).status == 0
+    return home
+
+
+def verbs(folder: Path) -> Iterator[tuple[str, ...]]:
+    """Yield every verb that opens caches, those that change something last."""
+    yield from ((verb, "--json") for verb in ("report", "ls", "verify", "doctor", "layers", "restore"))
+    yield ("report", "--neighbours")
+    yield ("ls", "--kernel", "*")
+    keys = {layer: (folder / f"{layer}.key").read_text() for layer in LAYERS}
+    for layer, key in keys.items():
+        yield ("get", layer, key, "-o", str(folder / "got"), "--force")
+    yield ("export", str(folder / "exported"), "--force")
+    yield ("export", str(folder / "exported"), "miopen-tuning", "mesa", "--force")
+    for dry in (("--dry-run",), ()):
+        yield ("prune", "--max-size", "20K", "--wait", "0.2", *dry)
+        yield ("import", str(folder / "bundle"), "--trust", *dry)
+        yield ("restore", "--all", *dry)
+    yield ("run", "--isolated", "--", "true")
+    yield ("run", "--no-cache", "--prove", "--", "true")
+    yield ("trace", "--", "true")
+    yield ("verify", "--quarantine")
+    for layer, key in keys.items():
+        yield ("put", layer, key, str(folder / f"{layer}.artifact"), "--replace", "--wait", "0.2")
+    for chosen in (("--all",), ("miopen-tuning",)):
+        yield ("purge", *chosen, "--wait", "0.2", "--dry-run")
+        yield ("purge", *chosen, "--wait", "0.2")
+
+
+def pipe(path: Path) -> None:
+    """Put a FIFO under a name."""
+    path.unlink(missing_ok=True)
+    os.mkfifo(path, 0o600)
+
+
+def plug(path: Path) -> None:
+    """Put a socket under a name; those of a family have short names, so it is bound from its folder."""
+    path.unlink(missing_ok=True)
+    here = os.open(path.parent, os.O_RDONLY)
+    try:
+        with socket.socket(socket.AF_UNIX) as server:
+            server.bind(f"/proc/self/fd/{here}/s")
+        os.rename(path.with_name("s"), path)
+    finally:
+        os.close(here)
+
+
+def files(home: Path) -> list[Path]:
+    """List the files that belong to some cache."""
+    places = (home / ".cache", home / ".nv", home / ".config", home / "tmp")
+    found = (path for place in places for path in place.rglob("*") if path.is_file())
+    return sorted(path for path in found if path.read_bytes()[:8] != b"this is ")
+
+
+def databases(home: Path) -> list[Path]:
+    """List the sqlite files."""
+    return [path for path in files(home) if path.read_bytes()[:15] == b"SQLite format 3"]
+
+
+def _part(number: int) -> Callable[[Path], Sequence[Path]]:
+    return lambda home: files(home)[number::PARTS]
+
+
+def _beside(home: Path) -> list[Path]:
+    """Name one of the three files of sqlite's own beside each database: journal, log, and index of the log."""
+    endings = cycle(("-journal", "-wal", "-shm"))
+    return [path.with_name(path.name + ending) for path, ending in zip(databases(home), endings, strict=False)]
+
+
+def _unborn(home: Path) -> list[Path]:
+    """Name the files that are not always there: locks, marks of changes, policies, temporaries of the libraries."""
+    cache = home / ".cache"
+    names = [cache / "pyopencl" / "lock", *cache.glob("pyopencl/*/lock"), *cache.glob("mesa_shader_cache*/*.foz")]
+    names += [cache / "neo_compiler_cache" / name for name in ("config.file", "stats", "sizes.file")]
+    names += [cache / "comgr" / name for name in ("llvmcache.timestamp", "llvmcache-policy")]
+    tuning = home / ".config" / "miopen"
+    for record in tuning.glob("*.txt"):
+        names += [record.with_name(record.name + ending) for ending in (".time", ".temp")]
+        names.append(tuning / "miopen-lockfiles" / f"{record.name}.lock")
+        names.append(home / "tmp" / "miopen-lockfiles" / f"{_digest(tuning)}_{record.name}.lock")
+    names += [path.parent / "label.json" for path in home.rglob("label.json")]
+    names += [home / ".nv" / "ComputeCache" / "index"]
+    return names
+
+
+def _digest(folder: Path) -> str:
+    return hashlib.md5(os.fsencode(folder), usedforsecurity=False).hexdigest()
+
+
+WORLDS = {
+    "files-all": files,
+    **{f"files-{number}": _part(number) for number in range(PARTS)},
+    "beside": _beside,
+    "journals": lambda home: [path.with_name(path.name + "-journal") for path in databases(home)],
+    "unborn": _unborn,
+}
+
+
+@pytest.mark.real
+@pytest.mark.parametrize(
+    ("plant", "world"),
+    [
+        (pipe, "files-all"),
+        (pipe, "beside"),
+        *(
+            pytest.param(plant, world, marks=HAZARD)
+            for plant, world in [
+                *((pipe, world) for world in WORLDS if world not in {"files-all", "beside"}),
+                (plug, "files-all"),
+                (plug, "beside"),
+            ]
+        ),
+    ],
+)
+def test_no_verb_opens_a_special_file(crowded: Path, tmp_path: Path, world: str, plant: Callable[[Path], None]) -> None:
+    shutil.copytree(crowded.parent, tmp_path / "world", symlinks=True)
+    home = tmp_path / "world" / "home"
+    planted = WORLDS[world](home)
+    assert planted
+    for path in planted:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        plant(path)
+    for path in home.rglob("*"):
+        os.utime(path, (1.7e9, 1.7e9), follow_symlinks=False)
+    kind = stat.S_IFIFO if plant is pipe else stat.S_IFSOCK
+    wrong = []
+    for arguments in verbs(home.parent):
+        began = time.monotonic()
+        done = cachectl(home, *arguments)
+        took = time.monotonic() - began
+        if done.status not in (0, 1) or "Traceback" in done.stderr or took > SECONDS / 2:
+            wrong.append((arguments, done, took))
+    assert not wrong
+    assert not [path for path in planted if not _goes_with_a_folder(path) and not _is(path, kind)]
+
+
+def _goes_with_a_folder(path: Path) -> bool:
+    """Tell whether a file lies in an entry that is a folder, or in quarantine: it leaves with that."""
+    return bool({"kcache", "pyopencl"}.intersection(path.parts)) or ".cachectl-quarantine-" in str(path)
+
+
+def _is(path: Path, kind: int) -> bool:
+    return os.path.lexists(path) and stat.S_IFMT(path.lstat().st_mode) == kind

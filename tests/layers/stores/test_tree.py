@@ -1,0 +1,379 @@
+"""The folder-tree store: what it may touch, and what it must not, whatever lies in its way."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import re
+import resource
+import shutil
+import subprocess
+import sys
+import tarfile
+import threading
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from cachectl.layers.base.conformance import snapshot
+from cachectl.layers.base.errors import Damaged, EntryExists, LayerError
+from cachectl.layers.base.facts import Problem, Target
+from cachectl.layers.stores.archive import artifact_from_bytes, artifact_to_bytes, pack, unpack
+from cachectl.layers.stores.tree import Leaf, Shape, Tree
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+SHAPE = Shape((re.compile("[a-f]{2}"), re.compile("[0-9]{4}")), folders=True)
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Tree:
+    return Tree("test", tmp_path / "root", SHAPE)
+
+
+def fill(tree: Tree, key: str = "ab/0001", **files: bytes) -> Path:
+    folder = tree.root / key
+    folder.mkdir(parents=True)
+    for name, content in (files or {"file": b"content"}).items():
+        (folder / name).write_bytes(content)
+    return folder
+
+
+def leaves(tree: Tree) -> list[Leaf]:
+    return [leaf for leaf in tree.scan() if isinstance(leaf, Leaf)]
+
+
+def targets(tree: Tree) -> list[Target]:
+    return [Target(tree.root, leaf.key, leaf.bytes, 1, leaf.mark) for leaf in leaves(tree)]
+
+
+def test_links_are_listed_as_problems_and_never_followed(tree: Tree, tmp_path: Path) -> None:
+    outside = tmp_path / "outside" / "0001"
+    outside.mkdir(parents=True)
+    (outside / "file").write_text("precious")
+    fill(tree)
+    (tree.root / "cd").symlink_to(outside.parent)
+    (tree.root / "ab" / "0002").symlink_to(outside)
+    (tree.root / "ab" / "0003").symlink_to("0003")
+    (tree.root / "ab" / "0001" / "inner").symlink_to(outside)
+    found = list(tree.scan())
+    assert [leaf.key for leaf in found if isinstance(leaf, Leaf)] == ["ab/0001"]
+    assert sorted(problem.path.name for problem in found if isinstance(problem, Problem)) == ["0002", "0003", "cd"]
+    assert tree.remove(targets(tree)).removed == 1
+    assert (outside / "file").read_text() == "precious"
+    assert (tree.root / "cd").is_symlink()
+
+
+def test_a_folder_swapped_for_a_link_after_the_plan_does_no_harm(tree: Tree, tmp_path: Path) -> None:
+    fill(tree)
+    planned = targets(tree)
+    outside = tmp_path / "outside"
+    (tree.root / "ab").rename(outside)
+    (tree.root / "ab").symlink_to(outside)
+    outcome = tree.remove(planned)
+    assert outcome.removed == 0
+    assert len(outcome.skipped) == 1
+    assert (outside / "0001" / "file").exists()
+
+
+def test_a_root_that_is_a_link_is_resolved_once(tree: Tree, tmp_path: Path) -> None:
+    fill(tree)
+    linked = Tree("test", tmp_path / "link", SHAPE)
+    linked.root.symlink_to(tree.root)
+    assert [leaf.key for leaf in leaves(linked)] == ["ab/0001"]
+    assert linked.remove(targets(linked)).removed == 1
+
+
+def test_removal_leaves_no_trash(tree: Tree) -> None:
+    fill(tree)
+    assert tree.remove(targets(tree), tidy=True).removed == 1
+    assert list(tree.root.iterdir()) == []
+
+
+def test_what_an_interrupted_removal_left_is_cleared_later(tree: Tree) -> None:
+    trash = tree.root / (".cachectl-trash-" + "0" * 32)
+    (trash / "0").mkdir(parents=True)
+    (trash / "0" / "file").write_text("half removed")
+    (leaf,) = leaves(tree)
+    assert leaf.stray is not None
+    assert tree.remove(targets(tree)).failed == ()
+    assert list(tree.root.iterdir()) == []
+
+
+def test_write_is_all_or_nothing_and_replaces_only_when_asked(tree: Tree) -> None:
+    tree.write("ab/0001", pack({"one": b"1", "sub/two": b"2"}), replace=False)
+    assert tree.read_members("ab/0001") == {"one": b"1", "sub/two": b"2"}
+    with pytest.raises(EntryExists):
+        tree.write("ab/0001", pack({"one": b"other"}), replace=False)
+    assert tree.read_members("ab/0001") == {"one": b"1", "sub/two": b"2"}
+    tree.write("ab/0001", pack({"one": b"other"}), replace=True)
+    assert tree.read_members("ab/0001") == {"one": b"other"}
+    assert [path.name for path in tree.root.iterdir()] == ["ab"]
+
+
+def test_a_write_that_fails_leaves_nothing(tree: Tree) -> None:
+    tree.root.mkdir()
+    (tree.root / "ab").write_text("a file where a folder is due")
+    before = snapshot(tree.root)
+    with pytest.raises(LayerError):
+        tree.write("ab/0001", pack({"one": b"1"}), replace=False)
+    assert snapshot(tree.root) == before
+
+
+@pytest.mark.parametrize("key", ["", "ab", "ab/0001/x", "../0001", "ab/../cd/0001", "/ab/0001", "ab/0001\n"])
+def test_a_key_of_another_shape_is_refused(tree: Tree, key: str) -> None:
+    with pytest.raises(LayerError):
+        tree.write(key, pack({"one": b"1"}), replace=False)
+    assert tree.read(key) is None
+    assert not tree.root.exists()
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+def test_an_unreadable_folder_is_a_problem(tree: Tree) -> None:
+    fill(tree)
+    (tree.root / "ab").chmod(0)
+    try:
+        assert [problem.code for problem in tree.scan() if isinstance(problem, Problem)] == ["unreadable"]
+    finally:
+        (tree.root / "ab").chmod(0o700)
+
+
+def test_packing_is_deterministic_and_safe() -> None:
+    assert pack({"b": b"2", "a": b"1"}) == pack({"a": b"1", "b": b"2"})
+    assert unpack(pack({"a/b": b"1"})) == {"a/b": b"1"}
+    for name in ("../up", "/abs", "a/../../b"):
+        with pytest.raises(ValueError, match="unsafe member"):
+            unpack(pack({name: b"x"}))
+    with pytest.raises(ValueError, match="not a tar"):
+        unpack(b"no tar at all")
+
+
+NAMES = st.sampled_from(
+    ["ab", "0001", "0002", "file", "cd", ".cachectl-trash-" + "1" * 32, "xy", "a b", "é", "\udcff", "new\nline"]
+)
+TREES = st.recursive(
+    st.one_of(st.binary(max_size=3), st.sampled_from(["..", "ab", "/nowhere"])),
+    lambda inner: st.dictionaries(NAMES, inner, max_size=4),
+    max_leaves=12,
+)
+
+
+def build(folder: Path, content: object) -> None:
+    """Make a folder, file or link of what hypothesis thought of."""
+    if isinstance(content, dict):
+        folder.mkdir()
+        for name, inner in content.items():
+            build(folder / name, inner)
+    elif isinstance(content, bytes):
+        folder.write_bytes(content)
+    else:
+        folder.symlink_to(str(content))
+
+
+@settings(max_examples=150, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
+@given(content=st.dictionaries(NAMES, TREES, max_size=5))
+def test_nothing_but_leaves_of_the_shape_ever_goes(
+    tmp_path_factory: pytest.TempPathFactory, content: dict[str, object]
+) -> None:
+    tree = Tree("test", tmp_path_factory.mktemp("tree") / "root", SHAPE)
+    build(tree.root, content)
+    before = snapshot(tree.root)
+    listed = leaves(tree)
+    own = tuple(leaf.key for leaf in listed)
+    assert all(SHAPE.accepts(key) or key.startswith(".cachectl-trash-") for key in own)
+    outcome = tree.remove(targets(tree))
+    assert outcome.failed == ()
+    kept = {path: what for path, what in before.items() if not any(path == k or path.startswith(k + "/") for k in own)}
+    assert snapshot(tree.root) == kept
+
+
+def test_an_artifact_file_names_its_own_damage() -> None:
+    from cachectl.layers.base.errors import BadRequest
+    from cachectl.layers.base.facts import Artifact
+
+    artifact = Artifact("pocl", "key", "pocl-entry/1", b"data", {"kernels": "k"})
+    file = artifact_to_bytes(artifact)
+    assert artifact_from_bytes(file) == artifact
+    assert artifact_to_bytes(artifact) == file
+    for broken in (
+        b"",
+        file[:700],
+        file.replace(b"data", b"date"),
+        pack({"data": b"x"}),
+        pack({"artifact.json": b"[]", "data": b""}),
+    ):
+        with pytest.raises(BadRequest):
+            artifact_from_bytes(broken)
+
+
+def test_a_cut_tar_is_damage(tree: Tree) -> None:
+    data = pack({"one": b"x" * 2000})
+    with pytest.raises(Damaged):
+        tree.write("ab/0001", data[:1000], replace=False)
+
+
+def test_a_living_cachectls_stage_is_nobodys_left_over(tree: Tree) -> None:
+    tree.root.mkdir()
+    stage = tree.root / (".cachectl-stage-" + "0" * 32)
+    stage.mkdir()
+    program = (
+        "import fcntl, os, sys; fcntl.flock(os.open(sys.argv[1], 0), fcntl.LOCK_EX)\nprint(1, flush=True); input()"
+    )
+    command = [sys.executable, "-c", program, str(stage)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == b"1\n"
+        assert leaves(tree) == []
+        holder.communicate(b"\n")
+    assert [leaf.key for leaf in leaves(tree)] == [stage.name]
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, lambda path: os.symlink("file", path)], ids=["pipe", "link"])
+def test_an_entry_that_cannot_be_read_stays_unless_it_is_to_be_replaced(
+    tree: Tree, make: Callable[[Path], None]
+) -> None:
+    folder = fill(tree)
+    make(folder / "strange")
+    with pytest.raises(LayerError, match="cannot read strange: "):
+        tree.write("ab/0001", pack({"file": b"content"}), replace=False)
+    assert sorted(os.listdir(folder)) == ["file", "strange"]
+    tree.write("ab/0001", pack({"file": b"content"}), replace=True)
+    assert os.listdir(folder) == ["file"]
+    assert os.listdir(tree.root) == ["ab"]
+
+
+def test_two_that_replace_one_entry_at_once_leave_one_of_theirs(tree: Tree) -> None:
+    contents = [pack({"one": bytes([letter]) * 5000}) for letter in b"ab"]
+
+    def replace_often(content: bytes) -> None:
+        for _ in range(40):
+            tree.write("ab/0001", content, replace=True)
+
+    threads = [threading.Thread(target=replace_often, args=(content,)) for content in contents]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert tree.read("ab/0001") in contents
+    assert [path.name for path in tree.root.iterdir()] == ["ab"]
+
+
+def test_what_is_not_a_plain_file_is_read_neither_nor_waited_for(tmp_path: Path) -> None:
+    files = Tree("test", tmp_path, Shape((re.compile("[a-f]{2}"),), folders=False))
+    os.mkfifo(tmp_path / "ab")
+    (tmp_path / "cd").symlink_to("/etc/hostname")
+    os.truncate(os.open(tmp_path / "ef", os.O_CREAT | os.O_WRONLY), 1 << 41)
+    assert [leaf.key for leaf in leaves(files)] == ["ef"]
+    assert files.read("ab") is None
+    assert files.read("cd") is None
+    with pytest.raises(Damaged, match="has more than 1,073,741,824 bytes"):
+        files.read("ef")
+
+
+def test_a_folder_nested_without_end_is_a_problem(tree: Tree) -> None:
+    path = tree.root / "ab" / "0001"
+    for _ in range(60):
+        path /= "d"
+    path.mkdir(parents=True)
+    assert [problem.code for problem in tree.scan() if isinstance(problem, Problem)] == ["unrecognised"]
+
+
+def test_files_that_do_not_belong_in_an_entry_make_it_nobodys(tmp_path: Path) -> None:
+    tree = Tree("test", tmp_path, Shape(SHAPE.levels, folders=True, members=re.compile("file|sub/.*")))
+    fill(tree, "ab/0001", file=b"1")
+    fill(tree, "ab/0002", file=b"1", thesis=b"years")
+    assert [leaf.key for leaf in leaves(tree)] == ["ab/0001"]
+    assert tree.find("ab/0002") is None
+    planned = [Target(tree.root, "ab/0002", 6, 1, (2, 6, 0))]
+    assert tree.remove(planned).removed == 0
+    assert (tmp_path / "ab" / "0002" / "thesis").exists()
+
+
+def test_only_what_left_the_disk_is_counted_as_freed(tree: Tree, tmp_path: Path) -> None:
+    folder = fill(tree, file=b"x" * 1000, other=b"y" * 10)
+    os.link(folder / "file", tmp_path / "another name")
+    assert tree.remove(targets(tree)).bytes_freed == 10
+
+
+def hostile_tars() -> dict[str, bytes]:
+    """Make tars that a careless reader would choke on."""
+    link, sparse = tarfile.TarInfo("link"), tarfile.TarInfo("sparse")
+    link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
+    sparse.pax_headers = {"GNU.sparse.major": "0", "GNU.sparse.minor": "1", "GNU.sparse.size": str(1 << 40),
+                          "GNU.sparse.map": f"0,0,{1 << 40},0", "GNU.sparse.name": "sparse"}  # fmt: skip
+    made = {}
+    for name, info in (("link", link), ("sparse", sparse)):
+        buffer = io.BytesIO()
+        with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as tar:
+            tar.addfile(info)
+        made[name] = buffer.getvalue()
+    header = tarfile.TarInfo("././@LongLink")
+    header.type, header.size = tarfile.GNUTYPE_LONGNAME, 0
+    made["chained"] = header.tobuf(tarfile.GNU_FORMAT) * 3000
+    return made
+
+
+@pytest.mark.parametrize("name", ["link", "sparse", "chained"])
+def test_a_hostile_tar_is_refused_at_once(name: str) -> None:
+    with pytest.raises(ValueError, match=r"unsafe member|not a tar"):
+        unpack(hostile_tars()[name])
+
+
+@pytest.fixture
+def tiny_disk(tmp_path: Path) -> Iterator[Path]:
+    """Mount a disk with room for few files, where this user may."""
+    if shutil.which("mount") is None:
+        pytest.skip("this system has no mount command")
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "nr_inodes=12,size=1m", "tmpfs", str(disk)], capture_output=True, check=False
+    )
+    if mounted.returncode:
+        pytest.skip(f"this user may not mount: {mounted.stderr.decode().strip()}")
+    yield disk
+    subprocess.run(["umount", str(disk)], check=True)
+
+
+def test_a_full_disk_can_be_cleared_and_loses_nothing_to_put(tiny_disk: Path) -> None:
+    tree = Tree("test", tiny_disk / "root", SHAPE)
+    fill(tree, "ab/0001")
+    with contextlib.suppress(OSError):
+        for number in range(100):
+            (tiny_disk / str(number)).touch()
+    with pytest.raises(LayerError, match="No space left"):
+        tree.write("ab/0001", pack({"file": b"other"}), replace=True)
+    assert tree.read_members("ab/0001") == {"file": b"content"}
+    outcome = tree.remove(targets(tree))
+    assert (outcome.removed, outcome.bytes_freed, outcome.failed) == (1, 7, ())
+
+
+def test_put_replaces_entries_and_nothing_else(tmp_path: Path) -> None:
+    tree = Tree("test", tmp_path, Shape(SHAPE.levels, folders=True, members=re.compile("file")))
+    fill(tree, "ab/0001", file=b"1", thesis=b"years")
+    (tmp_path / "ab" / "0002").write_text("a file where a folder is due")
+    before = snapshot(tmp_path)
+    for key in ("ab/0001", "ab/0002"):
+        with pytest.raises(LayerError, match="left alone"):
+            tree.write(key, pack({"file": b"2"}), replace=True)
+    assert snapshot(tmp_path) == before
+
+
+def test_an_entry_may_have_more_folders_than_files_may_be_open(tree: Tree) -> None:
+    members = {f"kernel{number}/8-1-1/code": b"code" for number in range(80)}
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/dev/fd")) + 60, hard))
+    try:
+        tree.write_members("ab/0001", members, replace=False)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert tree.read_members("ab/0001") == members
+
+
+def test_a_name_ends_at_its_first_nul_as_tarfile_has_it() -> None:
+    assert unpack(pack({"a\0b": b"content"})) == {"a": b"content"}

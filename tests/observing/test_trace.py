@@ -1,0 +1,703 @@
+"""Traced runs of real programs: the numbers are those of the libraries' own logs, and nothing else changes."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+from collections import Counter
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from cachectl.switching.run import CannotStart
+
+if TYPE_CHECKING:
+    from conftest import Home
+
+real = pytest.mark.real
+THIRTEEN = ("thirteen.py", "8", "5", "live")
+
+
+def trace(home: Home, *command: str, options: tuple[str, ...] = ()) -> dict[str, Any]:
+    """Trace a program of tests/programs and read the document."""
+    document = home.path / "trace.json"
+    program = (sys.executable, str(home.programs / command[0]), *command[1:])
+    home.cachectl("trace", *options, "--json", str(document), "--", *program)
+    return dict(json.loads(document.read_text()))
+
+
+def numbers(document: dict[str, Any], layer: str) -> tuple[int | None, int | None, int | None]:
+    (found,) = [one for one in document["layers"] if one["layer"] == layer]
+    return found["hits"], found["misses"], found["stores"]
+
+
+def rows(home: Home, beginning: str) -> int:
+    """Ask sqlite itself how many rows the dictionaries of a layer hold."""
+    total = 0
+    for path in (home.path / ".cache" / "pytools").glob(f"pdict-v5-{beginning}*.sqlite"):
+        with closing(sqlite3.connect(path)) as connection:
+            total += connection.execute("select count(*) from dict").fetchone()[0]
+    return total
+
+
+@real
+def test_cold_warm_and_after_a_purge(home: Home) -> None:
+    """Stores are the rows and programs that are there afterwards; a warm run stores nothing and misses nothing."""
+    cold = trace(home, *THIRTEEN)
+    assert cold["exit_status"] == 0
+    assert cold["schema"] == "cachectl/trace/1"
+    for layer, beginning in (("loopy", "loopy-"), ("pyopencl-invoker", "pyopencl-")):
+        hits, misses, stores = numbers(cold, layer)
+        assert (hits, stores) == (0, misses)
+        assert stores == rows(home, beginning) > 0
+    assert numbers(cold, "pyopencl") == (0, 13, 13)
+    assert numbers(cold, "pocl") == (0, 13, 13)
+    assert len(list((home.path / ".cache" / "pocl" / "kcache").rglob("program.bc"))) == 13
+    warm = trace(home, *THIRTEEN)
+    for layer in ("loopy", "pyopencl-invoker", "pyopencl", "pocl"):
+        hits, misses, stores = numbers(warm, layer)
+        assert (misses, stores) == (0, 0)
+        assert hits
+    assert numbers(warm, "pyopencl") == (13, 0, 0)
+    home.cachectl("purge", "pyopencl")
+    purged = trace(home, *THIRTEEN)
+    assert numbers(purged, "pyopencl") == (0, 13, 13)
+    assert numbers(purged, "loopy") == numbers(warm, "loopy")
+
+
+@real
+def test_the_numbers_are_those_of_the_libraries_own_logs(home: Home) -> None:
+    """PyOpenCL says hit or miss for each program, PoCL prints what it builds and writes: beside it, not in it."""
+    document = home.path / "trace.json"
+    program = (sys.executable, str(home.programs / "binaries.py"), "5")
+    for expected in ("miss", "hit"):
+        done = home.cachectl("trace", "--json", str(document), "--", *program)
+        said = Counter(re.findall("binary cache (hit|miss)", done.stdout))
+        assert said == {expected: 5}
+        hits, misses, _ = numbers(json.loads(document.read_text()), "pyopencl")
+        assert (hits, misses) == (said["hit"], said["miss"])
+
+
+@real
+def test_pocl_says_the_same_of_itself(home: Home) -> None:
+    """Cold and warm, PoCL's own messages in a run without a trace count as many programs built and written."""
+    program = (sys.executable, str(home.programs / "thirteen.py"), "8", "5")
+    assert numbers(trace(home, "thirteen.py", "8", "5"), "pocl") == (0, 13, 13)
+    traced_warm = numbers(trace(home, "thirteen.py", "8", "5"), "pocl")
+    said = home.run(*program, POCL_DEBUG="llvm").stderr
+    builds, writes = said.count("building program with options"), said.count("Writing program.bc")
+    assert traced_warm == (builds - writes, writes, writes) == (13, 0, 0)
+    shutil.rmtree(home.path / ".cache" / "pocl" / "kcache")
+    said = home.run(*program, POCL_DEBUG="llvm").stderr
+    assert (said.count("building program with options"), said.count("Writing program.bc")) == (13, 13)
+
+
+@real
+def test_four_programs_at_once_are_counted_together(home: Home) -> None:
+    """Children's numbers add up: each of four warm programs hits all it asks for."""
+    trace(home, *THIRTEEN)
+    one = trace(home, *THIRTEEN)
+    four = trace(home, "four.py", str(home.programs / "thirteen.py"), "8", "5", "live")
+    for layer in ("loopy", "pyopencl-invoker", "pyopencl", "pocl"):
+        hits, misses, stores = numbers(one, layer)
+        assert hits
+        assert numbers(four, layer) == (4 * hits, misses, stores)
+
+
+@real
+def test_another_program_beside_does_not_count(home: Home) -> None:
+    """What a program without a trace does on the same caches in the same time is not this run's."""
+    trace(home, *THIRTEEN)
+    waiting = (
+        "import subprocess, sys; import pyopencl;"
+        "environment = dict(__import__('os').environ); del environment['CACHECTL_TRACE'];"
+        f"environment['PYTHONPATH'] = {home.variables.get('PYTHONPATH', '')!r};"
+        "sys.exit(subprocess.run(sys.argv[1:], env=environment, stdout=subprocess.DEVNULL).returncode)"
+    )
+    document = home.path / "trace.json"
+    other = (sys.executable, str(home.programs / "kernels.py"), "8")
+    home.cachectl("trace", "--json", str(document), "--", sys.executable, "-c", waiting, *other)
+    assert numbers(json.loads(document.read_text()), "loopy") == (0, 0, 0)
+
+
+@real
+def test_kernels_and_reasons(home: Home) -> None:
+    """Each build is listed with who served it; a miss beside an entry of the same kernel says what may differ."""
+    cold = trace(home, "thirteen.py", "2", "1", options=("--kernels", "--explain"))
+    assert [(kernel["kernels"], kernel["served_by"]) for kernel in cold["kernels"]] == [
+        (["lk0"], None),
+        (["lk1"], None),
+        (["pk0"], None),
+    ]
+    assert {miss["because"] for miss in cold["misses"]} == {"cold: no entry like it"}
+    warm = trace(home, "thirteen.py", "2", "1", options=("--kernels", "--explain"))
+    assert [kernel["served_by"] for kernel in warm["kernels"]] == ["pocl", "pocl", "pocl"]
+    assert warm["misses"] == []
+    assert all(kernel["seconds"] > 0 for kernel in warm["kernels"])
+    for path in (home.path / ".cache" / "pytools").glob("pdict-v5-loopy-*"):
+        path.rename(path.with_name(path.name.replace("2025.2", "2024.1")))
+    explained = trace(home, "thirteen.py", "2", "1", options=("--explain",))
+    reasons = {miss["because"] for miss in explained["misses"] if miss["layer"] == "loopy"}
+    assert any("an entry of the same kernel is there, but" in reason for reason in reasons)
+
+
+@real
+def test_a_miss_tells_the_source_from_the_options(home: Home) -> None:
+    """Of PyOpenCL's programs it is known whether the source is the same, and so the rest must differ."""
+    program = f"""
+import sys
+sys.path.insert(0, {str(home.programs)!r})
+import kernels, pyopencl as cl
+from pyopencl import characterize
+characterize.has_src_build_cache = lambda device: None
+context = cl.Context([kernels.device()])
+cl.Program(context, "__kernel void one(__global int *a) {{ a[0] = " + sys.argv[1] + "; }}").build(sys.argv[2:])
+"""
+    document = home.path / "trace.json"
+
+    def reasons(*arguments: str) -> set[str]:
+        command = (sys.executable, "-c", program, *arguments)
+        home.cachectl("trace", "--explain", "--json", str(document), "--", *command)
+        misses = json.loads(document.read_text())["misses"]
+        return {miss["because"] for miss in misses if miss["layer"] == "pyopencl"}
+
+    assert reasons("1") == {"cold: no entry like it"}
+    assert reasons("1") == set()
+    assert reasons("1", "-DTWO=2") == {
+        "an entry of the same source is there, but build options, include path, device or driver differ"
+    }
+    assert reasons("2") == {"an entry of the same kernel is there, but its source is another"}
+
+
+@real
+def test_the_program_notices_nothing(home: Home) -> None:
+    """Output, status, standard input and the user's own sitecustomize are as without a trace."""
+    site = home.path / "site"
+    site.mkdir()
+    (site / "sitecustomize.py").write_text("import builtins; builtins.mine = 'ran'")
+    program = (
+        "import sys, os; import pyopencl as cl; print(mine, sys.stdin.read()); cl.get_platforms();"
+        "sys.stderr.write('to stderr\\n'); sys.stderr.flush(); os.write(2, b'raw\\n'); sys.exit(7)"
+    )
+    paths = os.pathsep.join(filter(None, [str(site), home.variables.get("PYTHONPATH")]))
+    done = subprocess.run(
+        [sys.executable, "-m", "cachectl", "trace", "--", sys.executable, "-c", program],
+        env={**home.variables, "PYTHONPATH": paths},
+        input="typed",
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 7
+    assert done.stdout == "ran typed\n"
+    assert done.stderr.startswith("to stderr\nraw\n")
+    assert "POCL:" not in done.stderr
+
+
+@real
+def test_a_killed_program_has_told_all_the_same(home: Home) -> None:
+    """Events are written as they happen; the status is 128 and the signal."""
+    program = (
+        f"import sys; sys.path.insert(0, {str(home.programs)!r}); import kernels, os, signal, pyopencl as cl;"
+        "c = cl.Context([kernels.device()]); q = cl.CommandQueue(c); kernels.compile_and_check(c, q, 0);"
+        "os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    document = home.path / "trace.json"
+    done = home.cachectl("trace", "--json", str(document), "--", sys.executable, "-c", program, check=False)
+    assert done.returncode == 128 + signal.SIGKILL
+    read = json.loads(document.read_text())
+    assert read["exit_status"] == 128 + signal.SIGKILL
+    assert numbers(read, "pocl") == (0, 1, 1)
+    assert numbers(read, "loopy")[2] == rows(home, "loopy-")
+
+
+def test_a_run_without_python_is_inferred_or_unknown(home: Home) -> None:
+    """What could not be watched is null, and says why."""
+    document = home.path / "trace.json"
+    home.cachectl("trace", "--json", str(document), "--", "true")
+    layers = {layer["layer"]: layer for layer in json.loads(document.read_text())["layers"]}
+    assert layers["loopy"]["evidence"] == "none"
+    assert layers["loopy"]["hits"] is None
+    assert "no Python of the run" in layers["loopy"]["why"]
+    assert layers["pocl"]["evidence"] == "inferred"
+    assert layers["pocl"]["stores"] == 0
+
+
+LATE = """
+import os, sys
+sys.path.insert(0, sys.argv[1])
+import kernels, pyopencl as cl
+os.environ["POCL_DEBUG"] = "llvm"
+cl.Program(cl.Context([kernels.device()]), "__kernel void one(__global int *a) { a[0] = 1; }").build()
+"""
+
+
+@real
+def test_messages_that_a_program_asks_for_itself_stay_its_own(home: Home) -> None:
+    """They are printed as they are without a trace, and no number is called exact that was not heard."""
+    document = home.path / "trace.json"
+    command = (sys.executable, "-c", LATE, str(home.programs))
+    traced = home.cachectl("trace", "--json", str(document), "--", *command)
+    shutil.rmtree(home.path / ".cache" / "pocl" / "kcache")
+    plain = home.run(*command)
+    assert traced.stderr.count("LLVM |") == plain.stderr.count("LLVM |") > 0
+    (pocl,) = [layer for layer in json.loads(document.read_text())["layers"] if layer["layer"] == "pocl"]
+    assert (pocl["evidence"], pocl["stores"]) == ("inferred", 1)
+
+
+@real
+def test_messages_that_the_user_asked_for_stay_his(home: Home) -> None:
+    """Where POCL_DEBUG is set already, PoCL prints where it always does, and is judged by its marks."""
+    document = home.path / "trace.json"
+    program = (sys.executable, str(home.programs / "thirteen.py"), "1", "1")
+    done = home.cachectl("trace", "--json", str(document), "--", *program, POCL_DEBUG="llvm")
+    assert "Writing program.bc" in done.stderr
+    (pocl,) = [layer for layer in json.loads(document.read_text())["layers"] if layer["layer"] == "pocl"]
+    assert (pocl["evidence"], pocl["stores"]) == ("inferred", 2)
+
+
+@real
+def test_a_block_of_this_process(home: Home) -> None:
+    """From Python the same numbers, for the block alone."""
+    program = f"""
+import json, sys
+sys.path.insert(0, {str(home.programs)!r})
+import cachectl
+import kernels, pyopencl as cl
+with cachectl.traced() as cold:
+    context = cl.Context([kernels.device()])
+    queue = cl.CommandQueue(context)
+    kernels.compile_and_check(context, queue, 0)
+kernels.compile_and_check(context, queue, 1)
+print(json.dumps([cold["loopy"].misses, cold["loopy"].stores, cold["pocl"].stores, cold["loopy"].evidence]))
+"""
+    done = home.run(sys.executable, "-c", program)
+    misses, stores, programs, evidence = json.loads(done.stdout.splitlines()[-1])
+    assert misses == stores > 0
+    assert programs == 1
+    assert evidence == "exact"
+    # The kernel after the block has added its own rows, which the block does not count.
+    assert rows(home, "loopy-") == 2 * stores
+
+
+def test_misuse_is_one_line(home: Home) -> None:
+    """No command, and no folder for the document, are noticed before anything is run."""
+    assert home.cachectl("trace", check=False).returncode == 2
+    nowhere = home.cachectl("trace", "--json", "/nowhere/at/all.json", "--", "true", check=False)
+    assert (nowhere.returncode, len(nowhere.stderr.splitlines())) == (2, 1)
+    missing = home.cachectl("trace", "--", "no-such-command", check=False)
+    assert missing.returncode == 127
+    assert issubclass(CannotStart, OSError)
+
+
+def test_the_observer_stands_alone(tmp_path: Path) -> None:
+    """It is copied into interpreters that have no cachectl: it imports the standard library alone."""
+    observer = Path(__file__).parents[2] / "orchestrator" / "observing" / "observer.py"
+    (tmp_path / "observer.py").write_bytes(observer.read_bytes())
+    done = subprocess.run(
+        [sys.executable, "-I", "-c", f"import sys; sys.path[:0] = [{str(tmp_path)!r}]; import observer"], check=False
+    )
+    assert done.returncode == 0
+
+
+DICTIONARY = """
+import sys, warnings
+import cachectl
+from pytools.persistent_dict import PersistentDict, WriteOncePersistentDict
+dictionary = WriteOncePersistentDict("mine", safe_sync=False)
+dictionary.store_if_not_present(1, 2)
+with cachectl.traced() as t:
+    dictionary.store_if_not_present(1, 2)
+    dictionary.clear_in_mem_cache()
+    dictionary.fetch(1)
+    dictionary.fetch(1)
+    try:
+        dictionary.fetch(3)
+    except KeyError:
+        pass
+fetch = WriteOncePersistentDict.fetch
+print(t["pytools"].hits, t["pytools"].misses, t["pytools"].stores, fetch.__qualname__)
+"""
+
+
+@real
+def test_what_is_loaded_already_is_counted_and_put_back(home: Home) -> None:
+    """A lookup in memory is none, a store of what is there is none; after the block the methods are the old ones."""
+    said = home.run(sys.executable, "-c", DICTIONARY).stdout
+    assert said == "1 1 0 WriteOncePersistentDict.fetch\n"
+
+
+CLOSING = """
+import os
+from pytools.persistent_dict import PersistentDict
+first = PersistentDict("first", safe_sync=False)
+first.store(1, 2)
+os.closerange(3, 100)
+with open("mine.txt", "w") as file:
+    second = PersistentDict("second", safe_sync=False)
+    second.store(1, 2)
+    file.write("mine")
+print(second.fetch(1))
+"""
+
+
+@real
+def test_a_program_that_closes_what_it_did_not_open(home: Home) -> None:
+    """No event goes into a file of the program's that has got the number of ours."""
+    done = home.cachectl("trace", "--", sys.executable, "-c", CLOSING)
+    assert done.stdout == "2\n"
+    assert (home.path / "mine.txt").read_text() == "mine"
+    for path in (home.path / ".cache" / "pytools").glob("*second*.sqlite"):
+        assert path.read_bytes().startswith(b"SQLite format 3")
+
+
+@real
+def test_a_build_that_fails_is_no_hit(home: Home) -> None:
+    """Nor is it served by anybody."""
+    program = f"""
+import sys
+sys.path.insert(0, {str(home.programs)!r})
+import kernels, pyopencl as cl
+context = cl.Context([kernels.device()])
+try:
+    cl.Program(context, "__kernel void bad() {{ no such thing; }}").build()
+except cl.RuntimeError:
+    pass
+"""
+    document = home.path / "trace.json"
+    home.cachectl("trace", "--json", str(document), "--", sys.executable, "-c", program)
+    assert numbers(json.loads(document.read_text()), "pocl") == (0, 0, 0)
+
+
+@real
+def test_children_that_are_not_watched_print_nothing_new(home: Home) -> None:
+    """PoCL's messages are asked of the traced interpreter alone."""
+    child = "import subprocess, sys; print(subprocess.run([sys.executable, '-I', sys.argv[1], '1'], stderr=-1).stderr)"
+    program = home.path / "one.py"
+    program.write_text("import pyopencl as cl; [p.get_devices() for p in cl.get_platforms()]")
+    done = home.cachectl("trace", "--", sys.executable, "-c", child, str(program))
+    assert "POCL" not in done.stdout + done.stderr
+
+
+@real
+def test_bytes_stored_are_those_on_the_disk(home: Home) -> None:
+    """Of every layer that is known exactly, after a cold run, the bytes are those of what is there."""
+    cold = trace(home, *THIRTEEN)
+    stored = {layer["layer"]: layer["bytes"] for layer in cold["layers"]}
+    for layer, beginning in (("loopy", "loopy-"), ("pyopencl-invoker", "pyopencl-")):
+        there = 0
+        for path in (home.path / ".cache" / "pytools").glob(f"pdict-v5-{beginning}*.sqlite"):
+            with closing(sqlite3.connect(path)) as connection:
+                there += connection.execute("select coalesce(sum(length(key_value)), 0) from dict").fetchone()[0]
+        assert stored[layer] == there > 0
+    listed = json.loads(home.cachectl("ls", "--json", "pyopencl").stdout)["entries"]
+    assert stored["pyopencl"] == sum(entry["bytes"] for entry in listed) > 0
+
+
+@real
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux shows what a process has loaded")
+@pytest.mark.parametrize("how", ["-I", "cleared variables", "a shell"])
+def test_a_child_that_cannot_be_watched_is_named(home: Home, how: str) -> None:
+    """What the others told is then no more than a lower bound."""
+    kernels = (str(home.programs / "kernels.py"), "1")
+    hidden = f"import sys, runpy; sys.path[:0] = {[str(home.programs)]!r}; sys.argv = {list(kernels)!r};"
+    hidden += "runpy.run_path(sys.argv[0], run_name='__main__')"
+    starts = {
+        "-I": "subprocess.run([sys.executable, '-I', '-c', sys.argv[1]])",
+        "cleared variables": "subprocess.run([sys.executable, '-c', sys.argv[1]], env={'HOME': os.environ['HOME']})",
+        "a shell": "os.system(f'{sys.executable} -I -c \"{sys.argv[1]}\"')",
+    }
+    program = f"import os, runpy, subprocess, sys; {starts[how]}; sys.argv = {list(kernels)!r};"
+    program += f"sys.path[:0] = {[str(home.programs)]!r}; runpy.run_path(sys.argv[0], run_name='__main__')"
+    document = home.path / "trace.json"
+    done = home.cachectl("trace", "--json", str(document), "--", sys.executable, "-c", program, hidden)
+    read = json.loads(document.read_text())
+    (unwatched,) = read["unwatched"]
+    assert set(unwatched["layers"]) >= {"loopy", "pyopencl-invoker", "pocl"}
+    assert "not counted" in done.stderr
+    evidence = {layer["layer"]: layer["evidence"] for layer in read["layers"]}
+    assert evidence["loopy"] == evidence["pocl"] == "inferred"
+
+
+@real
+def test_children_that_use_no_cache_or_are_forked_change_nothing(home: Home) -> None:
+    """Numbers stay exact beside other Pythons and commands, and beside forks of a watched one."""
+    program = (
+        f"import sys; sys.path.insert(0, {str(home.programs)!r}); sys.argv = ['kernels.py', '1'];"
+        "import os, runpy, subprocess, time; subprocess.run([sys.executable, '-I', '-c', 'import sqlite3, time; "
+        "time.sleep(.3)']); subprocess.run(['sleep', '.2']);"
+        "runpy.run_path(sys.path[0] + '/kernels.py', run_name='__main__');"
+        "child = os.fork(); child or (time.sleep(.3), os._exit(0)); os.waitpid(child, 0)"
+    )
+    document = home.path / "trace.json"
+    home.cachectl("trace", "--json", str(document), "--", sys.executable, "-c", program)
+    read = json.loads(document.read_text())
+    assert read["unwatched"] == []
+    assert {layer["layer"]: layer["evidence"] for layer in read["layers"]}["loopy"] == "exact"
+
+
+SPEAKING = """
+import ctypes, sys
+sys.path.insert(0, sys.argv[1])
+import kernels, pyopencl as cl
+library = ctypes.CDLL(None)
+stream = ctypes.c_void_p.in_dll(library, "stderr")
+context = cl.Context([kernels.device()])
+library.fputs(b"from C, before\\n", stream)
+cl.Program(context, "__kernel void one(__global int *a) { a[0] = 1; }").build()
+sys.stderr.write("from Python, after\\n")
+stream = ctypes.c_void_p.in_dll(library, "stderr")
+library.fputs(b"from C, at the end\\n", stream)
+"""
+
+
+@real
+def test_what_c_code_prints_stays_with_the_program_that_captures_it(home: Home) -> None:
+    """It is there, complete and before what is printed after the next build, for the parent that reads it."""
+    parent = (
+        "import subprocess, sys; done = subprocess.run([sys.executable, *sys.argv[1:]], stderr=-1, text=True);"
+        "print(done.stderr.splitlines())"
+    )
+    command = (sys.executable, "-c", parent, "-c", SPEAKING, str(home.programs))
+    said = home.cachectl("trace", "--", *command)
+    assert said.stdout == "['from C, before', 'from Python, after', 'from C, at the end']\n"
+    assert "from C" not in said.stderr
+
+
+CROWDED = """
+import sys, threading
+sys.path.insert(0, sys.argv[1])
+import kernels, pyopencl as cl
+context = cl.Context([kernels.device()])
+def build(name):
+    cl.Program(context, "__kernel void %s(__global int *a) { a[0] = 1; }" % name).build()
+build("known")
+gate = threading.Barrier(2)
+def at_once(name):
+    gate.wait()
+    build(name)
+threads = [threading.Thread(target=at_once, args=(name,)) for name in ("known", "new" + sys.argv[2])]
+[thread.start() for thread in threads]
+[thread.join() for thread in threads]
+"""
+
+
+@real
+def test_of_builds_at_the_same_time_none_is_taken_for_compiled_wrongly(home: Home) -> None:
+    """What is served is not called compiled: it is right, or it is unknown."""
+    document = home.path / "trace.json"
+    for round_number in "123":
+        command = (sys.executable, "-c", CROWDED, str(home.programs), round_number)
+        home.cachectl("trace", "--kernels", "--json", str(document), "--", *command)
+        built = json.loads(document.read_text())["kernels"]
+        known = [kernel for kernel in built if kernel["kernels"] == ["known"]][-1]
+        new = next(kernel for kernel in built if kernel["kernels"] == [f"new{round_number}"])
+        assert known["compiled"] in (False, None)
+        assert new["compiled"] in (True, None)
+        assert new["served_by"] is None
+
+
+OPTIONS = """
+import sys
+sys.path.insert(0, sys.argv[1])
+import kernels, pyopencl as cl
+context = cl.Context([kernels.device()])
+for options in ("", "-DTWO=2"):
+    cl.Program(context, "__kernel void one(__global int *a) { a[0] = 1; }").build(options)
+"""
+
+
+@real
+def test_a_miss_names_the_options_that_differ_within_the_run(home: Home) -> None:
+    """PoCL's keys are hashes, but what was built before in the same run is known."""
+    document = home.path / "trace.json"
+    command = (sys.executable, "-c", OPTIONS, str(home.programs))
+    home.cachectl("trace", "--explain", "--json", str(document), "--", *command)
+    reasons = [miss["because"] for miss in json.loads(document.read_text())["misses"] if miss["layer"] == "pocl"]
+    assert reasons == [
+        "cold: no entry like it",
+        "the same source was built before in this run, with options '' there, '-DTWO=2' here",
+    ]
+
+
+BEGINNING = """
+import os, sys
+sys.path.insert(0, sys.argv[1])
+import kernels, pyopencl as cl
+context = cl.Context([kernels.device()])
+def source(name):
+    return "__kernel void %s(__global int *a) { a[0] = 1; }" % name
+def attempt(call, *arguments, **options):
+    try:
+        return call(*arguments, **options)
+    except (cl.RuntimeError, TypeError, AttributeError, ValueError):
+        return None
+"""
+#: What a program does on PoCL, and what its own messages say of that in a second run: hits and misses.
+SCENES = {
+    "a failure in the compiler": ("attempt(cl.Program(context, '__kernel void bad() { no; }').build)", (0, 0)),
+    "a failure before the compiler": (
+        (
+            "cl.Program(context, source('one')).build(); attempt(cl.Program(context, source('two')).build, '-no-such');"
+            "attempt(cl.Program(context, source('three')).build, 3.4)"
+        ),
+        (1, 0),
+    ),
+    "a failed compile": ("attempt(cl.Program(context, '__kernel void bad() { no; }').compile)", (0, 0)),
+    "compiled": ("cl.Program(context, source('one')).compile()", (1, 0)),
+    "compiled and linked": ("cl.link_program(context, [cl.Program(context, source('one')).compile()])", (1, 1)),
+    "binaries": (
+        (
+            "p = cl.Program(context, source('one')).build();"
+            "cl.Program(context, context.devices, p.get_info(cl.program_info.BINARIES)).build()"
+        ),
+        (2, 0),
+    ),
+    "a reloaded library": (
+        "import importlib; importlib.reload(cl); cl.Program(context, source('one')).build()",
+        (1, 0),
+    ),
+}
+
+
+@real
+@pytest.mark.parametrize("scene", SCENES)
+def test_what_pocl_did_is_counted_whatever_was_asked_of_it(home: Home, scene: str) -> None:
+    """PoCL looks up programs and object files, and links again each time. A failure is no hit, a binary is one."""
+    lines, expected = SCENES[scene]
+    command = (sys.executable, "-c", f"{BEGINNING}\n{lines}", str(home.programs))
+    home.run(*command)
+    document = home.path / "trace.json"
+    home.cachectl("trace", "--json", str(document), "--", *command)
+    (pocl,) = [layer for layer in json.loads(document.read_text())["layers"] if layer["layer"] == "pocl"]
+    assert (pocl["hits"], pocl["misses"], pocl["evidence"]) == (*expected, "exact")
+
+
+@real
+def test_each_device_is_a_lookup_of_its_own(home: Home) -> None:
+    """A program for two devices is looked up twice, and found for one of them if that is what was there."""
+    program = (
+        "import sys, pyopencl as cl; devices = next(p for p in cl.get_platforms() if p.name.startswith('Portable'))"
+        ".get_devices(); chosen = devices[:int(sys.argv[1])];"
+        "cl.Program(cl.Context(chosen), '__kernel void one(__global int *a) { a[0] = 1; }').build()"
+    )
+    document = home.path / "trace.json"
+    counted = []
+    for devices in "1", "2", "2":
+        command = (sys.executable, "-c", program, devices)
+        home.cachectl("trace", "--json", str(document), "--", *command, POCL_DEVICES="pthread pthread")
+        hits, misses, _ = numbers(json.loads(document.read_text()), "pocl")
+        assert hits is not None
+        assert misses is not None
+        counted.append(hits + misses)
+    assert counted == [1, 2, 2]
+    assert (hits, misses) == (2, 0)
+
+
+@real
+def test_no_message_goes_into_a_file_of_the_programs(home: Home) -> None:
+    """A program that closes what it did not open gets the number of our file for its own."""
+    lines = (
+        "cl.Program(context, source('one')).build(); os.closerange(3, 256); f = open('mine.txt', 'w'); f.write('mine');"
+        "f.flush(); cl.Program(context, source('two')).build(); f.close()"
+    )
+    home.cachectl("trace", "--", sys.executable, "-c", f"{BEGINNING}\n{lines}", str(home.programs))
+    assert (home.path / "mine.txt").read_text() == "mine"
+
+
+CAPTURING = """
+import ctypes, sys
+sys.path.insert(0, "{programs}")
+import kernels, pyopencl as cl
+
+def test_what_c_prints_is_captured(capfd):
+    context = cl.Context([kernels.device()])
+    cl.Program(context, "__kernel void one(__global int *a) {{ a[0] = 1; }}").build()
+    library = ctypes.CDLL(None)
+    library.fputs(b"from C", ctypes.c_void_p.in_dll(library, "stderr"))
+    assert capfd.readouterr().err == "from C"
+"""
+
+
+@real
+def test_a_suite_that_captures_what_c_prints_passes_as_before(home: Home) -> None:
+    """Outside a build nothing of the program is redirected."""
+    (home.path / "test_it.py").write_text(CAPTURING.format(programs=home.programs))
+    home.cachectl("trace", "--", sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_it.py")
+
+
+@real
+def test_a_trace_within_a_trace_and_the_users_own_site(home: Home) -> None:
+    """Both traces hear of all; the user's module is imported as ever, and may fail as ever."""
+    site = home.path / "site"
+    site.mkdir()
+    (site / "sitecustomize.py").write_text("VALUE = 42\n")
+    paths = os.pathsep.join(filter(None, [str(site), home.variables.get("PYTHONPATH")]))
+    inner, outer = home.path / "inner.json", home.path / "outer.json"
+    program = "import sitecustomize, sys; print(sitecustomize.VALUE, file=sys.stdout); import runpy; "
+    program += f"sys.path.insert(0, {str(home.programs)!r}); sys.argv = ['thirteen.py', '1', '1'];"
+    program += "runpy.run_path(sys.path[0] + '/thirteen.py', run_name='__main__')"
+    nested = (sys.executable, "-m", "cachectl", "trace", "--json", str(inner), "--", sys.executable, "-c", program)
+    done = home.cachectl("trace", "--json", str(outer), "--", *nested, PYTHONPATH=paths)
+    assert done.stdout.startswith("42\n")
+    assert "Error" not in done.stderr
+    for document in (inner, outer):
+        assert numbers(json.loads(document.read_text()), "pocl") == (0, 2, 2)
+    (site / "sitecustomize.py").write_text("raise KeyError('mine')\n")
+    done = home.cachectl("trace", "--json", str(inner), "--", sys.executable, "-c", "", PYTHONPATH=paths)
+    assert "KeyError: 'mine'" in done.stderr
+    evidence = {layer["layer"]: layer["evidence"] for layer in json.loads(inner.read_text())["layers"]}
+    assert evidence["loopy"] == "exact"
+
+
+@real
+def test_a_block_that_raises_is_counted_all_the_same(home: Home) -> None:
+    """The numbers are there however the block ends."""
+    lines = (
+        "import cachectl\ntry:\n    with cachectl.traced() as t:\n        cl.Program(context, source('one')).build()\n"
+        "        raise KeyError\nexcept KeyError:\n    print(t['pocl'].misses, t['pocl'].evidence)"
+    )
+    done = home.run(sys.executable, "-c", f"{BEGINNING}\n{lines}", str(home.programs))
+    assert done.stdout == "1 exact\n"
+
+
+@real
+def test_a_process_that_becomes_another_program_says_nothing_twice(home: Home) -> None:
+    """After ``exec`` the number of the process, and so its files, are the same."""
+    lines = (
+        "stage = int(sys.argv[2]); import ctypes; library = ctypes.CDLL(None)\n"
+        "cl.Program(context, source(f'one{stage}')).build()\n"
+        "library.fputs(b'stage %d\\n' % stage, ctypes.c_void_p.in_dll(library, 'stderr'))\n"
+        "stage < 2 and os.execv(sys.executable, [sys.executable, '-c', SELF, sys.argv[1], str(stage + 1)])"
+    )
+    program = f"SELF = sys.orig_argv[2]\n{lines}"
+    document = home.path / "trace.json"
+    command = (sys.executable, "-c", f"{BEGINNING}\n{program}", str(home.programs), "0")
+    done = home.cachectl("trace", "--json", str(document), "--", *command)
+    assert re.findall(r"stage \d", done.stderr) == ["stage 0", "stage 1", "stage 2"]
+    assert numbers(json.loads(document.read_text()), "pocl") == (0, 3, 3)
+
+
+@real
+def test_a_worker_that_renames_itself_is_watched_all_the_same(home: Home) -> None:
+    """A fork is known by its stack, not by its title."""
+    lines = (
+        "cl.Program(context, source('one')).build()\nimport ctypes, time\nchild = os.fork()\nif not child:\n"
+        "    stat = open('/proc/self/stat').read().rpartition(') ')[2].split()\n"
+        "    ctypes.memset(int(stat[45]), 119, 6)\n    time.sleep(.3)\n    os._exit(0)\nos.waitpid(child, 0)"
+    )
+    document = home.path / "trace.json"
+    home.cachectl(
+        "trace", "--json", str(document), "--", sys.executable, "-c", f"{BEGINNING}\n{lines}", str(home.programs)
+    )
+    read = json.loads(document.read_text())
+    assert read["unwatched"] == []
+    assert numbers(read, "pocl") == (0, 1, 1)

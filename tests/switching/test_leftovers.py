@@ -1,0 +1,188 @@
+"""Scratch folders of commands that were killed: the next command removes them, and nothing in them is lost."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from cachectl.switching.isolated import make_scratch, remove_leftovers, remove_scratch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from conftest import Home
+
+#: Says its number and its caches, then waits.
+WAITS = """
+mkdir -p "$XDG_CACHE_HOME/pytools"
+echo mine >"$XDG_CACHE_HOME/other"
+echo $$ "$XDG_CACHE_HOME"
+exec sleep 600
+"""
+
+
+@pytest.fixture
+def temporary(home: Home) -> Path:
+    """Return the temporary folder of the home, which is nobody else's."""
+    folder = home.path / "tmp"
+    folder.mkdir(mode=0o700)
+    return folder
+
+
+def killed(home: Home, temporary: Path, *verb: str, script: str = WAITS) -> list[str]:
+    """Kill a command of cachectl while the program that it runs waits; return what that one has printed."""
+    command = [sys.executable, "-m", "cachectl", *verb, "--", "sh", "-c", script]
+    variables = {"XDG_CACHE_HOME": str(home.path / ".cache"), **home.variables, "TMPDIR": str(temporary)}
+    with subprocess.Popen(
+        command, env=variables, stdout=subprocess.PIPE, text=True, cwd=home.path, start_new_session=True
+    ) as running:
+        assert running.stdout is not None
+        words = running.stdout.readline().split()
+        running.kill()
+        # The program holds the pipe open.
+        running.stdout.close()
+    return words
+
+
+def end(pid: str) -> None:
+    os.kill(int(pid), signal.SIGKILL)
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        try:
+            if b") Z " in Path(f"/proc/{pid}/stat").read_bytes():
+                return
+        except FileNotFoundError:
+            return
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("verb", [("run", "--isolated"), ("run", "--no-cache")])
+def test_a_killed_run_is_cleared_away_once_its_program_has_ended(
+    home: Home, temporary: Path, verb: tuple[str, ...]
+) -> None:
+    pid, caches = killed(home, temporary, *verb)
+    root = Path(caches).parent
+    assert (root.parent, root.is_dir()) == (temporary, True)
+    # Never under a program that runs.
+    home.cachectl("run", "--isolated", "--", "true", TMPDIR=str(temporary))
+    assert (root / "xdg" / "other").is_file()
+    end(pid)
+    done = home.cachectl("run", "--isolated", "--", "true", TMPDIR=str(temporary))
+    assert done.stderr == ""
+    assert os.listdir(temporary) == []
+    # It is no layer's: it was to come home when the run had ended.
+    assert (home.path / ".cache" / "other").read_text() == "mine\n"
+    assert os.listdir(home.path / ".cache") == ["other"]
+
+
+@pytest.mark.parametrize("next_one", [("trace", "--", "true"), ("bench", "-n", "1", "--", "true"), ("purge", "--all")])
+def test_a_killed_trace_is_cleared_away_by_the_next_command(
+    home: Home, temporary: Path, next_one: tuple[str, ...]
+) -> None:
+    (pid,) = killed(home, temporary, "trace", script="echo $$; exec sleep 600")
+    end(pid)
+    assert len(os.listdir(temporary)) == 2
+    if next_one[0] == "purge":
+        home.cachectl(*next_one, "--dry-run", TMPDIR=str(temporary))
+        assert len(os.listdir(temporary)) == 2
+    done = home.cachectl(*next_one, TMPDIR=str(temporary))
+    assert ("removed 1 scratch folder" in done.stderr) == (next_one[0] == "purge")
+    assert os.listdir(temporary) == []
+
+
+def test_a_killed_bench_is_cleared_away(home: Home, temporary: Path) -> None:
+    """It has a folder that stays full, and one for the run: with the figures it takes, a tenth of a second apart."""
+    script = 'test -e "$HOME/ran" && { echo "$$" >"$HOME/pid"; exec sleep 600; }; touch "$HOME/ran"'
+    command = [sys.executable, "-m", "cachectl", "bench", "-n", "1", "--", "sh", "-c", script]
+    variables = {**home.variables, "TMPDIR": str(temporary)}
+    with subprocess.Popen(command, env=variables, cwd=home.path) as running:
+        deadline = time.monotonic() + 120
+        while not (home.path / "pid").exists() or not (home.path / "pid").read_text().strip():
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        running.kill()
+    end((home.path / "pid").read_text())
+    assert os.listdir(temporary)
+    home.cachectl("purge", "--all", TMPDIR=str(temporary))
+    assert os.listdir(temporary) == []
+
+
+def test_what_cannot_come_home_stays_and_is_named_each_time(home: Home, temporary: Path) -> None:
+    pid, caches = killed(home, temporary, "run", "--isolated")
+    end(pid)
+    (home.path / ".cache").mkdir(exist_ok=True)
+    (home.path / ".cache" / "other").write_text("somebody else's")
+    for _ in range(2):
+        done = home.cachectl("purge", "--all", TMPDIR=str(temporary))
+        assert f"{caches}/other stays there" in done.stderr
+    assert (Path(caches) / "other").read_text() == "mine\n"
+    (home.path / ".cache" / "other").unlink()
+    home.cachectl("purge", "--all", TMPDIR=str(temporary))
+    assert (home.path / ".cache" / "other").read_text() == "mine\n"
+    assert os.listdir(temporary) == []
+
+
+def test_the_folder_of_a_living_process_stays(home: Home, temporary: Path) -> None:
+    root = make_scratch(replace(home.environment(), processes=Path("/proc")))
+    (root / "file").touch()
+    home.cachectl("purge", "--all", TMPDIR=str(temporary))
+    assert (root / "file").exists()
+    # Also where the program has closed what it did not open, and the lock with it.
+    lock = root.with_name(f"{root.name}.lock")
+    descriptors = (Path("/proc/self/fd") / name for name in os.listdir("/proc/self/fd"))
+    (number,) = [int(link.name) for link in descriptors if os.path.realpath(link) == str(lock)]
+    os.close(number)
+    home.cachectl("purge", "--all", TMPDIR=str(temporary))
+    assert (root / "file").exists()
+    remove_scratch(root)
+    assert os.listdir(temporary) == []
+
+
+def test_a_folder_that_a_program_made_again_goes(home: Home, temporary: Path) -> None:
+    root = make_scratch(home.environment())
+    remove_scratch(root)
+    (root / "xdg" / "pytools").mkdir(parents=True)
+    assert remove_leftovers(home.environment(), pytest.fail) == 1
+    assert os.listdir(temporary) == []
+
+
+def torn(lock: Path) -> None:
+    lock.write_bytes(lock.read_bytes()[:20])
+
+
+def foreign(lock: Path) -> None:
+    lock.write_text(json.dumps({"home": {"real": 7, "hidden": None, "linked": []}, "pid": "x", "start": [1]}))
+
+
+def empty(lock: Path) -> None:
+    lock.write_bytes(b"")
+
+
+@pytest.mark.parametrize("damage", [torn, foreign, empty])
+def test_a_record_that_cannot_be_read_stops_nothing(
+    home: Home, temporary: Path, damage: Callable[[Path], None]
+) -> None:
+    (pid,) = killed(home, temporary, "trace", script="echo $$; exec sleep 600")
+    end(pid)
+    (lock,) = temporary.glob("*.lock")
+    damage(lock)
+    assert remove_leftovers(home.environment(), pytest.fail) == 1
+    assert os.listdir(temporary) == []
+
+
+def test_other_things_in_the_folder_are_left(home: Home, temporary: Path) -> None:
+    names = {"cachectl-notes", "cachectl-0123456789abcdeg", "thesis", "cachectl-stage-0123456789abcde"}
+    for name in names:
+        (temporary / name).mkdir()
+    os.mkfifo(temporary / "cachectl-0123456789abcdef.lock")
+    home.cachectl("purge", "--all", TMPDIR=str(temporary))
+    assert set(os.listdir(temporary)) == {*names, "cachectl-0123456789abcdef.lock"}

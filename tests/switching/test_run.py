@@ -1,0 +1,187 @@
+"""``cachectl run``: the child's caches off or elsewhere, its status and its surroundings its own."""
+
+from __future__ import annotations
+
+import os
+import pty
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from cachectl.layers.base.conformance import snapshot
+
+if TYPE_CHECKING:
+    from conftest import Home
+
+
+def kernels(count: int = 2) -> list[str]:
+    """Spell the command of the loopy program."""
+    return [sys.executable, str(Path(__file__).parents[1] / "programs" / "kernels.py"), str(count)]
+
+
+@pytest.mark.real
+def test_no_cache_neither_reads_nor_writes(warm: Home) -> None:
+    before = snapshot(warm.path, times=True)
+    done = warm.cachectl("run", "--no-cache", "--", *kernels(), POCL_DEBUG="general,llvm")
+    assert done.stderr.count("Writing program.bc") == 2
+    assert "Using a cached" not in done.stderr
+    assert snapshot(warm.path, times=True) == before
+
+
+@pytest.mark.real
+def test_no_cache_of_one_layer_leaves_the_others_on(warm: Home) -> None:
+    done = warm.cachectl("run", "--no-cache", "--layer", "pocl", "--", *kernels(), POCL_DEBUG="general,llvm")
+    assert done.stderr.count("Writing program.bc") == 2
+    assert "code generation cache hit" in done.stdout
+    done = warm.cachectl("run", "--no-cache", "--layer", "loopy", "--", *kernels(), POCL_DEBUG="general,llvm")
+    assert "Writing program.bc" not in done.stderr
+    assert "code generation cache hit" not in done.stdout
+
+
+@pytest.mark.real
+def test_isolated_is_cold_every_time_and_leaves_nothing(warm: Home) -> None:
+    before = snapshot(warm.path, times=True)
+    for _ in range(2):
+        done = warm.cachectl("run", "--isolated", "--", *kernels(), POCL_DEBUG="general,llvm")
+        assert done.stderr.count("Writing program.bc") == 2
+    assert snapshot(warm.path, times=True) == before
+
+
+@pytest.mark.real
+def test_isolated_in_a_named_folder_is_kept_and_warm(home: Home) -> None:
+    cold = home.cachectl("run", "--isolated=kept", "--", *kernels(), POCL_DEBUG="general,llvm")
+    warm = home.cachectl("run", "--isolated=kept", "--", *kernels(), POCL_DEBUG="general,llvm")
+    assert cold.stderr.count("Writing program.bc") == 2
+    assert warm.stderr.count("Writing program.bc") == 0
+    assert (home.path / "kept").is_dir()
+    assert not (home.path / ".cache").exists()
+
+
+def test_the_childs_status_is_the_status(home: Home) -> None:
+    assert home.cachectl("run", "--no-cache", "--", "sh", "-c", "exit 7", check=False).returncode == 7
+    assert home.cachectl("run", "--no-cache", "--", "sh", "-c", "kill -9 $$", check=False).returncode == 137
+    assert home.cachectl("run", "--isolated", "--", "sh", "-c", "kill -TERM $$", check=False).returncode == 143
+
+
+def test_a_command_may_have_a_double_dash_of_its_own(home: Home) -> None:
+    done = home.cachectl("run", "--no-cache", "--", "sh", "-c", 'echo "$@"', "sh", "--", "--json")
+    assert done.stdout == "-- --json\n"
+
+
+def test_programs_that_are_no_layer_see_their_own_cache(home: Home) -> None:
+    other = home.path / ".cache" / "other"
+    other.mkdir(parents=True)
+    (other / "file").write_text("mine")
+    program = 'cat "${XDG_CACHE_HOME:-$HOME/.cache}/other/file"; ls "${XDG_CACHE_HOME:-$HOME/.cache}"'
+    (home.path / ".cache" / "pytools").mkdir()
+    done = home.cachectl("run", "--no-cache", "--", "sh", "-c", program)
+    assert done.stdout == "mineother\n"
+    assert (other / "file").read_text() == "mine"
+
+
+@pytest.mark.real
+def test_a_layer_without_a_switch_is_not_silently_left_on(home: Home) -> None:
+    command = [sys.executable, str(home.programs / "dictionary.py"), "3"]
+    done = home.cachectl("run", "--no-cache", "--layer", "pytools", "--", *command, check=False)
+    assert done.returncode == 1
+    assert "pytools: has no switch" in done.stderr
+    assert not (home.path / ".cache").exists()
+    home.cachectl("run", "--no-cache", "--", *command)
+    assert not (home.path / ".cache" / "pytools").exists()
+
+
+@pytest.mark.real
+def test_isolating_one_layer_loses_nothing_of_the_others(home: Home) -> None:
+    done = home.cachectl("run", "--isolated", "--layer", "loopy", "--", *kernels())
+    assert "pyopencl-invoker keeps its entries in the same folder" in done.stderr
+    # PoCL follows XDG_CACHE_HOME too, and had no folder yet: what it made has come home.
+    entries = {layer["layer"]: layer["entries"] for layer in home.json("report", "loopy", "pocl")["layers"]}
+    assert entries == {"loopy": 0, "pocl": 2}
+
+
+def test_what_other_programs_newly_cache_comes_home(home: Home) -> None:
+    program = 'mkdir -p "$XDG_CACHE_HOME/new" && echo mine > "$XDG_CACHE_HOME/new/file"'
+    home.cachectl("run", "--no-cache", "--", "sh", "-c", program)
+    assert (home.path / ".cache" / "new" / "file").read_text() == "mine\n"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGUSR1])
+def test_a_signal_reaches_the_child_and_the_scratch_goes(home: Home, number: int) -> None:
+    started = start(home, 'mkdir "$XDG_CACHE_HOME/new"; echo $XDG_CACHE_HOME; exec sleep 60')
+    with started:
+        assert started.stdout is not None
+        scratch = Path(started.stdout.readline().strip())
+        assert scratch.is_dir()
+        started.send_signal(number)
+        assert started.wait(600) == 128 + number
+    assert not scratch.parent.exists()
+    assert (home.path / ".cache" / "new").is_dir()
+
+
+def test_a_child_that_takes_a_signal_well_has_the_last_word(home: Home) -> None:
+    with start(home, "trap 'exit 5' TERM; echo; while :; do sleep 0.05; done") as started:
+        assert started.stdout is not None
+        started.stdout.readline()
+        started.terminate()
+        assert started.wait(600) == 5
+
+
+def test_what_the_caller_ignores_the_child_ignores(home: Home) -> None:
+    command = f"trap '' HUP; exec {sys.executable} -m cachectl run --no-cache -- sh -c 'kill -HUP $$; echo alive'"
+    assert home.run("sh", "-c", command).stdout == "alive\n"
+
+
+def start(home: Home, script: str) -> subprocess.Popen[str]:
+    """Start a shell script under the real command."""
+    command = [sys.executable, "-m", "cachectl", "run", "--isolated", "--", "sh", "-c", script]
+    return subprocess.Popen(command, env=home.variables, cwd=home.path, stdout=subprocess.PIPE, text=True)
+
+
+def test_an_interrupt_typed_at_the_terminal_reaches_the_child_once(home: Home) -> None:
+    program = (
+        "import signal, time\n"
+        "taken = []\n"
+        "signal.signal(signal.SIGINT, lambda *_: taken.append(1))\n"
+        "print('ready', flush=True)\n"
+        "deadline = time.monotonic() + 300\n"
+        "while not taken and time.monotonic() < deadline: time.sleep(0.01)\n"
+        "time.sleep(0.5)\n"
+        "raise SystemExit(10 + len(taken))\n"
+    )
+    command = [sys.executable, "-m", "cachectl", "run", "--no-cache", "--", sys.executable, "-c", program]
+    child, controller = pty.fork()
+    if child == 0:
+        os.execvpe(command[0], command, dict(home.variables))  # noqa: S606 - no shell is wanted
+    seen = b""
+    while b"ready" not in seen:
+        seen += os.read(controller, 1024)
+    os.write(controller, b"\x03")
+    _, status = os.waitpid(child, 0)
+    os.close(controller)
+    assert os.waitstatus_to_exitcode(status) == 11
+
+
+def test_a_file_changed_in_both_places_is_kept_in_both(home: Home) -> None:
+    (home.path / ".cache").mkdir()
+    (home.path / ".cache" / "settings").write_text("old")
+    program = 'cd "$XDG_CACHE_HOME" && touch settings && echo new > other && mv other settings'
+    done = home.cachectl("run", "--no-cache", "--", "sh", "-c", program)
+    kept = Path(done.stderr.split()[1])
+    assert kept.read_text() == "new\n"
+    assert (home.path / ".cache" / "settings").read_text() == "old"
+    shutil.rmtree(kept.parents[1])
+
+
+def test_what_cannot_come_home_is_kept_and_named(home: Home) -> None:
+    program = (
+        f'mkdir "$XDG_CACHE_HOME/app" && echo mine > "$XDG_CACHE_HOME/app/file" && mkdir -p {home.path}/.cache/app'
+    )
+    done = home.cachectl("run", "--no-cache", "--", "sh", "-c", f"{program} && touch {home.path}/.cache/app/other")
+    kept = Path(done.stderr.split()[1])
+    assert (kept / "file").read_text() == "mine\n"
+    shutil.rmtree(kept.parents[1])

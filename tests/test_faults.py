@@ -1,0 +1,214 @@
+"""Commands in which a call on the home fails, or kills them: counts stay true, and nothing unreadable passes for gone.
+
+The rules are those of ``tests/faults/sweep.py``. By default one call is tried under a few faults for each command. With
+``CACHECTL_HAZARD=N`` every command meets all faults, at every Nth call; ``CACHECTL_HAZARD=1`` tries them all.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from functools import cache
+from pathlib import Path
+from typing import Final, Protocol
+
+import pytest
+
+sys.path.append(str(Path(__file__).parents[0] / "faults"))
+
+from injector import KILL, READS, WRITES, Injector, compiled_shim
+from sweep import CASES, FAULTS, WORLDS, Sweep, World, filled_world, put_cases
+
+#: Each how many calls; ``None`` for one call.
+EVERY: Final = int(os.environ["CACHECTL_HAZARD"]) if os.environ.get("CACHECTL_HAZARD") else None
+FEW_FAULTS: Final = (
+    (WRITES, errno.EIO, False),
+    (WRITES, errno.ENOSPC, True),
+    (WRITES, KILL, False),
+    (READS, errno.EIO, False),
+    (READS, errno.EACCES, True),
+)
+FEW: Final = {
+    "filled": ("report", "ls", "verify", "purge", "import"),
+    "synthetic": ("report", "ls", "doctor", "purge", "prune"),
+    "mesa-single-file": ("ls", "purge"),
+    "mesa-database": ("report", "purge-key"),
+}
+ALL: Final = dict.fromkeys(("filled", *WORLDS), (*CASES, "put"))
+Worlds = Callable[[str], World]
+
+
+class HasPath(Protocol):
+    @property
+    def path(self) -> Path: ...
+
+
+@pytest.fixture(scope="module")
+def injector(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Injector]:
+    folder = tmp_path_factory.mktemp("injector")
+    try:
+        shim = compiled_shim(folder)
+    except FileNotFoundError as error:
+        pytest.skip(str(error))
+    with closing(Injector(shim, folder)) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def worlds(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Worlds:
+    @cache
+    def make(name: str) -> World:
+        folder = tmp_path_factory.mktemp(name)
+        if name != "filled":
+            return WORLDS[name](folder)
+        home: HasPath = request.getfixturevalue("filled")
+        return filled_world(folder, home.path)
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("name", "verb"), [(name, verb) for name, verbs in (FEW if EVERY is None else ALL).items() for verb in verbs]
+)
+def test_no_fault_makes_a_command_lie(name: str, verb: str, injector: Injector, worlds: Worlds, tmp_path: Path) -> None:
+    world = worlds(name)
+    cases = put_cases(world) if verb == "put" else (CASES[verb],)
+    faults = FEW_FAULTS if EVERY is None else FAULTS
+    broken = []
+    for case in cases:
+        for row in Sweep(injector, world, tmp_path, every=EVERY, faults=faults).case(case):
+            assert row.tried or not row.calls
+            broken += row.broken
+    assert not broken, "\n".join(broken[:10])
+
+
+# ---------------------------------------------------------------------- what cannot be read is unknown, not gone
+
+
+def cachectl(home: Path, *arguments: str, by: tuple[str, ...] = (), **variables: str) -> tuple[int, str, str]:
+    """Run a command over a home; return its status, output and errors."""
+    done = subprocess.run(
+        [*by, sys.executable, "-m", "cachectl", *arguments],
+        env={"PATH": os.environ["PATH"], "HOME": str(home), "TMPDIR": str(home / "tmp"), **variables},
+        cwd="/",
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=600,
+    )
+    assert "Traceback" not in done.stderr
+    return done.returncode, done.stdout, done.stderr
+
+
+@contextmanager
+def closed(folder: Path) -> Iterator[None]:
+    mode = folder.stat().st_mode
+    folder.chmod(0)
+    try:
+        yield
+    finally:
+        folder.chmod(mode)
+
+
+@pytest.fixture
+def synthetic(tmp_path: Path) -> Path:
+    return WORLDS["synthetic"](tmp_path).path
+
+
+def test_the_numbers_of_a_root_that_cannot_be_read_are_unknown(synthetic: Path, held_to_modes: tuple[str, ...]) -> None:
+    root = synthetic / ".cache" / "comgr"
+    with closed(root):
+        status, out, _ = cachectl(synthetic, "report", "comgr", "neo", "--json", by=held_to_modes)
+        _, table, _ = cachectl(synthetic, "report", "comgr", "neo", by=held_to_modes)
+        alone = json.loads(cachectl(synthetic, "report", "comgr", "--json", by=held_to_modes)[1])["total"]
+    said = json.loads(out)
+    comgr, neo = said["layers"]
+    assert status == 1
+    assert [comgr[number] for number in ("entries", "files", "bytes", "complete")] == [None, None, None, False]
+    assert [comgr["roots"][0][number] for number in ("entries", "bytes", "orphan_bytes")] == [None, None, None]
+    assert comgr["roots"][0]["problems"][0]["code"] == "unreadable"
+    assert neo["complete"]
+    assert said["total"] == {number: neo[number] for number in ("entries", "files", "bytes")} | {"complete": False}
+    assert alone == {"entries": None, "files": None, "bytes": None, "complete": False}
+    lines = {line.split()[0]: line.split() for line in table.splitlines() if line}
+    assert lines["comgr"][2:5] == ["-", "-", "-"]
+    assert lines["total"][1] == f"{neo['entries']}+"
+
+
+def test_the_numbers_of_a_root_with_a_closed_folder_are_lower_bounds(
+    synthetic: Path, held_to_modes: tuple[str, ...]
+) -> None:
+    with closed(synthetic / ".cache" / "neo_compiler_cache" / "9"):
+        status, out, _ = cachectl(synthetic, "report", "neo", "--json", by=held_to_modes)
+        _, table, _ = cachectl(synthetic, "report", "neo", by=held_to_modes)
+    (neo,) = json.loads(out)["layers"]
+    assert (status, neo["entries"], neo["complete"]) == (1, 7, False)
+    assert "7+" in table
+    assert "at least" in table
+
+
+def test_get_says_that_a_folder_cannot_be_read_and_not_that_there_is_no_entry(
+    synthetic: Path, held_to_modes: tuple[str, ...]
+) -> None:
+    root = synthetic / ".cache" / "neo_compiler_cache"
+    key = str(next((root / "9").rglob("*_cache")).relative_to(root))
+    with closed(root / "9"):
+        status, _, said = cachectl(synthetic, "get", "neo", key, by=held_to_modes)
+    assert status == 1
+    assert said.startswith("cachectl: neo: cannot read: Permission denied")
+
+
+@pytest.mark.parametrize("store", ["mesa-single-file", "mesa-database"])
+def test_a_purge_says_that_a_store_of_mesa_could_not_be_read(
+    store: str, tmp_path: Path, held_to_modes: tuple[str, ...]
+) -> None:
+    world = WORLDS[store](tmp_path)
+    data = next(path for path in world.path.rglob("*") if path.name in ("foz_cache.foz", "mesa_cache.db"))
+    with closed(data):
+        status, out, _ = cachectl(world.path, "purge", "--all", "--json", by=held_to_modes, **world.variables)
+    said = {layer["layer"]: layer for layer in json.loads(out)["layers"]}["mesa"]
+    assert (status, said["removed"], said["skipped"]) == (1, 0, [])
+    assert [note["key"] for note in said["failed"]] == [str(data)]
+    assert len(world.keys(world.path)["mesa"]) == 4
+
+
+def test_a_purge_names_a_cut_database_that_it_cannot_clear(synthetic: Path) -> None:
+    file = synthetic / ".cache" / "miopen" / "2.3.0" / "gfx906_60.ukdb"
+    os.truncate(file, file.stat().st_size // 2)
+    status, out, _ = cachectl(synthetic, "purge", "miopen", "--json")
+    (said,) = json.loads(out)["layers"]
+    assert (status, said["removed"]) == (1, 3)
+    ((path, because),) = [(note["key"], note["because"]) for note in said["failed"]]
+    assert path == str(file)
+    assert "malformed" in because
+    assert cachectl(synthetic, "report", "miopen")[0] == 1
+    assert cachectl(synthetic, "ls", "miopen")[0] == 1
+
+
+@pytest.mark.parametrize("verb", ["verify", "doctor"])
+def test_verify_and_doctor_find_a_dictionary_folder_that_cannot_be_listed(
+    verb: str, tmp_path: Path, held_to_modes: tuple[str, ...]
+) -> None:
+    folder = tmp_path / ".cache" / "pytools"
+    folder.mkdir(parents=True)
+    layers = ("loopy", "pytools", "pyopencl-invoker")
+    with closed(folder):
+        status, out, _ = cachectl(tmp_path, verb, *layers, "--json", by=held_to_modes)
+    found = [one for one in json.loads(out)["findings"] if one["code"] == "unreadable"]
+    assert status == 1
+    assert {one["layer"] for one in found} == set(layers)
+    assert {one["root"] for one in found} == {str(folder)}
+
+
+def test_an_unreadable_entry_is_not_moved_aside_as_damaged(synthetic: Path, held_to_modes: tuple[str, ...]) -> None:
+    root = synthetic / ".cache" / "neo_compiler_cache"
+    entry = next((root / "9").rglob("*_cache"))
+    with closed(entry):
+        status, _, _ = cachectl(synthetic, "verify", "neo", "--quarantine", by=held_to_modes)
+    assert status == 1
+    assert entry.exists()

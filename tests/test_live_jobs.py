@@ -1,0 +1,134 @@
+"""Purges beside programs that are compiling: they lose a recompile at most, where ``rm -rf`` makes them fail."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from conftest import Home
+
+pytestmark = pytest.mark.real
+
+BENCHMARK = Path(__file__).parents[1] / "benchmarks" / "beside_live_jobs.py"
+
+
+@pytest.fixture(scope="module")
+def beside() -> Any:  # noqa: ANN401 - a function of a module that is no package of ours
+    spec = importlib.util.spec_from_file_location("beside_live_jobs", BENCHMARK)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module.beside
+
+
+@pytest.mark.parametrize("way", ["cachectl purge --all", "two at once"])
+@pytest.mark.parametrize(("program", "layer", "kernels"), [("loopy", "loopy", 12), ("pyopencl", "pyopencl", 12)])
+def test_programs_beside_purges_end_well(beside: Any, program: str, layer: str, kernels: int, way: str) -> None:  # noqa: ANN401
+    """Every program ends with status 0 and right results, although entries went under it."""
+    result = beside(program, way, jobs=2, kernels=kernels, pause=0.1)
+    assert result.failed == 0, result.first_error
+    assert result.refused == 0
+    assert result.purges >= 3
+    assert result.removed.get(layer, 0) > 0
+
+
+@pytest.mark.parametrize("program", ["loopy", "pyopencl"])
+def test_programs_beside_rm_fail(beside: Any, program: str) -> None:  # noqa: ANN401
+    """The advice people follow today breaks programs that are running: this is why the tool exists."""
+    result = beside(program, "rm -rf", jobs=2, kernels=60, pause=0.3, until_failure=True)
+    assert result.failed > 0
+
+
+BUILDS = """
+import sys
+import pyopencl as cl
+pocl = next(p for p in cl.get_platforms() if p.name == "Portable Computing Language")
+context = cl.Context(pocl.get_devices())
+for number, line in enumerate(sys.stdin):
+    try:
+        source = "__kernel void k%d(__global int *a) { a[0] = %d; }" % (number, number)
+        cl.Program(context, source).build(cache_dir=False)
+        print("built", flush=True)
+    except cl.RuntimeError:
+        print("failed", flush=True)
+"""
+
+
+@contextmanager
+def building(home: Home) -> Iterator[Callable[[], str]]:
+    """Run a program that builds one OpenCL program each time the function is called, and says how that went."""
+    program = subprocess.Popen(
+        [sys.executable, "-c", BUILDS],
+        env=dict(home.variables),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+
+    def build() -> str:
+        assert program.stdin is not None
+        assert program.stdout is not None
+        program.stdin.write("go\n")
+        program.stdin.flush()
+        return next(line.strip() for line in program.stdout if line.strip() in ("built", "failed"))
+
+    try:
+        yield build
+    finally:
+        program.communicate()
+    assert program.returncode == 0
+
+
+def test_a_top_folder_that_was_removed_is_made_again(home: Home) -> None:
+    """PoCL's builds fail once its folder has gone; a purge makes it, says so, and only for a living program."""
+    folder = home.path / ".cache" / "pocl" / "kcache"
+    with building(home) as build:
+        assert build() == "built"
+        subprocess.run(["rm", "-rf", str(folder)], check=True)
+        assert build() == "failed"
+        looked = home.run(sys.executable, "-m", "cachectl", "purge", "--dry-run", "pocl")
+        assert "would be made again" in looked.stderr
+        assert not folder.exists()
+        purged = home.run(sys.executable, "-m", "cachectl", "purge", "pocl")
+        assert f"{folder} is made again" in purged.stderr
+        assert folder.stat().st_mode & 0o777 == 0o700
+        assert build() == "built"
+
+
+@pytest.mark.parametrize("verb", [("purge", "pocl"), ("prune", "--stale", "pocl")], ids=["purge", "prune"])
+def test_empty_folders_of_programs_go_once_pocl_is_not_in_use(home: Home, verb: tuple[str, ...]) -> None:
+    """The running program may be about to build in one; nobody is after it has ended."""
+    cache = home.path / ".cache" / "pocl" / "kcache"
+    with building(home) as build:
+        assert [build() for _ in range(3)] == ["built"] * 3
+        for path in cache.rglob("*"):
+            os.utime(path, (1, 1))
+        home.run(sys.executable, "-m", "cachectl", "purge", "pocl")
+        empty = sorted(cache.iterdir())
+        assert len(empty) == len(list(cache.rglob("*"))) > 0
+        again = home.run(sys.executable, "-m", "cachectl", *verb)
+        assert "which may be about to build in it" in again.stderr
+        assert sorted(cache.iterdir()) == empty
+        assert build() == "built"
+    home.wait_to_be_alone()
+    home.run(sys.executable, "-m", "cachectl", *verb)
+    assert [path for path in cache.iterdir() if path.is_dir() and not any(path.iterdir())] == []
+
+
+def test_nothing_is_made_where_no_program_lacks_it(home: Home) -> None:
+    """An empty home stays empty, even while PoCL runs for programs with other homes."""
+    home.run(sys.executable, "-m", "cachectl", "purge", "--all")
+    assert list(home.path.iterdir()) == []

@@ -1,0 +1,255 @@
+"""The pytest plug-in in real pytest sessions: cold tests, sessions without caches, and what it costs others."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from importlib.metadata import entry_points
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from conftest import Home
+
+PROGRAMS = Path(__file__).parents[0] / "programs"
+
+#: Where cachectl is installed, pytest has it already; from a checkout it is named.
+INSTALLED = any(one.value == "cachectl.pytest_plugin" for one in entry_points(group="pytest11"))
+OURS = () if INSTALLED else ("-p", "cachectl.pytest_plugin")
+
+#: What the tests below share: the state that a child finds, and real kernels.
+COMMON = f"""
+import os, sys, warnings
+sys.path.insert(0, {str(PROGRAMS)!r})
+warnings.filterwarnings("ignore")
+SWITCHES = ("LOOPY_NO_CACHE", "PYOPENCL_NO_CACHE", "POCL_KERNEL_CACHE", "CUDA_CACHE_DISABLE", "POCL_CACHE_DIR")
+
+def seen():
+    return {{name: os.environ[name] for name in SWITCHES if name in os.environ}}
+
+def counted():
+    import cachectl
+    names = ("loopy", "pyopencl-invoker", "pytools", "pocl")
+    return {{layer.layer: layer.entries for layer in cachectl.Stack().report(layers=names).layers}}
+
+def compile_kernel(index):
+    import pyopencl as cl
+    from kernels import compile_and_check, device
+    context = cl.Context([device()])
+    compile_and_check(context, cl.CommandQueue(context), index)
+"""
+OFF = {"LOOPY_NO_CACHE": "1", "PYOPENCL_NO_CACHE": "1", "POCL_KERNEL_CACHE": "0", "CUDA_CACHE_DISABLE": "1"}
+EMPTY = {"loopy": 0, "pyopencl-invoker": 0, "pytools": 0, "pocl": 0}
+
+
+def session(
+    home: Home, tests: str, *arguments: str, check: bool = True, conftest: str = "", **changes: str
+) -> subprocess.CompletedProcess[str]:
+    """Run a pytest session of its own on some tests."""
+    folder = home.path / "project"
+    folder.mkdir(exist_ok=True)
+    (folder / "pytest.ini").write_text("[pytest]\n")
+    (folder / "common.py").write_text(COMMON)
+    (folder / "conftest.py").write_text(conftest)
+    (folder / "test_it.py").write_text(f"import cachectl\nfrom common import *\n{tests}")
+    command = (sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *OURS, *arguments, str(folder))
+    return home.run(*command, check=check, **changes)
+
+
+def test_cold_caches_are_off_for_the_test_and_its_children(home: Home) -> None:
+    session(
+        home,
+        f"""
+import json, subprocess, sys
+def test_cold(cold_caches):
+    assert seen() == {OFF!r}
+    child = "import json, os; print(json.dumps(dict(os.environ)))"
+    found = json.loads(subprocess.run([sys.executable, "-c", child], capture_output=True, check=True).stdout)
+    assert {OFF!r}.items() <= found.items()
+    assert {{"loopy", "pocl", "cuda"}} <= {{name for name, held in cold_caches.items() if held.status == "off"}}
+def test_after():
+    assert seen() == {{}}
+""",
+    )
+
+
+@pytest.mark.real
+def test_a_cold_test_compiles_and_keeps_nothing(home: Home) -> None:
+    session(
+        home,
+        f"""
+def test_cold(cold_caches):
+    compile_kernel(0)
+    assert counted() == {EMPTY!r}
+""",
+    )
+    home.python("kernels.py", "1")
+    listed = home.cachectl("ls", "-q").stdout
+    session(home, "def test_cold(cold_caches):\n    compile_kernel(0)\n    compile_kernel(1)\n")
+    assert home.cachectl("ls", "-q").stdout == listed
+
+
+@pytest.mark.real
+def test_tests_that_compile_after_a_driver_has_started_are_cold_too(home: Home) -> None:
+    """Not by their switches, which the driver read when it started: the cache holds what it held before."""
+    session(
+        home,
+        """
+def test_warm():
+    compile_kernel(0)
+    global before
+    before = counted()
+    assert before["pocl"] == 1
+def test_cold(cold_caches):
+    assert cold_caches["pocl"].status == "salted"
+    compile_kernel(0)
+    compile_kernel(1)
+def test_after():
+    assert counted() == before
+""",
+    )
+
+
+@pytest.mark.real
+def test_isolated_caches_are_on_in_an_empty_root(warm: Home) -> None:
+    before = warm.json("report", "loopy", "pocl")["total"]
+    done = session(
+        warm,
+        f"""
+import os
+def test_isolated(isolated_caches):
+    assert counted() == {EMPTY!r}
+    compile_kernel(0)
+    assert counted()["pocl"] == 1
+    assert os.environ["POCL_CACHE_DIR"].startswith(str(isolated_caches))
+    print("root", isolated_caches)
+def test_after():
+    assert seen() == {{}}
+def test_again(isolated_caches):
+    pass
+""",
+        "-rP",
+        check=False,
+    )
+    assert "2 passed, 1 error" in done.stdout
+    assert warm.json("report", "loopy", "pocl")["total"] == before
+    root = re.search(r"^root (.*)$", done.stdout, re.MULTILINE)
+    assert root is not None
+    assert not Path(root[1]).exists()
+    # A library that has opened its cache stays there: the test is an error in one line, not run on the wrong cache.
+    line = only_line_of_the_error(done.stdout, "test_again")
+    assert line.startswith("isolated_caches: cannot move in this process: loopy (")
+    assert "run the test in a process of its own: pytest test_it.py::test_again" in line
+    assert "strict" not in line
+
+
+def only_line_of_the_error(output: str, test: str) -> str:
+    """Return what pytest says of a test that could not be set up, which has to be one line."""
+    _, _, rest = output.partition(f"ERROR at setup of {test} ")
+    (line,) = [line for line in rest.split("\n===")[0].splitlines()[1:] if line and not line.startswith("---")]
+    return line
+
+
+#: Loads PoCL as another library than PyOpenCL would, so that nothing can be salted.
+LATE = """
+import ctypes, importlib.util
+from pathlib import Path
+folder = Path(importlib.util.find_spec("pyopencl").origin).parent
+places = (folder / ".libs", folder.parent / "pyopencl.libs")
+ctypes.CDLL(str(next(path for place in places for path in place.glob("libpocl*"))))
+"""
+
+
+@pytest.mark.real
+def test_a_test_that_cannot_be_cold_is_one_line(home: Home) -> None:
+    done = session(home, f"{LATE}\ndef test_cold(cold_caches): pass\n", check=False)
+    line = only_line_of_the_error(done.stdout, "test_cold")
+    assert line.startswith("cold_caches: cannot switch off in this process: pocl (its driver has started")
+    assert "pytest test_it.py::test_cold" in line
+
+
+@pytest.mark.real
+def test_an_option_that_comes_too_late_is_one_line(home: Home) -> None:
+    (home.path / "late.py").write_text(LATE)
+    done = session(home, "", "-p", "late", "--no-kernel-caches", check=False, PYTHONPATH=str(home.path))
+    assert done.returncode == 4
+    (line,) = filter(None, (done.stdout + done.stderr).splitlines())
+    assert line.startswith("ERROR: --no-kernel-caches: cannot switch off in this process: pocl (")
+    assert line.endswith("cachectl run --no-cache -- pytest")
+
+
+@pytest.mark.real
+def test_no_kernel_caches_is_the_whole_session(home: Home) -> None:
+    done = session(
+        home,
+        f"""
+def test_both(): compile_kernel(0)
+def test_nothing_stored():
+    assert seen() == {OFF!r}
+    assert counted() == {EMPTY!r}
+""",
+        "--no-kernel-caches",
+        # A conftest that starts the driver, as a session's context fixture would, is late enough.
+        conftest="import pyopencl as cl\nassert any(p.get_devices() for p in cl.get_platforms())\n",
+    )
+    assert "2 passed" in done.stdout
+    assert "kernel caches (--no-kernel-caches): loopy off, pyopencl-invoker off, pytools off," in done.stdout
+    report = home.json("report", "loopy", "pocl")
+    assert report["total"]["entries"] == 0
+
+
+def test_no_kernel_caches_ends_with_the_session(home: Home) -> None:
+    """Also where pytest is called from Python, and where it ends before it begins."""
+    program = (
+        "import os, sys, pytest\n"
+        f"ours = {list(OURS)!r}\n"
+        "for arguments in (['--version'], ['no-such-file.py'], ['--no-such-option'], ['--help']):\n"
+        "    pytest.main(['-p', 'no:cacheprovider', '--no-kernel-caches', *ours, *arguments])\n"
+        "    assert 'POCL_KERNEL_CACHE' not in os.environ, arguments\n"
+    )
+    done = home.run(sys.executable, "-c", program)
+    assert "INTERNALERROR" not in done.stdout + done.stderr
+    assert "--no-kernel-caches" in done.stdout
+
+
+def test_the_header_says_what_is_on(home: Home) -> None:
+    tests = "def test_nothing(): pass\n"
+    done = session(home, tests, POCL_KERNEL_CACHE="0", LOOPY_NO_CACHE="maybe")
+    (line,) = (line for line in done.stdout.splitlines() if line.startswith("kernel caches: "))
+    assert "pocl disabled (POCL_KERNEL_CACHE=0)" in line
+    assert "pytools enabled" in line
+    assert "kernel caches" not in session(home, tests, "-q").stdout
+
+
+def test_other_peoples_sessions_import_nothing_of_it(home: Home) -> None:
+    """A quiet session that asks for nothing loads the plug-in and the package's own first lines."""
+    tests = (
+        "import sys\ndef test_nothing():\n"
+        "    ours = sorted(name for name in sys.modules if name.partition('.')[0] == 'cachectl')\n"
+        "    assert ours == ['cachectl', 'cachectl.pytest_plugin']\n"
+        "    assert not {'pyopencl', 'loopy', 'numpy', 'pytools', 'rich', 'sqlite3'} & set(sys.modules)\n"
+    )
+    session(home, f"{tests}", "-q")
+
+
+def test_it_can_be_left_out(home: Home) -> None:
+    tests = "def test_nothing(): pass\n"
+    done = session(home, tests, "-p", "no:cachectl", "-p", "no:cachectl.pytest_plugin")
+    assert "kernel caches" not in done.stdout
+
+
+@pytest.mark.skipif(find_spec("xdist") is None, reason="needs pytest-xdist, which is not installed")
+def test_workers_of_xdist_are_off_too(home: Home) -> None:
+    tests = f"import pytest\n@pytest.mark.parametrize('n', range(4))\ndef test_off(n): assert seen() == {OFF!r}\n"
+    done = session(home, tests, "--no-kernel-caches", "-n", "2")
+    assert "4 passed" in done.stdout
+
+
+def test_the_package_offers_it_to_pytest() -> None:
+    """What the installed metadata will say stands in pyproject.toml."""
+    text = (Path(__file__).parents[1] / "pyproject.toml").read_text()
+    assert re.search(r'\[project\.entry-points\.pytest11\]\ncachectl = "cachectl\.pytest_plugin"', text)
