@@ -36,7 +36,8 @@ from cachectl.layers.base.facts import (
     Switch,
     Target,
 )
-from cachectl.layers.base.layer import Layer, counting, remove_counted
+from cachectl.layers.base.layer import StoreLayer
+from cachectl.layers.base.store import counting, remove_counted
 from cachectl.layers.base.switches import first_place, misread, off
 from cachectl.layers.formats import compute_cache
 from cachectl.layers.host.drivers import opencl_drivers
@@ -66,7 +67,7 @@ _LIMIT: Final = re.compile(r"\s*[+-]?\d{1,18}", re.ASCII)
 _PLAIN_LIMIT: Final = re.compile(r"\s*[+-]?\d+\s*", re.ASCII)
 
 
-class CudaComputeCache(Layer):
+class CudaComputeCache(StoreLayer):
     """Programs that the CUDA driver has compiled: a front-end and a back-end entry for each OpenCL program."""
 
     name = "cuda"
@@ -163,7 +164,7 @@ class CudaComputeCache(Layer):
             fix = f"cachectl prune --max-size {limit // 2} cuda"
         yield Finding(self.name, first_place(self), None, Severity.RECOMPILES, "cap", message, fix)
 
-    def switch(self, *, on: bool) -> Switch:
+    def switched(self, *, on: bool) -> Switch:
         """Give the variable, which the driver reads once, when it starts."""
         variables = {} if on else {"CUDA_CACHE_DISABLE": "1"}
         unset = frozenset({"CUDA_CACHE_DISABLE"} if on else ())

@@ -44,7 +44,7 @@ class LoopyDictionaries(PytoolsDictionaries):
         yield from diagnosed(self, "loopy", _VARIABLES)
         yield from relative_cache_home(self)
 
-    def switch(self, *, on: bool) -> Switch:
+    def switched(self, *, on: bool) -> Switch:
         """Give the variable for the next import, and the flag that every call site reads in a running one."""
         return Switch(
             self.name,

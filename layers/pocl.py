@@ -39,8 +39,9 @@ from cachectl.layers.base.facts import (
     Target,
     Unverified,
 )
-from cachectl.layers.base.layer import Layer, target_of
+from cachectl.layers.base.layer import StoreLayer
 from cachectl.layers.base.selection import Selection
+from cachectl.layers.base.store import target_of
 from cachectl.layers.base.switches import misread, off, strtobool
 from cachectl.layers.formats import bitcode, elf, elf_checks, pocl_names
 from cachectl.layers.host.drivers import opencl_drivers
@@ -124,7 +125,7 @@ _BITCODE: Final = "program.bc"
 _NO_PROGRAM: Final = frozenset({"build.log", "last_accessed"})
 
 
-class PoclKernels(Layer):
+class PoclKernels(StoreLayer):
     """Programs and work-group functions that PoCL has compiled."""
 
     name = "pocl"
@@ -208,7 +209,7 @@ class PoclKernels(Layer):
             fix = f"export {variable}={shlex.quote(str(self.environment.absolute(value)))}"
             yield misread(self, variable, Severity.RECOMPILES, outcome, fix)
 
-    def switch(self, *, on: bool) -> Switch:
+    def switched(self, *, on: bool) -> Switch:
         """Give the variable, which PoCL reads once, when its first device is asked for."""
         variables = {"POCL_KERNEL_CACHE": "1" if on else "0"}
         return Switch(self.name, variables, latches=LIBRARIES, salts=LIBRARIES, platforms=_PLATFORMS)

@@ -42,7 +42,8 @@ from cachectl.layers.base.facts import (
     Unverified,
     When,
 )
-from cachectl.layers.base.layer import Layer, each_part
+from cachectl.layers.base.layer import StoreLayer
+from cachectl.layers.base.store import each_part
 from cachectl.layers.base.switches import diagnosed, relative_cache_home, switched_off
 from cachectl.layers.formats import device_binaries
 from cachectl.layers.formats.device_binaries import Damage
@@ -79,7 +80,7 @@ _LOCK: Final = "lock"
 _HEADER: Final = 1 << 26
 
 
-class PyOpenCLBinaries(Layer):
+class PyOpenCLBinaries(StoreLayer):
     """Programs that PyOpenCL has built from source, with the binaries it read back."""
 
     name = "pyopencl"
@@ -118,7 +119,7 @@ class PyOpenCLBinaries(Layer):
         used = [driver for driver in drivers if driver not in BYPASSED_ON]
         return State(Condition.ENABLED, " ".join(["on for", *used, *(["but not", *bypassed] if bypassed else [])]))
 
-    def switch(self, *, on: bool) -> Switch:
+    def switched(self, *, on: bool) -> Switch:
         """Give PyOpenCL's one switch, consulted at every build."""
         return no_cache_switch(self.name, on=on)
 

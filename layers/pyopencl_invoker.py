@@ -70,6 +70,6 @@ class PyOpenCLInvoker(PytoolsDictionaries):
         yield from diagnosed(self, "pyopencl", (VARIABLE,))
         yield from relative_cache_home(self)
 
-    def switch(self, *, on: bool) -> Switch:
+    def switched(self, *, on: bool) -> Switch:
         """Give PyOpenCL's one switch."""
         return no_cache_switch(self.name, on=on)

@@ -40,15 +40,16 @@ from cachectl.layers.base.facts import (
     Target,
     When,
 )
-from cachectl.layers.base.layer import Layer, each_part
-from cachectl.layers.base.row_layer import RowLayer
+from cachectl.layers.base.layer import Layer
 from cachectl.layers.base.selection import Selection
+from cachectl.layers.base.store import each_part
 from cachectl.layers.base.switches import misread, off, relative_cache_home, strtobool, switched_off
 from cachectl.layers.formats import pdict
 from cachectl.layers.formats.pickles import is_framed, walk
 from cachectl.layers.host.open_files import open_elsewhere
 from cachectl.layers.host.presence import is_plain_file, means_absent
 from cachectl.layers.stores.quarantine import folder_pattern
+from cachectl.layers.stores.row_store import RowLayer
 from cachectl.layers.stores.rows import Deleted, Row, RowFile, Schema, Weight, disk_usage, without_companion
 from cachectl.layers.stores.tree import LEFTOVER, Leaf, Shape, Tree, scan_each
 
@@ -123,7 +124,7 @@ class PytoolsDictionaries(RowLayer):
                 yield misread(self, variable, Severity.RECOMPILES, outcome)
         yield from relative_cache_home(self)
 
-    def switch(self, *, on: bool) -> Switch:
+    def switched(self, *, on: bool) -> Switch:
         """Give sumpy's variable, and for this process a stand-in for the switch that pytools lacks."""
         if on:
             return Switch(self.name, unset=frozenset({"SUMPY_NO_CACHE"}), takes_effect=When.NEXT_IMPORT)
@@ -143,7 +144,7 @@ class PytoolsDictionaries(RowLayer):
             for owner in ("PersistentDict", "WriteOncePersistentDict")
             for method, stand_in in (("fetch", _missing), ("store", _replacing), ("store_if_not_present", _replacing))
         )
-        off = self.switch(on=False)
+        off = self.switched(on=False)
         return Switch(self.name, patches=patches, memos=off.memos, drops=off.drops, takes_effect=When.NOW)
 
     def relocate(self, folder: Path) -> Switch:

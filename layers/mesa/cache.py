@@ -43,7 +43,8 @@ from cachectl.layers.base.facts import (
     Switch,
     Target,
 )
-from cachectl.layers.base.layer import Layer, counting, each_part, remove_counted
+from cachectl.layers.base.layer import StoreLayer
+from cachectl.layers.base.store import counting, each_part, remove_counted
 from cachectl.layers.base.switches import misread, off
 from cachectl.layers.host.drivers import opencl_drivers
 from cachectl.layers.host.handles import opened_root, write_synced
@@ -122,7 +123,7 @@ class _Raw:
     read: Callable[[], bytes | None]
 
 
-class MesaShaderCache(Layer):
+class MesaShaderCache(StoreLayer):
     """Kernels, and machine code for them, in the shader cache of Mesa."""
 
     name = "mesa"
@@ -194,7 +195,7 @@ class MesaShaderCache(Layer):
             hint = "; RUSTICL_ENABLE names no device, so there may be none"
         return State(Condition.ENABLED, f"on by default{hint}")
 
-    def switch(self, *, on: bool) -> Switch:
+    def switched(self, *, on: bool) -> Switch:
         """Give the variable, which Mesa reads when a device is first asked for; its old name must not say otherwise."""
         if on:
             both = frozenset({"MESA_SHADER_CACHE_DISABLE", "MESA_GLSL_CACHE_DISABLE"})

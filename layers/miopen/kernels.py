@@ -34,8 +34,7 @@ from cachectl.layers.base.facts import (
     Switch,
     Target,
 )
-from cachectl.layers.base.layer import each_part
-from cachectl.layers.base.row_layer import RowLayer
+from cachectl.layers.base.store import each_part
 from cachectl.layers.host.mounts import network_file_system
 from cachectl.layers.host.open_files import open_elsewhere
 from cachectl.layers.miopen import kernel_db
@@ -57,6 +56,7 @@ from cachectl.layers.miopen.places import (
     to_finding,
     user_cache_roots,
 )
+from cachectl.layers.stores.row_store import RowLayer
 from cachectl.layers.stores.rows import Row, RowFile, Schema, disk_usage
 from cachectl.layers.stores.tree import REFUSALS, Leaf, Shape, Tree, scan_each
 
@@ -127,7 +127,7 @@ class MIOpenKernels(RowLayer):
         fix = 'export MIOPEN_CUSTOM_CACHE_DIR="$(mktemp -d)"'
         yield Finding(self.name, folder, None, Severity.UNSAFE, "fallback", message, fix)
 
-    def switch(self, *, on: bool) -> Switch:
+    def switched(self, *, on: bool) -> Switch:
         """Give the variable, which hides user and system kernels alike; on is its absence, never an empty value."""
         if on:
             return Switch(self.name, unset=frozenset({SWITCH}), latches=LIBRARIES)

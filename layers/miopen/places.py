@@ -33,7 +33,7 @@ from cachectl.layers.base.facts import (
     Switch,
     Target,
 )
-from cachectl.layers.base.layer import Layer
+from cachectl.layers.base.layer import Layer, StoreLayer
 from cachectl.layers.base.switches import misread, off
 from cachectl.layers.host.listings import lines_of, names_in
 from cachectl.layers.host.presence import is_there, means_absent, status_at
@@ -129,7 +129,7 @@ def split_kernel_key(text: str) -> tuple[str, str]:
 
 def to_finding(layer: Layer, root: Root, problem: Problem, blocked: Severity) -> Finding:
     """Turn a problem into a finding; ``blocked`` is how severe it is that a database cannot be opened at all."""
-    finding = layer.told(root, problem)
+    finding = layer.store.told(root, problem)
     if problem.code != NO_FILE:
         return finding
     path = shlex.quote(str(problem.path))
@@ -436,7 +436,7 @@ def stale_because(version: str | None, latest: str | None, what: str = "folder")
     return f"a newer MIOpen ({latest}) has its own {what}"
 
 
-class Packaged(Layer):
+class Packaged(StoreLayer):
     """What the two layers have in common whose files belong to a package: they are read, never changed."""
 
     scope = Scope.SYSTEM

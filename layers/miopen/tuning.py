@@ -42,8 +42,7 @@ from cachectl.layers.base.facts import (
     Switch,
     Target,
 )
-from cachectl.layers.base.layer import each_part
-from cachectl.layers.base.row_layer import RowLayer
+from cachectl.layers.base.store import each_part
 from cachectl.layers.base.switches import first_place, misread
 from cachectl.layers.host.open_files import open_elsewhere
 from cachectl.layers.host.presence import is_there, means_absent, status_at
@@ -67,6 +66,7 @@ from cachectl.layers.stores.foresight import wait_until_free
 from cachectl.layers.stores.locks import record_lock
 from cachectl.layers.stores.quarantine import folder_pattern
 from cachectl.layers.stores.records import Fault, Record, RecordFile, place, record_complaint
+from cachectl.layers.stores.row_store import RowLayer
 from cachectl.layers.stores.rows import RowFile, Schema, disk_usage
 from cachectl.layers.stores.tree import LEFTOVER, NOTHING, REFUSALS, Tree
 
@@ -212,7 +212,7 @@ class MIOpenTuning(RowLayer):
             return any(True for _ in self.databases(root).files())
         return root.exists
 
-    def switch(self, *, on: bool) -> Switch:
+    def switched(self, *, on: bool) -> Switch:
         """Give the variable of the find-db; on is its absence, never an empty value."""
         if on:
             return Switch(self.name, unset=frozenset({SWITCH}), latches=LIBRARIES)

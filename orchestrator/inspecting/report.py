@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from cachectl.layers.base.errors import reason_of
 from cachectl.layers.base.facts import Census, Condition, Orphan, Problem, Root, Scope, State
 from cachectl.layers.base.guard import FAILURES
-from cachectl.layers.base.layer import uncounted
+from cachectl.layers.base.store import uncounted
 from cachectl.layers.stores.copies import copies_left
 
 if TYPE_CHECKING:
