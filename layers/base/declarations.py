@@ -50,6 +50,7 @@ class UserCache:
     application: str
 
     def __call__(self, environment: Environment) -> tuple[Path, str]:
+        """Return the folder, and where it comes from."""
         return user_cache_folder(environment, self.application)
 
 
