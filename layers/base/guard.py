@@ -198,7 +198,7 @@ class _Wrong(Exception):
 
 
 @cache
-def _matched(hint: Any, given: type) -> tuple[Any, tuple[Any, ...]]:  # noqa: ANN401 - annotations have no common type
+def _matched(hint: Any, given: Any) -> tuple[Any, tuple[Any, ...]]:  # noqa: ANN401 - annotations have no common type
     """Return the class that an annotation asks for and its arguments, as far as they need a look at an answer.
 
     Of a union it is the member for answers of the ``given`` class. Raises :class:`_Wrong` where they are wrong.
@@ -241,7 +241,7 @@ class _Question:
         return right
 
     def _checked(self, hint: Any, answer: Any) -> Any:  # noqa: ANN401 - one case for each form
-        kind, parts = _matched(hint, type(answer))
+        kind, parts = _matched(hint, answer.__class__)
         if kind in _PLAIN:
             return answer
         if kind in (int, float) and (not math.isfinite(answer) or (kind is int and answer < 0)):
@@ -256,12 +256,15 @@ class _Question:
             self._checked(parts[0], answer.pattern)
         elif issubclass(kind, Collection) and parts:
             # The numbers of a mark may be negative.
-            check = (lambda _, one: _matched(int, type(one)) and one) if parts[0] is int else self._checked
+            check = self._integer if parts[0] is int else self._checked
             return kind(check(parts[0], one) for one in answer)
         elif kind.__module__.startswith("cachectl.") and not issubclass(kind, (Enum, BaseException)):
             environment = self.asked.get("environment", self.plugin.environment)
             return guard_of(kind)(answer, _Plugin(self.plugin.name, environment))
         return answer
+
+    def _integer(self, hint: Any, answer: Any) -> Any:  # noqa: ANN401 - see above
+        return _matched(hint, answer.__class__) and answer
 
     def _check_fact(self, kind: Any, answer: object) -> None:  # noqa: ANN401 - see above
         name = ""

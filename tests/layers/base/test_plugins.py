@@ -1,4 +1,4 @@
-"""Layers by other people: found, used like ours, and contained where they are broken."""
+"""Layers by other people: found, used like ours, and guarded where they are broken."""
 
 from __future__ import annotations
 
@@ -7,13 +7,16 @@ import json
 import os
 import re
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from cachectl.layers.base.conformance import LayerConformance
-from cachectl.layers.stores.tree import Shape
+from cachectl.layers.base.facts import Artifact, Found, Outcome, Problem, Quarantined, Root, Target
+from cachectl.layers.base.store import Store
+from cachectl.layers.stores.tree import Shape, Tree
 
 if TYPE_CHECKING:
     from conftest import Home
@@ -142,15 +145,47 @@ class TestNotes(LayerConformance):
         (notes / "00000002.note").write_text("two")
 
 
+class Folders(Store):
+    """A store with the six methods of the protocol and nothing else."""
+
+    forms = ("notes/1",)
+    shape = Shape((re.compile(r"[0-9a-f]{8}\.note"),), folders=True)
+
+    def tree(self, root: Root) -> Tree:
+        return Tree(self.name, root.path, self.shape)
+
+    def scan(self, root: Root, *, contents: bool = True) -> Iterator[Found]:
+        del contents
+        for leaf in self.tree(root).scan():
+            if isinstance(leaf, Problem):
+                yield leaf
+            else:
+                yield leaf.entry(self.name, root.path) if leaf.stray is None else leaf.orphan(root.path)
+
+    def read(self, root: Root, key: str) -> Artifact | None:
+        data = self.tree(root).read(key)
+        return None if data is None else Artifact(self.name, key, self.forms[0], data)
+
+    def write(self, root: Root, key: str, artifact: Artifact, *, replace: bool) -> None:
+        self.tree(root).write(key, artifact.data, replace=replace)
+
+    def remove(self, root: Root, targets: tuple[Target, ...]) -> Outcome:
+        return self.tree(root).remove(targets)
+
+    def set_aside(self, root: Root, target: Target, thing: Quarantined) -> str | None:
+        return self.tree(root).set_aside(target, thing)
+
+    def bring_back(self, root: Root, thing: Quarantined, *, replace: bool) -> None:
+        self.tree(root).bring_back(thing, replace=replace)
+
+
 class TestSmallFolders(TestNotes):
     """The suite on entries that are folders of one short file each: most of such an artifact is a tar's padding."""
 
     files: tuple[str, ...] = ("a",)
 
     def make(self, environment: Environment) -> Layer:
-        layer = super().make(environment)
-        vars(layer)["shape"] = Shape((re.compile(r"[0-9a-f]{8}\.note"),), folders=True)
-        return layer
+        return type("InFolders", (type(super().make(environment)),), {"store": Folders()})(environment)
 
     def seed(self, environment: Environment) -> None:
         for name in NOTES:
