@@ -5,6 +5,8 @@ of a layer has a guarded version, and its annotations say which answers are righ
 layer may raise, is raised as :class:`PluginFailed`, a :class:`LayerError` that names the plug-in.
 """
 
+# ruff: noqa: ANN401 - annotations have no common type, and a plug-in may answer anything
+
 from __future__ import annotations
 
 import collections.abc
@@ -198,7 +200,7 @@ class _Wrong(Exception):
 
 
 @cache
-def _matched(hint: Any, given: Any) -> tuple[Any, tuple[Any, ...]]:  # noqa: ANN401 - annotations have no common type
+def _matched(hint: Any, given: Any) -> tuple[Any, tuple[Any, ...]]:
     """Return the class that an annotation asks for and its arguments, as far as they need a look at an answer.
 
     Of a union it is the member for answers of the ``given`` class. Raises :class:`_Wrong` where they are wrong.
@@ -216,7 +218,7 @@ def _matched(hint: Any, given: Any) -> tuple[Any, tuple[Any, ...]]:  # noqa: ANN
 
 
 @cache
-def _fields(kind: Any) -> tuple[tuple[str, Any], ...]:  # noqa: ANN401 - of any dataclass
+def _fields(kind: Any) -> tuple[tuple[str, Any], ...]:
     hints = get_type_hints(kind)
     return tuple((field.name, hints[field.name]) for field in fields(kind))
 
@@ -229,7 +231,7 @@ class _Question:
     hint: Any
     asked: Mapping[str, Any]
 
-    def checked(self, answer: Any) -> Any:  # noqa: ANN401 - a plug-in may answer anything
+    def checked(self, answer: Any) -> Any:
         """Return an answer, or one item of it, as the caller gets it. Raises :class:`TypeError`."""
         if self.hint is NoneType:
             return None
@@ -240,7 +242,7 @@ class _Question:
             raise TypeError(f"answered with {wrong}") from wrong
         return right
 
-    def _checked(self, hint: Any, answer: Any) -> Any:  # noqa: ANN401 - one case for each form
+    def _checked(self, hint: Any, answer: Any) -> Any:
         kind, parts = _matched(hint, answer.__class__)
         if kind in _PLAIN:
             return answer
@@ -263,10 +265,10 @@ class _Question:
             return guard_of(kind)(answer, _Plugin(self.plugin.name, environment))
         return answer
 
-    def _integer(self, hint: Any, answer: Any) -> Any:  # noqa: ANN401 - see above
+    def _integer(self, hint: Any, answer: Any) -> Any:
         return _matched(hint, answer.__class__) and answer
 
-    def _check_fact(self, kind: Any, answer: object) -> None:  # noqa: ANN401 - see above
+    def _check_fact(self, kind: Any, answer: object) -> None:
         name = ""
         try:
             for name, hint in _fields(kind):
@@ -281,7 +283,7 @@ class _Question:
         for part, one in zip(parts, answer, strict=True):
             self._checked(part, one)
 
-    def _of_key(self, hint: Any, key: str, answer: object) -> object:  # noqa: ANN401 - see above
+    def _of_key(self, hint: Any, key: str, answer: object) -> object:
         """Check the answer for one of several keys; where errors are answers, a wrong one is the error of its key."""
         try:
             if isinstance(answer, Artifact):
@@ -298,7 +300,7 @@ class _Question:
     def _targets(self) -> frozenset[tuple[Path, str]]:
         return frozenset((target.root, target.key) for target in self.asked["targets"])
 
-    def _demand_asked(self, answer: Any) -> None:  # noqa: ANN401 - see above
+    def _demand_asked(self, answer: Any) -> None:
         """Refuse an answer about something else than the arguments."""
         if "keys" in self.asked and isinstance(answer, Mapping) and (others := set(answer) - set(self.asked["keys"])):
             raise _Wrong(f"{min(others)!r}, which it was not asked for")
@@ -309,7 +311,7 @@ class _Question:
             if self.asked["mark"].fullmatch(mark.encode()) is None if mark else thing.key not in self.asked["known"]:
                 raise _Wrong(f"{thing.key!r}, which does not have the mark {mark!r} that it was asked for")
 
-    def _demand_rules(self, thing: Any) -> None:  # noqa: ANN401 - any fact
+    def _demand_rules(self, thing: Any) -> None:
         if getattr(thing, "layer", self.plugin.name) != self.plugin.name:
             raise _Wrong(f"{type(thing).__name__} of the layer {thing.layer!r}")
         if isinstance(thing, Artifact):
