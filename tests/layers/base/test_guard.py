@@ -7,17 +7,14 @@ from __future__ import annotations
 import collections.abc
 import importlib.util
 import inspect
-import json
-import os
 import re
-import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, is_dataclass, replace
 from enum import Enum
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import TYPE_CHECKING, Any, ClassVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, Union, get_args, get_origin, get_type_hints
 
 import pytest
 
@@ -47,9 +44,6 @@ from cachectl.layers.base.layer import Declaration, Layer
 from cachectl.layers.base.registry import Broken, plugged_in
 from cachectl.layers.base.selection import ALL
 from cachectl.layers.base.store import Store
-
-if TYPE_CHECKING:
-    from conftest import Home
 
 PLUGIN = Path(__file__).parents[2] / "plugin"
 
@@ -100,7 +94,7 @@ PARTS = {
     for kind in parts_of(hint_of(Declaration, name))
     if is_interface(kind)
 }
-MEMBERS = [(Layer, name) for name in sorted(public_members(Declaration))]
+MEMBERS: list[tuple[type, str]] = [(Layer, name) for name in sorted(public_members(Declaration))]
 MEMBERS += [(kind, name) for kind in PARTS for name in sorted(public_members(kind))]
 #: Given by the guard itself.
 FIXED = {(Layer, "name"), (Store, "name"), (Store, "environment")}
@@ -198,12 +192,12 @@ def wrong(hint: Any, value: Any) -> Iterator[Any]:  # noqa: C901, PLR0912 - one 
 def made(kind: type, **members: Any) -> Any:
     """Make an object of an interface's class that has these members."""
     own = type("Mine", (kind,), {**dict.fromkeys(getattr(kind, "__abstractmethods__", ())), **members})
-    inner = object.__new__(own)
+    inner: Any = object.__new__(own)
     vars(inner).update({"name": "notes", "environment": HERE} if issubclass(kind, (Layer, Store)) else {})
     return inner
 
 
-def guard(kind: type, environment: Environment = HERE, **members: Any) -> Any:
+def guard(kind: type, environment: Any = HERE, **members: Any) -> Any:
     """Guard a layer, or a store or part of one, that has these members."""
     if kind is Layer:
         return guarded(made(Layer, **members), environment)
@@ -480,12 +474,9 @@ def test_an_attribute_that_is_none_is_named_when_the_plug_in_is_loaded(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str
 ) -> None:
     environment = Environment({"HOME": str(tmp_path)}, tmp_path)
-    layer = type("Mine", (notes(),), {})
+    layer: type[Layer] = type("Mine", (notes(),), {})
     owner, _, attribute = name.rpartition(".")
-    if owner:
-        vars(layer.store)[attribute] = None
-    else:
-        setattr(layer, attribute, None)
+    setattr(layer.store if owner else layer, attribute, None)
 
     class Point:
         name = value = "mine"
@@ -497,28 +488,3 @@ def test_an_attribute_that_is_none_is_named_when_the_plug_in_is_loaded(
     monkeypatch.setattr("cachectl.layers.base.registry.entry_points", lambda _: [Point])
     (broken,) = plugged_in(environment)
     assert isinstance(broken, Broken)
-
-
-def test_a_started_library_of_a_plug_in_is_judged(home: Home) -> None:
-    """``disabled()`` asks such a layer for the variables that its process began with."""
-    (home.path / "latched.py").write_text(
-        "from cachectl_test_plugin import Notes\n"
-        "from cachectl.layers.base.facts import Switch\n"
-        "class Latched(Notes):\n"
-        "    name = 'latched'\n"
-        "    def switched(self, *, on):\n"
-        "        return Switch(self.name, {'NOTES_OFF': '' if on else '1'}, latches=('libc',))\n"
-    )
-    installed = home.path / "latched-1.0.dist-info"
-    installed.mkdir()
-    (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: latched\nVersion: 1.0\n")
-    (installed / "entry_points.txt").write_text("[cachectl.layers]\nlatched = latched:Latched\n")
-    program = (
-        "import cachectl, json\n"
-        "with cachectl.disabled('latched', strict=False) as held:\n"
-        "    print(json.dumps([held['latched'].status, held['latched'].why]))\n"
-    )
-    path = os.pathsep.join([str(home.path), str(PLUGIN), *filter(None, [home.variables.get("PYTHONPATH")])])
-    for off, status in (("1", "off"), ("", "on")):
-        done = home.run(sys.executable, "-W", "ignore", "-c", program, PYTHONPATH=path, NOTES_OFF=off)
-        assert json.loads(done.stdout)[0] == status

@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shutil
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -126,6 +127,31 @@ def test_of_an_entry_in_two_roots_the_first_is_told_and_carried(plugged: Home) -
     assert twice.read_bytes() == once.read_bytes()
 
 
+def test_a_started_library_of_a_plug_in_is_judged(home: Home) -> None:
+    """``disabled()`` asks such a layer for the variables that its process began with."""
+    (home.path / "latched.py").write_text(
+        "from cachectl_test_plugin import Notes\n"
+        "from cachectl.layers.base.facts import Switch\n"
+        "class Latched(Notes):\n"
+        "    name = 'latched'\n"
+        "    def switched(self, *, on):\n"
+        "        return Switch(self.name, {'NOTES_OFF': '' if on else '1'}, latches=('libc',))\n"
+    )
+    installed = home.path / "latched-1.0.dist-info"
+    installed.mkdir()
+    (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: latched\nVersion: 1.0\n")
+    (installed / "entry_points.txt").write_text("[cachectl.layers]\nlatched = latched:Latched\n")
+    program = (
+        "import cachectl, json\n"
+        "with cachectl.disabled('latched', strict=False) as held:\n"
+        "    print(json.dumps([held['latched'].status, held['latched'].why]))\n"
+    )
+    path = os.pathsep.join([str(home.path), str(PLUGIN), *filter(None, [home.variables.get("PYTHONPATH")])])
+    for off, status in (("1", "off"), ("", "on")):
+        done = home.run(sys.executable, "-W", "ignore", "-c", program, PYTHONPATH=path, NOTES_OFF=off)
+        assert json.loads(done.stdout)[0] == status
+
+
 class TestNotes(LayerConformance):
     """The suite as a third party runs it."""
 
@@ -185,7 +211,8 @@ class TestSmallFolders(TestNotes):
     files: tuple[str, ...] = ("a",)
 
     def make(self, environment: Environment) -> Layer:
-        return type("InFolders", (type(super().make(environment)),), {"store": Folders()})(environment)
+        layer: Layer = type("InFolders", (type(super().make(environment)),), {"store": Folders()})(environment)
+        return layer
 
     def seed(self, environment: Environment) -> None:
         for name in NOTES:
