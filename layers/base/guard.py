@@ -306,9 +306,9 @@ class _Question:
             raise _Wrong(f"{min(others)!r}, which it was not asked for")
         if "artifacts" in self.asked and len(answer) != len(self.asked["artifacts"]):
             raise _Wrong(f"{len(answer)} answers where {len(self.asked['artifacts'])} are due")
-        if "mark" in self.asked:
+        for pattern in (one for one in self.asked.values() if isinstance(one, re.Pattern)):
             thing, mark = answer
-            if self.asked["mark"].fullmatch(mark.encode()) is None if mark else thing.key not in self.asked["known"]:
+            if pattern.fullmatch(mark.encode()) is None if mark else thing.key not in self.asked["known"]:
                 raise _Wrong(f"{thing.key!r}, which does not have the mark {mark!r} that it was asked for")
 
     def _demand_rules(self, thing: Any) -> None:

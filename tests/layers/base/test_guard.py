@@ -131,7 +131,7 @@ def _right(hint: Any) -> Iterator[Any]:  # noqa: C901, PLR0912 - one case for ea
         yield tuple(next(right(argument)) for argument in arguments)
     elif origin in (tuple, list, frozenset):
         yield from (origin([one]) for one in right(arguments[0]))
-    elif origin in (collections.abc.Iterator, collections.abc.Iterable):
+    elif origin in (collections.abc.Iterator, collections.abc.Iterable, collections.abc.Sequence):
         yield from ([one] for one in right(arguments[0]))
     elif origin is collections.abc.Mapping:
         yield from ({next(right(arguments[0])): one} for one in right(arguments[1]))
@@ -207,7 +207,7 @@ def guard(kind: type, environment: Any = HERE, **members: Any) -> Any:
 def asked(guard: Any, name: str) -> Any:
     """Call a method with arguments that its answer may be about, and return the whole answer."""
     kind = next(kind for kind in (Declaration, *PARTS) if isinstance(guard, kind))
-    known: dict[str, Any] = {"root": ROOT, "mark": re.compile(b"k"), "known": {"k"}, "environment": HERE, "on": True}
+    known: dict[str, Any] = {"root": ROOT, "known": {"k"}, "environment": HERE, "on": True}
     known |= {"targets": (TARGET,), "keys": ["k"], "artifacts": [ARTIFACT], "artifact": ARTIFACT, "selection": ALL}
     hints = get_type_hints(getattr(kind, name))
     given = {
