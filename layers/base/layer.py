@@ -621,7 +621,7 @@ def _notes_of_nameless(count: int, root: Root) -> Iterator[Note]:
 class StoreLayer(Store, Layer):
     """A layer that is its own store."""
 
-    forms: ClassVar[tuple[str, ...]] = ()
+    forms: tuple[str, ...] = ()
 
     def __init__(self, environment: Environment) -> None:
         self.environment = environment

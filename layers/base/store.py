@@ -79,7 +79,7 @@ class Store(ABC):
     name: ClassVar[str]
     environment: Environment
     #: Artifact forms that :meth:`write` takes; :meth:`read` gives the first.
-    forms: ClassVar[tuple[str, ...]]
+    forms: tuple[str, ...]
     #: Whether removing entries needs room on the disk first. Layers whose stores need none are cleared before.
     clearing_needs_room: ClassVar[bool] = False
 

@@ -42,11 +42,13 @@ from cachectl.layers.base.facts import (
     Switch,
     Target,
 )
+from cachectl.layers.base.layer import Layer
 from cachectl.layers.base.store import each_part
 from cachectl.layers.base.switches import first_place, misread
 from cachectl.layers.host.open_files import open_elsewhere
 from cachectl.layers.host.presence import is_there, means_absent, status_at
 from cachectl.layers.miopen.places import (
+    ANY_ROOT,
     LIBRARIES,
     SEPARATOR,
     TEMPORARY,
@@ -66,7 +68,7 @@ from cachectl.layers.stores.foresight import wait_until_free
 from cachectl.layers.stores.locks import record_lock
 from cachectl.layers.stores.quarantine import folder_pattern
 from cachectl.layers.stores.records import Fault, Record, RecordFile, place, record_complaint
-from cachectl.layers.stores.row_store import RowLayer
+from cachectl.layers.stores.row_store import Rows
 from cachectl.layers.stores.rows import RowFile, Schema, disk_usage
 from cachectl.layers.stores.tree import LEFTOVER, NOTHING, REFUSALS, Tree
 
@@ -147,80 +149,14 @@ _HARM: Final = {
 _READ: Final = frozenset({"item", "duplicate-id"})
 
 
-class MIOpenTuning(RowLayer):
-    """Results of tuning MIOpen."""
+class TuningDatabases(Rows):
+    """Records of text files, and rows of sqlite files."""
 
-    name = "miopen-tuning"
-    title = "MIOpen user tuning results"
-    precious = True
     forms = (_FORM,)
     separator = SEPARATOR
     #: Endings of its files of records, and of its sqlite files.
     texts: ClassVar[tuple[str, ...]] = ("ufdb.txt", "udb.txt", "cd.updb.txt")
     tables: ClassVar[tuple[str, ...]] = ("udb",)
-    on_network: ClassVar[Hazard | None] = Hazard(
-        Severity.RISKS,
-        "the locks of MIOpen up to 3.3 lie in each node's temporary folder, so nodes write over each other's results",
-    )
-    among_ranks: ClassVar[Hazard | None] = Hazard(
-        Severity.RISKS, "a rewrite removes the file before it renames the new one, so the others may not find it"
-    )
-
-    def roots(self) -> tuple[Root, ...]:
-        """Resolve as MIOpen does when it first needs a tuning result."""
-        return user_database_roots(self.environment)
-
-    def state(self) -> State:
-        """Judge the switch of the find-db; it leaves the perf-db on."""
-        state = judge(self.environment, SWITCH, present=any(self._anything_in(root) for root in self.roots()))
-        hints = []
-        if read_flag(self.environment.get(SWITCH) or ""):
-            hints.append("the find-db is off, the perf-db stays on")
-        enforce = self.environment.get("MIOPEN_FIND_ENFORCE")
-        if enforce in ("5", "DB_CLEAN"):
-            hints.append(f"MIOPEN_FIND_ENFORCE={enforce} erases the user's results: unset it")
-        return changed(state, why="; ".join((state.why, *hints)))
-
-    def diagnose(self) -> Iterator[Finding]:
-        """Yield what is wrong with the switch, and variables of a tuning session that are still set."""
-        yield from diagnosed_flag(self, SWITCH, FIND_DB)
-        yield from self._enforced()
-        for variable, outcome in _LEFT_SET.items():
-            if self.environment.get(variable):
-                yield self._left_set(variable, Severity.HARMLESS, outcome)
-
-    def _enforced(self) -> Iterator[Finding]:
-        variable = "MIOPEN_FIND_ENFORCE"
-        value = self.environment.get(variable)
-        if not value:
-            return
-        number = re.match(r"\s*\+?(\d{1,18})", value, re.ASCII)
-        action = _ACTIONS.get(value.upper()) if number is None else int(number[1])
-        if action is None:
-            yield misread(self, variable, Severity.FAILS, "is no action that MIOpen knows: it throws")
-        elif action not in _ACTIONS.values():
-            yield misread(self, variable, Severity.HARMLESS, "is no action that MIOpen knows: it is ignored")
-        elif action in _ENFORCED:
-            yield self._left_set(variable, *_ENFORCED[action])
-
-    def _left_set(self, variable: str, severity: Severity, outcome: str) -> Finding:
-        message = f"{variable}={self.environment.get(variable)} is set: {outcome}"
-        return Finding(self.name, first_place(self), None, severity, "tuning", message, f"unset {variable}")
-
-    def _anything_in(self, root: Root) -> bool:
-        if root.role == TEMPORARY:
-            return any(True for _ in self.databases(root).files())
-        return root.exists
-
-    def switched(self, *, on: bool) -> Switch:
-        """Give the variable of the find-db; on is its absence, never an empty value."""
-        if on:
-            return Switch(self.name, unset=frozenset({SWITCH}), latches=LIBRARIES)
-        return Switch(self.name, {SWITCH: "1"}, latches=LIBRARIES)
-
-    def relocate(self, folder: Path) -> Switch:
-        """Give MIOpen's own variable; the folder is made by MIOpen."""
-        return Switch(self.name, {"MIOPEN_USER_DB_PATH": str(folder / "miopen-db")}, latches=LIBRARIES)
 
     def refusals(self) -> Mapping[Ability, str]:
         """Refuse kernels, and what needs directory handles where there are none."""
@@ -413,7 +349,7 @@ class MIOpenTuning(RowLayer):
     def is_key(self, key: str) -> bool:
         """Tell by the name of a database and what follows it."""
         file, separator, rest = key.partition(SEPARATOR)
-        return bool(separator and rest) and any(self.databases(root).name(file) for root in self.roots())
+        return bool(separator and rest) and self.databases(ANY_ROOT).name(file) is not None
 
     def write(self, root: Root, key: str, artifact: Artifact, *, replace: bool) -> None:
         """Insert a line into a text file, under MIOpen's locks; the line says its key itself."""
@@ -609,6 +545,78 @@ class MIOpenTuning(RowLayer):
         """Say how to mend a file of the user's ``own``; a package's is mended otherwise."""
         del file
         return own
+
+
+class MIOpenTuning(Layer):
+    """Results of tuning MIOpen."""
+
+    name = "miopen-tuning"
+    title = "MIOpen user tuning results"
+    precious = True
+    on_network: ClassVar[Hazard | None] = Hazard(
+        Severity.RISKS,
+        "the locks of MIOpen up to 3.3 lie in each node's temporary folder, so nodes write over each other's results",
+    )
+    among_ranks: ClassVar[Hazard | None] = Hazard(
+        Severity.RISKS, "a rewrite removes the file before it renames the new one, so the others may not find it"
+    )
+    store = TuningDatabases()
+
+    def roots(self) -> tuple[Root, ...]:
+        """Resolve as MIOpen does when it first needs a tuning result."""
+        return user_database_roots(self.environment)
+
+    def state(self) -> State:
+        """Judge the switch of the find-db; it leaves the perf-db on."""
+        state = judge(self.environment, SWITCH, present=any(self._anything_in(root) for root in self.roots()))
+        hints = []
+        if read_flag(self.environment.get(SWITCH) or ""):
+            hints.append("the find-db is off, the perf-db stays on")
+        enforce = self.environment.get("MIOPEN_FIND_ENFORCE")
+        if enforce in ("5", "DB_CLEAN"):
+            hints.append(f"MIOPEN_FIND_ENFORCE={enforce} erases the user's results: unset it")
+        return changed(state, why="; ".join((state.why, *hints)))
+
+    def diagnose(self) -> Iterator[Finding]:
+        """Yield what is wrong with the switch, and variables of a tuning session that are still set."""
+        yield from diagnosed_flag(self, SWITCH, FIND_DB)
+        yield from self._enforced()
+        for variable, outcome in _LEFT_SET.items():
+            if self.environment.get(variable):
+                yield self._left_set(variable, Severity.HARMLESS, outcome)
+
+    def _enforced(self) -> Iterator[Finding]:
+        variable = "MIOPEN_FIND_ENFORCE"
+        value = self.environment.get(variable)
+        if not value:
+            return
+        number = re.match(r"\s*\+?(\d{1,18})", value, re.ASCII)
+        action = _ACTIONS.get(value.upper()) if number is None else int(number[1])
+        if action is None:
+            yield misread(self, variable, Severity.FAILS, "is no action that MIOpen knows: it throws")
+        elif action not in _ACTIONS.values():
+            yield misread(self, variable, Severity.HARMLESS, "is no action that MIOpen knows: it is ignored")
+        elif action in _ENFORCED:
+            yield self._left_set(variable, *_ENFORCED[action])
+
+    def _left_set(self, variable: str, severity: Severity, outcome: str) -> Finding:
+        message = f"{variable}={self.environment.get(variable)} is set: {outcome}"
+        return Finding(self.name, first_place(self), None, severity, "tuning", message, f"unset {variable}")
+
+    def _anything_in(self, root: Root) -> bool:
+        if root.role == TEMPORARY:
+            return any(True for _ in self.store.databases(root).files())
+        return root.exists
+
+    def switched(self, *, on: bool) -> Switch:
+        """Give the variable of the find-db; on is its absence, never an empty value."""
+        if on:
+            return Switch(self.name, unset=frozenset({SWITCH}), latches=LIBRARIES)
+        return Switch(self.name, {SWITCH: "1"}, latches=LIBRARIES)
+
+    def relocate(self, folder: Path) -> Switch:
+        """Give MIOpen's own variable; the folder is made by MIOpen."""
+        return Switch(self.name, {"MIOPEN_USER_DB_PATH": str(folder / "miopen-db")}, latches=LIBRARIES)
 
 
 def _time_file(path: Path) -> Path:

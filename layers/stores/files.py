@@ -69,7 +69,7 @@ class Files(Store):
         self.index = Index() if index is None else index
         self.writers = writers
         self.unread = unread
-        self.__dict__["forms"] = (codec.form,)
+        self.forms = (codec.form,)
 
     def refusals(self) -> Mapping[facts.Ability, str]:
         """Refuse what needs directory handles where there are none."""

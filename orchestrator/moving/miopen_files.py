@@ -224,7 +224,7 @@ def _newest(layer: MIOpenKernels | MIOpenTuning, export: _Export) -> dict[str, t
     found = [
         (file, root)
         for root in layer.roots()
-        for file in layer.databases(root).files()
+        for file in layer.store.databases(root).files()
         if isinstance(file, DatabaseFile) and file.name.kind in _INSTALLED
     ]
     found.sort(key=lambda pair: version_numbers(pair[0].version or "0"), reverse=True)
@@ -247,7 +247,7 @@ def _export_file(
     try:
         if isinstance(layer, MIOpenKernels):
             entries, from_system = _export_kernels(file, target, export), 0
-        elif file.name.kind in MIOpenTuning.tables:
+        elif file.name.kind in MIOpenTuning.store.tables:
             entries, from_system = _export_table(layer, file, target, export)
         else:
             entries, from_system = _export_records(layer, file, target, export)
@@ -286,7 +286,7 @@ def _hint(export: _Export, target: Path, file: DatabaseFile) -> None:
     layer = MIOpenSystemKernels(export.environment)
     for root in layer.roots():
         for stem in dict.fromkeys((file.name.base.raw, file.name.base.device or file.name.base.raw)):
-            if (there := layer.databases(root).find(f"{stem}.kdb")) is not None:
+            if (there := layer.store.databases(root).find(f"{stem}.kdb")) is not None:
                 why = f"installed there, it hides {there.path}; first: cachectl miopen merge {there.path} {target}"
                 export.hints.append(Note(str(target), why))
 
@@ -300,7 +300,7 @@ def _export_records(layer: MIOpenTuning, file: DatabaseFile, target: Path, expor
     system = MIOpenSystemTuning(export.environment)
     below: list[bytes] = []
     for root in system.roots():
-        if not below and (there := system.databases(root).find(target.name)) is not None:
+        if not below and (there := system.store.databases(root).find(target.name)) is not None:
             below = _records(system, there.path)[0]
     # The user's are first, and so stay.
     merged, records = join_records(lines, below)
@@ -317,7 +317,7 @@ def _export_table(layer: MIOpenTuning, file: DatabaseFile, target: Path, export:
     system = MIOpenSystemTuning(export.environment)
     below: list[tuple[object, ...]] = []
     for root in system.roots():
-        if not below and (there := system.databases(root).find(target.name)) is not None:
+        if not below and (there := system.store.databases(root).find(target.name)) is not None:
             below = [row[1:] for row in _joined(system.name, there.path, patience).all()]
     added = 0
 
@@ -471,7 +471,7 @@ def _merge_records(environment: Environment, source: _Named, target: _Named) -> 
     path = _as_miopen_spells(layer, target.path)
     root = Root(path.parent, Scope.USER, "named")
     # Running programs read only a user's file again.
-    lock = partial(layer.editing, root, path) if target.name.kind in layer.texts else partial(layer.locked, path)
+    lock = partial(layer.store.editing, root, path) if target.name.kind in layer.store.texts else partial(layer.store.locked, path)
     done = MergingRecords(layer.name, path, lock).merge(lines)
     return MergedFile(source.path, done.added, done.there, _differing(done.conflicts, target.path), tuple(flawed))
 
@@ -543,7 +543,7 @@ def _records(layer: MIOpenTuning, path: Path) -> tuple[list[bytes], list[Note]]:
         # Where no lock file can be made, MIOpen cannot rewrite it either.
         with suppress(Unreachable):
             if layer.scope is Scope.USER:
-                stack.enter_context(layer.locked(_as_miopen_spells(layer, path)))
+                stack.enter_context(layer.store.locked(_as_miopen_spells(layer, path)))
         for found in RecordFile(layer.name, path, nullcontext).scan():
             if not isinstance(found, Fault):
                 lines.append(found.line)

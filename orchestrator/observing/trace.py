@@ -362,7 +362,7 @@ def _counters(layer: Layer) -> tuple[int, int] | None:
 
 
 def _owns(layer: PytoolsDictionaries, event: Mapping[str, Any]) -> bool:
-    return layer.owns(str(event.get("dictionary") or ""))
+    return layer.store.owns(str(event.get("dictionary") or ""))
 
 
 def _counted(name: str, events: Sequence[Mapping[str, Any]], why: str) -> LayerTrace:
