@@ -25,8 +25,8 @@ from cachectl.layers.errors import LayerError
 from cachectl.layers.facts import Ability, Census, Condition, Finding, Hazard, Quarantined, Root, Scope, Severity
 from cachectl.layers.mounts import network_file_system
 from cachectl.layers.stores.room import Room, room_at
+from cachectl.layers.stores.trust import open_to_others
 from cachectl.listing import failure, findings
-from cachectl.private_folders import open_to_others
 
 if TYPE_CHECKING:
     from cachectl.layers.environment import Environment

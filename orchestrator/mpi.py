@@ -29,10 +29,10 @@ from cachectl.layers.environment import Environment
 from cachectl.layers.errors import BadRequest, CachectlError, reason_of
 from cachectl.layers.installing import command_to_install
 from cachectl.layers.selection import moment_text
+from cachectl.layers.stores.private_folders import private_folder
 from cachectl.merging import Merged, merge_bundles
 from cachectl.output_files import BUNDLE, SIGNATURE, OutputFile
 from cachectl.overlay import PROCESS, Variable
-from cachectl.private_folders import private_folder
 from cachectl.rank_roots import root_stack
 from cachectl.stack import Stack
 from cachectl.staging import Name, NodeRoot, Sink, names_in

@@ -1,7 +1,7 @@
 """Roots to throw away: every layer moved under one scratch folder, everything else left where it is.
 
-A temporary scratch folder lies where no other user can write (:mod:`cachectl.private_folders`): a program that outlives
-its command goes on using the path. A command that is killed leaves its folder; the next one removes it.
+A temporary scratch folder lies where no other user can write (:mod:`cachectl.layers.stores.private_folders`): a program
+that outlives its command goes on using the path. A command that is killed leaves its folder; the next one removes it.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Final
 from cachectl.copies import PREFIX, copies_left, stage_in, user_cache_home
 from cachectl.layers.environment import Environment
 from cachectl.layers.facts import Ability, Orphan, Switch
+from cachectl.layers.stores.leftovers import TEMPORARY, Left, Owned, left_in
 from cachectl.layers.stores.plain import STAGE
-from cachectl.leftovers import Left, Owned, left_in
-from cachectl.private_folders import scratch_parent, scratch_parents
+from cachectl.layers.stores.private_folders import scratch_parent, scratch_parents
 
 if TYPE_CHECKING:
     from cachectl.layers.layer import Layer
@@ -78,7 +78,7 @@ def make_scratch(environment: Environment, notice: Callable[[str], None] = _warn
     return make_scratch_in(parent, environment)
 
 
-def make_scratch_in(parent: Path, environment: Environment, prefix: str = "cachectl-") -> Path:
+def make_scratch_in(parent: Path, environment: Environment, prefix: str = TEMPORARY) -> Path:
     """Make an empty scratch folder in a folder that is this user's alone. Raises :class:`OSError`."""
     owned = Owned.make(parent, prefix, environment)
     _OWNED[owned.folder] = owned

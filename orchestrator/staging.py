@@ -21,8 +21,8 @@ from cachectl.importing import Import, Trust, import_copy
 from cachectl.layers.environment import Environment
 from cachectl.layers.errors import CachectlError, reason_of
 from cachectl.layers.selection import ALL
+from cachectl.layers.stores.private_folders import NotPrivate, private_folder
 from cachectl.listing import listed
-from cachectl.private_folders import NotPrivate, private_folder
 from cachectl.scratch import link_user_cache, make_scratch_in, remove_leftovers, remove_scratch
 from cachectl.stack import Stack
 

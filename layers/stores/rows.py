@@ -50,7 +50,6 @@ from cachectl.layers.stores.handles import (
 from cachectl.layers.stores.locks import PATIENCE
 from cachectl.layers.stores.plain import STAGE, open_plain, plain_identity, read_locked, read_plain, release
 from cachectl.layers.stores.quarantine import Quarantine, demand, folder_of
-from cachectl.layers.stores.trust import as_owner
 
 T = TypeVar("T")
 
@@ -818,7 +817,7 @@ class RowFile:
     @contextmanager
     def _writing(self, *, create: bool = False) -> Iterator[Connection]:
         opened = opened_for_writing(self.layer, self.path, self.patience, self._demand_made, create=create)
-        with self._translated(), as_owner(self.path.parent), self._translated(writing=True), opened as connection:
+        with self._translated(writing=True), opened as connection:
             yield connection
 
     def _demand_made(self, connection: Connection) -> None:

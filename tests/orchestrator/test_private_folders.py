@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from cachectl.layers.errors import CachectlError
-from cachectl.private_folders import NotPrivate, private_folder, scratch_parent
+from cachectl.layers.stores.private_folders import NotPrivate, private_folder, scratch_parent
 from cachectl.staging import NodeRoot
 
 if TYPE_CHECKING:
