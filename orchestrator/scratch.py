@@ -23,6 +23,7 @@ from cachectl.layers.facts import Ability, Orphan, Switch
 from cachectl.layers.stores.leftovers import TEMPORARY, Left, Owned, left_in
 from cachectl.layers.stores.plain import STAGE
 from cachectl.layers.stores.private_folders import scratch_parent, scratch_parents
+from cachectl.layers.stores.trust import as_owner
 
 if TYPE_CHECKING:
     from cachectl.layers.layer import Layer
@@ -340,7 +341,8 @@ def remove_copies(environment: Environment) -> tuple[Orphan, ...]:
     if left and environment.superuser and not environment.over_others and left[0].root.stat().st_uid != 0:
         return ()
     for copy in left:
-        _remove(copy.root / copy.key)
+        with as_owner(copy.root):
+            _remove(copy.root / copy.key)
     return tuple(copy for copy in left if not (copy.root / copy.key).exists())
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cachectl.contained import FAILURES
-from cachectl.copies import copies_left
+from cachectl.copies import copies_left, temporary_left
 from cachectl.layers.errors import reason_of
 from cachectl.layers.facts import Census, Condition, Orphan, Problem, Root, Scope, State
 from cachectl.layers.layer import uncounted
@@ -126,7 +126,9 @@ def survey(
         stack.environment.clock(),
         tuple(_layer_report(layer, within) for layer in layers),
         stack.broken,
-        leftovers=copies_left(stack.environment),
+        leftovers=None
+        if (copies := copies_left(stack.environment)) is None
+        else (*copies, *temporary_left(stack.environment)),
     )
 
 

@@ -47,6 +47,8 @@ _PENDING: Final = (0x40000000, 1)
 _RESERVED: Final = (0x40000001, 1)
 _SHARED: Final = (0x40000002, 510)
 _PAUSE: Final = 0.02
+#: Seconds that opening a file may take, at least.
+_OPENING: Final = 1.0
 _CHUNK: Final = 1 << 20
 #: How often a database and its log are copied until neither changes meanwhile.
 _COPIES: Final = 5
@@ -191,7 +193,10 @@ def opened_for_reading(layer: str, path: Path, patience: float) -> Iterator[Conn
             location = f"{_uri(path)}?mode=ro&immutable=1"
         else:
             location = f"{_uri(path)}?mode=ro"
-        connection = stack.enter_context(_connected(location, patience))
+        if companion is None and shared_because(path.parent, (path.name,)) is not None:
+            connection = stack.enter_context(_connected_in_time(layer, path, location, patience))
+        else:
+            connection = stack.enter_context(_connected(location, patience))
         if companion is None and not _is_open(handle):
             raise Unreachable(layer, "was replaced while it was opened", path)
         connection.harden(on_disk(os.fstat(handle)))
@@ -212,9 +217,43 @@ def _uri(path: Path) -> str:
 
 @contextmanager
 def _connected(location: str, patience: float) -> Iterator[Connection]:
-    with closing(
-        sqlite3.connect(location, timeout=patience, uri=True, isolation_level=None, factory=Connection)
-    ) as connection:
+    with closing(_connect(location, patience)) as connection:
+        yield connection
+
+
+def _connect(location: str, patience: float) -> Connection:
+    """Connect to a database. Only one thread at a time uses a connection, though not always the one that made it."""
+    return sqlite3.connect(
+        location, timeout=patience, uri=True, isolation_level=None, factory=Connection, check_same_thread=False
+    )
+
+
+@contextmanager
+def _connected_in_time(layer: str, path: Path, location: str, patience: float) -> Iterator[Connection]:
+    """Connect to a file that another user can exchange for a pipe, whose opening would wait for ever.
+
+    Sqlite repeats an interrupted call, so a thread of its own calls it. Raises :class:`Unreachable` after ``patience``
+    seconds; the thread is left behind then, and does not keep the process from ending.
+    """
+    from queue import Empty, Queue
+    from threading import Thread
+
+    opened: Queue[Connection | Exception] = Queue()
+
+    def connect() -> None:
+        try:
+            opened.put(_connect(location, patience))
+        except Exception as error:  # noqa: BLE001 - raised again where it is waited for
+            opened.put(error)
+
+    Thread(target=connect, daemon=True).start()
+    try:
+        answer = opened.get(timeout=max(patience, _OPENING))
+    except Empty as error:
+        raise Unreachable(layer, "cannot be opened: something else has taken its place", path) from error
+    if isinstance(answer, Exception):
+        raise answer
+    with closing(answer) as connection:
         yield connection
 
 

@@ -28,18 +28,21 @@ _WATCH: Final = 'read -r word || { [ "$1" -ef "$2" ] && /bin/rm -f -- "$1"; }'
 
 
 @contextmanager
-def record_lock(layer: str, path: Path, *, patience: float = PATIENCE, create: bool = True) -> Iterator[int]:
+def record_lock(
+    layer: str, path: Path, *, folder: int, patience: float = PATIENCE, create: bool = True
+) -> Iterator[int]:
     """Hold a POSIX record lock on a whole plain file; yield the open file's descriptor.
 
-    The CUDA driver and MIOpen lock so; ``flock`` would not exclude them. Raises :class:`Busy` after
-    ``patience`` seconds, :class:`Unreachable` where the file cannot be opened or is no plain file.
+    The file is opened, or made, in the open ``folder``, whatever its path has come to mean. The CUDA driver and MIOpen
+    lock so; ``flock`` would not exclude them. Raises :class:`Busy` after ``patience`` seconds, :class:`Unreachable`
+    where the file cannot be opened or is no plain file.
     """
     try:
         import fcntl
     except ImportError as error:
         raise Refused(layer, "this platform has no record locks", path) from error
     try:
-        handle = open_plain(path, flags=os.O_RDWR | (os.O_CREAT if create else 0))
+        handle = open_plain(path.name, dir_fd=folder, flags=os.O_RDWR | (os.O_CREAT if create else 0))
     except OSError as error:
         raise Unreachable(layer, f"cannot open: {error.strerror}", path) from error
     try:

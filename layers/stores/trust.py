@@ -28,7 +28,7 @@ _ACL: Final = "system.posix_acl_access"
 #: Modules that functions of layers and stores import when they are called.
 _IMPORTED_LATER: Final = (
     *("concurrent.futures.thread", "ctypes", "fcntl", "grp", "hashlib", "json", "lzma", "mmap", "platform", "pwd"),
-    *("shutil", "subprocess", "tarfile", "tempfile"),
+    *("queue", "shutil", "subprocess", "tarfile", "tempfile"),
     *("cachectl.layers.llvm_tools", "cachectl.layers.stores.leftovers", "cachectl.layers.stores.private_folders"),
 )
 #: The effective user belongs to the process, and not to one thread of it.

@@ -137,9 +137,9 @@ def test_many_records_are_placed_by_one_rewrite(tmp_path: Path, monkeypatch: pyt
     other = MIOpenTuning(environment_of(tmp_path / "two"))
     rewrites: list[bytes] = []
 
-    def noted(path: Path, content: bytes) -> None:
+    def noted(path: Path, content: bytes, *, folder: int | None = None) -> None:
         rewrites.append(content)
-        place(path, content)
+        place(path, content, folder=folder)
 
     monkeypatch.setattr(records, "place", noted)
     different, stray = changed(artifacts[3], data=b"problem3=S:9,0,A"), changed(artifacts[4], data=b"mine=S:1,0,A")
