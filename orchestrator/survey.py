@@ -122,13 +122,12 @@ def survey(
     stack: Stack, layers: Iterable[Layer], *, within: Callable[[Layer, Root], bool] = lambda _layer, _root: True
 ) -> Report:
     """Count every root of the given layers, or those roots that are ``within``."""
+    copies = copies_left(stack.environment)
     return Report(
         stack.environment.clock(),
         tuple(_layer_report(layer, within) for layer in layers),
         stack.broken,
-        leftovers=None
-        if (copies := copies_left(stack.environment)) is None
-        else (*copies, *temporary_left(stack.environment)),
+        leftovers=None if copies is None else (*copies, *temporary_left(stack.environment)),
     )
 
 
