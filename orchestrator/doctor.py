@@ -390,11 +390,10 @@ def _of_writers(layer: Layer, root: Root) -> Iterator[tuple[Identity, Finding]]:
         message = f"belongs to {user_name(owner)}, whose code runs as you"
         fix = _elsewhere(layer, '"$HOME/.cachectl"')
         yield ("owner", root.path), Finding(layer.name, root.path, None, Severity.UNSAFE, "owner", message, fix)
-    for folder in dict.fromkeys((*open_to_others(root.path), *open_to_others(real))):
-        # A link and what it leads to are one folder.
+    for folder in open_to_others(root.path):
         status = folder.stat()
         identity = ("writable", status.st_dev, status.st_ino)
-        yield identity, _writable(layer, root, folder, itself=folder in (root.path, real))
+        yield identity, _writable(layer, root, folder, itself=folder == real)
 
 
 def _writable(layer: Layer, root: Root, folder: Path, *, itself: bool) -> Finding:

@@ -7,7 +7,6 @@ meanwhile was not exported, and is said.
 from __future__ import annotations
 
 import hashlib
-import os
 import re
 import shutil
 import tempfile
@@ -284,9 +283,8 @@ def _exposed(layer: Layer) -> tuple[Path, ...]:
     found: list[Path] = []
     for root in layer.roots():
         if root.scope is Scope.USER:
-            for path in (root.path, Path(os.path.realpath(root.path))):
-                with suppress(OSError):
-                    found.extend(open_to_others(path))
+            with suppress(OSError):
+                found.extend(open_to_others(root.path))
     return tuple(dict.fromkeys(found))
 
 
