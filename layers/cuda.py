@@ -44,6 +44,10 @@ from cachectl.layers.host.drivers import opencl_drivers
 from cachectl.layers.host.plain import overwrite, read_locked
 from cachectl.layers.host.presence import is_there, means_no_file
 from cachectl.layers.host.processes import spell, using
+from cachectl.layers.base.layer import Layer, counting, remove_counted
+from cachectl.layers.host.presence import means_no_file
+from cachectl.layers.host.processes import spell, using
+from cachectl.layers.host.handles import opened_root, status_of
 from cachectl.layers.stores.locks import record_lock
 from cachectl.layers.stores.tree import REFUSALS, Leaf, Shape, Tree
 
@@ -136,8 +140,8 @@ class ComputeCache(Store):
         del root
         return _SHAPE.claims(parts) or parts == (INDEX,)
 
-    def _tree(self, root: Root) -> Tree:
-        return Tree(self.name, root.path, _SHAPE)
+    def _tree(self, root: Root, handle: int | None = None) -> Tree:
+        return Tree(self.name, root.path, _SHAPE, handle)
 
     # ------------------------------------------------------------------ get and put
 
@@ -204,42 +208,64 @@ class ComputeCache(Store):
         """
         path = root.path / INDEX
         with ExitStack() as stack:
+            folder = stack.enter_context(self._opened(root))
             handle = None
-            if self._has_index(root):
-                lock = record_lock(self.name, path, patience=self.environment.patience, create=False)
+            if folder is not None and self._has_index(root, folder):
+                lock = record_lock(self.name, path, folder=folder, patience=self.environment.patience, create=False)
                 handle = stack.enter_context(lock)
-            stack.enter_context(counting(self.name, path, partial(self._recount, root, handle)))
+            stack.enter_context(counting(self.name, path, partial(self._recount, root, folder, handle)))
             yield
 
-    def _has_index(self, root: Root) -> bool:
+    @contextmanager
+    def _opened(self, root: Root) -> Iterator[int | None]:
+        """Open the root; ``None`` where there is none."""
+        with ExitStack() as stack:
+            try:
+                folder = stack.enter_context(opened_root(root.path))
+            except OSError as error:
+                raise Unreachable(self.name, f"cannot be read: {error.strerror}", root.path) from error
+            yield folder
+
+    def _has_index(self, root: Root, folder: int) -> bool:
         try:
-            return is_there(root.path / INDEX)
+            return status_of(folder, INDEX) is not None
         except OSError as error:
             raise Unreachable(self.name, f"cannot be read: {error.strerror}", root.path / INDEX) from error
 
-    def _recount(self, root: Root, handle: int | None) -> None:
-        """Write the index, which is open and locked, or made where there is none and an entry to list."""
-        if handle is not None:
-            self._count_anew(root, handle)
-        elif self._records(root, None):
-            with record_lock(self.name, root.path / INDEX, patience=self.environment.patience) as made:
-                self._count_anew(root, made)
+    def _recount(self, root: Root, folder: int | None, handle: int | None) -> None:
+        """Write the index, which is open and locked, or made where there is none and an entry to list.
 
-    def _count_anew(self, root: Root, handle: int) -> None:
+        ``folder`` is the open root, or ``None`` where there was none before the change.
+        """
+        if folder is None:
+            with self._opened(root) as made:
+                if made is not None:
+                    self._recount(root, made, handle)
+        elif handle is not None:
+            self._count_anew(root, folder, handle)
+        elif self._records(root, folder, None):
+            path = root.path / INDEX
+            with record_lock(self.name, path, folder=folder, patience=self.environment.patience) as created:
+                self._count_anew(root, folder, created)
+
+    def _count_anew(self, root: Root, folder: int, handle: int) -> None:
         old = os.pread(handle, min(os.fstat(handle).st_size, _LARGEST_INDEX), 0)
         if old and not compute_cache.is_index(old):
             return
-        new = compute_cache.write_index(self._records(root, compute_cache.read_index(old)))
+        new = compute_cache.write_index(self._records(root, folder, compute_cache.read_index(old)))
         if new != old:
             overwrite(handle, old, new)
 
-    def _records(self, root: Root, index: compute_cache.Index | None) -> list[tuple[int, int]]:
-        """Return what the index is to list; it keeps its records of entries that cannot be looked at now."""
+    def _records(self, root: Root, folder: int, index: compute_cache.Index | None) -> list[tuple[int, int]]:
+        """Return what the index in the open root is to list.
+
+        It keeps its records of entries that cannot be looked at now.
+        """
         old = () if index is None else index.records
         sizes: dict[int, int] = {}
         changes: dict[int, int] = {}
         unread: list[Path] = []
-        tree = self._tree(root)
+        tree = self._tree(root, folder)
         for leaf in tree.scan():
             if isinstance(leaf, Problem):
                 unread += [leaf.path] if leaf.hides else []

@@ -58,6 +58,7 @@ from cachectl.layers.base.store import Store, attempt, target_of
 from cachectl.layers.host.handles import owners
 from cachectl.layers.stores.foresight import closed_because
 from cachectl.layers.stores.quarantine import Quarantine, label
+from cachectl.layers.stores.trust import as_owner
 
 T = TypeVar("T")
 
@@ -208,7 +209,8 @@ class Layer(ABC):
         self._demand_key(key)
         root = self._root_to_put()
         self._demand_own_entry(root, key)
-        self.store.write(root, key, artifact, replace=replace)
+        with as_owner(root.path):
+            self.store.write(root, key, artifact, replace=replace)
 
     @final
     def get_many(self, keys: Sequence[str]) -> Mapping[str, Artifact | LayerError | OSError]:
@@ -234,7 +236,8 @@ class Layer(ABC):
         root = self._root_to_put()
         refused = [attempt(partial(self._demand_fit, root, artifact)) for artifact in artifacts]
         fit = [artifact for artifact, reason in zip(artifacts, refused, strict=True) if reason is None]
-        written = iter(self._foresee_new(root, fit) if dry_run else self.store.write_new(root, fit))
+        with as_owner(root.path):
+            written = iter(self._foresee_new(root, fit) if dry_run else self.store.write_new(root, fit))
         return [next(written) if reason is None else reason for reason in refused]
 
     def _foresee_new(self, root: Root, artifacts: Sequence[Artifact]) -> list[bool | LayerError | OSError]:
@@ -290,7 +293,8 @@ class Layer(ABC):
         for root in filter(within, self.roots()):
             with suppress(LayerError, OSError):
                 self._demand_own(root)
-                self.store.recover(root)
+                with as_owner(root.path):
+                    self.store.recover(root)
 
     @final
     def plan_clear(
@@ -353,7 +357,8 @@ class Layer(ABC):
             if not targets:
                 continue
             try:
-                outcome = outcome.plus(self.store.remove(root, targets))
+                with as_owner(root.path):
+                    outcome = outcome.plus(self.store.remove(root, targets))
             except (LayerError, OSError) as error:
                 outcome = outcome.plus(Outcome(self.name, failed=(Note(str(root.path), reason_of(error)),)))
         return outcome
@@ -372,7 +377,8 @@ class Layer(ABC):
                 continue
             try:
                 self._demand_own(root)
-                seen = self.store.foresee_removal(root, targets)
+                with as_owner(root.path):
+                    seen = self.store.foresee_removal(root, targets)
             except (LayerError, OSError) as error:
                 outcome = outcome.plus(Outcome(self.name, failed=(Note(str(root.path), reason_of(error)),)))
                 continue
@@ -392,16 +398,19 @@ class Layer(ABC):
     def _foresee_remake(self, root: Root) -> Outcome:
         try:
             self._demand_own(root)
+            with as_owner(root.path):
+                because = closed_because(root.path.parent, root.path.name)
         except (LayerError, OSError) as error:
             return Outcome(self.name, failed=(Note(str(root.path), reason_of(error)),))
-        if (because := closed_because(root.path.parent, root.path.name)) is not None:
+        if because is not None:
             return Outcome(self.name, failed=(Note(str(root.path), because),))
         return Outcome(self.name, remade=(root.path,))
 
     def _remake(self, root: Root) -> Outcome:
         try:
             self._demand_own(root)
-            root.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with as_owner(root.path):
+                root.path.mkdir(mode=0o700, parents=True, exist_ok=True)
         except (LayerError, OSError) as error:
             return Outcome(self.name, failed=(Note(str(root.path), reason_of(error)),))
         return Outcome(self.name, remade=(root.path,))
@@ -443,7 +452,8 @@ class Layer(ABC):
     def _set_one_aside(self, root: Root, target: Target, finding: Finding) -> Outcome:
         thing = label(root.path, target, finding, self.environment.clock())
         try:
-            because = self.store.set_aside(root, target, thing)
+            with as_owner(root.path):
+                because = self.store.set_aside(root, target, thing)
         except Unsettled as error:
             return Outcome(self.name, 1, failed=(Note(target.key, error.message),))
         except (LayerError, OSError) as error:
@@ -463,16 +473,20 @@ class Layer(ABC):
         Raises :class:`Refused`, or :class:`EntryExists` where another entry has taken its place and ``replace`` is
         not set.
         """
-        self.store.bring_back(self._root_to_restore(thing), thing, replace=replace)
+        root = self._root_to_restore(thing)
+        with as_owner(root.path):
+            self.store.bring_back(root, thing, replace=replace)
 
     @final
     def foresee_restore(self, thing: Quarantined, *, replace: bool = False) -> None:
         """Raise what :meth:`restore` would raise, as far as that can be known. Touch nothing."""
         root = self._root_to_restore(thing)
-        for error in self.store.foresee_write(root, [thing.key]).values():
-            raise error
-        # The folder that it lies in goes.
-        if (because := closed_because(root.path, ".")) is not None:
+        with as_owner(root.path):
+            for error in self.store.foresee_write(root, [thing.key]).values():
+                raise error
+            # The folder that it lies in goes.
+            because = closed_because(root.path, ".")
+        if because is not None:
             raise Unreachable(self.name, f"cannot put it back: {because}", root.path)
         if not replace and (os.path.lexists(root.path / thing.key) or self._is_taken(root, thing.key)):
             raise EntryExists(self.name, root.path / thing.key)

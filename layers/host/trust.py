@@ -12,9 +12,12 @@ import os
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from importlib import import_module
 from pathlib import Path
 from threading import RLock
 from typing import Final, NamedTuple
+
+from cachectl.layers.environment import user_name
 
 #: The user id that stands for every user whom a user namespace does not know.
 _OVERFLOW: Final = Path("/proc/sys/kernel/overflowuid")
@@ -22,16 +25,23 @@ _MAPPED: Final = Path("/proc/self/uid_map")
 #: More links than that the system does not follow either.
 _LINKS: Final = 40
 _ACL: Final = "system.posix_acl_access"
+#: Modules that functions of layers and stores import when they are called.
+_IMPORTED_LATER: Final = (
+    *("concurrent.futures.thread", "ctypes", "fcntl", "grp", "hashlib", "json", "lzma", "mmap", "platform", "pwd"),
+    *("queue", "shutil", "subprocess", "tarfile", "tempfile"),
+    *("cachectl.layers.llvm_tools", "cachectl.layers.stores.leftovers", "cachectl.layers.stores.private_folders"),
+)
 #: The effective user belongs to the process, and not to one thread of it.
 _IDENTITY: Final = RLock()
 
 
-def shared_because(folder: Path, names: tuple[str, ...] = ()) -> str | None:
+def shared_because(folder: Path, names: tuple[str, ...] = (), *, sticky: bool = False) -> str | None:
     """Return why another user could write to a folder, or to those of its files that exist; ``None`` if nobody can.
 
     Every folder on the way counts, since a user who can write there can exchange the next one, and so does the owner of
-    a link. Below a folder that other users cannot enter the modes do not matter. Root is always trusted. Always
-    ``None`` where the system has no user ids. Raises :class:`OSError` for a folder that does not exist.
+    a link. Below a folder that other users cannot enter the modes do not matter. Root is always trusted. With
+    ``sticky``, others may write to the folder itself if it is sticky: they cannot exchange what this user makes there.
+    Always ``None`` where the system has no user ids. Raises :class:`OSError` for a folder that does not exist.
     """
     if not hasattr(os, "geteuid"):
         return None
@@ -40,16 +50,39 @@ def shared_because(folder: Path, names: tuple[str, ...] = ()) -> str | None:
     real = Path("/")
     for step in _way(folder):
         real = step.place
-        # In a sticky folder users exchange only what is theirs, and what is next on the way is not.
-        closed = not step.entered or (not step.last and bool(step.status.st_mode & stat.S_ISVTX))
-        closed = closed or stat.S_ISLNK(step.status.st_mode)
-        if (because := _shared_because(step.place, step.status, trusted, closed=closed)) is not None:
-            return because
+        if step.status.st_uid not in trusted:
+            return f"{step.place} belongs to {user_name(step.status.st_uid)}"
+        if step.is_writable and not (sticky and step.is_sticky):
+            return f"other users can write to {step.place}"
         entered = step.entered and _can_enter(step.place, step.status)
     for file in (real / name for name in names):
         with suppress(FileNotFoundError):
-            if (because := _shared_because(file, file.lstat(), trusted, closed=not entered)) is not None:
-                return because
+            status = file.lstat()
+            if status.st_uid not in trusted:
+                return f"{file} belongs to {user_name(status.st_uid)}"
+            if entered and not stat.S_ISLNK(status.st_mode) and _can_write(file, status):
+                return f"other users can write to {file}"
+    return None
+
+
+def open_to_others(path: Path) -> Iterator[Path]:
+    """Yield the folders of a path, itself included, in which another user could exchange the next one or put files.
+
+    Links are followed. Nothing is yielded where the system has no user ids. Raises :class:`OSError` for a path that
+    does not exist.
+    """
+    if hasattr(os, "geteuid"):
+        yield from (step.place for step in _way(path) if step.is_writable)
+
+
+def _deciding_owner(folder: Path) -> os.stat_result | None:
+    """Return the status of the first thing on the way to a folder, links included, that is neither root's nor ours.
+
+    Its owner decides what the path leads to. ``None`` where nothing is; the folder need not exist.
+    """
+    trusted = _trusted()
+    with suppress(FileNotFoundError):
+        return next((step.status for step in _way(folder) if step.status.st_uid not in trusted), None)
     return None
 
 
@@ -60,6 +93,18 @@ class _Step(NamedTuple):
     status: os.stat_result
     entered: bool
     last: bool
+
+    @property
+    def is_sticky(self) -> bool:
+        """Return whether users exchange only what is theirs in the folder."""
+        return bool(self.status.st_mode & stat.S_ISVTX)
+
+    @property
+    def is_writable(self) -> bool:
+        """Return whether other users can put files into the last folder, or exchange what follows in another one."""
+        if not self.entered or stat.S_ISLNK(self.status.st_mode) or (self.is_sticky and not self.last):
+            return False
+        return _can_write(self.place, self.status)
 
 
 def _way(folder: Path) -> Iterator[_Step]:
@@ -92,13 +137,8 @@ def _can_enter(place: Path, status: os.stat_result) -> bool:
     return _open_to_others(place, status, stat.S_IXGRP, stat.S_IXOTH)
 
 
-def _shared_because(place: Path, status: os.stat_result, trusted: frozenset[int], *, closed: bool) -> str | None:
-    """Return why another user could change a file, or what is in a folder; ``closed``: whatever its modes say."""
-    if status.st_uid not in trusted:
-        return f"{place} belongs to {_name(status.st_uid)}"
-    if not closed and _open_to_others(place, status, stat.S_IWGRP, stat.S_IWOTH):
-        return f"other users can write to {place}"
-    return None
+def _can_write(place: Path, status: os.stat_result) -> bool:
+    return _open_to_others(place, status, stat.S_IWGRP, stat.S_IWOTH)
 
 
 def _trusted() -> frozenset[int]:
@@ -118,7 +158,7 @@ def _open_to_others(place: Path, status: os.stat_result, group: int, others: int
     if not status.st_mode & group:
         return False
     # With an access control list these bits are the most that any user or group named there has.
-    return _has_acl(place) or not _is_private(status.st_gid)
+    return _has_acl(place) or not _is_private(status)
 
 
 def _has_acl(place: Path) -> bool:
@@ -127,41 +167,47 @@ def _has_acl(place: Path) -> bool:
     return False
 
 
-def _is_private(group: int) -> bool:
-    """Return whether a group has no other member than this user or root, as a user's own group has none."""
+def _is_private(status: os.stat_result) -> bool:
+    """Return whether the group of a file has no member but the file's owner, this user and root.
+
+    Many systems give every user a group of the same name and of no other members. Accounts that have it as their first
+    group are not listed as members. That is looked up for root's group alone, which some systems give to other
+    accounts (``operator`` on Red Hat): nobody is given another user's own group.
+    """
     import grp
     import pwd
 
+    trusted = {user_name(user) for user in (0, os.geteuid(), status.st_uid)}
     try:
-        entry = grp.getgrgid(group)
-        mine = pwd.getpwuid(os.geteuid()).pw_name
+        group = grp.getgrgid(status.st_gid)
     except KeyError:
         return False
-    return set(entry.gr_mem) <= {mine, "root"} and (group == 0 or entry.gr_name == mine)
-
-
-def _name(user: int) -> str:
-    import pwd
-
-    try:
-        return pwd.getpwuid(user).pw_name
-    except KeyError:
-        return f"user {user}"
+    members = set(group.gr_mem)
+    if status.st_gid == 0:
+        members.update(account.pw_name for account in pwd.getpwall() if account.pw_gid == 0)
+    elif group.gr_name not in trusted:
+        return False
+    return members <= trusted
 
 
 @contextmanager
 def as_owner(folder: Path) -> Iterator[None]:
-    """As the superuser, work as the user who owns a folder: what happens there can then do no more than that user.
+    """As the superuser, work as the user who decides what a path leads to, and can do no more than that user.
 
-    Only the effective ids change, so that the user can neither signal nor trace this process. They belong to the whole
-    process; other threads that come here wait. Raises :class:`OSError` where the system does not allow it.
+    That is the first user other than root who owns a folder or a link on the way to ``folder``, which need not exist.
+    If nobody does, nothing changes. Only the effective ids change, so that the user can neither signal nor trace this
+    process. They belong to the whole process; other threads that come here wait. Raises :class:`OSError` where the
+    system does not allow it.
     """
-    owner = _foreign_owner(folder)
-    if owner is None:
+    decides = _deciding_owner(folder) if hasattr(os, "geteuid") and os.geteuid() == 0 else None
+    if decides is None:
         yield
         return
+    # The user may not be able to read the folder that Python, or cachectl, is installed in.
+    for module in _IMPORTED_LATER:
+        import_module(module)
     with _IDENTITY:
-        user, group, groups = owner
+        user, group, groups = _ids(decides)
         before = os.getegid(), os.getgroups()
         try:
             os.setgroups(groups)
@@ -174,13 +220,8 @@ def as_owner(folder: Path) -> Iterator[None]:
             os.setgroups(before[1])
 
 
-def _foreign_owner(folder: Path) -> tuple[int, int, list[int]] | None:
-    """Return user, group and groups of the owner, where this is the superuser and the owner is not."""
-    if not hasattr(os, "geteuid") or os.geteuid() != 0:
-        return None
-    status = next(place for place in (folder, *folder.parents) if os.path.lexists(place)).stat()
-    if status.st_uid == 0:
-        return None
+def _ids(status: os.stat_result) -> tuple[int, int, list[int]]:
+    """Return user, group and groups of the owner of a file."""
     import pwd
 
     try:

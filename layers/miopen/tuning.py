@@ -8,6 +8,7 @@ off before MIOpen 3.5 (``MIOPEN_DEBUG_DISABLE_USER_DB``). Sources: ``src/find_db
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import shlex
@@ -65,6 +66,7 @@ from cachectl.layers.miopen.places import (
     user_database_roots,
 )
 from cachectl.layers.stores.foresight import wait_until_free
+from cachectl.layers.stores.handles import opened, opened_root
 from cachectl.layers.stores.locks import record_lock
 from cachectl.layers.stores.quarantine import folder_pattern
 from cachectl.layers.stores.records import Fault, Record, RecordFile, place, record_complaint
@@ -279,43 +281,72 @@ class TuningDatabases(Rows):
         return RecordFile(self.name, file.path, lambda: self.editing(root, file.path))
 
     @contextmanager
-    def editing(self, root: Root, path: Path) -> Iterator[None]:
+    def editing(self, root: Root, path: Path) -> Iterator[int]:
         """Hold MIOpen's own locks while a file is changed, then tell running programs of the change.
 
-        They read the file again if ``.time`` holds a later moment of the steady clock (ns) than their last read.
+        They read the file again if ``.time`` holds a later moment of the steady clock (ns) than their last read. Yields
+        the open folder that the file is in.
         """
-        with self.locked(path):
-            yield
+        with self.locked(path, root) as folder:
+            yield folder
             beside = _time_file(path)
-            if is_there(path):
-                place(beside, str(time.monotonic_ns()).encode())
+            if status_at(path.name, dir_fd=folder) is not None:
+                place(beside, str(time.monotonic_ns()).encode(), folder=folder)
             elif owned_file(root, beside):
-                beside.unlink()
+                os.unlink(beside.name, dir_fd=folder)
 
     @contextmanager
-    def locked(self, path: Path) -> Iterator[None]:
-        """Hold every lock that some MIOpen takes on a database; lock files are made as MIOpen makes them, and stay."""
+    def locked(self, path: Path, root: Root | None = None) -> Iterator[int]:
+        """Hold every lock that some MIOpen takes on a database; yield the open folder that the database is in.
+
+        Lock files are made as MIOpen makes them, and stay. Below a ``root`` no link is followed.
+        """
         with _THREADS, ExitStack() as stack:
+            start = path.parent if root is None else root.path
+            folder = self._open_folder(start, path.parent.relative_to(start).parts, stack)
             # In one order everywhere, so that two cachectls never wait for each other.
             for lock in sorted(lock_files(self.environment, path)):
-                self._make_lock_folder(lock.parent)
-                handle = stack.enter_context(record_lock(self.name, lock, patience=self.environment.patience))
+                beside = lock.parent.parent == path.parent
+                above = folder if beside else self._open_folder(lock.parent.parent, (), stack)
+                locks = self._enter(lock.parent, above, stack, mode=_OPEN_TO_ALL)
+                held = record_lock(self.name, lock, folder=locks, patience=self.environment.patience)
+                handle = stack.enter_context(held)
                 with suppress(PermissionError):
                     os.fchmod(handle, _OPEN_TO_ALL)
-            yield
+            yield folder
 
-    def _make_lock_folder(self, folder: Path) -> None:
+    def _open_folder(self, start: Path, parts: Sequence[str], stack: ExitStack) -> int:
+        """Open a folder, to which a link may lead, and what is below it; make what is missing."""
         try:
-            if not folder.is_dir():
-                folder.mkdir(parents=True)
-                folder.chmod(_OPEN_TO_ALL)
-        except FileExistsError:
-            # Another process was faster.
-            pass
+            start.mkdir(parents=True, exist_ok=True)
+            handle = stack.enter_context(opened_root(start))
         except OSError as error:
-            raise Unreachable(self.name, f"cannot make the lock folder: {error.strerror}", folder) from error
-        if folder.is_symlink():
-            raise Refused(self.name, "a link in the place of MIOpen's lock folder is not followed", folder)
+            raise self._no_lock_folder(start, error) from error
+        if handle is None:
+            raise Unreachable(self.name, "cannot make the lock folder: it was removed at once", start)
+        for part in parts:
+            start /= part
+            handle = self._enter(start, handle, stack)
+        return handle
+
+    def _enter(self, folder: Path, above: int, stack: ExitStack, *, mode: int | None = None) -> int:
+        """Open a folder in an open one, which is made if it is missing, with a ``mode``. No link is followed."""
+        try:
+            made = False
+            with suppress(FileExistsError):
+                os.mkdir(folder.name, dir_fd=above)
+                made = True
+            handle = stack.enter_context(opened(folder.name, above))
+            if made and mode is not None:
+                os.fchmod(handle, mode)
+        except OSError as error:
+            raise self._no_lock_folder(folder, error) from error
+        return handle
+
+    def _no_lock_folder(self, folder: Path, error: OSError) -> LayerError:
+        if error.errno in (errno.ELOOP, errno.ENOTDIR) and folder.is_symlink():
+            return Refused(self.name, "a link in the place of MIOpen's lock folder is not followed", folder)
+        return Unreachable(self.name, f"cannot make the lock folder: {error.strerror}", folder)
 
     def read(self, root: Root, key: str) -> Artifact | None:
         """Read the line of a record as it stands; a row of a sqlite file is spelled as such a line."""
@@ -450,7 +481,7 @@ class TuningDatabases(Rows):
         path = root.path / target.key
         match = _SIDE_FILE.fullmatch(target.key)
         # MIOpen rewrites under its lock: whoever has it knows that a temporary file is nobody's.
-        lock = nullcontext() if match is None else self.locked(root.path / match["database"])
+        lock = nullcontext() if match is None else self.locked(root.path / match["database"], root)
         try:
             with lock:
                 if self._stray_because(root, target.key) is None:

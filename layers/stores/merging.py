@@ -115,10 +115,10 @@ class MergingRecords(RecordFile):
 
     def merge(self, lines: Iterable[bytes]) -> Merged:
         """Add what is missing, key by key and id by id, in one rewrite under the lock."""
-        with self._translated("write"), self.lock():
-            merged, records = join_records(split_lines(self._content()), lines)
+        with self._translated("write"), self.lock() as folder:
+            merged, records = join_records(split_lines(self._content(folder)), lines)
             if merged.added:
-                self._rewrite(records)
+                self._rewrite(records, folder)
         return merged
 
 

@@ -818,7 +818,7 @@ class RowFile:
     @contextmanager
     def _writing(self, *, create: bool = False) -> Iterator[Connection]:
         opened = opened_for_writing(self.layer, self.path, self.patience, self._demand_made, create=create)
-        with self._translated(), as_owner(self.path.parent), self._translated(writing=True), opened as connection:
+        with self._translated(writing=True), opened as connection:
             yield connection
 
     def _demand_made(self, connection: Connection) -> None:

@@ -214,9 +214,13 @@ _QUARANTINED: Final = "moved aside as damaged; cachectl restore lists what is"
 
 
 class Tree:
-    """The entries of one shape under one root."""
+    """The entries of one shape under one root.
 
-    def __init__(self, layer: str, root: Path, shape: Shape) -> None:
+    ``handle`` is the root's open folder; without it, each method opens the root by its path.
+    """
+
+    def __init__(self, layer: str, root: Path, shape: Shape, handle: int | None = None) -> None:
+        self._handle = handle
         self.layer = layer
         self.root = root
         self.shape = shape
@@ -789,6 +793,9 @@ class Tree:
 
     @contextmanager
     def _opened_root(self) -> Iterator[int | None]:
+        if self._handle is not None:
+            yield self._handle
+            return
         with ExitStack() as stack:
             try:
                 handle = stack.enter_context(opened_root(self.root))

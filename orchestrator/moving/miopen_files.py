@@ -34,6 +34,8 @@ from cachectl.layers.miopen.tuning import PERF_DB_CREATE, PERF_TABLE, PROBLEM, M
 from cachectl.layers.stores.merging import Joined, JoinedRows, MergingRecords, join_records, write_database
 from cachectl.layers.stores.records import Fault, RecordFile, items_of, place
 from cachectl.layers.stores.rows import RowFile, Schema
+from cachectl.layers.host.trust import as_owner
+from cachectl.inspecting.entries import Trouble, listed
 
 #: What can be exported so.
 LAYERS: Final = (MIOpenKernels.name, MIOpenTuning.name)
@@ -372,7 +374,8 @@ def merge(environment: Environment, files: Sequence[str], into: str, *, mix_vers
         _demand_alike(source, target, mix_versions=mix_versions)
     _demand_no_package(environment, target.path.parent)
     _demand_own(environment, target.path)
-    _make_folder(target.path.parent)
+    with as_owner(target.path.parent):
+        _make_folder(target.path.parent)
     take: Callable[[Environment, _Named, _Named], MergedFile]
     if target.holds == "kernels":
         take = _merge_kernels
@@ -440,7 +443,8 @@ def _merge_kernels(environment: Environment, source: _Named, target: _Named) -> 
         message = f"has the columns of another generation of MIOpen than {target.path}"
         raise Damaged("miopen", message, source.path)
     rows = RowFile("miopen", target.path, schema, environment.patience)
-    done = rows.insert_new(kernels) if kernels else []
+    with as_owner(target.path.parent):
+        done = rows.insert_new(kernels) if kernels else []
     differing = [kernel for kernel, new in zip(kernels, done, strict=True) if new is None]
     conflicts = tuple(note for kernel in differing if (note := _conflict(rows, kernel, target.path)) is not None)
     there = len(kernels) - sum(new is True for new in done) - len(conflicts)
@@ -461,7 +465,8 @@ def _conflict(rows: RowFile, kernel: Kernel, into: Path) -> Note | None:
 
 def _merge_tables(environment: Environment, source: _Named, target: _Named) -> MergedFile:
     rows = _joined("miopen-tuning", source.path, environment.patience).all()
-    done = _joined("miopen-tuning", target.path, environment.patience).merge([row[1:] for row in rows])
+    with as_owner(target.path.parent):
+        done = _joined("miopen-tuning", target.path, environment.patience).merge([row[1:] for row in rows])
     return MergedFile(source.path, done.added, done.there, _differing(done.conflicts, target.path))
 
 
@@ -472,7 +477,8 @@ def _merge_records(environment: Environment, source: _Named, target: _Named) -> 
     root = Root(path.parent, Scope.USER, "named")
     # Running programs read only a user's file again.
     lock = partial(layer.store.editing, root, path) if target.name.kind in layer.store.texts else partial(layer.store.locked, path)
-    done = MergingRecords(layer.name, path, lock).merge(lines)
+    with as_owner(path.parent):
+        done = MergingRecords(layer.name, path, lock).merge(lines)
     return MergedFile(source.path, done.added, done.there, _differing(done.conflicts, target.path), tuple(flawed))
 
 

@@ -658,7 +658,7 @@ def test_a_link_to_a_folder_that_others_can_write_is_followed_to_it(open_home: P
     (open_home / ".cache" / "pocl").symlink_to(open_home / "elsewhere")
     make(open_home / ".cache" / "pocl" / "kcache")
     found = only(examine(environment_of(open_home), "pocl"), "writable")
-    assert found.fix == f"chmod go-w {open_home / '.cache' / 'pocl'}"
+    assert found.fix == f"chmod go-w {open_home / 'elsewhere'}"
     assert after(open_home, found.fix, "pocl") == []
 
 
