@@ -39,16 +39,13 @@ from cachectl.layers.base.facts import (
 from cachectl.layers.base.layer import Layer
 from cachectl.layers.base.store import Store, counting, remove_counted
 from cachectl.layers.base.switches import first_place, misread, off
+from cachectl.layers.disk.handles import opened_root, status_of
+from cachectl.layers.disk.locks import record_lock
+from cachectl.layers.disk.plain import overwrite, read_locked
+from cachectl.layers.disk.presence import means_no_file
 from cachectl.layers.formats import compute_cache
 from cachectl.layers.host.drivers import opencl_drivers
-from cachectl.layers.host.plain import overwrite, read_locked
-from cachectl.layers.host.presence import is_there, means_no_file
 from cachectl.layers.host.processes import spell, using
-from cachectl.layers.base.layer import Layer, counting, remove_counted
-from cachectl.layers.host.presence import means_no_file
-from cachectl.layers.host.processes import spell, using
-from cachectl.layers.host.handles import opened_root, status_of
-from cachectl.layers.stores.locks import record_lock
 from cachectl.layers.stores.tree import REFUSALS, Leaf, Shape, Tree
 
 LIBRARIES: Final = ("libcuda.so", "libnvidia-opencl.so")

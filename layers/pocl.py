@@ -43,10 +43,10 @@ from cachectl.layers.base.layer import Layer
 from cachectl.layers.base.selection import Selection
 from cachectl.layers.base.store import Store, target_of
 from cachectl.layers.base.switches import misread, off, strtobool
+from cachectl.layers.disk.presence import is_there
 from cachectl.layers.formats import bitcode, elf, elf_checks, pocl_names
 from cachectl.layers.host.drivers import opencl_drivers
 from cachectl.layers.host.mounts import network_file_system
-from cachectl.layers.host.presence import is_there
 from cachectl.layers.host.processes import age_of, first_variables, spell, using
 from cachectl.layers.stores.archive import pack, unpack
 from cachectl.layers.stores.tree import REFUSALS, Leaf, Shape, StrayRule, Tree, bulk, planned

@@ -45,21 +45,21 @@ from cachectl.layers.base.facts import (
 from cachectl.layers.base.layer import Layer
 from cachectl.layers.base.store import Store, each_part
 from cachectl.layers.base.switches import diagnosed, relative_cache_home, switched_off
+from cachectl.layers.disk.foresight import closed_because
+from cachectl.layers.disk.handles import opened
+from cachectl.layers.disk.locks import is_abandoned, presence_lock, remove_abandoned, wait_until_absent
+from cachectl.layers.disk.plain import open_plain, read_plain
+from cachectl.layers.disk.presence import means_no_file
 from cachectl.layers.formats import device_binaries
 from cachectl.layers.formats.device_binaries import Damage
 from cachectl.layers.formats.opencl_source import kernel_names
 from cachectl.layers.formats.pickles import Thing, attributes, things, walk
 from cachectl.layers.host.drivers import opencl_drivers
-from cachectl.layers.host.handles import opened
 from cachectl.layers.host.mounts import network_file_system
-from cachectl.layers.host.plain import open_plain, read_plain
-from cachectl.layers.host.presence import means_no_file
 from cachectl.layers.host.processes import spell, using
 from cachectl.layers.pyopencl_invoker import MEMOS, VARIABLE, no_cache_switch
 from cachectl.layers.pytools import Staleness, relocate_user_cache, unexamined_python
 from cachectl.layers.stores.archive import unpack
-from cachectl.layers.stores.foresight import closed_because
-from cachectl.layers.stores.locks import is_abandoned, presence_lock, remove_abandoned, wait_until_absent
 from cachectl.layers.stores.tree import REFUSALS, Guard, Leaf, Shape, Tree, bulk
 from cachectl.layers.stores.walk import Group
 
@@ -134,6 +134,7 @@ class ProgramFolders(Store):
 
     @staticmethod
     def locks(root: Root) -> list[Path]:
+        """Return the lock files of a root, held or not."""
         found = sorted(root.path.glob(f"*/{_LOCK}"))
         return [lock for lock in found if _BASE.fullmatch(lock.parent.name) and not lock.parent.is_symlink()]
 

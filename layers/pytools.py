@@ -44,10 +44,10 @@ from cachectl.layers.base.layer import Layer
 from cachectl.layers.base.selection import Selection
 from cachectl.layers.base.store import each_part
 from cachectl.layers.base.switches import misread, off, relative_cache_home, strtobool, switched_off
+from cachectl.layers.disk.presence import is_plain_file, means_absent
 from cachectl.layers.formats import pdict
 from cachectl.layers.formats.pickles import is_framed, walk
 from cachectl.layers.host.open_files import open_elsewhere
-from cachectl.layers.host.presence import is_plain_file, means_absent
 from cachectl.layers.stores.quarantine import folder_pattern
 from cachectl.layers.stores.row_store import Rows
 from cachectl.layers.stores.rows import Deleted, Row, RowFile, Schema, Weight, disk_usage, without_companion
@@ -132,6 +132,7 @@ class Dictionaries(Rows):
         return self.owns("" if name is None else name.identifier)
 
     def dictionaries(self, root: Root) -> Iterator[pdict.DictionaryName]:
+        """Yield the names of the layer's dictionaries. Raises :class:`Unreachable`."""
         try:
             files = sorted(os.listdir(root.path))
         except OSError as error:

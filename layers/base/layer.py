@@ -55,10 +55,10 @@ from cachectl.layers.base.facts import (
 from cachectl.layers.base.limits import key_complaint
 from cachectl.layers.base.selection import ALL, Selection
 from cachectl.layers.base.store import Store, attempt, target_of
-from cachectl.layers.host.handles import owners
-from cachectl.layers.stores.foresight import closed_because
+from cachectl.layers.disk.foresight import closed_because
+from cachectl.layers.disk.handles import owners
+from cachectl.layers.disk.trust import as_owner
 from cachectl.layers.stores.quarantine import Quarantine, label
-from cachectl.layers.stores.trust import as_owner
 
 T = TypeVar("T")
 

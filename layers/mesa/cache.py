@@ -46,11 +46,11 @@ from cachectl.layers.base.facts import (
 from cachectl.layers.base.layer import Layer
 from cachectl.layers.base.store import Store, counting, each_part, remove_counted
 from cachectl.layers.base.switches import misread, off
+from cachectl.layers.disk.handles import opened_root, write_synced
+from cachectl.layers.disk.plain import open_plain, read_plain
+from cachectl.layers.disk.presence import is_there, means_no_file, status_at
 from cachectl.layers.host.drivers import opencl_drivers
-from cachectl.layers.host.handles import opened_root, write_synced
 from cachectl.layers.host.installing import command_to_install
-from cachectl.layers.host.plain import open_plain, read_plain
-from cachectl.layers.host.presence import is_there, means_no_file, status_at
 from cachectl.layers.host.processes import spell, using
 from cachectl.layers.mesa import entries as mesa_entries
 from cachectl.layers.mesa.entries import RUSTICL

@@ -32,8 +32,8 @@ from cachectl.layers.base.facts import (
 from cachectl.layers.base.layer import Layer
 from cachectl.layers.base.store import Store
 from cachectl.layers.base.switches import misread, off
+from cachectl.layers.disk.presence import is_there, means_absent, status_at
 from cachectl.layers.host.listings import lines_of, names_in
-from cachectl.layers.host.presence import is_there, means_absent, status_at
 from cachectl.layers.miopen.names import VERSION_FOLDER, DatabaseName, newest, parse_name, version_numbers
 from cachectl.layers.stores.rows import without_companion
 

@@ -46,8 +46,11 @@ from cachectl.layers.base.facts import (
 from cachectl.layers.base.layer import Layer
 from cachectl.layers.base.store import each_part
 from cachectl.layers.base.switches import first_place, misread
+from cachectl.layers.disk.foresight import wait_until_free
+from cachectl.layers.disk.handles import opened, opened_root
+from cachectl.layers.disk.locks import record_lock
+from cachectl.layers.disk.presence import is_there, means_absent, status_at
 from cachectl.layers.host.open_files import open_elsewhere
-from cachectl.layers.host.presence import is_there, means_absent, status_at
 from cachectl.layers.miopen.places import (
     ANY_ROOT,
     LIBRARIES,
@@ -65,9 +68,6 @@ from cachectl.layers.miopen.places import (
     to_finding,
     user_database_roots,
 )
-from cachectl.layers.stores.foresight import wait_until_free
-from cachectl.layers.stores.handles import opened, opened_root
-from cachectl.layers.stores.locks import record_lock
 from cachectl.layers.stores.quarantine import folder_pattern
 from cachectl.layers.stores.records import Fault, Record, RecordFile, place, record_complaint
 from cachectl.layers.stores.row_store import Rows

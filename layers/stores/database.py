@@ -4,7 +4,7 @@
 it neither creates, deletes nor opens a file beside it. Where a log or an interrupted write is pending, both files are
 copied to a private folder, and sqlite finishes its work on the copy.
 
-**Writing.** Sqlite needs its journal beside the file, opened by name. :mod:`cachectl.layers.host.trust` says where
+**Writing.** Sqlite needs its journal beside the file, opened by name. :mod:`cachectl.layers.disk.trust` says where
 another user could place or exchange one; there nothing is opened for writing.
 
 **What is in it.** Only a file with the tables and indexes that its library makes is used: a view, a trigger, a
@@ -30,15 +30,11 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 from urllib.parse import quote
 
-from cachectl.layers.base.errors import Busy, Damaged, Refused, Unreachable
-from cachectl.layers.host.handles import opened_root, status_of
-from cachectl.layers.host.plain import SANE, borrow, open_plain, release
-from cachectl.layers.host.trust import as_owner, shared_because
 from cachectl.layers.base.errors import Busy, CachectlError, Damaged, LayerError, Refused, Unreachable
-from cachectl.layers.host.handles import opened_root, status_of
-from cachectl.layers.stores.locks import ask_for_record, has_record_structure
-from cachectl.layers.host.plain import SANE, borrow, open_again, open_plain, release
-from cachectl.layers.host.trust import shared_because
+from cachectl.layers.disk.handles import opened_root, status_of
+from cachectl.layers.disk.locks import ask_for_record, has_record_structure
+from cachectl.layers.disk.plain import SANE, borrow, open_again, open_plain, release
+from cachectl.layers.disk.trust import shared_because
 
 #: Endings of the files that sqlite keeps beside a database.
 COMPANIONS: Final = ("-journal", "-wal", "-shm")
@@ -309,7 +305,7 @@ class _Pending(NamedTuple):
         """Copy the open database and the open file beside it to a folder of this user alone; yield the copy's path."""
         if on_disk(os.fstat(handle)) + on_disk(os.fstat(beside)) > SANE:
             raise Unreachable(self.layer, self._waiting, self.path)
-        from cachectl.layers.stores.leftovers import temporary_folder
+        from cachectl.layers.disk.leftovers import temporary_folder
 
         with ExitStack() as stack:
             try:

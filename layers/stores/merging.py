@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from cachectl.layers.base.errors import Damaged, LayerError, Unreachable
-from cachectl.layers.host.handles import opened_root, own_folder
-from cachectl.layers.host.plain import STAGE
+from cachectl.layers.disk.handles import opened_root, own_folder
+from cachectl.layers.disk.plain import STAGE
 from cachectl.layers.stores.database import COMPANIONS
 from cachectl.layers.stores.records import RecordFile, items_of, record_complaint, split_lines
 from cachectl.layers.stores.rows import RowFile, Schema

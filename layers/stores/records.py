@@ -20,9 +20,9 @@ from typing import Final, NamedTuple
 from cachectl.layers.base.errors import Damaged, EntryExists, LayerError, Refused, Unreachable
 from cachectl.layers.base.facts import Quarantined, Target
 from cachectl.layers.base.limits import LARGEST_RECORDS, too_large
-from cachectl.layers.host.handles import opened_root, write_synced
-from cachectl.layers.host.plain import open_plain, own_name, read_plain
-from cachectl.layers.stores.foresight import closed_because
+from cachectl.layers.disk.foresight import closed_because
+from cachectl.layers.disk.handles import opened_root, write_synced
+from cachectl.layers.disk.plain import open_plain, own_name, read_plain
 from cachectl.layers.stores.quarantine import Quarantine, demand
 
 _FOLDER_FLAGS: Final = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0)

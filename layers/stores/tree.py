@@ -29,7 +29,7 @@ from cachectl.layers.base.errors import (
 )
 from cachectl.layers.base.facts import Ability, Bulk, Entry, Note, Orphan, Outcome, Problem, Quarantined, Target
 from cachectl.layers.base.limits import LARGEST_ENTRY, too_large
-from cachectl.layers.host.handles import (
+from cachectl.layers.disk.handles import (
     DEEP,
     NO_HARD_LINKS,
     NO_ROOM,
@@ -46,7 +46,7 @@ from cachectl.layers.host.handles import (
     status_of,
     write_synced,
 )
-from cachectl.layers.host.plain import STAGE, read_plain
+from cachectl.layers.disk.plain import STAGE, read_plain
 from cachectl.layers.stores.archive import pack, unpack
 from cachectl.layers.stores.quarantine import Quarantine, folder_pattern
 from cachectl.layers.stores.walk import CHANGED, GONE, Cleared, Group, Task, Weight, clear, weigh

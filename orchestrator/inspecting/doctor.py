@@ -23,12 +23,10 @@ from cachectl.layers.base.environment import user_name
 from cachectl.layers.base.errors import LayerError
 from cachectl.layers.base.facts import Ability, Census, Condition, Finding, Hazard, Quarantined, Root, Scope, Severity
 from cachectl.layers.base.guard import FAILURES
+from cachectl.layers.disk.room import Room, room_at
+from cachectl.layers.disk.trust import open_to_others
 from cachectl.layers.host.launcher import RANKS, number_of
 from cachectl.layers.host.mounts import network_file_system
-from cachectl.layers.host.private_folders import open_to_others
-from cachectl.layers.stores.room import Room, room_at
-from cachectl.layers.host.trust import open_to_others
-from cachectl.inspecting.entries import failure, findings
 
 if TYPE_CHECKING:
     from cachectl.layers.base.environment import Environment

@@ -12,12 +12,7 @@ from cachectl.layers.base.errors import reason_of
 from cachectl.layers.base.facts import Census, Condition, Orphan, Problem, Root, Scope, State
 from cachectl.layers.base.guard import FAILURES
 from cachectl.layers.base.store import uncounted
-from cachectl.layers.stores.copies import copies_left
-from cachectl.layers.base.guard import FAILURES
-from cachectl.layers.stores.copies import copies_left, temporary_left
-from cachectl.layers.base.errors import reason_of
-from cachectl.layers.base.facts import Census, Condition, Orphan, Problem, Root, Scope, State
-from cachectl.layers.base.layer import uncounted
+from cachectl.layers.disk.copies import copies_left, temporary_left
 
 if TYPE_CHECKING:
     from cachectl.layer_set import LayerSet

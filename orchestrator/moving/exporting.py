@@ -278,7 +278,7 @@ def _read(layer: Layer, entries: Iterable[Entry], gathered: _Gathered) -> None:
 
 def _exposed(layer: Layer) -> tuple[Path, ...]:
     """Name the folders through which somebody else could have put code into a layer."""
-    from cachectl.layers.host.trust import open_to_others
+    from cachectl.layers.disk.trust import open_to_others
 
     found: list[Path] = []
     for root in layer.roots():

@@ -24,6 +24,7 @@ from cachectl.layers.base.errors import BadRequest, Damaged, LayerError, Refused
 from cachectl.layers.base.facts import Note, Root, Scope
 from cachectl.layers.base.guard import FAILURES
 from cachectl.layers.base.selection import ALL, Selection
+from cachectl.layers.disk.trust import as_owner
 from cachectl.layers.miopen import kernel_db
 from cachectl.layers.miopen.kernels import MIOpenKernels
 from cachectl.layers.miopen.names import VERSION_FOLDER, DatabaseName, parse_name, version_numbers
@@ -34,8 +35,6 @@ from cachectl.layers.miopen.tuning import PERF_DB_CREATE, PERF_TABLE, PROBLEM, M
 from cachectl.layers.stores.merging import Joined, JoinedRows, MergingRecords, join_records, write_database
 from cachectl.layers.stores.records import Fault, RecordFile, items_of, place
 from cachectl.layers.stores.rows import RowFile, Schema
-from cachectl.layers.host.trust import as_owner
-from cachectl.inspecting.entries import Trouble, listed
 
 #: What can be exported so.
 LAYERS: Final = (MIOpenKernels.name, MIOpenTuning.name)
@@ -476,7 +475,11 @@ def _merge_records(environment: Environment, source: _Named, target: _Named) -> 
     path = _as_miopen_spells(layer, target.path)
     root = Root(path.parent, Scope.USER, "named")
     # Running programs read only a user's file again.
-    lock = partial(layer.store.editing, root, path) if target.name.kind in layer.store.texts else partial(layer.store.locked, path)
+    lock = (
+        partial(layer.store.editing, root, path)
+        if target.name.kind in layer.store.texts
+        else partial(layer.store.locked, path)
+    )
     with as_owner(path.parent):
         done = MergingRecords(layer.name, path, lock).merge(lines)
     return MergedFile(source.path, done.added, done.there, _differing(done.conflicts, target.path), tuple(flawed))

@@ -1,6 +1,6 @@
 """Roots to throw away: every layer moved under one scratch folder, everything else left where it is.
 
-A temporary scratch folder lies where no other user can write (:mod:`cachectl.layers.host.private_folders`): a program
+A temporary scratch folder lies where no other user can write (:mod:`cachectl.layers.disk.private_folders`): a program
 that outlives its command goes on using the path. A command that is killed leaves its folder; the next one removes it.
 """
 
@@ -19,17 +19,11 @@ from typing import TYPE_CHECKING, Final
 
 from cachectl.layers.base.environment import Environment
 from cachectl.layers.base.facts import Ability, Orphan, Switch
-from cachectl.layers.host.plain import STAGE
-from cachectl.layers.host.private_folders import scratch_parent, scratch_parents
-from cachectl.layers.stores.copies import PREFIX, copies_left, stage_in, user_cache_home
-from cachectl.switching.leftovers import Left, Owned, left_in
-from cachectl.layers.stores.copies import PREFIX, copies_left, stage_in, user_cache_home
-from cachectl.layers.base.environment import Environment
-from cachectl.layers.base.facts import Ability, Orphan, Switch
-from cachectl.layers.stores.leftovers import TEMPORARY, Left, Owned, left_in
-from cachectl.layers.host.plain import STAGE
-from cachectl.layers.host.private_folders import scratch_parent, scratch_parents
-from cachectl.layers.host.trust import as_owner
+from cachectl.layers.disk.copies import PREFIX, copies_left, stage_in, user_cache_home
+from cachectl.layers.disk.leftovers import TEMPORARY, Left, Owned, left_in
+from cachectl.layers.disk.plain import STAGE
+from cachectl.layers.disk.private_folders import scratch_parent, scratch_parents
+from cachectl.layers.disk.trust import as_owner
 
 if TYPE_CHECKING:
     from cachectl.layers.base.layer import Layer

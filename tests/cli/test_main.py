@@ -35,7 +35,7 @@ def test_nothing_heavy_is_imported(home: Home, command: list[str]) -> None:
 
 
 def test_the_package_is_itself(home: Home) -> None:
-    program = "import sys, cachectl; from cachectl.layers.base import layer; print(cachectl.__file__, 'layers' in sys.modules)"
+    program = "import sys, cachectl.layers.base.layer; print(cachectl.__file__, 'layers' in sys.modules)"
     assert home.run(sys.executable, "-c", program).stdout.split()[-1] == "False"
     assert home.cachectl("--version").stdout.startswith("cachectl 0.")
 
@@ -273,7 +273,7 @@ def test_a_lock_is_waited_for_as_long_as_is_said(home: Home) -> None:
     (base / "lock").touch()
     # By itself it would wait for longer than any test may take.
     program = (
-        "import sys; from cachectl.layers.stores import locks; locks.PATIENCE = 86400.0\n"
+        "import sys; from cachectl.layers.disk import locks; locks.PATIENCE = 86400.0\n"
         "from cachectl.layers.base.environment import Environment; assert Environment.patience == locks.PATIENCE\n"
         "from cachectl.cli.main import main; sys.exit(main(['purge', 'pyopencl', '--wait', '0.3']))"
     )

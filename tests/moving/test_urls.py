@@ -24,9 +24,16 @@ import pytest
 
 from cachectl.layers.host.installing import command_to_install
 from cachectl.moving.importing import Trust, import_bundle
-from cachectl.moving.transfer import TransferFailed, is_url, opened, place, signature_name, without_secrets
+from cachectl.moving.transfer import (
+    TransferFailed,
+    is_url,
+    opened,
+    place,
+    signature_name,
+    signature_of,
+    without_secrets,
+)
 from cachectl.stack import Stack
-from cachectl.moving.transfer import TransferFailed, is_url, opened, place, signature_name, signature_of, without_secrets
 
 if TYPE_CHECKING:
     from conftest import Home

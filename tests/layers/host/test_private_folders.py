@@ -16,10 +16,7 @@ import pytest
 
 from cachectl.cluster.staging import NodeRoot
 from cachectl.layers.base.errors import CachectlError
-from cachectl.layers.host.private_folders import NotPrivate, private_folder, scratch_parent
-from cachectl.layers.base.errors import CachectlError
-from cachectl.layers.host.private_folders import NotPrivate, private_folder, scratch_parent
-from cachectl.cluster.staging import NodeRoot
+from cachectl.layers.disk.private_folders import NotPrivate, private_folder, scratch_parent
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

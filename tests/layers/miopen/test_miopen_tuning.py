@@ -22,21 +22,12 @@ from cachectl.layers.base.errors import Damaged, EntryExists, LayerError, Refuse
 from cachectl.layers.base.facts import Ability, Artifact, Condition, Orphan, Problem, Severity
 from cachectl.layers.base.layer import Layer
 from cachectl.layers.base.selection import Selection
+from cachectl.layers.disk.locks import record_lock
 from cachectl.layers.miopen.places import lock_files
-from cachectl.layers.miopen.system_tuning import MIOpenSystemTuning
-from cachectl.layers.miopen.tuning import MIOpenTuning
 from cachectl.layers.miopen.places import tuning as miopen_tuning
-from cachectl.layers.base.conformance import LayerConformance, snapshot
-from cachectl.layers.base.environment import Environment
-from cachectl.layers.base.errors import Damaged, EntryExists, LayerError, Refused, Unreachable
-from cachectl.layers.base.facts import Ability, Artifact, Condition, Orphan, Problem, Severity
-from cachectl.layers.base.layer import Layer
-from cachectl.layers.miopen.places import lock_files
 from cachectl.layers.miopen.system_tuning import MIOpenSystemTuning
 from cachectl.layers.miopen.tuning import MIOpenTuning
-from cachectl.layers.base.selection import Selection
 from cachectl.layers.stores import records
-from cachectl.layers.stores.locks import record_lock
 from cachectl.layers.stores.records import place
 
 FIND = "gfx90a6e.HIP.3_3_0_a85ca8a54.ufdb.txt"

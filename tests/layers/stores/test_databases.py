@@ -21,10 +21,10 @@ import pytest
 
 from cachectl.layers.base.errors import Damaged, LayerError, Refused, Unreachable
 from cachectl.layers.base.facts import Severity
-from cachectl.layers.host.trust import shared_because
+from cachectl.layers.disk.locks import presence_lock
+from cachectl.layers.disk.trust import shared_because
 from cachectl.layers.pytools import SCHEMA, PytoolsDictionaries
 from cachectl.layers.stores import database
-from cachectl.layers.stores.locks import presence_lock
 from cachectl.layers.stores.rows import RowFile, Weight
 
 if TYPE_CHECKING:
@@ -365,7 +365,7 @@ def test_who_can_write_to_a_folder(shared: Path) -> None:
 ASK: Final = """
 import sys
 from pathlib import Path
-from cachectl.layers.stores.trust import open_to_others, shared_because
+from cachectl.layers.disk.trust import open_to_others, shared_because
 folder = Path(sys.argv[1])
 print(shared_because(folder), list(map(str, open_to_others(folder))))
 """
@@ -396,7 +396,7 @@ def test_the_group_of_root_is_trusted_only_while_nobody_else_has_it(shared: Path
 READ_A_PIPE: Final = """
 import os, sys
 from pathlib import Path
-from cachectl.layers.errors import Unreachable
+from cachectl.layers.base.errors import Unreachable
 from cachectl.layers.formats import pdict
 from cachectl.layers.stores import database
 from cachectl.layers.stores.rows import RowFile

@@ -77,7 +77,7 @@ def test_no_copy_is_made_where_others_can_exchange_it(tmp_path: Path, monkeypatc
         monkeypatch.setenv("TMPDIR", str(folder))
         monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
         folder.chmod(0o777)
-        assert len(list(RowFile("pytools", path, pdict.SCHEMA).rows())) == 200
+        assert len(list(RowFile("pytools", path, SCHEMA).rows())) == 200
         assert os.listdir(tmp_path / "state" / "cachectl" / "scratch") == []
         monkeypatch.setenv("XDG_STATE_HOME", str(folder))
         with pytest.raises(Unreachable, match="other users can write to"):

@@ -17,7 +17,7 @@ from pathlib import Path
 from threading import RLock
 from typing import Final, NamedTuple
 
-from cachectl.layers.environment import user_name
+from cachectl.layers.base.environment import user_name
 
 #: The user id that stands for every user whom a user namespace does not know.
 _OVERFLOW: Final = Path("/proc/sys/kernel/overflowuid")
@@ -29,7 +29,7 @@ _ACL: Final = "system.posix_acl_access"
 _IMPORTED_LATER: Final = (
     *("concurrent.futures.thread", "ctypes", "fcntl", "grp", "hashlib", "json", "lzma", "mmap", "platform", "pwd"),
     *("queue", "shutil", "subprocess", "tarfile", "tempfile"),
-    *("cachectl.layers.llvm_tools", "cachectl.layers.stores.leftovers", "cachectl.layers.stores.private_folders"),
+    *("cachectl.layers.host.llvm_tools", "cachectl.layers.disk.leftovers", "cachectl.layers.disk.private_folders"),
 )
 #: The effective user belongs to the process, and not to one thread of it.
 _IDENTITY: Final = RLock()

@@ -10,10 +10,8 @@ from pathlib import Path
 from typing import Final
 
 from cachectl.layers.base.errors import Busy
-from cachectl.layers.host.plain import open_plain, release
-from cachectl.layers.base.errors import Busy
-from cachectl.layers.stores.locks import ask_for_record, has_record_structure
-from cachectl.layers.host.plain import open_plain, release
+from cachectl.layers.disk.locks import ask_for_record, has_record_structure
+from cachectl.layers.disk.plain import open_plain, release
 
 _PAUSE: Final = 0.02
 

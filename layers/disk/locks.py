@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from cachectl.layers.base.errors import Busy, Refused, Unreachable
-from cachectl.layers.host.handles import status_of
-from cachectl.layers.host.plain import open_plain, release
+from cachectl.layers.disk.handles import status_of
+from cachectl.layers.disk.plain import open_plain, release
 
 #: Seconds to wait for a lock that another process holds.
 PATIENCE: Final = 5.0

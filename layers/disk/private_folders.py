@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from cachectl.layers.base.environment import user_name
 from cachectl.layers.base.errors import CachectlError, printable
-from cachectl.layers.host.trust import shared_because
+from cachectl.layers.disk.trust import shared_because
 
 if TYPE_CHECKING:
     from cachectl.layers.base.environment import Environment

@@ -16,10 +16,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from cachectl.layers.disk.locks import node
+from cachectl.layers.disk.plain import open_plain, read_plain
 from cachectl.layers.host.mounts import network_file_system
 from cachectl.layers.host.processes import mentioning, start_of
-from cachectl.layers.stores.locks import node
-from cachectl.layers.host.plain import open_plain, read_plain
 
 if TYPE_CHECKING:
     from cachectl.layers.base.environment import Environment
@@ -94,7 +94,7 @@ def temporary_folder(environment: Environment | None = None) -> Iterator[Path]:
     import shutil
 
     from cachectl.layers.base.environment import Environment
-    from cachectl.layers.host.private_folders import scratch_parent
+    from cachectl.layers.disk.private_folders import scratch_parent
 
     where = environment or Environment.here()
     owned = Owned.make(scratch_parent(where)[0], TEMPORARY, where)
