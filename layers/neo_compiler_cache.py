@@ -293,14 +293,19 @@ class NeoCompilerCache(ProgramFiles):
 
     def verify(self, root: Root) -> Iterator[Finding]:
         """Check that every entry is a whole program, and the account against the entries."""
-        yield from super().verify(root)
+        told = False
+        for finding in super().verify(root):
+            told = told or finding.code == "unreadable"
+            yield finding
         sizes: dict[str, int] = {}
         try:
             for leaf in self.leaves(root):
                 kind = leaf.key.rpartition(".")[2]
                 sizes[kind] = sizes.get(kind, 0) + leaf.bytes
-        except Unreachable:
-            # Reported above. The account can only be checked against every entry.
+        except Unreachable as error:
+            # The account can only be checked against every entry.
+            if not told:
+                yield self.unreadable(root, ACCOUNT, error)
             return
         try:
             account = read_plain(root.path / ACCOUNT, limit=neo_binaries.ACCOUNT.size + 1)
