@@ -33,6 +33,7 @@ import importlib.util
 import io
 import json
 import os
+import re
 import shutil
 import sqlite3
 import stat
@@ -42,7 +43,7 @@ import tempfile
 import zlib
 from base64 import b64encode
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -723,6 +724,39 @@ def settled(world: World) -> World:
     return world
 
 
+#: A printed row: home, case, kind and error, "and after", tried, calls, outcomes, broken.
+_LINE: Final = re.compile(
+    r"(\S+) +(\S+(?: \S+)?) +(read|write|lock) (\w+)(?: and after)? +(\d+) of +(\d+) .*?(?:held|BROKEN (\d+))"
+)
+
+
+def table(lines: Iterable[str]) -> str:
+    """Sum printed rows up as Markdown: verb by fault, how often it was tried, and how often a rule was broken."""
+    tried: Counter[tuple[str, str]] = Counter()
+    broken: Counter[tuple[str, str]] = Counter()
+    calls: dict[tuple[str, str, str], int] = {}
+    for found in filter(None, map(_LINE.match, lines)):
+        home, case, kind, error, count, seen, bad = found.groups()
+        place = case.split()[0].removesuffix("-key"), f"{kind} {error}"
+        tried[place] += int(count)
+        broken[place] += int(bad or 0)
+        # Every fault of a kind can meet the same calls.
+        calls[f"{home} {case}", place[0], kind] = int(seen)
+    verbs = dict.fromkeys(verb for verb, _ in tried)
+    errors = dict.fromkeys(f"{_KINDS[kinds]} {str(Fault(kinds, 0, error)).split()[0]}" for kinds, error, _ in FAULTS)
+    rows = [["verb", "calls", *errors], ["---"] * (2 + len(errors))]
+    for verb in verbs:
+        cells = [
+            f"{tried[verb, error]:,}" + (f" ({broken[verb, error]} broken)" if broken[verb, error] else "")
+            for error in errors
+        ]
+        seen_by_verb = sum(seen for (_, name, _), seen in calls.items() if name == verb)
+        rows.append([f"`{verb}`", f"{seen_by_verb:,}", *cells])
+    total = [f"{sum(tried[verb, error] for verb in verbs):,}" for error in errors]
+    rows.append(["all", f"{sum(calls.values()):,}", *total])
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
 def main() -> int:
     """Print the table of a sweep over homes; status 1 where a rule was broken."""
     parser = argparse.ArgumentParser(description=main.__doc__)
@@ -731,7 +765,11 @@ def main() -> int:
     parser.add_argument("--case", action="append", default=[], help="only these")
     parser.add_argument("--world", action="append", default=[], choices=WORLDS, help="only these synthetic homes")
     parser.add_argument("--kind", action="append", default=[], choices=_KINDS.values(), help="only faults of these")
+    parser.add_argument("--table", action="store_true", help="sum up the rows on standard input, and try nothing")
     options = parser.parse_args()
+    if options.table:
+        print(table(sys.stdin))
+        return 0
     broken = 0
     with tempfile.TemporaryDirectory() as name, closing(Injector(compiled_shim(Path(name)), Path(name))) as injector:
         worlds = {"filled": lambda folder: filled_world(folder, options.home)} if options.home else WORLDS

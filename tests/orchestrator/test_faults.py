@@ -7,8 +7,10 @@ The rules are those of ``tests/faults/sweep.py``. By default one call is tried u
 from __future__ import annotations
 
 import errno
+import fcntl
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -21,8 +23,8 @@ import pytest
 
 sys.path.append(str(Path(__file__).parent.parent / "faults"))
 
-from injector import KILL, READS, WRITES, Injector, compiled_shim
-from sweep import CASES, FAULTS, WORLDS, Sweep, World, filled_world, put_cases
+from injector import KILL, LOCKS, READS, WRITES, Fault, Injector, compiled_shim
+from sweep import CASES, FAULTS, WORLDS, Sweep, World, damaged, filled_world, put_cases
 
 #: Each how many calls; ``None`` for one call.
 EVERY: Final = int(os.environ["CACHECTL_HAZARD"]) if os.environ.get("CACHECTL_HAZARD") else None
@@ -34,8 +36,8 @@ FEW_FAULTS: Final = (
     (READS, errno.EACCES, True),
 )
 FEW: Final = {
-    "filled": ("report", "ls", "verify", "purge", "import"),
-    "synthetic": ("report", "ls", "doctor", "purge", "prune"),
+    "filled": ("report", "ls", "verify", "purge", "import", "quarantine"),
+    "synthetic": ("report", "ls", "doctor", "purge", "prune", "restore", "export"),
     "mesa-single-file": ("ls", "purge"),
     "mesa-database": ("report", "purge-key"),
 }
@@ -212,3 +214,58 @@ def test_an_unreadable_entry_is_not_moved_aside_as_damaged(synthetic: Path, held
         status, _, _ = cachectl(synthetic, "verify", "neo", "--quarantine", by=held_to_modes)
     assert status == 1
     assert entry.exists()
+
+
+def test_doctor_names_what_it_could_not_read_once(synthetic: Path, injector: Injector) -> None:
+    """Where only the counting meets an error, the search for damage reports none."""
+    leak = synthetic / ".cache" / "comgr" / "llvmcache-leaked.tmp"
+    command = ("doctor", "comgr", "--json")
+    leak.write_bytes(b"x")
+    good = injector.run(*command, home=synthetic, fault=Fault(READS))
+    unnamed = []
+    for nth in range(1, good.seen + 1, 4):
+        done = injector.run(*command, home=synthetic, fault=Fault(READS, nth, errno.EMFILE))
+        said = {finding["code"] for finding in done.json["findings"]}
+        lacking = {finding["code"] for finding in good.json["findings"]} - said
+        if lacking and "unreadable" not in said:
+            unnamed.append(done.where)
+    assert not unnamed
+
+
+@pytest.mark.parametrize("arguments", [("export",), ("get", "comgr", "{key}", "-o")])
+def test_the_next_command_removes_what_a_killed_one_left_beside_its_file(
+    arguments: tuple[str, ...], synthetic: Path, injector: Injector
+) -> None:
+    key = min(entry.key for entry in World(synthetic).stack(synthetic).entries(layers=["comgr"]))
+    command = (*(part.format(key=key) for part in arguments), str(synthetic / "file"))
+    killed = injector.run(*command, home=synthetic, fault=Fault(WRITES, 3, KILL))
+    assert killed.status == -9
+    (left,) = synthetic.glob(".cachectl-stage-*")
+    # A command that still writes there keeps its own.
+    with left.open() as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        assert injector.run(*command, home=synthetic, fault=Fault(0)).status == 0
+        assert list(synthetic.glob(".cachectl-stage-*")) == [left]
+    assert injector.run(*command, home=synthetic, fault=Fault(0)).status == 0
+    assert not list(synthetic.glob(".cachectl-stage-*"))
+    assert (synthetic / "file").exists()
+
+
+@pytest.mark.parametrize("error", [errno.EIO, errno.ENOLCK])
+def test_a_row_that_may_have_been_deleted_keeps_its_copy_in_quarantine(
+    error: int, tmp_path: Path, injector: Injector
+) -> None:
+    """Sqlite reports a commit as failed where it cannot give up its locks; the row has gone all the same."""
+    world = WORLDS["synthetic"](tmp_path)
+    CASES["quarantine"].prepare(injector, world, world.path)
+    there = damaged(world.path)
+    home = tmp_path / "copy"
+    command = ("verify", "miopen", "--quarantine", "--json")
+    shutil.copytree(world.path, home)
+    calls = injector.run(*command, home=home, fault=Fault(LOCKS)).seen
+    assert calls
+    for nth in range(1, calls + 1, 6):
+        shutil.rmtree(home)
+        shutil.copytree(world.path, home)
+        done = injector.run(*command, home=home, fault=Fault(LOCKS, nth, error, sticky=True))
+        assert damaged(home) == there, done
