@@ -10,7 +10,6 @@ import errno
 import fcntl
 import json
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -23,8 +22,8 @@ import pytest
 
 sys.path.append(str(Path(__file__).parent.parent / "faults"))
 
-from injector import KILL, LOCKS, READS, WRITES, Fault, Injector, compiled_shim
-from sweep import CASES, FAULTS, WORLDS, Sweep, World, damaged, filled_world, put_cases
+from injector import KILL, READS, WRITES, Fault, Injector, compiled_shim
+from sweep import CASES, FAULTS, WORLDS, Sweep, World, filled_world, put_cases
 
 #: Each how many calls; ``None`` for one call.
 EVERY: Final = int(os.environ["CACHECTL_HAZARD"]) if os.environ.get("CACHECTL_HAZARD") else None
@@ -249,23 +248,3 @@ def test_the_next_command_removes_what_a_killed_one_left_beside_its_file(
     assert injector.run(*command, home=synthetic, fault=Fault(0)).status == 0
     assert not list(synthetic.glob(".cachectl-stage-*"))
     assert (synthetic / "file").exists()
-
-
-@pytest.mark.parametrize("error", [errno.EIO, errno.ENOLCK])
-def test_a_row_that_may_have_been_deleted_keeps_its_copy_in_quarantine(
-    error: int, tmp_path: Path, injector: Injector
-) -> None:
-    """Sqlite reports a commit as failed where it cannot give up its locks; the row has gone all the same."""
-    world = WORLDS["synthetic"](tmp_path)
-    CASES["quarantine"].prepare(injector, world, world.path)
-    there = damaged(world.path)
-    home = tmp_path / "copy"
-    command = ("verify", "miopen", "--quarantine", "--json")
-    shutil.copytree(world.path, home)
-    calls = injector.run(*command, home=home, fault=Fault(LOCKS)).seen
-    assert calls
-    for nth in range(1, calls + 1, 6):
-        shutil.rmtree(home)
-        shutil.copytree(world.path, home)
-        done = injector.run(*command, home=home, fault=Fault(LOCKS, nth, error, sticky=True))
-        assert damaged(home) == there, done
