@@ -30,13 +30,13 @@ from cachectl.layers.base.facts import (
 from cachectl.layers.base.layer import Layer
 from cachectl.layers.base.store import Codec, Damage, counting
 from cachectl.layers.base.switches import first_place, misread, off
+from cachectl.layers.disk.flocks import file_lock
+from cachectl.layers.disk.plain import open_plain, overwrite, read_plain
+from cachectl.layers.disk.presence import means_no_file
 from cachectl.layers.formats import neo_binaries
 from cachectl.layers.formats.details import Details
 from cachectl.layers.host.drivers import driver_libraries
-from cachectl.layers.host.plain import open_plain, overwrite, read_plain
-from cachectl.layers.host.presence import means_no_file
 from cachectl.layers.stores.files import Files, Index
-from cachectl.layers.stores.flocks import file_lock
 from cachectl.layers.stores.tree import Leaf, Shape, StrayRule
 
 #: OpenCL's driver, Level Zero's, and the compiler that stands alone.
@@ -136,8 +136,8 @@ class Account(Index):
             for leaf in store.leaves(root):
                 kind = leaf.key.rpartition(".")[2]
                 sizes[kind] = sizes.get(kind, 0) + leaf.bytes
-        except Unreachable:
-            # Reported with the entries. The account can only be checked against every entry.
+        except Unreachable as error:
+            yield store.unreadable(root, ACCOUNT, error)
             return
         try:
             account = read_plain(root.path / ACCOUNT, limit=neo_binaries.ACCOUNT.size + 1)

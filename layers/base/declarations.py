@@ -50,7 +50,7 @@ class UserCache:
     application: str
 
     def __call__(self, environment: Environment) -> tuple[Path, str]:
-        """Return the folder, and where it comes from."""
+        """Return the folder, and why it is there."""
         return user_cache_folder(environment, self.application)
 
 

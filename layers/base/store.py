@@ -39,9 +39,9 @@ from cachectl.layers.base.facts import (
     Target,
 )
 from cachectl.layers.base.selection import Selection
+from cachectl.layers.disk.foresight import closed_because, wait_until_free
+from cachectl.layers.disk.handles import NO_ROOM
 from cachectl.layers.formats.details import Details
-from cachectl.layers.host.handles import NO_ROOM
-from cachectl.layers.stores.foresight import closed_because, wait_until_free
 
 T = TypeVar("T")
 
@@ -79,7 +79,7 @@ class Store(ABC):
     name: ClassVar[str]
     environment: Environment
     #: Artifact forms that :meth:`write` takes; :meth:`read` gives the first.
-    forms: ClassVar[tuple[str, ...]]
+    forms: tuple[str, ...]
     #: Whether removing entries needs room on the disk first. Layers whose stores need none are cleared before.
     clearing_needs_room: ClassVar[bool] = False
 
