@@ -23,7 +23,7 @@ html_title: str = f"cachectl {__version__}"
 
 # Options of a command line begin with two hyphens, not with a dash.
 smartquotes: bool = False
-# Attributes that are called bytes, as what they count, are taken for the targets of the builtin type.
+# Sphinx takes attributes called bytes for targets of references to the builtin type.
 suppress_warnings: list[str] = ["ref.python"]
 
 autodoc_member_order: str = "bysource"

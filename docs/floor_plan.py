@@ -44,7 +44,7 @@ def first_line(path: Path) -> str:
     raise ValueError(f"{path}: has no docstring, and the floor plan needs its first line")
 
 
-def setup(app: Any) -> dict[str, bool]:  # noqa: ANN401 - Sphinx, which the tests of this module do without
+def setup(app: Any) -> dict[str, bool]:  # noqa: ANN401 - Sphinx, which the tests do not need
     """Register the directive with Sphinx."""
     from docutils.parsers.rst import Directive
 
