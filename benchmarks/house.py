@@ -190,7 +190,7 @@ def renderers(known: Mapping[str, Path]) -> list[str]:
     """Return the functions of the orchestrator that show facts.
 
     These are the functions of modules called ``render…`` or ``output``, and elsewhere those whose names have the word
-    ``json``, ``render`` or ``table``.
+    ``json``, ``render`` or ``show``.
     """
     found = []
     for name, path in known.items():
@@ -198,7 +198,7 @@ def renderers(known: Mapping[str, Path]) -> list[str]:
             continue
         whole = path.stem.startswith("render") or path.stem == "output"
         functions = [node.name for node in ast.walk(parsed(path)) if isinstance(node, ast.FunctionDef)]
-        found += [one for one in functions if whole or {"json", "render", "table"} & set(one.split("_"))]
+        found += [one for one in functions if whole or {"json", "render", "show"} & set(one.split("_"))]
     return found
 
 
