@@ -22,9 +22,6 @@ REPOSITORY: Final = Path(__file__).parents[1]
 
 #: The two folders that are installed.
 TOPS: Final = ("layers", "orchestrator")
-#: The folders of ``layers/`` that hold no adapter. Each of the others is one product's.
-ROOMS: Final = frozenset({"base", "formats", "host", "stores"})
-
 _HEAD: Final = ("what", "0.1.0", "now", "at most", "held")
 
 
@@ -102,12 +99,11 @@ def folders(known: Mapping[str, Path]) -> Counter[Path]:
     return Counter(path.parent for path in known.values() if path.name != "__init__.py")
 
 
-def adapters(repository: Path) -> Iterator[Path]:
-    """Yield each adapter: a file of ``layers/``, or a product's folder there."""
-    for path in sorted((repository / "layers").iterdir()):
-        product = path.name not in ROOMS and any(path.glob("*.py"))
-        if product or (path.suffix == ".py" and path.name != "__init__.py"):
-            yield path
+def adapters(repository: Path) -> list[Path]:
+    """Return the file or the product's folder of each built-in layer, in ``layers/``."""
+    modules = {path.partition(":")[0].split(".")[2] for path in registered(repository).values()}
+    paths = ((repository / "layers" / name, repository / "layers" / f"{name}.py") for name in sorted(modules))
+    return [folder if folder.is_dir() else file for folder, file in paths]
 
 
 def lines(path: Path) -> int:
@@ -144,20 +140,20 @@ def _targets(statement: ast.stmt) -> list[ast.expr]:
     return [statement.target] if isinstance(statement, ast.AnnAssign) else []
 
 
-def built_in(repository: Path) -> tuple[set[str], set[str]]:
-    """Return the names of the built-in layers, and those of their classes, from the table of the registry."""
+def registered(repository: Path) -> dict[str, str]:
+    """Return the table of built-in layers in the registry: names, and ``cachectl.layers.module:Class``."""
     registry = next((repository / "layers").rglob("registry.py"))
-    keys, values = set(), set()
-    for node in ast.walk(parsed(registry)):
-        if isinstance(node, ast.Dict):
-            pairs = [(key, value) for key, value in zip(node.keys, node.values, strict=True) if _is_entry(key, value)]
-            keys |= {ast.literal_eval(key) for key, _ in pairs if key is not None}
-            values |= {ast.literal_eval(value).rpartition(":")[2] for _, value in pairs}
-    return keys, values
+    return {
+        str(key.value): str(value.value)
+        for node in ast.walk(parsed(registry))
+        if isinstance(node, ast.Dict)
+        for key, value in zip(node.keys, node.values, strict=True)
+        if isinstance(key, ast.Constant) and isinstance(value, ast.Constant) and _is_path(value.value)
+    }
 
 
-def _is_entry(key: ast.expr | None, value: ast.expr) -> bool:
-    return all(isinstance(one, ast.Constant) for one in (key, value)) and ":" in str(ast.literal_eval(value))
+def _is_path(value: object) -> bool:
+    return isinstance(value, str) and value.startswith("cachectl.layers.")
 
 
 def layer_names(path: Path, names: set[str], classes: set[str]) -> list[str]:
@@ -211,7 +207,8 @@ def measure(repository: Path = REPOSITORY) -> list[Figure]:
     crowd, count = folders(known).most_common(1)[0]
     said = [name for path in (repository / "tests" / "sample_plugin").glob("*.py") for name in members(path)]
     groups = circles(known)
-    names, classes = built_in(repository)
+    table = registered(repository)
+    names, classes = set(table), {path.rpartition(":")[2] for path in table.values()}
     outside = Counter(
         {name: len(layer_names(path, names, classes)) for name, path in known.items() if not name.startswith("layers")}
     )
