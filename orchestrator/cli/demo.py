@@ -29,13 +29,12 @@ class Run:
     entries: int
 
 
-def demo(count: int) -> int:
+def demo(count: int, here: Environment) -> int:
     """Tell the story with ``count`` kernels; return 0 where every step showed what it claims, else 1."""
     missing = [name for name in ("loopy", "pyopencl") if find_spec(name) is None]
     if missing:
         message = f"the demo needs {' and '.join(missing)}; to add: {command_to_install('loopy', 'pyopencl[pocl]')}"
         raise CachectlError(message)
-    here = Environment.here()
     with scratch_folder(here, notice=render.warn) as root:
         stack = Stack(_changed(here, variables_isolated(Stack(here), root)))
         off = _changed(here, variables_off(Stack(here), Stack(here), root / "off"))

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from cachectl.cluster.nodes import Nodes
     from cachectl.inspecting.neighbours import Neighbour
     from cachectl.inspecting.report import Report
+    from cachectl.layers.base.environment import Environment
     from cachectl.layers.base.layer import Layer
     from cachectl.layers.base.selection import Selection
     from cachectl.moving.output_files import Kind, OutputFile
@@ -44,8 +45,13 @@ _COMMANDS: Final = (["run"], ["trace"], ["bench"], ["stage"])
 _TELLING: Final = frozenset({"report", "layers", "doctor"})
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line and return the exit status."""
+def main(arguments: Sequence[str] | None = None, *, environment: Environment | None = None) -> int:
+    """Run the command line and return the exit status.
+
+    ``arguments`` are the words after ``cachectl``, by default this process's. ``environment`` says where the caches
+    are, by default as this process sees them; relative file names always mean the working folder of this process.
+    Raises :class:`SystemExit` for wrong usage (status 2), ``--help`` and ``--version``.
+    """
     _open_streams()
     words = list(sys.argv[1:] if arguments is None else arguments)
     ours, command = _split(words)
@@ -56,6 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         raise
     options.command = command
     options.words = words
+    options.environment = environment
     return _guarded(_HANDLERS[options.verb], options)
 
 
@@ -172,11 +179,19 @@ def _told(
     return 1 if done.failed else 0
 
 
+def _environment(options: argparse.Namespace) -> Environment:
+    """Return the environment that :func:`main` was given, or that of this process."""
+    from cachectl.layers.base.environment import Environment
+
+    given: Environment | None = options.environment
+    return Environment.here() if given is None else given
+
+
 def _stack(options: argparse.Namespace) -> Stack:
     from dataclasses import replace
 
     from cachectl.cli import render
-    from cachectl.layers.base.environment import Environment, process_variable
+    from cachectl.layers.base.environment import process_variable
     from cachectl.layers.base.errors import CachectlError
     from cachectl.stack import Stack
 
@@ -187,7 +202,7 @@ def _stack(options: argparse.Namespace) -> Stack:
         message = f"{where}: {error.strerror}; the working folder has gone or is closed to you, cd to another"
         raise CachectlError(message) from error
     changing = vars(options)
-    here = Environment.here()
+    here = _environment(options)
     patience = changing.get("wait")
     stack = Stack(
         replace(
@@ -789,7 +804,7 @@ def _layers(options: argparse.Namespace) -> int:
 def _demo(options: argparse.Namespace) -> int:
     from cachectl.cli.demo import demo
 
-    return demo(options.kernels)
+    return demo(options.kernels, _environment(options))
 
 
 _HANDLERS: Final[dict[str, Handler]] = {
