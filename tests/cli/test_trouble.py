@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from cachectl.inspecting.entries import findings
+from cachectl.inspecting.verify import findings
 from cachectl.layers.base.conformance import nobody, snapshot
 from cachectl.layers.base.environment import Environment
 from cachectl.layers.base.errors import LayerError

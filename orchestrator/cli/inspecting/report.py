@@ -1,0 +1,150 @@
+"""``cachectl report``: locations, state, entries, bytes, stale, problems."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Final
+
+from cachectl.cli import options
+from cachectl.cli.output import (
+    DASH,
+    MANY,
+    Column,
+    age,
+    count,
+    counts,
+    plural,
+    show_lines,
+    show_table,
+    size,
+    sizes,
+    warn,
+    working,
+)
+
+if TYPE_CHECKING:
+    from cachectl.cli.call import Call
+    from cachectl.inspecting.neighbours import Neighbour
+    from cachectl.inspecting.report import LayerReport, Report, RootReport
+    from cachectl.layers.base.facts import Root
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    options.add_layers(parser)
+    parser.add_argument(
+        "--neighbours", action="store_true", help="also other caches of compiled code (Triton, CuPy …), only looked at"
+    )
+    options.add_mpi(parser)
+    options.add_json(parser)
+
+
+def run(call: Call) -> int:
+    """Report on one machine, or with ``--mpi`` on all nodes of a job."""
+    if call.options.mpi and call.options.neighbours:
+        call.misuse("--neighbours looks at one machine; leave out --mpi")
+    layers = call.options.layers
+    with working("looking at every cache"):
+        if call.options.mpi:
+            report = call.over_nodes(lambda nodes: nodes.report(layers))
+        else:
+            report = call.stack.report(layers=layers, neighbours=call.options.neighbours)
+    if report is None:
+        # Rank 0 shows it.
+        return 0
+    home = str(call.environment.home_folder)
+    return call.show(report, lambda report: show_report(report, home))
+
+
+def _bound(text: str, *, complete: bool) -> str:
+    """Mark a number that is a lower bound."""
+    return text if complete or text == DASH else f"{text}+"
+
+
+COLUMNS: Final[tuple[Column[LayerReport], ...]] = (
+    Column("layer", lambda layer: layer.layer),
+    Column("state", lambda layer: layer.state.condition.value),
+    Column("entries", lambda layer: _bound(count(layer.entries), complete=layer.complete), right=True),
+    Column("files", lambda layer: _bound(count(layer.files), complete=layer.complete), right=True),
+    Column("size", lambda layer: _bound(size(layer.bytes), complete=layer.complete), right=True),
+    Column("stale", lambda layer: _bound(size(layer.stale_bytes), complete=layer.complete), right=True),
+)
+
+
+def _total(report: Report) -> tuple[str, ...]:
+    numbers = (count(report.entries), count(report.files), size(report.bytes))
+    return ("total", "", *(_bound(number, complete=report.complete) for number in numbers), "")
+
+
+def show_report(report: Report, home: str) -> None:
+    """Print a table of layers, then places, reasons and problems; ``home`` is printed as ``~``."""
+    show_table(COLUMNS, report.layers, _total(report))
+    if not report.complete:
+        show_lines(["+ and -: at least, and unknown; a problem below says what could not be counted"])
+    if report.nodes:
+        more = " …" if len(report.nodes) > MANY else ""
+        show_lines(["", f"{plural(len(report.nodes), 'node')}: {', '.join(report.nodes[:MANY])}{more}"])
+    show_lines(_places(report, home))
+    for one in report.leftovers or ():
+        where = _short_home(str(one.root / one.key), home)
+        facts = f"{size(one.bytes)}, {age(one.modified, report.generated)} old"
+        show_lines(["", f"{where}: {one.why} ({facts}); the next purge or prune removes it"])
+    for plugin in report.broken:
+        warn(f"plug-in {plugin.name}: {plugin.why}")
+    if report.neighbours is not None:
+        show_lines([""])
+        show_table(_neighbour_columns(home), report.neighbours)
+
+
+def _neighbour_columns(home: str) -> tuple[Column[Neighbour], ...]:
+    return (
+        Column("neighbours", lambda one: one.name),
+        counts("files", lambda one: one.files),
+        sizes("size", lambda one: one.bytes),
+        Column("place", lambda one: f"{_short_home(str(one.path), home)} ({one.source})"),
+    )
+
+
+def _places(report: Report, home: str) -> Iterator[str]:
+    for layer in report.layers:
+        if layer.state.condition.value == "absent" and not (layer.files or layer.failures or layer.problems):
+            continue
+        yield ""
+        yield f"{layer.layer}: {layer.state.condition.value}, {layer.state.why}"
+        places: dict[Root, list[RootReport]] = {}
+        for root in layer.roots:
+            places.setdefault(root.root, []).append(root)
+        for number, alike in enumerate(places.values()):
+            if not number or any(map(_holds_anything, alike)):
+                yield _place(alike, home)
+        for failure in layer.failures:
+            yield f"  problem: {failure}"
+        for root in layer.roots:
+            where = f" (on {root.nodes[0]})" if root.nodes else ""
+            for problem in root.census.problems:
+                yield f"  problem: {_short_home(str(problem.path), home)}: {problem.message}{where}"
+
+
+def _place(alike: Sequence[RootReport], home: str) -> str:
+    """Format a root once for all nodes that have one of their own there."""
+    first = alike[0]
+    orphans = sum(one.census.orphan_files or 0 for one in alike)
+    nodes = tuple(dict.fromkeys(node for one in alike for node in one.nodes or ()))
+    notes = [first.root.source, *([] if any(one.exists for one in alike) else ["not there"])]
+    if len(nodes) > 1:
+        notes.append(f"{plural(len(nodes), 'node')}, {'shared' if len(alike) < len(nodes) else 'each its own'}")
+    else:
+        notes += nodes
+    notes += [] if first.link_to is None else [f"a link to {_short_home(str(first.link_to), home)}"]
+    orphan_bytes = size(sum(one.census.orphan_bytes or 0 for one in alike))
+    notes += [f"{orphans} {'orphan' if orphans == 1 else 'orphans'}, {orphan_bytes}"] if orphans else []
+    return f"  {_short_home(str(first.root.path), home)}  ({'; '.join(notes)})"
+
+
+def _holds_anything(root: RootReport) -> bool:
+    return bool(root.census.files or root.census.orphan_files or root.census.problems)
+
+
+def _short_home(path: str, home: str) -> str:
+    return "~" + path[len(home) :] if home != "/" and path.startswith(home.rstrip("/") + "/") else path
