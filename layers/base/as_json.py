@@ -6,14 +6,13 @@ Schemas made from the same.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields
-from typing import Any, Final, NamedTuple, TypeVar
+from collections.abc import Container, Iterable, Mapping
+from dataclasses import fields
+from typing import Any, Final, TypeVar
 
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
 class AsJson:
     """What JSON shows of a class of facts beside its fields; the class attribute ``as_json`` holds one.
 
@@ -22,23 +21,36 @@ class AsJson:
     is ``None``, ``blank_is_null`` texts that are ``null`` where they are empty. ``names`` maps attributes to keys.
     """
 
-    schema: str | None = None
-    also: tuple[str, ...] = ()
-    hidden: tuple[str, ...] = ()
-    flat: tuple[str, ...] = ()
-    optional: tuple[str, ...] = ()
-    blank_is_null: tuple[str, ...] = ()
-    names: Mapping[str, str] = field(default_factory=dict)
+    # Plain classes: every start of the program makes them, and a dataclass takes a millisecond to make.
+    def __init__(
+        self,
+        schema: str | None = None,
+        *,
+        also: tuple[str, ...] = (),
+        hidden: Container[str] = (),
+        flat: Container[str] = (),
+        optional: Container[str] = (),
+        blank_is_null: Container[str] = (),
+        names: Mapping[str, str] | None = None,
+    ) -> None:
+        self.schema = schema
+        self.also = also
+        self.hidden = hidden
+        self.flat = flat
+        self.optional = optional
+        self.blank_is_null = blank_is_null
+        self.names = {} if names is None else names
 
 
-class Member(NamedTuple):
+class Member:
     """One key of a fact in JSON, and the attribute it shows; a flat one has the keys of the fact it holds."""
 
-    key: str
-    attribute: str
-    flat: bool
-    optional: bool
-    blank_is_null: bool
+    def __init__(self, attribute: str, declared: AsJson) -> None:
+        self.attribute = attribute
+        self.key = declared.names.get(attribute, attribute)
+        self.flat = attribute in declared.flat
+        self.optional = attribute in declared.optional
+        self.blank_is_null = attribute in declared.blank_is_null
 
 
 _AS_IT_IS: Final = AsJson()
@@ -58,10 +70,7 @@ def members(kind: type) -> tuple[Member, ...]:
         return _KNOWN[kind]
     say = declared(kind)
     shown = [one.name for one in fields(kind) if one.name not in say.hidden]
-    _KNOWN[kind] = tuple(
-        Member(say.names.get(name, name), name, name in say.flat, name in say.optional, name in say.blank_is_null)
-        for name in (*shown, *say.also)
-    )
+    _KNOWN[kind] = tuple(Member(name, say) for name in (*shown, *say.also))
     return _KNOWN[kind]
 
 

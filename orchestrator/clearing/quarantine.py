@@ -26,10 +26,9 @@ class QuarantinePlan:
     findings: tuple[Finding, ...]
     parts: tuple[tuple[Layer, ClearPlan], ...]
 
-    def apply(self) -> Verification:
+    def apply(self) -> tuple[Outcome, ...]:
         """Move it. A layer that fails is named, and the others go on."""
-        outcomes = tuple(_move(layer, plan, self.findings) for layer, plan in self.parts)
-        return Verification(self.findings, outcomes=outcomes)
+        return tuple(_move(layer, plan, self.findings) for layer, plan in self.parts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,8 +95,7 @@ class Restoration:
 
 def quarantine(layers: Iterable[Layer], found: Verification, *, named: bool) -> Verification:
     """Move damaged things to quarantine, tuning results only if their layer was ``named``; return what was moved."""
-    outcomes = plan(layers, found.findings, named=named).apply().outcomes
-    return replace(found, outcomes=outcomes)
+    return replace(found, outcomes=plan(layers, found.findings, named=named).apply())
 
 
 def plan(layers: Iterable[Layer], findings: Sequence[Finding], *, named: bool) -> QuarantinePlan:

@@ -10,7 +10,6 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from enum import Enum
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, Final, Generic, Literal, TypeVar
@@ -217,13 +216,13 @@ def warn_notes(about: str, notes: Sequence[Note]) -> None:
 # ---------------------------------------------------------------------- tables
 
 
-@dataclass(frozen=True, slots=True)
 class Column(Generic[T]):
     """A column of a table: its title, the text of its cells, and whether that is a number."""
 
-    title: str
-    value: Callable[[T], str]
-    right: bool = False
+    def __init__(self, title: str, value: Callable[[T], str], *, right: bool = False) -> None:
+        self.title = title
+        self.value = value
+        self.right = right
 
 
 def counts(title: str, value: Callable[[T], int | None]) -> Column[T]:

@@ -282,8 +282,8 @@ def test_what_changed_meanwhile_is_left(warm: Home) -> None:
     stack = Stack(warm.environment())
     planned = plan([stack["pocl"]], findings([stack["pocl"]]), named=False)
     broken.write_bytes(b"\x7fELF, and whole again")
-    result = planned.apply()
-    assert [note.because for outcome in result.outcomes for note in outcome.skipped] == ["changed since it was planned"]
+    outcomes = planned.apply()
+    assert [note.because for outcome in outcomes for note in outcome.skipped] == ["changed since it was planned"]
     assert broken.exists()
 
 
