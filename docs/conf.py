@@ -5,14 +5,14 @@ from pathlib import Path
 
 from cachectl import __version__
 
-# The directive of this folder.
+# The directive and the schemas of this folder.
 sys.path.insert(0, str(Path(__file__).parent))
 
 project: str = "cachectl"
 version: str = __version__
 release: str = __version__
 
-extensions: list[str] = ["myst_parser", "sphinx.ext.autodoc", "sphinxarg.ext", "abilities"]
+extensions: list[str] = ["myst_parser", "sphinx.ext.autodoc", "sphinxarg.ext", "abilities", "schemas"]
 exclude_patterns: list[str] = ["_build"]
 
 # Pages point at each other's sections.

@@ -32,13 +32,13 @@ class Verification:
     """What is damaged, what was not checked, and what was moved to quarantine, if that was asked for."""
 
     findings: tuple[Finding, ...]
-    unverified: tuple[Unverified, ...] = ()
+    unverified: tuple[Unverified, ...] | None = None
     outcomes: tuple[Outcome, ...] | None = None
     as_json: ClassVar = AsJson(
         "cachectl/findings/1",
         hidden=("outcomes",),
         also=("quarantine",),
-        optional=("quarantine",),
+        optional=("unverified", "quarantine"),
         names={"unverified": "not_checked"},
     )
 
