@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import os
 import shutil
 import subprocess
@@ -14,14 +13,13 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
+from homes import Home, make_home
 from hypothesis import HealthCheck, settings
 
-from cachectl.layers.base.conformance import nobody
 from cachectl.layers.base.environment import Environment
-from cachectl.layers.host.processes import using
 
 if TYPE_CHECKING:
     from injector import Injector
@@ -33,26 +31,7 @@ settings.register_profile(
 settings.load_profile("cachectl")
 
 HERE = Path(__file__).parent
-PROGRAMS = HERE / "programs"
 KERNELS = 8
-
-#: Every variable that moves or switches a layer: none of the tester's own may leak into a test.
-SWITCHES = (
-    *("XDG_CACHE_HOME", "LOOPY_NO_CACHE", "CG_NO_CACHE", "SUMPY_NO_CACHE", "PYOPENCL_NO_CACHE"),
-    *("POCL_CACHE_DIR", "POCL_KERNEL_CACHE", "CUDA_CACHE_PATH", "CUDA_CACHE_DISABLE", "CUDA_CACHE_MAXSIZE"),
-    *("NEO_CACHE_DIR", "NEO_CACHE_PERSISTENT", "NEO_CACHE_MAX_SIZE", "NEO_CACHE_STATS"),
-    *("AMD_COMGR_CACHE", "AMD_COMGR_CACHE_DIR", "AMD_COMGR_CACHE_POLICY", "AMD_COMGR_EMIT_VERBOSE_LOGS"),
-    *("MIOPEN_CUSTOM_CACHE_DIR", "MIOPEN_USER_DB_PATH", "MIOPEN_SYSTEM_DB_PATH", "MIOPEN_DISABLE_CACHE"),
-    *("MIOPEN_DEBUG_DISABLE_FIND_DB", "MIOPEN_FIND_ENFORCE", "MIOPEN_DEBUG_FIND_ONLY_SOLVER"),
-    *("MESA_SHADER_CACHE_DIR", "MESA_GLSL_CACHE_DIR", "MESA_SHADER_CACHE_DISABLE", "MESA_GLSL_CACHE_DISABLE"),
-    *("MESA_DISK_CACHE_SINGLE_FILE", "MESA_DISK_CACHE_DATABASE", "MESA_SHADER_CACHE_MAX_SIZE", "RUSTICL_ENABLE"),
-    # A tester in an MPI job is no rank of what is tested.
-    *("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "PMI_SIZE", "PMI_RANK", "PMIX_RANK", "PALS_RANKID"),
-    "CONDA_PREFIX",
-    *("SLURM_NTASKS", "SLURM_PROCID", "FLUX_JOB_SIZE", "FLUX_TASK_RANK", "MPI_LOCALNRANKS", "MPI_LOCALRANKID"),
-    *("SLURM_STEP_ID", "SLURM_STEP_NUM_TASKS", "PALS_SIZE", "MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_RANK"),
-    "CACHECTL_NODE",
-)
 
 
 def _missing() -> str | None:
@@ -70,81 +49,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "real" in item.keywords:
             item.add_marker(pytest.mark.skip(reason=reason))
-
-
-@dataclass(frozen=True)
-class Home:
-    """A home folder, and programs run in it."""
-
-    path: Path
-    variables: Mapping[str, str]
-    programs: Path = PROGRAMS
-
-    def environment(self, **changes: str) -> Environment:
-        """Describe the environment of a program in this home."""
-        here = Environment.here()
-        return Environment(
-            {**self.variables, **changes},
-            home=self.path,
-            cwd=self.path,
-            temporary=self.path / "tmp",
-            site=here.site,
-            installed=here.installed,
-            # Whatever else runs PoCL on the tester's machine does not run it in this home.
-            processes=nobody(self.path.parent / "processes"),
-        )
-
-    def run(self, *command: str, check: bool = True, **changes: str) -> subprocess.CompletedProcess[str]:
-        """Run a command here, with some variables changed."""
-        done = subprocess.run(
-            command,
-            env={**self.variables, **changes},
-            cwd=self.path,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=1200,
-        )
-        if check and done.returncode:
-            pytest.fail(f"{command} ended with {done.returncode}:\n{done.stdout}\n{done.stderr}")
-        return done
-
-    def python(self, program: str, *arguments: str, **changes: str) -> Any:  # noqa: ANN401 - whatever JSON it prints
-        """Run a program of tests/programs and read the JSON it prints last."""
-        done = self.run(sys.executable, str(PROGRAMS / program), *arguments, check=True, **changes)
-        return {**json.loads(done.stdout.splitlines()[-1]), "stderr": done.stderr}
-
-    def cachectl(self, *arguments: str, check: bool = True, **changes: str) -> subprocess.CompletedProcess[str]:
-        """Run the real command."""
-        pocl = (self.path / ".cache" / "pocl").exists()
-        clears = arguments[:1] == ("purge",) or "--quarantine" in arguments
-        if pocl and (arguments[:1] == ("restore",) or (clears and self._may_be_in_use())):
-            self.wait_to_be_alone()
-        return self.run(sys.executable, "-m", "cachectl", *arguments, check=check, **changes)
-
-    def _may_be_in_use(self) -> bool:
-        """Tell whether PoCL's cache here holds anything that purge leaves alone beside other PoCL programs."""
-        hour_ago = time.time() - 3600
-        return any(path.lstat().st_mtime > hour_ago for path in (self.path / ".cache" / "pocl").rglob("*"))
-
-    @staticmethod
-    def wait_to_be_alone() -> None:
-        """Wait a while for other PoCL programs of the tester to end: beside them, purge leaves young entries."""
-        deadline = time.monotonic() + 60
-        while using(("libpocl",)) and time.monotonic() < deadline:
-            time.sleep(0.1)
-
-    def json(self, *arguments: str, check: bool = True) -> Any:  # noqa: ANN401 - JSON
-        """Run the real command with --json and read what it prints."""
-        return json.loads(self.cachectl(*arguments, "--json", check=check).stdout)
-
-
-def make_home(path: Path) -> Home:
-    """Make an empty home."""
-    path.mkdir(parents=True, exist_ok=True)
-    kept = {name: value for name, value in os.environ.items() if name not in SWITCHES}
-    # Older releases of Mesa go by the account, whatever HOME says: without its variable they would use the tester's.
-    return Home(path, {**kept, "HOME": str(path), "MESA_SHADER_CACHE_DIR": str(path / ".cache")})
 
 
 @pytest.fixture(scope="session")

@@ -15,7 +15,7 @@ import pytest
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from conftest import Home
+    from homes import Home
 
 pytestmark = pytest.mark.real
 

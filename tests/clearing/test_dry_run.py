@@ -20,7 +20,7 @@ from cachectl.layers.base.conformance import snapshot
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from conftest import Home
+    from homes import Home
 
 pytestmark = pytest.mark.real
 

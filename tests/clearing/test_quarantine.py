@@ -35,7 +35,7 @@ from cachectl.layers.stores.rows import RowFile
 from cachectl.stack import Stack
 
 if TYPE_CHECKING:
-    from conftest import Home
+    from homes import Home
 
 
 def one(folder: Path, pattern: str) -> Path:

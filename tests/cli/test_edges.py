@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from conftest import Home
+    from homes import Home
 
 CACHECTL = f"{shlex.quote(sys.executable)} -m cachectl"
 

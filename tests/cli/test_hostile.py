@@ -33,7 +33,7 @@ from cachectl.layers.base.selection import ALL
 from cachectl.stack import Stack
 
 if TYPE_CHECKING:
-    from conftest import Home
+    from homes import Home
 
 PYTHON = ".".join(str(part) for part in sys.version_info)
 DEAD = "3.1.4.final.0"

@@ -11,7 +11,7 @@ import pytest
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from conftest import Home
+    from homes import Home
 
 pytestmark = pytest.mark.real
 

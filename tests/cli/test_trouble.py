@@ -29,7 +29,7 @@ from cachectl.layers.stores import tree, walk
 from cachectl.stack import Stack
 
 if TYPE_CHECKING:
-    from conftest import Home
+    from homes import Home
 
 PYTHON = ".".join(str(part) for part in sys.version_info)
 #: Layers that the filled home has entries of.

@@ -23,7 +23,7 @@ from cachectl.stack import Stack
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from conftest import Home
+    from homes import Home
 
 NODES = ("a", "b")
 RANKS = 2

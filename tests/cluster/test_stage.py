@@ -34,7 +34,7 @@ from cachectl.moving.portability import fingerprint
 from cachectl.stack import Stack
 
 if TYPE_CHECKING:
-    from conftest import Home
+    from homes import Home
 
 pytest.importorskip("zstandard")
 RANKS = 2

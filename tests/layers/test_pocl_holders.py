@@ -20,7 +20,8 @@ from cachectl.layers.pocl import PoclKernels
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from conftest import Driver, Home
+    from conftest import Driver
+    from homes import Home
 
 
 @contextmanager

@@ -34,7 +34,7 @@ from cachectl.moving.signing import Untrusted
 from cachectl.stack import Stack
 
 if TYPE_CHECKING:
-    from conftest import Home
+    from homes import Home
 
 zstandard = pytest.importorskip("zstandard")
 TRUSTED = Trust(blindly=True)

@@ -15,7 +15,7 @@ import pytest
 from cachectl.moving.output_files import BUNDLE, json_kind
 
 if TYPE_CHECKING:
-    from conftest import Home
+    from homes import Home
 
 THESIS = "\\documentclass{book}\n" * 400
 COMMAND = ("--", sys.executable, "-c", "pass")

@@ -24,7 +24,7 @@ from cachectl.moving.output_files import PICTURE
 from cachectl.observing.machine import Machine, machine
 
 if TYPE_CHECKING:
-    from conftest import Home
+    from homes import Home
 
 PROGRAMS = Path(__file__).parents[1] / "programs"
 

@@ -22,7 +22,7 @@ from cachectl.stack import Stack
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from conftest import Home
+    from homes import Home
 
     from cachectl.layers.base.environment import Environment
 

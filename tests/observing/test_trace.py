@@ -20,7 +20,7 @@ import pytest
 from cachectl.switching.run import CannotStart
 
 if TYPE_CHECKING:
-    from conftest import Home
+    from homes import Home
 
 real = pytest.mark.real
 THIRTEEN = ("thirteen.py", "8", "5", "live")

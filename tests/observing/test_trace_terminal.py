@@ -21,7 +21,8 @@ from cachectl.observing.observer import Messages
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from conftest import Driver, Home
+    from conftest import Driver
+    from homes import Home
 
 real = pytest.mark.real
 CHATTY = "chatty.py"

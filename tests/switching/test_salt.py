@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from conftest import Driver, Home
+    from conftest import Driver
+    from homes import Home
 
 pytestmark = pytest.mark.real
 

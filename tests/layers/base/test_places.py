@@ -17,7 +17,7 @@ from cachectl.layers.pyopencl import PyOpenCLBinaries
 from cachectl.layers.pyopencl_invoker import PyOpenCLInvoker
 
 if TYPE_CHECKING:
-    from conftest import Home
+    from homes import Home
 
 ODD = [
     pytest.param({}, id="nothing set"),

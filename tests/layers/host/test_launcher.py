@@ -13,7 +13,8 @@ from cachectl.layers.base.environment import Environment
 from cachectl.layers.host.launcher import Launch, launched
 
 if TYPE_CHECKING:
-    from conftest import Home, OtherMpi
+    from conftest import OtherMpi
+    from homes import Home
 
 CACHECTL = (sys.executable, "-m", "cachectl")
 #: As srun sets them for a step of four tasks within an allocation of eight.

@@ -21,7 +21,7 @@ from cachectl.layers.host.private_folders import NotPrivate, private_folder, scr
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from conftest import Home
+    from homes import Home
 
 NOBODY = 65534
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only the superuser can act as another user")

@@ -31,7 +31,7 @@ from cachectl.layers.mesa import entries as mesa_entries
 from cachectl.layers.mesa.cache import MesaShaderCache, read_limit
 
 if TYPE_CHECKING:
-    from conftest import Home
+    from homes import Home
     from injector import Injector
 
 OPENCL, GL = "0" * 39 + "1", "f" * 40

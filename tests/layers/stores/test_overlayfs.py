@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from conftest import Home
+    from homes import Home
     from injector import Injector
 
     Mounter = Callable[[Path], None]

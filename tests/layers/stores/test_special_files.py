@@ -26,7 +26,7 @@ from sweep import module, synthetic_world  # noqa: E402
 from cachectl.cli.main import main  # noqa: E402
 
 if TYPE_CHECKING:
-    from conftest import Home
+    from homes import Home
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs FIFOs")
 
