@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -13,25 +14,22 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from homes import Home, make_home
 from hypothesis import HealthCheck, settings
+from tiers import TIERS
 
 from cachectl.layers.base.environment import Environment
 
 if TYPE_CHECKING:
     from injector import Injector
 
-# How long an example takes is the machine's affair; and CI draws the same ones every time.
-settings.register_profile(
-    "cachectl", deadline=None, derandomize=bool(os.environ.get("CI")), suppress_health_check=[HealthCheck.too_slow]
-)
-settings.load_profile("cachectl")
-
 HERE = Path(__file__).parent
 KERNELS = 8
+
+LEFT_OUT = pytest.StashKey[int]()
 
 
 def _missing() -> str | None:
@@ -39,8 +37,44 @@ def _missing() -> str | None:
     return f"needs {' and '.join(missing)}, which is not installed" if missing else None
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip what needs the real libraries where they are absent, but never in CI."""
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the option that runs every tier."""
+    parser.addoption("--all", action="store_true", help="run every tier of the tests, not only the default one")
+
+
+def pytest_xdist_setupnodes(config: pytest.Config, specs: list[Any]) -> None:
+    """Give each worker of pytest-xdist a PID namespace: a purge must not meet the PoCL programs of other workers."""
+    del config
+    user = () if os.geteuid() == 0 else ("--user", "--map-current-user")
+    alone = ("unshare", *user, "--pid", "--fork", "--kill-child", "--mount-proc")
+    if shutil.which("unshare") and subprocess.run([*alone, "true"], check=False, stderr=-3).returncode == 0:
+        for spec in specs:
+            spec.python = shlex.join([*alone, sys.executable])
+
+
+def _runs_every_tier(config: pytest.Config) -> bool:
+    return bool(config.getoption("--all"))
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Describe the tiers, and try fewer random examples in the default one."""
+    for tier, what in TIERS.items():
+        config.addinivalue_line("markers", f"{tier}: {what}; left out unless --all or -m says otherwise")
+    # CI draws the same examples every time, and no deadline depends on the machine.
+    settings.register_profile(
+        "cachectl", deadline=None, derandomize=bool(os.environ.get("CI")), suppress_health_check=[HealthCheck.too_slow]
+    )
+    settings.load_profile("cachectl")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out the longer tiers, and skip tests of real libraries that are not installed (in CI that is an error)."""
+    named = any("::" in argument for argument in config.args)
+    if not (_runs_every_tier(config) or config.getoption("-m") or named):
+        left_out = [item for item in items if any(map(item.get_closest_marker, TIERS))]
+        items[:] = [item for item in items if not any(map(item.get_closest_marker, TIERS))]
+        config.hook.pytest_deselected(items=left_out)
+        config.stash[LEFT_OUT] = len(left_out)
     reason = _missing()
     if reason is None:
         return
@@ -49,6 +83,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "real" in item.keywords:
             item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """Say how many tests were left out, and how they are run."""
+    if left_out := config.stash.get(LEFT_OUT, 0):
+        tiers = ", ".join(TIERS)
+        terminalreporter.write_line(f"{left_out} tests of longer tiers ({tiers}) were left out: pytest --all runs them")
+
+
+@pytest.fixture(scope="session")
+def moments(request: pytest.FixtureRequest) -> int:
+    """Return at how many moments a command is killed: ten, or a hundred with ``--all``."""
+    return 100 if _runs_every_tier(request.config) else 10
 
 
 @pytest.fixture(scope="session")

@@ -44,6 +44,7 @@ def suites(upstream: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> di
     return {"pytools": upstream.pytools_tests(), "pyopencl": folder / "test_wrapper.py"}
 
 
+@pytest.mark.upstream
 @pytest.mark.real
 @pytest.mark.parametrize("suite", ["pytools", "pyopencl"])
 def test_upstream_tests_end_as_they_do_without(
