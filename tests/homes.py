@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import shutil
+import struct
 import subprocess
 import sys
 import tempfile
+import termios
 import threading
 import time
 import traceback
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +27,8 @@ from cachectl.layers.base.conformance import nobody
 from cachectl.layers.base.environment import Environment
 from cachectl.layers.host.processes import using
 
+#: How a command is started as a process of its own.
+CACHECTL = (sys.executable, "-m", "cachectl")
 PROGRAMS = Path(__file__).parent / "programs"
 
 #: Every variable that moves or switches a layer: none of the tester's own may leak into a test.
@@ -146,27 +151,55 @@ class Home:
         done = self.run(sys.executable, str(PROGRAMS / program), *arguments, check=True, **changes)
         return {**json.loads(done.stdout.splitlines()[-1]), "stderr": done.stderr}
 
-    def cachectl(self, *arguments: str, check: bool = True, **changes: str) -> subprocess.CompletedProcess[str]:
-        """Run a command: inside this process, unless that could not be what a process of its own would do."""
+    def cachectl(
+        self, *arguments: str, check: bool = True, process: bool = False, **changes: str
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a command: inside this process, or as a process of its own if ``process`` or its variables ask for one.
+
+        A test that holds a lock itself needs a process: two users of one process do not exclude each other.
+        """
         variables = {**self.variables, **changes}
-        if _needs_process(arguments, variables):
-            return self.process(*arguments, check=check, **changes)
+        if process or _needs_process(arguments, variables):
+            return self._process(*arguments, check=check, **changes)
         with self._processes() as processes:
             done = run_command(arguments, variables, self.path, processes)
         out, err = (stream.decode().replace("\r\n", "\n").replace("\r", "\n") for stream in (done.stdout, done.stderr))
         return _checked(subprocess.CompletedProcess(done.args, done.returncode, out, err), check=check)
 
-    def process(self, *arguments: str, check: bool = True, **changes: str) -> subprocess.CompletedProcess[str]:
-        """Run a command as a process of its own."""
+    def _process(self, *arguments: str, check: bool = True, **changes: str) -> subprocess.CompletedProcess[str]:
         pocl = (self.path / ".cache" / "pocl").exists()
         clears = arguments[:1] == ("purge",) or "--quarantine" in arguments
         if pocl and (arguments[:1] == ("restore",) or (clears and self._may_be_in_use())):
             self.wait_to_be_alone()
-        return self.run(sys.executable, "-m", "cachectl", *arguments, check=check, **changes)
+        return self.run(*CACHECTL, *arguments, check=check, **changes)
+
+    def terminal(
+        self, *command: str, columns: int = 80, only_output: bool = False, check: bool = True, **changes: str
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a program on a terminal of some columns; ``stdout`` is what the screen was sent.
+
+        With ``only_output`` the terminal is standard output alone, so that no sign of progress is shown.
+        """
+        ours, theirs = os.openpty()
+        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+        other = subprocess.DEVNULL if only_output else theirs
+        # A variable would count more than the terminal's own size.
+        variables = {name: value for name, value in self.variables.items() if name != "COLUMNS"}
+        variables |= {"TERM": "xterm", **changes}
+        with subprocess.Popen(command, env=variables, cwd=self.path, stdin=other, stdout=theirs, stderr=other) as child:
+            os.close(theirs)
+            screen = b""
+            # Linux reports the end of a terminal as an error.
+            with suppress(OSError):
+                while piece := os.read(ours, 65536):
+                    screen += piece
+            os.close(ours)
+        shown = screen.decode(errors="replace").replace("\r\n", "\n")
+        return _checked(subprocess.CompletedProcess(command, child.returncode, shown, ""), check=check)
 
     @contextmanager
     def _processes(self) -> Iterator[Path | None]:
-        """Yield the system's folder of running programs without those of other tests and of the tester."""
+        """Yield a folder like ``/proc`` without the programs of other tests and of the tester."""
         real = Path("/proc")
         if not (real / "self" / "maps").exists():
             yield None
@@ -175,7 +208,7 @@ class Home:
         mark = os.fsencode(self.path.parent) + b"/"
         try:
             for name in os.listdir(real):
-                if not name.isdigit() or (name != str(os.getpid()) and _mentions(real / name, mark)):
+                if not name.isdigit() or (name != str(os.getpid()) and _belongs(real / name, mark)):
                     (folder / name).symlink_to(real / name)
             # The process of the tests is there, but the libraries it has loaded are not the command's.
             me = folder / str(os.getpid())
@@ -197,9 +230,9 @@ class Home:
         while using(("libpocl",)) and time.monotonic() < deadline:
             time.sleep(0.1)
 
-    def json(self, *arguments: str, check: bool = True) -> Any:  # noqa: ANN401 - JSON
+    def json(self, *arguments: str, check: bool = True, process: bool = False) -> Any:  # noqa: ANN401 - JSON
         """Run a command with --json and read what it prints."""
-        return json.loads(self.cachectl(*arguments, "--json", check=check).stdout)
+        return json.loads(self.cachectl(*arguments, "--json", check=check, process=process).stdout)
 
 
 def _checked(done: subprocess.CompletedProcess[str], *, check: bool) -> subprocess.CompletedProcess[str]:
@@ -219,11 +252,14 @@ def _needs_process(arguments: tuple[str, ...], variables: Mapping[str, str]) -> 
     )
 
 
-def _mentions(process: Path, mark: bytes) -> bool:
+def _belongs(process: Path, mark: bytes) -> bool:
+    """Tell whether a process is a child of this one, or was started with a folder of the test in its environment."""
     try:
-        return mark in (process / "environ").read_bytes()
-    except OSError:
-        # It has ended meanwhile, or is somebody else's.
+        # Field 4 of proc(5)'s stat is the parent; the name before it may hold spaces.
+        parent = int((process / "stat").read_bytes().rpartition(b") ")[2].split()[1])
+        return parent == os.getpid() or mark in (process / "environ").read_bytes()
+    except (OSError, IndexError):
+        # It has ended meanwhile, or is another user's.
         return False
 
 

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shlex
-import struct
 import subprocess
 import sys
-import termios
 from typing import TYPE_CHECKING, NoReturn
 
 import pytest
@@ -283,36 +280,13 @@ def test_no_table_is_wider_than_the_screen(cuda: Home, columns: int) -> None:
         assert max(len(line) for line in table) <= columns, table
 
 
-def test_a_terminal_need_not_obey_what_a_key_holds() -> None:
+def test_a_terminal_need_not_obey_what_a_key_holds(home: Home) -> None:
     program = "from cachectl.cli import render; render.show_raw(['a\\x1b[31mb'])"
-    assert terminal_of(80, {**os.environ}, sys.executable, "-c", program) == ["a\\x1b[31mb"]
+    assert home.terminal(sys.executable, "-c", program).stdout == "a\\x1b[31mb\n"
 
 
 def terminal(home: Home, columns: int, *arguments: str) -> list[str]:
-    """Run the real command on a terminal and return its lines."""
-    variables = {**home.variables, "TERM": "xterm", "NO_COLOR": "1"}
-    variables.pop("COLUMNS", None)
-    lines = terminal_of(columns, variables, sys.executable, "-m", "cachectl", *arguments)
+    """Run a command on a terminal and return its lines, without bold type."""
+    command = (sys.executable, "-m", "cachectl", *arguments)
+    lines = home.terminal(*command, columns=columns, only_output=True, NO_COLOR="1").stdout.splitlines()
     return [line.replace("\x1b[1m", "").replace("\x1b[0m", "").rstrip() for line in lines]
-
-
-def terminal_of(columns: int, variables: dict[str, str], *command: str) -> list[str]:
-    """Run a command on a terminal of some columns."""
-    controller, inner = os.openpty()
-    fcntl.ioctl(inner, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
-    with subprocess.Popen(command, env=variables, stdout=inner, stdin=subprocess.DEVNULL) as child:
-        os.close(inner)
-        output = b""
-        while chunk := _read(controller):
-            output += chunk
-        assert child.wait() == 0
-    os.close(controller)
-    return output.decode().splitlines()
-
-
-def _read(controller: int) -> bytes:
-    try:
-        return os.read(controller, 4096)
-    except OSError:
-        # Linux answers the end of a terminal's output with an error.
-        return b""
