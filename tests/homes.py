@@ -151,22 +151,21 @@ class Home:
         done = self.run(sys.executable, str(PROGRAMS / program), *arguments, check=True, **changes)
         return {**json.loads(done.stdout.splitlines()[-1]), "stderr": done.stderr}
 
-    def cachectl(
-        self, *arguments: str, check: bool = True, process: bool = False, **changes: str
-    ) -> subprocess.CompletedProcess[str]:
-        """Run a command: inside this process, or as a process of its own if ``process`` or its variables ask for one.
-
-        A test that holds a lock itself needs a process: two users of one process do not exclude each other.
-        """
+    def cachectl(self, *arguments: str, check: bool = True, **changes: str) -> subprocess.CompletedProcess[str]:
+        """Run a command: inside this process, unless what differs is read when a process starts."""
         variables = {**self.variables, **changes}
-        if process or _needs_process(arguments, variables):
-            return self._process(*arguments, check=check, **changes)
+        if _needs_process(arguments, variables):
+            return self.process(*arguments, check=check, **changes)
         with self._processes() as processes:
             done = run_command(arguments, variables, self.path, processes)
         out, err = (stream.decode().replace("\r\n", "\n").replace("\r", "\n") for stream in (done.stdout, done.stderr))
         return _checked(subprocess.CompletedProcess(done.args, done.returncode, out, err), check=check)
 
-    def _process(self, *arguments: str, check: bool = True, **changes: str) -> subprocess.CompletedProcess[str]:
+    def process(self, *arguments: str, check: bool = True, **changes: str) -> subprocess.CompletedProcess[str]:
+        """Run a command as a process of its own.
+
+        A test that holds a lock itself needs this: two users in one process do not exclude each other.
+        """
         pocl = (self.path / ".cache" / "pocl").exists()
         clears = arguments[:1] == ("purge",) or "--quarantine" in arguments
         if pocl and (arguments[:1] == ("restore",) or (clears and self._may_be_in_use())):
@@ -232,7 +231,8 @@ class Home:
 
     def json(self, *arguments: str, check: bool = True, process: bool = False) -> Any:  # noqa: ANN401 - JSON
         """Run a command with --json and read what it prints."""
-        return json.loads(self.cachectl(*arguments, "--json", check=check, process=process).stdout)
+        run = self.process if process else self.cachectl
+        return json.loads(run(*arguments, "--json", check=check).stdout)
 
 
 def _checked(done: subprocess.CompletedProcess[str], *, check: bool) -> subprocess.CompletedProcess[str]:

@@ -53,7 +53,7 @@ def test_a_process_does_what_a_command_inside_another_does(verb: str, warm: Home
     key = warm.cachectl("ls", "pocl", "-q", "--limit", "1").stdout.strip()
     warm.cachectl("get", "pocl", key, "-o", "artifact")
     words = [verb, *(key if word == "KEY" else word for word in arguments)]
-    here, process = warm.cachectl(*words, check=False), warm.cachectl(*words, check=False, process=True)
+    here, process = warm.cachectl(*words, check=False), warm.process(*words, check=False)
     assert process.returncode == status, process.stderr
     assert "Traceback" not in process.stderr
     assert (here.returncode, *map(settled, (here.stdout, here.stderr))) == (
