@@ -9,6 +9,7 @@ import sys
 from typing import TYPE_CHECKING, NoReturn
 
 import pytest
+from tiers import thorough
 
 from cachectl.cli import main as cli
 from cachectl.cli import render
@@ -272,7 +273,7 @@ def test_csh_cannot_quote_a_newline_and_powershell_has_more_quotes(home: Home) -
     assert spell({"A": "a\u2018b\u201bc'"}, "powershell") == ["$env:A = 'a\u2018\u2018b\u201b\u201bc'''"]
 
 
-@pytest.mark.parametrize("columns", [20, 40, 60, 100])
+@pytest.mark.parametrize("columns", [20, *thorough(40, 60, 100)])
 def test_no_table_is_wider_than_the_screen(cuda: Home, columns: int) -> None:
     for verb in ("report", "ls", "layers"):
         lines = terminal(cuda, columns, verb, "cuda", *(["--limit", "4"] if verb == "ls" else []))

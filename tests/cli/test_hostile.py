@@ -783,6 +783,7 @@ def check_both_ways(world: World, case: Case) -> int:
     return removed if removed or tame == variables else check(world, tame, case.platform)
 
 
+@pytest.mark.hazard
 @pytest.mark.real
 @settings(parent=FIXED, max_examples=15)
 @given(case=CASES)

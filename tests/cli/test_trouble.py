@@ -391,6 +391,7 @@ def dictionary(root: Path, rows: int) -> Path:
     return path
 
 
+@pytest.mark.thorough
 def test_a_hundred_thousand_entries_are_counted_listed_and_cleared(home: Home, tmp_path: Path) -> None:
     """Rows by the hundred thousand, leaked files by the ten thousand: each verb ends in seconds, and counts right."""
     crowd, files = 100_000, 30_000

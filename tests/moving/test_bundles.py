@@ -206,6 +206,7 @@ def test_a_root_that_others_can_write_is_flagged_there_and_here(
     assert "others could write" in home.cachectl("import", file, "--trust").stderr
 
 
+@pytest.mark.hazard
 @pytest.mark.real
 def test_an_export_beside_a_running_program_is_whole(
     home: Home, tmp_path: Path, new_home: Callable[[Path], Home]

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from tiers import needing
 
 from cachectl.observing.observer import Messages
 
@@ -22,7 +23,7 @@ real = pytest.mark.real
 CHATTY = "chatty.py"
 
 
-@pytest.fixture(scope="session", params=["wheel", "debian_pocl", "built_pocl"])
+@pytest.fixture(scope="session", params=["wheel", *needing("debian_pocl", "built_pocl")])
 def driver(request: pytest.FixtureRequest) -> Mapping[str, Any]:
     """Return the variables that make PyOpenCL load each PoCL in turn."""
     if request.param == "wheel":
