@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shlex
-import struct
 import subprocess
 import sys
-import termios
 from typing import TYPE_CHECKING, NoReturn
 
 import pytest
+from tiers import thorough
 
 from cachectl.cli import main as cli
 from cachectl.cli import output
@@ -26,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from conftest import Home
+    from homes import Home
 
 CACHECTL = f"{shlex.quote(sys.executable)} -m cachectl"
 
@@ -276,7 +274,7 @@ def test_csh_cannot_quote_a_newline_and_powershell_has_more_quotes(home: Home) -
     assert spell({"A": "a\u2018b\u201bc'"}, "powershell") == ["$env:A = 'a\u2018\u2018b\u201b\u201bc'''"]
 
 
-@pytest.mark.parametrize("columns", [20, 40, 60, 100])
+@pytest.mark.parametrize("columns", [20, *thorough(40, 60, 100)])
 def test_no_table_is_wider_than_the_screen(cuda: Home, columns: int) -> None:
     for verb in ("report", "ls", "layers"):
         lines = terminal(cuda, columns, verb, "cuda", *(["--limit", "4"] if verb == "ls" else []))
@@ -284,36 +282,13 @@ def test_no_table_is_wider_than_the_screen(cuda: Home, columns: int) -> None:
         assert max(len(line) for line in table) <= columns, table
 
 
-def test_a_terminal_need_not_obey_what_a_key_holds() -> None:
+def test_a_terminal_need_not_obey_what_a_key_holds(home: Home) -> None:
     program = "from cachectl.cli import output; output.show_raw(['a\\x1b[31mb'])"
-    assert terminal_of(80, {**os.environ}, sys.executable, "-c", program) == ["a\\x1b[31mb"]
+    assert home.terminal(sys.executable, "-c", program).stdout == "a\\x1b[31mb\n"
 
 
 def terminal(home: Home, columns: int, *arguments: str) -> list[str]:
-    """Run the real command on a terminal and return its lines."""
-    variables = {**home.variables, "TERM": "xterm", "NO_COLOR": "1"}
-    variables.pop("COLUMNS", None)
-    lines = terminal_of(columns, variables, sys.executable, "-m", "cachectl", *arguments)
+    """Run a command on a terminal and return its lines, without bold type."""
+    command = (sys.executable, "-m", "cachectl", *arguments)
+    lines = home.terminal(*command, columns=columns, only_output=True, NO_COLOR="1").stdout.splitlines()
     return [line.replace("\x1b[1m", "").replace("\x1b[0m", "").rstrip() for line in lines]
-
-
-def terminal_of(columns: int, variables: dict[str, str], *command: str) -> list[str]:
-    """Run a command on a terminal of some columns."""
-    controller, inner = os.openpty()
-    fcntl.ioctl(inner, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
-    with subprocess.Popen(command, env=variables, stdout=inner, stdin=subprocess.DEVNULL) as child:
-        os.close(inner)
-        output = b""
-        while chunk := _read(controller):
-            output += chunk
-        assert child.wait() == 0
-    os.close(controller)
-    return output.decode().splitlines()
-
-
-def _read(controller: int) -> bytes:
-    try:
-        return os.read(controller, 4096)
-    except OSError:
-        # Linux answers the end of a terminal's output with an error.
-        return b""

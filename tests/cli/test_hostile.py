@@ -32,7 +32,7 @@ from cachectl.layers.base.selection import ALL
 from cachectl.stack import Stack
 
 if TYPE_CHECKING:
-    from conftest import Home
+    from homes import Home
 
 PYTHON = ".".join(str(part) for part in sys.version_info)
 DEAD = "3.1.4.final.0"
@@ -779,6 +779,7 @@ def check_both_ways(world: World, case: Case) -> int:
     return removed if removed or tame == variables else check(world, tame, case.platform)
 
 
+@pytest.mark.hazard
 @pytest.mark.real
 @settings(parent=FIXED, max_examples=15)
 @given(case=CASES)

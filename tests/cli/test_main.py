@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import re
 import shlex
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from conftest import Home
+    from homes import Home
 
     from cachectl.layers.base.environment import Environment
 
@@ -35,7 +34,7 @@ def test_nothing_heavy_is_imported(home: Home, command: list[str]) -> None:
 
 
 def test_the_package_is_itself(home: Home) -> None:
-    program = "import sys, cachectl; from cachectl.layers.base import layer; print(cachectl.__file__, 'layers' in sys.modules)"
+    program = "import sys; from cachectl.layers.base import layer; print('layers' in sys.modules)"
     assert home.run(sys.executable, "-c", program).stdout.split()[-1] == "False"
     assert home.cachectl("--version").stdout.startswith("cachectl 0.")
 
@@ -249,20 +248,9 @@ def test_a_terminal_gets_the_same_table_in_bold_unless_it_wants_no_colour(
     )
 
 
-def on_a_terminal(home: Home, *arguments: str, **changes: str) -> list[str]:
-    """Run the real command with a terminal of 80 columns for its output."""
-    controller, terminal = os.openpty()
-    variables = {**home.variables, "TERM": "xterm", "COLUMNS": "80", **changes}
-    with subprocess.Popen([sys.executable, "-m", "cachectl", *arguments], env=variables, stdout=terminal) as child:
-        os.close(terminal)
-        output = b""
-        # Linux answers the end of a terminal's output with an error.
-        with contextlib.suppress(OSError):
-            while chunk := os.read(controller, 4096):
-                output += chunk
-        assert child.wait() == 0
-    os.close(controller)
-    return output.decode().splitlines()
+def on_a_terminal(home: Home, *arguments: str, **changes: Any) -> list[str]:  # noqa: ANN401 - variables
+    """Run a command with a terminal for its output."""
+    return home.terminal(sys.executable, "-m", "cachectl", *arguments, only_output=True, **changes).stdout.splitlines()
 
 
 def test_a_lock_is_waited_for_as_long_as_is_said(home: Home) -> None:

@@ -35,7 +35,7 @@ from cachectl.layers.stores.locks import presence_lock
 from cachectl.stack import Stack
 
 if TYPE_CHECKING:
-    from conftest import Home
+    from homes import Home
 
 #: What lies in a home; what came with the tester's MIOpen is another matter.
 HOMELY = ("loopy", "pyopencl-invoker", "pytools", "pyopencl", "pocl", "cuda", "miopen", "miopen-tuning")

@@ -27,7 +27,7 @@ from cachectl.moving.transfer import TransferFailed, is_url, opened, place, sign
 from cachectl.stack import Stack
 
 if TYPE_CHECKING:
-    from conftest import Home
+    from homes import Home
 
 pytest.importorskip("zstandard")
 pytest.importorskip("fsspec")

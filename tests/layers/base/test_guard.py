@@ -46,7 +46,7 @@ from cachectl.layers.base.registry import Broken, plugged_in
 from cachectl.layers.base.selection import ALL
 
 if TYPE_CHECKING:
-    from conftest import Home
+    from homes import Home
 
 PLUGIN = Path(__file__).parents[2] / "plugin"
 

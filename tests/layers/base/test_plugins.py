@@ -16,7 +16,7 @@ from cachectl.layers.base.conformance import LayerConformance
 from cachectl.layers.stores.tree import Shape
 
 if TYPE_CHECKING:
-    from conftest import Home
+    from homes import Home
 
     from cachectl.layers.base.environment import Environment
     from cachectl.layers.base.layer import Layer

@@ -38,7 +38,7 @@ from cachectl.layers.base.layer import Layer
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from conftest import Home
+    from homes import Home
 
 SAMPLE = Path(__file__).parents[2] / "sample_plugin"
 PAGE = Path(__file__).parents[3] / "docs" / "adding-a-layer.md"
