@@ -153,17 +153,34 @@ class Stack(LayerSet):
         notice: Notice = warn_user,
     ) -> PurgeResult:
         """Remove the selected entries, and what killed commands left; or return what would be removed."""
-        from cachectl.clearing.purge import purge
 
-        return purge(self, selection, layers=layers, dry_run=dry_run, notice=notice)
+        def plan(*, listed: bool) -> PurgePlan:
+            return self.plan_clear(selection, layers=layers, listed=listed)
+
+        return self._clear(plan, layers, dry_run=dry_run, notice=notice)
 
     def prune(
         self, limits: Limits, *, layers: Sequence[str] = (), dry_run: bool = False, notice: Notice = warn_user
     ) -> PurgeResult:
-        """Remove what is stale or old, and then the longest unused until the rest fits."""
-        from cachectl.clearing.prune import prune
+        """Remove what is stale or old, then the longest unused until the rest fits, and what killed commands left."""
+        from cachectl.clearing.prune import plan_prune
 
-        return prune(self, limits, layers=layers, dry_run=dry_run, notice=notice)
+        def plan(*, listed: bool) -> PurgePlan:
+            return plan_prune(self.named(layers) if layers else self.expendable(), limits, listed=listed)
+
+        return self._clear(plan, layers, dry_run=dry_run, notice=notice)
+
+    def _clear(
+        self, plan: Callable[..., PurgePlan], layers: Sequence[str], *, dry_run: bool, notice: Notice
+    ) -> PurgeResult:
+        from cachectl.clearing.purge import remove_leftovers
+
+        if dry_run:
+            return plan(listed=True).foreseen()
+        self.recover(layers)
+        result = plan(listed=False).apply()
+        remove_leftovers(self.environment, notice)
+        return result
 
     def restore(
         self,

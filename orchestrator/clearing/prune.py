@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
-from cachectl.clearing.purge import PurgePlan, PurgeResult, recover, remove_leftovers
+from cachectl.clearing.purge import PurgePlan
 from cachectl.layers.base.errors import reason_of
 from cachectl.layers.base.facts import ClearPlan, Entry, Housekeeping, Note, Orphan, Problem, Removable
 from cachectl.layers.base.guard import FAILURES
 from cachectl.layers.base.selection import Selection
 
 if TYPE_CHECKING:
-    from cachectl.layer_set import LayerSet
     from cachectl.layers.base.layer import Layer
 
 _UNKNOWN: Final = float("inf")
@@ -56,27 +55,6 @@ class _Holding:
     failed: tuple[Note, ...] = ()
     #: What could not be looked into; the rest of the layer is pruned all the same.
     hidden: list[Note] = field(default_factory=list)
-
-
-def prune(
-    stack: LayerSet,
-    limits: Limits,
-    *,
-    layers: Sequence[str] = (),
-    dry_run: bool = False,
-    notice: Callable[[str], None],
-) -> PurgeResult:
-    """Hold the named layers, or every clearable one, to limits; or return what would be removed.
-
-    What killed commands left outside the roots is removed too; ``notice`` gets a line for each such thing.
-    """
-    chosen = stack.named(layers) if layers else stack.expendable()
-    if dry_run:
-        return plan_prune(chosen, limits, listed=True).foreseen()
-    recover(chosen)
-    result = plan_prune(chosen, limits).apply()
-    remove_leftovers(stack, notice)
-    return result
 
 
 def plan_prune(layers: Iterable[Layer], limits: Limits, *, listed: bool = False) -> PurgePlan:

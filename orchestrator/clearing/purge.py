@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -12,10 +12,10 @@ from cachectl.layers.base.as_json import AsJson, total
 from cachectl.layers.base.errors import reason_of
 from cachectl.layers.base.facts import ClearPlan, Entry, Note, Orphan, Outcome, Root
 from cachectl.layers.base.guard import FAILURES
-from cachectl.layers.base.selection import ALL, Selection
+from cachectl.layers.base.selection import Selection
 
 if TYPE_CHECKING:
-    from cachectl.layer_set import LayerSet
+    from cachectl.layers.base.environment import Environment
     from cachectl.layers.base.layer import Layer
 
 
@@ -109,34 +109,13 @@ class PurgePlan:
         return PurgeResult(dry_run=False, outcomes=tuple(outcomes[number] for number in range(len(self.parts))))
 
 
-def purge(
-    stack: LayerSet,
-    selection: Selection = ALL,
-    *,
-    layers: Sequence[str] = (),
-    dry_run: bool = False,
-    notice: Callable[[str], None],
-) -> PurgeResult:
-    """Remove the selected entries of the named layers, or of every clearable one; or return what would be removed.
-
-    What killed commands left outside the roots is removed too; ``notice`` gets a line for each such thing.
-    """
-    chosen = stack.named(layers) if layers else stack.expendable()
-    if dry_run:
-        return plan(chosen, selection, listed=True).foreseen()
-    recover(chosen)
-    result = plan(chosen, selection).apply()
-    remove_leftovers(stack, notice)
-    return result
-
-
-def remove_leftovers(stack: LayerSet, notice: Callable[[str], None]) -> None:
-    """Remove what killed commands left: copies in the user cache folder, and isolated roots."""
+def remove_leftovers(environment: Environment, notice: Callable[[str], None]) -> None:
+    """Remove what killed commands left, copies in the user cache folder and isolated roots; ``notice`` says what."""
     from cachectl.switching import isolated
 
-    for copy in isolated.remove_copies(stack.environment):
+    for copy in isolated.remove_copies(environment):
         notice(f"removed {copy.root / copy.key}: {copy.why}")
-    if left := isolated.remove_leftovers(stack.environment, notice):
+    if left := isolated.remove_leftovers(environment, notice):
         notice(f"removed {left} scratch {'folder' if left == 1 else 'folders'} of commands that were killed")
 
 

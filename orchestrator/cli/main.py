@@ -11,8 +11,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
-from cachectl.cli.options import mark_bare
-from cachectl.cli.parser import build_parser, verb_module
+from cachectl.cli.parser import build_parser, mark_bare, verb_module
 
 if TYPE_CHECKING:
     from cachectl.cli.call import Call

@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from importlib import import_module
-from typing import TYPE_CHECKING, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from cachectl import __version__
 
@@ -52,8 +52,72 @@ VERBS: Final[dict[str, tuple[str, str]]] = {
 }
 
 
-class _Parser(argparse.ArgumentParser):
-    """A parser whose errors are one line."""
+#: The longest wait for a lock in seconds: a day.
+_LONGEST: Final = 86400.0
+#: Stands for the folder of a bare ``--isolated``; no argument of a process can contain it.
+_NO_FOLDER: Final = "\0"
+
+
+def mark_bare(words: Sequence[str]) -> list[str]:
+    """Mark a bare ``--isolated`` of ``run``: argparse would take the next word for its folder."""
+    run = list(words[:1]) == ["run"]
+    return [f"{word}={_NO_FOLDER}" if run and word == "--isolated" else word for word in words]
+
+
+def folder(text: str) -> str:
+    """Parse the folder of ``--isolated=DIR``; it is empty for a bare ``--isolated``."""
+    if not text:
+        raise argparse.ArgumentTypeError("no folder after =; write --isolated=DIR, or --isolated alone")
+    return text.removeprefix(_NO_FOLDER)
+
+
+def positive(text: str) -> int:
+    """Parse a number of at least 1."""
+    number = int(text)
+    if number < 1:
+        message = f"{text} is less than one"
+        raise argparse.ArgumentTypeError(message)
+    return number
+
+
+# argparse prints this name in its errors.
+positive.__name__ = "number"
+
+
+def _seconds(text: str) -> float:
+    number = float(text)
+    if not 0 <= number <= _LONGEST:
+        message = f"{text} is not between 0 and {_LONGEST:.0f}"
+        raise argparse.ArgumentTypeError(message)
+    return number
+
+
+_seconds.__name__ = "seconds"
+
+
+_LAYER: Final = "a layer that cachectl layers lists (default: all)"
+_WAIT: Final = "how long to wait for a lock somebody else holds (default: 5)"
+_ONE_LAYER: Final = "only this one; may be repeated"
+#: Arguments and options that several verbs share, with their settings.
+SHARED: Final[dict[str, dict[str, Any]]] = {
+    "layers": {"nargs": "*", "metavar": "LAYER", "help": _LAYER},
+    "--layer": {"action": "append", "default": [], "dest": "layers", "metavar": "LAYER", "help": _ONE_LAYER},
+    "layer": {"metavar": "LAYER", "help": "the layer that keeps the entry"},
+    "key": {"metavar": "KEY", "help": "the entry's key, as cachectl ls -q prints it"},
+    # Words before -- that are no option: a command without --, with its own options.
+    "stray": {"nargs": argparse.REMAINDER, "help": argparse.SUPPRESS},
+    "--sign": {"metavar": "KEY", "help": "sign it with a key of OpenSSH; the signature is FILE.sig"},
+    "--mpi": {"action": "store_true", "help": "started by mpiexec: all nodes at once, what they share counted once"},
+    "--wait": {"type": _seconds, "metavar": "SECONDS", "help": _WAIT},
+    "--over-others": {"action": "store_true", "help": "as the superuser, change what belongs to another user too"},
+    "--json": {"action": "store_true", "help": "print JSON: bytes and epoch seconds as numbers"},
+}
+#: Options of every verb that changes a cache.
+CHANGING: Final = ("--wait", "--over-others")
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser whose errors are one line, with the options that several verbs share."""
 
     def error(self, message: str) -> NoReturn:
         """Print the error and end the program with status 2."""
@@ -61,6 +125,40 @@ class _Parser(argparse.ArgumentParser):
 
         warn(f"{message}; try {self.prog} --help", self.prog)
         raise SystemExit(2)
+
+    def add_shared(self, *names: str) -> None:
+        """Add options that several verbs share, by their names in :data:`SHARED`."""
+        for name in names:
+            self.add_argument(name, **SHARED[name])
+
+    def add_selection(self) -> None:
+        """Add the options that select entries."""
+        group = self.add_argument_group("selection")
+        group.add_argument("--kernel", metavar="GLOB", help="entries of kernels whose name matches")
+        group.add_argument("--older-than", metavar="AGE", help="not changed or used for 30d, 12h, 2w")
+        group.add_argument("--newer-than", metavar="AGE", help="changed or used within AGE")
+        group.add_argument("--larger-than", metavar="SIZE", help="larger than 500M, 2GiB")
+        stale = "entries that no program can hit any more, as far as this Python tells"
+        group.add_argument("--stale", action="store_true", help=stale)
+        group.add_argument("--key", metavar="KEY", help="the entry of this key")
+
+    def add_trust(self, file: str, *, required: bool) -> None:
+        """Add the options that say why a bundle is trusted."""
+        why = self.add_mutually_exclusive_group(required=required)
+        signed = f"{file}.sig is by a signer of this list (ssh-keygen -Y)"
+        why.add_argument("--allowed-signers", metavar="LIST", help=signed)
+        why.add_argument("--sha256", metavar="HEX", help=f"this is the SHA-256 of {file}")
+        why.add_argument("--trust", action="store_true", help="believe it: it is code that your programs will run")
+        newer = "refuse a bundle that was not signed within 30d, 12h, or since 2026-12-31"
+        self.add_argument("--newer-than", metavar="AGE", help=newer)
+
+    def add_dry_run(self, what: str) -> None:
+        """Add ``--dry-run``."""
+        self.add_argument("-n", "--dry-run", action="store_true", help=f"list what would {what}, and touch nothing")
+
+    def add_force(self, kind: str) -> None:
+        """Add ``--force``."""
+        self.add_argument("--force", action="store_true", help=f"replace a FILE that is there and is not {kind}")
 
 
 def verb_module(verb: str) -> VerbModule:
@@ -74,7 +172,7 @@ def build_parser(words: Sequence[str] | None = None) -> argparse.ArgumentParser:
 
     Without ``words`` it has every verb with all its options, for the reference in the documentation.
     """
-    parser = _Parser(
+    parser = Parser(
         prog="cachectl",
         allow_abbrev=False,
         description="See, clear, switch and prove every kernel cache of the OpenCL stack.",

@@ -2,39 +2,35 @@
 
 from __future__ import annotations
 
-import argparse
 from typing import TYPE_CHECKING
 
-from cachectl.cli import options
+from cachectl.cli import output
+from cachectl.cli.call import Call
 from cachectl.cli.clearing.purge import show_purge
-from cachectl.cli.output import warn, working
+from cachectl.cli.parser import CHANGING, Parser, positive
 
 if TYPE_CHECKING:
     from cachectl.clearing.prune import Limits
-    from cachectl.cli.call import Call
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Declare the options."""
-    options.add_layers(parser)
+def add_options(parser: Parser) -> None:
+    parser.add_shared("layers")
     parser.add_argument(
         "--stale", action="store_true", help="what no program can hit any more as far as this Python tells, and orphans"
     )
     parser.add_argument("--older-than", metavar="AGE", help="what was not changed or used for 30d, 12h, 2w")
     parser.add_argument("--max-size", metavar="SIZE", help="until the layers together hold no more than 500M, 2GiB")
-    parser.add_argument("--max-files", type=options.positive, metavar="N", help="until they hold no more than N files")
-    options.add_dry_run(parser, "go")
-    options.add_changing(parser)
-    options.add_json(parser)
+    parser.add_argument("--max-files", type=positive, metavar="N", help="until they hold no more than N files")
+    parser.add_dry_run("go")
+    parser.add_shared(*CHANGING, "--json")
 
 
 def run(call: Call) -> int:
-    """Prune."""
     limits = _limits(call)
     if limits.none:
         call.misuse("say what to prune: --stale, --older-than, --max-size or --max-files")
-    with working("pruning"):
-        result = call.stack.prune(limits, layers=call.options.layers, dry_run=call.options.dry_run, notice=warn)
+    with output.working("pruning"):
+        result = call.stack.prune(limits, layers=call.options.layers, dry_run=call.options.dry_run, notice=output.warn)
     return call.show(result, lambda result: show_purge(result, call.now))
 
 

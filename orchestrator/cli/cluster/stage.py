@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-import argparse
-from typing import TYPE_CHECKING
-
-from cachectl.cli import options
-from cachectl.cli.output import warn
-
-if TYPE_CHECKING:
-    from cachectl.cli.call import Call
+from cachectl.cli import output
+from cachectl.cli.call import Call
+from cachectl.cli.parser import Parser
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Declare the options."""
+def add_options(parser: Parser) -> None:
     parser.add_argument("direction", choices=("in",), help="to every node; --out brings back what is new")
     parser.add_argument(
         "bundle", nargs="?", metavar="BUNDLE", help="what to begin with, a bundle or a root (default: empty caches)"
     )
-    options.add_trust(parser, "BUNDLE", required=False)
+    parser.add_trust("BUNDLE", required=False)
     parser.add_argument("--out", metavar="FILE", help="write BUNDLE and every new entry of all nodes to this bundle")
-    options.add_sign(parser)
-    options.add_force(parser, "a bundle")
+    parser.add_shared("--sign")
+    parser.add_force("a bundle")
     parser.add_argument(
         "--scratch",
         metavar="DIR",
@@ -34,7 +28,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(call: Call) -> int:
-    """Run the command on every node, with warm caches."""
     from cachectl.cluster.stage import Job, run_staged
 
     given = call.options
@@ -44,4 +37,4 @@ def run(call: Call) -> int:
     environment = call.stack.environment
     scratch = None if given.scratch is None else environment.expand(given.scratch)
     job = Job(given.bundle, call.trust(), given.out, given.sign, scratch, given.force)
-    return run_staged(call.command, environment, job, warn)
+    return run_staged(call.command, environment, job, output.warn)

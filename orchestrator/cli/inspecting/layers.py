@@ -2,40 +2,36 @@
 
 from __future__ import annotations
 
-import argparse
 from typing import TYPE_CHECKING
 
-from cachectl.cli import options
-from cachectl.cli.output import Column, show_table, show_wrapped, warn
+from cachectl.cli import output
+from cachectl.cli.call import Call
+from cachectl.cli.parser import Parser
 
 if TYPE_CHECKING:
-    from cachectl.cli.call import Call
     from cachectl.inspecting.layers import LayerAbilities, Layers
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Declare the options."""
-    options.add_layers(parser)
-    options.add_json(parser)
+def add_options(parser: Parser) -> None:
+    parser.add_shared("layers", "--json")
 
 
 def run(call: Call) -> int:
-    """List layers and their abilities."""
     return call.show(call.stack.abilities(layers=call.options.layers), _show)
 
 
-def _column(ability: str) -> Column[LayerAbilities]:
-    return Column(ability, lambda layer: "no" if layer.abilities[ability] else "yes")
+def _column(ability: str) -> output.Column[LayerAbilities]:
+    return output.Column(ability, lambda layer: "no" if layer.abilities[ability] else "yes")
 
 
 def _show(done: Layers) -> None:
     from cachectl.layers.base.facts import Ability
 
     abilities = (_column(ability.value) for ability in Ability)
-    show_table((Column("layer", lambda layer: layer.layer), *abilities), done.layers)
+    output.show_table((output.Column("layer", lambda layer: layer.layer), *abilities), done.layers)
     for layer in done.layers:
         for ability, reason in layer.abilities.items():
             if reason is not None:
-                show_wrapped(f"{layer.layer}: no {ability}: {reason}", indent="  ")
+                output.show_wrapped(f"{layer.layer}: no {ability}: {reason}", indent="  ")
     for plugin in done.broken:
-        warn(f"plug-in {plugin.name}: {plugin.why}")
+        output.warn(f"plug-in {plugin.name}: {plugin.why}")

@@ -2,67 +2,68 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
-from cachectl.cli import options
-from cachectl.cli.output import DASH, Column, age, shorten, show_json, show_raw, show_table, sizes, warn, working
+from cachectl.cli import output
+from cachectl.cli.call import Call
+from cachectl.cli.parser import SHARED, Parser
 
 if TYPE_CHECKING:
-    from cachectl.cli.call import Call
     from cachectl.inspecting.entries import Listing
     from cachectl.layers.base.facts import Quarantined, Removable
 
     Thing = Removable | Quarantined
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Declare the options."""
-    options.add_layers(parser)
-    options.add_selection(parser)
+def add_options(parser: Parser) -> None:
+    parser.add_shared("layers")
+    parser.add_selection()
     parser.add_argument("--sort", choices=("size", "age", "used"), help="largest, oldest, or longest unused first")
     parser.add_argument("--limit", type=int, metavar="N", help="show no more than N entries")
     form = parser.add_mutually_exclusive_group()
     form.add_argument("-q", "--quiet", action="store_true", help="print nothing but keys")
-    options.add_json(form)
+    form.add_argument("--json", **SHARED["--json"])
     parser.epilog = "The table shortens keys to fit; -q and --json give them in full."
 
 
 def run(call: Call) -> int:
-    """List the selected entries."""
     selected = call.selection()
-    with working("listing"):
+    with output.working("listing"):
         listing = call.stack.ls(selected, layers=call.options.layers, sort=call.options.sort, limit=call.options.limit)
     if call.options.json:
-        show_json(listing)
+        output.show_json(listing)
     elif call.options.quiet:
-        show_raw(entry.key for entry in listing.entries)
+        output.show_raw(entry.key for entry in listing.entries)
     else:
         show_things(((entry.layer, entry) for entry in listing.entries), call.now)
     _warn_of_problems(listing)
     return 1 if listing.failed else 0
 
 
-def columns(now: float) -> tuple[Column[tuple[str, Thing]], ...]:
+def columns(now: float) -> tuple[output.Column[tuple[str, Thing]], ...]:
     """Return the columns of every listing; a row is the name of a layer and a thing that it keeps."""
 
     def of(value: Callable[[Thing], str]) -> Callable[[tuple[str, Thing]], str]:
         return lambda row: value(row[1])
 
     return (
-        Column("layer", lambda row: row[0]),
-        Column("kernels", of(lambda thing: shorten(" ".join(getattr(thing, "kernels", None) or (DASH,)), 18))),
-        sizes("size", lambda row: row[1].bytes),
-        Column("age", of(lambda thing: age(_last(thing), now)), right=True),
-        Column("", of(_mark)),
-        Column("key", of(lambda thing: thing.key)),
+        output.Column("layer", lambda row: row[0]),
+        output.Column("kernels", of(lambda thing: output.shorten(_kernels(thing), 18))),
+        output.sizes("size", lambda row: row[1].bytes),
+        output.Column("age", of(lambda thing: output.age(_last(thing), now)), right=True),
+        output.Column("", of(_mark)),
+        output.Column("key", of(lambda thing: thing.key)),
     )
 
 
 def show_things(things: Iterable[tuple[str, Thing]], now: float) -> None:
     """Print entries, orphans or things in quarantine, each with its layer; dry runs do so too."""
-    show_table(columns(now), things)
+    output.show_table(columns(now), things)
+
+
+def _kernels(thing: Thing) -> str:
+    return " ".join(getattr(thing, "kernels", None) or (output.DASH,))
 
 
 def _mark(thing: Thing) -> str:
@@ -82,4 +83,4 @@ def _last(thing: Thing) -> float | None:
 def _warn_of_problems(listing: Listing) -> None:
     for trouble in listing.problems:
         where = "" if trouble.path is None else f"{trouble.path}: "
-        warn(f"{trouble.layer}: {where}{trouble.message}")
+        output.warn(f"{trouble.layer}: {where}{trouble.message}")

@@ -2,50 +2,32 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
-from cachectl.cli import options
-from cachectl.cli.output import (
-    DASH,
-    MANY,
-    Column,
-    age,
-    count,
-    counts,
-    plural,
-    show_lines,
-    show_table,
-    size,
-    sizes,
-    warn,
-    working,
-)
+from cachectl.cli import output
+from cachectl.cli.call import Call
+from cachectl.cli.parser import Parser
 
 if TYPE_CHECKING:
-    from cachectl.cli.call import Call
     from cachectl.inspecting.neighbours import Neighbour
     from cachectl.inspecting.report import LayerReport, Report, RootReport
     from cachectl.layers.base.facts import Root
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Declare the options."""
-    options.add_layers(parser)
+def add_options(parser: Parser) -> None:
+    parser.add_shared("layers")
     parser.add_argument(
         "--neighbours", action="store_true", help="also other caches of compiled code (Triton, CuPy …), only looked at"
     )
-    options.add_mpi(parser)
-    options.add_json(parser)
+    parser.add_shared("--mpi", "--json")
 
 
 def run(call: Call) -> int:
-    """Report on one machine, or with ``--mpi`` on all nodes of a job."""
     if call.options.mpi and call.options.neighbours:
         call.misuse("--neighbours looks at one machine; leave out --mpi")
     layers = call.options.layers
-    with working("looking at every cache"):
+    with output.working("looking at every cache"):
         if call.options.mpi:
             report = call.over_nodes(lambda nodes: nodes.report(layers))
         else:
@@ -59,50 +41,52 @@ def run(call: Call) -> int:
 
 def _bound(text: str, *, complete: bool) -> str:
     """Mark a number that is a lower bound."""
-    return text if complete or text == DASH else f"{text}+"
+    return text if complete or text == output.DASH else f"{text}+"
 
 
-COLUMNS: Final[tuple[Column[LayerReport], ...]] = (
-    Column("layer", lambda layer: layer.layer),
-    Column("state", lambda layer: layer.state.condition.value),
-    Column("entries", lambda layer: _bound(count(layer.entries), complete=layer.complete), right=True),
-    Column("files", lambda layer: _bound(count(layer.files), complete=layer.complete), right=True),
-    Column("size", lambda layer: _bound(size(layer.bytes), complete=layer.complete), right=True),
-    Column("stale", lambda layer: _bound(size(layer.stale_bytes), complete=layer.complete), right=True),
+COLUMNS: Final[tuple[output.Column[LayerReport], ...]] = (
+    output.Column("layer", lambda layer: layer.layer),
+    output.Column("state", lambda layer: layer.state.condition.value),
+    output.Column("entries", lambda layer: _bound(output.count(layer.entries), complete=layer.complete), right=True),
+    output.Column("files", lambda layer: _bound(output.count(layer.files), complete=layer.complete), right=True),
+    output.Column("size", lambda layer: _bound(output.size(layer.bytes), complete=layer.complete), right=True),
+    output.Column("stale", lambda layer: _bound(output.size(layer.stale_bytes), complete=layer.complete), right=True),
 )
 
 
 def _total(report: Report) -> tuple[str, ...]:
-    numbers = (count(report.entries), count(report.files), size(report.bytes))
+    numbers = (output.count(report.entries), output.count(report.files), output.size(report.bytes))
     return ("total", "", *(_bound(number, complete=report.complete) for number in numbers), "")
 
 
 def show_report(report: Report, home: str) -> None:
     """Print a table of layers, then places, reasons and problems; ``home`` is printed as ``~``."""
-    show_table(COLUMNS, report.layers, _total(report))
+    output.show_table(COLUMNS, report.layers, _total(report))
     if not report.complete:
-        show_lines(["+ and -: at least, and unknown; a problem below says what could not be counted"])
+        output.show_lines(["+ and -: at least, and unknown; a problem below says what could not be counted"])
     if report.nodes:
-        more = " …" if len(report.nodes) > MANY else ""
-        show_lines(["", f"{plural(len(report.nodes), 'node')}: {', '.join(report.nodes[:MANY])}{more}"])
-    show_lines(_places(report, home))
+        more = " …" if len(report.nodes) > output.MANY else ""
+        output.show_lines(
+            ["", f"{output.plural(len(report.nodes), 'node')}: {', '.join(report.nodes[: output.MANY])}{more}"]
+        )
+    output.show_lines(_places(report, home))
     for one in report.leftovers or ():
         where = _short_home(str(one.root / one.key), home)
-        facts = f"{size(one.bytes)}, {age(one.modified, report.generated)} old"
-        show_lines(["", f"{where}: {one.why} ({facts}); the next purge or prune removes it"])
+        facts = f"{output.size(one.bytes)}, {output.age(one.modified, report.generated)} old"
+        output.show_lines(["", f"{where}: {one.why} ({facts}); the next purge or prune removes it"])
     for plugin in report.broken:
-        warn(f"plug-in {plugin.name}: {plugin.why}")
+        output.warn(f"plug-in {plugin.name}: {plugin.why}")
     if report.neighbours is not None:
-        show_lines([""])
-        show_table(_neighbour_columns(home), report.neighbours)
+        output.show_lines([""])
+        output.show_table(_neighbour_columns(home), report.neighbours)
 
 
-def _neighbour_columns(home: str) -> tuple[Column[Neighbour], ...]:
+def _neighbour_columns(home: str) -> tuple[output.Column[Neighbour], ...]:
     return (
-        Column("neighbours", lambda one: one.name),
-        counts("files", lambda one: one.files),
-        sizes("size", lambda one: one.bytes),
-        Column("place", lambda one: f"{_short_home(str(one.path), home)} ({one.source})"),
+        output.Column("neighbours", lambda one: one.name),
+        output.counts("files", lambda one: one.files),
+        output.sizes("size", lambda one: one.bytes),
+        output.Column("place", lambda one: f"{_short_home(str(one.path), home)} ({one.source})"),
     )
 
 
@@ -133,11 +117,11 @@ def _place(alike: Sequence[RootReport], home: str) -> str:
     nodes = tuple(dict.fromkeys(node for one in alike for node in one.nodes or ()))
     notes = [first.root.source, *([] if any(one.exists for one in alike) else ["not there"])]
     if len(nodes) > 1:
-        notes.append(f"{plural(len(nodes), 'node')}, {'shared' if len(alike) < len(nodes) else 'each its own'}")
+        notes.append(f"{output.plural(len(nodes), 'node')}, {'shared' if len(alike) < len(nodes) else 'each its own'}")
     else:
         notes += nodes
     notes += [] if first.link_to is None else [f"a link to {_short_home(str(first.link_to), home)}"]
-    orphan_bytes = size(sum(one.census.orphan_bytes or 0 for one in alike))
+    orphan_bytes = output.size(sum(one.census.orphan_bytes or 0 for one in alike))
     notes += [f"{orphans} {'orphan' if orphans == 1 else 'orphans'}, {orphan_bytes}"] if orphans else []
     return f"  {_short_home(str(first.root.path), home)}  ({'; '.join(notes)})"
 

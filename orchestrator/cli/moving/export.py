@@ -2,37 +2,34 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 from contextlib import nullcontext, redirect_stdout
 from typing import TYPE_CHECKING, Final
 
-from cachectl.cli import options
-from cachectl.cli.output import Column, count, counts, show_lines, show_table, size, sizes, warn, warn_notes, working
+from cachectl.cli import output
+from cachectl.cli.call import Call
+from cachectl.cli.parser import Parser
 
 if TYPE_CHECKING:
-    from cachectl.cli.call import Call
     from cachectl.moving.exporting import Export, ExportedLayer
     from cachectl.moving.miopen_files import FilesExport, InstallableFile
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Declare the options."""
+def add_options(parser: Parser) -> None:
     parser.add_argument("file", nargs="?", metavar="FILE", help="the bundle to write, - or a URL: s3://, gs://, ssh://")
     parser.add_argument(
         "layers", nargs="*", metavar="LAYER", help="a layer of cachectl layers (default: all but tuning results)"
     )
-    options.add_selection(parser)
-    options.add_sign(parser)
+    parser.add_selection()
+    parser.add_shared("--sign")
     parser.add_argument(
         "--as-kdb", metavar="DIR", help="no bundle: write the databases of miopen or miopen-tuning as files to install"
     )
-    options.add_force(parser, "a bundle")
-    options.add_json(parser)
+    parser.add_force("a bundle")
+    parser.add_shared("--json")
 
 
 def run(call: Call) -> int:
-    """Write a bundle, or with ``--as-kdb`` files that can be installed."""
     given = call.options
     if given.as_kdb is not None:
         return _export_files(call)
@@ -41,17 +38,17 @@ def run(call: Call) -> int:
     if given.file == "-" and given.json:
         call.misuse("--json prints to standard output, where the bundle goes; name a FILE")
     selected = call.selection()
-    with working("exporting"):
+    with output.working("exporting"):
         done = call.stack.export(given.file, selected, layers=given.layers, sign=given.sign, force=given.force)
     # Standard output holds the bundle.
     with redirect_stdout(sys.stderr) if given.file == "-" else nullcontext():
         return call.show(done, _show)
 
 
-COLUMNS: Final[tuple[Column[ExportedLayer], ...]] = (
-    Column("layer", lambda layer: layer.layer),
-    counts("entries", lambda layer: layer.entries),
-    sizes("size", lambda layer: layer.bytes),
+COLUMNS: Final[tuple[output.Column[ExportedLayer], ...]] = (
+    output.Column("layer", lambda layer: layer.layer),
+    output.counts("entries", lambda layer: layer.entries),
+    output.sizes("size", lambda layer: layer.bytes),
 )
 
 
@@ -59,20 +56,20 @@ def _show(done: Export) -> None:
     """Print what was exported, its checksum, and what it reveals to readers."""
     if done.sha256 is None:
         nothing = "nothing was written" if done.file == "-" else f"{done.file} was not written"
-        warn(f"no entry to export in {', '.join(layer.layer for layer in done.layers)}; {nothing}")
+        output.warn(f"no entry to export in {', '.join(layer.layer for layer in done.layers)}; {nothing}")
     else:
-        last = ("total", count(done.entries), size(done.total.bytes))
-        show_table(COLUMNS, [layer for layer in done.layers if layer.entries], last)
-        show_lines(["", f"{done.file}: {size(done.bytes)}", f"SHA-256 {done.sha256}"])
+        last = ("total", output.count(done.entries), output.size(done.total.bytes))
+        output.show_table(COLUMNS, [layer for layer in done.layers if layer.entries], last)
+        output.show_lines(["", f"{done.file}: {output.size(done.bytes)}", f"SHA-256 {done.sha256}"])
     if done.signature is not None:
-        show_lines([f"signed: {done.signature}"])
+        output.show_lines([f"signed: {done.signature}"])
     for layer in done.layers:
         if layer.sensitive is not None:
-            warn(f"{layer.layer}: the bundle holds {layer.sensitive}")
+            output.warn(f"{layer.layer}: the bundle holds {layer.sensitive}")
         for folder in layer.exposed:
-            warn(f"{layer.layer}: others can write to {folder}, and may have put code there")
-        warn_notes(f"{layer.layer}: not exported:", layer.skipped)
-        warn_notes(f"{layer.layer}: failed:", layer.failed)
+            output.warn(f"{layer.layer}: others can write to {folder}, and may have put code there")
+        output.warn_notes(f"{layer.layer}: not exported:", layer.skipped)
+        output.warn_notes(f"{layer.layer}: failed:", layer.failed)
 
 
 # ---------------------------------------------------------------------- --as-kdb
@@ -88,21 +85,21 @@ def _export_files(call: Call) -> int:
         call.misuse(f"{given.as_kdb!r} is a layer, and no DIR; write ./{given.as_kdb} for a folder")
     # There is no FILE: the first word is a layer.
     layers = [given.file, *given.layers] if given.file is not None else []
-    with working("exporting"):
+    with output.working("exporting"):
         done = export_files(call.environment, given.as_kdb, call.selection(), layers=layers, force=given.force)
     return call.show(done, _show_files)
 
 
-FILE_COLUMNS: Final[tuple[Column[InstallableFile], ...]] = (
-    Column("file", lambda file: file.file.name),
-    counts("entries", lambda file: file.entries),
-    counts("of the system's", lambda file: file.from_system),
-    sizes("size", lambda file: file.bytes),
+FILE_COLUMNS: Final[tuple[output.Column[InstallableFile], ...]] = (
+    output.Column("file", lambda file: file.file.name),
+    output.counts("entries", lambda file: file.entries),
+    output.counts("of the system's", lambda file: file.from_system),
+    output.sizes("size", lambda file: file.bytes),
 )
 
 
 def _show_files(done: FilesExport) -> None:
-    show_table(FILE_COLUMNS, done.files)
-    show_lines(["", f"in {done.folder}"])
+    output.show_table(FILE_COLUMNS, done.files)
+    output.show_lines(["", f"in {done.folder}"])
     for about, notes in (("not exported:", done.skipped), ("failed:", done.failures), ("note:", done.hints)):
-        warn_notes(about, notes)
+        output.warn_notes(about, notes)

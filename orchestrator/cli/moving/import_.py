@@ -2,30 +2,26 @@
 
 from __future__ import annotations
 
-import argparse
 from typing import TYPE_CHECKING
 
-from cachectl.cli import options
+from cachectl.cli import output
+from cachectl.cli.call import Call
 from cachectl.cli.inspecting.ls import show_things
-from cachectl.cli.output import Column, count, counts, show_lines, show_table, sizes, warn, warn_notes, working
+from cachectl.cli.parser import CHANGING, Parser
 
 if TYPE_CHECKING:
-    from cachectl.cli.call import Call
     from cachectl.moving.importing import Import, ImportedLayer
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Declare the options."""
+def add_options(parser: Parser) -> None:
     parser.add_argument("file", metavar="FILE", help="a bundle that export wrote, - or its URL")
-    options.add_trust(parser, "FILE", required=True)
+    parser.add_trust("FILE", required=True)
     parser.add_argument("--max-size", metavar="SIZE", help="the largest bundle to read, 500M or 2GiB (default: 32GiB)")
-    options.add_dry_run(parser, "be placed")
-    options.add_changing(parser)
-    options.add_json(parser)
+    parser.add_dry_run("be placed")
+    parser.add_shared(*CHANGING, "--json")
 
 
 def run(call: Call) -> int:
-    """Import a bundle."""
     from cachectl.layers.base.limits import LARGEST_BUNDLE
     from cachectl.layers.base.selection import parse_size
 
@@ -36,21 +32,21 @@ def run(call: Call) -> int:
     trust = call.trust()
     if trust is None:
         call.misuse("say why the bundle is trusted")
-    with working("importing"):
+    with output.working("importing"):
         done = call.stack.import_bundle(given.file, trust, dry_run=given.dry_run, most=most)
     return call.show(done, lambda done: _show(done, call.now))
 
 
-def columns(verb: str) -> tuple[Column[ImportedLayer], ...]:
+def columns(verb: str) -> tuple[output.Column[ImportedLayer], ...]:
     """Return the columns of an import; ``verb`` is the title over the number of entries."""
     return (
-        Column("layer", lambda layer: layer.layer),
-        counts(verb, lambda layer: layer.placed),
-        sizes("size", lambda layer: layer.bytes),
-        counts("there", lambda layer: layer.there),
-        counts("differ", lambda layer: len(layer.kept)),
-        counts("cannot hit", lambda layer: layer.cannot_hit),
-        counts("failed", lambda layer: len(layer.failed)),
+        output.Column("layer", lambda layer: layer.layer),
+        output.counts(verb, lambda layer: layer.placed),
+        output.sizes("size", lambda layer: layer.bytes),
+        output.counts("there", lambda layer: layer.there),
+        output.counts("differ", lambda layer: len(layer.kept)),
+        output.counts("cannot hit", lambda layer: layer.cannot_hit),
+        output.counts("failed", lambda layer: len(layer.failed)),
     )
 
 
@@ -60,13 +56,13 @@ def _show(done: Import, now: float) -> None:
 
     if listed := [(layer.layer, entry) for layer in done.layers for entry in layer.entries or ()]:
         show_things(listed, now)
-        show_lines([""])
-    show_table(columns("would place" if done.dry_run else "placed"), done.layers)
+        output.show_lines([""])
+    output.show_table(columns("would place" if done.dry_run else "placed"), done.layers)
     made = "unknown, only a signed bundle says" if done.made is None else moment_text(done.made)
-    show_lines(["", f"trusted: {done.trusted}", f"made: {made}"])
+    output.show_lines(["", f"trusted: {done.trusted}", f"made: {made}"])
     for layer in done.layers:
-        show_lines(f"{layer.layer}: {count(one.entries)} {one.outlook.words}" for one in layer.foreseen)
+        output.show_lines(f"{layer.layer}: {output.count(one.entries)} {one.outlook.words}" for one in layer.foreseen)
         if layer.exposed:
-            warn(f"{layer.layer}: others could write to its folder where the bundle was made")
-        warn_notes(f"{layer.layer}: kept:", layer.kept)
-        warn_notes(f"{layer.layer}: failed:", layer.failed)
+            output.warn(f"{layer.layer}: others could write to its folder where the bundle was made")
+        output.warn_notes(f"{layer.layer}: kept:", layer.kept)
+        output.warn_notes(f"{layer.layer}: failed:", layer.failed)

@@ -2,52 +2,48 @@
 
 from __future__ import annotations
 
-import argparse
 from typing import TYPE_CHECKING, Final
 
-from cachectl.cli import options
-from cachectl.cli.output import Column, counts, show_lines, show_table, warn_notes, working
+from cachectl.cli import output
+from cachectl.cli.call import Call
+from cachectl.cli.parser import CHANGING, Parser
 
 if TYPE_CHECKING:
-    from cachectl.cli.call import Call
     from cachectl.moving.miopen_files import Merge, MergedFile
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Declare the options."""
+def add_options(parser: Parser) -> None:
     parser.add_argument("action", choices=("merge",), help="add what INTO has not; what differs stays as it is there")
     parser.add_argument(
         "files", nargs="+", metavar="FILE", help="a database of MIOpen: .ukdb, .kdb, .ufdb.txt, .udb.txt, .udb"
     )
     parser.add_argument("into", metavar="INTO", help="one for the same device, which is made if it is not there")
     parser.add_argument("--mix-versions", action="store_true", help="also from another MIOpen")
-    options.add_changing(parser)
-    options.add_json(parser)
+    parser.add_shared(*CHANGING, "--json")
 
 
 def run(call: Call) -> int:
-    """Merge."""
     from cachectl.moving.miopen_files import merge
 
     given = call.options
     environment = call.stack.environment
-    with working("merging"):
+    with output.working("merging"):
         done = merge(environment, given.files, given.into, mix_versions=given.mix_versions)
     return call.show(done, _show)
 
 
-COLUMNS: Final[tuple[Column[MergedFile], ...]] = (
-    Column("file", lambda file: str(file.file)),
-    counts("added", lambda file: file.added),
-    counts("there", lambda file: file.there),
-    counts("differ", lambda file: len(file.conflicts)),
-    counts("failed", lambda file: len(file.failures)),
+COLUMNS: Final[tuple[output.Column[MergedFile], ...]] = (
+    output.Column("file", lambda file: str(file.file)),
+    output.counts("added", lambda file: file.added),
+    output.counts("there", lambda file: file.there),
+    output.counts("differ", lambda file: len(file.conflicts)),
+    output.counts("failed", lambda file: len(file.failures)),
 )
 
 
 def _show(done: Merge) -> None:
-    show_table(COLUMNS, done.files)
-    show_lines(["", f"into {done.into}"])
+    output.show_table(COLUMNS, done.files)
+    output.show_lines(["", f"into {done.into}"])
     for file in done.files:
-        warn_notes(f"{file.file.name}: kept:", file.conflicts)
-        warn_notes(f"{file.file.name}: failed:", file.failures)
+        output.warn_notes(f"{file.file.name}: kept:", file.conflicts)
+        output.warn_notes(f"{file.file.name}: failed:", file.failures)

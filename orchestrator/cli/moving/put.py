@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-import argparse
-from typing import TYPE_CHECKING
-
-from cachectl.cli import options
-
-if TYPE_CHECKING:
-    from cachectl.cli.call import Call
+from cachectl.cli.call import Call
+from cachectl.cli.parser import CHANGING, Parser
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Declare the options."""
-    options.add_entry(parser)
+def add_options(parser: Parser) -> None:
+    parser.add_shared("layer", "key")
     parser.add_argument("file", metavar="FILE", help="a file that get wrote, or - for standard input")
     parser.add_argument("--replace", action="store_true", help="replace a different entry of that key")
-    options.add_changing(parser)
+    parser.add_shared(*CHANGING)
 
 
 def run(call: Call) -> int:
-    """Read the file and place the entry."""
     from cachectl.moving.artifact_files import put_artifact, read_artifact
 
     data = read_artifact(call.options.file)

@@ -2,39 +2,27 @@
 
 from __future__ import annotations
 
-import argparse
 from typing import TYPE_CHECKING, Final
 
-from cachectl.cli import options
-from cachectl.cli.output import (
-    Column,
-    json_bytes,
-    progress,
-    show_json,
-    show_lines,
-    show_table,
-    show_wrapped,
-    warn,
-)
+from cachectl.cli import output
+from cachectl.cli.call import Call
+from cachectl.cli.parser import Parser, positive
 
 if TYPE_CHECKING:
-    from cachectl.cli.call import Call
     from cachectl.observing.bench import Bench, Saved, Setting
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Declare the options."""
-    options.add_command(parser)
+def add_options(parser: Parser) -> None:
+    parser.add_shared("stray")
     rounds = "how often each setting is run (default: 3)"
-    parser.add_argument("-n", "--rounds", type=options.positive, default=3, metavar="N", help=rounds)
+    parser.add_argument("-n", "--rounds", type=positive, default=3, metavar="N", help=rounds)
     parser.add_argument("--json", metavar="FILE", help="write JSON to a file, - for standard output instead of tables")
     parser.add_argument("--plot", metavar="FILE", help="draw it, as PNG or SVG by the ending (needs matplotlib)")
-    options.add_force(parser, "JSON or a picture of bench")
+    parser.add_force("JSON or a picture of bench")
     parser.usage = "cachectl bench [-n N] [--json FILE] [--plot FILE] [--force] -- COMMAND..."
 
 
 def run(call: Call) -> int:
-    """Measure, show, and write the files that were asked for."""
     from cachectl.moving.output_files import PICTURE, demand_targets, json_kind
     from cachectl.moving.whole_files import STREAM
     from cachectl.observing import bench, plot
@@ -47,50 +35,50 @@ def run(call: Call) -> int:
     drawn = None if given.plot is None else call.output_file(given.plot, PICTURE)
     demand_targets(written, drawn)
     try:
-        with progress() as show:
-            done = call.stack.bench(call.command, rounds=given.rounds, notice=warn, show=show)
+        with output.progress() as show:
+            done = call.stack.bench(call.command, rounds=given.rounds, notice=output.warn, show=show)
     except bench.Ended as ended:
         for line in ended.said:
-            warn(line, "command")
-        warn(str(ended))
+            output.warn(line, "command")
+        output.warn(str(ended))
         return ended.status
     if given.json == STREAM:
-        show_json(done)
+        output.show_json(done)
     else:
         _show(done)
         if written is not None:
-            written.write((json_bytes(done),))
+            written.write((output.json_bytes(done),))
     if drawn is not None:
         drawn.write((plot.draw(done, drawn.name),))
     return 0
 
 
-COLUMNS: Final[tuple[Column[Setting], ...]] = (
-    Column("median s", lambda one: f"{one.median:.2f}", right=True),
-    Column("fastest", lambda one: f"{min(one.seconds):.2f}", right=True),
-    Column("slowest", lambda one: f"{max(one.seconds):.2f}", right=True),
-    Column("setting", lambda one: one.setting),
-    Column("how", lambda one: one.how),
+COLUMNS: Final[tuple[output.Column[Setting], ...]] = (
+    output.Column("median s", lambda one: f"{one.median:.2f}", right=True),
+    output.Column("fastest", lambda one: f"{min(one.seconds):.2f}", right=True),
+    output.Column("slowest", lambda one: f"{max(one.seconds):.2f}", right=True),
+    output.Column("setting", lambda one: one.setting),
+    output.Column("how", lambda one: one.how),
 )
-SAVED_COLUMNS: Final[tuple[Column[Saved], ...]] = (
-    Column("saves s", lambda one: _difference(one.seconds), right=True),
-    Column("least", lambda one: _difference(min(one.by_round)), right=True),
-    Column("most", lambda one: _difference(max(one.by_round)), right=True),
-    Column("layer", lambda one: one.layer),
+SAVED_COLUMNS: Final[tuple[output.Column[Saved], ...]] = (
+    output.Column("saves s", lambda one: _difference(one.seconds), right=True),
+    output.Column("least", lambda one: _difference(min(one.by_round)), right=True),
+    output.Column("most", lambda one: _difference(max(one.by_round)), right=True),
+    output.Column("layer", lambda one: one.layer),
 )
 
 
 def _show(done: Bench) -> None:
     """Print the times of each setting, then what each layer saves."""
-    show_table(COLUMNS, done.settings)
-    show_lines([""])
+    output.show_table(COLUMNS, done.settings)
+    output.show_lines([""])
     if done.saved:
-        show_table(SAVED_COLUMNS, done.saved)
+        output.show_table(SAVED_COLUMNS, done.saved)
     else:
-        show_lines(["the command fills no cache"])
+        output.show_lines(["the command fills no cache"])
     if unused := ", ".join(one.layer for one in done.unused):
-        show_lines([""])
-        show_wrapped(f"not used: {unused}")
+        output.show_lines([""])
+        output.show_wrapped(f"not used: {unused}")
 
 
 def _difference(seconds: float) -> str:

@@ -2,42 +2,29 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
-from cachectl.cli import options
-from cachectl.cli.output import (
-    DASH,
-    Column,
-    counts,
-    json_bytes,
-    plain_table,
-    show_errors,
-    show_json,
-    size,
-    warn,
-)
+from cachectl.cli import output
+from cachectl.cli.call import Call
+from cachectl.cli.parser import Parser
 
 if TYPE_CHECKING:
-    from cachectl.cli.call import Call
     from cachectl.observing.trace import KernelTrace, LayerTrace, Trace
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Declare the options."""
-    options.add_command(parser)
+def add_options(parser: Parser) -> None:
+    parser.add_shared("stray")
     parser.add_argument("--kernels", action="store_true", help="also list each build: layer that served it, time")
     parser.add_argument("--explain", action="store_true", help="also say of every miss why")
     parser.add_argument("--json", metavar="FILE", help="write JSON to a file, - for standard output")
-    options.add_force(parser, "JSON of trace")
+    parser.add_force("JSON of trace")
     parser.usage = "cachectl trace [--kernels] [--explain] [--json FILE [--force]] -- COMMAND..."
 
 
 def run(call: Call) -> int:
-    """Run the command, and write what its caches did."""
     from cachectl.moving.output_files import demand_targets, json_kind
     from cachectl.moving.whole_files import STREAM
 
@@ -45,27 +32,27 @@ def run(call: Call) -> int:
     call.demand_command()
     written = None if given.json is None else call.output_file(given.json, json_kind("cachectl/trace"))
     demand_targets(written)
-    done = call.stack.trace(call.command, kernels=given.kernels, explain=given.explain, notice=warn)
+    done = call.stack.trace(call.command, kernels=given.kernels, explain=given.explain, notice=output.warn)
     if given.json == STREAM:
-        show_json(done)
+        output.show_json(done)
     elif written is not None:
-        written.write((json_bytes(done),))
+        written.write((output.json_bytes(done),))
     _show(done)
     return done.exit_status or 0
 
 
-COLUMNS: Final[tuple[Column[LayerTrace], ...]] = (
-    Column("layer", lambda layer: layer.layer),
-    counts("hits", lambda layer: layer.hits),
-    counts("misses", lambda layer: layer.misses),
-    counts("stores", lambda layer: layer.stores),
-    Column("stored", lambda layer: size(layer.bytes), right=True),
-    Column("evidence", lambda layer: layer.evidence),
+COLUMNS: Final[tuple[output.Column[LayerTrace], ...]] = (
+    output.Column("layer", lambda layer: layer.layer),
+    output.counts("hits", lambda layer: layer.hits),
+    output.counts("misses", lambda layer: layer.misses),
+    output.counts("stores", lambda layer: layer.stores),
+    output.Column("stored", lambda layer: output.size(layer.bytes), right=True),
+    output.Column("evidence", lambda layer: layer.evidence),
 )
-KERNEL_COLUMNS: Final[tuple[Column[KernelTrace], ...]] = (
-    Column("seconds", lambda kernel: f"{kernel.seconds:.3f}", right=True),
-    Column("served by", lambda kernel: kernel.served_by or ("compiled" if kernel.compiled else DASH)),
-    Column("kernels", lambda kernel: " ".join(kernel.kernels) or DASH),
+KERNEL_COLUMNS: Final[tuple[output.Column[KernelTrace], ...]] = (
+    output.Column("seconds", lambda kernel: f"{kernel.seconds:.3f}", right=True),
+    output.Column("served by", lambda kernel: kernel.served_by or ("compiled" if kernel.compiled else output.DASH)),
+    output.Column("kernels", lambda kernel: " ".join(kernel.kernels) or output.DASH),
 )
 
 
@@ -74,12 +61,16 @@ def _show(done: Trace) -> None:
     with suppress(OSError):
         sys.stderr.flush()
         os.write(2, done.passed_on)
-    show_errors(plain_table(COLUMNS, [layer for layer in done.layers if layer.evidence != "none"]))
+    output.show_errors(output.plain_table(COLUMNS, [layer for layer in done.layers if layer.evidence != "none"]))
     if unknown := ", ".join(layer.layer for layer in done.layers if layer.evidence == "none"):
-        show_errors([f"nothing is known of {unknown}"])
+        output.show_errors([f"nothing is known of {unknown}"])
     for one in done.unwatched:
-        show_errors([f"not counted, for it could not be watched: {one.command} (it used {', '.join(one.layers)})"])
+        output.show_errors(
+            [f"not counted, for it could not be watched: {one.command} (it used {', '.join(one.layers)})"]
+        )
     if done.kernels is not None:
-        show_errors(["", *plain_table(KERNEL_COLUMNS, done.kernels)])
+        output.show_errors(["", *output.plain_table(KERNEL_COLUMNS, done.kernels)])
     if done.misses is not None:
-        show_errors(["", *(f"{miss.layer}: {' '.join(miss.kernels) or DASH}: {miss.because}" for miss in done.misses)])
+        output.show_errors(
+            ["", *(f"{miss.layer}: {' '.join(miss.kernels) or output.DASH}: {miss.because}" for miss in done.misses)]
+        )

@@ -2,34 +2,31 @@
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cachectl.cli import options
-from cachectl.cli.output import plural, warn
+from cachectl.cli import output
+from cachectl.cli.call import Call
+from cachectl.cli.parser import Parser, folder
 
 if TYPE_CHECKING:
-    from cachectl.cli.call import Call
     from cachectl.observing.proof import Attestation, Proof
 
 #: How many paths the proof of a layer names.
 _FEW = 3
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Declare the options."""
+def add_options(parser: Parser) -> None:
     how = parser.add_mutually_exclusive_group()
     how.add_argument("--no-cache", action="store_true", help="every layer off")
     how.add_argument(
         "--isolated",
         nargs="?",
-        type=options.folder,
+        type=folder,
         metavar="=DIR",
         help="every layer on, in an empty root or in DIR, which is kept",
     )
-    options.add_layer(parser)
-    options.add_command(parser)
+    parser.add_shared("--layer", "stray")
     parser.add_argument(
         "--prove",
         action="store_true",
@@ -39,7 +36,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(call: Call) -> int:
-    """Run the command, and print the proof last."""
     given = call.options
     if not (given.no_cache or given.prove or given.isolated is not None):
         call.misuse("say how to run it: --no-cache, --isolated or --prove; then -- and the command")
@@ -50,7 +46,7 @@ def run(call: Call) -> int:
         isolated=Path(given.isolated) if given.isolated else given.isolated is not None,
         layers=given.layers,
         prove=given.prove,
-        notice=warn,
+        notice=output.warn,
     )
     if ran.proof is None:
         return ran.status
@@ -63,15 +59,17 @@ def _show_proof(proof: Proof) -> None:
     from cachectl.observing.proof import Verdict
 
     for one in proof.attestations:
-        warn(f"proof: {one.layer}: {_attested(one)}")
+        output.warn(f"proof: {one.layer}: {_attested(one)}")
     for name in proof.left_out:
-        warn(f"proof: {name}: stays in use, so nothing is proved of it")
+        output.warn(f"proof: {name}: stays in use, so nothing is proved of it")
     bad = [
         f"{verdict.value} for {', '.join(names)}"
         for verdict in (Verdict.FAILS, Verdict.UNKNOWN)
         if (names := proof.of(verdict))
     ]
-    warn(f"proof {'; '.join(bad) or ('holds' if proof.holds else 'cannot be given: no layer is left to prove it of')}")
+    output.warn(
+        f"proof {'; '.join(bad) or ('holds' if proof.holds else 'cannot be given: no layer is left to prove it of')}"
+    )
 
 
 def _attested(one: Attestation) -> str:
@@ -81,7 +79,7 @@ def _attested(one: Attestation) -> str:
         shown = [f"{touch.path} {', '.join(touch.what)}" for touch in one.touches[:_FEW]]
         more = len(one.touches) - len(shown)
         return "; ".join([*shown, *([f"and {more:,} more"] if more else [])])
-    files = f"{plural(one.compared, 'file')} compared"
+    files = f"{output.plural(one.compared, 'file')} compared"
     if one.verdict is Verdict.UNKNOWN:
         return f"no write seen ({files}), but not known to be unread: {'; '.join(one.unknown)}"
     if not one.roots:
