@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from cachectl.layers.base.as_json import AsJson
-from cachectl.layers.host.presence import status_at
+from cachectl.layers.disk.presence import status_at
 
 
 class Scope(Enum):

@@ -23,7 +23,8 @@ from typing import Final, NamedTuple, TypeVar
 
 from cachectl.layers.base.errors import Busy, Damaged, EntryExists, LayerError, NoRoom, Unreachable
 from cachectl.layers.base.facts import Orphan, Quarantined, Target
-from cachectl.layers.host.handles import (
+from cachectl.layers.disk.foresight import file_closed_because, wait_until_free
+from cachectl.layers.disk.handles import (
     NO_ROOM,
     lacks_room,
     opened_root,
@@ -32,9 +33,9 @@ from cachectl.layers.host.handles import (
     status_of,
     write_synced,
 )
-from cachectl.layers.host.plain import STAGE, open_plain, plain_identity, read_locked, read_plain, release
-from cachectl.layers.host.presence import is_there
-from cachectl.layers.host.trust import as_owner
+from cachectl.layers.disk.locks import PATIENCE
+from cachectl.layers.disk.plain import STAGE, open_plain, plain_identity, read_locked, read_plain, release
+from cachectl.layers.disk.presence import is_there
 from cachectl.layers.stores.database import (
     COMPANIONS,
     WAL_MODE,
@@ -48,8 +49,6 @@ from cachectl.layers.stores.database import (
     opened_for_writing,
 )
 from cachectl.layers.stores.emptying import EMPTY_PAGE_SIZES, empty_image, punch_free_pages, write_empty
-from cachectl.layers.stores.foresight import file_closed_because, wait_until_free
-from cachectl.layers.stores.locks import PATIENCE
 from cachectl.layers.stores.quarantine import Quarantine, demand, folder_of
 
 T = TypeVar("T")
@@ -337,14 +336,21 @@ class RowFile:
         """
         if not _spellable(key):
             raise Damaged(self.layer, "the key holds characters that no database can", self.path)
-        with self._inserting("replace" if replace else "abort") as (connection, statement):
-            standing = self._values_in(connection, key)
-            if standing is not None and standing != tuple(values) and not replace:
-                connection.execute("rollback")
-                raise EntryExists(self.layer, self.path)
-            if standing != tuple(values):
-                connection.execute(statement, (*key, *values))
-            connection.execute("commit")
+        is_committed = False
+        try:
+            with self._inserting("replace" if replace else "abort") as (connection, statement):
+                standing = self._values_in(connection, key)
+                if standing is not None and standing != tuple(values) and not replace:
+                    connection.execute("rollback")
+                    raise EntryExists(self.layer, self.path)
+                if standing != tuple(values):
+                    connection.execute(statement, (*key, *values))
+                connection.execute("commit")
+                is_committed = True
+        except LayerError:
+            # What fails when the file is closed takes no row back.
+            if not is_committed:
+                raise
 
     def insert_new(self, rows: Sequence[tuple[Sequence[str], Sequence[object]]]) -> list[bool | None]:
         """Insert those rows that have none of their key, all in one transaction.
@@ -609,15 +615,18 @@ class RowFile:
             if root is None or values is None:
                 return _CHANGED
             with Quarantine(self.layer, thing.root).shelf(root, thing) as shelf:
-                gone = False
+                write_synced(shelf.handle, _ROW, write_row(self.schema.columns, values))
                 try:
-                    write_synced(shelf, _ROW, write_row(self.schema.columns, values))
-                    gone = bool(self.delete([row]).removed)
+                    shelf.taken = bool(self.delete([row]).removed)
+                except LayerError:
+                    # The copy stays until it is certain that the row does.
+                    shelf.taken = self._whole(row) is None
+                    raise
                 finally:
-                    if not gone:
+                    if not shelf.taken:
                         with suppress(FileNotFoundError):
-                            os.unlink(_ROW, dir_fd=shelf)
-        return None if gone else _CHANGED
+                            os.unlink(_ROW, dir_fd=shelf.handle)
+        return None if shelf.taken else _CHANGED
 
     def bring_row_back(self, thing: Quarantined, *, replace: bool) -> None:
         """Insert a row that lies in quarantine. Raises :class:`EntryExists` as :meth:`insert`."""
@@ -642,16 +651,17 @@ class RowFile:
             if (because := in_use(self.path)) is not None:
                 return because
             with Quarantine(self.layer, thing.root).shelf(root, thing) as shelf:
-                os.rename(self.path.name, self.path.name, src_dir_fd=parent, dst_dir_fd=shelf)
+                os.rename(self.path.name, self.path.name, src_dir_fd=parent, dst_dir_fd=shelf.handle)
                 moved = RowFile(self.layer, folder_of(thing) / self.path.name, self.schema, self.patience)
                 because = in_use(moved.path)
                 if because is None and (file_mark(moved.path) != target.mark or moved.is_sound()):
                     because = _CHANGED
                 if because is not None:
-                    place_new(shelf, parent, self.path.name)
+                    place_new(shelf.handle, parent, self.path.name)
                     return because
+                shelf.taken = True
                 for name in self._journals(parent):
-                    os.rename(name, name, src_dir_fd=parent, dst_dir_fd=shelf)
+                    os.rename(name, name, src_dir_fd=parent, dst_dir_fd=shelf.handle)
                 os.fsync(parent)
         return None
 
@@ -818,7 +828,7 @@ class RowFile:
     @contextmanager
     def _writing(self, *, create: bool = False) -> Iterator[Connection]:
         opened = opened_for_writing(self.layer, self.path, self.patience, self._demand_made, create=create)
-        with self._translated(), as_owner(self.path.parent), self._translated(writing=True), opened as connection:
+        with self._translated(writing=True), opened as connection:
             yield connection
 
     def _demand_made(self, connection: Connection) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar, Final
 
 from cachectl.inspecting.verify import Verification
 from cachectl.layers.base.as_json import AsJson
-from cachectl.layers.base.errors import reason_of
+from cachectl.layers.base.errors import Unsettled, reason_of
 from cachectl.layers.base.facts import ClearPlan, Finding, Note, Outcome, Quarantined
 from cachectl.layers.base.guard import FAILURES
 
@@ -33,10 +33,11 @@ class QuarantinePlan:
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """One thing that was restored, or why it was not (``because``)."""
+    """One thing that was restored, or why it was not (``because``); ``trouble`` is what failed after that."""
 
     thing: Quarantined
     because: str | None
+    trouble: str | None = None
     as_json: ClassVar = AsJson(flat=("thing",), names={"because": "failed"})
 
 
@@ -90,7 +91,7 @@ class Restoration:
     @property
     def failed(self) -> bool:
         """Return whether something was not found, not readable or not restored."""
-        return bool(self.unknown or self.unread) or any(one.because is not None for one in self.restored)
+        return bool(self.unknown or self.unread) or any(one.because or one.trouble for one in self.restored)
 
 
 def quarantine(layers: Iterable[Layer], found: Verification, *, named: bool) -> Verification:
@@ -143,9 +144,7 @@ def restore(
     unread: list[Outcome] = []
     held = [pair for layer in layers for pair in _held_by(layer, unread)]
     wanted = [(layer, thing) for layer, thing in held if everything or thing.name in names]
-    restored = tuple(
-        Restored(thing, _restore_one(layer, thing, replace=replace, dry_run=dry_run)) for layer, thing in wanted
-    )
+    restored = tuple(_restore_one(layer, thing, replace=replace, dry_run=dry_run) for layer, thing in wanted)
     listed = () if names or everything else tuple(thing for _, thing in held)
     unknown = sorted(set(names) - {thing.name for _, thing in wanted})
     return Restoration(dry_run, listed, restored, tuple(unknown), tuple(unread))
@@ -162,9 +161,11 @@ def _held_by(layer: Layer, failed: list[Outcome]) -> Iterator[tuple[Layer, Quara
         failed.append(Outcome(layer.name, failed=(Note("*", reason_of(error)),)))
 
 
-def _restore_one(layer: Layer, thing: Quarantined, *, replace: bool, dry_run: bool) -> str | None:
+def _restore_one(layer: Layer, thing: Quarantined, *, replace: bool, dry_run: bool) -> Restored:
     try:
         (layer.foresee_restore if dry_run else layer.restore)(thing, replace=replace)
+    except Unsettled as error:
+        return Restored(thing, None, error.message)
     except FAILURES as error:
-        return reason_of(error)
-    return None
+        return Restored(thing, reason_of(error))
+    return Restored(thing, None)

@@ -12,9 +12,9 @@ from cachectl.layers.base.as_json import AsJson
 from cachectl.layers.base.errors import reason_of
 from cachectl.layers.base.facts import Census, Condition, Orphan, Problem, Root, Scope, State
 from cachectl.layers.base.guard import FAILURES
-from cachectl.layers.base.layer import uncounted
 from cachectl.layers.base.registry import Broken
-from cachectl.layers.stores.copies import copies_left
+from cachectl.layers.base.store import uncounted
+from cachectl.layers.disk.copies import copies_left, temporary_left
 
 if TYPE_CHECKING:
     from cachectl.inspecting.neighbours import Neighbour
@@ -151,11 +151,12 @@ def survey(
     stack: LayerSet, layers: Iterable[Layer], *, within: Callable[[Layer, Root], bool] = lambda _layer, _root: True
 ) -> Report:
     """Count every root of the given layers, or those roots that are ``within``."""
+    copies = copies_left(stack.environment)
     return Report(
         stack.environment.clock(),
         tuple(_layer_report(layer, within) for layer in layers),
         stack.broken,
-        copies_left(stack.environment),
+        None if copies is None else (*copies, *temporary_left(stack.environment)),
     )
 
 

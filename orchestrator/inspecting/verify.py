@@ -58,7 +58,8 @@ class Verification:
     def repaired(self) -> bool:
         """Return whether nothing is left that harms a program."""
         left = [finding for finding in self.findings if finding.thing is None]
-        harmless = all(finding.severity is Severity.HARMLESS for finding in left)
+        # An unreadable place may hold damage.
+        harmless = all(finding.severity is Severity.HARMLESS and finding.code != "unreadable" for finding in left)
         return harmless and not any(outcome.failed or outcome.skipped for outcome in self.outcomes or ())
 
     def moved(self, finding: Finding) -> bool:
@@ -106,7 +107,7 @@ def _examine(layer: Layer, *, deep: bool) -> Iterator[Finding | Unverified]:
 
 def _examine_root(layer: Layer, root: Root, *, deep: bool) -> Iterator[Finding | Unverified]:
     try:
-        yield from layer.examine(root, deep=deep)
+        yield from layer.store.examine(root, deep=deep)
     except FAILURES as error:
         yield failure(layer, root.path, error)
 

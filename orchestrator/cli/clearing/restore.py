@@ -61,3 +61,5 @@ def _show_restored(done: Restoration, now: float) -> None:
     for one in done.restored:
         if one.because is not None:
             output.warn(f"{one.thing.layer}: {one.thing.name} {stays} in quarantine: {one.because}")
+        if one.trouble is not None:
+            output.warn(f"{one.thing.layer}: {one.thing.name}: {one.trouble}")
