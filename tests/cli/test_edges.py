@@ -226,15 +226,15 @@ def test_ls_tells_problems_and_goes_on(cuda: Home) -> None:
     assert len(listed["entries"]) == 40
 
 
-def test_a_root_that_fails_stops_no_other(tmp_path: Path) -> None:
+def test_a_root_that_fails_stops_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from cachectl.clearing.purge import plan
     from cachectl.layers.base.environment import Environment
     from cachectl.stack import Stack
 
     stack = Stack(Environment({}, home=tmp_path), plugins=False)
-    stack["pocl"].scan = refuse  # type: ignore[method-assign]
-    stack["pocl"].census = refuse  # type: ignore[method-assign]
-    stack["cuda"].roots = refuse  # type: ignore[method-assign]
+    monkeypatch.setattr(stack["pocl"].store, "scan", refuse)
+    monkeypatch.setattr(stack["pocl"].store, "census", refuse)
+    monkeypatch.setattr(stack["cuda"], "roots", refuse)
     pocl, cuda, _ = stack.report(layers=("pocl", "cuda", "loopy")).layers
     assert {problem.message for problem in pocl.problems} == {"Input/output error"}
     assert cuda.failures == ("Input/output error",)
