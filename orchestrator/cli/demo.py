@@ -11,7 +11,7 @@ from cachectl.cli.inspecting.report import show_report
 from cachectl.cli.parser import Parser, positive
 
 if TYPE_CHECKING:
-    from cachectl.observing.demo import DemoRun
+    from cachectl.demo import DemoRun
 
 
 def add_options(parser: Parser) -> None:
@@ -28,7 +28,7 @@ COLUMNS: Final[tuple[output.Column[DemoRun], ...]] = (
 
 
 def run(call: Call) -> int:
-    from cachectl.observing.demo import demo
+    from cachectl.demo import demo
 
     count = call.options.kernels
     done = demo(
