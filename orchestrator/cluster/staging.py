@@ -121,7 +121,7 @@ class NodeRoot:
 
     def _tell(self, done: Import) -> None:
         self.placed = sum(layer.placed + layer.there for layer in done.layers)
-        self.useless = sum(layer.useless for layer in done.layers)
+        self.useless = sum(layer.cannot_hit for layer in done.layers)
         failed = sum(len(layer.kept) + len(layer.failed) for layer in done.layers)
         total = self.placed + self.useless + failed
         for layer in done.layers:
@@ -131,7 +131,7 @@ class NodeRoot:
             whys = [one.outlook.because for one in layer.foreseen if one.outlook.hits is False]
             if whys:
                 cold = "starts cold" if not self.placed else f"{layer.layer} starts cold"
-                self.notes.append(f"{cold}: {layer.useless} of {total} entries cannot hit: {whys[0]}")
+                self.notes.append(f"{cold}: {layer.cannot_hit} of {total} entries cannot hit: {whys[0]}")
 
     def new(self) -> frozenset[Name]:
         """Name the entries that were not there when programs began. An entry that has only grown is not new."""

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from tiers import thorough
 
 from cachectl.layers.base.environment import Environment, user_cache_folder
 from cachectl.layers.cuda import CudaComputeCache
@@ -17,17 +18,19 @@ from cachectl.layers.pyopencl import PyOpenCLBinaries
 from cachectl.layers.pyopencl_invoker import PyOpenCLInvoker
 
 if TYPE_CHECKING:
-    from conftest import Home
+    from homes import Home
 
 ODD = [
     pytest.param({}, id="nothing set"),
     pytest.param({"XDG_CACHE_HOME": "{home}/moved"}, id="XDG_CACHE_HOME"),
-    pytest.param({"XDG_CACHE_HOME": ""}, id="XDG_CACHE_HOME empty"),
-    pytest.param({"XDG_CACHE_HOME": "relative/cache"}, id="XDG_CACHE_HOME relative"),
     pytest.param({"POCL_CACHE_DIR": "{home}/pocl here"}, id="POCL_CACHE_DIR"),
-    pytest.param({"POCL_CACHE_DIR": "pocl-there"}, id="POCL_CACHE_DIR relative"),
-    pytest.param({"POCL_KERNEL_CACHE": "0"}, id="POCL_KERNEL_CACHE=0"),
-    pytest.param({"POCL_KERNEL_CACHE": "true"}, id="POCL_KERNEL_CACHE=true"),
+    *thorough(
+        {"XDG_CACHE_HOME": ""},
+        {"XDG_CACHE_HOME": "relative/cache"},
+        {"POCL_CACHE_DIR": "pocl-there"},
+        {"POCL_KERNEL_CACHE": "0"},
+        {"POCL_KERNEL_CACHE": "true"},
+    ),
 ]
 
 

@@ -31,7 +31,7 @@ from cachectl.layers.mesa import entries as mesa_entries
 from cachectl.layers.mesa.cache import MesaShaderCache, read_limit
 
 if TYPE_CHECKING:
-    from conftest import Home
+    from homes import Home
     from injector import Injector
 
 OPENCL, GL = "0" * 39 + "1", "f" * 40
@@ -576,7 +576,7 @@ def rusticl(home: Home, count: int = 2, /, **changes: str) -> Any:  # noqa: ANN4
 
 
 @pytest.fixture(scope="session")
-def probe(new_home: Callable[[Path], Home], tmp_path_factory: pytest.TempPathFactory) -> str:
+def rusticl_device(new_home: Callable[[Path], Home], tmp_path_factory: pytest.TempPathFactory) -> str:
     """Name the device of Rusticl here, or skip; in CI, where it is installed, it must be there."""
     done = rusticl(new_home(tmp_path_factory.mktemp("probe") / "home"), 1)
     if done["device"] is None:
@@ -588,16 +588,18 @@ def probe(new_home: Callable[[Path], Home], tmp_path_factory: pytest.TempPathFac
 
 
 @pytest.fixture(scope="session")
-def rusticl_filled(probe: str, new_home: Callable[[Path], Home], tmp_path_factory: pytest.TempPathFactory) -> Home:
-    assert probe
+def rusticl_filled(
+    rusticl_device: str, new_home: Callable[[Path], Home], tmp_path_factory: pytest.TempPathFactory
+) -> Home:
+    assert rusticl_device
     home = new_home(tmp_path_factory.mktemp("rusticl") / "home")
     rusticl(home)
     return home
 
 
 @pytest.fixture
-def cold(home: Home, probe: str) -> Home:
-    assert probe
+def cold(home: Home, rusticl_device: str) -> Home:
+    assert rusticl_device
     return home
 
 

@@ -25,7 +25,7 @@ from cachectl.layers.stores.archive import tar_header  # noqa: E402
 from cachectl.moving.bundle import BadBundle, Item, Manifest, Members, write_bundle, write_manifest  # noqa: E402
 
 if TYPE_CHECKING:
-    from conftest import Home
+    from homes import Home
 
 zstandard = pytest.importorskip("zstandard")
 pytest.importorskip("resource")
