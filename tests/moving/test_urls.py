@@ -29,7 +29,6 @@ from cachectl.stack import Stack
 if TYPE_CHECKING:
     from conftest import Home
 
-pytest.importorskip("zstandard")
 pytest.importorskip("fsspec")
 pytest.importorskip("aiohttp")
 
