@@ -39,8 +39,9 @@ from cachectl.layers.base.facts import (
 from cachectl.layers.base.layer import Layer, counting, remove_counted
 from cachectl.layers.base.switches import first_place, misread, off
 from cachectl.layers.formats import compute_cache
+from cachectl.layers.host.atomic import overwrite
 from cachectl.layers.host.drivers import opencl_drivers
-from cachectl.layers.host.plain import overwrite, read_locked
+from cachectl.layers.host.plain import read_locked
 from cachectl.layers.host.presence import is_there, means_no_file
 from cachectl.layers.host.processes import spell, using
 from cachectl.layers.stores.locks import record_lock

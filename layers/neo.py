@@ -32,8 +32,9 @@ from cachectl.layers.base.program_files import ProgramFiles
 from cachectl.layers.base.switches import first_place, misread, off
 from cachectl.layers.formats import neo_binaries
 from cachectl.layers.formats.contents import Contents
+from cachectl.layers.host.atomic import overwrite
 from cachectl.layers.host.drivers import driver_libraries
-from cachectl.layers.host.plain import open_plain, overwrite, read_plain
+from cachectl.layers.host.plain import open_plain, read_plain
 from cachectl.layers.host.presence import means_no_file
 from cachectl.layers.stores.flocks import file_lock
 from cachectl.layers.stores.tree import Leaf, Shape, StrayRule

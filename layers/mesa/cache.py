@@ -45,8 +45,9 @@ from cachectl.layers.base.facts import (
 )
 from cachectl.layers.base.layer import Layer, counting, each_part, remove_counted
 from cachectl.layers.base.switches import misread, off
+from cachectl.layers.host.atomic import write_synced
 from cachectl.layers.host.drivers import opencl_drivers
-from cachectl.layers.host.handles import opened_root, write_synced
+from cachectl.layers.host.handles import opened_root
 from cachectl.layers.host.plain import open_plain, read_plain
 from cachectl.layers.host.presence import is_there, means_no_file, status_at
 from cachectl.layers.host.processes import spell, using

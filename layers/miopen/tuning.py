@@ -45,6 +45,7 @@ from cachectl.layers.base.facts import (
 from cachectl.layers.base.layer import each_part
 from cachectl.layers.base.row_layer import RowLayer
 from cachectl.layers.base.switches import first_place, misread
+from cachectl.layers.host.atomic import replace_file
 from cachectl.layers.host.open_files import open_elsewhere
 from cachectl.layers.host.presence import is_there, means_absent, status_at
 from cachectl.layers.miopen.places import (
@@ -66,7 +67,7 @@ from cachectl.layers.miopen.places import (
 from cachectl.layers.stores.foresight import wait_until_free
 from cachectl.layers.stores.locks import record_lock
 from cachectl.layers.stores.quarantine import folder_pattern
-from cachectl.layers.stores.records import Fault, Record, RecordFile, place, record_complaint
+from cachectl.layers.stores.records import Fault, Record, RecordFile, record_complaint
 from cachectl.layers.stores.rows import RowFile, Schema, disk_usage
 from cachectl.layers.stores.tree import LEFTOVER, NOTHING, REFUSALS, Tree
 
@@ -352,7 +353,7 @@ class MIOpenTuning(RowLayer):
             yield
             beside = _time_file(path)
             if is_there(path):
-                place(beside, str(time.monotonic_ns()).encode())
+                replace_file(beside, [str(time.monotonic_ns()).encode()])
             elif owned_file(root, beside):
                 beside.unlink()
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from cachectl.layers.base.errors import BadRequest
-from cachectl.layers.host.plain import own_name
+from cachectl.layers.host.atomic import replace_file, write_all
 
 #: Stands for standard output where a file is written, and for standard input where one is read.
 STREAM: Final = "-"
@@ -21,7 +21,7 @@ def write_chunks(name: str, chunks: Iterable[bytes]) -> None:
     for what is no name of a file.
     """
     if name == STREAM:
-        _write_all(1, chunks)
+        write_all(1, chunks)
         return
     mode = mode_of(name)
     if not name or name.endswith(os.sep) or (mode is not None and stat.S_ISDIR(mode)):
@@ -29,42 +29,18 @@ def write_chunks(name: str, chunks: Iterable[bytes]) -> None:
         raise BadRequest(message)
     if mode is not None and is_standard_output(name):
         # What others wrote there before us stays, wherever it leads.
-        _write_all(1, chunks)
+        write_all(1, chunks)
         return
     if mode is not None and not stat.S_ISREG(mode):
         with open(name, "wb", buffering=0) as file:
-            _write_all(file.fileno(), chunks)
+            write_all(file.fileno(), chunks)
         return
     try:
-        _replace(os.path.realpath(name), chunks, mode)
+        replace_file(os.path.realpath(name), chunks)
     except OSError as error:
         # The name that was given, not that of the stage.
         error.filename, error.filename2 = name, None
         raise
-
-
-def _replace(place: str, chunks: Iterable[bytes], mode: int | None) -> None:
-    stage = os.path.join(os.path.dirname(place), own_name())
-    handle = os.open(stage, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o666)
-    try:
-        try:
-            _write_all(handle, chunks)
-            os.fsync(handle)
-        finally:
-            os.close(handle)
-        if mode is not None:
-            os.chmod(stage, stat.S_IMODE(mode))
-        os.replace(stage, place)
-    except BaseException:
-        os.unlink(stage)
-        raise
-
-
-def _write_all(handle: int, chunks: Iterable[bytes]) -> None:
-    for chunk in chunks:
-        rest = memoryview(chunk)
-        while rest:
-            rest = rest[os.write(handle, rest) :]
 
 
 def mode_of(name: str) -> int | None:

@@ -21,11 +21,11 @@ from cachectl.layers.base.errors import Damaged, EntryExists, LayerError, Refuse
 from cachectl.layers.base.facts import Ability, Artifact, Condition, Orphan, Problem, Severity
 from cachectl.layers.base.layer import Layer
 from cachectl.layers.base.selection import Selection
+from cachectl.layers.host.atomic import replace_file
 from cachectl.layers.miopen.places import lock_files
 from cachectl.layers.miopen.system_tuning import MIOpenSystemTuning
 from cachectl.layers.miopen.tuning import MIOpenTuning
 from cachectl.layers.stores import records
-from cachectl.layers.stores.records import place
 
 FIND = "gfx90a6e.HIP.3_3_0_a85ca8a54.ufdb.txt"
 PERF = "gfx90a6e.HIP.3_3_0_a85ca8a54.udb.txt"
@@ -139,7 +139,7 @@ def test_many_records_are_placed_by_one_rewrite(tmp_path: Path, monkeypatch: pyt
 
     def noted(path: Path, content: bytes) -> None:
         rewrites.append(content)
-        place(path, content)
+        replace_file(path, [content])
 
     monkeypatch.setattr(records, "place", noted)
     different, stray = changed(artifacts[3], data=b"problem3=S:9,0,A"), changed(artifacts[4], data=b"mine=S:1,0,A")
