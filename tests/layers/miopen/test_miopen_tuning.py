@@ -135,13 +135,13 @@ def test_many_records_are_placed_by_one_rewrite(tmp_path: Path, monkeypatch: pyt
     artifacts = [one for one in read.values() if isinstance(one, Artifact)]
     assert [one.data.decode() for one in artifacts] == lines
     other = MIOpenTuning(environment_of(tmp_path / "two"))
-    rewrites: list[bytes] = []
+    rewrites: list[Path] = []
 
-    def noted(path: Path, content: bytes) -> None:
-        rewrites.append(content)
-        replace_file(path, [content])
+    def noted(path: Path, chunks: list[bytes]) -> None:
+        rewrites.append(path)
+        replace_file(path, chunks)
 
-    monkeypatch.setattr(records, "place", noted)
+    monkeypatch.setattr(records, "replace_file", noted)
     different, stray = changed(artifacts[3], data=b"problem3=S:9,0,A"), changed(artifacts[4], data=b"mine=S:1,0,A")
     done = other.put_new([*artifacts[:3], different, stray, *artifacts[5:]])
     assert len(rewrites) == 1
