@@ -20,8 +20,8 @@ from typing import Final
 
 from cachectl.layers.base.errors import Busy, Damaged, LayerError, Refused, Unreachable
 from cachectl.layers.base.facts import Finding, Problem, Quarantined, Target
-from cachectl.layers.host.atomic import write_synced
-from cachectl.layers.host.handles import (
+from cachectl.layers.disk.atomic import write_synced
+from cachectl.layers.disk.handles import (
     NO_ROOM,
     delete,
     is_held,
@@ -31,8 +31,8 @@ from cachectl.layers.host.handles import (
     own_folder,
     status_of,
 )
-from cachectl.layers.host.locking import take_flock
-from cachectl.layers.host.plain import STAGE, read_plain
+from cachectl.layers.disk.locking import take_flock
+from cachectl.layers.disk.plain import STAGE, read_plain
 
 _PREFIX: Final = ".cachectl-quarantine-"
 _NAME: Final = r"[0-9]{8}T[0-9]{6}Z-[0-9a-f]{8}"

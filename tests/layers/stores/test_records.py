@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cachectl.layers.base.errors import Damaged, EntryExists, Refused, Unreachable
-from cachectl.layers.host.atomic import replace_file
+from cachectl.layers.disk.atomic import replace_file
 from cachectl.layers.stores.merging import MergingRecords
 from cachectl.layers.stores.records import Fault, Record, RecordFile
 

@@ -9,9 +9,9 @@ from functools import partial
 from pathlib import Path
 
 from cachectl.layers.base.errors import Busy, Unreachable
-from cachectl.layers.host.locking import is_same_file, try_flock, wait_until
-from cachectl.layers.host.plain import open_plain
-from cachectl.layers.stores.locks import PATIENCE
+from cachectl.layers.disk.locking import is_same_file, try_flock, wait_until
+from cachectl.layers.disk.locks import PATIENCE
+from cachectl.layers.disk.plain import open_plain
 
 
 @contextmanager

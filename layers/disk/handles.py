@@ -10,10 +10,10 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
-from cachectl.layers.host.atomic import create, write_all
-from cachectl.layers.host.locking import take_flock
-from cachectl.layers.host.plain import STAGE, open_plain, own_name
-from cachectl.layers.host.presence import means_absent, status_at
+from cachectl.layers.disk.atomic import create, write_all
+from cachectl.layers.disk.locking import take_flock
+from cachectl.layers.disk.plain import STAGE, open_plain, own_name
+from cachectl.layers.disk.presence import means_absent, status_at
 
 #: What a file system says that is full, or will not let a file grow.
 NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})

@@ -10,8 +10,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from cachectl.layers.host.plain import own_name
-from cachectl.layers.host.presence import status_at
+from cachectl.layers.disk.plain import own_name
+from cachectl.layers.disk.presence import status_at
 
 #: What a file system without hard links raises.
 _NO_HARD_LINKS: Final = frozenset({errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EMLINK, errno.ENOSYS})
@@ -63,25 +63,27 @@ def write_synced(folder: int | None, name: str, content: bytes, mode: int = 0o60
         os.close(handle)
 
 
-def replace_file(path: str | Path, chunks: Iterable[bytes]) -> None:
+def replace_file(path: str | Path, chunks: Iterable[bytes], *, folder: int | None = None) -> None:
     """Write a file in the place of the one that stands there, whose mode it keeps. Raises :class:`OSError`.
 
-    An interruption leaves the old file or the new one; a kill may leave a stage beside it.
+    ``folder`` is the open folder that the file is in; without it, the parent of ``path`` is opened. An interruption
+    leaves the old file or the new one; a kill may leave a stage beside it.
     """
     above, name = os.path.split(os.path.abspath(path))
-    folder = -1
-    # Windows opens no folders, and one that is written into need not be readable.
-    with suppress(OSError):
-        folder = os.open(above, os.O_RDONLY | getattr(os, "O_DIRECTORY", 0))
+    opened = None if folder is None else os.dup(folder)
+    if opened is None:
+        # Windows opens no folders, and one that is written into need not be readable.
+        with suppress(OSError):
+            opened = os.open(above, os.O_RDONLY | getattr(os, "O_DIRECTORY", 0))
     try:
-        if folder < 0:
+        if opened is None:
             _replace(None, os.path.join(above, own_name()), os.fspath(path), chunks)
         else:
-            _replace(folder, own_name(), name, chunks)
-            os.fsync(folder)
+            _replace(opened, own_name(), name, chunks)
+            os.fsync(opened)
     finally:
-        if folder >= 0:
-            os.close(folder)
+        if opened is not None:
+            os.close(opened)
 
 
 def _replace(folder: int | None, stage: str, name: str, chunks: Iterable[bytes]) -> None:

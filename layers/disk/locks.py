@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import os
 import re
+import struct
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -12,41 +14,61 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from cachectl.layers.base.errors import Busy, Refused, Unreachable
-from cachectl.layers.host.handles import status_of
-from cachectl.layers.host.plain import open_plain, release
+from cachectl.layers.disk.handles import status_of
+from cachectl.layers.disk.locking import take_flock, wait_until
+from cachectl.layers.disk.plain import open_plain, release
 
 #: Seconds to wait for a lock that another process holds.
 PATIENCE: Final = 5.0
-_PAUSE: Final = 0.02
+#: ``struct flock`` of 64-bit Linux: type, whence, start, length, process.
+_RECORD: Final = "hhqqi4x"
 _FOLDER: Final = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_NOFOLLOW", 0)
 #: Waits for a word, and removes the lock where none comes and the lock is the file that we share.
 _WATCH: Final = 'read -r word || { [ "$1" -ef "$2" ] && /bin/rm -f -- "$1"; }'
 
 
 @contextmanager
-def record_lock(layer: str, path: Path, *, patience: float = PATIENCE, create: bool = True) -> Iterator[int]:
+def record_lock(
+    layer: str, path: Path, *, folder: int, patience: float = PATIENCE, create: bool = True
+) -> Iterator[int]:
     """Hold a POSIX record lock on a whole plain file; yield the open file's descriptor.
 
-    The CUDA driver and MIOpen lock so; ``flock`` would not exclude them. Raises :class:`Busy` after
-    ``patience`` seconds, :class:`Unreachable` where the file cannot be opened or is no plain file.
+    The file is opened, or made, in the open ``folder``, whatever its path has come to mean. The CUDA driver and MIOpen
+    lock so; ``flock`` would not exclude them. Raises :class:`Busy` after ``patience`` seconds, :class:`Unreachable`
+    where the file cannot be opened or is no plain file.
     """
     try:
         import fcntl
     except ImportError as error:
         raise Refused(layer, "this platform has no record locks", path) from error
     try:
-        handle = open_plain(path, flags=os.O_RDWR | (os.O_CREAT if create else 0))
+        handle = open_plain(path.name, dir_fd=folder, flags=os.O_RDWR | (os.O_CREAT if create else 0))
     except OSError as error:
         raise Unreachable(layer, f"cannot open: {error.strerror}", path) from error
     try:
-        deadline = time.monotonic() + patience
-        while not _try(lambda: fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)):
-            if time.monotonic() > deadline:
-                raise Busy(layer, f"locked by another process for more than {patience:g} s", path)
-            time.sleep(_PAUSE)
+        if not wait_until(lambda: _try(lambda: fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)), patience):
+            raise Busy(layer, f"locked by another process for more than {patience:g} s", path)
         yield handle
     finally:
         release(handle)
+
+
+def has_record_structure() -> bool:
+    """Return whether this system is known to have the ``struct flock`` that :func:`ask_for_record` packs."""
+    return sys.platform == "linux" and struct.calcsize("P") == struct.calcsize("q")
+
+
+def ask_for_record(handle: int, command: int, kind: int, span: tuple[int, int]) -> int:
+    """Do something with a record lock of an open file: set it, remove it, or ask for it. Return the kind of lock found.
+
+    ``command`` and ``kind`` are constants of :mod:`fcntl`, as ``F_GETLK`` and ``F_WRLCK``; ``span`` is start and length
+    in bytes. Raises :class:`OSError` for a lock that is not given.
+    """
+    import fcntl
+
+    answer = fcntl.fcntl(handle, command, struct.pack(_RECORD, kind, os.SEEK_SET, *span, 0))
+    found: int = struct.unpack(_RECORD, answer)[0]
+    return found
 
 
 @contextmanager
@@ -68,23 +90,22 @@ def presence_lock(
     seconds. Raises :class:`Busy` after ``patience`` seconds; a lock that may be held is never removed, and no other
     file of its name either.
     """
-    deadline = time.monotonic() + patience
-    with ExitStack() as opened:
+    with ExitStack() as stack:
         try:
-            handle = folder if folder is not None else opened.enter_context(_opened(os.open(path.parent, _FOLDER)))
+            handle = folder if folder is not None else stack.enter_context(_opened(os.open(path.parent, _FOLDER)))
         except OSError as error:
             raise Unreachable(layer, f"cannot lock: {error.strerror}", path) from error
         place = _Place(handle, path)
-        while True:
-            with ExitStack() as stack:
-                if place.status() is None and _make_lock(layer, place, stack):
-                    yield
-                    return
-            if _take_over(place, abandoned):
-                continue
-            if time.monotonic() > deadline:
-                raise _locked_too_long(layer, path, patience)
-            time.sleep(_PAUSE)
+
+        def is_made() -> bool:
+            while not (made := place.status() is None and _make_lock(layer, place, stack)):
+                if not _take_over(place, abandoned):
+                    break
+            return made
+
+        if not wait_until(is_made, patience):
+            raise _locked_too_long(layer, path, patience)
+        yield
 
 
 def wait_until_absent(
@@ -94,13 +115,8 @@ def wait_until_absent(
 
     Raises :class:`Busy` as it does.
     """
-    deadline = time.monotonic() + patience
-    while os.path.lexists(path):
-        if is_abandoned(path, abandoned):
-            return
-        if time.monotonic() > deadline:
-            raise _locked_too_long(layer, path, patience)
-        time.sleep(_PAUSE)
+    if not wait_until(lambda: not os.path.lexists(path) or is_abandoned(path, abandoned), patience):
+        raise _locked_too_long(layer, path, patience)
 
 
 def is_abandoned(path: Path, abandoned: Callable[[float], bool]) -> bool:
@@ -219,7 +235,7 @@ def _own(handle: int) -> None:
     The system holds it for as long as we live, so whoever reads the name can tell whether we do. On a full disk it
     stays empty, as PyOpenCL's own is: it holds all the same.
     """
-    _hold(handle)
+    take_flock(handle)
     with suppress(OSError):
         os.write(handle, _owner())
 
@@ -234,7 +250,7 @@ def _take_over(place: _Place, abandoned: Callable[[float], bool]) -> bool:
     """
     # Opened again: the system ties what is held to an open folder, and others use the one that is given.
     with suppress(OSError), _opened(os.open(".", _FOLDER, dir_fd=place.folder)) as folder:
-        if not _hold(folder):
+        if not take_flock(folder):
             return False
         judged = os.stat(place.name, dir_fd=place.folder, follow_symlinks=False)
         age = time.time() - judged.st_mtime
@@ -255,7 +271,7 @@ def _nobody_holds(place: _Place, age: float, abandoned: Callable[[float], bool])
         match = re.fullmatch(rb"(?:cachectl \d+ (.*)\n)?", os.read(handle, 300))
         if match is None:
             return False
-        return _hold(handle) if match[1] == _host() else abandoned(age)
+        return take_flock(handle) if match[1] == os.fsencode(node()) else abandoned(age)
 
 
 @contextmanager
@@ -266,30 +282,20 @@ def _opened(handle: int) -> Iterator[int]:
         os.close(handle)
 
 
-def _hold(handle: int) -> bool:
-    """Lock an open file or folder, as long as it is open, unless somebody else has; tell whether that was done."""
-    try:
-        import fcntl
-
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except (ImportError, OSError):
-        return False
-    return True
-
-
 def _marks(status: os.stat_result) -> tuple[int, ...]:
     """Tell one lock from the next, although a file system may use an inode again."""
     return (status.st_dev, status.st_ino, status.st_mtime_ns, status.st_ctime_ns)
 
 
 def _owner() -> bytes:
-    return b"cachectl %d %s\n" % (os.getpid(), _host())
+    return b"cachectl %d %s\n" % (os.getpid(), os.fsencode(node()))
 
 
-def _host() -> bytes:
+def node() -> str:
+    """Return the name of this machine."""
     import platform
 
-    return os.fsencode(platform.node())
+    return platform.node()
 
 
 def _try(lock: Callable[[], None]) -> bool:
