@@ -174,16 +174,29 @@ def user_cache_folder(environment: Environment, application: str) -> tuple[Path,
     return folder, source
 
 
-def _linux_folder(environment: Environment, application: str) -> tuple[Path, str, bool]:
+def user_state_folder(environment: Environment) -> Path:
+    """Return where cachectl keeps files of its own that are no cache, by the rule of :func:`user_cache_folder`."""
+    folder, _, is_common = _linux_folder(environment, "cachectl", "XDG_STATE_HOME", ".local/state")
+    if not (is_common and environment.platform == "linux") and environment.is_this_process:
+        import platformdirs
+
+        with suppress(RuntimeError):
+            return environment.absolute(platformdirs.user_state_dir("cachectl", appauthor=False))
+    return folder
+
+
+def _linux_folder(
+    environment: Environment, application: str, variable: str = "XDG_CACHE_HOME", default: str = ".cache"
+) -> tuple[Path, str, bool]:
     """Return the folder, the reason, and whether all releases of platformdirs agree about it."""
-    named, home = environment.get("XDG_CACHE_HOME"), environment.get("HOME")
+    named, home = environment.get(variable), environment.get("HOME")
     if named and Path(named).is_absolute():
-        return Path(named, application), "XDG_CACHE_HOME", True
+        return Path(named, application), variable, True
     if named and named.strip() and environment.follows_relative_cache_home:
-        return environment.absolute(named) / application, "XDG_CACHE_HOME", False
-    ignored = "" if named is None else f" (XDG_CACHE_HOME={named!r} is not absolute, so it is ignored)"
+        return environment.absolute(named) / application, variable, False
+    ignored = "" if named is None else f" ({variable}={named!r} is not absolute, so it is ignored)"
     is_common = not named and (home is None or Path(home).is_absolute())
-    return environment.home_folder / ".cache" / application, f"default{ignored}", is_common
+    return environment.home_folder / default / application, f"default{ignored}", is_common
 
 
 def _macos_folder(environment: Environment, application: str) -> tuple[Path, str, bool]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from cachectl.layers.base.environment import Environment, user_cache_folder
+from cachectl.layers.base.environment import Environment, user_cache_folder, user_state_folder
 from cachectl.layers.cuda import CudaComputeCache
 from cachectl.layers.loopy import LoopyDictionaries
 from cachectl.layers.pocl import PoclKernels
@@ -85,6 +85,19 @@ def test_platformdirs_itself_answers_for_this_process(value: str, monkeypatch: p
     assert user_cache_folder(here, "app") == (Path("/asked/app/app"), "platformdirs")
     elsewhere = here.with_variables({"HOME": "/elsewhere"})
     assert user_cache_folder(elsewhere, "app")[0] == Path("/elsewhere/.cache/app")
+
+
+def test_the_state_folder_follows_its_own_variable_alone() -> None:
+    def state(**variables: str) -> Path:
+        return user_state_folder(Environment({"HOME": "/h", **variables}, Path("/h"), cwd=Path("/here")))
+
+    assert (
+        state()
+        == state(XDG_CACHE_HOME="/moved")
+        == state(XDG_STATE_HOME="relative")
+        == Path("/h/.local/state/cachectl")
+    )
+    assert state(XDG_STATE_HOME="/state") == Path("/state/cachectl")
 
 
 @pytest.mark.parametrize("value", ["/moved", "", None])
