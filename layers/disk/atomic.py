@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
 import stat
 from collections.abc import Iterable
@@ -10,7 +11,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from cachectl.layers.disk.plain import own_name
+from cachectl.layers.disk.locking import is_same_file, take_flock
+from cachectl.layers.disk.plain import STAGE, open_plain, own_name
 from cachectl.layers.disk.presence import status_at
 
 #: What a file system without hard links raises.
@@ -67,7 +69,7 @@ def replace_file(path: str | Path, chunks: Iterable[bytes], *, folder: int | Non
     """Write a file in the place of the one that stands there, whose mode it keeps. Raises :class:`OSError`.
 
     ``folder`` is the open folder that the file is in; without it, the parent of ``path`` is opened. An interruption
-    leaves the old file or the new one; a kill may leave a stage beside it.
+    leaves the old file or the new one. A kill may leave a stage beside it, which the next call removes.
     """
     above, name = os.path.split(os.path.abspath(path))
     opened = None if folder is None else os.dup(folder)
@@ -77,31 +79,65 @@ def replace_file(path: str | Path, chunks: Iterable[bytes], *, folder: int | Non
             opened = os.open(above, os.O_RDONLY | getattr(os, "O_DIRECTORY", 0))
     try:
         if opened is None:
-            _replace(None, os.path.join(above, own_name()), os.fspath(path), chunks)
+            _replace(None, above, name, chunks)
         else:
-            _replace(opened, own_name(), name, chunks)
+            _replace(opened, "", name, chunks)
             os.fsync(opened)
     finally:
         if opened is not None:
             os.close(opened)
 
 
-def _replace(folder: int | None, stage: str, name: str, chunks: Iterable[bytes]) -> None:
-    standing = status_at(name, dir_fd=folder)
-    handle = create(stage, folder, 0o666)
+def _replace(folder: int | None, above: str, name: str, chunks: Iterable[bytes]) -> None:
+    target = os.path.join(above, name)
+    standing = status_at(target, dir_fd=folder)
+    stage, handle = _stage(folder, above, name)
     try:
         try:
             if standing is not None:
-                # Before anything is in it: the old file may have been closed to others.
+                # Before anything is in it: the old file may be closed to others.
                 os.chmod(handle if os.chmod in os.supports_fd else stage, stat.S_IMODE(standing.st_mode))
             write_all(handle, chunks)
             os.fsync(handle)
+            if folder is not None:
+                # Under its lock: nobody takes the stage for one that was left.
+                os.replace(stage, target, src_dir_fd=folder, dst_dir_fd=folder)
         finally:
             os.close(handle)
-        os.replace(stage, name, src_dir_fd=folder, dst_dir_fd=folder)
+        if folder is None:
+            # Windows renames no open file.
+            os.replace(stage, target)
     except BaseException:
-        os.unlink(stage, dir_fd=folder)
+        with suppress(OSError):
+            os.unlink(stage, dir_fd=folder)
         raise
+
+
+def _stage(folder: int | None, above: str, name: str) -> tuple[str, int]:
+    """Create and lock the file that is to take a place. One that a killed command left for that place is removed."""
+    stage = os.path.join(above, STAGE + hashlib.sha256(os.fsencode(name)).hexdigest()[:32])
+    _remove_left(stage, folder)
+    with suppress(FileExistsError):
+        handle = create(stage, folder, 0o666)
+        if take_flock(handle) and is_same_file(stage, handle, dir_fd=folder):
+            return stage, handle
+        # It cannot be locked, or another command took it for one that was left.
+        os.close(handle)
+        with suppress(FileNotFoundError):
+            os.unlink(stage, dir_fd=folder)
+    # Another command is writing to the same place, or the file is another user's.
+    stage = os.path.join(above, own_name())
+    return stage, create(stage, folder, 0o666)
+
+
+def _remove_left(stage: str, folder: int | None) -> None:
+    with suppress(OSError):
+        handle = open_plain(stage, dir_fd=folder)
+        try:
+            if take_flock(handle) and is_same_file(stage, handle, dir_fd=folder):
+                os.unlink(stage, dir_fd=folder)
+        finally:
+            os.close(handle)
 
 
 def place_new(source: str | Path, target: str | Path, *, src: int | None = None, dst: int | None = None) -> None:
