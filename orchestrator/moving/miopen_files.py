@@ -25,6 +25,7 @@ from cachectl.layers.base.errors import BadRequest, Damaged, LayerError, Refused
 from cachectl.layers.base.facts import Note, Root, Scope
 from cachectl.layers.base.guard import FAILURES
 from cachectl.layers.base.selection import ALL, Selection
+from cachectl.layers.disk.atomic import replace_file
 from cachectl.layers.disk.trust import as_owner
 from cachectl.layers.miopen import kernel_db
 from cachectl.layers.miopen.kernels import MIOpenKernels
@@ -34,7 +35,7 @@ from cachectl.layers.miopen.system_kernels import MIOpenSystemKernels
 from cachectl.layers.miopen.system_tuning import MIOpenSystemTuning
 from cachectl.layers.miopen.tuning import PERF_DB_CREATE, PERF_TABLE, PROBLEM, MIOpenTuning
 from cachectl.layers.stores.merging import Joined, JoinedRows, MergingRecords, join_records, write_database
-from cachectl.layers.stores.records import Fault, RecordFile, items_of, place
+from cachectl.layers.stores.records import Fault, RecordFile, items_of
 from cachectl.layers.stores.rows import RowFile, Schema
 
 #: What can be exported so.
@@ -324,7 +325,7 @@ def _export_records(layer: MIOpenTuning, file: DatabaseFile, target: Path, expor
             below = _records(system, there.path)[0]
     # The user's are first, and so stay.
     merged, records = join_records(lines, below)
-    place(target, b"".join(line + b"\n" for line in sorted(records)))
+    replace_file(target, [b"".join(line + b"\n" for line in sorted(records))])
     return sum(len(items_of(record)) for record in records), merged.added
 
 

@@ -36,7 +36,6 @@ from cachectl.stack import Stack
 if TYPE_CHECKING:
     from homes import Home
 
-pytest.importorskip("zstandard")
 RANKS = 2
 #: Counts every opening of a bundle in every Python of a job.
 AUDIT = """
