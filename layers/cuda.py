@@ -13,8 +13,9 @@ from collections.abc import Container, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import ClassVar, Final
 
+from cachectl.layers.base.environment import Environment
 from cachectl.layers.base.errors import Busy, Damaged, LayerError, Unreachable
 from cachectl.layers.base.facts import (
     Ability,
@@ -37,9 +38,11 @@ from cachectl.layers.base.facts import (
     Target,
 )
 from cachectl.layers.base.layer import Layer, counting, remove_counted
+from cachectl.layers.base.parts import Facts, Outlook, Portability
 from cachectl.layers.base.switches import first_place, misread, off
 from cachectl.layers.formats import compute_cache
 from cachectl.layers.host.drivers import opencl_drivers
+from cachectl.layers.host.hardware import nvidia_driver, nvidia_gpus
 from cachectl.layers.host.plain import overwrite, read_locked
 from cachectl.layers.host.presence import is_there, means_no_file
 from cachectl.layers.host.processes import spell, using
@@ -72,6 +75,7 @@ class CudaComputeCache(Layer):
     name = "cuda"
     title = "CUDA ComputeCache"
     forms = ("cuda-entry/65",)
+    reveals = "source text of your kernels, in keys"
     on_network = Hazard(
         Severity.RISKS, "programs of all nodes wait for one lock on its index, and read entries that are half written"
     )
@@ -80,6 +84,11 @@ class CudaComputeCache(Layer):
     )
 
     # ------------------------------------------------------------------ where and whether
+
+    @property
+    def portability(self) -> Portability:
+        """What decides whether a program elsewhere can hit an entry."""
+        return CudaPortability()
 
     def roots(self) -> tuple[Root, ...]:
         """Resolve as the driver does when it starts; a relative or empty path leaves it without a cache."""
@@ -470,3 +479,25 @@ def _read_index_file(root: Root) -> bytes | None:
         if means_no_file(error):
             return None
         raise
+
+
+_DRIVER: Final = "NVIDIA driver"
+
+
+class CudaPortability(Portability):
+    """The driver writes its version and the architecture into its keys."""
+
+    deciding: ClassVar[Mapping[str, str]] = {_DRIVER: "the driver's version is part of every key"}
+    needed = (_DRIVER, "GPUs")
+
+    def facts(self, environment: Environment) -> Facts:
+        """Return the version of the driver that the kernel has loaded, and the models of the GPUs."""
+        gpus = ", ".join(sorted(set(nvidia_gpus(environment)))) or None
+        return {_DRIVER: nvidia_driver(environment), "GPUs": gpus}
+
+    def outlook(self, versions: Mapping[str, str], there: Facts, environment: Environment) -> Outlook | None:
+        """Judge an entry that another driver has compiled than the one of the place it comes from."""
+        version, here = versions.get("driver"), nvidia_driver(environment)
+        if version in (None, there.get(_DRIVER), here) or here is None:
+            return None
+        return Outlook(False, f"compiled by driver {version}, here {here}")  # noqa: FBT003

@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from cachectl.layers.base.facts import Finding, Flag, Patch, State, Switch, When
-from cachectl.layers.base.memos import forgetting
-from cachectl.layers.base.switches import diagnosed, relative_cache_home
+from cachectl.layers.base.switches import diagnosed, forgetting, relative_cache_home
 from cachectl.layers.pytools import PytoolsDictionaries
 
 _VARIABLES = ("LOOPY_NO_CACHE", "CG_NO_CACHE")
@@ -30,6 +29,7 @@ class LoopyDictionaries(PytoolsDictionaries):
     title = "loopy code generation"
     forms = ("loopy-pdict/5", "loopy-pdict/4")
     opened_by = ("loopy",)
+    reveals = "source text of your kernels"
 
     def owns(self, identifier: str) -> bool:
         """Tell whether loopy made a dictionary."""

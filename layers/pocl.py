@@ -13,8 +13,9 @@ from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, ClassVar, Final
 
+from cachectl.layers.base.environment import Environment
 from cachectl.layers.base.errors import Busy, Damaged, LayerError, Unreachable
 from cachectl.layers.base.facts import (
     Ability,
@@ -40,13 +41,16 @@ from cachectl.layers.base.facts import (
     Unverified,
 )
 from cachectl.layers.base.layer import Layer, target_of
+from cachectl.layers.base.parts import Facts, Portability
 from cachectl.layers.base.selection import Selection
 from cachectl.layers.base.switches import misread, off, strtobool
 from cachectl.layers.formats import bitcode, elf, elf_checks, pocl_names
-from cachectl.layers.host.drivers import opencl_drivers
+from cachectl.layers.host.drivers import driver_libraries, opencl_drivers
+from cachectl.layers.host.hardware import processor
 from cachectl.layers.host.mounts import network_file_system
 from cachectl.layers.host.presence import is_there
 from cachectl.layers.host.processes import age_of, first_variables, spell, using
+from cachectl.layers.pyopencl import INCLUDE, include_path
 from cachectl.layers.stores.archive import pack, unpack
 from cachectl.layers.stores.tree import REFUSALS, Leaf, Shape, StrayRule, Tree, bulk, planned
 from cachectl.layers.stores.walk import Group
@@ -131,6 +135,7 @@ class PoclKernels(Layer):
     title = "PoCL kernel cache"
     forms = ("pocl-entry/1",)
     failure_mark = re.compile(f"tempfile_{_DRAWN}")
+    reveals = "paths of your home, in bitcode"
     on_network = Hazard(
         Severity.HARMLESS,
         "every lookup goes over the network, and some builds of PoCL load what another kind of processor compiled",
@@ -142,6 +147,11 @@ class PoclKernels(Layer):
     when_closed = Hazard(Severity.FAILS, "PoCL can build no program")
 
     # ------------------------------------------------------------------ where and whether
+
+    @property
+    def portability(self) -> Portability:
+        """What decides whether a program elsewhere can hit an entry."""
+        return PoclPortability()
 
     def roots(self) -> tuple[Root, ...]:
         """Resolve as PoCL does when its first device is asked for.
@@ -646,3 +656,30 @@ def _native_complaint(data: bytes, kernel: str) -> str | None:
     if found is None or not any(f"{kernel}_workgroup" in symbol for symbol in found.symbols()):
         return f"holds no work-group function of {kernel or 'a kernel'}"
     return None
+
+
+class PoclPortability(Portability):
+    """PoCL hashes options with its version, LLVM and the processor (``lib/CL/pocl_cache.c``)."""
+
+    deciding: ClassVar[Mapping[str, str]] = {
+        "PoCL": "PoCL's version is part of every key",
+        "processor": "the code is another processor's, which some builds of PoCL would run all the same",
+        "processor features": "the code is another processor's, which some builds of PoCL would run all the same",
+        INCLUDE: "PyOpenCL names its folder in the options of every build, which PoCL's keys are made from",
+    }
+    needed = ("PoCL library", "processor features")
+    informing = ("pyopencl",)
+    named = True
+
+    def facts(self, environment: Environment) -> Facts:
+        """Return versions, names of libraries (which bear a version or a digest), and the processor."""
+        named = driver_libraries(environment, "PoCL")
+        model, features = processor(environment)
+        return {
+            "PoCL": environment.installed("pocl-binary-distribution"),
+            "PoCL library": ", ".join(sorted({Path(library).resolve().name for library in named})) or None,
+            "processor": model,
+            "processor features": features,
+            "pyopencl": environment.installed("pyopencl"),
+            INCLUDE: include_path(environment),
+        }

@@ -12,9 +12,9 @@ from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial, wraps
 from pathlib import Path
-from typing import Final
+from typing import ClassVar, Final
 
-from cachectl.layers.base.environment import user_cache_folder
+from cachectl.layers.base.environment import Environment, user_cache_folder
 from cachectl.layers.base.errors import Damaged, LayerError, Unreachable, not_a_key
 from cachectl.layers.base.facts import (
     Ability,
@@ -43,6 +43,7 @@ from cachectl.layers.base.facts import (
     When,
 )
 from cachectl.layers.base.layer import Layer, each_part
+from cachectl.layers.base.parts import Facts, Portability
 from cachectl.layers.base.switches import diagnosed, relative_cache_home, switched_off
 from cachectl.layers.formats import device_binaries
 from cachectl.layers.formats.device_binaries import Damage
@@ -90,6 +91,7 @@ class PyOpenCLBinaries(Layer):
         "its one lock is a file, which a program killed on any node leaves behind; then every build waits a minute "
         "and fails",
     )
+    reveals = "source text of your kernels, paths of included headers"
     among_ranks = Hazard(
         Severity.RISKS,
         "one lock file serves them all, and if one of them is killed while it holds it, the builds of the others fail",
@@ -97,6 +99,11 @@ class PyOpenCLBinaries(Layer):
     when_closed = Hazard(Severity.FAILS, "every build fails, after a minute where its lock cannot be made")
 
     # ------------------------------------------------------------------ where and whether
+
+    @property
+    def portability(self) -> Portability:
+        """What decides whether a program elsewhere can hit an entry."""
+        return BinaryPortability()
 
     def roots(self) -> tuple[Root, ...]:
         """Return the folder above the per-Python caches; a context's own ``cache_dir`` cannot be known."""
@@ -533,3 +540,36 @@ def _missing(lookup: Callable[..., object]) -> Callable[..., object]:
         return None
 
     return find_nothing
+
+
+#: The fact that names the folder which PyOpenCL adds with ``-I`` to the options of every build
+#: (``pyopencl/__init__.py``, ``_DEFAULT_INCLUDE_OPTIONS``), and so to every key that is made from options.
+INCLUDE: Final = "pyopencl include path"
+
+
+def include_path(environment: Environment) -> str | None:
+    """Return that folder as it is installed beside an environment's Python; ``None`` if there is none."""
+    folders = (site / "pyopencl" / "cl" for site in environment.site)
+    return next((str(folder) for folder in folders if folder.is_dir()), None)
+
+
+class BinaryPortability(Portability):
+    """PyOpenCL's keys hash the source, the options and the devices; their folder bears the version of Python."""
+
+    deciding: ClassVar[Mapping[str, str]] = {
+        "python": "PyOpenCL's folder bears the version of Python",
+        INCLUDE: "PyOpenCL names its folder in the options of every build, which its keys are made from",
+    }
+    needed = ("OpenCL drivers",)
+    named = True
+
+    def facts(self, environment: Environment) -> Facts:
+        """Return versions, the include folder, and the names of the OpenCL drivers."""
+        packages = {name: environment.installed(name) for name in ("pyopencl", "pytools")}
+        drivers = ", ".join(sorted(opencl_drivers(environment))) or None
+        return {
+            "python": environment.python,
+            **packages,
+            INCLUDE: include_path(environment),
+            "OpenCL drivers": drivers,
+        }

@@ -9,8 +9,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from cachectl.layers.base.facts import Finding, Flag, Patch, State, Switch, When
-from cachectl.layers.base.memos import forgetting
-from cachectl.layers.base.switches import diagnosed, relative_cache_home
+from cachectl.layers.base.switches import diagnosed, forgetting, relative_cache_home
 from cachectl.layers.pytools import PytoolsDictionaries
 
 VARIABLE: Final = "PYOPENCL_NO_CACHE"
@@ -56,6 +55,7 @@ class PyOpenCLInvoker(PytoolsDictionaries):
     title = "PyOpenCL kernel invokers"
     forms = ("pyopencl-invoker-pdict/5", "pyopencl-invoker-pdict/4")
     opened_by = ("pyopencl.invoker", "pyopencl.scan")
+    reveals = "source text of your kernels"
 
     def owns(self, identifier: str) -> bool:
         """Tell whether PyOpenCL made a dictionary."""

@@ -41,6 +41,7 @@ from cachectl.layers.base.facts import (
     When,
 )
 from cachectl.layers.base.layer import Layer, each_part
+from cachectl.layers.base.parts import Facts, Outlook, Portability
 from cachectl.layers.base.row_layer import RowLayer
 from cachectl.layers.base.selection import Selection
 from cachectl.layers.base.switches import misread, off, relative_cache_home, strtobool, switched_off
@@ -60,6 +61,8 @@ SCHEMA: Final = Schema(
     values=("key_value",),
     size="length(key_value)",
 )
+#: What loopy writes for a package that does not say its version.
+_UNKNOWN: Final = "_UNKNOWN_"
 _FOLDERS = (
     Shape(pdict.V4_LEVELS, folders=True, members=pdict.V4_MEMBERS),
     Shape(pdict.V2_LEVELS, folders=True, members=pdict.V4_MEMBERS),
@@ -88,6 +91,7 @@ class PytoolsDictionaries(RowLayer):
     taken: ClassVar[tuple[str, ...]] = ("loopy-", "pyopencl-")
     #: Modules that open the layer's dictionaries when they are imported.
     opened_by: ClassVar[tuple[str, ...]] = ()
+    reveals: ClassVar[str | None] = "whatever the programs keep in their dictionaries"
     on_network = Hazard(
         Severity.RISKS,
         "the locks of sqlite may not hold there, so programs of several nodes may stall, or damage a dictionary",
@@ -98,6 +102,11 @@ class PytoolsDictionaries(RowLayer):
     def owns(self, identifier: str) -> bool:
         """Tell whether a dictionary belongs to this layer."""
         return not identifier.startswith(self.taken)
+
+    @property
+    def portability(self) -> Portability:
+        """What decides whether a program elsewhere can hit an entry."""
+        return DictionaryPortability()
 
     def roots(self) -> tuple[Root, ...]:
         """Return the pytools folder; the environment is read anew whenever a dictionary is opened."""
@@ -317,7 +326,7 @@ class PytoolsDictionaries(RowLayer):
             return Staleness(stale=True, because=f"pytools {pytools} names and stores its dictionaries differently")
         for package, version in name.packages.items():
             installed = self.environment.installed(package)
-            if installed is not None and version not in (installed, "_UNKNOWN_"):
+            if installed is not None and version not in (installed, _UNKNOWN):
                 return Staleness(stale=True, because=f"written with {package} {version}, {installed} is installed")
         return Staleness(stale=False)
 
@@ -632,3 +641,30 @@ def _replacing(owns: Callable[[str], bool], store: Callable[..., object]) -> Cal
 def _shape_of(key: str) -> Shape | None:
     """Return the form of an old dictionary's entry that a key has."""
     return next((shape for shape in _FOLDERS if shape.accepts(key)), None)
+
+
+class DictionaryPortability(Portability):
+    """A dictionary's name bears Python and the versions of the libraries whose code its values depend on."""
+
+    named = True
+
+    def facts(self, environment: Environment) -> Facts:
+        """Return the versions of Python and of the packages that dictionaries are named by."""
+        packages = ("loopy", "islpy", "cgen", "pytools", "pyopencl", "numpy")
+        return {"python": environment.python, **{name: environment.installed(name) for name in packages}}
+
+    def entry_facts(self, versions: Mapping[str, str], detail: Mapping[str, str]) -> Mapping[str, str]:
+        """Return nothing: each row is judged by itself."""
+        del versions, detail
+        return {}
+
+    def outlook(self, versions: Mapping[str, str], there: Facts, environment: Environment) -> Outlook | None:
+        """Judge a row by the versions in its dictionary's name, as ``ls`` decides which rows are stale."""
+        del there
+        for name, version in sorted(versions.items()):
+            here = environment.python if name == "python" else environment.installed(name)
+            if here is None:
+                return Outlook(None, f"{name} {version} is not installed beside cachectl")
+            if version not in (here, _UNKNOWN):
+                return Outlook(False, f"stored with {name} {version}, here {here}")  # noqa: FBT003
+        return None

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import redirect_stdout
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Final, TypeVar, cast
 
 from cachectl.layers.base.deadline import TookTooLong, limited
 from cachectl.layers.base.environment import Environment
@@ -49,6 +49,7 @@ from cachectl.layers.base.facts import (
     When,
 )
 from cachectl.layers.base.layer import Layer
+from cachectl.layers.base.parts import Portability
 from cachectl.layers.base.registry import PLUGIN_TIMEOUT, described, plugin_limit
 from cachectl.layers.base.selection import Selection
 
@@ -164,6 +165,7 @@ _REQUIRED: Final = ("interface", "name", "title", "scope", "precious", "clearing
 #: Attributes that have a default, which holds where the plug-in sets something else than these kinds.
 _OPTIONAL: Final[Mapping[str, tuple[type, ...]]] = {
     **dict.fromkeys(("on_network", "among_ranks", "when_closed"), (Hazard, type(None))),
+    "reveals": (str, type(None)),
     "failure_mark": (re.Pattern, type(None)),
 }
 #: What every shell and every system takes for the name of a variable.
@@ -439,6 +441,15 @@ class Contained(Layer):
         layer = self._ask(lambda: _checked(self._inner.elsewhere(environment), Layer))
         return Contained(layer, environment)
 
+    @property
+    def portability(self) -> Portability | None:
+        """Ask for the part, every member of which is asked for through this guard."""
+        return cast("Portability | None", self._part("portability", Portability))
+
+    def _part(self, name: str, kind: type) -> object:
+        part = self._ask(lambda: _checked(getattr(self._inner, name), kind, type(None)))
+        return None if part is None else _GuardedPart(part, self._ask)
+
     def refusals(self) -> Mapping[Ability, str]:
         """Ask what cannot be done; a switch or a move that fails is one of these, and so is everything if asking is."""
         try:
@@ -452,6 +463,20 @@ class Contained(Layer):
         }
         failed = {ability: _failure(tries[ability]) for ability in tries.keys() - refused.keys()}
         return refused | {ability: message for ability, message in failed.items() if message is not None}
+
+
+class _GuardedPart:
+    """A part of a plug-in's layer: every attribute and every call goes through the guard of the layer."""
+
+    def __init__(self, part: object, ask: Callable[[Callable[[], object]], object]) -> None:
+        self._part = part
+        self._ask = ask
+
+    def __getattr__(self, name: str) -> object:
+        member = self._ask(lambda: getattr(self._part, name))
+        if not callable(member):
+            return member
+        return lambda *arguments, **named: self._ask(lambda: member(*arguments, **named))
 
 
 def _placed(root: Root) -> Root:

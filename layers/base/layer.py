@@ -60,6 +60,7 @@ from cachectl.layers.base.facts import (
     Unverified,
 )
 from cachectl.layers.base.keys import key_complaint
+from cachectl.layers.base.parts import Portability
 from cachectl.layers.base.selection import ALL, Selection
 from cachectl.layers.host.handles import NO_ROOM, owners
 from cachectl.layers.stores.foresight import closed_because, wait_until_free
@@ -96,6 +97,8 @@ class Layer(ABC):
 
     #: Whether removing entries needs room on the disk first; layers that need none are cleared before.
     clearing_needs_room: ClassVar[bool] = False
+    #: What an exported entry reveals about its user, in words; ``None`` if that is not known.
+    reveals: ClassVar[str | None] = None
     #: What in the message of a failed build tells which log, or leaked temporary, it has left.
     failure_mark: ClassVar[re.Pattern[str] | None] = None
 
@@ -331,6 +334,13 @@ class Layer(ABC):
     def census(self, root: Root) -> Census:
         """Count a root."""
         return tally(self.counted(root))
+
+    # ------------------------------------------------------------------ optional parts
+
+    @property
+    def portability(self) -> Portability | None:
+        """What decides whether a program elsewhere can hit an entry."""
+        return None
 
     def elsewhere(self, environment: Environment) -> Layer:
         """Return the same layer in another environment."""

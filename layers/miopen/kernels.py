@@ -35,6 +35,7 @@ from cachectl.layers.base.facts import (
     Target,
 )
 from cachectl.layers.base.layer import each_part
+from cachectl.layers.base.parts import Portability
 from cachectl.layers.base.row_layer import RowLayer
 from cachectl.layers.host.mounts import network_file_system
 from cachectl.layers.host.open_files import open_elsewhere
@@ -46,6 +47,7 @@ from cachectl.layers.miopen.places import (
     TEMPORARY,
     DatabaseFile,
     Databases,
+    MIOpenPortability,
     diagnosed_flag,
     judge,
     kernel_key,
@@ -92,6 +94,11 @@ class MIOpenKernels(RowLayer):
         Severity.HARMLESS, "sqlite lets one of them write at a time, and the others wait, up to half a minute"
     )
     when_closed: ClassVar[Hazard | None] = Hazard(Severity.FAILS, "MIOpen throws, even where it only looks up")
+
+    @property
+    def portability(self) -> Portability:
+        """What decides whether a program elsewhere can hit an entry."""
+        return MIOpenPortability()
 
     def roots(self) -> tuple[Root, ...]:
         """Resolve as MIOpen does when it first loads a kernel."""

@@ -34,6 +34,7 @@ from cachectl.layers.base.facts import (
     Target,
 )
 from cachectl.layers.base.layer import Layer
+from cachectl.layers.base.parts import UNFORESEEN, Facts, Outlook, Portability
 from cachectl.layers.base.switches import misread, off
 from cachectl.layers.host.listings import lines_of, names_in
 from cachectl.layers.host.presence import is_there, means_absent, status_at
@@ -476,3 +477,22 @@ class Packaged(Layer):
         """Refuse."""
         del targets
         raise Refused(self.name, f"cannot clear: {self.refusals()[Ability.CLEAR]}", root.path)
+
+
+class MIOpenPortability(Portability):
+    """Keys hold no version: the names of databases do, with the backend, the architecture and its units."""
+
+    def facts(self, environment: Environment) -> Facts:
+        """Return nothing: no driver's version decides."""
+        del environment
+        return {}
+
+    def entry_facts(self, versions: Mapping[str, str], detail: Mapping[str, str]) -> Mapping[str, str]:
+        """Return what the name of an entry's database says."""
+        found = {**detail, **versions}
+        return {name: value for name, value in found.items() if name not in ("kernel_name", "kernel_args")}
+
+    def outlook(self, versions: Mapping[str, str], there: Facts, environment: Environment) -> Outlook:
+        """Return that it is unknown: only MIOpen itself sees which device it would name."""
+        del versions, there, environment
+        return UNFORESEEN

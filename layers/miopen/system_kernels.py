@@ -14,7 +14,7 @@ from typing import Final
 
 from cachectl.layers.base.errors import Damaged
 from cachectl.layers.base.facts import Artifact, Finding, Root, Severity
-from cachectl.layers.host.gpus import Gpu, amd_gpus
+from cachectl.layers.host.hardware import Gpu, amd_gpus
 from cachectl.layers.host.plain import read_plain
 from cachectl.layers.miopen.kernels import SWITCH, MIOpenKernels
 from cachectl.layers.miopen.names import parse_base, version_numbers

@@ -43,6 +43,7 @@ from cachectl.layers.base.facts import (
     Target,
 )
 from cachectl.layers.base.layer import each_part
+from cachectl.layers.base.parts import Portability
 from cachectl.layers.base.row_layer import RowLayer
 from cachectl.layers.base.switches import first_place, misread
 from cachectl.layers.host.open_files import open_elsewhere
@@ -53,6 +54,7 @@ from cachectl.layers.miopen.places import (
     TEMPORARY,
     DatabaseFile,
     Databases,
+    MIOpenPortability,
     diagnosed_flag,
     judge,
     lock_files,
@@ -165,6 +167,11 @@ class MIOpenTuning(RowLayer):
     among_ranks: ClassVar[Hazard | None] = Hazard(
         Severity.RISKS, "a rewrite removes the file before it renames the new one, so the others may not find it"
     )
+
+    @property
+    def portability(self) -> Portability:
+        """What decides whether a program elsewhere can hit an entry."""
+        return MIOpenPortability()
 
     def roots(self) -> tuple[Root, ...]:
         """Resolve as MIOpen does when it first needs a tuning result."""

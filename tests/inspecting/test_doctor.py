@@ -30,7 +30,7 @@ from cachectl.layers.base.facts import Finding, Hazard, Root, Scope, Severity, S
 from cachectl.layers.base.guard import Contained
 from cachectl.layers.base.layer import Layer
 from cachectl.layers.base.registry import Broken
-from cachectl.layers.host.gpus import amd_gpus
+from cachectl.layers.host.hardware import amd_gpus
 from cachectl.layers.stores.locks import presence_lock
 from cachectl.stack import Stack
 

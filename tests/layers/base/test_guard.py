@@ -141,7 +141,7 @@ def attributes() -> dict[str, Any]:
     """Map every attribute of the interface to another value than that of the base and of the guard."""
     values: dict[str, Any] = {"interface": 1, "name": "mine", "title": "another", "forms": ("mine/2",)}
     values |= {"scope": Scope.SYSTEM, "precious": True, "failure_mark": re.compile("mine-[0-9]+")}
-    values |= {"clearing_needs_room": True}
+    values |= {"clearing_needs_room": True, "reveals": "another"}
     return values | dict.fromkeys(("on_network", "among_ranks", "when_closed"), Hazard(Severity.UNSAFE, "is unsafe"))
 
 
