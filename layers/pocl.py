@@ -6,14 +6,15 @@ A tree of programs, each a folder of linked bitcode and native work-group functi
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 from collections import Counter
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from cachectl.layers.base.environment import Environment
 from cachectl.layers.base.errors import Busy, Damaged, LayerError, Unreachable
@@ -41,7 +42,7 @@ from cachectl.layers.base.facts import (
     Unverified,
 )
 from cachectl.layers.base.layer import Layer, target_of
-from cachectl.layers.base.parts import Facts, Portability
+from cachectl.layers.base.parts import Facts, Lookups, Portability
 from cachectl.layers.base.selection import Selection
 from cachectl.layers.base.switches import misread, off, strtobool
 from cachectl.layers.formats import bitcode, elf, elf_checks, pocl_names
@@ -152,6 +153,11 @@ class PoclKernels(Layer):
     def portability(self) -> Portability:
         """What decides whether a program elsewhere can hit an entry."""
         return PoclPortability()
+
+    @property
+    def lookups(self) -> Lookups:
+        """How the lookups and stores of a run are observed."""
+        return PoclLookups()
 
     def roots(self) -> tuple[Root, ...]:
         """Resolve as PoCL does when its first device is asked for.
@@ -683,3 +689,32 @@ class PoclPortability(Portability):
             "pyopencl": environment.installed("pyopencl"),
             INCLUDE: include_path(environment),
         }
+
+
+class PoclLookups(Lookups):
+    """PoCL prints what it looks up and stores, if its messages are on while it builds."""
+
+    by = "PoCL's own messages"
+    listeners: Mapping[str, Path] = dict.fromkeys(_PLATFORMS, Path(__file__).parent / "inside" / "pocl_messages.py")
+    mapped = ("/libpocl",)
+    keeps_use = True
+
+    def weigh(self, path: str) -> int | None:
+        """Return the bytes of a program's folder; with its cache off, PoCL removes the program that it has written."""
+        if not os.path.exists(os.path.join(path, _BITCODE)):
+            return None
+        try:
+            return sum(item.stat().st_size for item in Path(path).rglob("*") if item.is_file())
+        except OSError:
+            return 0
+
+    def other_output(self, heard: bytes) -> bytes:
+        """Return what is not PoCL's."""
+        from cachectl.layers.inside.pocl_messages import Messages
+
+        return Messages(heard).others
+
+    def difference(self, alike: Sequence[Entry], event: Mapping[str, Any]) -> str:
+        """Name what PoCL's keys are made from."""
+        del alike, event
+        return "a program with this kernel is there, but its source, build options or device differ"

@@ -5,6 +5,7 @@ Sources: ``pyopencl/cache.py`` (layout, lock, header check), ``pyopencl/__init__
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import shlex
@@ -12,7 +13,7 @@ from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial, wraps
 from pathlib import Path
-from typing import ClassVar, Final
+from typing import Any, ClassVar, Final
 
 from cachectl.layers.base.environment import Environment, user_cache_folder
 from cachectl.layers.base.errors import Damaged, LayerError, Unreachable, not_a_key
@@ -43,7 +44,7 @@ from cachectl.layers.base.facts import (
     When,
 )
 from cachectl.layers.base.layer import Layer, each_part
-from cachectl.layers.base.parts import Facts, Portability
+from cachectl.layers.base.parts import Facts, Lookups, Portability
 from cachectl.layers.base.switches import diagnosed, relative_cache_home, switched_off
 from cachectl.layers.formats import device_binaries
 from cachectl.layers.formats.device_binaries import Damage
@@ -104,6 +105,11 @@ class PyOpenCLBinaries(Layer):
     def portability(self) -> Portability:
         """What decides whether a program elsewhere can hit an entry."""
         return BinaryPortability()
+
+    @property
+    def lookups(self) -> Lookups:
+        """How the lookups and stores of a run are observed."""
+        return BinaryLookups()
 
     def roots(self) -> tuple[Root, ...]:
         """Return the folder above the per-Python caches; a context's own ``cache_dir`` cannot be known."""
@@ -573,3 +579,33 @@ class BinaryPortability(Portability):
             INCLUDE: include_path(environment),
             "OpenCL drivers": drivers,
         }
+
+
+class BinaryLookups(Lookups):
+    """PyOpenCL's own cache is watched by its functions, and every build by the methods of its programs."""
+
+    by = "PyOpenCL"
+    modules = ("pyopencl.cache",)
+    watchers: Mapping[str, Path] = dict.fromkeys(
+        ("pyopencl.cache", "pyopencl"), Path(__file__).parent / "inside" / "builds.py"
+    )
+    mapped = ("/pyopencl/_cl.",)
+
+    def difference(self, alike: Sequence[Entry], event: Mapping[str, Any]) -> str:
+        """Compare sources: PyOpenCL keeps them beside the binaries."""
+        same = any(_source_digest(entry) == event.get("source") for entry in alike)
+        differs = "build options, include path, device or driver differ" if same else "its source is another"
+        return f"an entry of the same {'source' if same else 'kernel'} is there, but {differs}"
+
+
+def _source_digest(entry: Entry) -> str | None:
+    """Return the SHA-256 of the source that an entry was built from.
+
+    PyOpenCL adds a constant to what it builds, so that the driver's cache cannot answer (``pyopencl/cache.py``).
+    """
+    try:
+        text = read_plain(entry.root / entry.key / "source.cl")
+    except OSError:
+        return None
+    own = text.partition(b"\n\n__constant int pyopencl_defeat_cache_")[0].decode(errors="replace")
+    return hashlib.sha256(own.encode(errors="replace")).hexdigest()

@@ -7,6 +7,7 @@ which own the dictionaries whose identifier starts with theirs. Source: ``pytool
 from __future__ import annotations
 
 import os
+import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial, wraps
@@ -41,7 +42,7 @@ from cachectl.layers.base.facts import (
     When,
 )
 from cachectl.layers.base.layer import Layer, each_part
-from cachectl.layers.base.parts import Facts, Outlook, Portability
+from cachectl.layers.base.parts import Facts, Lookups, Outlook, Portability
 from cachectl.layers.base.row_layer import RowLayer
 from cachectl.layers.base.selection import Selection
 from cachectl.layers.base.switches import misread, off, relative_cache_home, strtobool, switched_off
@@ -107,6 +108,11 @@ class PytoolsDictionaries(RowLayer):
     def portability(self) -> Portability:
         """What decides whether a program elsewhere can hit an entry."""
         return DictionaryPortability()
+
+    @property
+    def lookups(self) -> Lookups:
+        """How the lookups and stores of a run are observed."""
+        return DictionaryLookups(self.owns)
 
     def roots(self) -> tuple[Root, ...]:
         """Return the pytools folder; the environment is read anew whenever a dictionary is opened."""
@@ -668,3 +674,30 @@ class DictionaryPortability(Portability):
             if version not in (here, _UNKNOWN):
                 return Outlook(False, f"stored with {name} {version}, here {here}")  # noqa: FBT003
         return None
+
+
+class DictionaryLookups(Lookups):
+    """Dictionaries are watched by the methods of pytools; the identifier says to which layer each belongs."""
+
+    by = "pytools"
+    modules = ("pytools.persistent_dict",)
+    watchers: Mapping[str, Path] = dict.fromkeys(modules, Path(__file__).parent / "inside" / "dictionaries.py")
+    family = "pytools"
+    opened = ("/pdict-v5-",)
+
+    def __init__(self, owns: Callable[[str], bool]) -> None:
+        self._owns = owns
+
+    def owns(self, event: Mapping[str, Any]) -> bool:
+        """Return whether the dictionary of an event is the layer's."""
+        return self._owns(str(event.get("dictionary") or ""))
+
+    def is_alike(self, entry: Entry, event: Mapping[str, Any]) -> bool:
+        """Return whether an entry lies in the dictionary of the event, whatever versions its name bears."""
+        named = event.get("dictionary")
+        return named is None or _without_versions(entry.detail.get("dictionary")) == _without_versions(named)
+
+
+def _without_versions(identifier: object) -> str:
+    """Return an identifier without the versions that loopy and PyOpenCL append."""
+    return re.sub(r"-v\d.*", "", str(identifier))

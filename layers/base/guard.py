@@ -49,7 +49,7 @@ from cachectl.layers.base.facts import (
     When,
 )
 from cachectl.layers.base.layer import Layer
-from cachectl.layers.base.parts import Portability
+from cachectl.layers.base.parts import Lookups, Portability
 from cachectl.layers.base.registry import PLUGIN_TIMEOUT, described, plugin_limit
 from cachectl.layers.base.selection import Selection
 
@@ -445,6 +445,11 @@ class Contained(Layer):
     def portability(self) -> Portability | None:
         """Ask for the part, every member of which is asked for through this guard."""
         return cast("Portability | None", self._part("portability", Portability))
+
+    @property
+    def lookups(self) -> Lookups | None:
+        """Ask for the part, every member of which is asked for through this guard."""
+        return cast("Lookups | None", self._part("lookups", Lookups))
 
     def _part(self, name: str, kind: type) -> object:
         part = self._ask(lambda: _checked(getattr(self._inner, name), kind, type(None)))

@@ -60,7 +60,7 @@ from cachectl.layers.base.facts import (
     Unverified,
 )
 from cachectl.layers.base.keys import key_complaint
-from cachectl.layers.base.parts import Portability
+from cachectl.layers.base.parts import Lookups, Portability
 from cachectl.layers.base.selection import ALL, Selection
 from cachectl.layers.host.handles import NO_ROOM, owners
 from cachectl.layers.stores.foresight import closed_because, wait_until_free
@@ -340,6 +340,11 @@ class Layer(ABC):
     @property
     def portability(self) -> Portability | None:
         """What decides whether a program elsewhere can hit an entry."""
+        return None
+
+    @property
+    def lookups(self) -> Lookups | None:
+        """How the lookups and stores of a run are observed."""
         return None
 
     def elsewhere(self, environment: Environment) -> Layer:

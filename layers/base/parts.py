@@ -7,11 +7,13 @@ compares entries before and after the run, and a started driver cannot be salted
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Final
+from pathlib import Path
+from typing import Any, ClassVar, Final
 
 from cachectl.layers.base.environment import Environment
+from cachectl.layers.base.facts import Entry
 
 #: What a place or an entry says of itself, by name. ``None`` is unknown, and equals nothing.
 Facts = Mapping[str, str | None]
@@ -64,3 +66,76 @@ class Portability(ABC):
         """Judge an entry by its own versions; return ``None`` if the facts of the two places decide."""
         del versions, there, environment
         return None
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A function of a library, every call of which is a lookup of the layer, or (``stores``) a store.
+
+    ``function`` is its name in ``module``, with its class and a dot before it if it is a method. A lookup that finds
+    nothing raises ``absent``, an exception of that module, or returns ``None`` if ``absent`` is empty.
+    """
+
+    module: str
+    function: str
+    stores: bool = False
+    absent: str = ""
+
+
+class Lookups:
+    """How the lookups and stores of a run are observed.
+
+    A library in Python is watched in the interpreter: by ``calls``, or by ``watchers`` if a call is not enough. A
+    driver is listened to while it builds, or counts by itself. A layer with none of these is judged by its entries
+    before and after the run.
+    """
+
+    #: Who reports, in words: "pytools", "PoCL's own messages".
+    by: str = ""
+    #: Functions whose calls count.
+    calls: tuple[Call, ...] = ()
+    #: Modules with the file that watches each: its ``watch(module, notes)`` replaces functions by others that note.
+    #: The file imports the standard library alone, and runs on Python 3.8.
+    watchers: Mapping[str, Path] = {}
+    #: Those of the watched modules that must be watched for the numbers to be exact.
+    modules: tuple[str, ...] = ()
+    #: The name under which watchers note events, if it is not the layer's own.
+    family: str = ""
+    #: OpenCL platforms with the file that listens to the driver of each: its class ``Listener`` hears whether a build
+    #: was compiled, and notes a ``messages`` event.
+    listeners: Mapping[str, Path] = {}
+    #: Variables to set in the run, so that the cache counts or reports. They must not change its keys.
+    variables: Mapping[str, str] = {}
+    #: Parts of the path of a file that a process has mapped, or opened, if it uses the cache.
+    mapped: tuple[str, ...] = ()
+    opened: tuple[str, ...] = ()
+    #: Whether every hit leaves a time of use, so that no such time means no hit.
+    keeps_use: bool = False
+
+    def owns(self, event: Mapping[str, Any]) -> bool:
+        """Return whether an event that was noted under the layer's name, or its family's, is this layer's."""
+        del event
+        return True
+
+    def counters(self) -> tuple[int, int] | None:
+        """Return the hits and misses that the cache itself has counted since it was made; ``None`` if it has not."""
+        return None
+
+    def weigh(self, path: str) -> int | None:
+        """Return the bytes of what a listener heard was stored; ``None`` if it has not been kept."""
+        del path
+        return None
+
+    def other_output(self, heard: bytes) -> bytes:
+        """Return the part of a driver's error stream that is not the driver's."""
+        return heard
+
+    def is_alike(self, entry: Entry, event: Mapping[str, Any]) -> bool:
+        """Return whether an entry of the same kernel might have answered a lookup that missed."""
+        del entry, event
+        return True
+
+    def difference(self, alike: Sequence[Entry], event: Mapping[str, Any]) -> str:
+        """Explain in words why a lookup missed although these entries of the same kernel are there."""
+        del alike, event
+        return "an entry of the same kernel is there, but the kernel itself, its types or its target differ"

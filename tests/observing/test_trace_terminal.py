@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from cachectl.observing.observer import Messages
+from cachectl.layers.inside.pocl_messages import Messages
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

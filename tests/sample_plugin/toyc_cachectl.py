@@ -5,8 +5,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from cachectl.layers.base import errors, facts
-from cachectl.layers.base.environment import user_cache_folder
+from cachectl.layers.base.environment import Environment, user_cache_folder
 from cachectl.layers.base.layer import Layer
+from cachectl.layers.base.parts import Call, Facts, Lookups, Portability
 from cachectl.layers.stores.tree import Shape, Tree
 
 SHAPE = Shape((re.compile(r"[0-9a-f]{16}\.toyc"),), folders=False)
@@ -16,11 +17,24 @@ def kernels_in(data: bytes) -> tuple[str, ...] | None:
     return tuple(map(bytes.decode, re.findall(rb"\ATOYC (\w+)\n", data))) or None  # "TOYC", the kernel's name, its code
 
 
+class ToycPortability(Portability):
+    def facts(self, environment: Environment) -> Facts:
+        return {}  # a kernel fits every processor of one kind, which is compared anyway
+
+
+class ToycLookups(Lookups):
+    by = "toyc"
+    calls = (Call("toyc", "find"), Call("toyc", "keep", stores=True))
+
+
 class Toyc(Layer):
     interface = 1
     name = "toyc"
     title = "toyc kernels"
     forms = ("toyc-kernel/1",)
+    reveals = "names of your kernels"
+    portability = ToycPortability()
+    lookups = ToycLookups()
 
     def roots(self) -> tuple[facts.Root, ...]:
         path, source = user_cache_folder(self.environment, "toyc")
