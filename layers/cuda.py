@@ -38,7 +38,7 @@ from cachectl.layers.base.facts import (
     Target,
 )
 from cachectl.layers.base.layer import Layer, counting, remove_counted
-from cachectl.layers.base.parts import Facts, Outlook, Portability
+from cachectl.layers.base.parts import Facts, Outlook, Portability, Tagging
 from cachectl.layers.base.switches import first_place, misread, off
 from cachectl.layers.formats import compute_cache
 from cachectl.layers.host.drivers import opencl_drivers
@@ -89,6 +89,11 @@ class CudaComputeCache(Layer):
     def portability(self) -> Portability:
         """What decides whether a program elsewhere can hit an entry."""
         return CudaPortability()
+
+    @property
+    def tagging(self) -> Tagging:
+        """How entries of tagged builds are recognised."""
+        return CudaTagging(self)
 
     def roots(self) -> tuple[Root, ...]:
         """Resolve as the driver does when it starts; a relative or empty path leaves it without a cache."""
@@ -176,7 +181,7 @@ class CudaComputeCache(Layer):
         """Give the variable, which the driver reads once, when it starts."""
         variables = {} if on else {"CUDA_CACHE_DISABLE": "1"}
         unset = frozenset({"CUDA_CACHE_DISABLE"} if on else ())
-        return Switch(self.name, variables, unset, latches=LIBRARIES, salts=_OPENCL, platforms=_PLATFORMS)
+        return Switch(self.name, variables, unset, latches=LIBRARIES)
 
     def relocate(self, folder: Path) -> Switch:
         """Give the path; the driver makes the folder."""
@@ -277,20 +282,6 @@ class CudaComputeCache(Layer):
             self._tree(root).write(key, artifact.data, replace=replace, file_mode=0o644)
 
     # ------------------------------------------------------------------ clear
-
-    def marked(
-        self, root: Root, mark: re.Pattern[bytes], since: float, known: Container[str]
-    ) -> Iterator[tuple[Removable, str]]:
-        """Look for the mark in the keys: a front end's holds the source, a back end's names its constants."""
-        del known
-        tree = self._tree(root)
-        for leaf in tree.scan():
-            if isinstance(leaf, Problem) or leaf.stray is not None or leaf.modified < since:
-                continue
-            key = compute_cache.key_of(tree.read_file(leaf.key) or b"")
-            found = None if key is None else mark.search(key)
-            if found is not None:
-                yield leaf.entry(self.name, root.path), found[0].decode()
 
     def lock_files(self, root: Root, keys: Iterable[str]) -> Iterable[Path]:
         """Name the index, which the driver locks."""
@@ -501,3 +492,27 @@ class CudaPortability(Portability):
         if version in (None, there.get(_DRIVER), here) or here is None:
             return None
         return Outlook(False, f"compiled by driver {version}, here {here}")  # noqa: FBT003
+
+
+class CudaTagging(Tagging):
+    """A front end's key holds the source, a back end's names its constants."""
+
+    drivers = _OPENCL
+    platforms = _PLATFORMS
+
+    def __init__(self, layer: CudaComputeCache) -> None:
+        self._layer = layer
+
+    def find_tagged(
+        self, root: Root, tag: re.Pattern[bytes], since: float, known: Container[str]
+    ) -> Iterator[tuple[Removable, str]]:
+        """Look for the tag in the keys."""
+        del known
+        tree = self._layer._tree(root)  # noqa: SLF001 - the part is the layer's own
+        for leaf in tree.scan():
+            if isinstance(leaf, Problem) or leaf.stray is not None or leaf.modified < since:
+                continue
+            key = compute_cache.key_of(tree.read_file(leaf.key) or b"")
+            found = None if key is None else tag.search(key)
+            if found is not None:
+                yield leaf.entry(self._layer.name, root.path), found[0].decode()

@@ -42,7 +42,7 @@ from cachectl.layers.base.facts import (
     Unverified,
 )
 from cachectl.layers.base.layer import Layer, target_of
-from cachectl.layers.base.parts import Facts, Lookups, Portability
+from cachectl.layers.base.parts import Facts, Lookups, Portability, Tagging
 from cachectl.layers.base.selection import Selection
 from cachectl.layers.base.switches import misread, off, strtobool
 from cachectl.layers.formats import bitcode, elf, elf_checks, pocl_names
@@ -135,7 +135,6 @@ class PoclKernels(Layer):
     name = "pocl"
     title = "PoCL kernel cache"
     forms = ("pocl-entry/1",)
-    failure_mark = re.compile(f"tempfile_{_DRAWN}")
     reveals = "paths of your home, in bitcode"
     on_network = Hazard(
         Severity.HARMLESS,
@@ -158,6 +157,11 @@ class PoclKernels(Layer):
     def lookups(self) -> Lookups:
         """How the lookups and stores of a run are observed."""
         return PoclLookups()
+
+    @property
+    def tagging(self) -> Tagging:
+        """How entries of tagged builds are recognised."""
+        return PoclTagging(self)
 
     def roots(self) -> tuple[Root, ...]:
         """Resolve as PoCL does when its first device is asked for.
@@ -227,7 +231,7 @@ class PoclKernels(Layer):
     def switch(self, *, on: bool) -> Switch:
         """Give the variable, which PoCL reads once, when its first device is asked for."""
         variables = {"POCL_KERNEL_CACHE": "1" if on else "0"}
-        return Switch(self.name, variables, latches=LIBRARIES, salts=LIBRARIES, platforms=_PLATFORMS)
+        return Switch(self.name, variables, latches=LIBRARIES)
 
     def relocate(self, folder: Path) -> Switch:
         """Give PoCL's own variable; the folder is made by PoCL."""
@@ -426,26 +430,6 @@ class PoclKernels(Layer):
                 role = "uncached" if program._switched_on() is False else "kcache"
                 roots = program.roots()
                 yield from (root for root in roots if root.role == role or len(roots) == 1)
-
-    def marked(
-        self, root: Root, mark: re.Pattern[bytes], since: float, known: Container[str]
-    ) -> Iterator[tuple[Removable, str]]:
-        """Look for the mark among the names in the bitcode, and among those in the log of a build that failed.
-
-        A kernel launched in a new work-group shape after its program was removed leaves a folder without bitcode.
-        """
-        tree = self._tree(root)
-        for leaf in tree.scan():
-            if isinstance(leaf, Problem) or leaf.modified < since:
-                continue
-            if leaf.stray is not None:
-                # The source of a build that failed in the preprocessor.
-                if (found := mark.search(leaf.key.encode())) is not None:
-                    yield leaf.orphan(root.path), found[0].decode()
-                continue
-            found = mark.search(b"".join(tree.read_file(leaf.key, file) or b"" for file in ("program.bc", "build.log")))
-            if found is not None or leaf.key in known:
-                yield leaf.entry(self.name, root.path), "" if found is None else found[0].decode()
 
     def remove(self, root: Root, targets: tuple[Target, ...]) -> Outcome:
         """Rename programs away, then delete them; the top folder itself always stays."""
@@ -718,3 +702,34 @@ class PoclLookups(Lookups):
         """Name what PoCL's keys are made from."""
         del alike, event
         return "a program with this kernel is there, but its source, build options or device differ"
+
+
+class PoclTagging(Tagging):
+    """PoCL keeps the names of constants in bitcode, and in the log of a build that failed."""
+
+    drivers = LIBRARIES
+    platforms = _PLATFORMS
+    failure_trace = re.compile(f"tempfile_{_DRAWN}")
+
+    def __init__(self, layer: PoclKernels) -> None:
+        self._layer = layer
+
+    def find_tagged(
+        self, root: Root, tag: re.Pattern[bytes], since: float, known: Container[str]
+    ) -> Iterator[tuple[Removable, str]]:
+        """Look for the tag in the bitcode, and in the log of a build that failed.
+
+        A kernel launched in a new work-group shape after its program was removed leaves a folder without bitcode.
+        """
+        tree = self._layer._tree(root)  # noqa: SLF001 - the part is the layer's own
+        for leaf in tree.scan():
+            if isinstance(leaf, Problem) or leaf.modified < since:
+                continue
+            if leaf.stray is not None:
+                # The source of a build that failed in the preprocessor.
+                if (found := tag.search(leaf.key.encode())) is not None:
+                    yield leaf.orphan(root.path), found[0].decode()
+                continue
+            found = tag.search(b"".join(tree.read_file(leaf.key, file) or b"" for file in ("program.bc", "build.log")))
+            if found is not None or leaf.key in known:
+                yield leaf.entry(self._layer.name, root.path), "" if found is None else found[0].decode()

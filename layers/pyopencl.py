@@ -44,7 +44,7 @@ from cachectl.layers.base.facts import (
     When,
 )
 from cachectl.layers.base.layer import Layer, each_part
-from cachectl.layers.base.parts import Facts, Lookups, Portability
+from cachectl.layers.base.parts import Facts, Lookups, Portability, Tagging
 from cachectl.layers.base.switches import diagnosed, relative_cache_home, switched_off
 from cachectl.layers.formats import device_binaries
 from cachectl.layers.formats.device_binaries import Damage
@@ -110,6 +110,11 @@ class PyOpenCLBinaries(Layer):
     def lookups(self) -> Lookups:
         """How the lookups and stores of a run are observed."""
         return BinaryLookups()
+
+    @property
+    def tagging(self) -> Tagging:
+        """How entries of tagged builds are recognised."""
+        return BinaryTagging(self)
 
     def roots(self) -> tuple[Root, ...]:
         """Return the folder above the per-Python caches; a context's own ``cache_dir`` cannot be known."""
@@ -301,19 +306,6 @@ class PyOpenCLBinaries(Layer):
         self._tree(root).write_members(key, members, replace=replace, guard=self._guard(root, key))
 
     # ------------------------------------------------------------------ clear
-
-    def marked(
-        self, root: Root, mark: re.Pattern[bytes], since: float, known: Container[str]
-    ) -> Iterator[tuple[Removable, str]]:
-        """Look for the mark in the sources, which PyOpenCL keeps beside the binaries."""
-        del known
-        tree = self._tree(root)
-        for leaf in tree.scan():
-            if isinstance(leaf, Problem) or leaf.stray is not None or leaf.modified < since:
-                continue
-            found = mark.search(tree.read_file(leaf.key, "source.cl") or b"")
-            if found is not None:
-                yield leaf.entry(self.name, root.path), found[0].decode()
 
     def remove(self, root: Root, targets: tuple[Target, ...]) -> Outcome:
         """Remove program folders, those of one Python under its lock; the bases stay."""
@@ -609,3 +601,23 @@ def _source_digest(entry: Entry) -> str | None:
         return None
     own = text.partition(b"\n\n__constant int pyopencl_defeat_cache_")[0].decode(errors="replace")
     return hashlib.sha256(own.encode(errors="replace")).hexdigest()
+
+
+class BinaryTagging(Tagging):
+    """PyOpenCL keeps the source beside the binaries, whatever platform it builds for."""
+
+    def __init__(self, layer: PyOpenCLBinaries) -> None:
+        self._layer = layer
+
+    def find_tagged(
+        self, root: Root, tag: re.Pattern[bytes], since: float, known: Container[str]
+    ) -> Iterator[tuple[Removable, str]]:
+        """Look for the tag in the sources."""
+        del known
+        tree = self._layer._tree(root)  # noqa: SLF001 - the part is the layer's own
+        for leaf in tree.scan():
+            if isinstance(leaf, Problem) or leaf.stray is not None or leaf.modified < since:
+                continue
+            found = tag.search(tree.read_file(leaf.key, "source.cl") or b"")
+            if found is not None:
+                yield leaf.entry(self._layer.name, root.path), found[0].decode()

@@ -12,7 +12,7 @@ MOST_MODULES = 15
 #: Each room with the rooms that its modules may import from, beside their own. ``layers`` are the adapters.
 ALLOWED = {
     "layers.formats": {"layers.base"},
-    "layers.inside": set(),
+    "layers.inside": {"layers.base"},
     "layers.host": {"layers.base"},
     "layers.stores": {"layers.base", "layers.formats", "layers.host"},
     "layers.base": {"layers.formats", "layers.host", "layers.stores"},

@@ -49,7 +49,7 @@ from cachectl.layers.base.facts import (
     When,
 )
 from cachectl.layers.base.layer import Layer
-from cachectl.layers.base.parts import Lookups, Portability
+from cachectl.layers.base.parts import Lookups, Portability, Tagging
 from cachectl.layers.base.registry import PLUGIN_TIMEOUT, described, plugin_limit
 from cachectl.layers.base.selection import Selection
 
@@ -126,7 +126,7 @@ _FIELDS: Final[Mapping[type, Mapping[str, type | tuple[type, ...]]]] = {
         "unset": frozenset,
         "takes_effect": When,
         **dict.fromkeys(("flags", "patches", "memos", "drops", "reloads"), tuple),
-        **dict.fromkeys(("latches", "latching_modules", "salts", "platforms", "makes"), tuple),
+        **dict.fromkeys(("latches", "latching_modules", "makes"), tuple),
     },
     Flag: {"module": str, "attribute": str, "value": bool},
     Patch: {"module": str, "owner": _WORDS, "method": str},
@@ -151,7 +151,7 @@ _ELEMENTS: Final[Mapping[type, Mapping[str, type]]] = {
         "makes": Path,
         "drops": tuple,
         "reloads": tuple,
-        **dict.fromkeys(("latches", "latching_modules", "salts", "platforms"), str),
+        **dict.fromkeys(("latches", "latching_modules"), str),
     },
 }
 #: The names and values among them.
@@ -166,7 +166,6 @@ _REQUIRED: Final = ("interface", "name", "title", "scope", "precious", "clearing
 _OPTIONAL: Final[Mapping[str, tuple[type, ...]]] = {
     **dict.fromkeys(("on_network", "among_ranks", "when_closed"), (Hazard, type(None))),
     "reveals": (str, type(None)),
-    "failure_mark": (re.Pattern, type(None)),
 }
 #: What every shell and every system takes for the name of a variable.
 _VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -391,17 +390,6 @@ class Contained(Layer):
         """Ask how to store without reading."""
         return self._ask_soon(lambda: self._own(_checked(self._inner.refresher(), Switch, type(None))))
 
-    def marked(
-        self, root: Root, mark: re.Pattern[bytes], since: float, known: Container[str]
-    ) -> Iterator[tuple[Removable, str | None]]:
-        """Ask what bears a mark."""
-        for thing, found in self._each(lambda: self._inner.marked(root, mark, since, known), (tuple,)):
-            self._demand_inside(thing, root)
-            if thing.key not in known if not found else mark.fullmatch(found.encode()) is None:
-                message = f"the plug-in failed: {thing.key!r} does not have the mark {found!r} that it was asked for"
-                raise PluginFailed(self.name, message, root.path)
-            yield thing, found
-
     def diagnose(self) -> Iterator[Finding]:
         """Ask what is wrong with the set-up."""
         return self._each(self._inner.diagnose, (Finding,))
@@ -451,6 +439,26 @@ class Contained(Layer):
         """Ask for the part, every member of which is asked for through this guard."""
         return cast("Lookups | None", self._part("lookups", Lookups))
 
+    @property
+    def tagging(self) -> Tagging | None:
+        """Ask for the part; what it finds must lie in the root, and have the tag that was asked for."""
+        part = self._ask(lambda: _checked(self._inner.tagging, Tagging, type(None)))
+        return None if part is None else self._ask(lambda: _GuardedTagging(self, part))
+
+    def find_tagged(
+        self, part: Tagging, root: Root, tag: re.Pattern[bytes], since: float, known: Container[str]
+    ) -> Iterator[tuple[Removable, str]]:
+        """Ask a part what tagged builds have stored."""
+        for thing, found in self._each(lambda: part.find_tagged(root, tag, since, known), (tuple,)):
+            self._demand_inside(thing, root)
+            if not found and thing.key in known:
+                yield thing, ""
+            elif found and tag.fullmatch(found.encode()) is not None:
+                yield thing, found
+            else:
+                message = f"the plug-in failed: {thing.key!r} does not have the tag {found!r} that it was asked for"
+                raise PluginFailed(self.name, message, root.path)
+
     def _part(self, name: str, kind: type) -> object:
         part = self._ask(lambda: _checked(getattr(self._inner, name), kind, type(None)))
         return None if part is None else _GuardedPart(part, self._ask)
@@ -468,6 +476,25 @@ class Contained(Layer):
         }
         failed = {ability: _failure(tries[ability]) for ability in tries.keys() - refused.keys()}
         return refused | {ability: message for ability, message in failed.items() if message is not None}
+
+
+class _GuardedTagging(Tagging):
+    """The tagging of a plug-in's layer."""
+
+    def __init__(self, layer: Contained, part: Tagging) -> None:
+        self._layer = layer
+        self._part = part
+        self.drivers = tuple(_checked(name, str) for name in part.drivers)
+        self.platforms = tuple(_checked(name, str) for name in part.platforms)
+        self.failure_trace = _checked(part.failure_trace, re.Pattern, type(None))
+        if self.failure_trace is not None:
+            _checked(self.failure_trace.pattern, str)
+
+    def find_tagged(
+        self, root: Root, tag: re.Pattern[bytes], since: float, known: Container[str]
+    ) -> Iterator[tuple[Removable, str]]:
+        """Ask what tagged builds have stored."""
+        return self._layer.find_tagged(self._part, root, tag, since, known)
 
 
 class _GuardedPart:

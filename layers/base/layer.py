@@ -9,11 +9,10 @@ disk.
 from __future__ import annotations
 
 import os
-import re
 import shlex
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
@@ -60,7 +59,7 @@ from cachectl.layers.base.facts import (
     Unverified,
 )
 from cachectl.layers.base.keys import key_complaint
-from cachectl.layers.base.parts import Lookups, Portability
+from cachectl.layers.base.parts import Lookups, Portability, Tagging
 from cachectl.layers.base.selection import ALL, Selection
 from cachectl.layers.host.handles import NO_ROOM, owners
 from cachectl.layers.stores.foresight import closed_because, wait_until_free
@@ -99,8 +98,6 @@ class Layer(ABC):
     clearing_needs_room: ClassVar[bool] = False
     #: What an exported entry reveals about its user, in words; ``None`` if that is not known.
     reveals: ClassVar[str | None] = None
-    #: What in the message of a failed build tells which log, or leaked temporary, it has left.
-    failure_mark: ClassVar[re.Pattern[str] | None] = None
 
     def __init__(self, environment: Environment) -> None:
         self.environment = environment
@@ -282,18 +279,6 @@ class Layer(ABC):
         """Say how to make the library store without reading, in this process; ``None`` where nothing does."""
         return None
 
-    def marked(
-        self, root: Root, mark: re.Pattern[bytes], since: float, known: Container[str]
-    ) -> Iterator[tuple[Removable, str | None]]:
-        """Yield what builds have stored whose source bore a mark, each with the mark.
-
-        A layer that keeps none of a source's names yields nothing. Only what has changed after ``since`` (epoch
-        seconds) is looked into. What is left of an entry among the ``known`` keys has the mark ``""`` where it bears
-        none any more.
-        """
-        del root, mark, since, known
-        yield from ()
-
     def searched(self, root: Root, selection: Selection) -> Iterator[Found]:
         """Yield at least what a selection matches. Stores that can find a kernel without reading all override this."""
         del selection
@@ -345,6 +330,11 @@ class Layer(ABC):
     @property
     def lookups(self) -> Lookups | None:
         """How the lookups and stores of a run are observed."""
+        return None
+
+    @property
+    def tagging(self) -> Tagging | None:
+        """How entries of tagged builds are recognised."""
         return None
 
     def elsewhere(self, environment: Environment) -> Layer:

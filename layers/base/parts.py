@@ -6,14 +6,15 @@ compares entries before and after the run, and a started driver cannot be salted
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
 from cachectl.layers.base.environment import Environment
-from cachectl.layers.base.facts import Entry
+from cachectl.layers.base.facts import Entry, Removable, Root
 
 #: What a place or an entry says of itself, by name. ``None`` is unknown, and equals nothing.
 Facts = Mapping[str, str | None]
@@ -139,3 +140,30 @@ class Lookups:
         """Explain in words why a lookup missed although these entries of the same kernel are there."""
         del alike, event
         return "an entry of the same kernel is there, but the kernel itself, its types or its target differ"
+
+
+class Tagging(ABC):
+    """How entries of tagged builds are recognised: builds of a source with a constant of a unique name.
+
+    A driver that has started cannot be switched off, but it has no entry for such a source. With ``drivers`` and
+    ``platforms`` the layer of the driver can be salted in a running process. Without either, the layer stores builds
+    for any platform, and only what they stored is removed.
+    """
+
+    #: Libraries, by the beginning of their file names: if one has started, builds reach the cache through it.
+    drivers: tuple[str, ...] = ()
+    #: Names of the OpenCL platforms of that driver, which stores every program that is built for them.
+    platforms: tuple[str, ...] = ()
+    #: What in the message of a failed build names its log, or the temporary that it has leaked.
+    failure_trace: re.Pattern[str] | None = None
+
+    @abstractmethod
+    def find_tagged(
+        self, root: Root, tag: re.Pattern[bytes], since: float, known: Container[str]
+    ) -> Iterator[tuple[Removable, str]]:
+        """Yield what tagged builds have stored in a root, each with its tag.
+
+        Entries that have not changed after ``since`` (epoch seconds) are not read. A rest of an entry among the
+        ``known`` keys has the tag ``""`` if it does not name the constant. Raises :class:`LayerError` or
+        :class:`OSError` if the root cannot be read.
+        """

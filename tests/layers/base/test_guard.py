@@ -42,6 +42,7 @@ from cachectl.layers.base.facts import (
 )
 from cachectl.layers.base.guard import Contained, PluginFailed
 from cachectl.layers.base.layer import Layer
+from cachectl.layers.base.parts import Lookups, Tagging
 from cachectl.layers.base.registry import Broken, plugged_in
 from cachectl.layers.base.selection import ALL
 
@@ -97,7 +98,6 @@ QUESTIONS = {
     "diagnose": Question(lambda layer: layer.diagnose(), [FINDING]),
     "set_aside": Question(lambda layer: layer.set_aside(ROOT, TARGET, HELD), "why", optional=True),
     "bring_back": Question(lambda layer: layer.bring_back(ROOT, HELD, replace=True), None, optional=True),
-    "marked": Question(lambda layer: layer.marked(ROOT, re.compile(b"salt_1_"), 0.0, {"k"}), [(ENTRY, "salt_1_")]),
     "idle_gate": Question(lambda layer: layer.idle_gate([ENTRY]), [(ENTRY, "in use")]),
     "claims": Question(lambda layer: layer.claims(ROOT, ("a",)), answer=True, optional=True),
     "lacking": Question(lambda layer: layer.lacking(), (ROOT,)),
@@ -140,8 +140,8 @@ def members() -> set[str]:
 def attributes() -> dict[str, Any]:
     """Map every attribute of the interface to another value than that of the base and of the guard."""
     values: dict[str, Any] = {"interface": 1, "name": "mine", "title": "another", "forms": ("mine/2",)}
-    values |= {"scope": Scope.SYSTEM, "precious": True, "failure_mark": re.compile("mine-[0-9]+")}
-    values |= {"clearing_needs_room": True, "reveals": "another"}
+    values |= {"scope": Scope.SYSTEM, "precious": True, "reveals": "another"}
+    values |= {"clearing_needs_room": True}
     return values | dict.fromkeys(("on_network", "among_ranks", "when_closed"), Hazard(Severity.UNSAFE, "is unsafe"))
 
 
@@ -212,14 +212,10 @@ STRAY = replace(ENTRY, key="../outside")
         ("write_new", [True, True]),
         ("write_new", [None]),
         ("write_new", True),
-        ("marked", [(STRAY, "salt_1_")]),
-        ("marked", [(ENTRY, "no such mark")]),
-        ("marked", [(replace(ENTRY, key="l"), "")]),
         ("idle_gate", [(Orphan("other", PLACE, 1, 1, 0.0, "why"), None)]),
         ("lacking", (replace(ROOT, path=Path("relative")),)),
         ("switch", Switch("notes", drops=((1, 2),))),  # type: ignore[arg-type]
         ("switch", Switch("notes", reloads=("ab",))),  # type: ignore[arg-type]
-        ("switch", Switch("notes", platforms=(1,))),  # type: ignore[arg-type]
         ("switch", Switch("notes", patches=(Patch("m", None, "f", None),))),  # type: ignore[arg-type]
     ],
 )
@@ -284,7 +280,7 @@ def _takes_one(layer: Layer, environment: Environment) -> None:
     Layer.__init__(layer, environment)
 
 
-OPTIONAL = ("on_network", "among_ranks", "when_closed", "failure_mark")
+OPTIONAL = ("on_network", "among_ranks", "when_closed")
 
 
 @pytest.mark.parametrize("wrong", ["nonsense", 7, re.compile(b"bytes")])
@@ -298,7 +294,7 @@ def test_an_optional_attribute_may_be_none(tmp_path: Path, name: str) -> None:
     assert getattr(guarded(tmp_path, **{name: None}), name) is None
 
 
-@pytest.mark.parametrize("name", sorted(attributes().keys() - set(OPTIONAL)))
+@pytest.mark.parametrize("name", sorted(attributes().keys() - {*OPTIONAL, "reveals"}))
 def test_an_attribute_that_is_none_is_named_when_the_plug_in_is_loaded(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str
 ) -> None:
@@ -339,3 +335,57 @@ def test_a_started_library_of_a_plug_in_is_judged(home: Home) -> None:
     for off, status in (("1", "off"), ("", "on")):
         done = home.run(sys.executable, "-W", "ignore", "-c", program, PYTHONPATH=path, NOTES_OFF=off)
         assert json.loads(done.stdout)[0] == status
+
+
+# ---------------------------------------------------------------------- parts
+
+
+class Tags(Tagging):
+    drivers = ("libnotes",)
+    platforms = ("Notes",)
+
+    def __init__(self, *found: Any) -> None:  # noqa: ANN401 - whatever a plug-in says
+        self.found = found
+
+    def find_tagged(self, *_: object) -> Any:  # noqa: ANN401
+        yield from self.found
+
+
+def find_tagged(tmp_path: Path, *found: object) -> list[object]:
+    part = guarded(tmp_path, tagging=Tags(*found)).tagging
+    assert part is not None
+    assert (part.drivers, part.platforms, part.failure_trace) == (("libnotes",), ("Notes",), None)
+    return list(part.find_tagged(ROOT, re.compile(b"salt_1_"), 0.0, {"k"}))
+
+
+def test_what_tagged_builds_have_stored_is_passed_on(tmp_path: Path) -> None:
+    found = [(ENTRY, "salt_1_"), (ENTRY, "")]
+    assert find_tagged(tmp_path, *found) == found
+
+
+@pytest.mark.parametrize(
+    "found", [(STRAY, "salt_1_"), (ENTRY, "no such tag"), (replace(ENTRY, key="l"), ""), (ENTRY, 7), 7]
+)
+def test_what_was_not_asked_for_is_no_answer_of_a_part(tmp_path: Path, found: object) -> None:
+    with pytest.raises(PluginFailed, match=r"^notes: the plug-in failed: "):
+        assert find_tagged(tmp_path, found) == []
+
+
+@pytest.mark.parametrize("name", ["portability", "lookups", "tagging"])
+def test_a_part_of_another_kind_is_no_answer(tmp_path: Path, name: str) -> None:
+    layer = guarded(tmp_path, **{name: "nonsense"})
+    with pytest.raises(PluginFailed, match=r"^notes: the plug-in failed: "):
+        getattr(layer, name)
+    assert getattr(guarded(tmp_path, **{name: None}), name) is None
+
+
+def test_a_part_that_fails_names_the_plug_in(tmp_path: Path) -> None:
+    class Failing(Lookups):
+        def counters(self) -> Any:  # noqa: ANN401
+            raise KeyError("x")
+
+    part = guarded(tmp_path, lookups=Failing()).lookups
+    assert part is not None
+    assert part.mapped == ()
+    with pytest.raises(PluginFailed, match=r"^notes: the plug-in failed: KeyError"):
+        part.counters()
