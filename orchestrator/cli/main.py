@@ -689,7 +689,7 @@ def _export(options: argparse.Namespace) -> int:
 
 def _export_files(options: argparse.Namespace) -> int:
     from cachectl.cli import render, render_miopen
-    from cachectl.moving.miopen_files import export_files
+    from cachectl.moving.installable import export_files
 
     if options.sign is not None:
         options.parser.error("--as-kdb writes no bundle that could be signed")
@@ -707,7 +707,7 @@ def _export_files(options: argparse.Namespace) -> int:
 
 def _miopen(options: argparse.Namespace) -> int:
     from cachectl.cli import render, render_miopen
-    from cachectl.moving.miopen_files import merge
+    from cachectl.layers.miopen.merging import merge
 
     environment = _stack(options).environment
     with render.working("merging"):

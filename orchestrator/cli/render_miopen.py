@@ -8,7 +8,8 @@ from typing import Final
 from cachectl.cli.render import Table, count, show_lines, show_table, size, warn
 from cachectl.layers.base.errors import printable
 from cachectl.layers.base.facts import Note
-from cachectl.moving.miopen_files import FilesExport, Merge
+from cachectl.layers.miopen.exporting import FilesExport
+from cachectl.layers.miopen.merging import Merge
 
 #: How many of a kind are named; JSON has them all.
 _FEW: Final = 5
