@@ -124,7 +124,7 @@ def records_of(layer: MIOpenTuning, path: Path) -> tuple[list[bytes], list[Note]
         # Where no lock file can be made, MIOpen cannot rewrite it either.
         with suppress(Unreachable):
             if layer.scope is Scope.USER:
-                stack.enter_context(layer.locked(as_miopen_spells(layer, path)))
+                stack.enter_context(layer.store.locked(as_miopen_spells(layer, path)))
         for found in RecordFile(layer.name, path, nullcontext).scan():
             if not isinstance(found, Fault):
                 lines.append(found.line)

@@ -154,7 +154,7 @@ def _newest(layer: MIOpenKernels | MIOpenTuning, export: _Export) -> dict[str, t
     found = [
         (file, root)
         for root in layer.roots()
-        for file in layer.databases(root).files()
+        for file in layer.store.databases(root).files()
         if isinstance(file, DatabaseFile) and file.name.kind in _INSTALLED
     ]
     found.sort(key=lambda pair: version_numbers(pair[0].version or "0"), reverse=True)
@@ -177,7 +177,7 @@ def _export_file(
     try:
         if isinstance(layer, MIOpenKernels):
             entries, from_system = _export_kernels(file, target, export), 0
-        elif file.name.kind in MIOpenTuning.tables:
+        elif file.name.kind in MIOpenTuning.store.tables:
             entries, from_system = _export_table(layer, file, target, export)
         else:
             entries, from_system = _export_records(layer, file, target, export)
@@ -216,7 +216,7 @@ def _hint(export: _Export, target: Path, file: DatabaseFile) -> None:
     layer = MIOpenSystemKernels(export.environment)
     for root in layer.roots():
         for stem in dict.fromkeys((file.name.base.raw, file.name.base.device or file.name.base.raw)):
-            if (there := layer.databases(root).find(f"{stem}.kdb")) is not None:
+            if (there := layer.store.databases(root).find(f"{stem}.kdb")) is not None:
                 why = f"installed there, it hides {there.path}; first: cachectl miopen merge {there.path} {target}"
                 export.hints.append(Note(str(target), why))
 
@@ -230,7 +230,7 @@ def _export_records(layer: MIOpenTuning, file: DatabaseFile, target: Path, expor
     system = MIOpenSystemTuning(export.environment)
     below: list[bytes] = []
     for root in system.roots():
-        if not below and (there := system.databases(root).find(target.name)) is not None:
+        if not below and (there := system.store.databases(root).find(target.name)) is not None:
             below = records_of(system, there.path)[0]
     # The user's are first, and so stay.
     merged, records = join_records(lines, below)
@@ -247,7 +247,7 @@ def _export_table(layer: MIOpenTuning, file: DatabaseFile, target: Path, export:
     system = MIOpenSystemTuning(export.environment)
     below: list[tuple[object, ...]] = []
     for root in system.roots():
-        if not below and (there := system.databases(root).find(target.name)) is not None:
+        if not below and (there := system.store.databases(root).find(target.name)) is not None:
             below = [row[1:] for row in joined_rows(system.name, there.path, patience).all()]
     added = 0
 

@@ -16,6 +16,7 @@ from typing import NamedTuple
 from cachectl.layers.base.environment import Environment, user_name
 from cachectl.layers.base.errors import BadRequest, Damaged, LayerError, Refused, printable, reason_of
 from cachectl.layers.base.facts import Note, Root, Scope
+from cachectl.layers.disk.trust import as_owner
 from cachectl.layers.miopen import kernel_db
 from cachectl.layers.miopen.database_files import (
     HOLDS,
@@ -96,7 +97,8 @@ def merge(environment: Environment, files: Sequence[str], into: str, *, mix_vers
         _demand_alike(source, target, mix_versions=mix_versions)
     demand_no_package(environment, target.path.parent)
     _demand_own(environment, target.path)
-    make_folder(target.path.parent)
+    with as_owner(target.path.parent):
+        make_folder(target.path.parent)
     take: Callable[[Environment, _Named, _Named], MergedFile]
     if target.holds == "kernels":
         take = _merge_kernels
@@ -164,7 +166,8 @@ def _merge_kernels(environment: Environment, source: _Named, target: _Named) -> 
         message = f"has the columns of another generation of MIOpen than {target.path}"
         raise Damaged("miopen", message, source.path)
     rows = RowFile("miopen", target.path, schema, environment.patience)
-    done = rows.insert_new(kernels) if kernels else []
+    with as_owner(target.path.parent):
+        done = rows.insert_new(kernels) if kernels else []
     differing = [kernel for kernel, new in zip(kernels, done, strict=True) if new is None]
     conflicts = tuple(note for kernel in differing if (note := _conflict(rows, kernel, target.path)) is not None)
     there = len(kernels) - sum(new is True for new in done) - len(conflicts)
@@ -185,7 +188,8 @@ def _conflict(rows: RowFile, kernel: Kernel, into: Path) -> Note | None:
 
 def _merge_tables(environment: Environment, source: _Named, target: _Named) -> MergedFile:
     rows = joined_rows("miopen-tuning", source.path, environment.patience).all()
-    done = joined_rows("miopen-tuning", target.path, environment.patience).merge([row[1:] for row in rows])
+    with as_owner(target.path.parent):
+        done = joined_rows("miopen-tuning", target.path, environment.patience).merge([row[1:] for row in rows])
     return MergedFile(source.path, done.added, done.there, _differing(done.conflicts, target.path))
 
 
@@ -195,8 +199,10 @@ def _merge_records(environment: Environment, source: _Named, target: _Named) -> 
     path = as_miopen_spells(layer, target.path)
     root = Root(path.parent, Scope.USER, "named")
     # Running programs read only a user's file again.
-    lock = partial(layer.editing, root, path) if target.name.kind in layer.texts else partial(layer.locked, path)
-    done = MergingRecords(layer.name, path, lock).merge(lines)
+    is_read_again = target.name.kind in layer.store.texts
+    lock = partial(layer.store.editing, root, path) if is_read_again else partial(layer.store.locked, path)
+    with as_owner(path.parent):
+        done = MergingRecords(layer.name, path, lock).merge(lines)
     return MergedFile(source.path, done.added, done.there, _differing(done.conflicts, target.path), tuple(flawed))
 
 
