@@ -27,6 +27,7 @@ class LoopyDictionaries(PytoolsDictionaries):
 
     name = "loopy"
     title = "loopy code generation"
+    distributions = ("loopy",)
     store = Dictionaries("loopy-pdict", lambda identifier: identifier.startswith("loopy-"))
     opened_by = ("loopy",)
     reveals = "source text of your kernels"

@@ -446,6 +446,7 @@ class PoclKernels(Layer):
 
     name = "pocl"
     title = "PoCL kernel cache"
+    distributions = ("pocl-binary-distribution",)
     reveals = "paths of your home, in bitcode"
     on_network = Hazard(
         Severity.HARMLESS,

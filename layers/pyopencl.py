@@ -371,6 +371,7 @@ class PyOpenCLBinaries(Layer):
 
     name = "pyopencl"
     title = "PyOpenCL program binaries"
+    distributions = ("pyopencl",)
     reveals = "source text of your kernels, paths of included headers"
     on_network = Hazard(
         Severity.RISKS,

@@ -53,6 +53,7 @@ class PyOpenCLInvoker(PytoolsDictionaries):
 
     name = "pyopencl-invoker"
     title = "PyOpenCL kernel invokers"
+    distributions = ("pyopencl",)
     store = Dictionaries("pyopencl-invoker-pdict", lambda identifier: identifier.startswith("pyopencl-"))
     opened_by = ("pyopencl.invoker", "pyopencl.scan")
     reveals = "source text of your kernels"

@@ -476,6 +476,7 @@ class PytoolsDictionaries(Layer):
 
     name = "pytools"
     title = "other pytools persistent dictionaries"
+    distributions: ClassVar[tuple[str, ...]] = ("pytools",)
     reveals: ClassVar[str | None] = "whatever the programs keep in their dictionaries"
     #: Modules that open the layer's dictionaries when they are imported.
     opened_by: ClassVar[tuple[str, ...]] = ()

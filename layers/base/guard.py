@@ -167,6 +167,7 @@ _REQUIRED: Final = ("interface", "name", "title", "scope", "precious", "clearing
 _OPTIONAL: Final[Mapping[str, tuple[type, ...]]] = {
     **dict.fromkeys(("on_network", "among_ranks", "when_closed"), (Hazard, type(None))),
     "reveals": (str, type(None)),
+    "distributions": (tuple,),
 }
 #: What every shell and every system takes for the name of a variable.
 _VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")

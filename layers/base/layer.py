@@ -96,6 +96,8 @@ class Layer(ABC):
     among_ranks: ClassVar[Hazard | None] = Hazard(Severity.HARMLESS, "they may wait for each other")
     #: What goes wrong where this user cannot write to a root, or make it; ``None`` where nothing does.
     when_closed: ClassVar[Hazard | None] = Hazard(Severity.RISKS, "nothing that is new can be stored")
+    #: Distributions whose versions belong to a measurement of the cache.
+    distributions: ClassVar[tuple[str, ...]] = ()
     #: What an exported entry reveals about its user, in words; ``None`` if that is not known.
     reveals: ClassVar[str | None] = None
 
