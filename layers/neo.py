@@ -343,6 +343,7 @@ class NeoLookups(Lookups):
     variables: Mapping[str, str] = {"NEO_CACHE_STATS": "1"}
 
     def __init__(self, roots: Iterable[Root]) -> None:
+        super().__init__()
         self._roots = roots
 
     def counters(self) -> tuple[int, int] | None:

@@ -695,6 +695,7 @@ class DictionaryLookups(Lookups):
     opened = ("/pdict-v5-",)
 
     def __init__(self, owns: Callable[[str], bool]) -> None:
+        super().__init__()
         self._owns = owns
 
     def owns(self, event: Mapping[str, Any]) -> bool:

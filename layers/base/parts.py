@@ -39,10 +39,11 @@ class Outlook:
 UNFORESEEN: Final = Outlook(None, "what decides about this layer cannot be read without its driver")
 
 
-class Portability(ABC):
+class Portability:
     """What decides whether a program elsewhere computes the key of an entry.
 
-    Facts are compared by name between the place where a bundle was made and the place where it is imported.
+    Facts are compared by name between the place where a bundle was made and the place where it is imported. The
+    platform and the kind of processor are always compared, and decide alone unless a layer adds facts.
     """
 
     #: Facts on which every key depends, each with the reason. If one differs, no entry can be hit.
@@ -54,9 +55,10 @@ class Portability(ABC):
     #: Whether a listing without contents has the device and versions of each entry.
     named: ClassVar[bool] = False
 
-    @abstractmethod
     def facts(self, environment: Environment) -> Facts:
         """Describe an environment. Import no library and start no driver; raise nothing."""
+        del environment
+        return {}
 
     def entry_facts(self, versions: Mapping[str, str], detail: Mapping[str, str]) -> Mapping[str, str]:
         """Return what an entry adds to the description of the place where it was made."""
@@ -112,6 +114,10 @@ class Lookups:
     opened: tuple[str, ...] = ()
     #: Whether every hit leaves a time of use, so that no such time means no hit.
     keeps_use: bool = False
+
+    def __init__(self, by: str = "", calls: tuple[Call, ...] = ()) -> None:
+        self.by = by or self.by
+        self.calls = calls or self.calls
 
     def owns(self, event: Mapping[str, Any]) -> bool:
         """Return whether an event that was noted under the layer's name, or its family's, is this layer's."""

@@ -465,11 +465,6 @@ def read_only(instead: str) -> Mapping[Ability, str]:
 class MIOpenPortability(Portability):
     """Keys hold no version: the names of databases do, with the backend, the architecture and its units."""
 
-    def facts(self, environment: Environment) -> Facts:
-        """Return nothing: no driver's version decides."""
-        del environment
-        return {}
-
     def entry_facts(self, versions: Mapping[str, str], detail: Mapping[str, str]) -> Mapping[str, str]:
         """Return what the name of an entry's database says."""
         found = {**detail, **versions}

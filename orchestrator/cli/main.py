@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
     from cachectl.clearing.purge import PurgeResult
     from cachectl.cluster.nodes import Nodes
-    from cachectl.inspecting.neighbours import Neighbour
     from cachectl.inspecting.report import Report
     from cachectl.layers.base.layer import Layer
     from cachectl.layers.base.selection import Selection
+    from cachectl.layers.host.neighbours import Neighbour
     from cachectl.moving.output_files import Kind, OutputFile
     from cachectl.observing.proof import Watch
     from cachectl.stack import Stack
@@ -247,7 +247,7 @@ def _over_nodes(stack: Stack, act: Callable[[Nodes], T]) -> T:
 
 
 def _neighbours(stack: Stack) -> list[Neighbour]:
-    from cachectl.inspecting.neighbours import neighbours
+    from cachectl.layers.host.neighbours import neighbours
 
     return neighbours(stack.environment)
 

@@ -30,10 +30,10 @@ if TYPE_CHECKING:
     from cachectl.clearing.purge import PurgeResult
     from cachectl.clearing.quarantine import QuarantineResult, Restored
     from cachectl.inspecting.entries import Trouble
-    from cachectl.inspecting.neighbours import Neighbour
     from cachectl.inspecting.report import LayerReport, Report, RootReport
     from cachectl.layers.base.layer import Layer
     from cachectl.layers.base.registry import Broken
+    from cachectl.layers.host.neighbours import Neighbour
     from cachectl.observing.bench import Bench, Step
     from cachectl.observing.proof import Attestation, Proof
     from cachectl.observing.trace import KernelTrace, Trace

@@ -3,10 +3,9 @@
 import re
 
 from cachectl.layers.base.declarations import EnvPath, EnvSwitch, at_load, user_cache
-from cachectl.layers.base.environment import Environment
 from cachectl.layers.base.facts import Severity
 from cachectl.layers.base.layer import Layer
-from cachectl.layers.base.parts import Call, Facts, Lookups, Portability
+from cachectl.layers.base.parts import Call, Lookups, Portability
 from cachectl.layers.base.store import Codec, Damage
 from cachectl.layers.formats.details import Details
 from cachectl.layers.stores.files import Files
@@ -25,21 +24,11 @@ class ToycCodec(Codec):
         return None if data.startswith(b"TOYC ") else Damage(Severity.FAILS, "has no toyc header")
 
 
-class ToycPortability(Portability):
-    def facts(self, environment: Environment) -> Facts:
-        return {}  # a kernel fits every processor of one kind, which is compared anyway
-
-
-class ToycLookups(Lookups):
-    by = "toyc"
-    calls = (Call("toyc", "find"), Call("toyc", "keep", stores=True))
-
-
 class Toyc(Layer):
     name, title = "toyc", "toyc kernels"
     places = EnvPath("TOYC_CACHE_DIR", default=user_cache("toyc"))
     switch = EnvSwitch("TOYC_CACHE", off="0", read=at_load("libtoyc.so"))
     store = Files(r"[0-9a-f]{16}\.toyc", codec=ToycCodec())
     reveals = "names of your kernels"
-    portability = ToycPortability()
-    lookups = ToycLookups()
+    portability = Portability()
+    lookups = Lookups("toyc", (Call("toyc", "find"), Call("toyc", "keep", stores=True)))
