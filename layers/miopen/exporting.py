@@ -11,12 +11,14 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import ClassVar, Final
 
+from cachectl.layers.base.as_json import AsJson
 from cachectl.layers.base.environment import Environment
 from cachectl.layers.base.errors import BadRequest, Damaged, LayerError, printable, reason_of
 from cachectl.layers.base.facts import Note, Root
 from cachectl.layers.base.layer import Layer
+from cachectl.layers.disk.atomic import replace_file
 from cachectl.layers.miopen import kernel_db
 from cachectl.layers.miopen.database_files import (
     HOLDS,
@@ -33,7 +35,7 @@ from cachectl.layers.miopen.system_kernels import MIOpenSystemKernels
 from cachectl.layers.miopen.system_tuning import MIOpenSystemTuning
 from cachectl.layers.miopen.tuning import MIOpenTuning
 from cachectl.layers.stores.merging import join_records, write_database
-from cachectl.layers.stores.records import items_of, place
+from cachectl.layers.stores.records import items_of
 from cachectl.layers.stores.rows import RowFile
 
 #: The layers whose entries can be written so.
@@ -73,10 +75,11 @@ class FilesExport:
     skipped: tuple[Note, ...] = ()
     failures: tuple[Note, ...] = ()
     hints: tuple[Note, ...] = ()
+    as_json: ClassVar = AsJson("cachectl/miopen-export/1", names={"failures": "failed"})
 
     @property
     def failed(self) -> bool:
-        """Tell whether anything that was asked for could not be written."""
+        """Return whether anything that was asked for could not be written."""
         return bool(self.failures)
 
 
@@ -234,7 +237,7 @@ def _export_records(layer: MIOpenTuning, file: DatabaseFile, target: Path, expor
             below = records_of(system, there.path)[0]
     # The user's are first, and so stay.
     merged, records = join_records(lines, below)
-    place(target, b"".join(line + b"\n" for line in sorted(records)))
+    replace_file(target, [b"".join(line + b"\n" for line in sorted(records))])
     return sum(len(items_of(record)) for record in records), merged.added
 
 

@@ -11,8 +11,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
+from cachectl.layers.base.as_json import AsJson, total
 from cachectl.layers.base.environment import Environment, user_name
 from cachectl.layers.base.errors import BadRequest, Damaged, LayerError, Refused, printable, reason_of
 from cachectl.layers.base.facts import Note, Root, Scope
@@ -37,13 +38,24 @@ from cachectl.layers.stores.rows import RowFile
 
 @dataclass(frozen=True, slots=True)
 class MergedFile:
-    """What one file brought: entries that were new, that were there, and whose place something else has."""
+    """What one file brought: entries that were new, that were there already, and that differ from those there."""
 
     file: Path
     added: int = 0
     there: int = 0
     conflicts: tuple[Note, ...] = ()
     failures: tuple[Note, ...] = ()
+    as_json: ClassVar = AsJson(names={"failures": "failed"})
+
+
+@dataclass(frozen=True, slots=True)
+class MergeTotal:
+    """The sums over all files."""
+
+    added: int
+    there: int
+    conflicts: int
+    failed: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +64,16 @@ class Merge:
 
     into: Path
     files: tuple[MergedFile, ...]
+    as_json: ClassVar = AsJson("cachectl/miopen-merge/1", also=("total",))
+
+    @property
+    def total(self) -> MergeTotal:
+        """Return the sums over all files."""
+        return total(MergeTotal, self.files)
 
     @property
     def failed(self) -> bool:
-        """Tell whether anything differs, or could not be used."""
+        """Return whether anything differs, or could not be used."""
         return any(file.conflicts or file.failures for file in self.files)
 
 

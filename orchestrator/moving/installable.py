@@ -31,4 +31,4 @@ def export_files(
 
 
 def _where(trouble: Trouble) -> str:
-    return "*" if trouble.problem is None else str(trouble.problem.path)
+    return "*" if trouble.path is None else str(trouble.path)

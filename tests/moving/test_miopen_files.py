@@ -36,7 +36,7 @@ from cachectl.layers.stores.merging import write_database
 from cachectl.moving.installable import export_files
 
 if TYPE_CHECKING:
-    from conftest import Home
+    from homes import Home
 
 TABLE = (
     "CREATE TABLE IF NOT EXISTS `kern_db` (`id` INTEGER PRIMARY KEY ASC,`kernel_name` TEXT NOT NULL,"

@@ -13,7 +13,7 @@ from cachectl.layers.base.environment import Environment
 from cachectl.layers.host.neighbours import neighbours
 
 if TYPE_CHECKING:
-    from conftest import Home
+    from homes import Home
 
 
 def places(variables: dict[str, str], home: Path) -> dict[str, tuple[str, str]]:

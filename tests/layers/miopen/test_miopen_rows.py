@@ -28,7 +28,7 @@ from cachectl.layers.miopen.system_kernels import MIOpenSystemKernels, lookup
 from cachectl.moving.installable import export_files
 
 if TYPE_CHECKING:
-    from conftest import Home
+    from homes import Home
 
 VERSION: Final = "3.3.0.a85ca8a54"
 ARGS: Final = " -DNS=a::b -mcpu=gfx90a"
