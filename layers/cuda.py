@@ -13,8 +13,9 @@ from collections.abc import Container, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import ClassVar, Final
 
+from cachectl.layers.base.environment import Environment
 from cachectl.layers.base.errors import Busy, Damaged, LayerError, Unreachable
 from cachectl.layers.base.facts import (
     Ability,
@@ -37,6 +38,7 @@ from cachectl.layers.base.facts import (
     Target,
 )
 from cachectl.layers.base.layer import Layer
+from cachectl.layers.base.parts import Facts, Outlook, Portability, Tagging
 from cachectl.layers.base.store import Store, counting, remove_counted
 from cachectl.layers.base.switches import first_place, misread, off
 from cachectl.layers.disk.atomic import overwrite
@@ -46,6 +48,7 @@ from cachectl.layers.disk.plain import read_locked
 from cachectl.layers.disk.presence import means_no_file
 from cachectl.layers.formats import compute_cache
 from cachectl.layers.host.drivers import opencl_drivers
+from cachectl.layers.host.hardware import nvidia_driver, nvidia_gpus
 from cachectl.layers.host.processes import spell, using
 from cachectl.layers.stores.tree import REFUSALS, Leaf, Shape, Tree
 
@@ -169,20 +172,6 @@ class ComputeCache(Store):
             self._tree(root).write(key, artifact.data, replace=replace, file_mode=0o644)
 
     # ------------------------------------------------------------------ clear
-
-    def marked(
-        self, root: Root, mark: re.Pattern[bytes], since: float, known: Container[str]
-    ) -> Iterator[tuple[Removable, str]]:
-        """Look for the mark in the keys: a front end's holds the source, a back end's names its constants."""
-        del known
-        tree = self._tree(root)
-        for leaf in tree.scan():
-            if isinstance(leaf, Problem) or leaf.stray is not None or leaf.modified < since:
-                continue
-            key = compute_cache.key_of(tree.read_file(leaf.key) or b"")
-            found = None if key is None else mark.search(key)
-            if found is not None:
-                yield leaf.entry(self.name, root.path), found[0].decode()
 
     def lock_files(self, root: Root, keys: Iterable[str]) -> Iterable[Path]:
         """Name the index, which the driver locks."""
@@ -368,6 +357,7 @@ class CudaComputeCache(Layer):
 
     name = "cuda"
     title = "CUDA ComputeCache"
+    reveals = "source text of your kernels, in keys"
     on_network = Hazard(
         Severity.RISKS, "programs of all nodes wait for one lock on its index, and read entries that are half written"
     )
@@ -377,6 +367,16 @@ class CudaComputeCache(Layer):
     store = ComputeCache()
 
     # ------------------------------------------------------------------ where and whether
+
+    @property
+    def portability(self) -> Portability:
+        """What decides whether a program elsewhere can hit an entry."""
+        return CudaPortability()
+
+    @property
+    def tagging(self) -> Tagging:
+        """How entries of tagged builds are recognised."""
+        return CudaTagging(self.store)
 
     def roots(self) -> tuple[Root, ...]:
         """Resolve as the driver does when it starts; a relative or empty path leaves it without a cache."""
@@ -464,7 +464,7 @@ class CudaComputeCache(Layer):
         """Give the variable, which the driver reads once, when it starts."""
         variables = {} if on else {"CUDA_CACHE_DISABLE": "1"}
         unset = frozenset({"CUDA_CACHE_DISABLE"} if on else ())
-        return Switch(self.name, variables, unset, latches=LIBRARIES, salts=_OPENCL, platforms=_PLATFORMS)
+        return Switch(self.name, variables, unset, latches=LIBRARIES)
 
     def relocate(self, folder: Path) -> Switch:
         """Give the path; the driver makes the folder."""
@@ -501,3 +501,49 @@ def _read_index_file(root: Root) -> bytes | None:
         if means_no_file(error):
             return None
         raise
+
+
+_DRIVER: Final = "NVIDIA driver"
+
+
+class CudaPortability(Portability):
+    """The driver writes its version and the architecture into its keys."""
+
+    deciding: ClassVar[Mapping[str, str]] = {_DRIVER: "the driver's version is part of every key"}
+    needed = (_DRIVER, "GPUs")
+
+    def facts(self, environment: Environment) -> Facts:
+        """Return the version of the driver that the kernel has loaded, and the models of the GPUs."""
+        gpus = ", ".join(sorted(set(nvidia_gpus(environment)))) or None
+        return {_DRIVER: nvidia_driver(environment), "GPUs": gpus}
+
+    def outlook(self, versions: Mapping[str, str], there: Facts, environment: Environment) -> Outlook | None:
+        """Judge an entry that another driver has compiled than the one of the place it comes from."""
+        version, here = versions.get("driver"), nvidia_driver(environment)
+        if version in (None, there.get(_DRIVER), here) or here is None:
+            return None
+        return Outlook(False, f"compiled by driver {version}, here {here}")  # noqa: FBT003
+
+
+class CudaTagging(Tagging):
+    """A front end's key holds the source, a back end's names its constants."""
+
+    drivers = _OPENCL
+    platforms = _PLATFORMS
+
+    def __init__(self, store: ComputeCache) -> None:
+        self._store = store
+
+    def find_tagged(
+        self, root: Root, tag: re.Pattern[bytes], since: float, known: Container[str]
+    ) -> Iterator[tuple[Removable, str]]:
+        """Look for the tag in the keys."""
+        del known
+        tree = self._store._tree(root)  # noqa: SLF001 - the part reads what the store holds
+        for leaf in tree.scan():
+            if isinstance(leaf, Problem) or leaf.stray is not None or leaf.modified < since:
+                continue
+            key = compute_cache.key_of(tree.read_file(leaf.key) or b"")
+            found = None if key is None else tag.search(key)
+            if found is not None:
+                yield leaf.entry(self._store.name, root.path), found[0].decode()

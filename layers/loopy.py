@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from cachectl.layers.base.facts import Finding, Flag, Patch, State, Switch, When
-from cachectl.layers.base.memos import forgetting
-from cachectl.layers.base.switches import diagnosed, relative_cache_home
+from cachectl.layers.base.switches import diagnosed, forgetting, relative_cache_home
 from cachectl.layers.pytools import Dictionaries, PytoolsDictionaries
 
 _VARIABLES = ("LOOPY_NO_CACHE", "CG_NO_CACHE")
@@ -28,8 +27,10 @@ class LoopyDictionaries(PytoolsDictionaries):
 
     name = "loopy"
     title = "loopy code generation"
+    distributions = ("loopy",)
     store = Dictionaries("loopy-pdict", lambda identifier: identifier.startswith("loopy-"))
     opened_by = ("loopy",)
+    reveals = "source text of your kernels"
 
     def state(self) -> State:
         """Judge the two variables, both read when loopy is imported."""

@@ -28,6 +28,7 @@ from cachectl.layers.base.facts import (
     Switch,
 )
 from cachectl.layers.base.layer import Layer
+from cachectl.layers.base.parts import Lookups
 from cachectl.layers.base.store import Codec, Damage, counting
 from cachectl.layers.base.switches import first_place, misread, off
 from cachectl.layers.disk.atomic import overwrite
@@ -161,6 +162,11 @@ class NeoCompilerCache(Layer):
     store = Files(_FLAT, _DEEP, codec=NeoCodec(), index=Account(), writers=LIBRARIES, unread=_NEVER)
 
     # ------------------------------------------------------------------ where and whether
+
+    @property
+    def lookups(self) -> Lookups:
+        """How the lookups and stores of a run are observed."""
+        return NeoLookups(self.roots())
 
     def roots(self) -> tuple[Root, ...]:
         """Resolve as the driver does for each device: an empty variable is one that is not set."""
@@ -308,16 +314,6 @@ class NeoCompilerCache(Layer):
         place = folder / "neo"
         return Switch(self.name, {"NEO_CACHE_DIR": str(place)}, latches=LIBRARIES, makes=(place,))
 
-    def counters(self) -> tuple[int, int] | None:
-        """Return hits and misses as the driver has counted them in this cache; ``None`` where it has not.
-
-        It does from release 26.14 on, where ``NEO_CACHE_STATS`` is set to another number than 0.
-        """
-        for root in self.roots():
-            with suppress(OSError):
-                return neo_binaries.read_statistics(read_plain(root.path / STATISTICS, limit=64))
-        return None
-
 
 def _number(value: str) -> int:
     """Read a number as ``atoll`` does: ``1G`` is one, and what does not begin with a number is 0."""
@@ -339,3 +335,21 @@ def _account_complaint(account: bytes, sizes: Mapping[str, int]) -> str | None:
     if counted < min(sizes.values(), default=0):
         return f"the account says {counted} bytes where there are {total}: the cache grows beyond its limit"
     return None
+
+
+class NeoLookups(Lookups):
+    """The driver counts hits and misses in a file of the cache, from release 26.14 on, if a variable says so."""
+
+    by = "the driver's own counters"
+    variables: Mapping[str, str] = {"NEO_CACHE_STATS": "1"}
+
+    def __init__(self, roots: Iterable[Root]) -> None:
+        super().__init__()
+        self._roots = roots
+
+    def counters(self) -> tuple[int, int] | None:
+        """Return the hits and misses of the first cache that has the file."""
+        for root in self._roots:
+            with suppress(OSError):
+                return neo_binaries.read_statistics(read_plain(root.path / STATISTICS, limit=64))
+        return None

@@ -6,15 +6,17 @@ A tree of programs, each a folder of linked bitcode and native work-group functi
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 from collections import Counter
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
+from cachectl.layers.base.environment import Environment
 from cachectl.layers.base.errors import Busy, Damaged, LayerError, Unreachable
 from cachectl.layers.base.facts import (
     Ability,
@@ -40,14 +42,17 @@ from cachectl.layers.base.facts import (
     Unverified,
 )
 from cachectl.layers.base.layer import Layer
+from cachectl.layers.base.parts import Facts, Lookups, Portability, Tagging
 from cachectl.layers.base.selection import Selection
 from cachectl.layers.base.store import Store, target_of
 from cachectl.layers.base.switches import misread, off, strtobool
 from cachectl.layers.disk.presence import is_there
 from cachectl.layers.formats import bitcode, elf, elf_checks, pocl_names
-from cachectl.layers.host.drivers import opencl_drivers
+from cachectl.layers.host.drivers import driver_libraries, opencl_drivers
+from cachectl.layers.host.hardware import processor
 from cachectl.layers.host.mounts import network_file_system
 from cachectl.layers.host.processes import age_of, first_variables, spell, using
+from cachectl.layers.pyopencl import INCLUDE, include_path
 from cachectl.layers.stores.archive import pack, unpack
 from cachectl.layers.stores.tree import REFUSALS, Leaf, Shape, StrayRule, Tree, bulk, planned
 from cachectl.layers.stores.walk import Group
@@ -302,26 +307,6 @@ class Programs(Store):
                 because = f"may be held by {named(holders)}, which ran when it was last used; purge again after its end"
             yield target, because
 
-    def marked(
-        self, root: Root, mark: re.Pattern[bytes], since: float, known: Container[str]
-    ) -> Iterator[tuple[Removable, str]]:
-        """Look for the mark among the names in the bitcode, and among those in the log of a build that failed.
-
-        A kernel launched in a new work-group shape after its program was removed leaves a folder without bitcode.
-        """
-        tree = self._tree(root)
-        for leaf in tree.scan():
-            if isinstance(leaf, Problem) or leaf.modified < since:
-                continue
-            if leaf.stray is not None:
-                # The source of a build that failed in the preprocessor.
-                if (found := mark.search(leaf.key.encode())) is not None:
-                    yield leaf.orphan(root.path), found[0].decode()
-                continue
-            found = mark.search(b"".join(tree.read_file(leaf.key, file) or b"" for file in ("program.bc", "build.log")))
-            if found is not None or leaf.key in known:
-                yield leaf.entry(self.name, root.path), "" if found is None else found[0].decode()
-
     def remove(self, root: Root, targets: tuple[Target, ...]) -> Outcome:
         """Rename programs away, then delete them; the top folder itself always stays."""
         tree = self._tree(root)
@@ -461,7 +446,8 @@ class PoclKernels(Layer):
 
     name = "pocl"
     title = "PoCL kernel cache"
-    failure_mark = re.compile(f"tempfile_{_DRAWN}")
+    distributions = ("pocl-binary-distribution",)
+    reveals = "paths of your home, in bitcode"
     on_network = Hazard(
         Severity.HARMLESS,
         "every lookup goes over the network, and some builds of PoCL load what another kind of processor compiled",
@@ -474,6 +460,21 @@ class PoclKernels(Layer):
     store = Programs()
 
     # ------------------------------------------------------------------ where and whether
+
+    @property
+    def portability(self) -> Portability:
+        """What decides whether a program elsewhere can hit an entry."""
+        return PoclPortability()
+
+    @property
+    def lookups(self) -> Lookups:
+        """How the lookups and stores of a run are observed."""
+        return PoclLookups()
+
+    @property
+    def tagging(self) -> Tagging:
+        """How entries of tagged builds are recognised."""
+        return PoclTagging(self.store)
 
     def roots(self) -> tuple[Root, ...]:
         """Resolve as PoCL does when its first device is asked for.
@@ -543,7 +544,7 @@ class PoclKernels(Layer):
     def switched(self, *, on: bool) -> Switch:
         """Give the variable, which PoCL reads once, when its first device is asked for."""
         variables = {"POCL_KERNEL_CACHE": "1" if on else "0"}
-        return Switch(self.name, variables, latches=LIBRARIES, salts=LIBRARIES, platforms=_PLATFORMS)
+        return Switch(self.name, variables, latches=LIBRARIES)
 
     def relocate(self, folder: Path) -> Switch:
         """Give PoCL's own variable; the folder is made by PoCL."""
@@ -653,3 +654,90 @@ def _native_complaint(data: bytes, kernel: str) -> str | None:
     if found is None or not any(f"{kernel}_workgroup" in symbol for symbol in found.symbols()):
         return f"holds no work-group function of {kernel or 'a kernel'}"
     return None
+
+
+class PoclPortability(Portability):
+    """PoCL hashes options with its version, LLVM and the processor (``lib/CL/pocl_cache.c``)."""
+
+    deciding: ClassVar[Mapping[str, str]] = {
+        "PoCL": "PoCL's version is part of every key",
+        "processor": "the code is another processor's, which some builds of PoCL would run all the same",
+        "processor features": "the code is another processor's, which some builds of PoCL would run all the same",
+        INCLUDE: "PyOpenCL names its folder in the options of every build, which PoCL's keys are made from",
+    }
+    needed = ("PoCL library", "processor features")
+    informing = ("pyopencl",)
+    named = True
+
+    def facts(self, environment: Environment) -> Facts:
+        """Return versions, names of libraries (which bear a version or a digest), and the processor."""
+        named = driver_libraries(environment, "PoCL")
+        model, features = processor(environment)
+        return {
+            "PoCL": environment.installed("pocl-binary-distribution"),
+            "PoCL library": ", ".join(sorted({Path(library).resolve().name for library in named})) or None,
+            "processor": model,
+            "processor features": features,
+            "pyopencl": environment.installed("pyopencl"),
+            INCLUDE: include_path(environment),
+        }
+
+
+class PoclLookups(Lookups):
+    """PoCL prints what it looks up and stores, if its messages are on while it builds."""
+
+    by = "PoCL's own messages"
+    listeners: Mapping[str, Path] = dict.fromkeys(_PLATFORMS, Path(__file__).parent / "inside" / "pocl_messages.py")
+    mapped = ("/libpocl",)
+    keeps_use = True
+
+    def weigh(self, path: str) -> int | None:
+        """Return the bytes of a program's folder; with its cache off, PoCL removes the program that it has written."""
+        if not os.path.exists(os.path.join(path, _BITCODE)):
+            return None
+        try:
+            return sum(item.stat().st_size for item in Path(path).rglob("*") if item.is_file())
+        except OSError:
+            return 0
+
+    def other_output(self, heard: bytes) -> bytes:
+        """Return what is not PoCL's."""
+        from cachectl.layers.inside.pocl_messages import Messages
+
+        return Messages(heard).others
+
+    def difference(self, alike: Sequence[Entry], event: Mapping[str, Any]) -> str:
+        """Name what PoCL's keys are made from."""
+        del alike, event
+        return "a program with this kernel is there, but its source, build options or device differ"
+
+
+class PoclTagging(Tagging):
+    """PoCL keeps the names of constants in bitcode, and in the log of a build that failed."""
+
+    drivers = LIBRARIES
+    platforms = _PLATFORMS
+    failure_trace = re.compile(f"tempfile_{_DRAWN}")
+
+    def __init__(self, store: Programs) -> None:
+        self._store = store
+
+    def find_tagged(
+        self, root: Root, tag: re.Pattern[bytes], since: float, known: Container[str]
+    ) -> Iterator[tuple[Removable, str]]:
+        """Look for the tag in the bitcode, and in the log of a build that failed.
+
+        A kernel launched in a new work-group shape after its program was removed leaves a folder without bitcode.
+        """
+        tree = self._store._tree(root)  # noqa: SLF001 - the part reads what the store holds
+        for leaf in tree.scan():
+            if isinstance(leaf, Problem) or leaf.modified < since:
+                continue
+            if leaf.stray is not None:
+                # The source of a build that failed in the preprocessor.
+                if (found := tag.search(leaf.key.encode())) is not None:
+                    yield leaf.orphan(root.path), found[0].decode()
+                continue
+            found = tag.search(b"".join(tree.read_file(leaf.key, file) or b"" for file in ("program.bc", "build.log")))
+            if found is not None or leaf.key in known:
+                yield leaf.entry(self._store.name, root.path), "" if found is None else found[0].decode()

@@ -5,6 +5,7 @@ Sources: ``pyopencl/cache.py`` (layout, lock, header check), ``pyopencl/__init__
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import shlex
@@ -12,9 +13,9 @@ from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial, wraps
 from pathlib import Path
-from typing import Final
+from typing import Any, ClassVar, Final
 
-from cachectl.layers.base.environment import user_cache_folder
+from cachectl.layers.base.environment import Environment, user_cache_folder
 from cachectl.layers.base.errors import Damaged, LayerError, Unreachable, not_a_key
 from cachectl.layers.base.facts import (
     Ability,
@@ -43,6 +44,7 @@ from cachectl.layers.base.facts import (
     When,
 )
 from cachectl.layers.base.layer import Layer
+from cachectl.layers.base.parts import Facts, Lookups, Portability, Tagging
 from cachectl.layers.base.store import Store, each_part
 from cachectl.layers.base.switches import diagnosed, relative_cache_home, switched_off
 from cachectl.layers.disk.foresight import closed_because
@@ -214,19 +216,6 @@ class ProgramFolders(Store):
 
     # ------------------------------------------------------------------ clear
 
-    def marked(
-        self, root: Root, mark: re.Pattern[bytes], since: float, known: Container[str]
-    ) -> Iterator[tuple[Removable, str]]:
-        """Look for the mark in the sources, which PyOpenCL keeps beside the binaries."""
-        del known
-        tree = self._tree(root)
-        for leaf in tree.scan():
-            if isinstance(leaf, Problem) or leaf.stray is not None or leaf.modified < since:
-                continue
-            found = mark.search(tree.read_file(leaf.key, "source.cl") or b"")
-            if found is not None:
-                yield leaf.entry(self.name, root.path), found[0].decode()
-
     def remove(self, root: Root, targets: tuple[Target, ...]) -> Outcome:
         """Remove program folders, those of one Python under its lock; the bases stay."""
         locks = [target for target in targets if _is_lock(target.key)]
@@ -382,6 +371,8 @@ class PyOpenCLBinaries(Layer):
 
     name = "pyopencl"
     title = "PyOpenCL program binaries"
+    distributions = ("pyopencl",)
+    reveals = "source text of your kernels, paths of included headers"
     on_network = Hazard(
         Severity.RISKS,
         "its one lock is a file, which a program killed on any node leaves behind; then every build waits a minute "
@@ -395,6 +386,21 @@ class PyOpenCLBinaries(Layer):
     store = ProgramFolders()
 
     # ------------------------------------------------------------------ where and whether
+
+    @property
+    def portability(self) -> Portability:
+        """What decides whether a program elsewhere can hit an entry."""
+        return BinaryPortability()
+
+    @property
+    def lookups(self) -> Lookups:
+        """How the lookups and stores of a run are observed."""
+        return BinaryLookups()
+
+    @property
+    def tagging(self) -> Tagging:
+        """How entries of tagged builds are recognised."""
+        return BinaryTagging(self.store)
 
     def roots(self) -> tuple[Root, ...]:
         """Return the folder above the per-Python caches; a context's own ``cache_dir`` cannot be known."""
@@ -541,3 +547,86 @@ def _missing(lookup: Callable[..., object]) -> Callable[..., object]:
         return None
 
     return find_nothing
+
+
+#: The fact that names the folder which PyOpenCL adds with ``-I`` to the options of every build
+#: (``pyopencl/__init__.py``, ``_DEFAULT_INCLUDE_OPTIONS``), and so to every key that is made from options.
+INCLUDE: Final = "pyopencl include path"
+
+
+def include_path(environment: Environment) -> str | None:
+    """Return that folder as it is installed beside an environment's Python; ``None`` if there is none."""
+    folders = (site / "pyopencl" / "cl" for site in environment.site)
+    return next((str(folder) for folder in folders if folder.is_dir()), None)
+
+
+class BinaryPortability(Portability):
+    """PyOpenCL's keys hash the source, the options and the devices; their folder bears the version of Python."""
+
+    deciding: ClassVar[Mapping[str, str]] = {
+        "python": "PyOpenCL's folder bears the version of Python",
+        INCLUDE: "PyOpenCL names its folder in the options of every build, which its keys are made from",
+    }
+    needed = ("OpenCL drivers",)
+    named = True
+
+    def facts(self, environment: Environment) -> Facts:
+        """Return versions, the include folder, and the names of the OpenCL drivers."""
+        packages = {name: environment.installed(name) for name in ("pyopencl", "pytools")}
+        drivers = ", ".join(sorted(opencl_drivers(environment))) or None
+        return {
+            "python": environment.python,
+            **packages,
+            INCLUDE: include_path(environment),
+            "OpenCL drivers": drivers,
+        }
+
+
+class BinaryLookups(Lookups):
+    """PyOpenCL's own cache is watched by its functions, and every build by the methods of its programs."""
+
+    by = "PyOpenCL"
+    modules = ("pyopencl.cache",)
+    watchers: Mapping[str, Path] = dict.fromkeys(
+        ("pyopencl.cache", "pyopencl"), Path(__file__).parent / "inside" / "builds.py"
+    )
+    mapped = ("/pyopencl/_cl.",)
+
+    def difference(self, alike: Sequence[Entry], event: Mapping[str, Any]) -> str:
+        """Compare sources: PyOpenCL keeps them beside the binaries."""
+        same = any(_source_digest(entry) == event.get("source") for entry in alike)
+        differs = "build options, include path, device or driver differ" if same else "its source is another"
+        return f"an entry of the same {'source' if same else 'kernel'} is there, but {differs}"
+
+
+def _source_digest(entry: Entry) -> str | None:
+    """Return the SHA-256 of the source that an entry was built from.
+
+    PyOpenCL adds a constant to what it builds, so that the driver's cache cannot answer (``pyopencl/cache.py``).
+    """
+    try:
+        text = read_plain(entry.root / entry.key / "source.cl")
+    except OSError:
+        return None
+    own = text.partition(b"\n\n__constant int pyopencl_defeat_cache_")[0].decode(errors="replace")
+    return hashlib.sha256(own.encode(errors="replace")).hexdigest()
+
+
+class BinaryTagging(Tagging):
+    """PyOpenCL keeps the source beside the binaries, whatever platform it builds for."""
+
+    def __init__(self, store: ProgramFolders) -> None:
+        self._store = store
+
+    def find_tagged(
+        self, root: Root, tag: re.Pattern[bytes], since: float, known: Container[str]
+    ) -> Iterator[tuple[Removable, str]]:
+        """Look for the tag in the sources."""
+        del known
+        tree = self._store._tree(root)  # noqa: SLF001 - the part reads what the store holds
+        for leaf in tree.scan():
+            if isinstance(leaf, Problem) or leaf.stray is not None or leaf.modified < since:
+                continue
+            found = tag.search(tree.read_file(leaf.key, "source.cl") or b"")
+            if found is not None:
+                yield leaf.entry(self._store.name, root.path), found[0].decode()

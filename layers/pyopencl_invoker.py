@@ -9,8 +9,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from cachectl.layers.base.facts import Finding, Flag, Patch, State, Switch, When
-from cachectl.layers.base.memos import forgetting
-from cachectl.layers.base.switches import diagnosed, relative_cache_home
+from cachectl.layers.base.switches import diagnosed, forgetting, relative_cache_home
 from cachectl.layers.pytools import Dictionaries, PytoolsDictionaries
 
 VARIABLE: Final = "PYOPENCL_NO_CACHE"
@@ -54,8 +53,10 @@ class PyOpenCLInvoker(PytoolsDictionaries):
 
     name = "pyopencl-invoker"
     title = "PyOpenCL kernel invokers"
+    distributions = ("pyopencl",)
     store = Dictionaries("pyopencl-invoker-pdict", lambda identifier: identifier.startswith("pyopencl-"))
     opened_by = ("pyopencl.invoker", "pyopencl.scan")
+    reveals = "source text of your kernels"
 
     def state(self) -> State:
         """Judge the variable, read when PyOpenCL is imported."""

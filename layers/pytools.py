@@ -7,6 +7,7 @@ which own the dictionaries whose identifier starts with theirs. Source: ``pytool
 from __future__ import annotations
 
 import os
+import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial, wraps
@@ -41,6 +42,7 @@ from cachectl.layers.base.facts import (
     When,
 )
 from cachectl.layers.base.layer import Layer
+from cachectl.layers.base.parts import Facts, Lookups, Outlook, Portability
 from cachectl.layers.base.selection import Selection
 from cachectl.layers.base.store import each_part
 from cachectl.layers.base.switches import misread, off, relative_cache_home, strtobool, switched_off
@@ -61,6 +63,8 @@ SCHEMA: Final = Schema(
     values=("key_value",),
     size="length(key_value)",
 )
+#: What loopy writes for a package that does not say its version.
+_UNKNOWN: Final = "_UNKNOWN_"
 _FOLDERS = (
     Shape(pdict.V4_LEVELS, folders=True, members=pdict.V4_MEMBERS),
     Shape(pdict.V2_LEVELS, folders=True, members=pdict.V4_MEMBERS),
@@ -256,7 +260,7 @@ class Dictionaries(Rows):
             return Staleness(stale=True, because=f"pytools {pytools} names and stores its dictionaries differently")
         for package, version in name.packages.items():
             installed = self.environment.installed(package)
-            if installed is not None and version not in (installed, "_UNKNOWN_"):
+            if installed is not None and version not in (installed, _UNKNOWN):
                 return Staleness(stale=True, because=f"written with {package} {version}, {installed} is installed")
         return Staleness(stale=False)
 
@@ -472,6 +476,8 @@ class PytoolsDictionaries(Layer):
 
     name = "pytools"
     title = "other pytools persistent dictionaries"
+    distributions: ClassVar[tuple[str, ...]] = ("pytools",)
+    reveals: ClassVar[str | None] = "whatever the programs keep in their dictionaries"
     #: Modules that open the layer's dictionaries when they are imported.
     opened_by: ClassVar[tuple[str, ...]] = ()
     on_network = Hazard(
@@ -482,6 +488,16 @@ class PytoolsDictionaries(Layer):
     when_closed = Hazard(Severity.FAILS, "no dictionary can be made or added to, and whoever tries fails")
     # Dictionaries of loopy and PyOpenCL have a layer of their own.
     store = Dictionaries("pytools-pdict", lambda identifier: not identifier.startswith(("loopy-", "pyopencl-")))
+
+    @property
+    def portability(self) -> Portability:
+        """What decides whether a program elsewhere can hit an entry."""
+        return DictionaryPortability()
+
+    @property
+    def lookups(self) -> Lookups:
+        """How the lookups and stores of a run are observed."""
+        return DictionaryLookups(self.store.owns)
 
     def roots(self) -> tuple[Root, ...]:
         """Return the pytools folder; the environment is read anew whenever a dictionary is opened."""
@@ -640,3 +656,58 @@ def _replacing(owns: Callable[[str], bool], store: Callable[..., object]) -> Cal
 def _shape_of(key: str) -> Shape | None:
     """Return the form of an old dictionary's entry that a key has."""
     return next((shape for shape in _FOLDERS if shape.accepts(key)), None)
+
+
+class DictionaryPortability(Portability):
+    """A dictionary's name bears Python and the versions of the libraries whose code its values depend on."""
+
+    named = True
+
+    def facts(self, environment: Environment) -> Facts:
+        """Return the versions of Python and of the packages that dictionaries are named by."""
+        packages = ("loopy", "islpy", "cgen", "pytools", "pyopencl", "numpy")
+        return {"python": environment.python, **{name: environment.installed(name) for name in packages}}
+
+    def entry_facts(self, versions: Mapping[str, str], detail: Mapping[str, str]) -> Mapping[str, str]:
+        """Return nothing: each row is judged by itself."""
+        del versions, detail
+        return {}
+
+    def outlook(self, versions: Mapping[str, str], there: Facts, environment: Environment) -> Outlook | None:
+        """Judge a row by the versions in its dictionary's name, as ``ls`` decides which rows are stale."""
+        del there
+        for name, version in sorted(versions.items()):
+            here = environment.python if name == "python" else environment.installed(name)
+            if here is None:
+                return Outlook(None, f"{name} {version} is not installed beside cachectl")
+            if version not in (here, _UNKNOWN):
+                return Outlook(False, f"stored with {name} {version}, here {here}")  # noqa: FBT003
+        return None
+
+
+class DictionaryLookups(Lookups):
+    """Dictionaries are watched by the methods of pytools; the identifier says to which layer each belongs."""
+
+    by = "pytools"
+    modules = ("pytools.persistent_dict",)
+    watchers: Mapping[str, Path] = dict.fromkeys(modules, Path(__file__).parent / "inside" / "dictionaries.py")
+    family = "pytools"
+    opened = ("/pdict-v5-",)
+
+    def __init__(self, owns: Callable[[str], bool]) -> None:
+        super().__init__()
+        self._owns = owns
+
+    def owns(self, event: Mapping[str, Any]) -> bool:
+        """Return whether the dictionary of an event is the layer's."""
+        return self._owns(str(event.get("dictionary") or ""))
+
+    def is_alike(self, entry: Entry, event: Mapping[str, Any]) -> bool:
+        """Return whether an entry lies in the dictionary of the event, whatever versions its name bears."""
+        named = event.get("dictionary")
+        return named is None or _without_versions(entry.detail.get("dictionary")) == _without_versions(named)
+
+
+def _without_versions(identifier: object) -> str:
+    """Return an identifier without the versions that loopy and PyOpenCL append."""
+    return re.sub(r"-v\d.*", "", str(identifier))

@@ -63,7 +63,7 @@ class Stack(LayerSet):
             return report
         from dataclasses import replace
 
-        from cachectl.inspecting import neighbours as beside
+        from cachectl.layers.host import neighbours as beside
 
         return replace(report, neighbours=tuple(beside.neighbours(self.environment)))
 

@@ -375,10 +375,7 @@ class Switch:
     that empty in-memory copies; ``reloads`` are ``(module,
     attribute)`` pairs: such a module, first imported while the layer was off, lacks the attribute and must be
     executed again. The variables are read only once, when a library whose file name begins with one of
-    ``latches`` starts, or when one of ``latching_modules`` is imported. Where one of ``salts`` has started, a build by
-    PyOpenCL reaches the cache through it, and is not answered if no build before had its source and options.
-    ``platforms`` are the names of the OpenCL platforms of that driver, which stores every program that it builds: only
-    builds for these are salted, and with none the layer is not. ``makes``
+    ``latches`` starts, or when one of ``latching_modules`` is imported. ``makes``
     are folders that must be there before the library starts, since it makes none and keeps nothing without.
     """
 
@@ -392,10 +389,8 @@ class Switch:
     reloads: tuple[tuple[str, str], ...] = ()
     latches: tuple[str, ...] = ()
     latching_modules: tuple[str, ...] = ()
-    salts: tuple[str, ...] = ()
     makes: tuple[Path, ...] = ()
     takes_effect: When = When.NEXT_START
-    platforms: tuple[str, ...] = ()
 
 
 class Severity(Enum):

@@ -7,7 +7,6 @@ touches a disk.
 from __future__ import annotations
 
 import os
-import re
 from abc import ABC
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -53,6 +52,7 @@ from cachectl.layers.base.facts import (
     Target,
 )
 from cachectl.layers.base.limits import key_complaint
+from cachectl.layers.base.parts import Lookups, Portability, Tagging
 from cachectl.layers.base.selection import ALL, Selection
 from cachectl.layers.base.store import Store, attempt, target_of
 from cachectl.layers.disk.foresight import closed_because
@@ -96,8 +96,10 @@ class Declaration(ABC):
     among_ranks: ClassVar[Hazard | None] = Hazard(Severity.HARMLESS, "they may wait for each other")
     #: What goes wrong where this user cannot write to a root, or make it; ``None`` where nothing does.
     when_closed: ClassVar[Hazard | None] = Hazard(Severity.RISKS, "nothing that is new can be stored")
-    #: What in the message of a failed build names the log, or leaked temporary, that it has left.
-    failure_mark: ClassVar[re.Pattern[str] | None] = None
+    #: Distributions whose versions belong to a measurement of the cache.
+    distributions: ClassVar[tuple[str, ...]] = ()
+    #: What an exported entry reveals about its user, in words; ``None`` if that is not known.
+    reveals: ClassVar[str | None] = None
 
     def __init__(self, environment: Environment) -> None:
         self.environment = environment
@@ -145,6 +147,21 @@ class Declaration(ABC):
 
     def refresher(self) -> Switch | None:
         """Return how to make the library store without reading, in this process; ``None`` where nothing does."""
+        return None
+
+    @property
+    def portability(self) -> Portability | None:
+        """What decides whether a program elsewhere can hit an entry."""
+        return None
+
+    @property
+    def lookups(self) -> Lookups | None:
+        """How the lookups and stores of a run are observed."""
+        return None
+
+    @property
+    def tagging(self) -> Tagging | None:
+        """How entries of tagged builds are recognised."""
         return None
 
     def elsewhere(self, environment: Environment) -> Layer:

@@ -8,10 +8,9 @@ when that is allowed.
 from __future__ import annotations
 
 import os
-import re
 import shlex
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from copy import copy
 from functools import partial
@@ -181,18 +180,6 @@ class Store(ABC):
         """Plan a whole root without listing its entries, where the store can; else ``None``."""
         del root
         return None
-
-    def marked(
-        self, root: Root, mark: re.Pattern[bytes], since: float, known: Container[str]
-    ) -> Iterator[tuple[Removable, str | None]]:
-        """Yield what builds have stored whose source bore a mark, each with the mark.
-
-        Only what has changed after ``since`` (epoch seconds) is looked into. What is left of an entry among the
-        ``known`` keys has the mark ``""`` where it bears none any more. A store that keeps none of a source's names
-        yields nothing.
-        """
-        del root, mark, since, known
-        yield from ()
 
     # ------------------------------------------------------------------ many at once
 

@@ -35,6 +35,7 @@ from cachectl.layers.base.facts import (
     Target,
 )
 from cachectl.layers.base.layer import Layer
+from cachectl.layers.base.parts import Portability
 from cachectl.layers.base.store import each_part
 from cachectl.layers.host.mounts import network_file_system
 from cachectl.layers.host.open_files import open_elsewhere
@@ -47,6 +48,7 @@ from cachectl.layers.miopen.places import (
     TEMPORARY,
     DatabaseFile,
     Databases,
+    MIOpenPortability,
     diagnosed_flag,
     judge,
     kernel_key,
@@ -495,6 +497,11 @@ class MIOpenKernels(Layer):
     )
     when_closed: ClassVar[Hazard | None] = Hazard(Severity.FAILS, "MIOpen throws, even where it only looks up")
     store = KernelDatabases()
+
+    @property
+    def portability(self) -> Portability:
+        """What decides whether a program elsewhere can hit an entry."""
+        return MIOpenPortability()
 
     def roots(self) -> tuple[Root, ...]:
         """Resolve as MIOpen does when it first loads a kernel."""

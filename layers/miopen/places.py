@@ -30,6 +30,7 @@ from cachectl.layers.base.facts import (
     Switch,
 )
 from cachectl.layers.base.layer import Layer
+from cachectl.layers.base.parts import UNFORESEEN, Facts, Outlook, Portability
 from cachectl.layers.base.store import Store
 from cachectl.layers.base.switches import misread, off
 from cachectl.layers.disk.presence import is_there, means_absent, status_at
@@ -459,3 +460,17 @@ def read_only(instead: str) -> Mapping[Ability, str]:
         Ability.CLEAR: f"{PACKAGED}; its package manager removes them",
         Ability.QUARANTINE: f"{PACKAGED}; its package manager puts whole ones there",
     }
+
+
+class MIOpenPortability(Portability):
+    """Keys hold no version: the names of databases do, with the backend, the architecture and its units."""
+
+    def entry_facts(self, versions: Mapping[str, str], detail: Mapping[str, str]) -> Mapping[str, str]:
+        """Return what the name of an entry's database says."""
+        found = {**detail, **versions}
+        return {name: value for name, value in found.items() if name not in ("kernel_name", "kernel_args")}
+
+    def outlook(self, versions: Mapping[str, str], there: Facts, environment: Environment) -> Outlook:
+        """Return that it is unknown: only MIOpen itself sees which device it would name."""
+        del versions, there, environment
+        return UNFORESEEN

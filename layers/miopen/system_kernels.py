@@ -15,7 +15,7 @@ from typing import Final
 from cachectl.layers.base.errors import Damaged
 from cachectl.layers.base.facts import Ability, Artifact, Finding, Root, Severity
 from cachectl.layers.disk.plain import read_plain
-from cachectl.layers.host.gpus import Gpu, amd_gpus
+from cachectl.layers.host.hardware import Gpu, amd_gpus
 from cachectl.layers.miopen.kernels import SWITCH, KernelDatabases, MIOpenKernels
 from cachectl.layers.miopen.names import parse_base, version_numbers
 from cachectl.layers.miopen.places import (

@@ -44,6 +44,7 @@ from cachectl.layers.base.facts import (
     Target,
 )
 from cachectl.layers.base.layer import Layer
+from cachectl.layers.base.parts import Portability
 from cachectl.layers.base.store import each_part
 from cachectl.layers.base.switches import first_place, misread
 from cachectl.layers.disk.atomic import replace_file
@@ -59,6 +60,7 @@ from cachectl.layers.miopen.places import (
     TEMPORARY,
     DatabaseFile,
     Databases,
+    MIOpenPortability,
     diagnosed_flag,
     judge,
     lock_files,
@@ -593,6 +595,11 @@ class MIOpenTuning(Layer):
         Severity.RISKS, "a rewrite removes the file before it renames the new one, so the others may not find it"
     )
     store = TuningDatabases()
+
+    @property
+    def portability(self) -> Portability:
+        """What decides whether a program elsewhere can hit an entry."""
+        return MIOpenPortability()
 
     def roots(self) -> tuple[Root, ...]:
         """Resolve as MIOpen does when it first needs a tuning result."""

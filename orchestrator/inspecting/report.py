@@ -17,9 +17,9 @@ from cachectl.layers.base.store import uncounted
 from cachectl.layers.disk.copies import copies_left, temporary_left
 
 if TYPE_CHECKING:
-    from cachectl.inspecting.neighbours import Neighbour
     from cachectl.layer_set import LayerSet
     from cachectl.layers.base.layer import Layer
+    from cachectl.layers.host.neighbours import Neighbour
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,9 +23,10 @@ from cachectl.layers.base.errors import BadRequest, EntryExists, LayerError, Uns
 from cachectl.layers.base.facts import Ability, Artifact, Entry, Note
 from cachectl.layers.base.guard import FAILURES
 from cachectl.layers.base.limits import LARGEST_BUNDLE, SPARED_ROOM
+from cachectl.layers.base.parts import Outlook
 from cachectl.layers.base.selection import moment_text
 from cachectl.moving.bundle import MAGIC, BadBundle, Item, Manifest, Reader, artifact_of, in_batches
-from cachectl.moving.portability import Difference, Outlook, differences, fingerprint, outlook
+from cachectl.moving.portability import Difference, differences, fingerprint, outlook
 from cachectl.moving.signing import Untrusted, signer
 from cachectl.moving.transfer import opened, signature_of, without_secrets
 from cachectl.switching.isolated import scratch_folder
@@ -274,7 +275,7 @@ class _Placing:
         self._outlooks: dict[tuple[object, ...], Outlook] = {}
         self._tallies = {name: _Tally() for name in manifest.fingerprints}
         self._differing = {
-            name: differences(name, there, fingerprint(name, stack.environment))
+            name: differences(stack.portability(name), there, fingerprint(stack.portability(name), stack.environment))
             for name, there in manifest.fingerprints.items()
         }
 
@@ -304,8 +305,9 @@ class _Placing:
         """Judge an entry as the last one of the same versions: most are, and asking what is installed takes long."""
         known = (item.layer, item.device, *sorted(item.versions.items()))
         if known not in self._outlooks:
-            there = self._manifest.fingerprints[item.layer]
-            self._outlooks[known] = outlook(item, there, self._stack.environment, self._differing[item.layer])
+            there, portability = self._manifest.fingerprints[item.layer], self._stack.portability(item.layer)
+            differing = self._differing[item.layer]
+            self._outlooks[known] = outlook(portability, item, there, self._stack.environment, differing)
         return self._outlooks[known]
 
     def _done(self, layer: Layer, wanted: list[Artifact]) -> list[bool | LayerError | OSError]:

@@ -158,7 +158,7 @@ def _saved(off: Setting, warm: Setting, entries: Mapping[str, int]) -> Saved:
 def _versions(stack: LayerSet) -> dict[str, str]:
     """Return what is installed beside cachectl, which is where most commands run too."""
     environment = stack.environment
-    found = {name: environment.installed(name) for name in ("loopy", "pytools", "pyopencl", "pocl-binary-distribution")}
+    found = {name: environment.installed(name) for layer in stack for name in layer.distributions}
     return {
         "python": ".".join(environment.python.split(".")[:3]),
         **{name: version for name, version in found.items() if version is not None},

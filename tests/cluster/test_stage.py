@@ -26,6 +26,7 @@ from cachectl.cluster.stage import Job
 from cachectl.cluster.staging import NodeRoot, Sink
 from cachectl.layers.base.environment import Environment
 from cachectl.layers.base.errors import BadRequest, CachectlError
+from cachectl.layers.pocl import PoclPortability
 from cachectl.moving import merging
 from cachectl.moving.bundle import BadBundle, Item, Manifest, Reader, write_bundle
 from cachectl.moving.importing import Trust
@@ -510,7 +511,7 @@ def test_bundles_of_other_processors_are_not_mixed(here: Environment, packed: tu
         reader = Reader(opened, packed[0].stat().st_size)
         contents = list(reader.contents())
     renamed = [(replace(item, key=f"{item.key}x"), data) for item, data in contents if item.layer == "pocl"]
-    theirs = {**fingerprint("pocl", here, [item for item, _ in renamed]), "processor": "another"}
+    theirs = {**fingerprint(PoclPortability(), here, [item for item, _ in renamed]), "processor": "another"}
     with (tmp_path / "theirs").open("w+b") as other, packed[0].open("rb") as first:
         items = tuple(item for item, _ in renamed)
         write_bundle(other, Manifest(items, {"pocl": theirs}), [data for _, data in renamed])

@@ -32,7 +32,7 @@ from cachectl.layers.base.layer import Layer
 from cachectl.layers.base.registry import Broken
 from cachectl.layers.comgr import ComgrCodec
 from cachectl.layers.disk.locks import presence_lock
-from cachectl.layers.host.gpus import amd_gpus
+from cachectl.layers.host.hardware import amd_gpus
 from cachectl.layers.stores.files import Files
 from cachectl.stack import Stack
 

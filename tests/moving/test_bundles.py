@@ -24,7 +24,9 @@ import pytest
 from cachectl.layers.base.errors import BadRequest, CachectlError
 from cachectl.layers.base.facts import Scope
 from cachectl.layers.base.selection import Selection
+from cachectl.layers.cuda import CudaPortability
 from cachectl.layers.formats import zstd
+from cachectl.layers.pocl import PoclPortability
 from cachectl.layers.stores.archive import tar_header
 from cachectl.moving.bundle import MAGIC, BadBundle, Item, Manifest, Reader, write_bundle
 from cachectl.moving.importing import Trust, import_bundle
@@ -302,20 +304,21 @@ def test_another_driver_or_processor_decides_and_an_unknown_one_does_not(home: H
     version = environment.processes / "driver" / "nvidia" / "version"
     version.write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.104.05  Sat Aug 19 01:15:15 UTC 2023\n")
     item = Item("cuda", "0/1/2", "cuda-entry/65", 1, "0" * 64, {}, "sm_90", {"driver": "535.104.05"})
-    there = fingerprint("cuda", environment, [item])
+    cuda, pocl = CudaPortability(), PoclPortability()
+    there = fingerprint(cuda, environment, [item])
     assert there["NVIDIA driver"] == "535.104.05"
     assert there["devices"] == "sm_90"
     version.write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.14  Thu Feb 22 01:44:30 UTC 2024\n")
-    differing = differences("cuda", there, fingerprint("cuda", environment))
-    assert outlook(item, there, environment, differing).hits is False
+    differing = differences(cuda, there, fingerprint(cuda, environment))
+    assert outlook(cuda, item, there, environment, differing).hits is False
     version.unlink()
-    differing = differences("cuda", there, fingerprint("cuda", environment))
-    assert outlook(item, there, environment, differing).hits is None
+    differing = differences(cuda, there, fingerprint(cuda, environment))
+    assert outlook(cuda, item, there, environment, differing).hits is None
 
     program = Item("pocl", "AA/B", "pocl-entry/1", 1, "0" * 64)
-    there = {**fingerprint("pocl", environment), "processor": "another"}
-    differing = differences("pocl", there, fingerprint("pocl", environment))
-    assert outlook(program, there, environment, differing).hits is False
+    there = {**fingerprint(pocl, environment), "processor": "another"}
+    differing = differences(pocl, there, fingerprint(pocl, environment))
+    assert outlook(pocl, program, there, environment, differing).hits is False
 
 
 # ---------------------------------------------------------------------- trust

@@ -24,14 +24,16 @@ from cachectl.layers.base.conformance import snapshot
 from cachectl.layers.base.environment import Environment
 from cachectl.layers.base.errors import BadRequest, Busy, Damaged, Refused, Unreachable
 from cachectl.layers.base.selection import Selection
+from cachectl.layers.miopen.exporting import installed_name
 from cachectl.layers.miopen.kernels import MIOpenKernels
+from cachectl.layers.miopen.merging import merge
 from cachectl.layers.miopen.names import parse_name
 from cachectl.layers.miopen.places import lock_files
 from cachectl.layers.miopen.system_kernels import MIOpenSystemKernels, lookup
 from cachectl.layers.miopen.system_tuning import MIOpenSystemTuning
 from cachectl.layers.miopen.tuning import MIOpenTuning
 from cachectl.layers.stores.merging import write_database
-from cachectl.moving.miopen_files import export_files, installed_name, merge
+from cachectl.moving.installable import export_files
 
 if TYPE_CHECKING:
     from homes import Home

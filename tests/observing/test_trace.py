@@ -305,10 +305,16 @@ def test_misuse_is_one_line(home: Home) -> None:
     assert issubclass(CannotStart, OSError)
 
 
-def test_the_observer_stands_alone(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "file",
+    [
+        "orchestrator/observing/observer",
+        *(f"layers/inside/{name}" for name in ("builds", "dictionaries", "pocl_messages")),
+    ],
+)
+def test_what_is_loaded_into_programs_stands_alone(tmp_path: Path, file: str) -> None:
     """It is copied into interpreters that have no cachectl: it imports the standard library alone."""
-    observer = Path(__file__).parents[2] / "orchestrator" / "observing" / "observer.py"
-    (tmp_path / "observer.py").write_bytes(observer.read_bytes())
+    (tmp_path / "observer.py").write_bytes((Path(__file__).parents[2] / f"{file}.py").read_bytes())
     done = subprocess.run(
         [sys.executable, "-I", "-c", f"import sys; sys.path[:0] = [{str(tmp_path)!r}]; import observer"], check=False
     )

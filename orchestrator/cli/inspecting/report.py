@@ -10,9 +10,9 @@ from cachectl.cli.call import Call
 from cachectl.cli.parser import Parser
 
 if TYPE_CHECKING:
-    from cachectl.inspecting.neighbours import Neighbour
     from cachectl.inspecting.report import LayerReport, Report, RootReport
     from cachectl.layers.base.facts import Root
+    from cachectl.layers.host.neighbours import Neighbour
 
 
 def add_options(parser: Parser) -> None:

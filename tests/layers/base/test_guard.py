@@ -41,6 +41,7 @@ from cachectl.layers.base.facts import (
 )
 from cachectl.layers.base.guard import PluginFailed, guarded, public_members
 from cachectl.layers.base.layer import Declaration, Layer
+from cachectl.layers.base.parts import Tagging
 from cachectl.layers.base.registry import Broken, plugged_in
 from cachectl.layers.base.selection import ALL
 from cachectl.layers.base.store import Store
@@ -345,7 +346,7 @@ def test_an_attribute_that_is_wrong_has_its_default_or_fails(kind: type, name: s
     for answer in right(hint):
         got = getattr(guard(kind, **{name: answer}), name)
         assert type(got).__name__.startswith("Guarded") if got != answer else True
-        for one in (*wrong(hint, answer), *([re.compile(b"bytes")] if name == "failure_mark" else [])):
+        for one in (*wrong(hint, answer), *([re.compile(b"bytes")] if name == "failure_trace" else [])):
             layer = guard(kind, **{name: one})
             if hasattr(kind, name) and not isinstance(inspect.getattr_static(kind, name), property):
                 assert getattr(layer, name) == getattr(kind, name)
@@ -379,9 +380,9 @@ STRAY = replace(ENTRY, key="../outside")
         (Store, "foresee_write", {"other": LayerError("notes", "full")}),
         (Store, "write_new", [True, True]),
         (Store, "write_new", []),
-        (Store, "marked", [(STRAY, "k")]),
-        (Store, "marked", [(ENTRY, "no such mark")]),
-        (Store, "marked", [(replace(ENTRY, key="l"), "")]),
+        (Tagging, "find_tagged", [(STRAY, "k")]),
+        (Tagging, "find_tagged", [(ENTRY, "no such mark")]),
+        (Tagging, "find_tagged", [(replace(ENTRY, key="l"), "")]),
         (Store, "idle_gate", [(Orphan("other", PLACE, 1, 1, 0.0, "why"), None)]),
         (Layer, "roots", (replace(ROOT, path=Path("relative")),)),
         (Layer, "lacking", (replace(ROOT, path=Path("/a/../b")),)),
