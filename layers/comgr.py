@@ -13,16 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from cachectl.layers.base.facts import (
-    Condition,
-    Finding,
-    Hazard,
-    Root,
-    Scope,
-    Severity,
-    State,
-    Switch,
-)
+from cachectl.layers.base.facts import Condition, Finding, Hazard, Root, Scope, Severity, State, Switch
 from cachectl.layers.base.layer import Layer
 from cachectl.layers.base.store import Codec, Damage
 from cachectl.layers.base.switches import misread, off

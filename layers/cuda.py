@@ -15,27 +15,9 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
+from cachectl.layers.base import facts
 from cachectl.layers.base.errors import Busy, Damaged, LayerError, Unreachable
-from cachectl.layers.base.facts import (
-    Ability,
-    Artifact,
-    Condition,
-    Entry,
-    Finding,
-    Found,
-    Hazard,
-    Housekeeping,
-    Outcome,
-    Problem,
-    Quarantined,
-    Removable,
-    Root,
-    Scope,
-    Severity,
-    State,
-    Switch,
-    Target,
-)
+from cachectl.layers.base.facts import Artifact, Condition, Finding, Problem, Root, Scope, Severity, State, Switch
 from cachectl.layers.base.layer import Layer
 from cachectl.layers.base.store import Store, counting, remove_counted
 from cachectl.layers.base.switches import first_place, misread, off
@@ -73,13 +55,13 @@ class ComputeCache(Store):
 
     forms = ("cuda-entry/65",)
 
-    def refusals(self) -> Mapping[Ability, str]:
+    def refusals(self) -> Mapping[facts.Ability, str]:
         """Refuse what needs directory handles where there are none."""
         return REFUSALS
 
     # ------------------------------------------------------------------ listing
 
-    def scan(self, root: Root, *, contents: bool = True) -> Iterator[Found]:
+    def scan(self, root: Root, *, contents: bool = True) -> Iterator[facts.Found]:
         """Yield entries by name and header; files of another format version are opaque."""
         tree = self._tree(root)
         index = None
@@ -97,9 +79,11 @@ class ComputeCache(Store):
         if index is not None:
             if compute_cache.read_index(index) is None:
                 yield Problem(root.path / INDEX, "index", "is not whole")
-            yield Housekeeping(INDEX, root.path, len(index))
+            yield facts.Housekeeping(INDEX, root.path, len(index))
 
-    def _describe(self, root: Root, tree: Tree, leaf: Leaf, index: bytes | None, *, contents: bool) -> Iterator[Found]:
+    def _describe(
+        self, root: Root, tree: Tree, leaf: Leaf, index: bytes | None, *, contents: bool
+    ) -> Iterator[facts.Found]:
         header = compute_cache.read_header(leaf.head)
         if header is None or not header.known:
             # A file too short for a header, or of another version, is the cache's only if its index says so.
@@ -118,7 +102,7 @@ class ComputeCache(Store):
             data = tree.read_file(leaf.key, limit=compute_cache.HEADER.size + header.key_length)
             key = None if data is None else compute_cache.key_of(data)
         opaque = header is not None and not header.known
-        yield Entry(
+        yield facts.Entry(
             layer=self.name,
             key=leaf.key,
             root=root.path,
@@ -171,7 +155,7 @@ class ComputeCache(Store):
 
     def marked(
         self, root: Root, mark: re.Pattern[bytes], since: float, known: Container[str]
-    ) -> Iterator[tuple[Removable, str]]:
+    ) -> Iterator[tuple[facts.Removable, str]]:
         """Look for the mark in the keys: a front end's holds the source, a back end's names its constants."""
         del known
         tree = self._tree(root)
@@ -188,7 +172,7 @@ class ComputeCache(Store):
         del keys
         return (root.path / INDEX,)
 
-    def remove(self, root: Root, targets: tuple[Target, ...]) -> Outcome:
+    def remove(self, root: Root, targets: tuple[facts.Target, ...]) -> facts.Outcome:
         """Remove entry files, then take them out of the index, so that the driver does not count ghosts."""
         idle = using(LIBRARIES, processes=self.environment.processes) == ()
         remove = partial(self._tree(root).remove, targets, tidy=idle)
@@ -285,7 +269,7 @@ class ComputeCache(Store):
 
     # ------------------------------------------------------------------ quarantine
 
-    def set_aside(self, root: Root, target: Target, thing: Quarantined) -> str | None:
+    def set_aside(self, root: Root, target: facts.Target, thing: facts.Quarantined) -> str | None:
         """Rename an entry into quarantine, or an index that is none; then count anew."""
         with self._counting(root):
             because = self._tree_of(root, target.key).set_aside(target, thing)
@@ -294,7 +278,7 @@ class ComputeCache(Store):
                 pass
         return because
 
-    def bring_back(self, root: Root, thing: Quarantined, *, replace: bool) -> None:
+    def bring_back(self, root: Root, thing: facts.Quarantined, *, replace: bool) -> None:
         """Rename an entry back and count it, or an index, as bad as it was."""
         if thing.key == INDEX:
             if (users := using(LIBRARIES, processes=self.environment.processes)) != ():
@@ -367,10 +351,10 @@ class CudaComputeCache(Layer):
 
     name = "cuda"
     title = "CUDA ComputeCache"
-    on_network = Hazard(
+    on_network = facts.Hazard(
         Severity.RISKS, "programs of all nodes wait for one lock on its index, and read entries that are half written"
     )
-    among_ranks = Hazard(
+    among_ranks = facts.Hazard(
         Severity.RISKS, "they wait for one lock on its index, and may miss files that another is just replacing"
     )
     store = ComputeCache()

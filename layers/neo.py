@@ -18,15 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from cachectl.layers.base.errors import LayerError, Unreachable
-from cachectl.layers.base.facts import (
-    Condition,
-    Finding,
-    Root,
-    Scope,
-    Severity,
-    State,
-    Switch,
-)
+from cachectl.layers.base.facts import Condition, Finding, Root, Scope, Severity, State, Switch
 from cachectl.layers.base.layer import Layer
 from cachectl.layers.base.store import Codec, Damage, counting
 from cachectl.layers.base.switches import first_place, misread, off

@@ -15,30 +15,9 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from cachectl.layers.base import facts
 from cachectl.layers.base.errors import Busy, Damaged, LayerError, Unreachable
-from cachectl.layers.base.facts import (
-    Ability,
-    Artifact,
-    ClearPlan,
-    Condition,
-    Counted,
-    Entry,
-    Finding,
-    Found,
-    Hazard,
-    Orphan,
-    Outcome,
-    Problem,
-    Quarantined,
-    Removable,
-    Root,
-    Scope,
-    Severity,
-    State,
-    Switch,
-    Target,
-    Unverified,
-)
+from cachectl.layers.base.facts import Condition, Finding, Problem, Removable, Root, Severity, State, Switch, Unverified
 from cachectl.layers.base.layer import Layer
 from cachectl.layers.base.selection import Selection
 from cachectl.layers.base.store import Store, target_of
@@ -130,13 +109,13 @@ class Programs(Store):
 
     forms = ("pocl-entry/1",)
 
-    def refusals(self) -> Mapping[Ability, str]:
+    def refusals(self) -> Mapping[facts.Ability, str]:
         """Refuse what needs directory handles where there are none."""
         return REFUSALS
 
     # ------------------------------------------------------------------ listing
 
-    def scan(self, root: Root, *, contents: bool = True) -> Iterator[Found]:
+    def scan(self, root: Root, *, contents: bool = True) -> Iterator[facts.Found]:
         """Yield programs as entries; failed builds, temporaries and uncached programs as orphans.
 
         With ``contents=False`` the kernels of a program with a shortened kernel name are unknown: only its files hold
@@ -145,7 +124,7 @@ class Programs(Store):
         for leaf in self._tree(root).scan():
             yield from self._found(root, leaf, contents=contents)
 
-    def searched(self, root: Root, selection: Selection) -> Iterator[Found]:
+    def searched(self, root: Root, selection: Selection) -> Iterator[facts.Found]:
         """Look for a kernel by the folders it has in programs; only programs with shortened names are read."""
         pattern = selection.kernel_pattern
         if pattern is None:
@@ -157,7 +136,7 @@ class Programs(Store):
         for leaf in self._tree(root).holding(child):
             yield from self._found(root, leaf, contents=True)
 
-    def counted(self, root: Root) -> Iterator[Counted]:
+    def counted(self, root: Root) -> Iterator[facts.Counted]:
         """Yield whole programs only weighed."""
         for found in self._tree(root).weigh(hollow=_NO_PROGRAM):
             if isinstance(found, Group):
@@ -165,7 +144,7 @@ class Programs(Store):
             else:
                 yield from self._found(root, found, contents=False)
 
-    def _found(self, root: Root, leaf: Leaf | Problem, *, contents: bool) -> Iterator[Found]:
+    def _found(self, root: Root, leaf: Leaf | Problem, *, contents: bool) -> Iterator[facts.Found]:
         """Yield what a leaf is, and a problem for each of its files that should have been read and could not."""
         unread: dict[str, LayerError] = {}
         yield leaf if isinstance(leaf, Problem) else self._describe(root, leaf, unread, contents=contents)
@@ -186,7 +165,7 @@ class Programs(Store):
         # Only kernels that were launched have a folder: a program never launched names none.
         kernels = sorted(name for name in names.values() if name is not None)
         program, used = leaf.member("program.bc"), leaf.member("last_accessed")
-        return Entry(
+        return facts.Entry(
             layer=self.name,
             key=leaf.key,
             root=root.path,
@@ -225,7 +204,7 @@ class Programs(Store):
         """Tell by the pattern of entries."""
         return _NAMED.accepts(key)
 
-    def read(self, root: Root, key: str) -> Artifact | None:
+    def read(self, root: Root, key: str) -> facts.Artifact | None:
         """Read a program folder as a deterministic tar, temporaries left out; one without a program is a miss.
 
         Raises :class:`Damaged` for what no PoCL could use: a program that is being built is not whole yet.
@@ -238,9 +217,9 @@ class Programs(Store):
         if not kept.keys() - _NO_PROGRAM:
             return None
         kernels = sorted(name or folder for folder, name in _kernel_names(kept, kept.get).items())
-        return Artifact(self.name, key, self.forms[0], pack(kept), {"kernels": " ".join(kernels)})
+        return facts.Artifact(self.name, key, self.forms[0], pack(kept), {"kernels": " ".join(kernels)})
 
-    def write(self, root: Root, key: str, artifact: Artifact, *, replace: bool) -> None:
+    def write(self, root: Root, key: str, artifact: facts.Artifact, *, replace: bool) -> None:
         """Place a program folder whole; PoCL tests only whether files exist, so each is checked here."""
         try:
             members = unpack(artifact.data)
@@ -284,9 +263,9 @@ class Programs(Store):
         for target in targets:
             if users == () and shared(target.root) is not None:
                 users = None
-            rest = ENTRY_REST if isinstance(target, Entry) else ORPHAN_REST
+            rest = ENTRY_REST if isinstance(target, facts.Entry) else ORPHAN_REST
             age = now - (target.modified or now)
-            if users == () or (isinstance(target, Orphan) and not target.idle_only):
+            if users == () or (isinstance(target, facts.Orphan) and not target.idle_only):
                 yield target, None
                 continue
             named = partial(spell, processes=processes)
@@ -297,7 +276,7 @@ class Programs(Store):
                 because = f"PoCL is in use by {named(users)}, which may be about to build in it"
             elif age <= rest:
                 because = f"changed {max(0, age):.0f} s ago, and PoCL is in use by {named(users)}"
-            elif holders and (isinstance(target, Entry) or target.key.startswith(_UNCACHED)):
+            elif holders and (isinstance(target, facts.Entry) or target.key.startswith(_UNCACHED)):
                 # It cannot be known which of them built it.
                 because = f"may be held by {named(holders)}, which ran when it was last used; purge again after its end"
             yield target, because
@@ -322,7 +301,7 @@ class Programs(Store):
             if found is not None or leaf.key in known:
                 yield leaf.entry(self.name, root.path), "" if found is None else found[0].decode()
 
-    def remove(self, root: Root, targets: tuple[Target, ...]) -> Outcome:
+    def remove(self, root: Root, targets: tuple[facts.Target, ...]) -> facts.Outcome:
         """Rename programs away, then delete them; the top folder itself always stays."""
         tree = self._tree(root)
         is_unused = partial(self._is_unused, root)
@@ -334,11 +313,11 @@ class Programs(Store):
             return False
         return using(LIBRARIES, processes=self.environment.processes) == ()
 
-    def plan_everything(self, root: Root) -> ClearPlan | None:
+    def plan_everything(self, root: Root) -> facts.ClearPlan | None:
         """Plan every program by its weight, where nothing is in use."""
         if not self._is_unused(root):
             return None
-        targets: list[Target] = []
+        targets: list[facts.Target] = []
         problems: list[Problem] = []
         for found in self._tree(root).weigh(hollow=_NO_PROGRAM):
             if isinstance(found, Group):
@@ -349,15 +328,15 @@ class Programs(Store):
                 problems.append(found)
         skipped = tuple(problem.note for problem in problems if problem.stays)
         failed = tuple(problem.note for problem in problems if problem.hides)
-        return ClearPlan(self.name, tuple(targets), skipped, failed)
+        return facts.ClearPlan(self.name, tuple(targets), skipped, failed)
 
     # ------------------------------------------------------------------ quarantine
 
-    def set_aside(self, root: Root, target: Target, thing: Quarantined) -> str | None:
+    def set_aside(self, root: Root, target: facts.Target, thing: facts.Quarantined) -> str | None:
         """Rename a whole program into quarantine: PoCL compiles it anew."""
         return self._tree(root).set_aside(target, thing)
 
-    def bring_back(self, root: Root, thing: Quarantined, *, replace: bool) -> None:
+    def bring_back(self, root: Root, thing: facts.Quarantined, *, replace: bool) -> None:
         """Rename a whole program back."""
         users = using(LIBRARIES, processes=self.environment.processes)
         if replace and users != () and self._tree(root).find(thing.key) is not None:
@@ -462,15 +441,15 @@ class PoclKernels(Layer):
     name = "pocl"
     title = "PoCL kernel cache"
     failure_mark = re.compile(f"tempfile_{_DRAWN}")
-    on_network = Hazard(
+    on_network = facts.Hazard(
         Severity.HARMLESS,
         "every lookup goes over the network, and some builds of PoCL load what another kind of processor compiled",
     )
-    among_ranks = Hazard(
+    among_ranks = facts.Hazard(
         Severity.RISKS,
         "PoCL before 6.0 removes a program before it replaces it, so those that build it at once may not find it",
     )
-    when_closed = Hazard(Severity.FAILS, "PoCL can build no program")
+    when_closed = facts.Hazard(Severity.FAILS, "PoCL can build no program")
     store = Programs()
 
     # ------------------------------------------------------------------ where and whether
@@ -483,7 +462,7 @@ class PoclKernels(Layer):
         environment = self.environment
         named = environment.get("POCL_CACHE_DIR")
         if named is not None:
-            return (Root(environment.absolute(named), Scope.USER, "POCL_CACHE_DIR", "kcache"),) if named else ()
+            return (Root(environment.absolute(named), facts.Scope.USER, "POCL_CACHE_DIR", "kcache"),) if named else ()
         if environment.platform == "win32":
             return self._windows_roots()
         xdg, home = environment.get("XDG_CACHE_HOME"), environment.get("HOME")
@@ -493,13 +472,13 @@ class PoclKernels(Layer):
             base, source = environment.absolute(home + "/.cache/pocl"), "default (HOME)"
         else:
             base, source = Path("/tmp/pocl"), "default (HOME is not set)"  # noqa: S108 - PoCL's own rule
-        return tuple(Root(base / leaf, Scope.USER, source, leaf) for leaf in ("kcache", "uncached"))
+        return tuple(Root(base / leaf, facts.Scope.USER, source, leaf) for leaf in ("kcache", "uncached"))
 
     def _windows_roots(self) -> tuple[Root, ...]:
         for variable in ("LOCALAPPDATA", "TEMP"):
             value = self.environment.get(variable)
             if value:
-                return (Root(Path(value, "pocl"), Scope.USER, variable, "kcache"),)
+                return (Root(Path(value, "pocl"), facts.Scope.USER, variable, "kcache"),)
         return ()
 
     def _switched_on(self) -> bool | None:

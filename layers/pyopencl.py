@@ -14,34 +14,10 @@ from functools import partial, wraps
 from pathlib import Path
 from typing import Final
 
+from cachectl.layers.base import facts
 from cachectl.layers.base.environment import user_cache_folder
 from cachectl.layers.base.errors import Damaged, LayerError, Unreachable, not_a_key
-from cachectl.layers.base.facts import (
-    Ability,
-    Artifact,
-    Condition,
-    Counted,
-    Entry,
-    Finding,
-    Foresight,
-    Found,
-    Hazard,
-    Note,
-    Orphan,
-    Outcome,
-    Patch,
-    Problem,
-    Quarantined,
-    Removable,
-    Root,
-    Scope,
-    Severity,
-    State,
-    Switch,
-    Target,
-    Unverified,
-    When,
-)
+from cachectl.layers.base.facts import Condition, Finding, Note, Outcome, Problem, Root, Severity, State, Switch, Target
 from cachectl.layers.base.layer import Layer
 from cachectl.layers.base.store import Store, each_part
 from cachectl.layers.base.switches import diagnosed, relative_cache_home, switched_off
@@ -85,7 +61,7 @@ class ProgramFolders(Store):
 
     forms = ("pyopencl-binary/2",)
 
-    def refusals(self) -> Mapping[Ability, str]:
+    def refusals(self) -> Mapping[facts.Ability, str]:
         """Refuse what needs directory handles where there are none."""
         return REFUSALS
 
@@ -101,7 +77,7 @@ class ProgramFolders(Store):
 
     # ------------------------------------------------------------------ listing
 
-    def scan(self, root: Root, *, contents: bool = True) -> Iterator[Found]:
+    def scan(self, root: Root, *, contents: bool = True) -> Iterator[facts.Found]:
         """Yield programs; one that lacks a half is listed and named as a problem."""
         tree = self._tree(root)
         for leaf in tree.scan():
@@ -111,7 +87,7 @@ class ProgramFolders(Store):
                 yield from self._found(root, tree, leaf, contents=contents)
         yield from self._abandoned_locks(root)
 
-    def counted(self, root: Root) -> Iterator[Counted]:
+    def counted(self, root: Root) -> Iterator[facts.Counted]:
         """Yield whole programs only weighed."""
         tree = self._tree(root)
         for found in tree.weigh(whole=("info", "binary")):
@@ -123,14 +99,14 @@ class ProgramFolders(Store):
                 yield from self._found(root, tree, found, contents=False)
         yield from self._abandoned_locks(root)
 
-    def _abandoned_locks(self, root: Root) -> Iterator[Orphan]:
+    def _abandoned_locks(self, root: Root) -> Iterator[facts.Orphan]:
         """Yield locks that nobody holds any more."""
         for lock in self.locks(root):
             if is_abandoned(lock, partial(self._is_abandoned, lock.parent)):
                 with suppress(FileNotFoundError):
                     status = lock.lstat()
                     key, why = str(lock.relative_to(root.path)), "a lock that nobody holds any more"
-                    yield Orphan(key, root.path, status.st_size, 1, status.st_mtime, why, idle_only=False)
+                    yield facts.Orphan(key, root.path, status.st_size, 1, status.st_mtime, why, idle_only=False)
 
     @staticmethod
     def locks(root: Root) -> list[Path]:
@@ -138,13 +114,13 @@ class ProgramFolders(Store):
         found = sorted(root.path.glob(f"*/{_LOCK}"))
         return [lock for lock in found if _BASE.fullmatch(lock.parent.name) and not lock.parent.is_symlink()]
 
-    def _found(self, root: Root, tree: Tree, leaf: Leaf, *, contents: bool) -> Iterator[Found]:
+    def _found(self, root: Root, tree: Tree, leaf: Leaf, *, contents: bool) -> Iterator[facts.Found]:
         if leaf.stray is not None or not leaf.members:
             yield leaf.orphan(root.path, None if leaf.stray is not None else "an empty program folder")
         else:
             yield from self._describe(root, tree, leaf, contents=contents)
 
-    def _describe(self, root: Root, tree: Tree, leaf: Leaf, *, contents: bool) -> Iterator[Found]:
+    def _describe(self, root: Root, tree: Tree, leaf: Leaf, *, contents: bool) -> Iterator[facts.Found]:
         for half in ("info", "binary"):
             member = leaf.member(half)
             if member is None or not member.bytes:
@@ -159,7 +135,7 @@ class ProgramFolders(Store):
         except LayerError as error:
             yield Problem(root.path / leaf.key, "unreadable", error.message)
             staleness = Staleness(stale=None, because="unknown: the entry could not be read")
-        yield Entry(
+        yield facts.Entry(
             layer=self.name,
             key=leaf.key,
             root=root.path,
@@ -194,12 +170,14 @@ class ProgramFolders(Store):
         """Tell by the pattern of entries."""
         return _SHAPE.accepts(key)
 
-    def read(self, root: Root, key: str) -> Artifact | None:
+    def read(self, root: Root, key: str) -> facts.Artifact | None:
         """Read source, binary and info as a deterministic tar."""
         data = self._tree(root).read(key)
-        return None if data is None else Artifact(self.name, key, self.forms[0], data, {"python": _python_of(key)})
+        return (
+            None if data is None else facts.Artifact(self.name, key, self.forms[0], data, {"python": _python_of(key)})
+        )
 
-    def write(self, root: Root, key: str, artifact: Artifact, *, replace: bool) -> None:
+    def write(self, root: Root, key: str, artifact: facts.Artifact, *, replace: bool) -> None:
         """Place a program folder whole, under PyOpenCL's lock: a bad one fails its program for ever."""
         try:
             members = unpack(artifact.data)
@@ -216,7 +194,7 @@ class ProgramFolders(Store):
 
     def marked(
         self, root: Root, mark: re.Pattern[bytes], since: float, known: Container[str]
-    ) -> Iterator[tuple[Removable, str]]:
+    ) -> Iterator[tuple[facts.Removable, str]]:
         """Look for the mark in the sources, which PyOpenCL keeps beside the binaries."""
         del known
         tree = self._tree(root)
@@ -245,15 +223,15 @@ class ProgramFolders(Store):
         reason = "changed since it was planned" if os.path.lexists(lock) else "already gone"
         return Outcome(self.name, skipped=(Note(target.key, reason),))
 
-    def foresee_removal(self, root: Root, targets: tuple[Target, ...]) -> Foresight:
+    def foresee_removal(self, root: Root, targets: tuple[Target, ...]) -> facts.Foresight:
         """Look at the folder of each Python: without its lock nothing goes."""
-        seen = Foresight()
+        seen = facts.Foresight()
         for base in sorted({target.key.partition("/")[0] for target in targets}):
             planned = tuple(target for target in targets if target.key.partition("/")[0] == base)
             try:
                 self._foresee_lock(root, base)
             except LayerError as error:
-                seen = seen.plus(Foresight(failed=(Note(base, error.message),)))
+                seen = seen.plus(facts.Foresight(failed=(Note(base, error.message),)))
             else:
                 seen = seen.plus(super().foresee_removal(root, planned))
         return seen
@@ -301,11 +279,11 @@ class ProgramFolders(Store):
 
     # ------------------------------------------------------------------ quarantine
 
-    def set_aside(self, root: Root, target: Target, thing: Quarantined) -> str | None:
+    def set_aside(self, root: Root, target: Target, thing: facts.Quarantined) -> str | None:
         """Rename a program folder into quarantine, under PyOpenCL's lock."""
         return self._tree(root).set_aside(target, thing, guard=self._guard(root, target.key))
 
-    def bring_back(self, root: Root, thing: Quarantined, *, replace: bool) -> None:
+    def bring_back(self, root: Root, thing: facts.Quarantined, *, replace: bool) -> None:
         """Rename a program folder back, under PyOpenCL's lock."""
         if not _SHAPE.accepts(thing.key):
             raise not_a_key(self.name, thing.key)
@@ -322,7 +300,7 @@ class ProgramFolders(Store):
             if isinstance(found, Finding):
                 yield found
 
-    def examine(self, root: Root, *, deep: bool) -> Iterator[Finding | Unverified]:
+    def examine(self, root: Root, *, deep: bool) -> Iterator[Finding | facts.Unverified]:
         """Verify. No tool can check machine code, or a binary in a format of the driver's own."""
         del deep
         tree = self._tree(root)
@@ -345,8 +323,8 @@ class ProgramFolders(Store):
                 programs += 1
             else:
                 unknown += 1
-        yield Unverified(self.name, "machine code of", programs, "binary program")
-        yield Unverified(self.name, "the whole binary of", unknown, "program", "its format is not known")
+        yield facts.Unverified(self.name, "machine code of", programs, "binary program")
+        yield facts.Unverified(self.name, "the whole binary of", unknown, "program", "its format is not known")
 
     def _finding(self, root: Root, leaf: Leaf, binary: bytes, info: bytes | None) -> Finding | None:
         """Return what is wrong with a program, and what PyOpenCL makes of it."""
@@ -382,16 +360,16 @@ class PyOpenCLBinaries(Layer):
 
     name = "pyopencl"
     title = "PyOpenCL program binaries"
-    on_network = Hazard(
+    on_network = facts.Hazard(
         Severity.RISKS,
         "its one lock is a file, which a program killed on any node leaves behind; then every build waits a minute "
         "and fails",
     )
-    among_ranks = Hazard(
+    among_ranks = facts.Hazard(
         Severity.RISKS,
         "one lock file serves them all, and if one of them is killed while it holds it, the builds of the others fail",
     )
-    when_closed = Hazard(Severity.FAILS, "every build fails, after a minute where its lock cannot be made")
+    when_closed = facts.Hazard(Severity.FAILS, "every build fails, after a minute where its lock cannot be made")
     store = ProgramFolders()
 
     # ------------------------------------------------------------------ where and whether
@@ -399,7 +377,7 @@ class PyOpenCLBinaries(Layer):
     def roots(self) -> tuple[Root, ...]:
         """Return the folder above the per-Python caches; a context's own ``cache_dir`` cannot be known."""
         path, source = user_cache_folder(self.environment, "pyopencl")
-        return (Root(path, Scope.USER, source),)
+        return (Root(path, facts.Scope.USER, source),)
 
     def state(self) -> State:
         """Judge the variable, then the drivers: on PoCL and NVIDIA this cache is not consulted."""
@@ -422,9 +400,9 @@ class PyOpenCLBinaries(Layer):
 
     def refresher(self) -> Switch:
         """Let every lookup miss; what is built then is stored over what was there."""
-        patch = Patch("pyopencl.cache", None, "retrieve_from_cache", _missing)
+        patch = facts.Patch("pyopencl.cache", None, "retrieve_from_cache", _missing)
         drops = (("pyopencl.tools", "clear_first_arg_caches"),)
-        return Switch(self.name, patches=(patch,), memos=MEMOS, drops=drops, takes_effect=When.NOW)
+        return Switch(self.name, patches=(patch,), memos=MEMOS, drops=drops, takes_effect=facts.When.NOW)
 
     def relocate(self, folder: Path) -> Switch:
         """Move the user cache folder, which PyOpenCL resolves at every build."""

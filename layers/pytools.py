@@ -14,32 +14,10 @@ from inspect import unwrap
 from pathlib import Path
 from typing import Any, ClassVar, Final, NamedTuple, TypeVar
 
+from cachectl.layers.base import facts
 from cachectl.layers.base.environment import Environment, release_of, user_cache_folder
 from cachectl.layers.base.errors import Busy, Damaged, EntryExists, LayerError, Refused, Unreachable, not_a_key
-from cachectl.layers.base.facts import (
-    Artifact,
-    Bulk,
-    ClearPlan,
-    Condition,
-    Counted,
-    Entry,
-    Finding,
-    Found,
-    Hazard,
-    Housekeeping,
-    Note,
-    Outcome,
-    Patch,
-    Problem,
-    Quarantined,
-    Root,
-    Scope,
-    Severity,
-    State,
-    Switch,
-    Target,
-    When,
-)
+from cachectl.layers.base.facts import Artifact, Entry, Finding, Found, Problem, Root, Severity, State, Switch, Target
 from cachectl.layers.base.layer import Layer
 from cachectl.layers.base.selection import Selection
 from cachectl.layers.base.store import each_part
@@ -75,7 +53,7 @@ class Staleness(NamedTuple):
 
 
 #: What a look into a dictionary gives: its rows one by one, or together.
-_Rows = TypeVar("_Rows", Entry, Bulk)
+_Rows = TypeVar("_Rows", Entry, facts.Bulk)
 
 
 class Dictionaries(Rows):
@@ -106,7 +84,7 @@ class Dictionaries(Rows):
                 yield from self._scan_file(root, name, partial(self._list, root, name, contents=True, part=part))
         yield from self._scan_others(root)
 
-    def counted(self, root: Root) -> Iterator[Counted]:
+    def counted(self, root: Root) -> Iterator[facts.Counted]:
         """Yield the rows of a v5 dictionary together, as sqlite sums them."""
         for name in self.dictionaries(root):
             if name.generation == "v5":
@@ -169,7 +147,7 @@ class Dictionaries(Rows):
         except (LayerError, OSError) as error:
             yield self.unread(path, error)
             return
-        yield Housekeeping(name.file, root.path, total - payload, files, modified, staleness.stale)
+        yield facts.Housekeeping(name.file, root.path, total - payload, files, modified, staleness.stale)
 
     def _list(
         self,
@@ -200,10 +178,12 @@ class Dictionaries(Rows):
                 mark=(row.rowid, row.bytes),
             )
 
-    def _weigh(self, root: Root, name: pdict.DictionaryName, modified: float, staleness: Staleness) -> Iterator[Bulk]:
+    def _weigh(
+        self, root: Root, name: pdict.DictionaryName, modified: float, staleness: Staleness
+    ) -> Iterator[facts.Bulk]:
         weight = self._rows(root.path / name.file).sum()
         if weight.rows:
-            yield Bulk(weight.rows, 0, weight.bytes, modified, modified, staleness.stale)
+            yield facts.Bulk(weight.rows, 0, weight.bytes, modified, modified, staleness.stale)
 
     def _folders(self, root: Root) -> Iterator[Leaf | Problem]:
         """Yield the folders of older dictionaries, this layer's strays, and what could not be read of either."""
@@ -342,10 +322,10 @@ class Dictionaries(Rows):
 
     # ------------------------------------------------------------------ clear
 
-    def plan_everything(self, root: Root) -> ClearPlan | None:
+    def plan_everything(self, root: Root) -> facts.ClearPlan | None:
         """Plan whole dictionaries by row count and last row id, without listing their rows."""
         targets: list[Target] = []
-        failed: list[Note] = []
+        failed: list[facts.Note] = []
         for name in self.dictionaries(root):
             path = root.path / name.file
             if name.generation != "v5":
@@ -353,18 +333,18 @@ class Dictionaries(Rows):
             try:
                 weight = self._rows(path).sum() if is_plain_file(path) else Weight(0, 0, 0)
             except (LayerError, OSError) as error:
-                failed.append(Note(name.file, self.unread(path, error).message))
+                failed.append(facts.Note(name.file, self.unread(path, error).message))
                 continue
             if weight.rows:
                 targets.append(Target(root.path, name.file, weight.bytes, weight.rows, (weight.last,)))
         for found in self._folders(root):
             if isinstance(found, Problem):
-                failed += [Note(str(found.path), found.message)] if found.hides else []
+                failed += [facts.Note(str(found.path), found.message)] if found.hides else []
             else:
                 targets.append(Target(root.path, found.key, found.bytes, 0, found.mark))
-        return ClearPlan(self.name, tuple(targets), failed=tuple(failed))
+        return facts.ClearPlan(self.name, tuple(targets), failed=tuple(failed))
 
-    def remove(self, root: Root, targets: tuple[Target, ...]) -> Outcome:
+    def remove(self, root: Root, targets: tuple[Target, ...]) -> facts.Outcome:
         """Delete rows, then vacuum; a file that somebody may have open is never unlinked."""
         by_file: dict[str, list[Target]] = {}
         for target in targets:
@@ -374,7 +354,7 @@ class Dictionaries(Rows):
             ((file, partial(self._remove_from, root, file, planned)) for file, planned in by_file.items()),
         )
 
-    def _remove_from(self, root: Root, file: str, planned: list[Target]) -> Outcome:
+    def _remove_from(self, root: Root, file: str, planned: list[Target]) -> facts.Outcome:
         if file.endswith(".sqlite"):
             return self._remove_rows(root, file, planned)
         shape = _FOLDERS[file.startswith("pdict-v2-")]
@@ -396,14 +376,14 @@ class Dictionaries(Rows):
         """Return a dictionary of rows."""
         return self._rows(root.path / file) if file.endswith(".sqlite") else None
 
-    def _remove_rows(self, root: Root, file: str, targets: list[Target]) -> Outcome:
+    def _remove_rows(self, root: Root, file: str, targets: list[Target]) -> facts.Outcome:
         rows = self._rows(root.path / file)
         planned = {target: _planned_row(target) if self.separator in target.key else None for target in targets}
         return self.remove_rows(rows, file, planned, partial(_delete_rows, rows, targets))
 
     # ------------------------------------------------------------------ quarantine
 
-    def set_aside(self, root: Root, target: Target, thing: Quarantined) -> str | None:
+    def set_aside(self, root: Root, target: Target, thing: facts.Quarantined) -> str | None:
         """Move a row into quarantine, or a file that is no database any more and that nobody has open."""
         file, _, digest = target.key.partition("/")
         rows = self._rows(root.path / file)
@@ -411,7 +391,7 @@ class Dictionaries(Rows):
             return rows.set_row_aside(Row(target.mark[0], (digest,), target.mark[1]), thing)
         return rows.set_file_aside(target, thing, partial(open_elsewhere, self.environment))
 
-    def bring_back(self, root: Root, thing: Quarantined, *, replace: bool) -> None:
+    def bring_back(self, root: Root, thing: facts.Quarantined, *, replace: bool) -> None:
         """Insert a row again, or move a file back."""
         file, _, digest = thing.key.partition("/")
         name = pdict.parse_name(file, self.environment.python)
@@ -473,24 +453,24 @@ class PytoolsDictionaries(Layer):
     title = "other pytools persistent dictionaries"
     #: Modules that open the layer's dictionaries when they are imported.
     opened_by: ClassVar[tuple[str, ...]] = ()
-    on_network = Hazard(
+    on_network = facts.Hazard(
         Severity.RISKS,
         "the locks of sqlite may not hold there, so programs of several nodes may stall, or damage a dictionary",
     )
-    among_ranks = Hazard(Severity.HARMLESS, "sqlite lets one of them write at a time, and the others wait")
-    when_closed = Hazard(Severity.FAILS, "no dictionary can be made or added to, and whoever tries fails")
+    among_ranks = facts.Hazard(Severity.HARMLESS, "sqlite lets one of them write at a time, and the others wait")
+    when_closed = facts.Hazard(Severity.FAILS, "no dictionary can be made or added to, and whoever tries fails")
     # Dictionaries of loopy and PyOpenCL have a layer of their own.
     store = Dictionaries("pytools-pdict", lambda identifier: not identifier.startswith(("loopy-", "pyopencl-")))
 
     def roots(self) -> tuple[Root, ...]:
         """Return the pytools folder; the environment is read anew whenever a dictionary is opened."""
         path, source = user_cache_folder(self.environment, "pytools")
-        return (Root(path, Scope.USER, source),)
+        return (Root(path, facts.Scope.USER, source),)
 
     def state(self) -> State:
         """Say that nothing but its users' own switches turns such a dictionary off."""
         if self.environment.get("SUMPY_NO_CACHE") is not None:
-            return State(Condition.ENABLED, "off for sumpy alone (SUMPY_NO_CACHE is set, its value is not read)")
+            return State(facts.Condition.ENABLED, "off for sumpy alone (SUMPY_NO_CACHE is set, its value is not read)")
         return self._presence("pytools", "pytools has no switch")
 
     def diagnose(self) -> Iterator[Finding]:
@@ -509,25 +489,25 @@ class PytoolsDictionaries(Layer):
     def switched(self, *, on: bool) -> Switch:
         """Give sumpy's variable, and for this process a stand-in for the switch that pytools lacks."""
         if on:
-            return Switch(self.name, unset=frozenset({"SUMPY_NO_CACHE"}), takes_effect=When.NEXT_IMPORT)
+            return Switch(self.name, unset=frozenset({"SUMPY_NO_CACHE"}), takes_effect=facts.When.NEXT_IMPORT)
         module = "pytools.persistent_dict"
         patches = tuple(
-            Patch(module, owner, method, partial(stand_in, self.store.owns))
+            facts.Patch(module, owner, method, partial(stand_in, self.store.owns))
             for owner in ("PersistentDict", "WriteOncePersistentDict")
             for method, stand_in in (("fetch", _missing), ("store", _forgetting), ("store_if_not_present", _forgetting))
         )
-        return Switch(self.name, {"SUMPY_NO_CACHE": "1"}, patches=patches, takes_effect=When.NOW)
+        return Switch(self.name, {"SUMPY_NO_CACHE": "1"}, patches=patches, takes_effect=facts.When.NOW)
 
     def refresher(self) -> Switch:
         """Let every lookup miss, and every store replace what is there."""
         module = "pytools.persistent_dict"
         patches = tuple(
-            Patch(module, owner, method, partial(stand_in, self.store.owns))
+            facts.Patch(module, owner, method, partial(stand_in, self.store.owns))
             for owner in ("PersistentDict", "WriteOncePersistentDict")
             for method, stand_in in (("fetch", _missing), ("store", _replacing), ("store_if_not_present", _replacing))
         )
         off = self.switched(on=False)
-        return Switch(self.name, patches=patches, memos=off.memos, drops=off.drops, takes_effect=When.NOW)
+        return Switch(self.name, patches=patches, memos=off.memos, drops=off.drops, takes_effect=facts.When.NOW)
 
     def relocate(self, folder: Path) -> Switch:
         """Move the user cache folder; dictionaries already open stay where they are."""
@@ -541,8 +521,8 @@ class PytoolsDictionaries(Layer):
     def _presence(self, distribution: str, why: str) -> State:
         root = self.roots()[0]
         if self.environment.installed(distribution) is None and next(self.store.dictionaries(root), None) is None:
-            return State(Condition.ABSENT, f"{distribution} is not installed here and has left no dictionary")
-        return State(Condition.ENABLED, why)
+            return State(facts.Condition.ABSENT, f"{distribution} is not installed here and has left no dictionary")
+        return State(facts.Condition.ENABLED, why)
 
 
 def unexamined_python(how: str, python: str, environment: Environment) -> Staleness:
@@ -556,7 +536,7 @@ def relocate_user_cache(layer: Layer, folder: Path, opened_by: tuple[str, ...] =
     """Point the user cache folder itself elsewhere: what pytools and PyOpenCL follow."""
     variable = "WIN_PD_OVERRIDE_LOCAL_APPDATA" if layer.environment.platform == "win32" else "XDG_CACHE_HOME"
     return Switch(
-        layer.name, {variable: str(folder / "xdg")}, latching_modules=opened_by, takes_effect=When.NEXT_IMPORT
+        layer.name, {variable: str(folder / "xdg")}, latching_modules=opened_by, takes_effect=facts.When.NEXT_IMPORT
     )
 
 

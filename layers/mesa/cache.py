@@ -19,30 +19,9 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
+from cachectl.layers.base import facts
 from cachectl.layers.base.errors import Damaged, LayerError, Refused, Unreachable
-from cachectl.layers.base.facts import (
-    Ability,
-    Artifact,
-    Condition,
-    Entry,
-    Finding,
-    Foresight,
-    Found,
-    Hazard,
-    Housekeeping,
-    Note,
-    Orphan,
-    Outcome,
-    Problem,
-    Quarantined,
-    Removable,
-    Root,
-    Scope,
-    Severity,
-    State,
-    Switch,
-    Target,
-)
+from cachectl.layers.base.facts import Condition, Entry, Finding, Found, Outcome, Problem, Root, Severity, State, Target
 from cachectl.layers.base.layer import Layer
 from cachectl.layers.base.store import Store, counting, each_part, remove_counted
 from cachectl.layers.base.switches import misread, off
@@ -128,12 +107,12 @@ class ShaderCache(Store):
 
     forms = ("mesa-entry/1",)
 
-    def refusals(self) -> Mapping[Ability, str]:
+    def refusals(self) -> Mapping[facts.Ability, str]:
         """Refuse what needs directory handles, or something to unpack payloads with, where there is none."""
         if mesa_entries.can_inflate():
             return REFUSALS
         missing = f"kernel names are packed with zstd, which nothing here reads; to add it: {_add_zstd()}"
-        return {**REFUSALS, Ability.KERNELS: missing}
+        return {**REFUSALS, facts.Ability.KERNELS: missing}
 
     def claims(self, root: Root, parts: tuple[str, ...]) -> bool:
         """Tell by the names of entries, files and temporaries."""
@@ -203,7 +182,7 @@ class ShaderCache(Store):
             total += blob.length
             yield self._blob_raw(root, file, blob, size[1])
         relative = os.path.relpath(file.path, root.path)
-        yield Housekeeping(relative, root.path, size[0] - total, 2, size[1])
+        yield facts.Housekeeping(relative, root.path, size[0] - total, 2, size[1])
 
     def _blob_raw(self, root: Root, file: MesaFile, blob: Blob, modified: float) -> _Raw:
         key = _key(blob.name)
@@ -261,7 +240,7 @@ class ShaderCache(Store):
         """Tell by the pattern of entries."""
         return _ENTRIES.accepts(key)
 
-    def read(self, root: Root, key: str) -> Artifact | None:
+    def read(self, root: Root, key: str) -> facts.Artifact | None:
         """Read an entry as it stands, header included: the same bytes in each store."""
         if not _ENTRIES.accepts(key):
             return None
@@ -272,7 +251,7 @@ class ShaderCache(Store):
         if (complaint := mesa_entries.complaint(data)) is not None or header is None:
             raise Damaged(self.name, f"{complaint}; {_NEVER}", root.path / key)
         names = " ".join(_kernels(data) or ())
-        return Artifact(
+        return facts.Artifact(
             self.name, key, self.forms[0], data, {"kernels": names, "device": header.device, "driver": header.driver}
         )
 
@@ -282,7 +261,7 @@ class ShaderCache(Store):
         found = self._located(root, _name(key))
         return None if found is None else found[0].read(found[1])
 
-    def write(self, root: Root, key: str, artifact: Artifact, *, replace: bool) -> None:
+    def write(self, root: Root, key: str, artifact: facts.Artifact, *, replace: bool) -> None:
         """Place an entry whose checksum holds into the store that is in use; its name cannot be checked."""
         header = mesa_entries.read_header(artifact.data)
         if (complaint := mesa_entries.complaint(artifact.data)) is not None or header is None:
@@ -308,7 +287,7 @@ class ShaderCache(Store):
 
     # ------------------------------------------------------------------ clear
 
-    def idle_gate(self, targets: Iterable[Removable]) -> Iterator[tuple[Removable, str | None]]:
+    def idle_gate(self, targets: Iterable[facts.Removable]) -> Iterator[tuple[facts.Removable, str | None]]:
         """Leave alone temporaries that a living program may still be writing; entries may go at any time.
 
         Machine code goes with the last kernel of its driver and device: without one nothing says that it is OpenCL's.
@@ -319,10 +298,10 @@ class ShaderCache(Store):
         now = self.environment.clock()
         for target in targets:
             age = now - (target.modified or now)
-            busy = isinstance(target, Orphan) and target.idle_only and users != () and age <= _REST_TIME
+            busy = isinstance(target, facts.Orphan) and target.idle_only and users != () and age <= _REST_TIME
             yield target, f"changed {max(0, age):.0f} s ago, and Mesa is in use by {spell(users)}" if busy else None
 
-    def _without_kernel(self, targets: Iterable[Removable]) -> Iterator[Entry]:
+    def _without_kernel(self, targets: Iterable[facts.Removable]) -> Iterator[Entry]:
         """Yield the entries of OpenCL that nothing would recognise once the targets have gone."""
         going: dict[Path, set[str]] = {}
         for target in targets:
@@ -343,7 +322,7 @@ class ShaderCache(Store):
                 if told_by_kernels and not any(_kernels(_content(raw, unread)) for raw in rest) and not unread:
                     yield from (_described(raw, guests, unread, contents=False) for raw in rest)
 
-    def foresee_removal(self, root: Root, targets: tuple[Target, ...]) -> Foresight:
+    def foresee_removal(self, root: Root, targets: tuple[Target, ...]) -> facts.Foresight:
         """Add what a file has of each entry beside its bytes."""
         seen = super().foresee_removal(root, targets)
         if root.role == MULTI_FILE:
@@ -370,7 +349,7 @@ class ShaderCache(Store):
         gone = {key for key, others in last.items() if not any(_may_stand(root.path / other) for other in others)}
         outcome = outcome.plus(self._remove_files(root, tuple(target for target in targets if target.key in gone)))
         kept = "is left until the machine code of its driver can be removed"
-        skipped = tuple(Note(key, kept) for key in last.keys() - gone)
+        skipped = tuple(facts.Note(key, kept) for key in last.keys() - gone)
         return outcome.plus(Outcome(self.name, skipped=skipped))
 
     def _last_kernels(self, root: Root, targets: tuple[Target, ...]) -> dict[str, list[str]]:
@@ -418,7 +397,7 @@ class ShaderCache(Store):
                     trouble = error.message
                 else:
                     outcome = outcome.plus(removed)
-        notes = tuple(Note(_key(name), trouble or "already gone") for name in sorted(left))
+        notes = tuple(facts.Note(_key(name), trouble or "already gone") for name in sorted(left))
         return outcome.plus(Outcome(self.name, failed=notes) if trouble else Outcome(self.name, skipped=notes))
 
     def _remove_from(self, file: MesaFile, wanted: Mapping[str, Target], left: set[str]) -> Outcome:
@@ -428,10 +407,10 @@ class ShaderCache(Store):
             return Outcome(self.name)
         removed = file.remove(marks)
         left.difference_update(marks)
-        notes = tuple(Note(_key(name), why) for name, why in removed.stay.items())
+        notes = tuple(facts.Note(_key(name), why) for name, why in removed.stay.items())
         if removed.failed is None:
             return Outcome(self.name, removed.entries, removed.bytes, skipped=notes)
-        failed = notes or (Note(str(file.path), removed.failed),)
+        failed = notes or (facts.Note(str(file.path), removed.failed),)
         return Outcome(self.name, removed.entries, removed.bytes, failed=failed)
 
     def _counting(self, root: Root) -> AbstractContextManager[None]:
@@ -464,7 +443,7 @@ class ShaderCache(Store):
 
     # ------------------------------------------------------------------ quarantine
 
-    def set_aside(self, root: Root, target: Target, thing: Quarantined) -> str | None:
+    def set_aside(self, root: Root, target: Target, thing: facts.Quarantined) -> str | None:
         """Rename an entry, or a whole file, into quarantine; an entry of a file is copied there, then taken out."""
         if root.role == MULTI_FILE:
             with self._counting(root):
@@ -492,7 +471,7 @@ class ShaderCache(Store):
                     raise Unreachable(self.name, removed.failed, file.path)
                 return stay.get(blob.name)
 
-    def bring_back(self, root: Root, thing: Quarantined, *, replace: bool) -> None:
+    def bring_back(self, root: Root, thing: facts.Quarantined, *, replace: bool) -> None:
         """Put an entry, or a whole file, back as bad as it was."""
         if root.role == MULTI_FILE or not _ENTRIES.accepts(thing.key):
             shape = _ENTRIES if root.role == MULTI_FILE else _shape_of(root, thing.key)
@@ -531,7 +510,7 @@ class ShaderCache(Store):
                     yield self._damaged(root, leaf.entry(self.name, root.path), f"{complaint}: {_NEVER}")
         yield from self._drifted(root)
 
-    def _damaged(self, root: Root, thing: Removable, message: str) -> Finding:
+    def _damaged(self, root: Root, thing: facts.Removable, message: str) -> Finding:
         fix = f"cachectl purge {self.name} --key {thing.key}"
         return Finding(self.name, root.path, thing.key, Severity.RECOMPILES, "damaged", message, fix, thing)
 
@@ -600,10 +579,10 @@ class MesaShaderCache(Layer):
 
     name = "mesa"
     title = "Mesa shader cache (Rusticl)"
-    on_network = Hazard(
+    on_network = facts.Hazard(
         Severity.HARMLESS, "every lookup goes over the network, and the size is counted in a file that programs map"
     )
-    among_ranks = Hazard(
+    among_ranks = facts.Hazard(
         Severity.HARMLESS,
         "of those that compile the same at once, one stores it; a single file or a database they lock",
     )
@@ -618,7 +597,9 @@ class MesaShaderCache(Layer):
         """
         order = sorted(_FOLDERS, key=lambda role: role != self._store())
         return tuple(
-            Root(base / _FOLDERS[role], Scope.USER, source, role) for base, source in self._bases() for role in order
+            Root(base / _FOLDERS[role], facts.Scope.USER, source, role)
+            for base, source in self._bases()
+            for role in order
         )
 
     def _bases(self) -> list[tuple[Path, str]]:
@@ -667,16 +648,16 @@ class MesaShaderCache(Layer):
             hint = "; RUSTICL_ENABLE names no device, so there may be none"
         return State(Condition.ENABLED, f"on by default{hint}")
 
-    def switched(self, *, on: bool) -> Switch:
+    def switched(self, *, on: bool) -> facts.Switch:
         """Give the variable, which Mesa reads when a device is first asked for; its old name must not say otherwise."""
         if on:
             both = frozenset({"MESA_SHADER_CACHE_DISABLE", "MESA_GLSL_CACHE_DISABLE"})
-            return Switch(self.name, unset=both, latches=OPENED)
-        return Switch(self.name, {"MESA_SHADER_CACHE_DISABLE": "true"}, latches=OPENED)
+            return facts.Switch(self.name, unset=both, latches=OPENED)
+        return facts.Switch(self.name, {"MESA_SHADER_CACHE_DISABLE": "true"}, latches=OPENED)
 
-    def relocate(self, folder: Path) -> Switch:
+    def relocate(self, folder: Path) -> facts.Switch:
         """Give the place: older releases make no more than one folder, and append their own to it."""
-        return Switch(self.name, {"MESA_SHADER_CACHE_DIR": str(folder)}, latches=OPENED)
+        return facts.Switch(self.name, {"MESA_SHADER_CACHE_DIR": str(folder)}, latches=OPENED)
 
     # ------------------------------------------------------------------ diagnose
 
@@ -817,8 +798,8 @@ def _content(raw: _Raw, unread: dict[Path, LayerError]) -> bytes:
         return b""
 
 
-def _housekeeping(root: Root, leaf: Leaf) -> Housekeeping:
-    return Housekeeping(leaf.key, root.path, leaf.bytes, 1, leaf.modified, fixed=True)
+def _housekeeping(root: Root, leaf: Leaf) -> facts.Housekeeping:
+    return facts.Housekeeping(leaf.key, root.path, leaf.bytes, 1, leaf.modified, fixed=True)
 
 
 def _add_zstd() -> str:
@@ -853,7 +834,7 @@ def _described(
 
 def _root_at(path: Path) -> Root:
     """Return the root of a store, which the name of its folder identifies."""
-    return Root(path, Scope.USER, "", next(role for role, folder in _FOLDERS.items() if folder == path.name))
+    return Root(path, facts.Scope.USER, "", next(role for role, folder in _FOLDERS.items() if folder == path.name))
 
 
 def _shapes(root: Root) -> tuple[Shape, ...]:

@@ -15,49 +15,16 @@ from itertools import chain
 from pathlib import Path
 from typing import ClassVar, Final
 
+from cachectl.layers.base import facts
 from cachectl.layers.base.errors import Busy, Damaged, EntryExists, LayerError, Refused, Unsettled, not_a_key, reason_of
-from cachectl.layers.base.facts import (
-    Ability,
-    Artifact,
-    Entry,
-    Finding,
-    Found,
-    Hazard,
-    Housekeeping,
-    Note,
-    Outcome,
-    Problem,
-    Quarantined,
-    Root,
-    Severity,
-    State,
-    Switch,
-    Target,
-)
+from cachectl.layers.base.facts import Artifact, Entry, Finding, Found, Hazard, Problem, Root, Severity, Switch, Target
 from cachectl.layers.base.layer import Layer
 from cachectl.layers.base.store import each_part
 from cachectl.layers.host.mounts import network_file_system
 from cachectl.layers.host.open_files import open_elsewhere
-from cachectl.layers.miopen import kernel_db
+from cachectl.layers.miopen import kernel_db, places
 from cachectl.layers.miopen.names import VERSION_FOLDER, program_names, version_numbers
-from cachectl.layers.miopen.places import (
-    ANY_ROOT,
-    LIBRARIES,
-    SEPARATOR,
-    TEMPORARY,
-    DatabaseFile,
-    Databases,
-    diagnosed_flag,
-    judge,
-    kernel_key,
-    libraries,
-    several_installed,
-    split_kernel_key,
-    stale_because,
-    temporary_folder,
-    to_finding,
-    user_cache_roots,
-)
+from cachectl.layers.miopen.places import LIBRARIES, SEPARATOR, TEMPORARY, DatabaseFile, Databases, judge, stale_because
 from cachectl.layers.stores.row_store import Rows
 from cachectl.layers.stores.rows import Row, RowFile, Schema, disk_usage
 from cachectl.layers.stores.tree import REFUSALS, Leaf, Shape, Tree, scan_each
@@ -84,7 +51,7 @@ class KernelDatabases(Rows):
     #: Forms of its trees of object files.
     shapes: ClassVar[tuple[Shape, ...]] = _SHAPES
 
-    def refusals(self) -> Mapping[Ability, str]:
+    def refusals(self) -> Mapping[facts.Ability, str]:
         """Refuse what needs directory handles where there are none."""
         return REFUSALS
 
@@ -102,7 +69,7 @@ class KernelDatabases(Rows):
         """Yield rows and object files; their names alone tell the kernels, so nothing is unpacked."""
         del contents
         databases = self.databases(root)
-        latest = None if several_installed(self.environment) else databases.newest()
+        latest = None if places.several_installed(self.environment) else databases.newest()
         for file in databases.files():
             if isinstance(file, Problem):
                 yield file
@@ -128,7 +95,7 @@ class KernelDatabases(Rows):
         try:
             files, total = disk_usage(file.path)
             rest = max(0, total - payload)
-            yield Housekeeping(file.relative, root.path, rest, files, file.modified(), True if because else None)
+            yield facts.Housekeeping(file.relative, root.path, rest, files, file.modified(), True if because else None)
         except OSError as error:
             yield self.unread(file.path, error)
 
@@ -138,7 +105,7 @@ class KernelDatabases(Rows):
         name, args = row.key
         return Entry(
             layer=self.name,
-            key=SEPARATOR.join((file.relative, kernel_key(name, args))),
+            key=SEPARATOR.join((file.relative, places.kernel_key(name, args))),
             root=root.path,
             bytes=row.bytes,
             files=0,
@@ -258,7 +225,7 @@ class KernelDatabases(Rows):
         file, separator, rest = key.partition(SEPARATOR)
         if not separator:
             return self._shape(key) is not None
-        return SEPARATOR in rest and self.databases(ANY_ROOT).name(file) is not None
+        return SEPARATOR in rest and self.databases(places.ANY_ROOT).name(file) is not None
 
     def write(self, root: Root, key: str, artifact: Artifact, *, replace: bool) -> None:
         """Pack and insert a kernel exactly as MIOpen would, and read it back; an object file is placed."""
@@ -357,7 +324,7 @@ class KernelDatabases(Rows):
     def _shape(self, key: str) -> Shape | None:
         return next((shape for shape in self.shapes if shape.accepts(key)), None)
 
-    def remove(self, root: Root, targets: tuple[Target, ...]) -> Outcome:
+    def remove(self, root: Root, targets: tuple[Target, ...]) -> facts.Outcome:
         """Delete rows, then vacuum: a file that somebody may have open, or whose log is pending, is not unlinked."""
         by_file: dict[str, list[Target]] = {}
         objects: list[Target] = []
@@ -388,15 +355,15 @@ class KernelDatabases(Rows):
         rows = self.row_file(root, file)
         return None if rows is None else rows.foresee_delete(list(map(_planned_row, targets)))
 
-    def _remove_from(self, root: Root, relative: str, targets: Sequence[Target]) -> Outcome:
+    def _remove_from(self, root: Root, relative: str, targets: Sequence[Target]) -> facts.Outcome:
         file = self.databases(root).find(relative)
         if file is None:
-            return Outcome(self.name, skipped=tuple(Note(target.key, "already gone") for target in targets))
+            return facts.Outcome(self.name, skipped=tuple(facts.Note(target.key, "already gone") for target in targets))
         rows = self._rows(file)
         planned = {target: _planned_row(target) for target in targets}
         return self.remove_rows(rows, relative, planned, lambda: rows.delete(list(planned.values())))
 
-    def set_aside(self, root: Root, target: Target, thing: Quarantined) -> str | None:
+    def set_aside(self, root: Root, target: Target, thing: facts.Quarantined) -> str | None:
         """Move a row into quarantine, or a file that MIOpen cannot use and nobody has open: it makes another."""
         relative, separator, _ = target.key.partition(SEPARATOR)
         file = self.databases(root).find(relative)
@@ -407,7 +374,7 @@ class KernelDatabases(Rows):
             return rows.set_row_aside(_planned_row(target), thing)
         return self._rows(file).set_file_aside(target, thing, partial(open_elsewhere, self.environment))
 
-    def bring_back(self, root: Root, thing: Quarantined, *, replace: bool) -> None:
+    def bring_back(self, root: Root, thing: facts.Quarantined, *, replace: bool) -> None:
         """Insert a row again, as it was, or move a file back."""
         relative, separator, _ = thing.key.partition(SEPARATOR)
         databases = self.databases(root)
@@ -426,7 +393,7 @@ class KernelDatabases(Rows):
         """Unpack and check every row as MIOpen does on loading: what it throws on is not repaired by any run."""
         for problem in self._unseen(root):
             # Where MIOpen cannot open its database it throws at every lookup and store.
-            yield to_finding(self, root, problem, Severity.FAILS)
+            yield places.to_finding(self, root, problem, Severity.FAILS)
         for file in self.databases(root).files():
             if not isinstance(file, Problem):
                 yield from self.examined(partial(self._verify_file, root, file))
@@ -452,7 +419,7 @@ class KernelDatabases(Rows):
                 yield self._file_finding(root, file, "sqlite", complaint)
                 return
             for row, values in rows.rows_with(*schema.values):
-                key = SEPARATOR.join((file.relative, kernel_key(*row.key)))
+                key = SEPARATOR.join((file.relative, places.kernel_key(*row.key)))
                 thing = Entry(self.name, key, root.path, row.bytes, 0, mark=(row.rowid, row.bytes))
                 for severity, code, message in _flaws(row, values, seen):
                     mended = None if severity is Severity.HARMLESS else thing
@@ -497,9 +464,9 @@ class MIOpenKernels(Layer):
 
     def roots(self) -> tuple[Root, ...]:
         """Resolve as MIOpen does when it first loads a kernel."""
-        return user_cache_roots(self.environment)
+        return places.user_cache_roots(self.environment)
 
-    def state(self) -> State:
+    def state(self) -> facts.State:
         """Judge the one switch of all kernel databases."""
         return judge(self.environment, SWITCH, present=any(self._anything_in(root) for root in self.roots()))
 
@@ -510,18 +477,18 @@ class MIOpenKernels(Layer):
 
     def diagnose(self) -> Iterator[Finding]:
         """Yield what is wrong with the switch, and a place that is everybody's."""
-        yield from diagnosed_flag(self, SWITCH)
+        yield from places.diagnosed_flag(self, SWITCH)
         yield from self._fallback()
 
     def _fallback(self) -> Iterator[Finding]:
         """Find MIOpen taking kernels from a temporary folder because the home cannot be used."""
         environment = self.environment
         named = environment.get("MIOPEN_CUSTOM_CACHE_DIR") or environment.platform == "win32"
-        if named or not libraries(environment):
+        if named or not places.libraries(environment):
             return
         first = self.roots()[0]
         kind = network_file_system(first.path, mounts=environment.mounts)
-        folder = temporary_folder(environment)
+        folder = places.temporary_folder(environment)
         if (first.role != TEMPORARY and kind is None) or not _is_everybodys(folder):
             return
         why = "HOME names no folder" if kind is None else f"the home is on {kind}"
@@ -573,7 +540,7 @@ def _plain(file: DatabaseFile) -> bool:
 
 
 def _name_and_args(key: str) -> tuple[str, str]:
-    return split_kernel_key(key.partition(SEPARATOR)[2])
+    return places.split_kernel_key(key.partition(SEPARATOR)[2])
 
 
 def _is_that(stored: Artifact | LayerError | None, wanted: Artifact) -> bool:

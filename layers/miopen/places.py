@@ -18,17 +18,7 @@ from typing import Final, NamedTuple
 
 from cachectl.layers.base.environment import Environment
 from cachectl.layers.base.errors import Refused
-from cachectl.layers.base.facts import (
-    Ability,
-    Condition,
-    Finding,
-    Problem,
-    Root,
-    Scope,
-    Severity,
-    State,
-    Switch,
-)
+from cachectl.layers.base.facts import Ability, Condition, Finding, Problem, Root, Scope, Severity, State, Switch
 from cachectl.layers.base.layer import Layer
 from cachectl.layers.base.store import Store
 from cachectl.layers.base.switches import misread, off

@@ -22,27 +22,9 @@ from pathlib import Path
 from threading import Lock
 from typing import ClassVar, Final
 
+from cachectl.layers.base import facts
 from cachectl.layers.base.errors import Busy, Damaged, EntryExists, LayerError, Refused, Unreachable, not_a_key
-from cachectl.layers.base.facts import (
-    Ability,
-    Artifact,
-    Entry,
-    Finding,
-    Found,
-    Hazard,
-    Housekeeping,
-    Note,
-    Orphan,
-    Outcome,
-    Problem,
-    Quarantined,
-    Removable,
-    Root,
-    Severity,
-    State,
-    Switch,
-    Target,
-)
+from cachectl.layers.base.facts import Artifact, Finding, Hazard, Note, Outcome, Problem, Root, Severity, Switch, Target
 from cachectl.layers.base.layer import Layer
 from cachectl.layers.base.store import each_part
 from cachectl.layers.base.switches import first_place, misread
@@ -51,23 +33,8 @@ from cachectl.layers.disk.handles import opened, opened_root
 from cachectl.layers.disk.locks import record_lock
 from cachectl.layers.disk.presence import is_there, means_absent, status_at
 from cachectl.layers.host.open_files import open_elsewhere
-from cachectl.layers.miopen.places import (
-    ANY_ROOT,
-    LIBRARIES,
-    SEPARATOR,
-    TEMPORARY,
-    DatabaseFile,
-    Databases,
-    diagnosed_flag,
-    judge,
-    lock_files,
-    owned_file,
-    read_flag,
-    several_installed,
-    stale_because,
-    to_finding,
-    user_database_roots,
-)
+from cachectl.layers.miopen import places
+from cachectl.layers.miopen.places import LIBRARIES, SEPARATOR, DatabaseFile, Databases, judge, lock_files, owned_file
 from cachectl.layers.stores.quarantine import folder_pattern
 from cachectl.layers.stores.records import Fault, Record, RecordFile, place, record_complaint
 from cachectl.layers.stores.row_store import Rows
@@ -160,9 +127,9 @@ class TuningDatabases(Rows):
     texts: ClassVar[tuple[str, ...]] = ("ufdb.txt", "udb.txt", "cd.updb.txt")
     tables: ClassVar[tuple[str, ...]] = ("udb",)
 
-    def refusals(self) -> Mapping[Ability, str]:
+    def refusals(self) -> Mapping[facts.Ability, str]:
         """Refuse kernels, and what needs directory handles where there are none."""
-        return {**REFUSALS, Ability.KERNELS: NO_KERNELS}
+        return {**REFUSALS, facts.Ability.KERNELS: NO_KERNELS}
 
     def claims(self, root: Root, parts: tuple[str, ...]) -> bool:
         """Tell by the names of databases, and of what a rewrite of one leaves."""
@@ -173,20 +140,20 @@ class TuningDatabases(Rows):
         """Return the database files of a root."""
         return Databases(root, self.texts + self.tables)
 
-    def scan(self, root: Root, *, contents: bool = True) -> Iterator[Found]:
+    def scan(self, root: Root, *, contents: bool = True) -> Iterator[facts.Found]:
         """Yield the records of text files, the rows of sqlite files, and left-overs of interrupted rewrites."""
         del contents
         databases = self.databases(root)
-        latest = None if several_installed(self.environment) else databases.newest()
+        latest = None if places.several_installed(self.environment) else databases.newest()
         for file in databases.files():
             if isinstance(file, Problem):
                 yield file
                 continue
-            because = stale_because(file.version, latest, "files")
+            because = places.stale_because(file.version, latest, "files")
             yield from self._scan_file(root, file, because)
         yield from self._scan_strays(root)
 
-    def _scan_file(self, root: Root, file: DatabaseFile, because: str | None) -> Iterator[Found]:
+    def _scan_file(self, root: Root, file: DatabaseFile, because: str | None) -> Iterator[facts.Found]:
         payload = 0
         try:
             modified = file.modified()
@@ -199,7 +166,7 @@ class TuningDatabases(Rows):
                     continue
                 key, size, mark = found
                 payload += size
-                yield Entry(
+                yield facts.Entry(
                     layer=self.name,
                     key=SEPARATOR.join((file.relative, key)),
                     root=root.path,
@@ -219,7 +186,7 @@ class TuningDatabases(Rows):
             with suppress(OSError):
                 yield self._rest_of(root, file, payload, because)
 
-    def _rest_of(self, root: Root, file: DatabaseFile, payload: int, because: str | None) -> Housekeeping:
+    def _rest_of(self, root: Root, file: DatabaseFile, payload: int, because: str | None) -> facts.Housekeeping:
         """Weigh what a file has beside its entries, and the file that marks its changes."""
         files, total = disk_usage(file.path)
         beside = _time_file(file.path)
@@ -227,7 +194,7 @@ class TuningDatabases(Rows):
             files, total = files + 1, total + disk_usage(beside)[1]
         # A last line without its end is a byte shorter than it counts.
         rest = max(0, total - payload)
-        return Housekeeping(file.relative, root.path, rest, files, file.modified(), True if because else None)
+        return facts.Housekeeping(file.relative, root.path, rest, files, file.modified(), True if because else None)
 
     def _listing(self, root: Root, file: DatabaseFile) -> Iterator[tuple[str, int, tuple[int, ...]] | Fault]:
         """Yield each entry's key within the file, its bytes, and what marks it; and every fault."""
@@ -241,7 +208,7 @@ class TuningDatabases(Rows):
             else:
                 yield found.key, len(found.line) + 1, (found.checksum,)
 
-    def _scan_strays(self, root: Root) -> Iterator[Orphan | Problem]:
+    def _scan_strays(self, root: Root) -> Iterator[facts.Orphan | Problem]:
         for leaf in Tree(self.name, root.path, NOTHING).scan():
             if isinstance(leaf, Problem):
                 yield leaf
@@ -262,7 +229,7 @@ class TuningDatabases(Rows):
                 continue
             if why is not None and status is not None:
                 mark = (status.st_size, status.st_mtime_ns)
-                yield Orphan(name, root.path, status.st_size, 1, status.st_mtime, why, mark=mark)
+                yield facts.Orphan(name, root.path, status.st_size, 1, status.st_mtime, why, mark=mark)
 
     def _stray_because(self, root: Root, name: str) -> str | None:
         """Say why a file beside the databases serves nothing; ``None`` where it does, or is not known."""
@@ -380,7 +347,7 @@ class TuningDatabases(Rows):
     def is_key(self, key: str) -> bool:
         """Tell by the name of a database and what follows it."""
         file, separator, rest = key.partition(SEPARATOR)
-        return bool(separator and rest) and self.databases(ANY_ROOT).name(file) is not None
+        return bool(separator and rest) and self.databases(places.ANY_ROOT).name(file) is not None
 
     def write(self, root: Root, key: str, artifact: Artifact, *, replace: bool) -> None:
         """Insert a line into a text file, under MIOpen's locks; the line says its key itself."""
@@ -421,11 +388,11 @@ class TuningDatabases(Rows):
         except OSError as error:
             raise Unreachable(self.name, f"cannot make the folder: {error.strerror}", root.path) from error
 
-    def idle_gate(self, targets: Iterable[Removable]) -> Iterator[tuple[Removable, str | None]]:
+    def idle_gate(self, targets: Iterable[facts.Removable]) -> Iterator[tuple[facts.Removable, str | None]]:
         """Leave rows of sqlite files alone."""
         endings = tuple(f".{kind}" for kind in self.tables)
         for target in targets:
-            row = isinstance(target, Entry) and target.key.partition(SEPARATOR)[0].endswith(endings)
+            row = isinstance(target, facts.Entry) and target.key.partition(SEPARATOR)[0].endswith(endings)
             yield target, _LISTED_ONLY if row else None
 
     def remove(self, root: Root, targets: tuple[Target, ...]) -> Outcome:
@@ -500,7 +467,7 @@ class TuningDatabases(Rows):
         for file in self.databases(root).files():
             if isinstance(file, Problem):
                 # Where MIOpen cannot open its database it tunes again in every run.
-                yield to_finding(self, root, file, Severity.RECOMPILES)
+                yield places.to_finding(self, root, file, Severity.RECOMPILES)
                 continue
             if file.name.kind in self.tables:
                 yield from self.examined(partial(self._verify_table, root, file))
@@ -522,7 +489,7 @@ class TuningDatabases(Rows):
         except LayerError as error:
             yield self._unusable(root, file, error)
 
-    def set_aside(self, root: Root, target: Target, thing: Quarantined) -> str | None:
+    def set_aside(self, root: Root, target: Target, thing: facts.Quarantined) -> str | None:
         """Move a line into quarantine, or an sqlite file that MIOpen cannot use and nobody has open."""
         relative, separator, _ = target.key.partition(SEPARATOR)
         file = self.databases(root).find(relative)
@@ -533,7 +500,7 @@ class TuningDatabases(Rows):
         rows = RowFile(self.name, file.path, PERF_TABLE, self.environment.patience)
         return rows.set_file_aside(target, thing, partial(open_elsewhere, self.environment))
 
-    def bring_back(self, root: Root, thing: Quarantined, *, replace: bool) -> None:
+    def bring_back(self, root: Root, thing: facts.Quarantined, *, replace: bool) -> None:
         """Put a line at the end of its file, or move an sqlite file back."""
         relative, separator, _ = thing.key.partition(SEPARATOR)
         databases = self.databases(root)
@@ -558,7 +525,7 @@ class TuningDatabases(Rows):
         thing = None
         if fault.line is not None:
             key = f"{file.relative}{SEPARATOR}line {fault.number}"
-            thing = Entry(self.name, key, root.path, len(fault.line) + 1, 0, mark=(zlib.crc32(fault.line),))
+            thing = facts.Entry(self.name, key, root.path, len(fault.line) + 1, 0, mark=(zlib.crc32(fault.line),))
         return Finding(self.name, root.path, file.relative, severity, fault.code, message, self._fix(file, fix), thing)
 
     def _unusable(self, root: Root, file: DatabaseFile, error: LayerError) -> Finding:
@@ -595,13 +562,13 @@ class MIOpenTuning(Layer):
 
     def roots(self) -> tuple[Root, ...]:
         """Resolve as MIOpen does when it first needs a tuning result."""
-        return user_database_roots(self.environment)
+        return places.user_database_roots(self.environment)
 
-    def state(self) -> State:
+    def state(self) -> facts.State:
         """Judge the switch of the find-db; it leaves the perf-db on."""
         state = judge(self.environment, SWITCH, present=any(self._anything_in(root) for root in self.roots()))
         hints = []
-        if read_flag(self.environment.get(SWITCH) or ""):
+        if places.read_flag(self.environment.get(SWITCH) or ""):
             hints.append("the find-db is off, the perf-db stays on")
         enforce = self.environment.get("MIOPEN_FIND_ENFORCE")
         if enforce in ("5", "DB_CLEAN"):
@@ -610,7 +577,7 @@ class MIOpenTuning(Layer):
 
     def diagnose(self) -> Iterator[Finding]:
         """Yield what is wrong with the switch, and variables of a tuning session that are still set."""
-        yield from diagnosed_flag(self, SWITCH, FIND_DB)
+        yield from places.diagnosed_flag(self, SWITCH, FIND_DB)
         yield from self._enforced()
         for variable, outcome in _LEFT_SET.items():
             if self.environment.get(variable):
@@ -635,7 +602,7 @@ class MIOpenTuning(Layer):
         return Finding(self.name, first_place(self), None, severity, "tuning", message, f"unset {variable}")
 
     def _anything_in(self, root: Root) -> bool:
-        if root.role == TEMPORARY:
+        if root.role == places.TEMPORARY:
             return any(True for _ in self.store.databases(root).files())
         return root.exists
 
