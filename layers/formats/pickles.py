@@ -83,6 +83,15 @@ def walk(data: bytes) -> tuple[object, int]:
     raise ValueError(message)
 
 
+def complaint(data: bytes) -> str | None:
+    """Return what is wrong with bytes that should be exactly one pickle, ``None`` where nothing is."""
+    try:
+        _, length = walk(data)
+    except ValueError as error:
+        return str(error)
+    return None if length == len(data) else f"{len(data) - length} bytes follow the end of the pickle"
+
+
 def things(top: object) -> Iterator[Thing]:
     """Yield every thing reachable from a structure, each once, in no promised order."""
     seen: set[int] = set()

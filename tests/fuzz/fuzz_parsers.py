@@ -19,7 +19,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from cachectl.layers import pyopencl as pyopencl_binaries
 from cachectl.layers.base.errors import BadRequest, LayerError
 from cachectl.layers.formats import (
     bitcode,
@@ -31,6 +30,7 @@ from cachectl.layers.formats import (
     opencl_source,
     pdict,
     pickles,
+    pyopencl_info,
 )
 from cachectl.layers.mesa import entries as mesa_entries
 from cachectl.layers.mesa import indexes as mesa_files
@@ -58,8 +58,8 @@ def _pickle(data: bytes) -> None:
 
 
 def _source_info(data: bytes) -> None:
-    pyopencl_binaries._info_complaint(data)
-    list(pyopencl_binaries._dependencies(data))
+    pyopencl_info.complaint(data)
+    list(pyopencl_info.dependencies(data))
 
 
 def _compute_entry(data: bytes) -> None:
