@@ -1,0 +1,473 @@
+"""The store of pytools' persistent dictionaries, which three layers share by the identifiers of dictionaries.
+
+Source: ``pytools/persistent_dict.py``.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Final, NamedTuple, TypeVar
+
+from cachectl.layers.base import facts
+from cachectl.layers.base.environment import Environment, release_of
+from cachectl.layers.base.errors import Busy, Damaged, EntryExists, LayerError, Refused, Unreachable, not_a_key
+from cachectl.layers.base.facts import Artifact, Entry, Finding, Found, Problem, Root, Severity, Target
+from cachectl.layers.base.selection import Selection
+from cachectl.layers.base.store import each_part
+from cachectl.layers.disk.presence import is_plain_file, means_absent
+from cachectl.layers.formats import pdict
+from cachectl.layers.formats.pickles import complaint as pickle_complaint
+from cachectl.layers.formats.pickles import is_framed
+from cachectl.layers.host.open_files import open_elsewhere
+from cachectl.layers.stores.quarantine import folder_pattern
+from cachectl.layers.stores.row_store import Rows
+from cachectl.layers.stores.rows import Deleted, Row, RowFile, Schema, Weight, disk_usage, without_companion
+from cachectl.layers.stores.tree import LEFTOVER, Leaf, Shape, Tree, scan_each
+
+#: The table of a dictionary since pytools 2024.1.4.
+SCHEMA: Final = Schema(
+    table="dict",
+    create=("create table if not exists dict (keyhash text not null primary key, key_value text not null)",),
+    key=("keyhash",),
+    values=("key_value",),
+    size="length(key_value)",
+)
+_FOLDERS = (
+    Shape(pdict.V4_LEVELS, folders=True, members=pdict.V4_MEMBERS),
+    Shape(pdict.V2_LEVELS, folders=True, members=pdict.V4_MEMBERS),
+)
+
+
+class Staleness(NamedTuple):
+    """Whether no program can hit an entry any more, ``None`` if unknown, with the reason."""
+
+    stale: bool | None
+    because: str | None = None
+
+
+#: The rows of a dictionary, one by one or together.
+_Rows = TypeVar("_Rows", Entry, facts.Bulk)
+#: Takes root, name, time of the last change (epoch seconds) and staleness of a dictionary.
+_Look = Callable[[Root, pdict.DictionaryName, float, "Staleness"], Iterator[_Rows]]
+
+
+class Dictionaries(Rows):
+    """Rows of sqlite files, one file for each dictionary, and folders of older generations.
+
+    ``owns`` returns whether a dictionary of an identifier belongs to the layer.
+    """
+
+    separator = "/"
+
+    def __init__(self, form: str, owns: Callable[[str], bool]) -> None:
+        self.owns = owns
+        self.forms = (f"{form}/5", f"{form}/4")
+
+    # ------------------------------------------------------------------ listing
+
+    def scan(self, root: Root, *, contents: bool = True) -> Iterator[Found]:
+        """Yield rows of v5 dictionaries and folders of older ones."""
+        yield from self._scan_all(root, partial(self._list, contents=contents))
+
+    def searched(self, root: Root, selection: Selection) -> Iterator[Found]:
+        """Read only rows whose bytes contain the kernel's name: pickles store text as it is."""
+        # Text that cannot be encoded is in no row; the selection reports that.
+        part = selection.kernel_part.encode() if selection.kernel_part.isprintable() else b""
+        yield from self._scan_all(root, partial(self._list, contents=True, part=part))
+
+    def counted(self, root: Root) -> Iterator[facts.Counted]:
+        """Yield the rows of each v5 dictionary together, summed by sqlite."""
+        yield from self._scan_all(root, self._weigh)
+
+    def _scan_all(self, root: Root, look: _Look[_Rows]) -> Iterator[_Rows | Found]:
+        """Yield the rows that a look into each database gives, folders of older dictionaries, and cachectl's own."""
+        for name in self._databases(root):
+            yield from self._scan_file(root, name, look)
+        for found in self._folders(root):
+            if isinstance(found, Problem):
+                yield found
+            elif found.stray is not None:
+                yield found.orphan(root.path)
+            else:
+                parsed = pdict.parse_name(found.key.split("/")[0], self.environment.python)
+                if parsed is not None:
+                    yield self._folder_entry(root, parsed, found)
+
+    def claims(self, root: Root, parts: tuple[str, ...]) -> bool:
+        """Compare the identifier; other names belong to the layer that takes all other dictionaries."""
+        del root
+        name = pdict.parse_name(without_companion(parts[0]), self.environment.python)
+        return self.owns("" if name is None else name.identifier)
+
+    def dictionaries(self, root: Root) -> Iterator[pdict.DictionaryName]:
+        """Yield the names of the layer's dictionaries. Raises :class:`Unreachable`."""
+        try:
+            files = sorted(os.listdir(root.path))
+        except OSError as error:
+            if means_absent(error):
+                return
+            raise Unreachable(self.name, f"cannot be read: {error.strerror}", root.path) from error
+        for file in files:
+            name = pdict.parse_name(file, self.environment.python)
+            if name is not None and self.owns(name.identifier):
+                yield name
+
+    def _databases(self, root: Root) -> Iterator[pdict.DictionaryName]:
+        return (name for name in self.dictionaries(root) if name.generation == "v5")
+
+    def _rows(self, path: Path) -> RowFile:
+        return RowFile(self.name, path, SCHEMA, self.environment.patience)
+
+    def _scan_file(self, root: Root, name: pdict.DictionaryName, look: _Look[_Rows]) -> Iterator[_Rows | Found]:
+        """Yield the rows that a look into a dictionary gives, then the rest of its files."""
+        path = root.path / name.file
+        staleness = self._staleness(name)
+        payload = 0
+        try:
+            if not is_plain_file(path):
+                yield Problem(path, "link", "a link, or no file, under a dictionary's name is not followed")
+                return
+            modified = path.stat().st_mtime
+            for found in look(root, name, modified, staleness):
+                payload += found.bytes
+                yield found
+            files, total = disk_usage(path)
+        except FileNotFoundError:
+            yield Problem(path, "vanished", "vanished meanwhile")
+            return
+        except (LayerError, OSError) as error:
+            yield self.unread(path, error)
+            return
+        yield facts.Housekeeping(name.file, root.path, total - payload, files, modified, staleness.stale)
+
+    def _list(
+        self,
+        root: Root,
+        name: pdict.DictionaryName,
+        modified: float,
+        staleness: Staleness,
+        *,
+        contents: bool,
+        part: bytes = b"",
+    ) -> Iterator[Entry]:
+        rows = self._rows(root.path / name.file)
+        versions = {"python": name.python, **name.packages}
+        listing = rows.rows_with("key_value", part=part) if contents else ((row, (None,)) for row in rows.rows())
+        for row, (value,) in listing:
+            yield Entry(
+                layer=self.name,
+                key=f"{name.file}/{row.key[0]}",
+                root=root.path,
+                bytes=row.bytes,
+                files=0,
+                written_before=modified,
+                kernels=pdict.kernel_names(_as_bytes(value)) if contents else None,
+                versions=versions,
+                stale=staleness.stale,
+                stale_because=staleness.because,
+                detail={"dictionary": name.identifier},
+                mark=(row.rowid, row.bytes),
+            )
+
+    def _weigh(
+        self, root: Root, name: pdict.DictionaryName, modified: float, staleness: Staleness
+    ) -> Iterator[facts.Bulk]:
+        weight = self._rows(root.path / name.file).sum()
+        if weight.rows:
+            yield facts.Bulk(weight.rows, 0, weight.bytes, modified, modified, staleness.stale)
+
+    def _folders(self, root: Root) -> Iterator[Leaf | Problem]:
+        """Yield the folders of older dictionaries, this layer's strays, and problems of either."""
+        for _, found in scan_each(Tree(self.name, root.path, shape) for shape in _FOLDERS):
+            if isinstance(found, Leaf):
+                name = pdict.parse_name(found.key.split("/")[0], self.environment.python)
+                if self._is_own_stray(found) if name is None else self.owns(name.identifier):
+                    yield found
+            elif self._concerns(root, found.path):
+                yield found
+
+    def _concerns(self, root: Root, path: Path) -> bool:
+        """Return whether something unreadable may contain entries of this layer: the root, or a folder by its name."""
+        parts = path.relative_to(root.path).parts
+        return not parts or folder_pattern(self.name).fullmatch(parts[0]) is not None or self.claims(root, parts)
+
+    def _is_own_stray(self, leaf: Leaf) -> bool:
+        """Return whether a stray is this layer's: in its quarantine, or left by an interrupted cachectl.
+
+        The latter belongs to the layer that takes all other dictionaries.
+        """
+        return leaf.stray is not None and (not LEFTOVER.fullmatch(leaf.key) or self.owns(""))
+
+    def _folder_entry(self, root: Root, name: pdict.DictionaryName, leaf: Leaf) -> Entry:
+        staleness = self._staleness(name)
+        return Entry(
+            layer=self.name,
+            key=leaf.key,
+            root=root.path,
+            bytes=leaf.bytes,
+            files=len(leaf.members),
+            modified=leaf.modified,
+            versions={"python": name.python, **name.packages},
+            stale=staleness.stale,
+            stale_because=staleness.because,
+            detail={"dictionary": name.identifier},
+            mark=leaf.mark,
+        )
+
+    def _staleness(self, name: pdict.DictionaryName) -> Staleness:
+        """Return whether a program started in this environment could still open the dictionary.
+
+        Only this Python and its packages are examined: dictionaries of another Python are unknown.
+        """
+        if name.python != self.environment.python:
+            return unexamined_python("written by", name.python, self.environment)
+        pytools = self.environment.installed("pytools")
+        current = _generation(pytools)
+        if current is not None and (name.generation, name.dash) != current:
+            return Staleness(stale=True, because=f"pytools {pytools} names and stores its dictionaries differently")
+        for package, version in name.packages.items():
+            installed = self.environment.installed(package)
+            if installed is not None and version not in (installed, "_UNKNOWN_"):
+                return Staleness(stale=True, because=f"written with {package} {version}, {installed} is installed")
+        return Staleness(stale=False)
+
+    # ------------------------------------------------------------------ get and put
+
+    def is_key(self, key: str) -> bool:
+        """Check the name of the dictionary and the form of the rest, which is any one word for a row."""
+        file, _, digest = key.partition("/")
+        name = pdict.parse_name(file, self.environment.python)
+        if name is None or not self.owns(name.identifier):
+            return False
+        return bool(digest) and "/" not in digest if name.generation == "v5" else _shape_of(key) is not None
+
+    def read(self, root: Root, key: str) -> Artifact | None:
+        """Read one row as its raw pickle, or one folder of an old dictionary as a tar."""
+        file, _, digest = key.partition("/")
+        name = pdict.parse_name(file, self.environment.python)
+        if name is None or not self.owns(name.identifier):
+            return None
+        detail = {"dictionary": name.identifier, "python": name.python}
+        if name.generation == "v5":
+            values = self._rows(root.path / file).read((digest,))
+            return None if values is None else Artifact(self.name, key, self.forms[0], _as_bytes(values[0]), detail)
+        for shape in _FOLDERS:
+            data = Tree(self.name, root.path, shape).read(key)
+            if data is not None:
+                return Artifact(self.name, key, self.forms[1], data, detail)
+        return None
+
+    def read_rows(self, root: Root, file: str, keys: Sequence[str]) -> Mapping[str, Artifact | LayerError] | None:
+        """Read rows of one dictionary."""
+        name = pdict.parse_name(file, self.environment.python)
+        if name is None or name.generation != "v5" or not self.owns(name.identifier):
+            return None
+        detail = {"dictionary": name.identifier, "python": name.python}
+        rows = self._rows(root.path / file).read_many([(key.partition("/")[2],) for key in keys])
+        return {
+            key: Artifact(self.name, key, self.forms[0], _as_bytes(values[0]), detail)
+            for key, values in zip(keys, rows, strict=True)
+            if values is not None
+        }
+
+    def write(self, root: Root, key: str, artifact: Artifact, *, replace: bool) -> None:
+        """Insert a row as pytools would have stored it, or place the folder of an old dictionary."""
+        name = self._fit(key, artifact)
+        file, _, digest = key.partition("/")
+        if name.generation != "v5":
+            shape = _FOLDERS[name.generation == "v2"]
+            Tree(self.name, root.path, shape).write(key, artifact.data, replace=replace)
+            return
+        rows = self._rows(root.path / file)
+        rows.insert((digest,), (artifact.data,), replace=replace)
+
+    def write_rows(self, root: Root, file: str, artifacts: Sequence[Artifact]) -> Mapping[str, bool | LayerError]:
+        """Insert rows into one dictionary."""
+        fit = [artifact for artifact in artifacts if self._is_row(artifact)]
+        if not fit:
+            return {}
+        rows = [((artifact.key.partition("/")[2],), (artifact.data,)) for artifact in fit]
+        new = self._rows(root.path / file).insert_new(rows)
+        exists = EntryExists(self.name, root.path / file)
+        return {artifact.key: exists if one is None else one for artifact, one in zip(fit, new, strict=True)}
+
+    def _is_row(self, artifact: Artifact) -> bool:
+        try:
+            return self._fit(artifact.key, artifact).generation == "v5"
+        except LayerError:
+            return False
+
+    def _fit(self, key: str, artifact: Artifact) -> pdict.DictionaryName:
+        """Return the dictionary of a key. Raises :class:`LayerError` where the artifact does not fit into it."""
+        name = pdict.parse_name(key.partition("/")[0], self.environment.python)
+        if name is None:
+            raise not_a_key(self.name, key)
+        if (name.generation == "v5") != (artifact.form == self.forms[0]):
+            raise Damaged(self.name, f"form {artifact.form} does not go into a {name.generation} dictionary", key)
+        if name.generation != "v5":
+            return name
+        # Whole frames show that nothing was cut off; verify looks closer.
+        if not is_framed(artifact.data) and (complaint := pickle_complaint(artifact.data)):
+            raise Damaged(self.name, complaint, key)
+        return name
+
+    # ------------------------------------------------------------------ clear
+
+    def plan_everything(self, root: Root) -> facts.ClearPlan | None:
+        """Plan whole dictionaries by row count and last row id, without listing rows."""
+        targets: list[Target] = []
+        failed: list[facts.Note] = []
+        for name in self.dictionaries(root):
+            path = root.path / name.file
+            if name.generation != "v5":
+                return None
+            try:
+                weight = self._rows(path).sum() if is_plain_file(path) else Weight(0, 0, 0)
+            except (LayerError, OSError) as error:
+                failed.append(facts.Note(name.file, self.unread(path, error).message))
+                continue
+            if weight.rows:
+                targets.append(Target(root.path, name.file, weight.bytes, weight.rows, (weight.last,)))
+        for found in self._folders(root):
+            if isinstance(found, Problem):
+                failed += [facts.Note(str(found.path), found.message)] if found.hides else []
+            else:
+                targets.append(Target(root.path, found.key, found.bytes, 0, found.mark))
+        return facts.ClearPlan(self.name, tuple(targets), failed=tuple(failed))
+
+    def remove(self, root: Root, targets: tuple[Target, ...]) -> facts.Outcome:
+        """Delete rows, then vacuum. Never unlink a file that a program may have open."""
+        by_file = self._by_file((target.key, target) for target in targets).items()
+        return each_part(
+            self.name, ((file, partial(self._remove_from, root, file, planned)) for file, planned in by_file)
+        )
+
+    def _remove_from(self, root: Root, file: str, planned: list[Target]) -> facts.Outcome:
+        if file.endswith(".sqlite"):
+            return self._remove_rows(root, file, planned)
+        shape = _FOLDERS[file.startswith("pdict-v2-")]
+        return Tree(self.name, root.path, shape).remove(planned, tidy=True)
+
+    def foresee_rows(self, root: Root, file: str, targets: Sequence[Target]) -> int | None:
+        """Delete the rows from a copy of the file."""
+        rows = self.row_file(root, file)
+        whole = any(self.separator not in target.key for target in targets)
+        return None if rows is None else rows.foresee_delete(None if whole else list(map(_planned_row, targets)))
+
+    def row_files(self, root: Root) -> Iterator[RowFile]:
+        """Return the dictionaries of rows."""
+        for name in self._databases(root):
+            yield self._rows(root.path / name.file)
+
+    def row_file(self, root: Root, file: str) -> RowFile | None:
+        """Return a dictionary of rows."""
+        return self._rows(root.path / file) if file.endswith(".sqlite") else None
+
+    def _remove_rows(self, root: Root, file: str, targets: list[Target]) -> facts.Outcome:
+        rows = self._rows(root.path / file)
+        planned = {target: _planned_row(target) if self.separator in target.key else None for target in targets}
+        return self.remove_rows(rows, file, planned, partial(_delete_rows, rows, targets))
+
+    # ------------------------------------------------------------------ quarantine
+
+    def set_aside(self, root: Root, target: Target, thing: facts.Quarantined) -> str | None:
+        """Move a row into quarantine, or a damaged file that no program has open."""
+        file, _, digest = target.key.partition("/")
+        rows = self._rows(root.path / file)
+        if digest:
+            return rows.set_row_aside(Row(target.mark[0], (digest,), target.mark[1]), thing)
+        return rows.set_file_aside(target, thing, partial(open_elsewhere, self.environment))
+
+    def bring_back(self, root: Root, thing: facts.Quarantined, *, replace: bool) -> None:
+        """Insert a row again, or move a file back."""
+        file, _, digest = thing.key.partition("/")
+        name = pdict.parse_name(file, self.environment.python)
+        if name is None or not self.owns(name.identifier):
+            raise not_a_key(self.name, thing.key)
+        rows = self._rows(root.path / file)
+        if digest:
+            rows.bring_row_back(thing, replace=replace)
+            return
+        if (because := open_elsewhere(self.environment, rows.path)) is not None:
+            raise Busy(self.name, because, rows.path)
+        rows.bring_file_back(thing, replace=replace)
+
+    # ------------------------------------------------------------------ verify
+
+    def verify(self, root: Root) -> Iterator[Finding]:
+        """Check every file with sqlite's own check, and every row as a pickle."""
+        # Raises if the folder cannot be read, before anything is yielded.
+        databases = list(self._databases(root))
+        for found in self._folders(root):
+            if isinstance(found, Problem):
+                yield self.told(root, found)
+        for name in databases:
+            yield from self.examined(partial(self._verify_file, root, name.file))
+
+    def _verify_file(self, root: Root, file: str) -> Iterator[Finding]:
+        rows = self._rows(root.path / file)
+        try:
+            if complaint := rows.check():
+                yield self._damaged_file(root, file, complaint)
+            else:
+                for row, (value,) in rows.rows_with("key_value"):
+                    if complaint := pickle_complaint(_as_bytes(value)):
+                        yield self._damaged_row(root, file, row, complaint)
+        except Damaged as error:
+            yield self._damaged_file(root, file, error.message)
+        except LayerError as error:
+            foreign = isinstance(error, Refused)
+            fix = "nothing: cachectl does not use it" if foreign else "nothing: try again when no program is writing"
+            yield Finding(self.name, root.path, file, Severity.HARMLESS, "unreadable", error.message, fix)
+
+    def _damaged_row(self, root: Root, file: str, row: Row, message: str) -> Finding:
+        key = f"{file}/{row.key[0]}"
+        thing = Entry(self.name, key, root.path, row.bytes, 0, mark=(row.rowid, row.bytes))
+        fix = f"cachectl purge {self.name} --key {shlex.quote(key)}"
+        return Finding(self.name, root.path, key, Severity.FAILS, "pickle", message, fix, thing)
+
+    def _damaged_file(self, root: Root, file: str, message: str) -> Finding:
+        thing = self._rows(root.path / file).orphan(root.path, file, message)
+        fix = f"end every program that has it open, then: cachectl verify --quarantine {self.name}"
+        return Finding(self.name, root.path, file, Severity.FAILS, "sqlite", message, fix, thing)
+
+
+def unexamined_python(how: str, python: str, environment: Environment) -> Staleness:
+    """Return the staleness of what another Python wrote: unknown, since its packages were not examined."""
+    return Staleness(
+        stale=None, because=f"unknown: {how} Python {python}, and cachectl examined only {environment.python}"
+    )
+
+
+def _generation(pytools: str | None) -> tuple[str, bool] | None:
+    """Return generation and dash of the dictionaries that a pytools version makes."""
+    release = release_of(pytools)
+    if release is None:
+        return None
+    if release >= (2026, 1):
+        return "v5", True
+    return ("v5", False) if release >= (2024, 1, 4) else ("v4", True)
+
+
+def _planned_row(target: Target) -> Row:
+    return Row(target.mark[0], (target.key.partition("/")[2],), target.mark[1])
+
+
+def _delete_rows(rows: RowFile, targets: list[Target]) -> Deleted | None:
+    whole = next((target for target in targets if "/" not in target.key), None)
+    if whole is not None:
+        return rows.delete_up_to(Weight(whole.entries, whole.bytes, whole.mark[0]))
+    return rows.delete(list(map(_planned_row, targets)))
+
+
+def _as_bytes(value: object) -> bytes:
+    return value if isinstance(value, bytes) else str(value).encode()
+
+
+def _shape_of(key: str) -> Shape | None:
+    """Return the form of an old dictionary's entry that a key has."""
+    return next((shape for shape in _FOLDERS if shape.accepts(key)), None)
