@@ -76,7 +76,7 @@ def _compute_index(data: bytes) -> None:
     index = compute_cache.read_index(data)
     if index is not None and data:
         assert compute_cache.write_index(index.records) == data
-    compute_cache.vouches(data, data[:40])
+    compute_cache.has_version_of(data, data[:40])
 
 
 def _kernel_blob(data: bytes) -> None:

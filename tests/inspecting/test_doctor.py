@@ -23,13 +23,13 @@ import pytest
 
 from cachectl.inspecting.doctor import diagnosis, is_grave, job_of
 from cachectl.inspecting.entries import findings
-from cachectl.layers import cuda as cuda_compute_cache
 from cachectl.layers.base.conformance import nobody, snapshot
 from cachectl.layers.base.environment import Environment
 from cachectl.layers.base.facts import Finding, Hazard, Root, Scope, Severity, State
 from cachectl.layers.base.guard import Contained
 from cachectl.layers.base.layer import Layer
 from cachectl.layers.base.registry import Broken
+from cachectl.layers.cuda import cache as cuda_compute_cache
 from cachectl.layers.disk.locks import presence_lock
 from cachectl.layers.host.gpus import amd_gpus
 from cachectl.stack import Stack
