@@ -1,9 +1,8 @@
-"""Two of Mesa's stores: many entries in one file, with an index beside it.
+"""Two forms of Mesa's cache: many entries in one file, with an index beside it.
 
-Both are changed under the lock that Mesa's own writers take. A program that has a single-file store open keeps the
-places it has read, so a new pair of files is renamed over the old, which the program goes on using. A database is
-changed in place, as Mesa itself does: its number is zero meanwhile, and another afterwards, at which every program
-reads the index again.
+Both are changed under the lock that Mesa's own writers take. A program that has a single file open remembers where
+entries lie, so a new pair of files is renamed over the old one, which the program continues to use. A database is
+changed in place, as Mesa does: its number is zero meanwhile and new afterwards, so every program reads the index again.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import errno
 import os
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -34,7 +33,7 @@ _TRIES: Final = 5
 
 @dataclass(frozen=True, slots=True)
 class Blob:
-    """One entry of a file: where its header and its bytes lie, and the checksum that the file has of them."""
+    """One entry of a file: the offsets of its header and its bytes, and their checksum in the file."""
 
     name: str
     offset: int
@@ -45,15 +44,15 @@ class Blob:
 
     @property
     def mark(self) -> tuple[int, ...]:
-        """Fingerprint the content: its place changes whenever another entry goes."""
+        """Identifies the content; offsets change when another entry is removed."""
         return (self.length, self.checksum)
 
 
 @dataclass(frozen=True, slots=True)
 class Removed:
-    """What a removal did: why some entries stay, how many have gone, and by how many bytes the files have shrunk.
+    """What a removal did: why some entries stay, how many were removed, and by how many bytes the files shrank.
 
-    ``failed`` says what went wrong where it failed halfway.
+    ``failed`` is the reason of a failure halfway.
     """
 
     stay: Mapping[str, str]
@@ -64,7 +63,7 @@ class Removed:
 
 @dataclass(frozen=True, slots=True)
 class _Open:
-    """Both files, open; ``folder`` is that of the two, ``root`` the one at the top, where stages lie."""
+    """Both open files, their folder, and the root, where files are staged."""
 
     root: int
     folder: int
@@ -86,30 +85,30 @@ class MesaFile(ABC):
 
     @property
     def path(self) -> Path:
-        """Return the data file."""
+        """The data file."""
         return self.root.joinpath(*self.folder, self.data_name)
 
     # ------------------------------------------------------------------ what differs
 
     @abstractmethod
     def complaint(self, data: bytes, index: bytes) -> str | None:
-        """Say why Mesa would not use the pair, given the first bytes of each."""
+        """Return why Mesa would not use the pair, given the first bytes of each; ``None`` where it would."""
 
     @abstractmethod
     def _places(self, index: bytes) -> Iterator[Place]:
-        """Yield what the index lists."""
+        """Yield the places in the index."""
 
     @abstractmethod
     def _at(self, data: int, place: Place, end: int) -> Blob | None:
-        """Look at an entry in the data file, which has ``end`` bytes; ``None`` where none is."""
+        """Return the entry at a place of the data file, which has ``end`` bytes; ``None`` where there is none."""
 
     @abstractmethod
     def _drop(self, files: _Open, gone: set[Blob]) -> None:
-        """Take entries out of both files."""
+        """Remove entries from both files."""
 
     @abstractmethod
     def _length_with(self, blobs: Iterable[Blob]) -> int:
-        """Return how many bytes both files have that hold these entries and nothing else."""
+        """Return how many bytes both files would have with exactly these entries."""
 
     @abstractmethod
     def _append(self, files: _Open, name: str, content: bytes) -> None:
@@ -117,12 +116,12 @@ class MesaFile(ABC):
 
     @abstractmethod
     def _begin(self, files: _Open) -> None:
-        """Write the beginning of both files where they are empty."""
+        """Write the headers of empty files."""
 
     # ------------------------------------------------------------------ reading
 
     def size(self) -> tuple[int, float] | None:
-        """Return the bytes of both files, and the time of the last change; ``None`` where they are not there."""
+        """Return the bytes of both files and the last change (epoch seconds); ``None`` if one is missing."""
         with self._opened(write=False) as files:
             if files is None:
                 return None
@@ -130,17 +129,17 @@ class MesaFile(ABC):
             return sum(status.st_size for status in both), max(status.st_mtime for status in both)
 
     def damage(self) -> str | None:
-        """Say what keeps Mesa from using the files at all."""
+        """Return why Mesa cannot use the files at all; ``None`` where it can."""
         with self._opened(write=False) as files:
             return None if files is None else self.complaint(_head(files.data), _head(files.index))
 
     def blobs(self) -> list[Blob]:
-        """List the entries, a later one of a name in the place of an earlier, as Mesa's table has them."""
+        """Return the entries. A later one replaces an earlier one of the same name, as in Mesa's table."""
         with self._opened(write=False) as files:
             return [] if files is None else self._listed(files)
 
     def lost(self) -> int:
-        """Count what the index lists, and the data file does not hold."""
+        """Return how many entries the index lists that the data file lacks."""
         with self._opened(write=False) as files:
             if files is None:
                 return 0
@@ -152,15 +151,9 @@ class MesaFile(ABC):
         return next((blob for blob in self.blobs() if blob.name == name), None)
 
     def read(self, blob: Blob, limit: int = -1) -> bytes | None:
-        """Read an entry, or its first bytes; ``None`` where it has moved."""
+        """Read an entry, or its first ``limit`` bytes; ``None`` where the files are missing."""
         with self._opened(write=False) as files:
             return None if files is None else self._content(files, blob, limit)
-
-    def reading(self) -> Iterator[tuple[Blob, Callable[[int], bytes]]]:
-        """Yield each entry with what reads its first bytes, or all for -1; the files are open meanwhile."""
-        with self._opened(write=False) as files:
-            for blob in [] if files is None else self._listed(files):
-                yield blob, lambda limit, files=files, blob=blob: self._content(files, blob, limit)  # type: ignore[misc]
 
     def _content(self, files: _Open, blob: Blob, limit: int) -> bytes:
         if limit < 0 and blob.length > LARGEST_ENTRY:
@@ -177,7 +170,7 @@ class MesaFile(ABC):
     # ------------------------------------------------------------------ changing
 
     def remove(self, marks: Mapping[str, tuple[int, ...]]) -> Removed:
-        """Take out the entries of these names whose mark still holds. Raises :class:`LayerError` before any change."""
+        """Remove the entries of these names that have not changed. Raises :class:`LayerError` before any change."""
         size: int | None = None
         done: Removed | None = None
         there: dict[str, Blob] = {}
@@ -208,7 +201,7 @@ class MesaFile(ABC):
     def _removed_in_spite_of(
         self, error: LayerError, marks: Mapping[str, tuple[int, ...]], there: Collection[str], size: int
     ) -> Removed:
-        """Count what a removal that failed halfway has taken out, which may be more than was planned."""
+        """Return what a removal that failed halfway has removed, which may be more than was planned."""
         with self._opened(write=False) as files:
             left = {blob.name for blob in self._listed(files)} if files is not None else set()
             now = self._bytes(files) if files is not None else 0
@@ -216,7 +209,7 @@ class MesaFile(ABC):
         return Removed(stay, len(set(there) - left), max(0, size - now), error.message)
 
     def foresee_removal(self, names: Collection[str]) -> int:
-        """Return by how many bytes the files would shrink without the entries of these names. Touches nothing."""
+        """Return by how many bytes the files would shrink without these entries. Changes nothing."""
         with self._opened(write=False) as files:
             if files is None:
                 return 0
@@ -244,7 +237,7 @@ class MesaFile(ABC):
             if not replace:
                 raise EntryExists(self.layer, self.path)
             self._drop(files, {standing})
-        # There may be other files in their place by now.
+        # Other files may have replaced these meanwhile.
         self.put(name, content, replace=False)
 
     def _append_whole(self, files: _Open, name: str, content: bytes) -> None:
@@ -294,13 +287,13 @@ class MesaFile(ABC):
 
     @contextmanager
     def _changing(self, *, make: bool = False) -> Iterator[_Open | None]:
-        """Have both files open and locked against Mesa and other cachectls, and be sure they are still those."""
+        """Open both files, lock them against Mesa and other cachectls, and check that they were not replaced."""
         for _ in range(_TRIES):
             with self._opened(write=True, make=make) as files:
                 if files is None:
                     yield None
                     return
-                # Mesa takes them in this order.
+                # Mesa locks in this order.
                 with self._locked(files.data), self._locked(files.index):
                     if self._is_current(files):
                         yield files
@@ -333,7 +326,7 @@ class MesaFile(ABC):
         try:
             yield
         finally:
-            # The lock goes at the latest when the file is closed.
+            # Closing the file releases the lock in any case.
             with suppress(OSError):
                 fcntl.flock(handle, fcntl.LOCK_UN)
 
@@ -345,7 +338,7 @@ class FossilizeFile(MesaFile):
     index_name = "foz_cache_idx.foz"
 
     def complaint(self, data: bytes, index: bytes) -> str | None:
-        """Say which of the two does not begin as it must; of an empty pair Mesa writes the beginning itself."""
+        """Check the headers. Mesa writes those of an empty pair itself."""
         if not index:
             # Mesa then begins the index anew, and the data file stays good for reading by place.
             return None if not data or mesa_files.is_fossilize(data[:16]) else "the data file is none of Mesa's"
@@ -384,7 +377,7 @@ class FossilizeFile(MesaFile):
     def _drop(self, files: _Open, gone: set[Blob]) -> None:
         """Rename a new pair over the old one.
 
-        An empty index goes first: between the steps nothing is found, and nothing wrong is.
+        An empty index is renamed first: between the steps programs find nothing, instead of wrong bytes.
         """
         kept = [blob for blob in self._listed(files) if blob not in gone]
         with ExitStack() as stack:
@@ -433,7 +426,7 @@ class DatabaseFile(MesaFile):
     index_name = "mesa_cache.idx"
 
     def complaint(self, data: bytes, index: bytes) -> str | None:
-        """Say why Mesa would begin both anew."""
+        """Check the headers. Mesa empties both files if they do not match."""
         numbers = {mesa_files.db_number(data), mesa_files.db_number(index)}
         if not data and not index:
             return None
@@ -477,7 +470,7 @@ class DatabaseFile(MesaFile):
         os.fsync(files.index)
 
     def _drop(self, files: _Open, gone: set[Blob]) -> None:
-        """Close the gaps in place. What is interrupted keeps the number zero, and Mesa begins anew."""
+        """Close the gaps in place. After an interruption the number is zero, and Mesa empties both files."""
         kept = sorted((blob for blob in self._listed(files) if blob not in gone), key=lambda blob: blob.offset)
         for handle in (files.data, files.index):
             _write(handle, mesa_files.db_head(0), 0)
@@ -505,7 +498,7 @@ class DatabaseFile(MesaFile):
 
 
 def _number() -> int:
-    """Make a number as Mesa does: unlike any before, and never zero."""
+    """Return a new number as Mesa makes it, never zero."""
     return int(time.time()) << 32 | int.from_bytes(os.urandom(4), "little") & 0x7FFFFFFF
 
 
@@ -521,7 +514,7 @@ def _whole(handle: int) -> bytes:
 
 
 def _copy(source: int, begin: int, length: int, target: int, at: int) -> None:
-    """Copy a range, a piece at a time; within one file only towards its beginning."""
+    """Copy a range in pieces; within one file only towards its beginning."""
     done = 0
     while done < length:
         piece = os.pread(source, min(_CHUNK, length - done), begin + done)
