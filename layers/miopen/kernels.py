@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import shlex
 import stat
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace as replaced
 from functools import partial
 from itertools import chain
@@ -233,7 +233,7 @@ class KernelDatabases(MIOpenDatabases):
         self._rows(file, schema).insert(_name_and_args(key), kernel_db.encode(artifact.data, schema), replace=replace)
         try:
             stored = self.read(root, key)
-        except OSError as error:
+        except (LayerError, OSError) as error:
             raise self._not_read_back(file, error) from error
         if stored is None or stored.data != artifact.data:
             raise self._misread(key)
@@ -258,7 +258,7 @@ class KernelDatabases(MIOpenDatabases):
         mine = [key for key, one in placed if one]
         try:
             stored = self.read_rows(root, file, mine) or {}
-        except OSError as error:
+        except (LayerError, OSError) as error:
             return done | dict.fromkeys(mine, self._not_read_back(database, error))
         return done | {key: _is_that(stored.get(key), fit[key]) or self._misread(key) for key in mine}
 
@@ -280,7 +280,7 @@ class KernelDatabases(MIOpenDatabases):
         if complaint is not None:
             raise Damaged(self.name, complaint, artifact.key)
 
-    def _not_read_back(self, file: DatabaseFile, error: OSError) -> Unsettled:
+    def _not_read_back(self, file: DatabaseFile, error: LayerError | OSError) -> Unsettled:
         return Unsettled(self.name, f"placed, but not read back: {reason_of(error)}", file.path)
 
     def _misread(self, key: str) -> Damaged:
@@ -365,10 +365,11 @@ class KernelDatabases(MIOpenDatabases):
 
     def verify(self, root: Root) -> Iterator[Finding]:
         """Unpack and check every row as MIOpen does when it loads it; no run repairs a row on which it throws."""
-        for problem in self._unseen(root):
+        files = list(self.databases(root).files())
+        for problem in self._unseen(root, files):
             # Where MIOpen cannot open its database it throws at every lookup and store.
             yield places.to_finding(self, root, problem, Severity.FAILS)
-        for file in self.databases(root).files():
+        for file in files:
             if not isinstance(file, Problem):
                 yield from self.examined(partial(self._verify_file, root, file))
 
@@ -378,11 +379,11 @@ class KernelDatabases(MIOpenDatabases):
         if schema is not None:
             yield from self._verify_rows(root, file, schema)
 
-    def _unseen(self, root: Root) -> Iterator[Problem]:
+    def _unseen(self, root: Root, files: Iterable[DatabaseFile | Problem]) -> Iterator[Problem]:
         """Yield the problems of databases and object files, each path once."""
         shapes = () if root.role == TEMPORARY else self.shapes
         objects = scan_each(Tree(self.name, root.path, shape) for shape in shapes)
-        found = chain(self.databases(root).files(), (leaf for _, leaf in objects))
+        found = chain(files, (leaf for _, leaf in objects))
         yield from {thing.path: thing for thing in found if isinstance(thing, Problem)}.values()
 
     def _verify_rows(self, root: Root, file: DatabaseFile, schema: Schema) -> Iterator[Finding]:
