@@ -299,7 +299,7 @@ def test_a_lock_that_miopen_holds_is_waited_for_and_then_said(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("key", "line", "sentence"),
     [
-        (f"{FIND}::a", "b=S:1", "own key"),
+        (f"{FIND}::a", "b=S:1", "another key"),
         (f"{FIND}::a", "a=S", "no value has an id"),
         (f"{FIND}::a", "a=S:1\n", "more than one line"),
         ("notes.txt::a", "a=S:1", "is not a key"),
