@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import importlib.util
-import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -17,42 +18,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from homes import Home, make_home
 from hypothesis import HealthCheck, settings
+from tiers import ELSEWHERE, TIERS
 
-from cachectl.layers.base.conformance import nobody
+from cachectl.layers.base.conformance import LayerConformance
 from cachectl.layers.base.environment import Environment
-from cachectl.layers.host.processes import using
 
 if TYPE_CHECKING:
     from injector import Injector
 
-# How long an example takes is the machine's affair; and CI draws the same ones every time.
-settings.register_profile(
-    "cachectl", deadline=None, derandomize=bool(os.environ.get("CI")), suppress_health_check=[HealthCheck.too_slow]
-)
-settings.load_profile("cachectl")
-
 HERE = Path(__file__).parent
-PROGRAMS = HERE / "programs"
 KERNELS = 8
 
-#: Every variable that moves or switches a layer: none of the tester's own may leak into a test.
-SWITCHES = (
-    *("XDG_CACHE_HOME", "LOOPY_NO_CACHE", "CG_NO_CACHE", "SUMPY_NO_CACHE", "PYOPENCL_NO_CACHE"),
-    *("POCL_CACHE_DIR", "POCL_KERNEL_CACHE", "CUDA_CACHE_PATH", "CUDA_CACHE_DISABLE", "CUDA_CACHE_MAXSIZE"),
-    *("NEO_CACHE_DIR", "NEO_CACHE_PERSISTENT", "NEO_CACHE_MAX_SIZE", "NEO_CACHE_STATS"),
-    *("AMD_COMGR_CACHE", "AMD_COMGR_CACHE_DIR", "AMD_COMGR_CACHE_POLICY", "AMD_COMGR_EMIT_VERBOSE_LOGS"),
-    *("MIOPEN_CUSTOM_CACHE_DIR", "MIOPEN_USER_DB_PATH", "MIOPEN_SYSTEM_DB_PATH", "MIOPEN_DISABLE_CACHE"),
-    *("MIOPEN_DEBUG_DISABLE_FIND_DB", "MIOPEN_FIND_ENFORCE", "MIOPEN_DEBUG_FIND_ONLY_SOLVER"),
-    *("MESA_SHADER_CACHE_DIR", "MESA_GLSL_CACHE_DIR", "MESA_SHADER_CACHE_DISABLE", "MESA_GLSL_CACHE_DISABLE"),
-    *("MESA_DISK_CACHE_SINGLE_FILE", "MESA_DISK_CACHE_DATABASE", "MESA_SHADER_CACHE_MAX_SIZE", "RUSTICL_ENABLE"),
-    # A tester in an MPI job is no rank of what is tested.
-    *("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "PMI_SIZE", "PMI_RANK", "PMIX_RANK", "PALS_RANKID"),
-    "CONDA_PREFIX",
-    *("SLURM_NTASKS", "SLURM_PROCID", "FLUX_JOB_SIZE", "FLUX_TASK_RANK", "MPI_LOCALNRANKS", "MPI_LOCALRANKID"),
-    *("SLURM_STEP_ID", "SLURM_STEP_NUM_TASKS", "PALS_SIZE", "MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_RANK"),
-    "CACHECTL_NODE",
-)
+LEFT_OUT = pytest.StashKey[int]()
 
 
 def _missing() -> str | None:
@@ -60,8 +39,52 @@ def _missing() -> str | None:
     return f"needs {' and '.join(missing)}, which is not installed" if missing else None
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip what needs the real libraries where they are absent, but never in CI."""
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the option that runs every tier."""
+    parser.addoption("--all", action="store_true", help="run every tier of the tests, not only the default one")
+
+
+def pytest_xdist_setupnodes(config: pytest.Config, specs: list[Any]) -> None:
+    """Give each worker of pytest-xdist a PID namespace: a purge must not meet the PoCL programs of other workers."""
+    del config
+    user = () if os.geteuid() == 0 else ("--user", "--map-current-user")
+    alone = ("unshare", *user, "--pid", "--fork", "--kill-child", "--mount-proc")
+    if shutil.which("unshare") and subprocess.run([*alone, "true"], check=False, stderr=-3).returncode == 0:
+        for spec in specs:
+            spec.python = shlex.join([*alone, sys.executable])
+
+
+def _runs_every_tier(config: pytest.Config) -> bool:
+    return bool(config.getoption("--all"))
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Describe the tiers, and try fewer random examples in the default one."""
+    for tier, what in TIERS.items():
+        config.addinivalue_line("markers", f"{tier}: {what}; left out unless --all or -m says otherwise")
+    # CI draws the same examples every time, and no deadline depends on the machine.
+    settings.register_profile(
+        "cachectl", deadline=None, derandomize=bool(os.environ.get("CI")), suppress_health_check=[HealthCheck.too_slow]
+    )
+    settings.load_profile("cachectl")
+    # The suite that plug-ins run too damages 40 files of a layer; a few show the same sooner.
+    LayerConformance.damaged_files = 40 if _runs_every_tier(config) else 6
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Mark what needs another driver, MPI or installer, by its fixtures."""
+    if isinstance(item, pytest.Function) and not ELSEWHERE.isdisjoint(item.fixturenames):
+        item.add_marker(pytest.mark.environment)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out the longer tiers, and skip tests of real libraries that are not installed (in CI that is an error)."""
+    named = any("::" in argument for argument in config.args)
+    if not (_runs_every_tier(config) or config.getoption("-m") or named):
+        left_out = [item for item in items if any(map(item.get_closest_marker, TIERS))]
+        items[:] = [item for item in items if not any(map(item.get_closest_marker, TIERS))]
+        config.hook.pytest_deselected(items=left_out)
+        config.stash[LEFT_OUT] = len(left_out)
     reason = _missing()
     if reason is None:
         return
@@ -72,79 +95,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip(reason=reason))
 
 
-@dataclass(frozen=True)
-class Home:
-    """A home folder, and programs run in it."""
-
-    path: Path
-    variables: Mapping[str, str]
-    programs: Path = PROGRAMS
-
-    def environment(self, **changes: str) -> Environment:
-        """Describe the environment of a program in this home."""
-        here = Environment.here()
-        return Environment(
-            {**self.variables, **changes},
-            home=self.path,
-            cwd=self.path,
-            temporary=self.path / "tmp",
-            site=here.site,
-            installed=here.installed,
-            # Whatever else runs PoCL on the tester's machine does not run it in this home.
-            processes=nobody(self.path.parent / "processes"),
-        )
-
-    def run(self, *command: str, check: bool = True, **changes: str) -> subprocess.CompletedProcess[str]:
-        """Run a command here, with some variables changed."""
-        done = subprocess.run(
-            command,
-            env={**self.variables, **changes},
-            cwd=self.path,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=1200,
-        )
-        if check and done.returncode:
-            pytest.fail(f"{command} ended with {done.returncode}:\n{done.stdout}\n{done.stderr}")
-        return done
-
-    def python(self, program: str, *arguments: str, **changes: str) -> Any:  # noqa: ANN401 - whatever JSON it prints
-        """Run a program of tests/programs and read the JSON it prints last."""
-        done = self.run(sys.executable, str(PROGRAMS / program), *arguments, check=True, **changes)
-        return {**json.loads(done.stdout.splitlines()[-1]), "stderr": done.stderr}
-
-    def cachectl(self, *arguments: str, check: bool = True, **changes: str) -> subprocess.CompletedProcess[str]:
-        """Run the real command."""
-        pocl = (self.path / ".cache" / "pocl").exists()
-        clears = arguments[:1] == ("purge",) or "--quarantine" in arguments
-        if pocl and (arguments[:1] == ("restore",) or (clears and self._may_be_in_use())):
-            self.wait_to_be_alone()
-        return self.run(sys.executable, "-m", "cachectl", *arguments, check=check, **changes)
-
-    def _may_be_in_use(self) -> bool:
-        """Tell whether PoCL's cache here holds anything that purge leaves alone beside other PoCL programs."""
-        hour_ago = time.time() - 3600
-        return any(path.lstat().st_mtime > hour_ago for path in (self.path / ".cache" / "pocl").rglob("*"))
-
-    @staticmethod
-    def wait_to_be_alone() -> None:
-        """Wait a while for other PoCL programs of the tester to end: beside them, purge leaves young entries."""
-        deadline = time.monotonic() + 60
-        while using(("libpocl",)) and time.monotonic() < deadline:
-            time.sleep(0.1)
-
-    def json(self, *arguments: str, check: bool = True) -> Any:  # noqa: ANN401 - JSON
-        """Run the real command with --json and read what it prints."""
-        return json.loads(self.cachectl(*arguments, "--json", check=check).stdout)
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """Say how many tests were left out, and how they are run."""
+    if left_out := config.stash.get(LEFT_OUT, 0):
+        tiers = ", ".join(TIERS)
+        terminalreporter.write_line(f"{left_out} tests of longer tiers ({tiers}) were left out: pytest --all runs them")
 
 
-def make_home(path: Path) -> Home:
-    """Make an empty home."""
-    path.mkdir(parents=True, exist_ok=True)
-    kept = {name: value for name, value in os.environ.items() if name not in SWITCHES}
-    # Older releases of Mesa go by the account, whatever HOME says: without its variable they would use the tester's.
-    return Home(path, {**kept, "HOME": str(path), "MESA_SHADER_CACHE_DIR": str(path / ".cache")})
+@pytest.fixture(scope="session")
+def moments(request: pytest.FixtureRequest) -> int:
+    """Return at how many moments a command is killed: ten, or a hundred with ``--all``."""
+    return 100 if _runs_every_tier(request.config) else 10
 
 
 @pytest.fixture(scope="session")
@@ -290,13 +251,22 @@ def held_to_modes() -> tuple[str, ...]:
 @pytest.fixture(scope="session")
 def filled(tmp_path_factory: pytest.TempPathFactory) -> Home:
     """Return a home in which the loopy program has run once; copy it before changing anything."""
-    home = make_home(tmp_path_factory.mktemp("filled") / "home")
-    home.python("kernels.py", str(KERNELS))
-    home.python("binaries.py", "3")
-    # Of two hours ago: beside other PoCL programs of the tester, purge leaves alone what may be in use.
-    then = time.time() - 7200
-    for path in (home.path / ".cache" / "pocl").rglob("*"):
-        os.utime(path, (then, then))
+    folder = tmp_path_factory.getbasetemp()
+    # Workers of pytest-xdist share one, next to their own folders; the first fills it, and the others wait.
+    folder = folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
+    with (folder / "filled.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        done = folder / "filled" / "done"
+        home = make_home(folder / "filled" / "home")
+        if done.exists():
+            return home
+        home.python("kernels.py", str(KERNELS))
+        home.python("binaries.py", "3")
+        # Of two hours ago: beside other PoCL programs of the tester, purge leaves alone what may be in use.
+        then = time.time() - 7200
+        for path in (home.path / ".cache" / "pocl").rglob("*"):
+            os.utime(path, (then, then))
+        done.touch()
     return home
 
 

@@ -42,6 +42,8 @@ FEW: Final = {
     "mesa-single-file": ("ls", "purge"),
     "mesa-database": ("report", "purge-key"),
 }
+#: Those that the default run tries.
+ALWAYS: Final = (("filled", "report"), ("filled", "purge"), ("synthetic", "prune"), ("mesa-single-file", "ls"))
 ALL: Final = dict.fromkeys(("filled", *WORLDS), (*CASES, "put"))
 Worlds = Callable[[str], World]
 
@@ -76,7 +78,12 @@ def worlds(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 @pytest.mark.parametrize(
-    ("name", "verb"), [(name, verb) for name, verbs in (FEW if EVERY is None else ALL).items() for verb in verbs]
+    ("name", "verb"),
+    [
+        pytest.param(name, verb, marks=() if (name, verb) in ALWAYS else pytest.mark.hazard)
+        for name, verbs in (FEW if EVERY is None else ALL).items()
+        for verb in verbs
+    ],
 )
 def test_no_fault_makes_a_command_lie(name: str, verb: str, injector: Injector, worlds: Worlds, tmp_path: Path) -> None:
     world = worlds(name)

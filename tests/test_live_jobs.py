@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from tiers import thorough
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from conftest import Home
+    from homes import Home
 
 pytestmark = pytest.mark.real
 
@@ -33,8 +34,17 @@ def beside() -> Any:  # noqa: ANN401 - a function of a module that is no package
     return module.beside
 
 
-@pytest.mark.parametrize("way", ["cachectl purge --all", "two at once"])
-@pytest.mark.parametrize(("program", "layer", "kernels"), [("loopy", "loopy", 12), ("pyopencl", "pyopencl", 12)])
+@pytest.mark.parametrize(
+    ("program", "layer", "kernels", "way"),
+    [
+        ("loopy", "loopy", 12, "cachectl purge --all"),
+        *thorough(
+            ("loopy", "loopy", 12, "two at once"),
+            ("pyopencl", "pyopencl", 12, "cachectl purge --all"),
+            ("pyopencl", "pyopencl", 12, "two at once"),
+        ),
+    ],
+)
 def test_programs_beside_purges_end_well(beside: Any, program: str, layer: str, kernels: int, way: str) -> None:  # noqa: ANN401
     """Every program ends with status 0 and right results, although entries went under it."""
     result = beside(program, way, jobs=2, kernels=kernels, pause=0.1)
@@ -44,7 +54,7 @@ def test_programs_beside_purges_end_well(beside: Any, program: str, layer: str, 
     assert result.removed.get(layer, 0) > 0
 
 
-@pytest.mark.parametrize("program", ["loopy", "pyopencl"])
+@pytest.mark.parametrize("program", thorough("loopy", "pyopencl"))
 def test_programs_beside_rm_fail(beside: Any, program: str) -> None:  # noqa: ANN401
     """The advice people follow today breaks programs that are running: this is why the tool exists."""
     result = beside(program, "rm -rf", jobs=2, kernels=60, pause=0.3, until_failure=True)

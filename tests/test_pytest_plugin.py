@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from conftest import Home
+    from homes import Home
 
 PROGRAMS = Path(__file__).parents[0] / "programs"
 

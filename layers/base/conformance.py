@@ -23,6 +23,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import ClassVar
 
 from cachectl.layers.base.environment import Environment
 from cachectl.layers.base.errors import ForeignForm, LayerError, Refused
@@ -35,6 +36,9 @@ from cachectl.layers.base.store import tally
 
 class LayerConformance(ABC):
     """What a layer promises, tested on content of its own kind."""
+
+    #: How many files of a cache are damaged in turn, at most.
+    damaged_files: ClassVar[int] = 40
 
     @abstractmethod
     def make(self, environment: Environment) -> Layer:
@@ -329,7 +333,7 @@ class LayerConformance(ABC):
         """Whatever file is cut short or emptied, looking goes on."""
         layer = self.seeded(tmp_path)
         files = sorted(path for root in layer.roots() for path in root.path.rglob("*") if path.is_file())
-        for path in files[:40]:
+        for path in files[:: -(-len(files) // self.damaged_files) or 1]:
             content = path.read_bytes()
             for damaged in (b"", content[: len(content) // 2], b"\xff" * len(content)):
                 path.write_bytes(damaged)

@@ -18,9 +18,10 @@ from cachectl.layers.base import facts
 from cachectl.layers.base.errors import Busy, Damaged, LayerError, Unreachable
 from cachectl.layers.base.facts import Artifact, Entry, Finding, Found, Problem, Root, Severity
 from cachectl.layers.base.store import Codec, Damage, counting
+from cachectl.layers.disk.atomic import overwrite
 from cachectl.layers.disk.handles import opened_root, status_of
 from cachectl.layers.disk.locks import record_lock
-from cachectl.layers.disk.plain import overwrite, read_locked
+from cachectl.layers.disk.plain import read_locked
 from cachectl.layers.disk.presence import means_no_file
 from cachectl.layers.formats import compute_cache
 from cachectl.layers.formats.details import Details

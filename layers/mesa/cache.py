@@ -8,26 +8,20 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from cachectl.layers.base.errors import LayerError
-from cachectl.layers.base.facts import Condition, Entry, Finding, Hazard, Root, Scope, Severity, State, Switch
+from cachectl.layers.base.facts import Condition, Finding, Hazard, Root, Scope, Severity, State, Switch
 from cachectl.layers.base.layer import Layer
 from cachectl.layers.base.switches import misread, off
 from cachectl.layers.host.drivers import opencl_drivers
-from cachectl.layers.mesa import entries as mesa_entries
 from cachectl.layers.mesa.stores import (
     DATABASE,
     FOLDERS,
     MULTI_FILE,
     OPENED,
-    PACKED,
     SINGLE_FILE,
-    UNKNOWN,
     ShaderCache,
-    add_zstd,
 )
 
 _DRIVERS: Final = ("Rusticl", "Mesa Clover")
@@ -133,7 +127,6 @@ class MesaShaderCache(Layer):
         yield from self._switched()
         yield from self._placed()
         yield from self._limited()
-        yield from self._unread()
         yield from self._unlisted()
 
     def _unlisted(self) -> Iterator[Finding]:
@@ -142,17 +135,6 @@ class MesaShaderCache(Layer):
             if self.environment.get(variable):
                 outcome = "names files that programs also take entries from: they are neither listed nor purged"
                 yield misread(self, variable, Severity.HARMLESS, outcome)
-
-    def _unread(self) -> Iterator[Finding]:
-        """Yield entries that are never cleared because the library that could tell them from GL's is missing."""
-        for root in () if mesa_entries.can_inflate() else self.roots():
-            # Report names a root that cannot be read.
-            with suppress(LayerError, OSError):
-                found = self.scan(root, contents=False)
-                count = sum(isinstance(one, Entry) and one.guest == PACKED for one in found)
-                if count:
-                    message = f"{count} entries {UNKNOWN}: they are packed with zstd, and left alone"
-                    yield Finding(self.name, root.path, None, Severity.HARMLESS, "unread", message, add_zstd())
 
     def _switched(self) -> Iterator[Finding]:
         switch = self._switch()

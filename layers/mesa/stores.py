@@ -21,10 +21,10 @@ from cachectl.layers.base import facts
 from cachectl.layers.base.errors import Damaged, LayerError, Refused, Unreachable
 from cachectl.layers.base.facts import Entry, Finding, Found, Outcome, Problem, Root, Severity, Target
 from cachectl.layers.base.store import Store, counting, each_part, remove_counted
-from cachectl.layers.disk.handles import opened_root, write_synced
+from cachectl.layers.disk.atomic import write_synced
+from cachectl.layers.disk.handles import opened_root
 from cachectl.layers.disk.plain import open_plain, read_plain
 from cachectl.layers.disk.presence import is_there, means_no_file, status_at
-from cachectl.layers.host.installing import command_to_install
 from cachectl.layers.host.processes import spell, using
 from cachectl.layers.mesa import entries as mesa_entries
 from cachectl.layers.mesa.entries import RUSTICL
@@ -70,10 +70,7 @@ _BLOCK: Final = 512
 _TOLERANCE: Final = 1 << 24
 
 _GRAPHICS: Final = "is of GL or Vulkan, which share the folder"
-UNKNOWN: Final = "cannot be distinguished from what GL and Vulkan keep in the same folder"
-PACKED: Final = (
-    f"{UNKNOWN}: it is packed with zstd, which nothing here reads; cachectl doctor names the missing library"
-)
+_UNKNOWN: Final = "cannot be distinguished from what GL and Vulkan keep in the same folder"
 _NEVER: Final = "Mesa compiles it again in every run, and never replaces it"
 
 
@@ -92,11 +89,8 @@ class ShaderCache(Store):
     forms = ("mesa-entry/1",)
 
     def refusals(self) -> Mapping[facts.Ability, str]:
-        """Refuse changes on platforms without directory handles, and kernel names without zstd."""
-        if mesa_entries.can_inflate():
-            return REFUSALS
-        missing = f"kernel names are packed with zstd, which nothing here reads; to add it: {add_zstd()}"
-        return {**REFUSALS, facts.Ability.KERNELS: missing}
+        """Refuse every change on platforms without directory handles."""
+        return REFUSALS
 
     def claims(self, root: Root, parts: tuple[str, ...]) -> bool:
         """Compare with the names of entries, files and temporaries."""
@@ -593,13 +587,11 @@ def _guest(group: list[_Raw], unread: dict[Path, LayerError]) -> str | None:
         return _GRAPHICS
     if headers[0].is_rusticl:
         return None
-    if not mesa_entries.can_inflate():
-        return PACKED
     # Kernels are smaller than the code that a driver makes from them.
     for raw in sorted(group, key=lambda raw: raw.entry.bytes)[:_LOOKS]:
         if _kernels(_content(raw, unread)):
             return None
-    return UNKNOWN
+    return _UNKNOWN
 
 
 def _content(raw: _Raw, unread: dict[Path, LayerError]) -> bytes:
@@ -615,17 +607,11 @@ def _housekeeping(root: Root, leaf: Leaf) -> facts.Housekeeping:
     return facts.Housekeeping(leaf.key, root.path, leaf.bytes, 1, leaf.modified, fixed=True)
 
 
-def add_zstd() -> str:
-    """Return the command that installs the library."""
-    return command_to_install("zstandard")
-
-
 def _kernels(data: bytes) -> tuple[str, ...] | None:
     try:
-        content = mesa_entries.inflate(data)
+        return mesa_entries.kernels(mesa_entries.inflate(data))
     except ValueError:
         return None
-    return None if content is None else mesa_entries.kernels(content)
 
 
 def _described(
@@ -633,7 +619,7 @@ def _described(
 ) -> Entry:
     header = raw.header
     if header is None:
-        return replace(raw.entry, guest=UNKNOWN)
+        return replace(raw.entry, guest=_UNKNOWN)
     guest = guests[header.maker]
     kernels = _kernels(_content(raw, unread)) if contents and guest is None else None
     return replace(

@@ -28,6 +28,7 @@ from cachectl.layers.base.errors import Damaged, EntryExists, LayerError, Refuse
 from cachectl.layers.base.facts import Artifact, Finding, Hazard, Note, Outcome, Problem, Root, Severity, Switch, Target
 from cachectl.layers.base.store import each_part
 from cachectl.layers.base.switches import first_place, misread
+from cachectl.layers.disk.atomic import replace_file
 from cachectl.layers.disk.foresight import wait_until_free
 from cachectl.layers.disk.handles import opened, opened_root
 from cachectl.layers.disk.locks import record_lock
@@ -36,7 +37,7 @@ from cachectl.layers.miopen import places
 from cachectl.layers.miopen.databases import MIOpenDatabases, MIOpenLayer
 from cachectl.layers.miopen.places import LIBRARIES, SEPARATOR, DatabaseFile, Databases, judge, lock_files, owned_file
 from cachectl.layers.stores.quarantine import folder_pattern
-from cachectl.layers.stores.records import Fault, Record, RecordFile, place, record_complaint
+from cachectl.layers.stores.records import Fault, Record, RecordFile, record_complaint
 from cachectl.layers.stores.rows import RowFile, Schema, disk_usage
 from cachectl.layers.stores.tree import LEFTOVER, NOTHING, REFUSALS, Tree
 
@@ -242,7 +243,7 @@ class TuningDatabases(MIOpenDatabases):
             yield folder
             beside = _time_file(path)
             if status_at(path.name, dir_fd=folder) is not None:
-                place(beside, str(time.monotonic_ns()).encode(), folder=folder)
+                replace_file(beside, [str(time.monotonic_ns()).encode()], folder=folder)
             elif owned_file(root, beside):
                 os.unlink(beside.name, dir_fd=folder)
 

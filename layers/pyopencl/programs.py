@@ -22,12 +22,13 @@ from cachectl.layers.disk.handles import opened
 from cachectl.layers.disk.locks import is_abandoned, presence_lock, remove_abandoned, wait_until_absent
 from cachectl.layers.disk.plain import open_plain, read_plain
 from cachectl.layers.disk.presence import means_no_file
-from cachectl.layers.formats import device_binaries, pyopencl_info
+from cachectl.layers.formats import device_binaries
 from cachectl.layers.formats.device_binaries import Damage
 from cachectl.layers.formats.opencl_source import kernel_names
 from cachectl.layers.host.drivers import opencl_drivers
 from cachectl.layers.host.mounts import network_file_system
 from cachectl.layers.host.processes import spell, using
+from cachectl.layers.pyopencl import info as pyopencl_info
 from cachectl.layers.pytools import Staleness, unexamined_python
 from cachectl.layers.stores.archive import unpack
 from cachectl.layers.stores.tree import REFUSALS, Guard, Leaf, Shape, Tree, bulk

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-import pty
 import re
 import shutil
 import sqlite3
-import subprocess
 import sys
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
@@ -20,7 +18,7 @@ from cachectl.layers.base.conformance import snapshot
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from conftest import Home
+    from homes import Home
 
 pytestmark = pytest.mark.real
 
@@ -55,24 +53,9 @@ def close(folder: Path) -> None:
 
 
 def text(home: Home, columns: int, *arguments: str) -> str:
-    """Run a command on a terminal of so many columns, and return what it shows."""
-    master, slave = pty.openpty()
-    variables = {**home.variables, "COLUMNS": str(columns), "TERM": "xterm", "NO_COLOR": "1"}
-    command = [sys.executable, "-m", "cachectl", *arguments]
-    with subprocess.Popen(command, env=variables, cwd=home.path, stdin=slave, stdout=slave, stderr=slave) as child:
-        os.close(slave)
-        shown = b""
-        while True:
-            try:
-                piece = os.read(master, 65536)
-            except OSError:
-                break
-            if not piece:
-                break
-            shown += piece
-    os.close(master)
-    assert child.returncode == 0, shown
-    return re.sub("\x1b\\[[0-9;]*m", "", shown.decode()).replace("\r\n", "\n")
+    """Run a command on a terminal of so many columns, and return what it shows, without colours."""
+    shown = home.terminal(sys.executable, "-m", "cachectl", *arguments, columns=columns, NO_COLOR="1").stdout
+    return re.sub("\x1b\\[[0-9;]*m", "", shown)
 
 
 # ---------------------------------------------------------------------- purge and prune
@@ -141,8 +124,8 @@ def test_a_locked_dictionary_is_what_would_fail(warm: Home) -> None:
     file = next((warm.path / ".cache" / "pytools").glob("pdict-v5-loopy-*"))
     with closing(sqlite3.connect(file, isolation_level=None)) as connection:
         connection.execute("begin immediate")
-        foreseen = warm.json("purge", "loopy", "--dry-run", "--wait", "0.2", check=False)
-        done = warm.json("purge", "loopy", "--wait", "0.2", check=False)
+        foreseen = warm.json("purge", "loopy", "--dry-run", "--wait", "0.2", check=False, process=True)
+        done = warm.json("purge", "loopy", "--wait", "0.2", check=False, process=True)
     assert numbers(foreseen) == numbers(done)
     assert [note["key"] for note in foreseen["layers"][0]["failed"]] == [file.name]
     assert "locked by another process" in foreseen["layers"][0]["failed"][0]["because"]

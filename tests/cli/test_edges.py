@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shlex
-import struct
 import subprocess
 import sys
-import termios
 from typing import TYPE_CHECKING, NoReturn
 
 import pytest
+from tiers import thorough
 
 from cachectl.cli import main as cli
-from cachectl.cli import render
+from cachectl.cli import output
 from cachectl.inspecting import entries as listing
+from cachectl.inspecting.verify import findings
 from cachectl.layers.base.errors import CachectlError
 from cachectl.layers.base.facts import Entry
 from cachectl.layers.base.selection import Selection
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from conftest import Home
+    from homes import Home
 
 CACHECTL = f"{shlex.quote(sys.executable)} -m cachectl"
 
@@ -144,14 +143,14 @@ def test_ascii_is_enough(cuda: Home) -> None:
 
 
 def test_a_mark_of_shortening_that_the_output_can_spell(monkeypatch: pytest.MonkeyPatch) -> None:
-    table = render.Table(("a", "b"), (("x", "0123456789" * 10),))
-    assert "…" in render.plain_table(table, 40)[1]
+    columns = (output.Column[str]("a", lambda _: "x"), output.Column[str]("b", lambda digits: digits))
+    assert "…" in output.plain_table(columns, ["0123456789" * 10], 40)[1]
 
     class Ascii:
         encoding = "ascii"
 
     monkeypatch.setattr(sys, "stdout", Ascii())
-    (_, line) = render.plain_table(table, 40)
+    (_, line) = output.plain_table(columns, ["0123456789" * 10], 40)
     assert "..." in line
     assert len(line) == 40
 
@@ -227,15 +226,15 @@ def test_ls_tells_problems_and_goes_on(cuda: Home) -> None:
     assert len(listed["entries"]) == 40
 
 
-def test_a_root_that_fails_stops_no_other(tmp_path: Path) -> None:
+def test_a_root_that_fails_stops_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from cachectl.clearing.purge import plan
     from cachectl.layers.base.environment import Environment
     from cachectl.stack import Stack
 
     stack = Stack(Environment({}, home=tmp_path), plugins=False)
-    stack["pocl"].scan = refuse  # type: ignore[method-assign]
-    stack["pocl"].census = refuse  # type: ignore[method-assign]
-    stack["cuda"].roots = refuse  # type: ignore[method-assign]
+    monkeypatch.setattr(stack["pocl"].store, "scan", refuse)
+    monkeypatch.setattr(stack["pocl"].store, "census", refuse)
+    monkeypatch.setattr(stack["cuda"], "roots", refuse)
     pocl, cuda, _ = stack.report(layers=("pocl", "cuda", "loopy")).layers
     assert {problem.message for problem in pocl.problems} == {"Input/output error"}
     assert cuda.failures == ("Input/output error",)
@@ -249,7 +248,7 @@ def test_a_root_that_fails_stops_no_other(tmp_path: Path) -> None:
     }
     assert outcomes["cuda"].failed
     assert not outcomes["loopy"].failed
-    assert {finding.layer for finding in listing.findings(stack)} >= {"cuda"}
+    assert {finding.layer for finding in findings(stack)} >= {"cuda"}
 
 
 def refuse(*_: object, **__: object) -> NoReturn:
@@ -275,7 +274,7 @@ def test_csh_cannot_quote_a_newline_and_powershell_has_more_quotes(home: Home) -
     assert spell({"A": "a\u2018b\u201bc'"}, "powershell") == ["$env:A = 'a\u2018\u2018b\u201b\u201bc'''"]
 
 
-@pytest.mark.parametrize("columns", [20, 40, 60, 100])
+@pytest.mark.parametrize("columns", [20, *thorough(40, 60, 100)])
 def test_no_table_is_wider_than_the_screen(cuda: Home, columns: int) -> None:
     for verb in ("report", "ls", "layers"):
         lines = terminal(cuda, columns, verb, "cuda", *(["--limit", "4"] if verb == "ls" else []))
@@ -283,36 +282,13 @@ def test_no_table_is_wider_than_the_screen(cuda: Home, columns: int) -> None:
         assert max(len(line) for line in table) <= columns, table
 
 
-def test_a_terminal_need_not_obey_what_a_key_holds() -> None:
-    program = "from cachectl.cli import render; render.show_raw(['a\\x1b[31mb'])"
-    assert terminal_of(80, {**os.environ}, sys.executable, "-c", program) == ["a\\x1b[31mb"]
+def test_a_terminal_need_not_obey_what_a_key_holds(home: Home) -> None:
+    program = "from cachectl.cli import output; output.show_raw(['a\\x1b[31mb'])"
+    assert home.terminal(sys.executable, "-c", program).stdout == "a\\x1b[31mb\n"
 
 
 def terminal(home: Home, columns: int, *arguments: str) -> list[str]:
-    """Run the real command on a terminal and return its lines."""
-    variables = {**home.variables, "TERM": "xterm", "NO_COLOR": "1"}
-    variables.pop("COLUMNS", None)
-    lines = terminal_of(columns, variables, sys.executable, "-m", "cachectl", *arguments)
+    """Run a command on a terminal and return its lines, without bold type."""
+    command = (sys.executable, "-m", "cachectl", *arguments)
+    lines = home.terminal(*command, columns=columns, only_output=True, NO_COLOR="1").stdout.splitlines()
     return [line.replace("\x1b[1m", "").replace("\x1b[0m", "").rstrip() for line in lines]
-
-
-def terminal_of(columns: int, variables: dict[str, str], *command: str) -> list[str]:
-    """Run a command on a terminal of some columns."""
-    controller, inner = os.openpty()
-    fcntl.ioctl(inner, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
-    with subprocess.Popen(command, env=variables, stdout=inner, stdin=subprocess.DEVNULL) as child:
-        os.close(inner)
-        output = b""
-        while chunk := _read(controller):
-            output += chunk
-        assert child.wait() == 0
-    os.close(controller)
-    return output.decode().splitlines()
-
-
-def _read(controller: int) -> bytes:
-    try:
-        return os.read(controller, 4096)
-    except OSError:
-        # Linux answers the end of a terminal's output with an error.
-        return b""

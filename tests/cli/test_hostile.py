@@ -24,8 +24,7 @@ from hypothesis import strategies as st
 
 from cachectl.clearing.prune import Limits, plan_prune
 from cachectl.clearing.purge import PurgePlan, plan
-from cachectl.cli import render
-from cachectl.inspecting.entries import Trouble, findings
+from cachectl.cli.output import to_json
 from cachectl.layers.base.conformance import nobody
 from cachectl.layers.base.environment import Environment
 from cachectl.layers.base.facts import Scope
@@ -33,7 +32,7 @@ from cachectl.layers.base.selection import ALL
 from cachectl.stack import Stack
 
 if TYPE_CHECKING:
-    from conftest import Home
+    from homes import Home
 
 PYTHON = ".".join(str(part) for part in sys.version_info)
 DEAD = "3.1.4.final.0"
@@ -393,14 +392,11 @@ def user_layers(stack: Stack) -> tuple[str, ...]:
 
 def looked_at(stack: Stack) -> Iterator[object]:
     """Yield what every verb that only looks says, as it is printed."""
-    report = stack.report()
-    yield render.report_json(report)
-    troubles: list[Trouble] = []
-    entries = list(stack.entries(ALL, notice=troubles.append))
-    yield render.entries_json(entries, troubles)
-    yield render.findings_json(findings(stack))
-    yield render.purge_json(stack.plan_clear(layers=user_layers(stack)).foreseen())
-    yield render.purge_json(plan_prune(stack.expendable(), Limits(stale=True)).foreseen())
+    yield to_json(stack.report())
+    yield to_json(stack.ls())
+    yield to_json(stack.verify())
+    yield to_json(stack.plan_clear(layers=user_layers(stack)).foreseen())
+    yield to_json(plan_prune(stack.expendable(), Limits(stale=True)).foreseen())
 
 
 def is_json(value: object) -> bool:
@@ -465,7 +461,7 @@ def test_every_variable_in_turn_costs_nobody_anything(hostile: World, platform: 
         plan_prune(stack.expendable(), Limits(bytes=0)),
     ):
         result = planned.apply()
-        assert is_json(render.purge_json(result))
+        assert is_json(to_json(result))
         assert sum(outcome.removed for outcome in result.outcomes) == 0
     assert changed(before, fingerprint(hostile.home, hostile.outside, hostile.empty)) == set()
 
@@ -733,7 +729,7 @@ def check(world: World, variables: Mapping[str, str], platform: str) -> int:
         planned = planning()
         before = fingerprint(world.top)
         result = planned.apply()
-        assert is_json(render.purge_json(result))
+        assert is_json(to_json(result))
         differs = changed(before, fingerprint(world.top))
         places = planned_paths(planned, world)
         assert [path for path in differs if not is_planned(path, places)] == []
@@ -783,6 +779,7 @@ def check_both_ways(world: World, case: Case) -> int:
     return removed if removed or tame == variables else check(world, tame, case.platform)
 
 
+@pytest.mark.hazard
 @pytest.mark.real
 @settings(parent=FIXED, max_examples=15)
 @given(case=CASES)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import re
 import shlex
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from conftest import Home
+    from homes import Home
 
     from cachectl.layers.base.environment import Environment
 
@@ -249,20 +248,9 @@ def test_a_terminal_gets_the_same_table_in_bold_unless_it_wants_no_colour(
     )
 
 
-def on_a_terminal(home: Home, *arguments: str, **changes: str) -> list[str]:
-    """Run the real command with a terminal of 80 columns for its output."""
-    controller, terminal = os.openpty()
-    variables = {**home.variables, "TERM": "xterm", "COLUMNS": "80", **changes}
-    with subprocess.Popen([sys.executable, "-m", "cachectl", *arguments], env=variables, stdout=terminal) as child:
-        os.close(terminal)
-        output = b""
-        # Linux answers the end of a terminal's output with an error.
-        with contextlib.suppress(OSError):
-            while chunk := os.read(controller, 4096):
-                output += chunk
-        assert child.wait() == 0
-    os.close(controller)
-    return output.decode().splitlines()
+def on_a_terminal(home: Home, *arguments: str, **changes: Any) -> list[str]:  # noqa: ANN401 - variables
+    """Run a command with a terminal for its output."""
+    return home.terminal(sys.executable, "-m", "cachectl", *arguments, only_output=True, **changes).stdout.splitlines()
 
 
 def test_a_lock_is_waited_for_as_long_as_is_said(home: Home) -> None:
@@ -307,7 +295,7 @@ def test_the_superuser_leaves_other_peoples_caches_alone(home: Home, compute_cac
     done = home.cachectl("purge", "cuda", "--over-others", check=False)
     assert (done.returncode, "Permission denied" in done.stderr) == (1, True)
     let_others_in(home.path)
-    assert home.json("purge", "cuda", "--over-others")["total"]["removed"] == 40
+    assert home.json("purge", "cuda", "--over-others", process=True)["total"]["removed"] == 40
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only the superuser can give files away")
@@ -337,7 +325,7 @@ def test_the_superuser_leaves_single_entries_of_others_in_a_root_of_its_own(
     refused = home.cachectl("put", "cuda", entries[0], "entry", "--replace", check=False)
     assert refused.returncode == 1
     assert "belongs to nobody" in refused.stderr
-    assert home.json("purge", "cuda", "--over-others")["total"]["removed"] == 4
+    assert home.json("purge", "cuda", "--over-others", process=True)["total"]["removed"] == 4
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only the superuser can give files away")

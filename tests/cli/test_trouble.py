@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from cachectl.inspecting.entries import findings
+from cachectl.inspecting.verify import findings
 from cachectl.layers.base.conformance import nobody, snapshot
 from cachectl.layers.base.environment import Environment
 from cachectl.layers.base.errors import LayerError
@@ -29,7 +29,7 @@ from cachectl.layers.stores import tree, walk
 from cachectl.stack import Stack
 
 if TYPE_CHECKING:
-    from conftest import Home
+    from homes import Home
 
 PYTHON = ".".join(str(part) for part in sys.version_info)
 #: Layers that the filled home has entries of.
@@ -391,6 +391,7 @@ def dictionary(root: Path, rows: int) -> Path:
     return path
 
 
+@pytest.mark.thorough
 def test_a_hundred_thousand_entries_are_counted_listed_and_cleared(home: Home, tmp_path: Path) -> None:
     """Rows by the hundred thousand, leaked files by the ten thousand: each verb ends in seconds, and counts right."""
     crowd, files = 100_000, 30_000

@@ -23,7 +23,7 @@ from cachectl.stack import Stack
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from conftest import Home
+    from homes import Home
 
 NODES = ("a", "b")
 RANKS = 2
@@ -87,6 +87,7 @@ def test_a_shared_root_counts_once_and_each_nodes_own_counts(cluster: Cluster) -
     assert all(len(nodes) == 1 for nodes in own.values())
 
 
+@pytest.mark.cluster
 @pytest.mark.real
 def test_one_table_tells_of_all_nodes(cluster: Cluster) -> None:
     said = cluster.run("report", "--mpi").stdout
@@ -96,6 +97,7 @@ def test_one_table_tells_of_all_nodes(cluster: Cluster) -> None:
     assert "~/nodes/b  (" in said
 
 
+@pytest.mark.cluster
 @pytest.mark.real
 def test_a_purge_clears_every_node_and_each_entry_once(cluster: Cluster) -> None:
     planned = cluster.json("purge", "--mpi", "--all", "--dry-run")
@@ -109,6 +111,7 @@ def test_a_purge_clears_every_node_and_each_entry_once(cluster: Cluster) -> None
     assert cluster.json("report", "--mpi")["total"]["entries"] == 0
 
 
+@pytest.mark.cluster
 @pytest.mark.real
 def test_a_selection_and_its_failures_are_told_once(cluster: Cluster) -> None:
     key = cluster.home.cachectl("ls", "loopy", "-q").stdout.split()[0]
@@ -121,6 +124,7 @@ def test_a_selection_and_its_failures_are_told_once(cluster: Cluster) -> None:
     assert done.stderr.count("no layer is called 'nosuch'") == 1
 
 
+@pytest.mark.cluster
 @pytest.mark.real
 def test_a_rank_without_the_named_layer_purges_nothing(cluster: Cluster) -> None:
     """A plug-in may be installed on one node alone: to name it is not to name everything on all others."""
@@ -135,6 +139,7 @@ def test_a_rank_without_the_named_layer_purges_nothing(cluster: Cluster) -> None
     assert before["entries"] > 0
 
 
+@pytest.mark.cluster
 @pytest.mark.real
 def test_what_only_one_rank_sees_is_found(cluster: Cluster) -> None:
     """A rank may have been given a place of its own, even on a node of others."""
@@ -149,6 +154,7 @@ def test_what_only_one_rank_sees_is_found(cluster: Cluster) -> None:
     assert document["total"]["entries"] == 2 * len(list(away.glob("*/*/program.bc")))
 
 
+@pytest.mark.cluster
 @pytest.mark.real
 def test_without_a_job_it_is_the_only_node(filled: Home, mpiexec: str) -> None:
     del mpiexec
@@ -214,6 +220,7 @@ def test_numbers_of_a_network_file_system_tell_no_two_folders_apart(
     assert one != other
 
 
+@pytest.mark.cluster
 @pytest.mark.real
 def test_neighbours_are_no_business_of_a_job(cluster: Cluster) -> None:
     done = cluster.run("report", "--mpi", "--neighbours", check=False)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from conftest import Home
+    from homes import Home
 
 
 def entries(home: Home, **changes: str) -> dict[str, int]:

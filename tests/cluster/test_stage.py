@@ -34,9 +34,8 @@ from cachectl.moving.portability import fingerprint
 from cachectl.stack import Stack
 
 if TYPE_CHECKING:
-    from conftest import Home
+    from homes import Home
 
-pytest.importorskip("zstandard")
 RANKS = 2
 #: Counts every opening of a bundle in every Python of a job.
 AUDIT = """
@@ -110,6 +109,7 @@ def no_home(home: Home) -> bool:
 # ---------------------------------------------------------------------- a job
 
 
+@pytest.mark.cluster
 @pytest.mark.real
 def test_a_cold_job_writes_each_entry_of_all_nodes_once(jobs: Jobs) -> None:
     items = manifest(jobs.home.path / "warm.cachectl").items
@@ -144,6 +144,7 @@ def test_in_a_staged_job_no_rank_compiles_and_the_file_is_read_once(jobs: Jobs, 
     assert jobs.left() == []
 
 
+@pytest.mark.cluster
 @pytest.mark.real
 def test_what_nodes_have_each_for_themselves_travels_in_many_chunks_and_comes_together(
     tmp_path: Path, new_home: Callable[[Path], Home], mpiexec: str
@@ -167,6 +168,7 @@ def test_what_nodes_have_each_for_themselves_travels_in_many_chunks_and_comes_to
     assert (jobs.home.path / "again.cachectl").read_bytes() == file.read_bytes()
 
 
+@pytest.mark.cluster
 def test_a_disk_that_fills_up_while_others_send_keeps_nobody(
     tmp_path: Path, new_home: Callable[[Path], Home], mpiexec: str
 ) -> None:
@@ -181,6 +183,7 @@ def test_a_disk_that_fills_up_while_others_send_keeps_nobody(
     assert not (home.path / "lost.cachectl").exists()
 
 
+@pytest.mark.cluster
 @pytest.mark.real
 def test_what_one_job_signs_the_next_believes(jobs: Jobs, tmp_path: Path) -> None:
     if shutil.which("ssh-keygen") is None:
@@ -202,6 +205,7 @@ def test_what_one_job_signs_the_next_believes(jobs: Jobs, tmp_path: Path) -> Non
     assert "not signed" in said
 
 
+@pytest.mark.cluster
 @pytest.mark.real
 def test_a_root_is_staged_as_its_bundle_is(jobs: Jobs) -> None:
     root = jobs.home.path / "root"
@@ -217,6 +221,7 @@ def test_a_root_is_staged_as_its_bundle_is(jobs: Jobs) -> None:
     assert "no-root is no root" in said
 
 
+@pytest.mark.cluster
 @pytest.mark.real
 def test_a_command_that_is_killed_takes_nobody_with_it(jobs: Jobs) -> None:
     kernels = f"{sys.executable} {jobs.home.programs / 'rank.py'} {jobs.home.path / 'killed'}"
@@ -232,6 +237,7 @@ def test_a_command_that_is_killed_takes_nobody_with_it(jobs: Jobs) -> None:
     assert jobs.left() == []
 
 
+@pytest.mark.cluster
 def test_a_job_that_is_told_to_end_ends_in_order(
     tmp_path: Path, new_home: Callable[[Path], Home], mpiexec: str
 ) -> None:
@@ -252,6 +258,7 @@ def test_a_job_that_is_told_to_end_ends_in_order(
     assert list((home.path / "scratch").glob("cachectl-*/*")) == []
 
 
+@pytest.mark.cluster
 @pytest.mark.real
 def test_a_node_whose_disk_cannot_be_used_runs_cold_and_says_so(jobs: Jobs, tmp_path: Path) -> None:
     plain = tmp_path / "plain"
@@ -267,6 +274,7 @@ def test_a_node_whose_disk_cannot_be_used_runs_cold_and_says_so(jobs: Jobs, tmp_
     shutil.rmtree(jobs.home.path / ".cache")
 
 
+@pytest.mark.cluster
 @pytest.mark.real
 def test_a_bundle_that_nobody_vouches_for_leaves_the_job_cold_and_the_file_as_it_is(jobs: Jobs) -> None:
     file = jobs.home.path / "warm.cachectl"
@@ -278,6 +286,7 @@ def test_a_bundle_that_nobody_vouches_for_leaves_the_job_cold_and_the_file_as_it
     assert all(rank["after"]["pocl"] for rank in ranks)
 
 
+@pytest.mark.cluster
 def test_the_highest_status_is_everybodys(tmp_path: Path, new_home: Callable[[Path], Home], mpiexec: str) -> None:
     jobs = Jobs(new_home(tmp_path / "home"), mpiexec)
     token = jobs.home.path / "token"
@@ -291,6 +300,7 @@ def test_the_highest_status_is_everybodys(tmp_path: Path, new_home: Callable[[Pa
     assert said.count("--out '/nowhere/at/all'") == 1
 
 
+@pytest.mark.cluster
 @pytest.mark.parametrize(("out", "why"), [("thesis.tex", "is not a bundle"), ("pocl", "is a layer"), ("-", "output")])
 def test_a_job_replaces_nothing_but_bundles(jobs: Jobs, out: str, why: str) -> None:
     thesis = jobs.home.path / "thesis.tex"
@@ -319,6 +329,7 @@ def program(jobs: Jobs, *arguments: str) -> subprocess.CompletedProcess[str]:
     return jobs.home.run(jobs.mpiexec, "-n", "2", *command, check=False)
 
 
+@pytest.mark.cluster
 @pytest.mark.real
 def test_a_program_stages_for_itself(jobs: Jobs) -> None:
     done = program(jobs, "warm.cachectl", "own.cachectl")
@@ -330,6 +341,7 @@ def test_a_program_stages_for_itself(jobs: Jobs) -> None:
     assert list((jobs.home.path).glob("**/cachectl-stage-*")) == []
 
 
+@pytest.mark.cluster
 @pytest.mark.real
 def test_where_it_is_too_late_on_one_rank_all_are_told(jobs: Jobs) -> None:
     done = program(jobs, "warm.cachectl", "late.cachectl", "late")
@@ -338,6 +350,7 @@ def test_where_it_is_too_late_on_one_rank_all_are_told(jobs: Jobs) -> None:
     assert not (jobs.home.path / "late.cachectl").exists()
 
 
+@pytest.mark.cluster
 @pytest.mark.real
 def test_a_rank_that_fails_is_not_waited_for(jobs: Jobs) -> None:
     done = program(jobs, "warm.cachectl", "failed.cachectl", "fails")

@@ -30,12 +30,12 @@ from cachectl.layers.formats import (
     opencl_source,
     pdict,
     pickles,
-    pyopencl_info,
 )
 from cachectl.layers.mesa import entries as mesa_entries
 from cachectl.layers.mesa import indexes as mesa_files
 from cachectl.layers.miopen import kernel_db
 from cachectl.layers.miopen import names as miopen_names
+from cachectl.layers.pyopencl import info as pyopencl_info
 from cachectl.layers.stores import quarantine, rows
 from cachectl.layers.stores.archive import artifact_from_bytes, unpack
 from cachectl.layers.stores.records import Record, RecordFile
@@ -157,8 +157,8 @@ def _mesa_entry(data: bytes) -> None:
     mesa_entries.complaint(data)
     with contextlib.suppress(ValueError):
         content = mesa_entries.inflate(data)
-        assert content is None or header is None or len(content) == header.inflated
-        mesa_entries.kernels(content or b"")
+        assert header is None or len(content) == header.inflated
+        mesa_entries.kernels(content)
     mesa_entries.kernels(data)
 
 

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, ClassVar
 import pytest
 
 from cachectl.inspecting.doctor import diagnosis, is_grave, job_of
-from cachectl.inspecting.entries import findings
+from cachectl.inspecting.verify import findings
 from cachectl.layers.base.conformance import nobody, snapshot
 from cachectl.layers.base.environment import Environment
 from cachectl.layers.base.facts import Finding, Found, Hazard, Root, Scope, Severity, State
@@ -37,7 +37,7 @@ from cachectl.layers.stores.files import Files
 from cachectl.stack import Stack
 
 if TYPE_CHECKING:
-    from conftest import Home
+    from homes import Home
 
 #: What lies in a home; what came with the tester's MIOpen is another matter.
 HOMELY = ("loopy", "pyopencl-invoker", "pytools", "pyopencl", "pocl", "cuda", "miopen", "miopen-tuning")
@@ -413,7 +413,7 @@ def test_ranks_that_share_a_root_are_told(
     fix = f'eval "$(cachectl env --root "$HOME/.cachectl/{own}" --layer pocl --shell sh)"'
     of_pocl = only([finding for finding in found if finding.layer == "pocl"], "ranks")
     assert of_pocl.fix == fix
-    assert of_pocl.message.endswith("; mend it in the script that each rank runs")
+    assert of_pocl.message.endswith("; fix it in the script that each rank runs")
     left = after(tmp_path, f'{fix}\nmkdir -p "$POCL_CACHE_DIR"', "pocl", **{variable: "0", **variables})
     assert left == []
     # Where no rank is told, all would get one folder: nothing is moved, and the shell says why.

@@ -13,7 +13,7 @@ from cachectl.layers.base.conformance import snapshot
 from cachectl.layers.base.environment import Environment
 
 if TYPE_CHECKING:
-    from conftest import Home
+    from homes import Home
 
 
 def places(variables: dict[str, str], home: Path) -> dict[str, tuple[str, str]]:

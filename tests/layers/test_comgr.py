@@ -26,7 +26,7 @@ from cachectl.layers.formats import bitcode, comgr_entries
 from cachectl.stack import Stack
 
 if TYPE_CHECKING:
-    from conftest import Home
+    from homes import Home
 
 #: One module with the kernels axpy and scale, and a function that is none: bitcode, and objects of two GPUs.
 DATA = Path(__file__).parents[1] / "data" / "amdgpu-llvm14.tar.gz"

@@ -13,7 +13,7 @@ from cachectl.layers.base.selection import Selection
 from cachectl.layers.cuda import CudaComputeCache
 
 if TYPE_CHECKING:
-    from conftest import Home
+    from homes import Home
 
 pytestmark = [
     pytest.mark.real,

@@ -10,7 +10,7 @@ import pytest
 from cachectl.layers.cuda import CudaComputeCache
 
 if TYPE_CHECKING:
-    from conftest import Home
+    from homes import Home
 
 pytestmark = [
     pytest.mark.real,

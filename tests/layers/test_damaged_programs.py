@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from conftest import Driver, Home
+    from conftest import Driver
+    from homes import Home
 
     from cachectl.layers.base.facts import Entry
     from cachectl.layers.base.layer import Layer

@@ -26,7 +26,7 @@ from cachectl.layers.neo import NeoCompilerCache
 from cachectl.stack import Stack
 
 if TYPE_CHECKING:
-    from conftest import Home
+    from homes import Home
 
 DATA = Path(__file__).parents[1] / "data" / "neo-ocloc-22.43.tar.gz"
 #: What ocloc 22.43 stored of one source with two kernels, for Skylake and for Arc: wrapped, bare, and as SPIR-V.

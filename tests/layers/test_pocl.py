@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from conftest import Home
+    from homes import Home
 
 # The least that is whole: bitcode of one empty module.
 BITCODE = b"BC\xc0\xde" + bytes.fromhex("210c0000 01000000 00000000")

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from tiers import needing
 
 from cachectl.layers.host.processes import age_of, spell
 from cachectl.layers.pocl import PoclKernels
@@ -20,7 +21,8 @@ from cachectl.layers.pocl import programs as pocl_kernels
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from conftest import Driver, Home
+    from conftest import Driver
+    from homes import Home
 
 
 @contextmanager
@@ -51,7 +53,7 @@ def grow_old(home: Home) -> None:
         os.utime(path, (then, then))
 
 
-@pytest.fixture(params=["wheel", "debian_pocl", "built_pocl"])
+@pytest.fixture(params=["wheel", *needing("debian_pocl", "built_pocl")])
 def pocl(request: pytest.FixtureRequest) -> Mapping[str, str]:
     """Return the variables that make PyOpenCL load each PoCL."""
     if request.param == "wheel":

@@ -14,7 +14,8 @@ from cachectl.layers.stores.tree import Tree
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from conftest import Driver, Home
+    from conftest import Driver
+    from homes import Home
 
 LONG = "long_kernel_of_" + "x" * 60
 OTHER = LONG + "_two"

@@ -25,7 +25,7 @@ from cachectl.layers.stores.archive import pack, unpack
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from conftest import Home
+    from homes import Home
 
 pytestmark = pytest.mark.real
 

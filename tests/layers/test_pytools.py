@@ -27,7 +27,7 @@ from cachectl.layers.pyopencl_invoker import PyOpenCLInvoker
 from cachectl.layers.pytools import PytoolsDictionaries
 
 if TYPE_CHECKING:
-    from conftest import Home
+    from homes import Home
 
 PYTHON = "3.11.7.final.0"
 

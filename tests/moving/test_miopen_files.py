@@ -34,7 +34,7 @@ from cachectl.layers.stores.merging import write_database
 from cachectl.moving.miopen_files import export_files, installed_name, merge
 
 if TYPE_CHECKING:
-    from conftest import Home
+    from homes import Home
 
 TABLE = (
     "CREATE TABLE IF NOT EXISTS `kern_db` (`id` INTEGER PRIMARY KEY ASC,`kernel_name` TEXT NOT NULL,"

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import pty
 import subprocess
 import sys
 from pathlib import Path
@@ -15,7 +13,7 @@ import pytest
 from cachectl.moving.output_files import BUNDLE, json_kind
 
 if TYPE_CHECKING:
-    from conftest import Home
+    from homes import Home
 
 THESIS = "\\documentclass{book}\n" * 400
 COMMAND = ("--", sys.executable, "-c", "pass")
@@ -37,25 +35,6 @@ def cachectl(home: Home, *arguments: str, data: bytes | None = None) -> subproce
     """Run the command with bytes on its standard streams."""
     command = [sys.executable, "-m", "cachectl", *arguments]
     return subprocess.run(command, env=home.variables, cwd=home.path, input=data, capture_output=True, check=False)
-
-
-def on_a_terminal(home: Home, *arguments: str) -> tuple[int, str]:
-    """Run the command with a terminal for every standard stream; return its status and what it shows."""
-    master, slave = pty.openpty()
-    command = [sys.executable, "-m", "cachectl", *arguments]
-    with subprocess.Popen(command, env=home.variables, cwd=home.path, stdin=slave, stdout=slave, stderr=slave) as child:
-        os.close(slave)
-        shown = b""
-        while True:
-            try:
-                piece = os.read(master, 65536)
-            except OSError:
-                break
-            if not piece:
-                break
-            shown += piece
-    os.close(master)
-    return child.returncode, shown.decode(errors="replace")
 
 
 @pytest.mark.real
@@ -182,10 +161,11 @@ def test_an_artifact_goes_through_the_standard_streams(warm: Home) -> None:
     "arguments", [("export", "-", "pocl"), ("get", "pocl", "KEY", "-o", "-"), ("import", "-", "--trust")]
 )
 def test_nothing_binary_meets_a_terminal(warm: Home, arguments: tuple[str, ...]) -> None:
-    status, shown = on_a_terminal(warm, *(key_of(warm) if word == "KEY" else word for word in arguments))
-    assert status == 2
-    assert "binary" in shown
-    assert "\x28\xb5" not in shown
+    words = (key_of(warm) if word == "KEY" else word for word in arguments)
+    done = warm.terminal(sys.executable, "-m", "cachectl", *words, check=False)
+    assert done.returncode == 2
+    assert "binary" in done.stdout
+    assert "\x28\xb5" not in done.stdout
 
 
 @pytest.mark.real

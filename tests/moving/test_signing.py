@@ -19,7 +19,7 @@ from cachectl.moving.signing import Untrusted, sign, signer
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from conftest import Home
+    from homes import Home
 
 
 @pytest.fixture

@@ -36,9 +36,8 @@ from cachectl.moving.transfer import (
 from cachectl.stack import Stack
 
 if TYPE_CHECKING:
-    from conftest import Home
+    from homes import Home
 
-pytest.importorskip("zstandard")
 pytest.importorskip("fsspec")
 pytest.importorskip("aiohttp")
 

@@ -24,7 +24,7 @@ from cachectl.moving.output_files import PICTURE
 from cachectl.observing.machine import Machine, machine
 
 if TYPE_CHECKING:
-    from conftest import Home
+    from homes import Home
 
 PROGRAMS = Path(__file__).parents[1] / "programs"
 
@@ -69,6 +69,7 @@ def test_settings_are_what_they_say(home: Home, tmp_path: Path) -> None:
     assert not (home.path / ".cache").exists()
 
 
+@pytest.mark.thorough
 @pytest.mark.real
 def test_seconds_saved_are_differences_of_medians(home: Home) -> None:
     measured = bench(home, "-n", "2", command=program("kernels.py", "1"))
@@ -91,6 +92,7 @@ def test_seconds_saved_are_differences_of_medians(home: Home) -> None:
     assert measured["versions"]["pyopencl"]
 
 
+@pytest.mark.thorough
 @pytest.mark.real
 def test_layers_of_one_switch_are_emptied_one_at_a_time(home: Home, tmp_path: Path) -> None:
     """PyOpenCL has one switch for both of its caches, so off is off for both: each is emptied for its turn."""
@@ -109,6 +111,7 @@ def test_layers_of_one_switch_are_emptied_one_at_a_time(home: Home, tmp_path: Pa
     }
 
 
+@pytest.mark.thorough
 @pytest.mark.real
 def test_a_dictionary_without_a_switch_is_emptied(home: Home, tmp_path: Path) -> None:
     log = tmp_path / "log"
@@ -140,6 +143,7 @@ def test_rounds_begin_with_another_setting_each(home: Home, tmp_path: Path) -> N
     assert "".join(log.read_text().split()) == "11" + "110" + "101" + "011"
 
 
+@pytest.mark.thorough
 @pytest.mark.real
 def test_a_command_that_never_gets_warm_is_said(home: Home) -> None:
     program = (

@@ -22,7 +22,7 @@ from cachectl.stack import Stack
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from conftest import Home
+    from homes import Home
 
     from cachectl.layers.base.environment import Environment
 
@@ -114,6 +114,7 @@ def test_a_cold_run_compiles_everything_leaves_everything_and_is_proved(rich: Ho
         assert [path.name for path in temporary.rglob("*")] == [f"cachectl-{os.getuid()}"]
 
 
+@pytest.mark.thorough
 @pytest.mark.real
 def test_the_upstream_switches_alone_leave_no_proof(warm: Home) -> None:
     warm.run(*program(2, 1))
@@ -146,6 +147,7 @@ def test_an_isolated_run_is_proved_too(warm: Home) -> None:
     assert any((warm.path.parent / "kept" / "pocl").iterdir())
 
 
+@pytest.mark.thorough
 @pytest.mark.real
 def test_libraries_that_fail_without_a_cache_folder_run(home: Home) -> None:
     assert home.run(*program(1, 1), check=False, HOME="/dev/null").returncode != 0
@@ -360,8 +362,8 @@ class NoEvents(FileEvents):
 class Overwhelmed(FileEvents):
     """A reader that is too slow: the kernel drops what it cannot hold."""
 
-    def _drain(self) -> None:
-        pass
+    def _drain(self, notify: object) -> None:
+        del notify
 
 
 def watched(home: Home, act: Callable[[], object], *, events: FileEvents, access_times: bool = True) -> Proof:

@@ -16,11 +16,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from documents import validated
+from tiers import thorough
 
 from cachectl.switching.run import CannotStart
 
 if TYPE_CHECKING:
-    from conftest import Home
+    from homes import Home
 
 real = pytest.mark.real
 THIRTEEN = ("thirteen.py", "8", "5", "live")
@@ -31,7 +33,7 @@ def trace(home: Home, *command: str, options: tuple[str, ...] = ()) -> dict[str,
     document = home.path / "trace.json"
     program = (sys.executable, str(home.programs / command[0]), *command[1:])
     home.cachectl("trace", *options, "--json", str(document), "--", *program)
-    return dict(json.loads(document.read_text()))
+    return dict(validated(json.loads(document.read_text())))
 
 
 def numbers(document: dict[str, Any], layer: str) -> tuple[int | None, int | None, int | None]:
@@ -73,6 +75,7 @@ def test_cold_warm_and_after_a_purge(home: Home) -> None:
     assert numbers(purged, "loopy") == numbers(warm, "loopy")
 
 
+@pytest.mark.thorough
 @real
 def test_the_numbers_are_those_of_the_libraries_own_logs(home: Home) -> None:
     """PyOpenCL says hit or miss for each program, PoCL prints what it builds and writes: beside it, not in it."""
@@ -86,6 +89,7 @@ def test_the_numbers_are_those_of_the_libraries_own_logs(home: Home) -> None:
         assert (hits, misses) == (said["hit"], said["miss"])
 
 
+@pytest.mark.thorough
 @real
 def test_pocl_says_the_same_of_itself(home: Home) -> None:
     """Cold and warm, PoCL's own messages in a run without a trace count as many programs built and written."""
@@ -100,6 +104,7 @@ def test_pocl_says_the_same_of_itself(home: Home) -> None:
     assert (said.count("building program with options"), said.count("Writing program.bc")) == (13, 13)
 
 
+@pytest.mark.thorough
 @real
 def test_four_programs_at_once_are_counted_together(home: Home) -> None:
     """Children's numbers add up: each of four warm programs hits all it asks for."""
@@ -112,6 +117,7 @@ def test_four_programs_at_once_are_counted_together(home: Home) -> None:
         assert numbers(four, layer) == (4 * hits, misses, stores)
 
 
+@pytest.mark.thorough
 @real
 def test_another_program_beside_does_not_count(home: Home) -> None:
     """What a program without a trace does on the same caches in the same time is not this run's."""
@@ -253,6 +259,7 @@ def test_messages_that_a_program_asks_for_itself_stay_its_own(home: Home) -> Non
     assert (pocl["evidence"], pocl["stores"]) == ("inferred", 1)
 
 
+@pytest.mark.thorough
 @real
 def test_messages_that_the_user_asked_for_stay_his(home: Home) -> None:
     """Where POCL_DEBUG is set already, PoCL prints where it always does, and is judged by its marks."""
@@ -490,6 +497,7 @@ threads = [threading.Thread(target=at_once, args=(name,)) for name in ("known", 
 """
 
 
+@pytest.mark.thorough
 @real
 def test_of_builds_at_the_same_time_none_is_taken_for_compiled_wrongly(home: Home) -> None:
     """What is served is not called compiled: it is right, or it is unknown."""
@@ -569,7 +577,7 @@ SCENES = {
 
 
 @real
-@pytest.mark.parametrize("scene", SCENES)
+@pytest.mark.parametrize("scene", [next(iter(SCENES)), *thorough(*list(SCENES)[1:])])
 def test_what_pocl_did_is_counted_whatever_was_asked_of_it(home: Home, scene: str) -> None:
     """PoCL looks up programs and object files, and links again each time. A failure is no hit, a binary is one."""
     lines, expected = SCENES[scene]
@@ -581,6 +589,7 @@ def test_what_pocl_did_is_counted_whatever_was_asked_of_it(home: Home, scene: st
     assert (pocl["hits"], pocl["misses"], pocl["evidence"]) == (*expected, "exact")
 
 
+@pytest.mark.thorough
 @real
 def test_each_device_is_a_lookup_of_its_own(home: Home) -> None:
     """A program for two devices is looked up twice, and found for one of them if that is what was there."""
@@ -627,6 +636,7 @@ def test_what_c_prints_is_captured(capfd):
 """
 
 
+@pytest.mark.thorough
 @real
 def test_a_suite_that_captures_what_c_prints_passes_as_before(home: Home) -> None:
     """Outside a build nothing of the program is redirected."""

@@ -17,7 +17,7 @@ from cachectl.observing.trace_events import messages_after, read_events
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from conftest import Home
+    from homes import Home
 
 STARTED = {"pid": 7, "at": 1.0, "event": "started"}
 BUILD = {

@@ -2,64 +2,34 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
-import os
-import pty
 import re
-import struct
-import subprocess
 import sys
-import termios
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from tiers import needing
 
 from cachectl.observing.observer import Messages
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from conftest import Driver, Home
+    from conftest import Driver
+    from homes import Home
 
 real = pytest.mark.real
 CHATTY = "chatty.py"
 
 
-@pytest.fixture(scope="session", params=["wheel", "debian_pocl", "built_pocl"])
+@pytest.fixture(scope="session", params=["wheel", *needing("debian_pocl", "built_pocl")])
 def driver(request: pytest.FixtureRequest) -> Mapping[str, Any]:
     """Return the variables that make PyOpenCL load each PoCL in turn."""
     if request.param == "wheel":
         return {}
     other: Driver = request.getfixturevalue(request.param)
     return other.variables
-
-
-def on_a_terminal(home: Home, *command: str, columns: int = 80, **changes: str) -> str:
-    """Run a command with a terminal as its three streams; return what the screen was sent."""
-    ours, theirs = pty.openpty()
-    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
-    with subprocess.Popen(
-        command,
-        env={**home.variables, "TERM": "xterm", **changes},
-        cwd=home.path,
-        stdin=theirs,
-        stdout=theirs,
-        stderr=theirs,
-    ) as child:
-        os.close(theirs)
-        screen = b""
-        try:
-            while data := os.read(ours, 65536):
-                screen += data
-        except OSError:
-            # Linux reports the end of a terminal as an error.
-            pass
-        finally:
-            os.close(ours)
-    assert child.returncode == 0, screen.decode(errors="replace")
-    return screen.decode(errors="replace").replace("\r\n", "\n")
 
 
 def pocl_of(document: Path) -> tuple[tuple[Any, ...], list[tuple[bool | None, str | None]]]:
@@ -89,11 +59,11 @@ def test_a_terminal_shows_what_a_pipe_shows(home: Home, driver: Mapping[str, Any
     """Cold, PoCL compiles all; warm, it finds the program and the object file, and links again."""
     document = home.path / "trace.json"
     command = traced(home, document)
-    cold = on_a_terminal(home, *command, columns=80, PYOPENCL_NO_CACHE="1", **driver)
+    cold = home.terminal(*command, columns=80, PYOPENCL_NO_CACHE="1", **driver).stdout
     check_screen(cold)
     assert pocl_of(document) == ((0, 3, 3, "exact"), [(True, None)] * 3)
     assert re.search(r"compiled +built\n", cold)
-    warm = on_a_terminal(home, *command, columns=40, PYOPENCL_NO_CACHE="1", **driver)
+    warm = home.terminal(*command, columns=40, PYOPENCL_NO_CACHE="1", **driver).stdout
     check_screen(warm)
     expected = ((2, 1, 1, "exact"), [(False, "pocl"), (False, "pocl"), (True, None)])
     assert pocl_of(document) == expected
@@ -110,7 +80,7 @@ def test_a_block_in_a_python_on_a_terminal(home: Home, driver: Mapping[str, Any]
         [0, 3, 3, "exact", [None, None, None]],
         [2, 1, 1, "exact", ["pocl", "pocl", None]],
     ):
-        screen = on_a_terminal(home, sys.executable, str(home.programs / CHATTY), "traced", **driver)
+        screen = home.terminal(sys.executable, str(home.programs / CHATTY), "traced", **driver).stdout
         check_screen(screen)
         said = json.loads(next(line for line in screen.splitlines() if line.startswith('{"lines"')))
         assert said["counted"] == expected

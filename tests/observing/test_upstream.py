@@ -44,6 +44,7 @@ def suites(upstream: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> di
     return {"pytools": upstream.pytools_tests(), "pyopencl": folder / "test_wrapper.py"}
 
 
+@pytest.mark.upstream
 @pytest.mark.real
 @pytest.mark.parametrize("suite", ["pytools", "pyopencl"])
 def test_upstream_tests_end_as_they_do_without(
@@ -60,6 +61,7 @@ def test_upstream_tests_end_as_they_do_without(
         assert upstream.differences([plain], [other]) == {}
 
 
+@pytest.mark.upstream
 def test_an_outcome_that_differs_is_a_difference(upstream: ModuleType, tmp_path: Path) -> None:
     """A crash is an outcome, the tests behind it are run, and a test that varies by itself is no difference."""
     suite = tmp_path / "test_it.py"

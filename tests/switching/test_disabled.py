@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from conftest import Home
+    from homes import Home
 
 pytestmark = pytest.mark.real
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from contextlib import AbstractContextManager
 
-    from conftest import Home
+    from homes import Home
     from injector import Injector
 
 

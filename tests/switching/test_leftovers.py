@@ -21,7 +21,7 @@ from cachectl.switching.isolated import make_scratch, remove_leftovers, remove_s
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from conftest import Home
+    from homes import Home
 
 #: Says its number and its caches, then waits.
 WAITS = """

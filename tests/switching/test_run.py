@@ -16,7 +16,7 @@ import pytest
 from cachectl.layers.base.conformance import snapshot
 
 if TYPE_CHECKING:
-    from conftest import Home
+    from homes import Home
 
 
 def kernels(count: int = 2) -> list[str]:

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from conftest import Driver, Home
+    from conftest import Driver
+    from homes import Home
 
 pytestmark = pytest.mark.real
 
@@ -106,6 +107,7 @@ def test_what_a_kernel_brings_back_after_the_block_goes_at_the_end(home: Home) -
     assert programs(home) == []
 
 
+@pytest.mark.hazard
 def test_what_other_programs_store_meanwhile_stays(home: Home) -> None:
     assert told(home, "others_entries_stay") == {"kept": 2, "removed": 1}
 
@@ -145,6 +147,7 @@ def salts_in_every_build(home: Home, **variables: str) -> None:
     assert seen["swept"]
 
 
+@pytest.mark.thorough
 def test_a_salt_survives_every_option(home: Home) -> None:
     salts_in_every_build(home)
 
@@ -207,10 +210,12 @@ def test_children_of_a_salted_block_start_with_the_layer_off(home: Home) -> None
     assert seen["rows"] == {"loopy": 0, "pyopencl-invoker": 0}
 
 
+@pytest.mark.thorough
 def test_a_forked_child_goes_on_salting_and_its_parent_cleans_up(home: Home) -> None:
     assert told(home, "forked") == {"ended": 0, "stored": 2, "same": True}
 
 
+@pytest.mark.thorough
 def test_forked_workers_that_start_the_driver_themselves_find_it_off(home: Home) -> None:
     seen = home.python("salted.py", "fork_before_start")
     assert seen["status"] == "off"
@@ -254,6 +259,7 @@ def test_refresh_builds_pyopencls_binaries_anew_in_their_place(home: Home) -> No
     assert seen["after"]
 
 
+@pytest.mark.thorough
 def test_binaries_taken_after_the_block_are_whole(home: Home) -> None:
     """PoCL makes them from the folder that has gone; without its bitcode they crash whoever loads them."""
     assert told(home, "binaries_after") == {"same": True, "sums": [64.0, 128.0]}

@@ -20,7 +20,7 @@ from cachectl.layers.base.store import Store
 from cachectl.layers.stores.tree import Shape, Tree
 
 if TYPE_CHECKING:
-    from conftest import Home
+    from homes import Home
 
     from cachectl.layers.base.environment import Environment
     from cachectl.layers.base.layer import Layer

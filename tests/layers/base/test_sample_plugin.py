@@ -40,7 +40,7 @@ from cachectl.layers.stores.files import Files
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from conftest import Home
+    from homes import Home
 
 SAMPLE = Path(__file__).parents[2] / "sample_plugin"
 PAGE = Path(__file__).parents[3] / "docs" / "adding-a-layer.md"

@@ -17,7 +17,8 @@ from cachectl.layers.host.drivers import driver_libraries, opencl_drivers
 from cachectl.layers.pocl import PoclKernels
 
 if TYPE_CHECKING:
-    from conftest import Driver, Home
+    from conftest import Driver
+    from homes import Home
 
 #: What the OpenCL loader finds: the names of the platforms and how many devices each has, as JSON.
 LOADER = """

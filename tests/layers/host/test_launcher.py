@@ -13,7 +13,8 @@ from cachectl.layers.base.environment import Environment
 from cachectl.layers.host.launcher import Launch, launched
 
 if TYPE_CHECKING:
-    from conftest import Home, OtherMpi
+    from conftest import OtherMpi
+    from homes import Home
 
 CACHECTL = (sys.executable, "-m", "cachectl")
 #: As srun sets them for a step of four tasks within an allocation of eight.
@@ -34,6 +35,7 @@ def lines_of(done: subprocess.CompletedProcess[str]) -> list[str]:
 # ---------------------------------------------------------------------- two real MPIs
 
 
+@pytest.mark.cluster
 @pytest.mark.parametrize(
     "verb",
     [
@@ -58,6 +60,7 @@ def test_ranks_that_mpi_does_not_connect_do_nothing_and_one_of_them_reports_it(
     assert not list(home.path.glob("ran-*"))
 
 
+@pytest.mark.cluster
 def test_a_program_that_stages_for_itself_is_refused_too(home: Home, mpiexec: str, open_mpi: OtherMpi) -> None:
     program = (sys.executable, str(home.programs / "mpi_job.py"), "warm.cachectl", "own.cachectl")
     done = home.run(mpiexec, "-n", "2", *program, check=False, **open_mpi.variables)
@@ -66,6 +69,7 @@ def test_a_program_that_stages_for_itself_is_refused_too(home: Home, mpiexec: st
     assert not (home.path / "own.cachectl").exists()
 
 
+@pytest.mark.cluster
 def test_the_other_way_round_nothing_is_written_either(home: Home, mpiexec: str, open_mpi: OtherMpi) -> None:
     """Open MPI's launcher, and a mpi4py that loads MPICH, which may refuse by itself to run under it."""
     del mpiexec
@@ -89,6 +93,7 @@ def test_the_other_way_round_nothing_is_written_either(home: Home, mpiexec: str,
     assert not list(home.path.glob("ran-*"))
 
 
+@pytest.mark.cluster
 def test_ranks_that_are_connected_go_on_whichever_mpi_it_is(home: Home, open_mpi: OtherMpi) -> None:
     pytest.importorskip("mpi4py")
     done = home.run(open_mpi.mpiexec, "-n", "2", *CACHECTL, "report", "--mpi", check=True, **open_mpi.variables)
@@ -96,6 +101,7 @@ def test_ranks_that_are_connected_go_on_whichever_mpi_it_is(home: Home, open_mpi
     assert done.stdout.count("total") == 1
 
 
+@pytest.mark.cluster
 def test_a_launcher_of_one_rank_within_another_launcher_is_no_job(home: Home, mpiexec: str, open_mpi: OtherMpi) -> None:
     """The outer launcher's variables are passed on to the inner one's only rank."""
     inner = (open_mpi.mpiexec, "-n", "1", *CACHECTL, "report", "--mpi")
@@ -108,6 +114,7 @@ def test_a_launcher_of_one_rank_within_another_launcher_is_no_job(home: Home, mp
 # ---------------------------------------------------------------------- one MPI, and what Slurm sets
 
 
+@pytest.mark.cluster
 @pytest.mark.parametrize(
     ("changes", "refused"),
     [

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from tiers import thorough
 
 from cachectl.cluster.staging import NodeRoot
 from cachectl.layers.base.errors import CachectlError
@@ -21,7 +22,7 @@ from cachectl.layers.disk.private_folders import NotPrivate, private_folder, scr
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from conftest import Home
+    from homes import Home
 
 NOBODY = 65534
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only the superuser can act as another user")
@@ -129,7 +130,10 @@ def test_a_node_makes_a_missing_folder_for_itself_alone(home: Home, shared: Path
 @as_root
 @pytest.mark.parametrize(
     ("verb", "variable"),
-    [(("trace",), "PYTHONPATH"), (("run", "--isolated"), "XDG_CACHE_HOME"), (("run", "--no-cache"), "POCL_CACHE_DIR")],
+    [
+        (("trace",), "PYTHONPATH"),
+        *thorough((("run", "--isolated"), "XDG_CACHE_HOME"), (("run", "--no-cache"), "POCL_CACHE_DIR")),
+    ],
 )
 def test_nobody_else_can_make_the_folder_again_that_a_background_child_uses(
     home: Home, shared: Path, verb: tuple[str, ...], variable: str

@@ -27,7 +27,7 @@ from cachectl.layers.miopen.system_kernels import MIOpenSystemKernels, lookup
 from cachectl.moving.miopen_files import export_files, merge
 
 if TYPE_CHECKING:
-    from conftest import Home
+    from homes import Home
 
 VERSION: Final = "3.3.0.a85ca8a54"
 ARGS: Final = " -DNS=a::b -mcpu=gfx90a"

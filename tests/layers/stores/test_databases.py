@@ -28,7 +28,7 @@ from cachectl.layers.stores import database
 from cachectl.layers.stores.rows import RowFile, Weight
 
 if TYPE_CHECKING:
-    from conftest import Home
+    from homes import Home
 
 PYTHON: Final = ".".join(str(part) for part in sys.version_info)
 FILE: Final = f"pdict-v5-mine-{PYTHON}.sqlite"

@@ -20,7 +20,7 @@ import pytest
 from cachectl.layers.disk.room import Room, left_of_quota, room_at
 
 if TYPE_CHECKING:
-    from conftest import Home
+    from homes import Home
 
 PYTHON = ".".join(str(part) for part in sys.version_info)
 ROWS = 40

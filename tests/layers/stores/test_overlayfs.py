@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
+from tiers import thorough
 
 from cachectl.layers.pocl import PoclKernels
 from cachectl.layers.pyopencl import PyOpenCLBinaries
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from conftest import Home
+    from homes import Home
     from injector import Injector
 
     Mounter = Callable[[Path], None]
@@ -94,7 +95,7 @@ def leftovers(home: Home) -> list[Path]:
 
 
 @pytest.mark.real
-@pytest.mark.parametrize("layer", LAYERS)
+@pytest.mark.parametrize("layer", ["pocl", *thorough("pyopencl")])
 def test_a_purge_empties_what_an_image_holds(image: Home, layer: str) -> None:
     """Entries at once (everything) and one by one (a selection), then real programs that miss, and hit again."""
     one, *others = sorted(keys(image, layer))
@@ -110,7 +111,7 @@ def test_a_purge_empties_what_an_image_holds(image: Home, layer: str) -> None:
 
 
 @pytest.mark.real
-@pytest.mark.parametrize("layer", LAYERS)
+@pytest.mark.parametrize("layer", ["pocl", *thorough("pyopencl")])
 def test_entries_of_an_image_are_replaced(image: Home, layer: str) -> None:
     adapter = LAYERS[layer](image.environment())
     here, there = sorted(keys(image, layer))[:2]
@@ -124,7 +125,7 @@ def test_entries_of_an_image_are_replaced(image: Home, layer: str) -> None:
 
 
 @pytest.mark.real
-@pytest.mark.parametrize("layer", LAYERS)
+@pytest.mark.parametrize("layer", ["pocl", *thorough("pyopencl")])
 def test_damage_in_an_image_is_moved_aside_and_back(image: Home, layer: str) -> None:
     before = keys(image, layer)
     entry = next(iter(LAYERS[layer](image.environment()).entries()))
@@ -138,6 +139,7 @@ def test_damage_in_an_image_is_moved_aside_and_back(image: Home, layer: str) -> 
     assert leftovers(image) == []
 
 
+@pytest.mark.hazard
 @pytest.mark.real
 @pytest.mark.parametrize(("layer", "first"), [("pocl", "program.bc"), ("pyopencl", "info")])
 def test_a_purge_that_is_killed_leaves_an_entry_or_a_miss(

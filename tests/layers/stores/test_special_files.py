@@ -26,12 +26,11 @@ from sweep import module, synthetic_world  # noqa: E402
 from cachectl.cli.main import main  # noqa: E402
 
 if TYPE_CHECKING:
-    from conftest import Home
+    from homes import Home
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs FIFOs")
 
 #: These take minutes together; ``.ci/run`` runs them.
-HAZARD = pytest.mark.skipif(not os.environ.get("CACHECTL_HAZARD"), reason="CACHECTL_HAZARD is not set")
 #: Longer than any verb takes here, in seconds; an open that blocks never ends.
 SECONDS = 60
 LAYERS = ("loopy", "pyopencl-invoker", "pyopencl", "pocl", "cuda", "neo", "mesa", "comgr", "miopen", "miopen-tuning")
@@ -203,7 +202,7 @@ WORLDS = {
         (pipe, "files-all"),
         (pipe, "beside"),
         *(
-            pytest.param(plant, world, marks=HAZARD)
+            pytest.param(plant, world, marks=pytest.mark.hazard)
             for plant, world in [
                 *((pipe, world) for world in WORLDS if world not in {"files-all", "beside"}),
                 (plug, "files-all"),

@@ -1,0 +1,81 @@
+"""Each verb as a process of its own, and on a terminal; other tests run commands inside their own process."""
+
+from __future__ import annotations
+
+import re
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from cachectl.cli.parser import VERBS
+
+if TYPE_CHECKING:
+    from homes import Home
+
+CACHECTL = (sys.executable, "-m", "cachectl")
+TRUE = ("--", sys.executable, "-c", "print('child')")
+#: One command for each verb, and its status. KEY is a key of PoCL's.
+COMMANDS: dict[str, tuple[tuple[str, ...], int]] = {
+    "report": ((), 0),
+    "ls": (("-q",), 0),
+    "get": (("pocl", "KEY", "-o", "entry"), 0),
+    "put": (("pocl", "KEY", "artifact"), 0),
+    "purge": (("pocl", "--dry-run"), 0),
+    "prune": (("--stale", "--dry-run"), 0),
+    "verify": ((), 0),
+    "restore": ((), 0),
+    "doctor": ((), 0),
+    "run": (("--no-cache", *TRUE), 0),
+    "env": (("--disable", "--shell", "sh"), 0),
+    "trace": (TRUE, 0),
+    "bench": (("-n", "1", "--layer", "x", *TRUE), 2),
+    "export": (("bundle", "pocl", "--json"), 0),
+    "import": (("missing", "--trust"), 1),
+    "miopen": (("merge", "missing", "into"), 2),
+    "stage": (("in", *TRUE), 0),
+    "merge": (("missing", "into"), 2),
+    "layers": ((), 0),
+    "demo": (("--kernels", "none"), 2),
+}
+#: Numbers that differ from run to run: seconds, and folders of one command.
+VARYING = re.compile(r"\d+\.\d+ s|cachectl-\w+|[0-9.]+ (?:ms|s)\b")
+
+
+def test_each_verb_is_here() -> None:
+    assert COMMANDS.keys() == VERBS.keys()
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("verb", COMMANDS)
+def test_a_process_does_what_a_command_inside_another_does(verb: str, warm: Home) -> None:
+    arguments, status = COMMANDS[verb]
+    key = warm.cachectl("ls", "pocl", "-q", "--limit", "1").stdout.strip()
+    warm.cachectl("get", "pocl", key, "-o", "artifact")
+    words = [verb, *(key if word == "KEY" else word for word in arguments)]
+    here, process = warm.cachectl(*words, check=False), warm.process(*words, check=False)
+    assert process.returncode == status, process.stderr
+    assert "Traceback" not in process.stderr
+    assert (here.returncode, *map(settled, (here.stdout, here.stderr))) == (
+        process.returncode,
+        *map(settled, (process.stdout, process.stderr)),
+    )
+
+
+def settled(text: str) -> str:
+    return VARYING.sub("…", text)
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("columns", [80, 40])
+def test_every_verb_fits_a_terminal(columns: int, warm: Home) -> None:
+    tables = ("report", "layers", "purge", "prune")
+    for verb in (*tables, "verify", "restore", "doctor", "env", "trace"):
+        arguments, status = COMMANDS[verb]
+        done = warm.terminal(*CACHECTL, verb, *arguments, columns=columns, only_output=True, NO_COLOR="1")
+        assert done.returncode == status
+        lines = re.sub("\x1b\\[[0-9;]*m", "", done.stdout).splitlines()
+        # The terminal wraps sentences, which follow a table after an empty line; a row must fit.
+        table = lines[: lines.index("")] if "" in lines else lines
+        assert len(table) > 1 or verb not in tables
+        assert verb not in tables or max(len(line.rstrip()) for line in table) <= columns, table

@@ -1,0 +1,273 @@
+"""Homes in which tests run programs and commands; a command runs inside the test's process unless it needs its own."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+import struct
+import subprocess
+import sys
+import tempfile
+import termios
+import threading
+import time
+import traceback
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from documents import validate_output
+
+from cachectl.cli.main import main
+from cachectl.layers.base.conformance import nobody
+from cachectl.layers.base.environment import Environment
+from cachectl.layers.host.processes import using
+
+#: How a command is started as a process of its own.
+CACHECTL = (sys.executable, "-m", "cachectl")
+PROGRAMS = Path(__file__).parent / "programs"
+
+#: Every variable that moves or switches a layer: none of the tester's own may leak into a test.
+SWITCHES = (
+    *("XDG_CACHE_HOME", "LOOPY_NO_CACHE", "CG_NO_CACHE", "SUMPY_NO_CACHE", "PYOPENCL_NO_CACHE"),
+    *("POCL_CACHE_DIR", "POCL_KERNEL_CACHE", "CUDA_CACHE_PATH", "CUDA_CACHE_DISABLE", "CUDA_CACHE_MAXSIZE"),
+    *("NEO_CACHE_DIR", "NEO_CACHE_PERSISTENT", "NEO_CACHE_MAX_SIZE", "NEO_CACHE_STATS"),
+    *("AMD_COMGR_CACHE", "AMD_COMGR_CACHE_DIR", "AMD_COMGR_CACHE_POLICY", "AMD_COMGR_EMIT_VERBOSE_LOGS"),
+    *("MIOPEN_CUSTOM_CACHE_DIR", "MIOPEN_USER_DB_PATH", "MIOPEN_SYSTEM_DB_PATH", "MIOPEN_DISABLE_CACHE"),
+    *("MIOPEN_DEBUG_DISABLE_FIND_DB", "MIOPEN_FIND_ENFORCE", "MIOPEN_DEBUG_FIND_ONLY_SOLVER"),
+    *("MESA_SHADER_CACHE_DIR", "MESA_GLSL_CACHE_DIR", "MESA_SHADER_CACHE_DISABLE", "MESA_GLSL_CACHE_DISABLE"),
+    *("MESA_DISK_CACHE_SINGLE_FILE", "MESA_DISK_CACHE_DATABASE", "MESA_SHADER_CACHE_MAX_SIZE", "RUSTICL_ENABLE"),
+    # A tester in an MPI job is no rank of what is tested.
+    *("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "PMI_SIZE", "PMI_RANK", "PMIX_RANK", "PALS_RANKID"),
+    "CONDA_PREFIX",
+    *("SLURM_NTASKS", "SLURM_PROCID", "FLUX_JOB_SIZE", "FLUX_TASK_RANK", "MPI_LOCALNRANKS", "MPI_LOCALRANKID"),
+    *("SLURM_STEP_ID", "SLURM_STEP_NUM_TASKS", "PALS_SIZE", "MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_RANK"),
+    "CACHECTL_NODE",
+)
+
+#: Variables that the interpreter, the loader or the C library read when a process starts, by how their names begin.
+_READ_AT_START = ("PYTHON", "LD_", "LC_", "LANG", "TZ", "MALLOC_", "COVERAGE")
+
+
+def run_command(
+    arguments: tuple[str, ...], variables: Mapping[str, str], cwd: Path, processes: Path | None = None
+) -> subprocess.CompletedProcess[bytes]:
+    """Run a cachectl command inside this process, as a new process with these variables would.
+
+    Programs that the command starts get the same variables, working folder and standard streams. ``processes``
+    replaces the system's folder of running programs. An exception that ``main`` does not handle becomes a traceback
+    and status 1, as the interpreter does.
+    """
+    with _standing_in(variables, cwd) as (out, err):
+        try:
+            here = Environment.here()
+            status = main(arguments, environment=here if processes is None else replace(here, processes=processes))
+        except SystemExit as ended:
+            status = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+        except BaseException:  # noqa: BLE001 - the interpreter reports every exception in this way
+            traceback.print_exc()
+            status = 1
+        sys.stdout.flush()
+        sys.stderr.flush()
+        read = [os.pread(file, os.fstat(file).st_size, 0) for file in (out, err)]
+    return subprocess.CompletedProcess(["cachectl", *arguments], status, *read)
+
+
+@contextmanager
+def _standing_in(variables: Mapping[str, str], cwd: Path) -> Iterator[tuple[int, int]]:
+    """Give this process other variables, another working folder, and files in place of its output."""
+    before, folder, streams = dict(os.environ), os.open(".", os.O_RDONLY), (sys.stdin, sys.stdout, sys.stderr)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    kept = [os.dup(number) for number in (0, 1, 2)]
+    mask = os.umask(0o022)
+    os.umask(mask)
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err, open(os.devnull, "rb") as nothing:
+        temporary, tempfile.tempdir = tempfile.tempdir, None
+        try:
+            os.environ.clear()
+            os.environ.update(variables)
+            os.chdir(cwd)
+            for number, file in enumerate((nothing, out, err)):
+                os.dup2(file.fileno(), number)
+            sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115
+            sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
+            sys.stderr = open(2, "w", encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
+            yield out.fileno(), err.fileno()
+        finally:
+            tempfile.tempdir = temporary
+            sys.stdin, sys.stdout, sys.stderr = streams
+            for number, copy in enumerate(kept):
+                os.dup2(copy, number)
+                os.close(copy)
+            os.fchdir(folder)
+            os.close(folder)
+            os.umask(mask)
+            os.environ.clear()
+            os.environ.update(before)
+
+
+@dataclass(frozen=True)
+class Home:
+    """A home folder, and programs run in it."""
+
+    path: Path
+    variables: Mapping[str, str]
+    programs: Path = PROGRAMS
+
+    def environment(self, **changes: str) -> Environment:
+        """Describe the environment of a program in this home."""
+        here = Environment.here()
+        return Environment(
+            {**self.variables, **changes},
+            home=self.path,
+            cwd=self.path,
+            temporary=self.path / "tmp",
+            site=here.site,
+            installed=here.installed,
+            # Whatever else runs PoCL on the tester's machine does not run it in this home.
+            processes=nobody(self.path.parent / "processes"),
+        )
+
+    def run(self, *command: str, check: bool = True, **changes: str) -> subprocess.CompletedProcess[str]:
+        """Run a command here, with some variables changed."""
+        done = subprocess.run(
+            command,
+            env={**self.variables, **changes},
+            cwd=self.path,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=1200,
+        )
+        return _checked(done, check=check)
+
+    def python(self, program: str, *arguments: str, **changes: str) -> Any:  # noqa: ANN401 - whatever JSON it prints
+        """Run a program of tests/programs and read the JSON it prints last."""
+        done = self.run(sys.executable, str(PROGRAMS / program), *arguments, check=True, **changes)
+        return {**json.loads(done.stdout.splitlines()[-1]), "stderr": done.stderr}
+
+    def cachectl(self, *arguments: str, check: bool = True, **changes: str) -> subprocess.CompletedProcess[str]:
+        """Run a command: inside this process, unless what differs is read when a process starts."""
+        variables = {**self.variables, **changes}
+        if _needs_process(arguments, variables):
+            return self.process(*arguments, check=check, **changes)
+        with self._processes() as processes:
+            done = run_command(arguments, variables, self.path, processes)
+        out, err = (stream.decode().replace("\r\n", "\n").replace("\r", "\n") for stream in (done.stdout, done.stderr))
+        return _checked(subprocess.CompletedProcess(done.args, done.returncode, out, err), check=check)
+
+    def process(self, *arguments: str, check: bool = True, **changes: str) -> subprocess.CompletedProcess[str]:
+        """Run a command as a process of its own.
+
+        A test that holds a lock itself needs this: two users in one process do not exclude each other.
+        """
+        pocl = (self.path / ".cache" / "pocl").exists()
+        clears = arguments[:1] == ("purge",) or "--quarantine" in arguments
+        if pocl and (arguments[:1] == ("restore",) or (clears and self._may_be_in_use())):
+            self.wait_to_be_alone()
+        return self.run(*CACHECTL, *arguments, check=check, **changes)
+
+    def terminal(
+        self, *command: str, columns: int = 80, only_output: bool = False, check: bool = True, **changes: str
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a program on a terminal of some columns; ``stdout`` is what the screen was sent.
+
+        With ``only_output`` the terminal is standard output alone, so that no sign of progress is shown.
+        """
+        ours, theirs = os.openpty()
+        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+        other = subprocess.DEVNULL if only_output else theirs
+        # A variable would count more than the terminal's own size.
+        variables = {name: value for name, value in self.variables.items() if name != "COLUMNS"}
+        variables |= {"TERM": "xterm", **changes}
+        with subprocess.Popen(command, env=variables, cwd=self.path, stdin=other, stdout=theirs, stderr=other) as child:
+            os.close(theirs)
+            screen = b""
+            # Linux reports the end of a terminal as an error.
+            with suppress(OSError):
+                while piece := os.read(ours, 65536):
+                    screen += piece
+            os.close(ours)
+        shown = screen.decode(errors="replace").replace("\r\n", "\n")
+        return _checked(subprocess.CompletedProcess(command, child.returncode, shown, ""), check=check)
+
+    @contextmanager
+    def _processes(self) -> Iterator[Path | None]:
+        """Yield a folder like ``/proc`` without the programs of other tests and of the tester."""
+        real = Path("/proc")
+        if not (real / "self" / "maps").exists():
+            yield None
+            return
+        folder = Path(tempfile.mkdtemp(prefix="proc-", dir=self.path.parent))
+        mark = os.fsencode(self.path.parent) + b"/"
+        try:
+            for name in os.listdir(real):
+                if not name.isdigit() or (name != str(os.getpid()) and _belongs(real / name, mark)):
+                    (folder / name).symlink_to(real / name)
+            # The process of the tests is there, but the libraries it has loaded are not the command's.
+            me = folder / str(os.getpid())
+            me.mkdir()
+            (me / "stat").symlink_to("/proc/self/stat")
+            yield folder
+        finally:
+            shutil.rmtree(folder)
+
+    def _may_be_in_use(self) -> bool:
+        """Tell whether PoCL's cache here holds anything that purge leaves alone beside other PoCL programs."""
+        hour_ago = time.time() - 3600
+        return any(path.lstat().st_mtime > hour_ago for path in (self.path / ".cache" / "pocl").rglob("*"))
+
+    @staticmethod
+    def wait_to_be_alone() -> None:
+        """Wait a while for other PoCL programs of the tester to end: beside them, purge leaves young entries."""
+        deadline = time.monotonic() + 60
+        while using(("libpocl",)) and time.monotonic() < deadline:
+            time.sleep(0.1)
+
+    def json(self, *arguments: str, check: bool = True, process: bool = False) -> Any:  # noqa: ANN401 - JSON
+        """Run a command with --json and read what it prints."""
+        run = self.process if process else self.cachectl
+        return json.loads(run(*arguments, "--json", check=check).stdout)
+
+
+def _checked(done: subprocess.CompletedProcess[str], *, check: bool) -> subprocess.CompletedProcess[str]:
+    if check and done.returncode:
+        pytest.fail(f"{done.args} ended with {done.returncode}:\n{done.stdout}\n{done.stderr}")
+    validate_output(done.stdout)
+    return done
+
+
+def _needs_process(arguments: tuple[str, ...], variables: Mapping[str, str]) -> bool:
+    """Tell whether a command must run as a process: for what is read at start, for threads, and for connections."""
+    names = (name for name in {*variables, *os.environ} if name.startswith(_READ_AT_START))
+    return (
+        any(variables.get(name) != os.environ.get(name) for name in names)
+        or arguments[:1] == ("stage",)
+        or any("://" in word for word in arguments)
+        or threading.current_thread() is not threading.main_thread()
+    )
+
+
+def _belongs(process: Path, mark: bytes) -> bool:
+    """Tell whether a process is a child of this one, or was started with a folder of the test in its environment."""
+    try:
+        # Field 4 of proc(5)'s stat is the parent; the name before it may hold spaces.
+        parent = int((process / "stat").read_bytes().rpartition(b") ")[2].split()[1])
+        return parent == os.getpid() or mark in (process / "environ").read_bytes()
+    except (OSError, IndexError):
+        # It has ended meanwhile, or is another user's.
+        return False
+
+
+def make_home(path: Path) -> Home:
+    """Make an empty home."""
+    path.mkdir(parents=True, exist_ok=True)
+    kept = {name: value for name, value in os.environ.items() if name not in SWITCHES}
+    # Older releases of Mesa go by the account, whatever HOME says: without its variable they would use the tester's.
+    return Home(path, {**kept, "HOME": str(path), "MESA_SHADER_CACHE_DIR": str(path / ".cache")})

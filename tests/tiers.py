@@ -1,0 +1,30 @@
+"""The tiers of the tests: what the default run leaves out, and how a test or a case is put there."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import pytest
+
+#: Tests that run with ``--all`` only, by their marker.
+TIERS: Final = {
+    "hazard": "kills, faults and random worlds in large numbers",
+    "upstream": "the test suites of pytools and PyOpenCL",
+    "cluster": "MPI jobs",
+    "environment": "another driver, MPI or installer than the test extra brings",
+    "thorough": "more cases of an ability that the default run tries once",
+}
+#: Fixtures that need what the test extra does not bring.
+ELSEWHERE: Final = frozenset(
+    {"debian_pocl", "built_pocl", "newer_pocl", "intel_driver", "open_mpi", "rusticl_device", "installers"}
+)
+
+
+def needing(*fixtures: str) -> list[Any]:
+    """Return names of fixtures as parameters that only ``--all`` uses, for what the test extra does not bring."""
+    return [pytest.param(fixture, marks=pytest.mark.environment) for fixture in fixtures]
+
+
+def thorough(*cases: Any) -> list[Any]:  # noqa: ANN401 - whatever a test takes
+    """Return cases of a parametrized test that only ``--all`` runs; a tuple is one case with several values."""
+    return [pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=pytest.mark.thorough) for case in cases]
