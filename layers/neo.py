@@ -211,10 +211,10 @@ class NeoCompilerCache(Layer):
         span = "compute-runtime 25.31 to 26.31 keeps no cache then"
         if release is None:
             return State(Condition.UNKNOWN, f"{variable} is set: {span}, and the installed release is not known")
-        spelled = f"compute-runtime {release[0]}.{release[1]:02}"
+        named = f"compute-runtime {release[0]}.{release[1]:02}"
         if _KILLED[0] <= release <= _KILLED[1]:
-            return State(Condition.DISABLED, f"{variable} is set: {spelled} then keeps no cache")
-        return State(Condition.ENABLED, f"on by default; {variable} is set, which {spelled} ignores")
+            return State(Condition.DISABLED, f"{variable} is set: {named} then keeps no cache")
+        return State(Condition.ENABLED, f"on by default; {variable} is set, which {named} ignores")
 
     def _release(self) -> tuple[int, int] | None:
         """Return the driver's release, read from its library, which is not loaded; ``None`` where it is not there."""

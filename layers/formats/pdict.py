@@ -29,7 +29,7 @@ V4_LEVELS: Final = (
 
 _DATA_MODEL: Final = re.compile(r"-(?P<loopy>\d[^-]*)-islpy(?P<islpy>[^-]+)-cgen(?P<cgen>[^-]+)-v\d+$")
 # Names that loopy and PyOpenCL derive from a kernel's own. A pickled short string is its length in one byte,
-# then the text: the length tells where the name ends.
+# then the text: the length says where the name ends.
 _DERIVED: Final = re.compile(rb"\x8c(.)(?=(invoke_|_lpy_host_|enqueue_knl_))", re.DOTALL)
 
 

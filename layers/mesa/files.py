@@ -330,11 +330,11 @@ class FossilizeFile(MesaFile):
     def complaint(self, data: bytes, index: bytes) -> str | None:
         """Check the headers. Mesa writes those of an empty pair itself."""
         if not index:
-            # Mesa then begins the index anew, and the data file stays good for reading by place.
-            return None if not data or mesa_files.is_fossilize(data[:16]) else "the data file is none of Mesa's"
+            # Mesa then rewrites the index, and the data file stays readable by offset.
+            return None if not data or mesa_files.is_fossilize(data[:16]) else "the data file is not Mesa's"
         for what, head in (("index", index), ("data file", data)):
             if not mesa_files.is_fossilize(head[:16]):
-                return f"the {what} does not begin as Mesa demands: it stores and finds nothing there"
+                return f"the {what} has not the header that Mesa demands: it stores and finds nothing there"
         return None
 
     def _places(self, index: bytes) -> Iterator[Place]:

@@ -19,7 +19,7 @@ _NUMBERS: Final = (
     "700 701 702 703 704 705 801 802 803 805 810 900 902 904 906 908 909 90a 90c 940 941 942 950 1010 1011 1012 1013 "
     "1030 1031 1032 1033 1034 1035 1036 1100 1101 1102 1103 1150 1151 1152 1153 1200 1201"
 )
-# Hex compute units follow the architecture without a separator: only a list tells them apart.
+# Hex compute units follow the architecture without a separator, so a list must separate them.
 _ARCHITECTURES: Final = sorted((f"gfx{number}" for number in _NUMBERS.split()), key=len, reverse=True)
 _BASE: Final = re.compile(
     rf"(?P<arch>{'|'.join(_ARCHITECTURES)})(?P<modes>(?:_(?:no)?sramecc)?(?:_xnack)?)"

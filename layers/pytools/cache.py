@@ -35,7 +35,7 @@ class PytoolsDictionaries(Layer):
         "the locks of sqlite may not hold there, so programs of several nodes may stall, or damage a dictionary",
     )
     among_ranks = Hazard(Severity.HARMLESS, "sqlite lets one of them write at a time, and the others wait")
-    when_closed = Hazard(Severity.FAILS, "no dictionary can be made or added to, and whoever tries fails")
+    when_closed = Hazard(Severity.FAILS, "no dictionary can be made or extended, and programs that try fail")
     # Dictionaries of loopy and PyOpenCL belong to other layers.
     store = Dictionaries("pytools-pdict", lambda identifier: not identifier.startswith(("loopy-", "pyopencl-")))
 
