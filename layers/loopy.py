@@ -23,7 +23,7 @@ _MEMOS = tuple(
 
 
 class LoopyDictionaries(PytoolsDictionaries):
-    """What loopy remembers of kernels it has scheduled, generated and wrapped."""
+    """Schedules, generated code and wrappers of loopy's kernels."""
 
     name = "loopy"
     title = "loopy code generation"
@@ -33,7 +33,7 @@ class LoopyDictionaries(PytoolsDictionaries):
     reveals = "source text of your kernels"
 
     def state(self) -> State:
-        """Judge the two variables, both read when loopy is imported."""
+        """Read the two variables, as loopy does when it is imported."""
         return self.judged("loopy", _VARIABLES)
 
     def diagnose(self) -> Iterator[Finding]:
@@ -42,7 +42,7 @@ class LoopyDictionaries(PytoolsDictionaries):
         yield from relative_cache_home(self)
 
     def switched(self, *, on: bool) -> Switch:
-        """Give the variable for the next import, and the flag that every call site reads in a running one."""
+        """Return the variable for the next import, and the flag that loopy reads at each call in a running process."""
         return Switch(
             self.name,
             set={} if on else {"LOOPY_NO_CACHE": "1"},

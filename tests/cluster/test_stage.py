@@ -26,7 +26,7 @@ from cachectl.cluster.stage import Job
 from cachectl.cluster.staging import NodeRoot, Sink
 from cachectl.layers.base.environment import Environment
 from cachectl.layers.base.errors import BadRequest, CachectlError
-from cachectl.layers.pocl import PoclPortability
+from cachectl.layers.pocl.parts import PoclPortability
 from cachectl.moving import merging
 from cachectl.moving.bundle import BadBundle, Item, Manifest, Reader, write_bundle
 from cachectl.moving.importing import Trust

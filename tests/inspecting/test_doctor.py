@@ -23,7 +23,6 @@ import pytest
 
 from cachectl.inspecting.doctor import diagnosis, is_grave, job_of
 from cachectl.inspecting.verify import findings
-from cachectl.layers import cuda as cuda_compute_cache
 from cachectl.layers.base.conformance import nobody, snapshot
 from cachectl.layers.base.environment import Environment
 from cachectl.layers.base.facts import Finding, Found, Hazard, Root, Scope, Severity, State
@@ -31,6 +30,7 @@ from cachectl.layers.base.guard import guarded
 from cachectl.layers.base.layer import Layer
 from cachectl.layers.base.registry import Broken
 from cachectl.layers.comgr import ComgrCodec
+from cachectl.layers.cuda import cache as cuda_compute_cache
 from cachectl.layers.disk.locks import presence_lock
 from cachectl.layers.host.hardware import amd_gpus
 from cachectl.layers.stores.files import Files

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from cachectl.layers import cuda as cuda_compute_cache
 from cachectl.layers.base.environment import Environment
 from cachectl.layers.base.errors import Damaged, ForeignForm, LayerError, Unsettled
 from cachectl.layers.base.facts import Artifact, Condition
 from cachectl.layers.base.selection import Selection
 from cachectl.layers.cuda import CudaComputeCache
+from cachectl.layers.cuda import entries as cuda_compute_cache
 from cachectl.layers.disk.locks import record_lock
 from cachectl.layers.formats import compute_cache as form
 

@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from cachectl.layers import pyopencl as pyopencl_binaries
 from cachectl.layers.base.errors import Busy, Damaged
 from cachectl.layers.base.facts import Artifact, Condition, Orphan
 from cachectl.layers.base.selection import Selection
 from cachectl.layers.disk import locks
 from cachectl.layers.pyopencl import PyOpenCLBinaries
+from cachectl.layers.pyopencl import cache as pyopencl_cache
+from cachectl.layers.pyopencl import programs as pyopencl_programs
 from cachectl.layers.stores.archive import pack, unpack
 
 if TYPE_CHECKING:
@@ -135,7 +136,7 @@ def test_a_truncated_info_is_found(layer: PyOpenCLBinaries) -> None:
 def test_the_state_depends_on_the_drivers(
     layer: PyOpenCLBinaries, monkeypatch: pytest.MonkeyPatch, drivers: tuple[str, ...], condition: Condition
 ) -> None:
-    monkeypatch.setattr(pyopencl_binaries, "opencl_drivers", lambda _environment: drivers)
+    monkeypatch.setattr(pyopencl_cache, "opencl_drivers", lambda _environment: drivers)
     assert layer.state().condition is condition
 
 
@@ -174,10 +175,10 @@ def test_an_old_lock_is_taken_over_only_where_nobody_can_hold_it(warm: Home, mon
     lock = base(layer) / "lock"
     lock.write_bytes(b"")
     os.utime(lock, (1, 1))
-    monkeypatch.setattr(pyopencl_binaries, "using", lambda _libraries, **_: (4711,))
+    monkeypatch.setattr(pyopencl_programs, "using", lambda _libraries, **_: (4711,))
     assert layer.clear(layer.plan_clear()).removed == 0
     assert lock.exists()
-    monkeypatch.setattr(pyopencl_binaries, "using", lambda _libraries, **_: ())
+    monkeypatch.setattr(pyopencl_programs, "using", lambda _libraries, **_: ())
     assert layer.clear(layer.plan_clear()).removed == 3
 
 
@@ -197,9 +198,9 @@ def test_a_lock_that_nobody_holds_is_an_orphan_and_goes(warm: Home, monkeypatch:
     assert layer.census(root).orphan_files == 1
     (orphan,) = [found for found in layer.scan(root) if isinstance(found, Orphan)]
     assert (orphan.key, orphan.modified) == (f"{lock.parent.name}/lock", 1)
-    monkeypatch.setattr(pyopencl_binaries, "using", lambda _libraries, **_: (4711,))
+    monkeypatch.setattr(pyopencl_programs, "using", lambda _libraries, **_: (4711,))
     assert layer.census(root).orphan_files == 0
-    monkeypatch.setattr(pyopencl_binaries, "using", lambda _libraries, **_: ())
+    monkeypatch.setattr(pyopencl_programs, "using", lambda _libraries, **_: ())
     plan = layer.plan_clear()
     assert layer.foresee(plan).failed == ()
     outcome = layer.clear(plan)

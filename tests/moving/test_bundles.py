@@ -24,9 +24,9 @@ import pytest
 from cachectl.layers.base.errors import BadRequest, CachectlError
 from cachectl.layers.base.facts import Scope
 from cachectl.layers.base.selection import Selection
-from cachectl.layers.cuda import CudaPortability
+from cachectl.layers.cuda.parts import CudaPortability
 from cachectl.layers.formats import zstd
-from cachectl.layers.pocl import PoclPortability
+from cachectl.layers.pocl.parts import PoclPortability
 from cachectl.layers.stores.archive import tar_header
 from cachectl.moving.bundle import MAGIC, BadBundle, Item, Manifest, Reader, write_bundle
 from cachectl.moving.importing import Trust, import_bundle

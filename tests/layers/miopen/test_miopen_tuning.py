@@ -204,7 +204,7 @@ def test_a_key_that_no_record_can_have_is_refused_by_its_name(tmp_path: Path) ->
     for key in ("bogus::x", FIND):
         with pytest.raises(LayerError, match=f"^miopen-tuning: '{key}' is not a key"):
             layer.put(key, artifact(key, "x=S:1,0,A"))
-    with pytest.raises(Damaged, match="own key is another"):
+    with pytest.raises(Damaged, match="contains another key"):
         layer.put(f"{FIND}::a=b", artifact(f"{FIND}::a=b", "a=b=S:1,0,A"))
     assert not folder_of(tmp_path).joinpath(FIND).exists()
 
@@ -299,7 +299,7 @@ def test_a_lock_that_miopen_holds_is_waited_for_and_then_said(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("key", "line", "sentence"),
     [
-        (f"{FIND}::a", "b=S:1", "own key"),
+        (f"{FIND}::a", "b=S:1", "another key"),
         (f"{FIND}::a", "a=S", "no value has an id"),
         (f"{FIND}::a", "a=S:1\n", "more than one line"),
         ("notes.txt::a", "a=S:1", "is not a key"),
