@@ -23,12 +23,14 @@ from cachectl.layers.base.facts import (
     State,
     Switch,
 )
-from cachectl.layers.base.program_files import ProgramFiles
+from cachectl.layers.base.layer import Layer
+from cachectl.layers.base.store import Codec, Damage
 from cachectl.layers.base.switches import misread, off
 from cachectl.layers.formats import comgr_entries
-from cachectl.layers.formats.contents import Contents
+from cachectl.layers.formats.details import Details
 from cachectl.layers.host.drivers import opencl_drivers
 from cachectl.layers.host.mounts import network_file_system
+from cachectl.layers.stores.files import Files, Index
 from cachectl.layers.stores.tree import Shape, StrayRule
 
 LIBRARIES: Final = ("libamd_comgr.so",)
@@ -37,7 +39,6 @@ _TEMPORARY: Final = StrayRule(
     re.compile(r"amdgpu-compiler-[0-9a-f]{6}\.tmp\.o"), "left by a program that was killed", private=True
 )
 _SHAPE: Final = Shape((re.compile("llvmcache-[0-9a-f]{64}"),), folders=False, strays=(_TEMPORARY,))
-_BOOK: Final = Shape((re.compile(re.escape(TIMESTAMP)),), folders=False)
 
 _NOT_WHOLE: Final = (
     "is not exactly an output and a log, each of the length it says; comgr compiles it again at every run, and never "
@@ -45,16 +46,36 @@ _NOT_WHOLE: Final = (
 )
 
 
-class ComgrCache(ProgramFiles):
+class ComgrCodec(Codec):
+    """An output and a log, each with its length before it."""
+
+    form = "comgr-entry/1"
+
+    def describe(self, data: bytes) -> Details:
+        """Read the output that an entry holds."""
+        return comgr_entries.describe(comgr_entries.output_of(data) or b"")
+
+    def check(self, data: bytes) -> Damage | None:
+        """Check that an entry is exactly an output and a log, and that bitcode and code objects are whole."""
+        output = comgr_entries.output_of(data)
+        if output is None:
+            return Damage(Severity.RECOMPILES, _NOT_WHOLE)
+        wrong = comgr_entries.complaint(output)
+        return None if wrong is None else Damage(Severity.FAILS, f"{wrong}; comgr hands it on as it is")
+
+
+class ComgrIndex(Index):
+    """The file that records when entries were last dropped."""
+
+    shapes = (Shape((re.compile(re.escape(TIMESTAMP)),), folders=False),)
+
+
+class ComgrCache(Layer):
     """Outputs of single commands of AMD's compiler: bitcode and code objects, one file each."""
 
     name = "comgr"
     title = "AMD comgr cache"
-    forms = ("comgr-entry/1",)
-    shapes = (_SHAPE,)
-    #: The file that tells when entries were last dropped.
-    books = (_BOOK,)
-    libraries = LIBRARIES
+    store = Files(_SHAPE, codec=ComgrCodec(), index=ComgrIndex(), writers=LIBRARIES)
     on_network = Hazard(
         Severity.RISKS,
         "programs map its files, and have been killed (SIGBUS) where others changed them; the newest releases keep no "
@@ -146,7 +167,7 @@ class ComgrCache(ProgramFiles):
                     fix = f"export HOME={shlex.quote(str(self.environment.home))}"
                 yield misread(self, variable, Severity.RECOMPILES, outcome, fix)
 
-    def switch(self, *, on: bool) -> Switch:
+    def switched(self, *, on: bool) -> Switch:
         """Give the variable, which comgr reads when it first compiles."""
         if on:
             return Switch(self.name, unset=frozenset({"AMD_COMGR_CACHE"}), latches=LIBRARIES)
@@ -155,17 +176,3 @@ class ComgrCache(ProgramFiles):
     def relocate(self, folder: Path) -> Switch:
         """Give the path; comgr makes the folder."""
         return Switch(self.name, {"AMD_COMGR_CACHE_DIR": str(folder / "comgr")}, latches=LIBRARIES)
-
-    # ------------------------------------------------------------------ contents
-
-    def describe(self, data: bytes) -> Contents:
-        """Read the output that an entry holds."""
-        return comgr_entries.describe(comgr_entries.output_of(data) or b"")
-
-    def complaint(self, data: bytes) -> tuple[Severity, str] | None:
-        """Check that an entry is exactly an output and a log, and that bitcode and code objects are whole."""
-        output = comgr_entries.output_of(data)
-        if output is None:
-            return Severity.RECOMPILES, _NOT_WHOLE
-        wrong = comgr_entries.complaint(output)
-        return None if wrong is None else (Severity.FAILS, f"{wrong}; comgr hands it on as it is")

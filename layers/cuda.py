@@ -36,14 +36,16 @@ from cachectl.layers.base.facts import (
     Switch,
     Target,
 )
-from cachectl.layers.base.layer import Layer, counting, remove_counted
+from cachectl.layers.base.layer import Layer
+from cachectl.layers.base.store import Store, counting, remove_counted
 from cachectl.layers.base.switches import first_place, misread, off
+from cachectl.layers.disk.handles import opened_root, status_of
+from cachectl.layers.disk.locks import record_lock
+from cachectl.layers.disk.plain import overwrite, read_locked
+from cachectl.layers.disk.presence import means_no_file
 from cachectl.layers.formats import compute_cache
 from cachectl.layers.host.drivers import opencl_drivers
-from cachectl.layers.host.plain import overwrite, read_locked
-from cachectl.layers.host.presence import is_there, means_no_file
 from cachectl.layers.host.processes import spell, using
-from cachectl.layers.stores.locks import record_lock
 from cachectl.layers.stores.tree import REFUSALS, Leaf, Shape, Tree
 
 LIBRARIES: Final = ("libcuda.so", "libnvidia-opencl.so")
@@ -66,112 +68,10 @@ _LIMIT: Final = re.compile(r"\s*[+-]?\d{1,18}", re.ASCII)
 _PLAIN_LIMIT: Final = re.compile(r"\s*[+-]?\d+\s*", re.ASCII)
 
 
-class CudaComputeCache(Layer):
-    """Programs that the CUDA driver has compiled: a front-end and a back-end entry for each OpenCL program."""
+class ComputeCache(Store):
+    """One file for each entry, two levels deep, and an index that the driver keeps under a lock."""
 
-    name = "cuda"
-    title = "CUDA ComputeCache"
     forms = ("cuda-entry/65",)
-    on_network = Hazard(
-        Severity.RISKS, "programs of all nodes wait for one lock on its index, and read entries that are half written"
-    )
-    among_ranks = Hazard(
-        Severity.RISKS, "they wait for one lock on its index, and may miss files that another is just replacing"
-    )
-
-    # ------------------------------------------------------------------ where and whether
-
-    def roots(self) -> tuple[Root, ...]:
-        """Resolve as the driver does when it starts; a relative or empty path leaves it without a cache."""
-        environment = self.environment
-        named = environment.get("CUDA_CACHE_PATH")
-        if named is not None:
-            return (Root(Path(named), Scope.USER, "CUDA_CACHE_PATH"),) if Path(named).is_absolute() else ()
-        if environment.platform == "win32":
-            base = environment.get("APPDATA")
-            return (Root(Path(base, "NVIDIA", "ComputeCache"), Scope.USER, "APPDATA"),) if base else ()
-        home = environment.get("HOME") or ""
-        if not Path(home).is_absolute():
-            return ()
-        return (Root(Path(home, ".nv", "ComputeCache"), Scope.USER, "default (HOME)"),)
-
-    def state(self) -> State:
-        """Judge the variables: only the value 1 switches off, and a path that cannot be used does too."""
-        environment = self.environment
-        switch, named = environment.get("CUDA_CACHE_DISABLE"), environment.get("CUDA_CACHE_PATH")
-        if switch == "1":
-            return State(Condition.DISABLED, "CUDA_CACHE_DISABLE=1")
-        if named is not None and not Path(named).is_absolute():
-            return State(Condition.DISABLED, f"CUDA_CACHE_PATH={named!r} is not absolute: every run compiles")
-        limit = environment.get("CUDA_CACHE_MAXSIZE")
-        if limit is not None and _read_limit(limit) == 0:
-            hint = "" if limit == "0" else " (the driver takes it for 0)"
-            return State(Condition.DISABLED, f"CUDA_CACHE_MAXSIZE={limit}: nothing is stored{hint}")
-        roots = self.roots()
-        if not roots:
-            return State(Condition.DISABLED, "HOME is not set to an absolute folder: the driver keeps no cache")
-        if not roots[0].exists and not self._driver_is_here():
-            return State(Condition.ABSENT, "no NVIDIA driver is present, and none has left a cache")
-        ignored = f"; CUDA_CACHE_DISABLE={switch!r} is not 1, so it does nothing" if switch not in (None, "0") else ""
-        return State(Condition.ENABLED, f"on by default{ignored}")
-
-    def diagnose(self) -> Iterator[Finding]:
-        """Yield what is wrong with the variables, and a cache that is nearly as large as it may be."""
-        value = self.environment.get("CUDA_CACHE_DISABLE")
-        if value == "1":
-            yield off(self, "CUDA_CACHE_DISABLE")
-        elif value not in (None, "0"):
-            yield misread(self, "CUDA_CACHE_DISABLE", Severity.HARMLESS, "is not 1, so it does nothing")
-        yield from self._placeless()
-        limit = self.environment.get("CUDA_CACHE_MAXSIZE")
-        held = None if limit is None else _read_limit(limit)
-        if limit is not None and not _PLAIN_LIMIT.fullmatch(limit):
-            outcome = f"is no number of bytes: the driver takes it for {held}"
-            yield misread(self, "CUDA_CACHE_MAXSIZE", Severity.RECOMPILES, outcome)
-        elif held == 0:
-            yield off(self, "CUDA_CACHE_MAXSIZE")
-        elif held is None or held > 0:
-            yield from self._nearly_full(_DEFAULT_CAP if held is None else min(held, _HIGHEST_CAP))
-
-    def _placeless(self) -> Iterator[Finding]:
-        """Find why the driver has no place for a cache."""
-        environment = self.environment
-        named = environment.get("CUDA_CACHE_PATH")
-        if named is not None and not self.roots():
-            path = shlex.quote(str(environment.absolute(named)))
-            fix = f"export CUDA_CACHE_PATH={path}" if named else None
-            outcome = "is not absolute: the driver keeps nothing, and every run compiles"
-            yield misread(self, "CUDA_CACHE_PATH", Severity.RECOMPILES, outcome, fix)
-        elif not self.roots() and environment.platform != "win32" and self._driver_is_here():
-            fix = f"export HOME={shlex.quote(str(environment.home))}"
-            yield misread(self, "HOME", Severity.RECOMPILES, "is no absolute folder: the driver keeps nothing", fix)
-
-    def _driver_is_here(self) -> bool:
-        return "NVIDIA" in opencl_drivers(self.environment) or _KERNEL_MODULE.exists()
-
-    def _nearly_full(self, limit: int) -> Iterator[Finding]:
-        held = 0
-        # A root that cannot be read is told of by whoever counts it.
-        with suppress(LayerError, OSError):
-            held = sum(self.census(root).bytes or 0 for root in self.roots())
-        if held < _NEARLY * limit:
-            return
-        said = "CUDA_CACHE_MAXSIZE" if self.environment.get("CUDA_CACHE_MAXSIZE") else "the driver's default"
-        message = f"holds {held:,} of at most {limit:,} bytes ({said}): the driver drops entries to make room"
-        fix = f"export CUDA_CACHE_MAXSIZE={min(max(2 * limit, 2 * held), _HIGHEST_CAP)}"
-        if limit >= _HIGHEST_CAP:
-            fix = f"cachectl prune --max-size {limit // 2} cuda"
-        yield Finding(self.name, first_place(self), None, Severity.RECOMPILES, "cap", message, fix)
-
-    def switch(self, *, on: bool) -> Switch:
-        """Give the variable, which the driver reads once, when it starts."""
-        variables = {} if on else {"CUDA_CACHE_DISABLE": "1"}
-        unset = frozenset({"CUDA_CACHE_DISABLE"} if on else ())
-        return Switch(self.name, variables, unset, latches=LIBRARIES, salts=_OPENCL, platforms=_PLATFORMS)
-
-    def relocate(self, folder: Path) -> Switch:
-        """Give the path; the driver makes the folder."""
-        return Switch(self.name, {"CUDA_CACHE_PATH": str(folder / "cuda")}, latches=LIBRARIES)
 
     def refusals(self) -> Mapping[Ability, str]:
         """Refuse what needs directory handles where there are none."""
@@ -237,8 +137,8 @@ class CudaComputeCache(Layer):
         del root
         return _SHAPE.claims(parts) or parts == (INDEX,)
 
-    def _tree(self, root: Root) -> Tree:
-        return Tree(self.name, root.path, _SHAPE)
+    def _tree(self, root: Root, handle: int | None = None) -> Tree:
+        return Tree(self.name, root.path, _SHAPE, handle)
 
     # ------------------------------------------------------------------ get and put
 
@@ -305,42 +205,64 @@ class CudaComputeCache(Layer):
         """
         path = root.path / INDEX
         with ExitStack() as stack:
+            folder = stack.enter_context(self._opened(root))
             handle = None
-            if self._has_index(root):
-                lock = record_lock(self.name, path, patience=self.environment.patience, create=False)
+            if folder is not None and self._has_index(root, folder):
+                lock = record_lock(self.name, path, folder=folder, patience=self.environment.patience, create=False)
                 handle = stack.enter_context(lock)
-            stack.enter_context(counting(self.name, path, partial(self._recount, root, handle)))
+            stack.enter_context(counting(self.name, path, partial(self._recount, root, folder, handle)))
             yield
 
-    def _has_index(self, root: Root) -> bool:
+    @contextmanager
+    def _opened(self, root: Root) -> Iterator[int | None]:
+        """Open the root; ``None`` where there is none."""
+        with ExitStack() as stack:
+            try:
+                folder = stack.enter_context(opened_root(root.path))
+            except OSError as error:
+                raise Unreachable(self.name, f"cannot be read: {error.strerror}", root.path) from error
+            yield folder
+
+    def _has_index(self, root: Root, folder: int) -> bool:
         try:
-            return is_there(root.path / INDEX)
+            return status_of(folder, INDEX) is not None
         except OSError as error:
             raise Unreachable(self.name, f"cannot be read: {error.strerror}", root.path / INDEX) from error
 
-    def _recount(self, root: Root, handle: int | None) -> None:
-        """Write the index, which is open and locked, or made where there is none and an entry to list."""
-        if handle is not None:
-            self._count_anew(root, handle)
-        elif self._records(root, None):
-            with record_lock(self.name, root.path / INDEX, patience=self.environment.patience) as made:
-                self._count_anew(root, made)
+    def _recount(self, root: Root, folder: int | None, handle: int | None) -> None:
+        """Write the index, which is open and locked, or made where there is none and an entry to list.
 
-    def _count_anew(self, root: Root, handle: int) -> None:
+        ``folder`` is the open root, or ``None`` where there was none before the change.
+        """
+        if folder is None:
+            with self._opened(root) as made:
+                if made is not None:
+                    self._recount(root, made, handle)
+        elif handle is not None:
+            self._count_anew(root, folder, handle)
+        elif self._records(root, folder, None):
+            path = root.path / INDEX
+            with record_lock(self.name, path, folder=folder, patience=self.environment.patience) as created:
+                self._count_anew(root, folder, created)
+
+    def _count_anew(self, root: Root, folder: int, handle: int) -> None:
         old = os.pread(handle, min(os.fstat(handle).st_size, _LARGEST_INDEX), 0)
         if old and not compute_cache.is_index(old):
             return
-        new = compute_cache.write_index(self._records(root, compute_cache.read_index(old)))
+        new = compute_cache.write_index(self._records(root, folder, compute_cache.read_index(old)))
         if new != old:
             overwrite(handle, old, new)
 
-    def _records(self, root: Root, index: compute_cache.Index | None) -> list[tuple[int, int]]:
-        """Return what the index is to list; it keeps its records of entries that cannot be looked at now."""
+    def _records(self, root: Root, folder: int, index: compute_cache.Index | None) -> list[tuple[int, int]]:
+        """Return what the index in the open root is to list.
+
+        It keeps its records of entries that cannot be looked at now.
+        """
         old = () if index is None else index.records
         sizes: dict[int, int] = {}
         changes: dict[int, int] = {}
         unread: list[Path] = []
-        tree = self._tree(root)
+        tree = self._tree(root, folder)
         for leaf in tree.scan():
             if isinstance(leaf, Problem):
                 unread += [leaf.path] if leaf.hides else []
@@ -438,6 +360,114 @@ class CudaComputeCache(Layer):
         fix = f"cachectl purge cuda --key {leaf.key}"
         thing = leaf.entry(self.name, root.path)
         return Finding(self.name, root.path, leaf.key, Severity.HARMLESS, "damaged", message, fix, thing)
+
+
+class CudaComputeCache(Layer):
+    """Programs that the CUDA driver has compiled: a front-end and a back-end entry for each OpenCL program."""
+
+    name = "cuda"
+    title = "CUDA ComputeCache"
+    on_network = Hazard(
+        Severity.RISKS, "programs of all nodes wait for one lock on its index, and read entries that are half written"
+    )
+    among_ranks = Hazard(
+        Severity.RISKS, "they wait for one lock on its index, and may miss files that another is just replacing"
+    )
+    store = ComputeCache()
+
+    # ------------------------------------------------------------------ where and whether
+
+    def roots(self) -> tuple[Root, ...]:
+        """Resolve as the driver does when it starts; a relative or empty path leaves it without a cache."""
+        environment = self.environment
+        named = environment.get("CUDA_CACHE_PATH")
+        if named is not None:
+            return (Root(Path(named), Scope.USER, "CUDA_CACHE_PATH"),) if Path(named).is_absolute() else ()
+        if environment.platform == "win32":
+            base = environment.get("APPDATA")
+            return (Root(Path(base, "NVIDIA", "ComputeCache"), Scope.USER, "APPDATA"),) if base else ()
+        home = environment.get("HOME") or ""
+        if not Path(home).is_absolute():
+            return ()
+        return (Root(Path(home, ".nv", "ComputeCache"), Scope.USER, "default (HOME)"),)
+
+    def state(self) -> State:
+        """Judge the variables: only the value 1 switches off, and a path that cannot be used does too."""
+        environment = self.environment
+        switch, named = environment.get("CUDA_CACHE_DISABLE"), environment.get("CUDA_CACHE_PATH")
+        if switch == "1":
+            return State(Condition.DISABLED, "CUDA_CACHE_DISABLE=1")
+        if named is not None and not Path(named).is_absolute():
+            return State(Condition.DISABLED, f"CUDA_CACHE_PATH={named!r} is not absolute: every run compiles")
+        limit = environment.get("CUDA_CACHE_MAXSIZE")
+        if limit is not None and _read_limit(limit) == 0:
+            hint = "" if limit == "0" else " (the driver takes it for 0)"
+            return State(Condition.DISABLED, f"CUDA_CACHE_MAXSIZE={limit}: nothing is stored{hint}")
+        roots = self.roots()
+        if not roots:
+            return State(Condition.DISABLED, "HOME is not set to an absolute folder: the driver keeps no cache")
+        if not roots[0].exists and not self._driver_is_here():
+            return State(Condition.ABSENT, "no NVIDIA driver is present, and none has left a cache")
+        ignored = f"; CUDA_CACHE_DISABLE={switch!r} is not 1, so it does nothing" if switch not in (None, "0") else ""
+        return State(Condition.ENABLED, f"on by default{ignored}")
+
+    def diagnose(self) -> Iterator[Finding]:
+        """Yield what is wrong with the variables, and a cache that is nearly as large as it may be."""
+        value = self.environment.get("CUDA_CACHE_DISABLE")
+        if value == "1":
+            yield off(self, "CUDA_CACHE_DISABLE")
+        elif value not in (None, "0"):
+            yield misread(self, "CUDA_CACHE_DISABLE", Severity.HARMLESS, "is not 1, so it does nothing")
+        yield from self._placeless()
+        limit = self.environment.get("CUDA_CACHE_MAXSIZE")
+        held = None if limit is None else _read_limit(limit)
+        if limit is not None and not _PLAIN_LIMIT.fullmatch(limit):
+            outcome = f"is no number of bytes: the driver takes it for {held}"
+            yield misread(self, "CUDA_CACHE_MAXSIZE", Severity.RECOMPILES, outcome)
+        elif held == 0:
+            yield off(self, "CUDA_CACHE_MAXSIZE")
+        elif held is None or held > 0:
+            yield from self._nearly_full(_DEFAULT_CAP if held is None else min(held, _HIGHEST_CAP))
+
+    def _placeless(self) -> Iterator[Finding]:
+        """Find why the driver has no place for a cache."""
+        environment = self.environment
+        named = environment.get("CUDA_CACHE_PATH")
+        if named is not None and not self.roots():
+            path = shlex.quote(str(environment.absolute(named)))
+            fix = f"export CUDA_CACHE_PATH={path}" if named else None
+            outcome = "is not absolute: the driver keeps nothing, and every run compiles"
+            yield misread(self, "CUDA_CACHE_PATH", Severity.RECOMPILES, outcome, fix)
+        elif not self.roots() and environment.platform != "win32" and self._driver_is_here():
+            fix = f"export HOME={shlex.quote(str(environment.home))}"
+            yield misread(self, "HOME", Severity.RECOMPILES, "is no absolute folder: the driver keeps nothing", fix)
+
+    def _driver_is_here(self) -> bool:
+        return "NVIDIA" in opencl_drivers(self.environment) or _KERNEL_MODULE.exists()
+
+    def _nearly_full(self, limit: int) -> Iterator[Finding]:
+        held = 0
+        # A root that cannot be read is told of by whoever counts it.
+        with suppress(LayerError, OSError):
+            held = sum(self.census(root).bytes or 0 for root in self.roots())
+        if held < _NEARLY * limit:
+            return
+        said = "CUDA_CACHE_MAXSIZE" if self.environment.get("CUDA_CACHE_MAXSIZE") else "the driver's default"
+        message = f"holds {held:,} of at most {limit:,} bytes ({said}): the driver drops entries to make room"
+        fix = f"export CUDA_CACHE_MAXSIZE={min(max(2 * limit, 2 * held), _HIGHEST_CAP)}"
+        if limit >= _HIGHEST_CAP:
+            fix = f"cachectl prune --max-size {limit // 2} cuda"
+        yield Finding(self.name, first_place(self), None, Severity.RECOMPILES, "cap", message, fix)
+
+    def switched(self, *, on: bool) -> Switch:
+        """Give the variable, which the driver reads once, when it starts."""
+        variables = {} if on else {"CUDA_CACHE_DISABLE": "1"}
+        unset = frozenset({"CUDA_CACHE_DISABLE"} if on else ())
+        return Switch(self.name, variables, unset, latches=LIBRARIES, salts=_OPENCL, platforms=_PLATFORMS)
+
+    def relocate(self, folder: Path) -> Switch:
+        """Give the path; the driver makes the folder."""
+        return Switch(self.name, {"CUDA_CACHE_PATH": str(folder / "cuda")}, latches=LIBRARIES)
 
 
 def _read_limit(value: str) -> int:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from cachectl.layers.base.facts import Finding, Flag, Patch, State, Switch, When
 from cachectl.layers.base.memos import forgetting
 from cachectl.layers.base.switches import diagnosed, relative_cache_home
-from cachectl.layers.pytools import PytoolsDictionaries
+from cachectl.layers.pytools import Dictionaries, PytoolsDictionaries
 
 _VARIABLES = ("LOOPY_NO_CACHE", "CG_NO_CACHE")
 #: Executors remember what they have compiled.
@@ -28,12 +28,8 @@ class LoopyDictionaries(PytoolsDictionaries):
 
     name = "loopy"
     title = "loopy code generation"
-    forms = ("loopy-pdict/5", "loopy-pdict/4")
+    store = Dictionaries("loopy-pdict", lambda identifier: identifier.startswith("loopy-"))
     opened_by = ("loopy",)
-
-    def owns(self, identifier: str) -> bool:
-        """Tell whether loopy made a dictionary."""
-        return identifier.startswith("loopy-")
 
     def state(self) -> State:
         """Judge the two variables, both read when loopy is imported."""
@@ -44,7 +40,7 @@ class LoopyDictionaries(PytoolsDictionaries):
         yield from diagnosed(self, "loopy", _VARIABLES)
         yield from relative_cache_home(self)
 
-    def switch(self, *, on: bool) -> Switch:
+    def switched(self, *, on: bool) -> Switch:
         """Give the variable for the next import, and the flag that every call site reads in a running one."""
         return Switch(
             self.name,

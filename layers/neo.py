@@ -27,15 +27,16 @@ from cachectl.layers.base.facts import (
     State,
     Switch,
 )
-from cachectl.layers.base.layer import counting
-from cachectl.layers.base.program_files import ProgramFiles
+from cachectl.layers.base.layer import Layer
+from cachectl.layers.base.store import Codec, Damage, counting
 from cachectl.layers.base.switches import first_place, misread, off
+from cachectl.layers.disk.flocks import file_lock
+from cachectl.layers.disk.plain import open_plain, overwrite, read_plain
+from cachectl.layers.disk.presence import means_no_file
 from cachectl.layers.formats import neo_binaries
-from cachectl.layers.formats.contents import Contents
+from cachectl.layers.formats.details import Details
 from cachectl.layers.host.drivers import driver_libraries
-from cachectl.layers.host.plain import open_plain, overwrite, read_plain
-from cachectl.layers.host.presence import means_no_file
-from cachectl.layers.stores.flocks import file_lock
+from cachectl.layers.stores.files import Files, Index
 from cachectl.layers.stores.tree import Leaf, Shape, StrayRule
 
 #: OpenCL's driver, Level Zero's, and the compiler that stands alone.
@@ -64,20 +65,99 @@ _NUMBER: Final = re.compile(r"\s*[+-]?\d{1,18}", re.ASCII)
 _PLAIN_NUMBER: Final = re.compile(r"\s*[+-]?\d+\s*", re.ASCII)
 #: The releases in which any variable of the compiler's switches the cache off, the first and the last.
 _KILLED: Final = ((25, 31), (26, 31))
+_NEVER: Final = "the driver compiles it again at every run, and never replaces it"
 #: How the driver spells its release, in the library itself.
 _RELEASE: Final = re.compile(rb"\x00(\d\d)\.(\d\d?)\.\d{4,6}(?:\.\d+)?\x00")
 
 
-class NeoCompilerCache(ProgramFiles):
+class NeoCodec(Codec):
+    """A program: zebin, SPIR-V, or the driver's wrapper around a device binary."""
+
+    form = "neo-entry/1"
+
+    def describe(self, data: bytes) -> Details:
+        """Return what a program of any kind says."""
+        return neo_binaries.describe(data)
+
+    def check(self, data: bytes) -> Damage | None:
+        """Check that an entry is a whole program."""
+        wrong = neo_binaries.complaint(data)
+        if wrong is None:
+            return None
+        if not data or neo_binaries.is_wrapper(data):
+            return Damage(Severity.RECOMPILES, f"{wrong}; {_NEVER}")
+        return Damage(Severity.FAILS, f"{wrong}; the driver takes it for a program, and the build fails")
+
+
+class Account(Index):
+    """The sum of the entries' bytes, which the driver keeps under a lock, and its debugging aids."""
+
+    shapes = _BOOK_SHAPES
+
+    def is_book(self, leaf: Leaf) -> bool:
+        """Tell by its length whether a file beside the entries is what its name says."""
+        name = leaf.key.rpartition("/")[2]
+        if name == STATISTICS:
+            return leaf.bytes == neo_binaries.STATISTICS.size
+        return name != ACCOUNT or leaf.bytes in (0, neo_binaries.ACCOUNT.size)
+
+    @contextmanager
+    def changing(self, store: Files, root: Root) -> Iterator[bool]:
+        """Hold the driver's own lock around a change, then write the sum of all entries into its account.
+
+        That is done also where the change fails. Raises :class:`Unsettled` where only the counting fails. Where there
+        is no account the driver counts for itself when it makes one. Yields whether the lock is held.
+        """
+        path = root.path / ACCOUNT
+        with (
+            file_lock(store.name, path, patience=store.environment.patience) as handle,
+            counting(store.name, path, partial(self._count, store, root, handle)),
+        ):
+            yield handle is not None
+
+    def _count(self, store: Files, root: Root, handle: int | None) -> None:
+        if handle is None:
+            return
+        # A longer file is none of the driver's.
+        old = os.pread(handle, neo_binaries.ACCOUNT.size + 1, 0)
+        new = neo_binaries.ACCOUNT.pack(sum(leaf.bytes for leaf in store.leaves(root)))
+        if len(old) in (0, len(new)) and old != new:
+            overwrite(handle, old, new)
+
+    def lock_files(self, root: Root) -> Iterable[str]:
+        """Return the account, which the driver locks."""
+        del root
+        return (ACCOUNT,)
+
+    def verify(self, store: Files, root: Root) -> Iterator[Finding]:
+        """Compare the account with the entries."""
+        sizes: dict[str, int] = {}
+        try:
+            for leaf in store.leaves(root):
+                kind = leaf.key.rpartition(".")[2]
+                sizes[kind] = sizes.get(kind, 0) + leaf.bytes
+        except Unreachable:
+            # Reported with the entries. The account can only be checked against every entry.
+            return
+        try:
+            account = read_plain(root.path / ACCOUNT, limit=neo_binaries.ACCOUNT.size + 1)
+        except OSError as error:
+            if not means_no_file(error):
+                yield store.unreadable(root, ACCOUNT, error)
+        else:
+            if (complaint := _account_complaint(account, sizes)) is not None:
+                fix = "nothing: the next put or purge in this layer counts anew"
+                if len(account) != neo_binaries.ACCOUNT.size:
+                    fix = f"rm {shlex.quote(str(root.path / ACCOUNT))}"
+                yield Finding(store.name, root.path, ACCOUNT, Severity.WASTES, "index", complaint, fix)
+
+
+class NeoCompilerCache(Layer):
     """Programs that Intel's driver, for OpenCL or Level Zero, has compiled: one file each."""
 
     name = "neo"
     title = "Intel NEO compiler cache"
-    forms = ("neo-entry/1",)
-    shapes = (_FLAT, _DEEP)
-    books = _BOOK_SHAPES
-    libraries = LIBRARIES
-    unread = "the driver compiles it again at every run, and never replaces it"
+    store = Files(_FLAT, _DEEP, codec=NeoCodec(), index=Account(), writers=LIBRARIES, unread=_NEVER)
 
     # ------------------------------------------------------------------ where and whether
 
@@ -209,14 +289,14 @@ class NeoCompilerCache(ProgramFiles):
         size = 0
         # A root that cannot be read is told of by whoever counts it.
         with suppress(LayerError, OSError):
-            size = sum(leaf.bytes for root in self.roots() for leaf in self.leaves(root))
+            size = sum(leaf.bytes for root in self.roots() for leaf in self.store.leaves(root))
         if size < _NEARLY * limit:
             return
         message = f"holds {size:,} of at most {limit:,} bytes ({said}): the driver drops a third of it to make room"
         fix = f"export NEO_CACHE_MAX_SIZE={2 * max(limit, size)}"
         yield Finding(self.name, first_place(self), None, Severity.RECOMPILES, "cap", message, fix)
 
-    def switch(self, *, on: bool) -> Switch:
+    def switched(self, *, on: bool) -> Switch:
         """Give the variable, which the driver reads once for each device."""
         if on:
             return Switch(self.name, unset=frozenset({"NEO_CACHE_PERSISTENT"}), latches=LIBRARIES)
@@ -227,28 +307,6 @@ class NeoCompilerCache(ProgramFiles):
         place = folder / "neo"
         return Switch(self.name, {"NEO_CACHE_DIR": str(place)}, latches=LIBRARIES, makes=(place,))
 
-    # ------------------------------------------------------------------ contents
-
-    def describe(self, data: bytes) -> Contents:
-        """Read what a program tells of itself, whatever kind it is of."""
-        return neo_binaries.describe(data)
-
-    def complaint(self, data: bytes) -> tuple[Severity, str] | None:
-        """Check that an entry is a whole program."""
-        wrong = neo_binaries.complaint(data)
-        if wrong is None:
-            return None
-        if not data or neo_binaries.is_wrapper(data):
-            return Severity.RECOMPILES, f"{wrong}; {self.unread}"
-        return Severity.FAILS, f"{wrong}; the driver takes it for a program, and the build fails"
-
-    def is_book(self, leaf: Leaf) -> bool:
-        """Tell by its length whether a file beside the entries is what its name says."""
-        name = leaf.key.rpartition("/")[2]
-        if name == STATISTICS:
-            return leaf.bytes == neo_binaries.STATISTICS.size
-        return name != ACCOUNT or leaf.bytes in (0, neo_binaries.ACCOUNT.size)
-
     def counters(self) -> tuple[int, int] | None:
         """Return hits and misses as the driver has counted them in this cache; ``None`` where it has not.
 
@@ -258,61 +316,6 @@ class NeoCompilerCache(ProgramFiles):
             with suppress(OSError):
                 return neo_binaries.read_statistics(read_plain(root.path / STATISTICS, limit=64))
         return None
-
-    # ------------------------------------------------------------------ the account
-
-    @contextmanager
-    def changing(self, root: Root) -> Iterator[bool]:
-        """Hold the driver's own lock around a change, then write the sum of all entries into its account.
-
-        That is done also where the change fails. Raises :class:`Unsettled` where only the counting fails. Where there
-        is no account the driver counts for itself when it makes one. Yields whether the lock is held.
-        """
-        path = root.path / ACCOUNT
-        with (
-            file_lock(self.name, path, patience=self.environment.patience) as handle,
-            counting(self.name, path, partial(self._account, root, handle)),
-        ):
-            yield handle is not None
-
-    def _account(self, root: Root, handle: int | None) -> None:
-        if handle is None:
-            return
-        # A longer file is none of the driver's.
-        old = os.pread(handle, neo_binaries.ACCOUNT.size + 1, 0)
-        new = neo_binaries.ACCOUNT.pack(sum(leaf.bytes for leaf in self.leaves(root)))
-        if len(old) in (0, len(new)) and old != new:
-            overwrite(handle, old, new)
-
-    def lock_files(self, root: Root, keys: Iterable[str]) -> Iterable[Path]:
-        """Name the account, which the driver locks."""
-        del keys
-        return (root.path / ACCOUNT,)
-
-    # ------------------------------------------------------------------ verify
-
-    def verify(self, root: Root) -> Iterator[Finding]:
-        """Check that every entry is a whole program, and the account against the entries."""
-        yield from super().verify(root)
-        sizes: dict[str, int] = {}
-        try:
-            for leaf in self.leaves(root):
-                kind = leaf.key.rpartition(".")[2]
-                sizes[kind] = sizes.get(kind, 0) + leaf.bytes
-        except Unreachable:
-            # Reported above. The account can only be checked against every entry.
-            return
-        try:
-            account = read_plain(root.path / ACCOUNT, limit=neo_binaries.ACCOUNT.size + 1)
-        except OSError as error:
-            if not means_no_file(error):
-                yield self.unreadable(root, ACCOUNT, error)
-        else:
-            if (complaint := _account_complaint(account, sizes)) is not None:
-                fix = "nothing: the next put or purge in this layer counts anew"
-                if len(account) != neo_binaries.ACCOUNT.size:
-                    fix = f"rm {shlex.quote(str(root.path / ACCOUNT))}"
-                yield Finding(self.name, root.path, ACCOUNT, Severity.WASTES, "index", complaint, fix)
 
 
 def _number(value: str) -> int:

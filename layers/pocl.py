@@ -39,13 +39,14 @@ from cachectl.layers.base.facts import (
     Target,
     Unverified,
 )
-from cachectl.layers.base.layer import Layer, target_of
+from cachectl.layers.base.layer import Layer
 from cachectl.layers.base.selection import Selection
+from cachectl.layers.base.store import Store, target_of
 from cachectl.layers.base.switches import misread, off, strtobool
+from cachectl.layers.disk.presence import is_there
 from cachectl.layers.formats import bitcode, elf, elf_checks, pocl_names
 from cachectl.layers.host.drivers import opencl_drivers
 from cachectl.layers.host.mounts import network_file_system
-from cachectl.layers.host.presence import is_there
 from cachectl.layers.host.processes import age_of, first_variables, spell, using
 from cachectl.layers.stores.archive import pack, unpack
 from cachectl.layers.stores.tree import REFUSALS, Leaf, Shape, StrayRule, Tree, bulk, planned
@@ -124,98 +125,10 @@ _BITCODE: Final = "program.bc"
 _NO_PROGRAM: Final = frozenset({"build.log", "last_accessed"})
 
 
-class PoclKernels(Layer):
-    """Programs and work-group functions that PoCL has compiled."""
+class Programs(Store):
+    """A folder for each program, with its bitcode and the native code of its kernels."""
 
-    name = "pocl"
-    title = "PoCL kernel cache"
     forms = ("pocl-entry/1",)
-    failure_mark = re.compile(f"tempfile_{_DRAWN}")
-    on_network = Hazard(
-        Severity.HARMLESS,
-        "every lookup goes over the network, and some builds of PoCL load what another kind of processor compiled",
-    )
-    among_ranks = Hazard(
-        Severity.RISKS,
-        "PoCL before 6.0 removes a program before it replaces it, so those that build it at once may not find it",
-    )
-    when_closed = Hazard(Severity.FAILS, "PoCL can build no program")
-
-    # ------------------------------------------------------------------ where and whether
-
-    def roots(self) -> tuple[Root, ...]:
-        """Resolve as PoCL does when its first device is asked for.
-
-        ``POCL_CACHE_DIR`` serves both modes as it stands; every other rule has a leaf for each.
-        """
-        environment = self.environment
-        named = environment.get("POCL_CACHE_DIR")
-        if named is not None:
-            return (Root(environment.absolute(named), Scope.USER, "POCL_CACHE_DIR", "kcache"),) if named else ()
-        if environment.platform == "win32":
-            return self._windows_roots()
-        xdg, home = environment.get("XDG_CACHE_HOME"), environment.get("HOME")
-        if xdg:
-            base, source = environment.absolute(xdg) / "pocl", "XDG_CACHE_HOME"
-        elif home is not None:
-            base, source = environment.absolute(home + "/.cache/pocl"), "default (HOME)"
-        else:
-            base, source = Path("/tmp/pocl"), "default (HOME is not set)"  # noqa: S108 - PoCL's own rule
-        return tuple(Root(base / leaf, Scope.USER, source, leaf) for leaf in ("kcache", "uncached"))
-
-    def _windows_roots(self) -> tuple[Root, ...]:
-        for variable in ("LOCALAPPDATA", "TEMP"):
-            value = self.environment.get(variable)
-            if value:
-                return (Root(Path(value, "pocl"), Scope.USER, variable, "kcache"),)
-        return ()
-
-    def _switched_on(self) -> bool | None:
-        value = self.environment.get("POCL_KERNEL_CACHE")
-        return None if value is None else value.startswith("1")
-
-    def state(self) -> State:
-        """Judge the variables: only a value that begins with 1 means on."""
-        environment = self.environment
-        if environment.get("POCL_CACHE_DIR") == "":
-            return State(Condition.DISABLED, "POCL_CACHE_DIR is set but empty: PoCL finds no device; unset it")
-        if self._switched_on() is False:
-            value = environment.get("POCL_KERNEL_CACHE")
-            hint = "" if value == "0" else " (only a value that begins with 1 means on)"
-            return State(Condition.DISABLED, f"POCL_KERNEL_CACHE={value}{hint}")
-        if "PoCL" not in opencl_drivers(environment) and not any(root.exists for root in self.roots()):
-            return State(Condition.ABSENT, "no PoCL driver is registered here, and none has left a cache")
-        return State(Condition.ENABLED, "on by default" if self._switched_on() is None else "POCL_KERNEL_CACHE=1")
-
-    def diagnose(self) -> Iterator[Finding]:
-        """Yield what is wrong with the variables."""
-        yield from self._relative()
-        value = self.environment.get("POCL_KERNEL_CACHE")
-        if value is not None and not self._switched_on():
-            if strtobool(value) is False:
-                yield off(self, "POCL_KERNEL_CACHE")
-            else:
-                outcome = "switches the cache off: only a value that begins with 1 means on"
-                yield misread(self, "POCL_KERNEL_CACHE", Severity.RECOMPILES, outcome, "export POCL_KERNEL_CACHE=1")
-
-    def _relative(self) -> Iterator[Finding]:
-        variable = "XDG_CACHE_HOME" if self.environment.get("POCL_CACHE_DIR") is None else "POCL_CACHE_DIR"
-        value = self.environment.get(variable)
-        if value == "" and variable == "POCL_CACHE_DIR":
-            yield misread(self, variable, Severity.FAILS, "leaves PoCL without a device")
-        elif value and self.environment.platform != "win32" and not Path(value).is_absolute():
-            outcome = "is not absolute: PoCL makes a cache of its own in every folder it is started from"
-            fix = f"export {variable}={shlex.quote(str(self.environment.absolute(value)))}"
-            yield misread(self, variable, Severity.RECOMPILES, outcome, fix)
-
-    def switch(self, *, on: bool) -> Switch:
-        """Give the variable, which PoCL reads once, when its first device is asked for."""
-        variables = {"POCL_KERNEL_CACHE": "1" if on else "0"}
-        return Switch(self.name, variables, latches=LIBRARIES, salts=LIBRARIES, platforms=_PLATFORMS)
-
-    def relocate(self, folder: Path) -> Switch:
-        """Give PoCL's own variable; the folder is made by PoCL."""
-        return Switch(self.name, {"POCL_CACHE_DIR": str(folder / "pocl")}, latches=LIBRARIES)
 
     def refusals(self) -> Mapping[Ability, str]:
         """Refuse what needs directory handles where there are none."""
@@ -321,7 +234,7 @@ class PoclKernels(Layer):
         if members is None:
             return None
         kept = {path: data for path, data in members.items() if not _is_temporary(path) and path != "build.log"}
-        _demand_whole(kept, key)
+        _demand_whole(self.name, kept, key)
         if not kept.keys() - _NO_PROGRAM:
             return None
         kernels = sorted(name or folder for folder, name in _kernel_names(kept, kept.get).items())
@@ -338,7 +251,7 @@ class PoclKernels(Layer):
         for path in members:
             if not _MEMBERS.fullmatch(path):
                 raise Damaged(self.name, f"{path!r} is no file of a PoCL program", key)
-        _demand_whole(members, key)
+        _demand_whole(self.name, members, key)
         tree = self._tree(root)
         if (
             replace
@@ -388,28 +301,6 @@ class PoclKernels(Layer):
                 # It cannot be known which of them built it.
                 because = f"may be held by {named(holders)}, which ran when it was last used; purge again after its end"
             yield target, because
-
-    def lacking(self) -> tuple[Root, ...]:
-        """Name the folder that PoCL made when it started, and that somebody has removed under it.
-
-        Without it every later build of a running program fails.
-        """
-        lacking = [root for root in self.roots() if not is_there(root.path)]
-        if not lacking:
-            return ()
-        needed = {root.path for root in self._roots_of_programs()}
-        return tuple(root for root in lacking if root.path in needed)
-
-    def _roots_of_programs(self) -> Iterator[Root]:
-        """Yield the roots that running programs keep entries in, by the variables they were started with."""
-        processes = self.environment.processes
-        for number in using(LIBRARIES, processes=processes) or ():
-            variables = first_variables(number, processes=processes)
-            if variables is not None:
-                program = PoclKernels(replace(self.environment, variables=variables))
-                role = "uncached" if program._switched_on() is False else "kcache"
-                roots = program.roots()
-                yield from (root for root in roots if root.role == role or len(roots) == 1)
 
     def marked(
         self, root: Root, mark: re.Pattern[bytes], since: float, known: Container[str]
@@ -565,6 +456,122 @@ class PoclKernels(Layer):
         return Finding(self.name, root.path, leaf.key, severity, "magic", f"{path}: {message}", fix, thing)
 
 
+class PoclKernels(Layer):
+    """Programs and work-group functions that PoCL has compiled."""
+
+    name = "pocl"
+    title = "PoCL kernel cache"
+    failure_mark = re.compile(f"tempfile_{_DRAWN}")
+    on_network = Hazard(
+        Severity.HARMLESS,
+        "every lookup goes over the network, and some builds of PoCL load what another kind of processor compiled",
+    )
+    among_ranks = Hazard(
+        Severity.RISKS,
+        "PoCL before 6.0 removes a program before it replaces it, so those that build it at once may not find it",
+    )
+    when_closed = Hazard(Severity.FAILS, "PoCL can build no program")
+    store = Programs()
+
+    # ------------------------------------------------------------------ where and whether
+
+    def roots(self) -> tuple[Root, ...]:
+        """Resolve as PoCL does when its first device is asked for.
+
+        ``POCL_CACHE_DIR`` serves both modes as it stands; every other rule has a leaf for each.
+        """
+        environment = self.environment
+        named = environment.get("POCL_CACHE_DIR")
+        if named is not None:
+            return (Root(environment.absolute(named), Scope.USER, "POCL_CACHE_DIR", "kcache"),) if named else ()
+        if environment.platform == "win32":
+            return self._windows_roots()
+        xdg, home = environment.get("XDG_CACHE_HOME"), environment.get("HOME")
+        if xdg:
+            base, source = environment.absolute(xdg) / "pocl", "XDG_CACHE_HOME"
+        elif home is not None:
+            base, source = environment.absolute(home + "/.cache/pocl"), "default (HOME)"
+        else:
+            base, source = Path("/tmp/pocl"), "default (HOME is not set)"  # noqa: S108 - PoCL's own rule
+        return tuple(Root(base / leaf, Scope.USER, source, leaf) for leaf in ("kcache", "uncached"))
+
+    def _windows_roots(self) -> tuple[Root, ...]:
+        for variable in ("LOCALAPPDATA", "TEMP"):
+            value = self.environment.get(variable)
+            if value:
+                return (Root(Path(value, "pocl"), Scope.USER, variable, "kcache"),)
+        return ()
+
+    def _switched_on(self) -> bool | None:
+        value = self.environment.get("POCL_KERNEL_CACHE")
+        return None if value is None else value.startswith("1")
+
+    def state(self) -> State:
+        """Judge the variables: only a value that begins with 1 means on."""
+        environment = self.environment
+        if environment.get("POCL_CACHE_DIR") == "":
+            return State(Condition.DISABLED, "POCL_CACHE_DIR is set but empty: PoCL finds no device; unset it")
+        if self._switched_on() is False:
+            value = environment.get("POCL_KERNEL_CACHE")
+            hint = "" if value == "0" else " (only a value that begins with 1 means on)"
+            return State(Condition.DISABLED, f"POCL_KERNEL_CACHE={value}{hint}")
+        if "PoCL" not in opencl_drivers(environment) and not any(root.exists for root in self.roots()):
+            return State(Condition.ABSENT, "no PoCL driver is registered here, and none has left a cache")
+        return State(Condition.ENABLED, "on by default" if self._switched_on() is None else "POCL_KERNEL_CACHE=1")
+
+    def diagnose(self) -> Iterator[Finding]:
+        """Yield what is wrong with the variables."""
+        yield from self._relative()
+        value = self.environment.get("POCL_KERNEL_CACHE")
+        if value is not None and not self._switched_on():
+            if strtobool(value) is False:
+                yield off(self, "POCL_KERNEL_CACHE")
+            else:
+                outcome = "switches the cache off: only a value that begins with 1 means on"
+                yield misread(self, "POCL_KERNEL_CACHE", Severity.RECOMPILES, outcome, "export POCL_KERNEL_CACHE=1")
+
+    def _relative(self) -> Iterator[Finding]:
+        variable = "XDG_CACHE_HOME" if self.environment.get("POCL_CACHE_DIR") is None else "POCL_CACHE_DIR"
+        value = self.environment.get(variable)
+        if value == "" and variable == "POCL_CACHE_DIR":
+            yield misread(self, variable, Severity.FAILS, "leaves PoCL without a device")
+        elif value and self.environment.platform != "win32" and not Path(value).is_absolute():
+            outcome = "is not absolute: PoCL makes a cache of its own in every folder it is started from"
+            fix = f"export {variable}={shlex.quote(str(self.environment.absolute(value)))}"
+            yield misread(self, variable, Severity.RECOMPILES, outcome, fix)
+
+    def switched(self, *, on: bool) -> Switch:
+        """Give the variable, which PoCL reads once, when its first device is asked for."""
+        variables = {"POCL_KERNEL_CACHE": "1" if on else "0"}
+        return Switch(self.name, variables, latches=LIBRARIES, salts=LIBRARIES, platforms=_PLATFORMS)
+
+    def relocate(self, folder: Path) -> Switch:
+        """Give PoCL's own variable; the folder is made by PoCL."""
+        return Switch(self.name, {"POCL_CACHE_DIR": str(folder / "pocl")}, latches=LIBRARIES)
+
+    def lacking(self) -> tuple[Root, ...]:
+        """Name the folder that PoCL made when it started, and that somebody has removed under it.
+
+        Without it every later build of a running program fails.
+        """
+        lacking = [root for root in self.roots() if not is_there(root.path)]
+        if not lacking:
+            return ()
+        needed = {root.path for root in self._roots_of_programs()}
+        return tuple(root for root in lacking if root.path in needed)
+
+    def _roots_of_programs(self) -> Iterator[Root]:
+        """Yield the roots that running programs keep entries in, by the variables they were started with."""
+        processes = self.environment.processes
+        for number in using(LIBRARIES, processes=processes) or ():
+            variables = first_variables(number, processes=processes)
+            if variables is not None:
+                program = PoclKernels(replace(self.environment, variables=variables))
+                role = "uncached" if program._switched_on() is False else "kcache"
+                roots = program.roots()
+                yield from (root for root in roots if root.role == role or len(roots) == 1)
+
+
 def _unread(path: str) -> bytes | None:  # noqa: ARG001 - the signature of a reader
     return None
 
@@ -611,10 +618,10 @@ def _is_native(path: str) -> bool:
     return path.endswith(_NATIVE) and _VARIANT.fullmatch(path) is not None
 
 
-def _demand_whole(contents: Mapping[str, bytes], key: str) -> None:
+def _demand_whole(layer: str, contents: Mapping[str, bytes], key: str) -> None:
     """Raise :class:`Damaged` for the first file of a program that is not whole."""
     for path, message in _damage_among(contents):
-        raise Damaged(PoclKernels.name, f"{path}: {message}", key)
+        raise Damaged(layer, f"{path}: {message}", key)
 
 
 def _damage_among(contents: Mapping[str, bytes]) -> Iterator[tuple[str, str]]:

@@ -42,23 +42,24 @@ from cachectl.layers.base.facts import (
     Unverified,
     When,
 )
-from cachectl.layers.base.layer import Layer, each_part
+from cachectl.layers.base.layer import Layer
+from cachectl.layers.base.store import Store, each_part
 from cachectl.layers.base.switches import diagnosed, relative_cache_home, switched_off
+from cachectl.layers.disk.foresight import closed_because
+from cachectl.layers.disk.handles import opened
+from cachectl.layers.disk.locks import is_abandoned, presence_lock, remove_abandoned, wait_until_absent
+from cachectl.layers.disk.plain import open_plain, read_plain
+from cachectl.layers.disk.presence import means_no_file
 from cachectl.layers.formats import device_binaries
 from cachectl.layers.formats.device_binaries import Damage
 from cachectl.layers.formats.opencl_source import kernel_names
 from cachectl.layers.formats.pickles import Thing, attributes, things, walk
 from cachectl.layers.host.drivers import opencl_drivers
-from cachectl.layers.host.handles import opened
 from cachectl.layers.host.mounts import network_file_system
-from cachectl.layers.host.plain import open_plain, read_plain
-from cachectl.layers.host.presence import means_no_file
 from cachectl.layers.host.processes import spell, using
 from cachectl.layers.pyopencl_invoker import MEMOS, VARIABLE, no_cache_switch
 from cachectl.layers.pytools import Staleness, relocate_user_cache, unexamined_python
 from cachectl.layers.stores.archive import unpack
-from cachectl.layers.stores.foresight import closed_because
-from cachectl.layers.stores.locks import is_abandoned, presence_lock, remove_abandoned, wait_until_absent
 from cachectl.layers.stores.tree import REFUSALS, Guard, Leaf, Shape, Tree, bulk
 from cachectl.layers.stores.walk import Group
 
@@ -79,94 +80,17 @@ _LOCK: Final = "lock"
 _HEADER: Final = 1 << 26
 
 
-class PyOpenCLBinaries(Layer):
-    """Programs that PyOpenCL has built from source, with the binaries it read back."""
+class ProgramFolders(Store):
+    """A folder for each program, below one for each Python; PyOpenCL's lock file serves all of one Python."""
 
-    name = "pyopencl"
-    title = "PyOpenCL program binaries"
     forms = ("pyopencl-binary/2",)
-    on_network = Hazard(
-        Severity.RISKS,
-        "its one lock is a file, which a program killed on any node leaves behind; then every build waits a minute "
-        "and fails",
-    )
-    among_ranks = Hazard(
-        Severity.RISKS,
-        "one lock file serves them all, and if one of them is killed while it holds it, the builds of the others fail",
-    )
-    when_closed = Hazard(Severity.FAILS, "every build fails, after a minute where its lock cannot be made")
-
-    # ------------------------------------------------------------------ where and whether
-
-    def roots(self) -> tuple[Root, ...]:
-        """Return the folder above the per-Python caches; a context's own ``cache_dir`` cannot be known."""
-        path, source = user_cache_folder(self.environment, "pyopencl")
-        return (Root(path, Scope.USER, source),)
-
-    def state(self) -> State:
-        """Judge the variable, then the drivers: on PoCL and NVIDIA this cache is not consulted."""
-        if (off := switched_off(self.environment, "pyopencl", (VARIABLE,))) is not None:
-            return off
-        if self.environment.installed("pyopencl") is None and not self.roots()[0].exists:
-            return State(Condition.ABSENT, "pyopencl is not installed here and has left no binaries")
-        drivers = opencl_drivers(self.environment)
-        bypassed = [driver for driver in drivers if driver in BYPASSED_ON]
-        if not drivers:
-            return State(Condition.UNKNOWN, "no OpenCL driver is registered here")
-        if len(bypassed) == len(drivers):
-            return State(Condition.BYPASSED, f"PyOpenCL leaves {' and '.join(bypassed)} to the driver's own cache")
-        used = [driver for driver in drivers if driver not in BYPASSED_ON]
-        return State(Condition.ENABLED, " ".join(["on for", *used, *(["but not", *bypassed] if bypassed else [])]))
-
-    def switch(self, *, on: bool) -> Switch:
-        """Give PyOpenCL's one switch, consulted at every build."""
-        return no_cache_switch(self.name, on=on)
-
-    def refresher(self) -> Switch:
-        """Let every lookup miss; what is built then is stored over what was there."""
-        patch = Patch("pyopencl.cache", None, "retrieve_from_cache", _missing)
-        drops = (("pyopencl.tools", "clear_first_arg_caches"),)
-        return Switch(self.name, patches=(patch,), memos=MEMOS, drops=drops, takes_effect=When.NOW)
-
-    def relocate(self, folder: Path) -> Switch:
-        """Move the user cache folder, which PyOpenCL resolves at every build."""
-        return relocate_user_cache(self, folder)
 
     def refusals(self) -> Mapping[Ability, str]:
         """Refuse what needs directory handles where there are none."""
         return REFUSALS
 
-    def diagnose(self) -> Iterator[Finding]:
-        """Yield what is wrong with the variables, and locks that outlived their holders."""
-        yield from diagnosed(self, "pyopencl", (VARIABLE,))
-        yield from relative_cache_home(self)
-        for root in self.roots():
-            for lock in self._locks(root):
-                yield from self._stale_lock(root, lock)
-
-    def _stale_lock(self, root: Root, lock: Path) -> Iterator[Finding]:
-        try:
-            age = self.environment.clock() - lock.lstat().st_mtime
-        except OSError:
-            # It has been let go.
-            return
-        if age <= _STALE_LOCK:
-            return
-        consulted = self.state().condition in (Condition.ENABLED, Condition.UNKNOWN)
-        outcome = "every build waits a minute for it, and fails" if consulted else "no build of this set-up asks for it"
-        severity, fix = Severity.FAILS, f"rm {shlex.quote(str(lock))}"
-        holder = self._possible_holder(lock)
-        if holder is None:
-            message = f"a lock that is {age:.0f} s old has been left behind, since it is held for milliseconds"
-        else:
-            message = f"a lock has been held for {age:.0f} s, perhaps by {holder} (stopped?)"
-            severity, fix = Severity.RISKS, f"end {holder}, then: {fix}"
-        severity = severity if consulted else Severity.HARMLESS
-        key = str(lock.relative_to(root.path))
-        yield Finding(self.name, root.path, key, severity, "lock", f"{message}: {outcome}", fix)
-
-    def _possible_holder(self, lock: Path) -> str | None:
-        """Name who may hold a lock, however old; ``None`` where surely nobody does, as :meth:`_locked` judges."""
+    def possible_holder(self, lock: Path) -> str | None:
+        """Name who may hold a lock, however old; ``None`` where surely nobody does, as :meth:`_locked` decides."""
         owner = _holding_cachectl(lock)
         if owner is not None:
             return owner
@@ -201,7 +125,7 @@ class PyOpenCLBinaries(Layer):
 
     def _abandoned_locks(self, root: Root) -> Iterator[Orphan]:
         """Yield locks that nobody holds any more."""
-        for lock in self._locks(root):
+        for lock in self.locks(root):
             if is_abandoned(lock, partial(self._is_abandoned, lock.parent)):
                 with suppress(FileNotFoundError):
                     status = lock.lstat()
@@ -209,7 +133,8 @@ class PyOpenCLBinaries(Layer):
                     yield Orphan(key, root.path, status.st_size, 1, status.st_mtime, why, idle_only=False)
 
     @staticmethod
-    def _locks(root: Root) -> list[Path]:
+    def locks(root: Root) -> list[Path]:
+        """Return the lock files of a root, held or not."""
         found = sorted(root.path.glob(f"*/{_LOCK}"))
         return [lock for lock in found if _BASE.fullmatch(lock.parent.name) and not lock.parent.is_symlink()]
 
@@ -450,6 +375,89 @@ class PyOpenCLBinaries(Layer):
             if used and set(used) <= device_binaries.KNOWN_DRIVERS:
                 return Damage(f"binary: is no program of {' or '.join(used)}")
         return None
+
+
+class PyOpenCLBinaries(Layer):
+    """Programs that PyOpenCL has built from source, with the binaries it read back."""
+
+    name = "pyopencl"
+    title = "PyOpenCL program binaries"
+    on_network = Hazard(
+        Severity.RISKS,
+        "its one lock is a file, which a program killed on any node leaves behind; then every build waits a minute "
+        "and fails",
+    )
+    among_ranks = Hazard(
+        Severity.RISKS,
+        "one lock file serves them all, and if one of them is killed while it holds it, the builds of the others fail",
+    )
+    when_closed = Hazard(Severity.FAILS, "every build fails, after a minute where its lock cannot be made")
+    store = ProgramFolders()
+
+    # ------------------------------------------------------------------ where and whether
+
+    def roots(self) -> tuple[Root, ...]:
+        """Return the folder above the per-Python caches; a context's own ``cache_dir`` cannot be known."""
+        path, source = user_cache_folder(self.environment, "pyopencl")
+        return (Root(path, Scope.USER, source),)
+
+    def state(self) -> State:
+        """Judge the variable, then the drivers: on PoCL and NVIDIA this cache is not consulted."""
+        if (off := switched_off(self.environment, "pyopencl", (VARIABLE,))) is not None:
+            return off
+        if self.environment.installed("pyopencl") is None and not self.roots()[0].exists:
+            return State(Condition.ABSENT, "pyopencl is not installed here and has left no binaries")
+        drivers = opencl_drivers(self.environment)
+        bypassed = [driver for driver in drivers if driver in BYPASSED_ON]
+        if not drivers:
+            return State(Condition.UNKNOWN, "no OpenCL driver is registered here")
+        if len(bypassed) == len(drivers):
+            return State(Condition.BYPASSED, f"PyOpenCL leaves {' and '.join(bypassed)} to the driver's own cache")
+        used = [driver for driver in drivers if driver not in BYPASSED_ON]
+        return State(Condition.ENABLED, " ".join(["on for", *used, *(["but not", *bypassed] if bypassed else [])]))
+
+    def switched(self, *, on: bool) -> Switch:
+        """Give PyOpenCL's one switch, consulted at every build."""
+        return no_cache_switch(self.name, on=on)
+
+    def refresher(self) -> Switch:
+        """Let every lookup miss; what is built then is stored over what was there."""
+        patch = Patch("pyopencl.cache", None, "retrieve_from_cache", _missing)
+        drops = (("pyopencl.tools", "clear_first_arg_caches"),)
+        return Switch(self.name, patches=(patch,), memos=MEMOS, drops=drops, takes_effect=When.NOW)
+
+    def relocate(self, folder: Path) -> Switch:
+        """Move the user cache folder, which PyOpenCL resolves at every build."""
+        return relocate_user_cache(self, folder)
+
+    def diagnose(self) -> Iterator[Finding]:
+        """Yield what is wrong with the variables, and locks that outlived their holders."""
+        yield from diagnosed(self, "pyopencl", (VARIABLE,))
+        yield from relative_cache_home(self)
+        for root in self.roots():
+            for lock in self.store.locks(root):
+                yield from self._stale_lock(root, lock)
+
+    def _stale_lock(self, root: Root, lock: Path) -> Iterator[Finding]:
+        try:
+            age = self.environment.clock() - lock.lstat().st_mtime
+        except OSError:
+            # It has been let go.
+            return
+        if age <= _STALE_LOCK:
+            return
+        consulted = self.state().condition in (Condition.ENABLED, Condition.UNKNOWN)
+        outcome = "every build waits a minute for it, and fails" if consulted else "no build of this set-up asks for it"
+        severity, fix = Severity.FAILS, f"rm {shlex.quote(str(lock))}"
+        holder = self.store.possible_holder(lock)
+        if holder is None:
+            message = f"a lock that is {age:.0f} s old has been left behind, since it is held for milliseconds"
+        else:
+            message = f"a lock has been held for {age:.0f} s, perhaps by {holder} (stopped?)"
+            severity, fix = Severity.RISKS, f"end {holder}, then: {fix}"
+        severity = severity if consulted else Severity.HARMLESS
+        key = str(lock.relative_to(root.path))
+        yield Finding(self.name, root.path, key, severity, "lock", f"{message}: {outcome}", fix)
 
 
 def _holding_cachectl(lock: Path) -> str | None:

@@ -11,7 +11,7 @@ from typing import Final
 from cachectl.layers.base.facts import Finding, Flag, Patch, State, Switch, When
 from cachectl.layers.base.memos import forgetting
 from cachectl.layers.base.switches import diagnosed, relative_cache_home
-from cachectl.layers.pytools import PytoolsDictionaries
+from cachectl.layers.pytools import Dictionaries, PytoolsDictionaries
 
 VARIABLE: Final = "PYOPENCL_NO_CACHE"
 #: Objects that remember the kernels they have compiled.
@@ -54,12 +54,8 @@ class PyOpenCLInvoker(PytoolsDictionaries):
 
     name = "pyopencl-invoker"
     title = "PyOpenCL kernel invokers"
-    forms = ("pyopencl-invoker-pdict/5", "pyopencl-invoker-pdict/4")
+    store = Dictionaries("pyopencl-invoker-pdict", lambda identifier: identifier.startswith("pyopencl-"))
     opened_by = ("pyopencl.invoker", "pyopencl.scan")
-
-    def owns(self, identifier: str) -> bool:
-        """Tell whether PyOpenCL made a dictionary."""
-        return identifier.startswith("pyopencl-")
 
     def state(self) -> State:
         """Judge the variable, read when PyOpenCL is imported."""
@@ -70,6 +66,6 @@ class PyOpenCLInvoker(PytoolsDictionaries):
         yield from diagnosed(self, "pyopencl", (VARIABLE,))
         yield from relative_cache_home(self)
 
-    def switch(self, *, on: bool) -> Switch:
+    def switched(self, *, on: bool) -> Switch:
         """Give PyOpenCL's one switch."""
         return no_cache_switch(self.name, on=on)

@@ -40,15 +40,16 @@ from cachectl.layers.base.facts import (
     Target,
     When,
 )
-from cachectl.layers.base.layer import Layer, each_part
-from cachectl.layers.base.row_layer import RowLayer
+from cachectl.layers.base.layer import Layer
 from cachectl.layers.base.selection import Selection
+from cachectl.layers.base.store import each_part
 from cachectl.layers.base.switches import misread, off, relative_cache_home, strtobool, switched_off
+from cachectl.layers.disk.presence import is_plain_file, means_absent
 from cachectl.layers.formats import pdict
 from cachectl.layers.formats.pickles import is_framed, walk
 from cachectl.layers.host.open_files import open_elsewhere
-from cachectl.layers.host.presence import is_plain_file, means_absent
 from cachectl.layers.stores.quarantine import folder_pattern
+from cachectl.layers.stores.row_store import Rows
 from cachectl.layers.stores.rows import Deleted, Row, RowFile, Schema, Weight, disk_usage, without_companion
 from cachectl.layers.stores.tree import LEFTOVER, Leaf, Shape, Tree, scan_each
 
@@ -77,84 +78,21 @@ class Staleness(NamedTuple):
 _Rows = TypeVar("_Rows", Entry, Bulk)
 
 
-class PytoolsDictionaries(RowLayer):
-    """Persistent dictionaries that belong to neither loopy nor PyOpenCL."""
+class Dictionaries(Rows):
+    """Rows of sqlite files, one file for each dictionary, and folders of older generations."""
 
-    name = "pytools"
-    title = "other pytools persistent dictionaries"
-    forms = ("pytools-pdict/5", "pytools-pdict/4")
     separator = "/"
-    #: Beginnings of the identifiers of dictionaries that have a layer of their own.
-    taken: ClassVar[tuple[str, ...]] = ("loopy-", "pyopencl-")
-    #: Modules that open the layer's dictionaries when they are imported.
-    opened_by: ClassVar[tuple[str, ...]] = ()
-    on_network = Hazard(
-        Severity.RISKS,
-        "the locks of sqlite may not hold there, so programs of several nodes may stall, or damage a dictionary",
-    )
-    among_ranks = Hazard(Severity.HARMLESS, "sqlite lets one of them write at a time, and the others wait")
-    when_closed = Hazard(Severity.FAILS, "no dictionary can be made or added to, and whoever tries fails")
 
-    def owns(self, identifier: str) -> bool:
-        """Tell whether a dictionary belongs to this layer."""
-        return not identifier.startswith(self.taken)
-
-    def roots(self) -> tuple[Root, ...]:
-        """Return the pytools folder; the environment is read anew whenever a dictionary is opened."""
-        path, source = user_cache_folder(self.environment, "pytools")
-        return (Root(path, Scope.USER, source),)
-
-    def state(self) -> State:
-        """Say that nothing but its users' own switches turns such a dictionary off."""
-        if self.environment.get("SUMPY_NO_CACHE") is not None:
-            return State(Condition.ENABLED, "off for sumpy alone (SUMPY_NO_CACHE is set, its value is not read)")
-        return self._presence("pytools", "pytools has no switch")
-
-    def diagnose(self) -> Iterator[Finding]:
-        """Yield what is wrong with sumpy's variables, of which it asks only whether they are set."""
-        for variable in ("SUMPY_NO_CACHE", "CG_NO_CACHE"):
-            value = self.environment.get(variable)
-            if value is None or (variable == "CG_NO_CACHE" and self.environment.installed("sumpy") is None):
-                continue
-            if strtobool(value):
-                yield off(self, variable, "sumpy's dictionaries")
-            else:
-                outcome = "switches sumpy's dictionaries off all the same: sumpy asks only whether it is set"
-                yield misread(self, variable, Severity.RECOMPILES, outcome)
-        yield from relative_cache_home(self)
-
-    def switch(self, *, on: bool) -> Switch:
-        """Give sumpy's variable, and for this process a stand-in for the switch that pytools lacks."""
-        if on:
-            return Switch(self.name, unset=frozenset({"SUMPY_NO_CACHE"}), takes_effect=When.NEXT_IMPORT)
-        module = "pytools.persistent_dict"
-        patches = tuple(
-            Patch(module, owner, method, partial(stand_in, self.owns))
-            for owner in ("PersistentDict", "WriteOncePersistentDict")
-            for method, stand_in in (("fetch", _missing), ("store", _forgetting), ("store_if_not_present", _forgetting))
-        )
-        return Switch(self.name, {"SUMPY_NO_CACHE": "1"}, patches=patches, takes_effect=When.NOW)
-
-    def refresher(self) -> Switch:
-        """Let every lookup miss, and every store replace what is there."""
-        module = "pytools.persistent_dict"
-        patches = tuple(
-            Patch(module, owner, method, partial(stand_in, self.owns))
-            for owner in ("PersistentDict", "WriteOncePersistentDict")
-            for method, stand_in in (("fetch", _missing), ("store", _replacing), ("store_if_not_present", _replacing))
-        )
-        off = self.switch(on=False)
-        return Switch(self.name, patches=patches, memos=off.memos, drops=off.drops, takes_effect=When.NOW)
-
-    def relocate(self, folder: Path) -> Switch:
-        """Move the user cache folder; dictionaries already open stay where they are."""
-        return relocate_user_cache(self, folder, self.opened_by)
+    def __init__(self, form: str, owns: Callable[[str], bool]) -> None:
+        #: Whether a dictionary of this identifier belongs to the layer.
+        self.owns = owns
+        self.forms = (f"{form}/5", f"{form}/4")
 
     # ------------------------------------------------------------------ listing
 
     def scan(self, root: Root, *, contents: bool = True) -> Iterator[Found]:
         """Yield rows of v5 dictionaries and folders of older ones."""
-        for name in self._dictionaries(root):
+        for name in self.dictionaries(root):
             if name.generation == "v5":
                 yield from self._scan_file(root, name, partial(self._list, root, name, contents=contents))
         yield from self._scan_others(root)
@@ -163,14 +101,14 @@ class PytoolsDictionaries(RowLayer):
         """Look into those rows alone whose bytes hold the kernel's name: a pickle spells it as it is."""
         # What cannot be spelled is in no row; the selection itself says so.
         part = selection.kernel_part.encode() if selection.kernel_part.isprintable() else b""
-        for name in self._dictionaries(root):
+        for name in self.dictionaries(root):
             if name.generation == "v5":
                 yield from self._scan_file(root, name, partial(self._list, root, name, contents=True, part=part))
         yield from self._scan_others(root)
 
     def counted(self, root: Root) -> Iterator[Counted]:
         """Yield the rows of a v5 dictionary together, as sqlite sums them."""
-        for name in self._dictionaries(root):
+        for name in self.dictionaries(root):
             if name.generation == "v5":
                 yield from self._scan_file(root, name, partial(self._weigh, root, name))
         yield from self._scan_others(root)
@@ -193,7 +131,8 @@ class PytoolsDictionaries(RowLayer):
         name = pdict.parse_name(without_companion(parts[0]), self.environment.python)
         return self.owns("" if name is None else name.identifier)
 
-    def _dictionaries(self, root: Root) -> Iterator[pdict.DictionaryName]:
+    def dictionaries(self, root: Root) -> Iterator[pdict.DictionaryName]:
+        """Yield the names of the layer's dictionaries. Raises :class:`Unreachable`."""
         try:
             files = sorted(os.listdir(root.path))
         except OSError as error:
@@ -321,17 +260,6 @@ class PytoolsDictionaries(RowLayer):
                 return Staleness(stale=True, because=f"written with {package} {version}, {installed} is installed")
         return Staleness(stale=False)
 
-    def judged(self, distribution: str, variables: tuple[str, ...]) -> State:
-        """Judge the variables that switch a library's dictionaries off, then whether there are any."""
-        off = switched_off(self.environment, distribution, variables)
-        return off or self._presence(distribution, "not switched off by " + " or ".join(variables))
-
-    def _presence(self, distribution: str, why: str) -> State:
-        root = self.roots()[0]
-        if self.environment.installed(distribution) is None and next(self._dictionaries(root), None) is None:
-            return State(Condition.ABSENT, f"{distribution} is not installed here and has left no dictionary")
-        return State(Condition.ENABLED, why)
-
     # ------------------------------------------------------------------ get and put
 
     def is_key(self, key: str) -> bool:
@@ -418,7 +346,7 @@ class PytoolsDictionaries(RowLayer):
         """Plan whole dictionaries by row count and last row id, without listing their rows."""
         targets: list[Target] = []
         failed: list[Note] = []
-        for name in self._dictionaries(root):
+        for name in self.dictionaries(root):
             path = root.path / name.file
             if name.generation != "v5":
                 return None
@@ -460,7 +388,7 @@ class PytoolsDictionaries(RowLayer):
 
     def row_files(self, root: Root) -> Iterator[RowFile]:
         """Return the dictionaries of rows."""
-        for name in self._dictionaries(root):
+        for name in self.dictionaries(root):
             if name.generation == "v5":
                 yield self._rows(root.path / name.file)
 
@@ -502,7 +430,7 @@ class PytoolsDictionaries(RowLayer):
     def verify(self, root: Root) -> Iterator[Finding]:
         """Check every file with sqlite's own check, and the framing of every pickled row."""
         # Raises where the folder itself cannot be read.
-        dictionaries = list(self._dictionaries(root))
+        dictionaries = list(self.dictionaries(root))
         for found in self._folders(root):
             if isinstance(found, Problem):
                 yield self.told(root, found)
@@ -536,6 +464,85 @@ class PytoolsDictionaries(RowLayer):
         thing = self._rows(root.path / file).orphan(root.path, file, message)
         fix = f"end every program that has it open, then: cachectl verify --quarantine {self.name}"
         return Finding(self.name, root.path, file, Severity.FAILS, "sqlite", message, fix, thing)
+
+
+class PytoolsDictionaries(Layer):
+    """Persistent dictionaries that belong to neither loopy nor PyOpenCL."""
+
+    name = "pytools"
+    title = "other pytools persistent dictionaries"
+    #: Modules that open the layer's dictionaries when they are imported.
+    opened_by: ClassVar[tuple[str, ...]] = ()
+    on_network = Hazard(
+        Severity.RISKS,
+        "the locks of sqlite may not hold there, so programs of several nodes may stall, or damage a dictionary",
+    )
+    among_ranks = Hazard(Severity.HARMLESS, "sqlite lets one of them write at a time, and the others wait")
+    when_closed = Hazard(Severity.FAILS, "no dictionary can be made or added to, and whoever tries fails")
+    # Dictionaries of loopy and PyOpenCL have a layer of their own.
+    store = Dictionaries("pytools-pdict", lambda identifier: not identifier.startswith(("loopy-", "pyopencl-")))
+
+    def roots(self) -> tuple[Root, ...]:
+        """Return the pytools folder; the environment is read anew whenever a dictionary is opened."""
+        path, source = user_cache_folder(self.environment, "pytools")
+        return (Root(path, Scope.USER, source),)
+
+    def state(self) -> State:
+        """Say that nothing but its users' own switches turns such a dictionary off."""
+        if self.environment.get("SUMPY_NO_CACHE") is not None:
+            return State(Condition.ENABLED, "off for sumpy alone (SUMPY_NO_CACHE is set, its value is not read)")
+        return self._presence("pytools", "pytools has no switch")
+
+    def diagnose(self) -> Iterator[Finding]:
+        """Yield what is wrong with sumpy's variables, of which it asks only whether they are set."""
+        for variable in ("SUMPY_NO_CACHE", "CG_NO_CACHE"):
+            value = self.environment.get(variable)
+            if value is None or (variable == "CG_NO_CACHE" and self.environment.installed("sumpy") is None):
+                continue
+            if strtobool(value):
+                yield off(self, variable, "sumpy's dictionaries")
+            else:
+                outcome = "switches sumpy's dictionaries off all the same: sumpy asks only whether it is set"
+                yield misread(self, variable, Severity.RECOMPILES, outcome)
+        yield from relative_cache_home(self)
+
+    def switched(self, *, on: bool) -> Switch:
+        """Give sumpy's variable, and for this process a stand-in for the switch that pytools lacks."""
+        if on:
+            return Switch(self.name, unset=frozenset({"SUMPY_NO_CACHE"}), takes_effect=When.NEXT_IMPORT)
+        module = "pytools.persistent_dict"
+        patches = tuple(
+            Patch(module, owner, method, partial(stand_in, self.store.owns))
+            for owner in ("PersistentDict", "WriteOncePersistentDict")
+            for method, stand_in in (("fetch", _missing), ("store", _forgetting), ("store_if_not_present", _forgetting))
+        )
+        return Switch(self.name, {"SUMPY_NO_CACHE": "1"}, patches=patches, takes_effect=When.NOW)
+
+    def refresher(self) -> Switch:
+        """Let every lookup miss, and every store replace what is there."""
+        module = "pytools.persistent_dict"
+        patches = tuple(
+            Patch(module, owner, method, partial(stand_in, self.store.owns))
+            for owner in ("PersistentDict", "WriteOncePersistentDict")
+            for method, stand_in in (("fetch", _missing), ("store", _replacing), ("store_if_not_present", _replacing))
+        )
+        off = self.switched(on=False)
+        return Switch(self.name, patches=patches, memos=off.memos, drops=off.drops, takes_effect=When.NOW)
+
+    def relocate(self, folder: Path) -> Switch:
+        """Move the user cache folder; dictionaries already open stay where they are."""
+        return relocate_user_cache(self, folder, self.opened_by)
+
+    def judged(self, distribution: str, variables: tuple[str, ...]) -> State:
+        """Judge the variables that switch a library's dictionaries off, then whether there are any."""
+        off = switched_off(self.environment, distribution, variables)
+        return off or self._presence(distribution, "not switched off by " + " or ".join(variables))
+
+    def _presence(self, distribution: str, why: str) -> State:
+        root = self.roots()[0]
+        if self.environment.installed(distribution) is None and next(self.store.dictionaries(root), None) is None:
+            return State(Condition.ABSENT, f"{distribution} is not installed here and has left no dictionary")
+        return State(Condition.ENABLED, why)
 
 
 def unexamined_python(how: str, python: str, environment: Environment) -> Staleness:

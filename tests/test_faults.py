@@ -9,6 +9,8 @@ from __future__ import annotations
 import errno
 import json
 import os
+import pickle
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -21,7 +23,7 @@ import pytest
 
 sys.path.append(str(Path(__file__).parents[0] / "faults"))
 
-from injector import KILL, READS, WRITES, Injector, compiled_shim
+from injector import KILL, READS, WRITES, Fault, Injector, compiled_shim
 from sweep import CASES, FAULTS, WORLDS, Sweep, World, filled_world, put_cases
 
 #: Each how many calls; ``None`` for one call.
@@ -219,3 +221,27 @@ def test_an_unreadable_entry_is_not_moved_aside_as_damaged(synthetic: Path, held
         status, _, _ = cachectl(synthetic, "verify", "neo", "--quarantine", by=held_to_modes)
     assert status == 1
     assert entry.exists()
+
+
+@pytest.mark.parametrize("sticky", [False, True])
+@pytest.mark.parametrize("layer", ["pytools", "miopen"])
+def test_no_read_error_moves_a_good_database_aside(
+    layer: str, sticky: bool, injector: Injector, synthetic: Path
+) -> None:
+    """Sqlite calls a page that it could not read damage. EIO meets one read, or every read from one on."""
+    root = synthetic / ".cache" / layer
+    if layer == "pytools":
+        rows = [(f"{number:016x}", pickle.dumps((f"key {number}", "x" * 500))) for number in range(50)]
+        with closing(sqlite3.connect(root / f"pdict-v5-mine-{'.'.join(map(str, sys.version_info))}.sqlite")) as made:
+            made.execute("create table dict (keyhash text not null primary key, key_value text not null)")
+            made.executemany("insert into dict values (?, ?)", rows)
+            made.commit()
+    before = {path: path.read_bytes() for path in root.rglob("*") if path.is_file()}
+    assert any(content.startswith(b"SQLite format 3") for content in before.values())
+    command = ("verify", layer, "--quarantine")
+    counted = injector.run(*command, home=synthetic, fault=Fault(READS))
+    assert (counted.status, sorted(before)) == (0, sorted(path for path in root.rglob("*") if path.is_file()))
+    for nth in range(1, counted.seen + 1, EVERY or 4):
+        ended = injector.run(*command, home=synthetic, fault=Fault(READS, nth, errno.EIO, sticky))
+        assert {path: path.read_bytes() for path in root.rglob("*") if path.is_file()} == before, ended.where
+        assert "Traceback" not in ended.stderr

@@ -12,10 +12,11 @@ MOST_MODULES = 15
 #: Each room with the rooms that its modules may import from, beside their own. ``layers`` are the adapters.
 ALLOWED = {
     "layers.formats": {"layers.base"},
-    "layers.host": {"layers.base"},
-    "layers.stores": {"layers.base", "layers.formats", "layers.host"},
-    "layers.base": {"layers.formats", "layers.host", "layers.stores"},
-    "layers": {"layers.base", "layers.formats", "layers.host", "layers.stores"},
+    "layers.disk": {"layers.base", "layers.host"},
+    "layers.host": {"layers.base", "layers.disk"},
+    "layers.stores": {"layers.base", "layers.disk", "layers.formats", "layers.host"},
+    "layers.base": {"layers.disk", "layers.formats", "layers.host", "layers.stores"},
+    "layers": {"layers.base", "layers.disk", "layers.formats", "layers.host", "layers.stores"},
     "": {"layers", "inspecting", "clearing", "switching", "observing", "moving", "cluster"},
     "inspecting": {"", "layers"},
     "clearing": {"", "layers", "inspecting"},

@@ -27,8 +27,9 @@ from typing import ClassVar
 from cachectl.layers.base.environment import Environment
 from cachectl.layers.base.errors import ForeignForm, LayerError, Refused
 from cachectl.layers.base.facts import Ability, Artifact, Condition, Entry, Finding, Quarantined, Severity
-from cachectl.layers.base.layer import Layer, tally
+from cachectl.layers.base.layer import Layer
 from cachectl.layers.base.selection import Selection
+from cachectl.layers.base.store import tally
 
 
 class LayerConformance(ABC):
@@ -193,7 +194,7 @@ class LayerConformance(ABC):
         """Every entry has a key of the layer's; one with a control character is refused, and nothing is written."""
         layer = self.seeded(tmp_path)
         entries = list(layer.entries())
-        assert all(layer.is_key(entry.key) for entry in entries)
+        assert all(layer.store.is_key(entry.key) for entry in entries)
         if layer.abilities()[Ability.PUT] is not None or layer.abilities()[Ability.GET] is not None:
             return
         artifact = layer.get(entries[0].key)

@@ -15,9 +15,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 
+from cachectl.layers.disk.locks import PATIENCE
 from cachectl.layers.host.distributions import version_of
 from cachectl.layers.host.mounts import MOUNTS
-from cachectl.layers.stores.locks import PATIENCE
 
 
 def _unknown_version(distribution: str) -> str | None:  # noqa: ARG001 - the signature of a lookup

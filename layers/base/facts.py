@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 
-from cachectl.layers.host.presence import status_at
+from cachectl.layers.disk.presence import status_at
 
 
 class Scope(Enum):

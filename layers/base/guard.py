@@ -48,9 +48,10 @@ from cachectl.layers.base.facts import (
     Unverified,
     When,
 )
-from cachectl.layers.base.layer import Layer
+from cachectl.layers.base.layer import Layer, StoreLayer
 from cachectl.layers.base.registry import PLUGIN_TIMEOUT, described, plugin_limit
 from cachectl.layers.base.selection import Selection
+from cachectl.layers.base.store import Store
 
 T = TypeVar("T")
 F = TypeVar("F", bound="Counted | Finding | Unverified | tuple[Removable, str | None]")
@@ -174,7 +175,7 @@ class PluginFailed(LayerError):
     """Somebody else's layer raised what no layer may raise, or answered what is no answer."""
 
 
-class Contained(Layer):
+class Contained(StoreLayer):
     """A stranger's layer, every call of which ends in an answer of the right kind or in a :class:`LayerError`."""
 
     def __init__(self, inner: Layer, environment: Environment) -> None:
@@ -220,8 +221,9 @@ class Contained(Layer):
 
         If not, the code of :class:`Layer` runs on this guard, so that it asks the plug-in only guarded questions.
         """
-        method = self._ask(lambda: getattr(self._inner, member))
-        return getattr(method, "__func__", None) is not getattr(Layer, member)
+        general = Store if hasattr(Store, member) else Layer
+        method = self._ask(lambda: getattr(self._inner.store if general is Store else self._inner, member))
+        return getattr(method, "__func__", None) is not getattr(general, member)
 
     def _each(self, question: Callable[[], Iterable[F]], kinds: tuple[type, ...]) -> Iterator[F]:
         things = self._ask(lambda: iter(question()))
@@ -252,29 +254,29 @@ class Contained(Layer):
 
     def scan(self, root: Root, *, contents: bool = True) -> Iterator[Found]:
         """Ask for what lies in a root."""
-        return self._each_in(root, lambda: self._inner.scan(root, contents=contents), _FOUND)
+        return self._each_in(root, lambda: self._inner.store.scan(root, contents=contents), _FOUND)
 
     def searched(self, root: Root, selection: Selection) -> Iterator[Found]:
         """Ask for what a selection may match."""
         if not self._is_own("searched"):
             return super().searched(root, selection)
-        return self._each_in(root, lambda: self._inner.searched(root, selection), _FOUND)
+        return self._each_in(root, lambda: self._inner.store.searched(root, selection), _FOUND)
 
     def counted(self, root: Root) -> Iterator[Counted]:
         """Ask for what there is to count."""
         if not self._is_own("counted"):
             return super().counted(root)
-        return self._each_in(root, lambda: self._inner.counted(root), (*_FOUND, Bulk))
+        return self._each_in(root, lambda: self._inner.store.counted(root), (*_FOUND, Bulk))
 
     def census(self, root: Root) -> Census:
         """Ask for the numbers."""
         if not self._is_own("census"):
             return super().census(root)
-        return self._ask(lambda: _checked(self._inner.census(root), Census))
+        return self._ask(lambda: _checked(self._inner.store.census(root), Census))
 
     def read(self, root: Root, key: str) -> Artifact | None:
         """Ask for one entry."""
-        artifact = self._ask(lambda: self._inner.read(root, key))
+        artifact = self._ask(lambda: self._inner.store.read(root, key))
         return None if artifact is None else self._artifact(root, key, artifact)
 
     def _artifact(self, root: Root, key: str, answer: Artifact) -> Artifact:
@@ -289,7 +291,7 @@ class Contained(Layer):
         """Ask for several entries; a wrong answer about one of them is the error of that one."""
         if not self._is_own("read_many"):
             return super().read_many(root, keys)
-        answers = self._ask(lambda: dict(_checked(self._inner.read_many(root, keys), Mapping)))
+        answers = self._ask(lambda: dict(_checked(self._inner.store.read_many(root, keys), Mapping)))
         return {key: self._one_of_many(root, key, one, frozenset(keys)) for key, one in answers.items()}
 
     def _one_of_many(
@@ -307,47 +309,47 @@ class Contained(Layer):
 
     def write(self, root: Root, key: str, artifact: Artifact, *, replace: bool) -> None:
         """Ask to place an entry."""
-        self._ask(lambda: self._inner.write(root, key, artifact, replace=replace))
+        self._ask(lambda: self._inner.store.write(root, key, artifact, replace=replace))
 
     def write_new(self, root: Root, artifacts: Sequence[Artifact]) -> list[bool | LayerError | OSError]:
         """Ask to place several entries."""
         if not self._is_own("write_new"):
             return super().write_new(root, artifacts)
-        return self._ask(lambda: _one_each(self._inner.write_new(root, artifacts), len(artifacts)))
+        return self._ask(lambda: _one_each(self._inner.store.write_new(root, artifacts), len(artifacts)))
 
     def remove(self, root: Root, targets: tuple[Target, ...]) -> Outcome:
         """Ask to remove what a plan lists."""
-        return self._ask(lambda: self._own(_checked(self._inner.remove(root, targets), Outcome)))
+        return self._ask(lambda: self._own(_checked(self._inner.store.remove(root, targets), Outcome)))
 
     def is_key(self, key: str) -> bool:
         """Ask whether a text may be a key."""
-        return self._ask(lambda: _checked(self._inner.is_key(key), bool))
+        return self._ask(lambda: _checked(self._inner.store.is_key(key), bool))
 
     def held_in(self, root: Root, keys: Sequence[str]) -> Mapping[str, tuple[Path, ...]]:
         """Ask which files hold entries."""
         if not self._is_own("held_in"):
             return super().held_in(root, keys)
-        return self._ask(lambda: _paths(self._inner.held_in(root, keys)))
+        return self._ask(lambda: _paths(self._inner.store.held_in(root, keys)))
 
     def lock_files(self, root: Root, keys: Iterable[str]) -> Iterable[Path]:
         """Ask which files a change of entries locks."""
-        return self._ask(lambda: tuple(_checked(path, Path) for path in self._inner.lock_files(root, keys)))
+        return self._ask(lambda: tuple(_checked(path, Path) for path in self._inner.store.lock_files(root, keys)))
 
     def foresee_removal(self, root: Root, targets: tuple[Target, ...]) -> Foresight:
         """Ask what removing would do."""
         if not self._is_own("foresee_removal"):
             return super().foresee_removal(root, targets)
-        return self._ask(lambda: _checked(self._inner.foresee_removal(root, targets), Foresight))
+        return self._ask(lambda: _checked(self._inner.store.foresee_removal(root, targets), Foresight))
 
     def foresee_write(self, root: Root, keys: Sequence[str]) -> Mapping[str, LayerError]:
         """Ask what could not be placed."""
         if not self._is_own("foresee_write"):
             return super().foresee_write(root, keys)
-        return self._ask(lambda: _errors(self._inner.foresee_write(root, keys)))
+        return self._ask(lambda: _errors(self._inner.store.foresee_write(root, keys)))
 
-    def switch(self, *, on: bool) -> Switch:
+    def switched(self, *, on: bool) -> Switch:
         """Ask how to turn the layer on or off."""
-        return self._ask_soon(lambda: self._own(_checked(self._inner.switch(on=on), Switch)))
+        return self._ask_soon(lambda: self._own(_checked(self._inner.switched(on=on), Switch)))
 
     def relocate(self, folder: Path) -> Switch:
         """Ask how to move the layer."""
@@ -355,7 +357,7 @@ class Contained(Layer):
 
     def verify(self, root: Root) -> Iterator[Finding]:
         """Ask what is damaged."""
-        for finding in self._each(lambda: self._inner.verify(root), (Finding,)):
+        for finding in self._each(lambda: self._inner.store.verify(root), (Finding,)):
             self._demand_of_root(finding, root)
             yield finding
 
@@ -364,7 +366,7 @@ class Contained(Layer):
         if not self._is_own("examine"):
             yield from super().examine(root, deep=deep)
             return
-        for found in self._each(lambda: self._inner.examine(root, deep=deep), (Finding, Unverified)):
+        for found in self._each(lambda: self._inner.store.examine(root, deep=deep), (Finding, Unverified)):
             if isinstance(found, Finding):
                 self._demand_of_root(found, root)
             yield found
@@ -379,11 +381,11 @@ class Contained(Layer):
 
     def set_aside(self, root: Root, target: Target, thing: Quarantined) -> str | None:
         """Ask to move something into quarantine."""
-        return self._ask(lambda: _checked(self._inner.set_aside(root, target, thing), str, type(None)))
+        return self._ask(lambda: _checked(self._inner.store.set_aside(root, target, thing), str, type(None)))
 
     def bring_back(self, root: Root, thing: Quarantined, *, replace: bool) -> None:
         """Ask to move something out of quarantine."""
-        self._ask(lambda: self._inner.bring_back(root, thing, replace=replace))
+        self._ask(lambda: self._inner.store.bring_back(root, thing, replace=replace))
 
     def refresher(self) -> Switch | None:
         """Ask how to store without reading."""
@@ -393,7 +395,7 @@ class Contained(Layer):
         self, root: Root, mark: re.Pattern[bytes], since: float, known: Container[str]
     ) -> Iterator[tuple[Removable, str | None]]:
         """Ask what bears a mark."""
-        for thing, found in self._each(lambda: self._inner.marked(root, mark, since, known), (tuple,)):
+        for thing, found in self._each(lambda: self._inner.store.marked(root, mark, since, known), (tuple,)):
             self._demand_inside(thing, root)
             if thing.key not in known if not found else mark.fullmatch(found.encode()) is None:
                 message = f"the plug-in failed: {thing.key!r} does not have the mark {found!r} that it was asked for"
@@ -408,7 +410,7 @@ class Contained(Layer):
         """Ask what to leave alone for now."""
         listed = tuple(targets)
         asked = {(thing.root, thing.key) for thing in listed}
-        for thing, reason in self._each(lambda: self._inner.idle_gate(listed), (tuple,)):
+        for thing, reason in self._each(lambda: self._inner.store.idle_gate(listed), (tuple,)):
             if (thing.root, thing.key) not in asked:
                 message = f"the plug-in failed: it answered for {thing.key!r}, which it was not asked for"
                 raise PluginFailed(self.name, message, thing.root)
@@ -416,7 +418,7 @@ class Contained(Layer):
 
     def claims(self, root: Root, parts: tuple[str, ...]) -> bool | None:
         """Ask whether a path is the layer's."""
-        return self._ask(lambda: _checked(self._inner.claims(root, parts), bool, type(None)))
+        return self._ask(lambda: _checked(self._inner.store.claims(root, parts), bool, type(None)))
 
     def lacking(self) -> tuple[Root, ...]:
         """Ask what running programs lack."""
@@ -425,11 +427,11 @@ class Contained(Layer):
     def recover(self, root: Root) -> None:
         """Ask to finish what was interrupted."""
         if self._is_own("recover"):
-            self._ask(lambda: self._inner.recover(root))
+            self._ask(lambda: self._inner.store.recover(root))
 
     def plan_everything(self, root: Root) -> ClearPlan | None:
         """Ask for the plan of a whole root."""
-        plan = self._ask(lambda: self._own(_checked(self._inner.plan_everything(root), ClearPlan, type(None))))
+        plan = self._ask(lambda: self._own(_checked(self._inner.store.plan_everything(root), ClearPlan, type(None))))
         for target in () if plan is None else plan.targets:
             self._demand_inside(target, root)
         return plan
@@ -447,7 +449,7 @@ class Contained(Layer):
             return dict.fromkeys(Ability, error.message)
         refused = {ability: reason for ability, reason in asked.items() if reason is not None}
         tries: dict[Ability, Callable[[], object]] = {
-            Ability.DISABLE: lambda: (self.switch(on=False), self.switch(on=True)),
+            Ability.DISABLE: lambda: (self.switched(on=False), self.switched(on=True)),
             Ability.RELOCATE: lambda: self.relocate(self.environment.temporary),
         }
         failed = {ability: _failure(tries[ability]) for ability in tries.keys() - refused.keys()}

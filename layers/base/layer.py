@@ -1,28 +1,25 @@
-"""The contract every layer keeps: a uniform face, and the few things a product must say for itself.
+"""The class of all layers: a declaration of one cache, and the methods that users call, written once.
 
-A layer is a small class that knows one product. What users call (:meth:`Layer.get`, :meth:`Layer.put`,
-:meth:`Layer.plan_clear`, :meth:`Layer.clear`, :meth:`Layer.disable`) is written once, here; an adapter
-supplies what differs, and composes a store of :mod:`cachectl.layers.stores` for everything that touches a
-disk.
+An adapter declares what is particular to its library. A store (:mod:`cachectl.layers.base.store`) does everything that
+touches a disk.
 """
 
 from __future__ import annotations
 
 import os
 import re
-import shlex
-from abc import ABC, abstractmethod
+from abc import ABC
 from collections import Counter
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import ClassVar, Final, TypeVar, final
 
+from cachectl.layers.base.declarations import EnvSwitch, Places, at_once
 from cachectl.layers.base.environment import Environment, user_name
 from cachectl.layers.base.errors import (
-    Damaged,
     EntryExists,
     ForeignForm,
     LayerError,
@@ -35,16 +32,13 @@ from cachectl.layers.base.errors import (
 from cachectl.layers.base.facts import (
     Ability,
     Artifact,
-    Bulk,
     Census,
     ClearPlan,
-    Counted,
+    Condition,
     Entry,
     Finding,
-    Foresight,
     Found,
     Hazard,
-    Housekeeping,
     Note,
     Orphan,
     Outcome,
@@ -57,34 +51,43 @@ from cachectl.layers.base.facts import (
     State,
     Switch,
     Target,
-    Unverified,
 )
-from cachectl.layers.base.keys import key_complaint
+from cachectl.layers.base.limits import key_complaint
 from cachectl.layers.base.selection import ALL, Selection
-from cachectl.layers.host.handles import NO_ROOM, owners
-from cachectl.layers.stores.foresight import closed_because, wait_until_free
+from cachectl.layers.base.store import Store, attempt, target_of
+from cachectl.layers.disk.foresight import closed_because
+from cachectl.layers.disk.handles import owners
+from cachectl.layers.disk.trust import as_owner
 from cachectl.layers.stores.quarantine import Quarantine, label
 
 T = TypeVar("T")
 
-_NO_QUARANTINE: Final = "the layer does not say how to move an entry aside; purge it"
+_NO_SWITCH: Final = "nothing turns this cache off"
 
 
 class Layer(ABC):
-    """One cache of the OpenCL stack, as one environment would meet it."""
+    """One cache of the OpenCL stack, as one environment meets it: a declaration, and methods that are the same for all.
 
-    #: The version of this interface that a layer was written for; one that does not say was written for the first.
+    A plain layer declares ``name``, ``title``, ``places``, ``switch`` and ``store``. A layer whose library has rules of
+    its own overrides the methods of the second section.
+    """
+
+    #: The version of this interface that a layer was written for.
     interface: ClassVar[int] = 1
     #: What users type.
     name: ClassVar[str]
     #: One line for tables.
     title: ClassVar[str]
-    #: Whose the entries are: what a package owns is read, never cleared.
+    #: Where the library keeps entries.
+    places: ClassVar[Places]
+    #: What turns the cache on and off; ``None`` where nothing does.
+    switch: ClassVar[EnvSwitch | None] = None
+    #: How entries are kept. The class declares it, and each instance has it bound to its name and environment.
+    store: Store
+    #: Who owns the entries. Entries of a package are read, never changed.
     scope: ClassVar[Scope] = Scope.USER
-    #: Hours of tuning rather than a cache that a rerun refills: removed only when named.
+    #: Whether this is hours of tuning and not a cache that a rerun refills: removed only when named.
     precious: ClassVar[bool] = False
-    #: Artifact forms that :meth:`put` takes; the first is what :meth:`get` gives.
-    forms: ClassVar[tuple[str, ...]]
     #: What goes wrong with a root on a network file system, ``None`` where nothing does.
     on_network: ClassVar[Hazard | None] = Hazard(
         Severity.HARMLESS, "every lookup goes over the network, and locks of other machines may not hold there"
@@ -93,264 +96,88 @@ class Layer(ABC):
     among_ranks: ClassVar[Hazard | None] = Hazard(Severity.HARMLESS, "they may wait for each other")
     #: What goes wrong where this user cannot write to a root, or make it; ``None`` where nothing does.
     when_closed: ClassVar[Hazard | None] = Hazard(Severity.RISKS, "nothing that is new can be stored")
-
-    #: Whether removing entries needs room on the disk first; layers that need none are cleared before.
-    clearing_needs_room: ClassVar[bool] = False
-    #: What in the message of a failed build tells which log, or leaked temporary, it has left.
+    #: What in the message of a failed build names the log, or leaked temporary, that it has left.
     failure_mark: ClassVar[re.Pattern[str] | None] = None
 
     def __init__(self, environment: Environment) -> None:
         self.environment = environment
+        self.store = type(self).store.bound(self.name, environment)
 
-    # ------------------------------------------------------------------ what a product says for itself
+    @property
+    def forms(self) -> tuple[str, ...]:
+        """Artifact forms that :meth:`put` takes; the first is what :meth:`get` gives."""
+        return self.store.forms
 
-    @abstractmethod
+    # ------------------------------------------------------------------ particular to a library
+
     def roots(self) -> tuple[Root, ...]:
-        """Resolve every place the library would use, whether or not it exists, the one it writes to first.
+        """Return every place the library would use, whether or not it exists, the one it writes to first.
 
-        Pure: an answer of the environment alone.
+        A pure function of the environment.
         """
+        return self.places.roots(self.environment)
 
-    @abstractmethod
     def state(self) -> State:
-        """Say whether a program started in this environment would use the cache, and why."""
+        """Return whether a program started in this environment would use the cache, and why."""
+        return State(Condition.ENABLED, "has no switch") if self.switch is None else self.switch.state(self.environment)
 
-    @abstractmethod
-    def scan(self, root: Root, *, contents: bool = True) -> Iterator[Found]:
-        """Yield what lies in a root, a thing at a time; damage is yielded as a problem, never raised.
+    def switched(self, *, on: bool) -> Switch:
+        """Return how to turn the layer on or off. Asked only where nothing in :meth:`refusals` forbids it."""
+        if self.switch is None:
+            raise Refused(self.name, _NO_SWITCH)
+        return self.switch.change(self.name, on=on)
 
-        With ``contents=False`` entries are not looked into: no kernel names, and stale only if the name tells.
-        """
-
-    @abstractmethod
-    def read(self, root: Root, key: str) -> Artifact | None:
-        """Read one entry, or return ``None`` where the root has no such key."""
-
-    @abstractmethod
-    def write(self, root: Root, key: str, artifact: Artifact, *, replace: bool) -> None:
-        """Verify, stage and place an entry; the form has been checked."""
-
-    @abstractmethod
-    def remove(self, root: Root, targets: tuple[Target, ...]) -> Outcome:
-        """Remove what a plan lists in one root, skipping what has changed since."""
-
-    def is_key(self, key: str) -> bool:
-        """Tell by its form alone whether a text may be the key of an entry here.
-
-        Asked before an artifact is placed: its key may be a stranger's, and becomes the name of a file. Control
-        characters, which :func:`key_complaint` refuses, need no test.
-        """
-        del key
-        return True
-
-    def held_in(self, root: Root, keys: Sequence[str]) -> Mapping[str, tuple[Path, ...]]:
-        """Map each key to the files and folders that removing or replacing its entry changes; they need not exist.
-
-        Their owners decide whether the superuser may do it. The default is for layers whose keys are paths below the
-        root; layers that keep many entries in one file override this.
-        """
-        return {key: (root.path / key,) for key in keys}
-
-    def lock_files(self, root: Root, keys: Iterable[str]) -> Iterable[Path]:
-        """Name the files that a change of entries locks, whether or not they exist."""
-        del root, keys
-        return ()
-
-    def foresee_removal(self, root: Root, targets: tuple[Target, ...]) -> Foresight:
-        """Say what :meth:`remove` would do, as far as file modes, file systems and locks show it. Touch nothing.
-
-        The default is for layers whose keys are paths below the root, and whose entries free the bytes they have.
-        Raises :class:`LayerError` where nothing in the root could be removed.
-        """
-        for path in self.lock_files(root, [target.key for target in targets]):
-            wait_until_free(self.name, path, self.environment.patience)
-        failed: list[Note] = []
-        going: list[Target] = []
-        known: dict[Path, str | None] = {}
-        for target in targets:
-            because = closed_because(root.path, target.key, known)
-            if because is None:
-                going.append(target)
-            else:
-                failed.append(Note(target.key, f"cannot be removed: {because}"))
-        return Foresight(tuple(going), sum(target.bytes for target in going), failed=tuple(failed))
-
-    def foresee_write(self, root: Root, keys: Sequence[str]) -> Mapping[str, LayerError]:
-        """Return why entries of these keys could not be written, whatever is in them. Touch nothing.
-
-        Looks at what :meth:`foresee_removal` looks at. Raises :class:`LayerError` where none could be written.
-        """
-        for path in self.lock_files(root, keys):
-            wait_until_free(self.name, path, self.environment.patience)
-        known: dict[Path, str | None] = {}
-        found = ((key, closed_because(root.path, key, known)) for key in keys)
-        return {
-            key: Unreachable(self.name, f"cannot write: {because}", root.path / key)
-            for key, because in found
-            if because is not None
-        }
-
-    @abstractmethod
-    def switch(self, *, on: bool) -> Switch:
-        """Say how to turn the layer on or off."""
-
-    @abstractmethod
     def relocate(self, folder: Path) -> Switch:
-        """Say how to make the layer keep everything under another folder."""
-
-    @abstractmethod
-    def verify(self, root: Root) -> Iterator[Finding]:
-        """Check every entry the way its library would, and yield what it could not use."""
-
-    def examine(self, root: Root, *, deep: bool) -> Iterator[Finding | Unverified]:
-        """Verify a root, and yield what was not checked; ``deep`` also runs installed tools that can check more.
-
-        A layer overrides this where its entries hold content that :meth:`verify` cannot check.
-        """
-        del deep
-        yield from self.verify(root)
-
-    @final
-    def told(self, root: Root, problem: Problem) -> Finding:
-        """Put a problem of a root into a finding: what cannot be looked at may hold entries that fail a program."""
-        if problem.code == "unreadable":
-            severity, fix = Severity.FAILS, f"chmod u+rwx {shlex.quote(str(problem.path))}"
-        else:
-            severity, fix = Severity.HARMLESS, f"nothing, or move {shlex.quote(str(problem.path))} elsewhere"
-        key = os.path.relpath(problem.path, root.path)
-        return Finding(self.name, root.path, None if key == "." else key, severity, problem.code, problem.message, fix)
-
-    @final
-    def unreadable(self, root: Root, key: str, error: LayerError | OSError) -> Finding:
-        """Return the finding of an entry that could not be read. It names nothing to move aside: it may be whole."""
-        return self.told(root, Problem(root.path / key, "unreadable", reason_of(error)))
-
-    def set_aside(self, root: Root, target: Target, thing: Quarantined) -> str | None:
-        """Move what a plan lists into quarantine, and return ``None``, or why it was left where it is."""
-        del root, target
-        raise Refused(self.name, _NO_QUARANTINE, thing.root)
-
-    def bring_back(self, root: Root, thing: Quarantined, *, replace: bool) -> None:
-        """Move a thing out of quarantine into its old place; the folder it lay in goes."""
-        del root, replace
-        raise Refused(self.name, _NO_QUARANTINE, thing.root)
+        """Return how to make the layer keep everything under another folder."""
+        read = at_once() if self.switch is None else self.switch.read
+        return read.applied(self.name, self.places.moved(self.name, folder))
 
     def diagnose(self) -> Iterator[Finding]:
         """Yield what is wrong with how the layer is set up here: its variables, its surroundings. Changes nothing."""
         yield from ()
 
     def refusals(self) -> Mapping[Ability, str]:
-        """Name what cannot be done here and now, each with the reason."""
-        return {}
-
-    def idle_gate(self, targets: Iterable[Removable]) -> Iterator[tuple[Removable, str | None]]:
-        """Pair each thing to be cleared with the reason to leave it alone for now, or ``None``.
-
-        A layer adds what no later scan could recognise once those things have gone.
-        """
-        for target in targets:
-            yield target, None
-
-    def claims(self, root: Root, parts: tuple[str, ...]) -> bool | None:
-        """Tell by name alone whether a path below a root is this layer's, or on the way to what is.
-
-        Asked where a root is not the layer's alone. ``None``: the layer does not say.
-        """
-        del root, parts
-        return None
+        """Return what cannot be done here and now, each with the reason."""
+        without = {} if self.switch is not None or _overrides(self, "switched") else {Ability.DISABLE: _NO_SWITCH}
+        return {**without, **self.store.refusals()}
 
     def lacking(self) -> tuple[Root, ...]:
-        """Name the roots that have gone, and without which programs that are running now fail."""
+        """Return the roots that have gone, and without which programs that are running now fail."""
         return ()
 
-    def recover(self, root: Root) -> None:
-        """Finish, or roll back, the writes to a root that were interrupted, as the next program there would.
-
-        Raises :class:`LayerError` for what cannot be finished.
-        """
-        del root
-
-    def plan_everything(self, root: Root) -> ClearPlan | None:
-        """Plan a whole root without listing its entries, where the store can; else ``None``."""
-        del root
-        return None
-
     def refresher(self) -> Switch | None:
-        """Say how to make the library store without reading, in this process; ``None`` where nothing does."""
+        """Return how to make the library store without reading, in this process; ``None`` where nothing does."""
         return None
-
-    def marked(
-        self, root: Root, mark: re.Pattern[bytes], since: float, known: Container[str]
-    ) -> Iterator[tuple[Removable, str | None]]:
-        """Yield what builds have stored whose source bore a mark, each with the mark.
-
-        A layer that keeps none of a source's names yields nothing. Only what has changed after ``since`` (epoch
-        seconds) is looked into. What is left of an entry among the ``known`` keys has the mark ``""`` where it bears
-        none any more.
-        """
-        del root, mark, since, known
-        yield from ()
-
-    def searched(self, root: Root, selection: Selection) -> Iterator[Found]:
-        """Yield at least what a selection matches. Stores that can find a kernel without reading all override this."""
-        del selection
-        yield from self.scan(root, contents=True)
-
-    def read_many(self, root: Root, keys: Sequence[str]) -> Mapping[str, Artifact | LayerError | OSError]:
-        """Read several entries, each or why it cannot be; a key that the root has not is left out.
-
-        Stores that are opened once for many entries override this.
-        """
-        found: dict[str, Artifact | LayerError | OSError] = {}
-        for key in keys:
-            artifact = _attempt(partial(self.read, root, key))
-            if artifact is not None:
-                found[key] = artifact
-        return found
-
-    def write_new(self, root: Root, artifacts: Sequence[Artifact]) -> list[bool | LayerError | OSError]:
-        """Place several entries, none over another, as :meth:`put_new` says; their forms have been checked.
-
-        Stores that are opened once for many entries override this.
-        """
-        tells = self.refusals().get(Ability.GET) is None
-        return [self._write_one(root, artifact, tells=tells) for artifact in artifacts]
-
-    def _write_one(self, root: Root, artifact: Artifact, *, tells: bool) -> bool | LayerError | OSError:
-        # What cannot be read is left to the writing: it mends an interrupted write, and is in the way of damage.
-        standing = _attempt(partial(self.read, root, artifact.key)) if tells else None
-        if isinstance(standing, Artifact):
-            return False if standing.data == artifact.data else EntryExists(self.name, root.path)
-        failure = _attempt(partial(self.write, root, artifact.key, artifact, replace=False))
-        return True if failure is None else failure
-
-    def counted(self, root: Root) -> Iterator[Counted]:
-        """Yield what there is to count in a root. Stores that can weigh without listing override this."""
-        yield from self.scan(root, contents=False)
-
-    def census(self, root: Root) -> Census:
-        """Count a root."""
-        return tally(self.counted(root))
 
     def elsewhere(self, environment: Environment) -> Layer:
         """Return the same layer in another environment."""
         return type(self)(environment)
 
-    # ------------------------------------------------------------------ the face, the same for every layer
+    # ------------------------------------------------------------------ the same for every layer
 
     @final
     def abilities(self) -> Mapping[Ability, str | None]:
-        """Map every ability to ``None`` where the layer has it here, else to the reason it has not."""
-        # A layer by others need not know of this.
-        can_quarantine = type(self).set_aside is not Layer.set_aside
-        refusals = {**({} if can_quarantine else {Ability.QUARANTINE: _NO_QUARANTINE}), **self.refusals()}
+        """Map every ability to ``None`` where the layer has it here, else to the reason why it has not."""
+        refusals = self.refusals()
         return {ability: refusals.get(ability) for ability in Ability}
+
+    def scan(self, root: Root, *, contents: bool = True) -> Iterator[Found]:
+        """Yield each thing in a root; see :meth:`Store.scan`."""
+        return self.store.scan(root, contents=contents)
+
+    def census(self, root: Root) -> Census:
+        """Count a root."""
+        return self.store.census(root)
+
+    def verify(self, root: Root) -> Iterator[Finding]:
+        """Check every entry of a root the way its library would, and yield what it could not use."""
+        return self.store.verify(root)
 
     @final
     def entries(self, selection: Selection = ALL) -> Iterator[Entry]:
         """Yield the selected entries of every root."""
         for root in self.roots():
-            for found in self.searched(root, selection):
+            for found in self.store.searched(root, selection):
                 if isinstance(found, Entry) and selection.matches(found):
                     yield found
 
@@ -362,7 +189,7 @@ class Layer(ABC):
         """
         self._demand(Ability.GET)
         for root in self.roots():
-            artifact = self.read(root, key)
+            artifact = self.store.read(root, key)
             if artifact is not None:
                 return artifact
         return None
@@ -382,7 +209,8 @@ class Layer(ABC):
         self._demand_key(key)
         root = self._root_to_put()
         self._demand_own_entry(root, key)
-        self.write(root, key, artifact, replace=replace)
+        with as_owner(root.path):
+            self.store.write(root, key, artifact, replace=replace)
 
     @final
     def get_many(self, keys: Sequence[str]) -> Mapping[str, Artifact | LayerError | OSError]:
@@ -393,7 +221,7 @@ class Layer(ABC):
         self._demand(Ability.GET)
         found: dict[str, Artifact | LayerError | OSError] = {}
         for root in self.roots():
-            found.update(self.read_many(root, [key for key in keys if key not in found]))
+            found.update(self.store.read_many(root, [key for key in keys if key not in found]))
         return found
 
     @final
@@ -406,9 +234,10 @@ class Layer(ABC):
         """
         self._demand(Ability.PUT)
         root = self._root_to_put()
-        refused = [_attempt(partial(self._demand_fit, root, artifact)) for artifact in artifacts]
+        refused = [attempt(partial(self._demand_fit, root, artifact)) for artifact in artifacts]
         fit = [artifact for artifact, reason in zip(artifacts, refused, strict=True) if reason is None]
-        written = iter(self._foresee_new(root, fit) if dry_run else self.write_new(root, fit))
+        with as_owner(root.path):
+            written = iter(self._foresee_new(root, fit) if dry_run else self.store.write_new(root, fit))
         return [next(written) if reason is None else reason for reason in refused]
 
     def _foresee_new(self, root: Root, artifacts: Sequence[Artifact]) -> list[bool | LayerError | OSError]:
@@ -416,7 +245,7 @@ class Layer(ABC):
         standing = self.get_many(keys) if self.refusals().get(Ability.GET) is None else {}
         new = [key for key in keys if key not in standing]
         try:
-            refused = self.foresee_write(root, new)
+            refused = self.store.foresee_write(root, new)
         except LayerError as error:
             refused = dict.fromkeys(new, error)
         done: list[bool | LayerError | OSError] = []
@@ -435,7 +264,7 @@ class Layer(ABC):
         self._demand_own_entry(root, artifact.key, beside=root.path / artifact.key)
 
     def _demand_key(self, key: str) -> None:
-        if key_complaint(key) is not None or not self.is_key(key):
+        if key_complaint(key) is not None or not self.store.is_key(key):
             raise not_a_key(self.name, key)
 
     def _demand_form(self, artifact: Artifact) -> None:
@@ -464,7 +293,8 @@ class Layer(ABC):
         for root in filter(within, self.roots()):
             with suppress(LayerError, OSError):
                 self._demand_own(root)
-                self.recover(root)
+                with as_owner(root.path):
+                    self.store.recover(root)
 
     @final
     def plan_clear(
@@ -527,7 +357,8 @@ class Layer(ABC):
             if not targets:
                 continue
             try:
-                outcome = outcome.plus(self.remove(root, targets))
+                with as_owner(root.path):
+                    outcome = outcome.plus(self.store.remove(root, targets))
             except (LayerError, OSError) as error:
                 outcome = outcome.plus(Outcome(self.name, failed=(Note(str(root.path), reason_of(error)),)))
         return outcome
@@ -546,7 +377,8 @@ class Layer(ABC):
                 continue
             try:
                 self._demand_own(root)
-                seen = self.foresee_removal(root, targets)
+                with as_owner(root.path):
+                    seen = self.store.foresee_removal(root, targets)
             except (LayerError, OSError) as error:
                 outcome = outcome.plus(Outcome(self.name, failed=(Note(str(root.path), reason_of(error)),)))
                 continue
@@ -566,16 +398,19 @@ class Layer(ABC):
     def _foresee_remake(self, root: Root) -> Outcome:
         try:
             self._demand_own(root)
+            with as_owner(root.path):
+                because = closed_because(root.path.parent, root.path.name)
         except (LayerError, OSError) as error:
             return Outcome(self.name, failed=(Note(str(root.path), reason_of(error)),))
-        if (because := closed_because(root.path.parent, root.path.name)) is not None:
+        if because is not None:
             return Outcome(self.name, failed=(Note(str(root.path), because),))
         return Outcome(self.name, remade=(root.path,))
 
     def _remake(self, root: Root) -> Outcome:
         try:
             self._demand_own(root)
-            root.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with as_owner(root.path):
+                root.path.mkdir(mode=0o700, parents=True, exist_ok=True)
         except (LayerError, OSError) as error:
             return Outcome(self.name, failed=(Note(str(root.path), reason_of(error)),))
         return Outcome(self.name, remade=(root.path,))
@@ -584,13 +419,13 @@ class Layer(ABC):
     def disable(self) -> Switch:
         """Say, as data, how to turn the layer off. Raises :class:`Refused` where nothing does."""
         self._demand(Ability.DISABLE)
-        return self.switch(on=False)
+        return self.switched(on=False)
 
     @final
     def enable(self) -> Switch:
         """Say, as data, how to turn the layer on."""
         self._demand(Ability.DISABLE)
-        return self.switch(on=True)
+        return self.switched(on=True)
 
     @final
     def plan_quarantine(self, findings: Iterable[Finding]) -> ClearPlan:
@@ -617,7 +452,8 @@ class Layer(ABC):
     def _set_one_aside(self, root: Root, target: Target, finding: Finding) -> Outcome:
         thing = label(root.path, target, finding, self.environment.clock())
         try:
-            because = self.set_aside(root, target, thing)
+            with as_owner(root.path):
+                because = self.store.set_aside(root, target, thing)
         except Unsettled as error:
             return Outcome(self.name, 1, failed=(Note(target.key, error.message),))
         except (LayerError, OSError) as error:
@@ -637,23 +473,27 @@ class Layer(ABC):
         Raises :class:`Refused`, or :class:`EntryExists` where another entry has taken its place and ``replace`` is
         not set.
         """
-        self.bring_back(self._root_to_restore(thing), thing, replace=replace)
+        root = self._root_to_restore(thing)
+        with as_owner(root.path):
+            self.store.bring_back(root, thing, replace=replace)
 
     @final
     def foresee_restore(self, thing: Quarantined, *, replace: bool = False) -> None:
         """Raise what :meth:`restore` would raise, as far as that can be known. Touch nothing."""
         root = self._root_to_restore(thing)
-        for error in self.foresee_write(root, [thing.key]).values():
-            raise error
-        # The folder that it lies in goes.
-        if (because := closed_because(root.path, ".")) is not None:
+        with as_owner(root.path):
+            for error in self.store.foresee_write(root, [thing.key]).values():
+                raise error
+            # The folder that it lies in goes.
+            because = closed_because(root.path, ".")
+        if because is not None:
             raise Unreachable(self.name, f"cannot put it back: {because}", root.path)
         if not replace and (os.path.lexists(root.path / thing.key) or self._is_taken(root, thing.key)):
             raise EntryExists(self.name, root.path / thing.key)
 
     def _is_taken(self, root: Root, key: str) -> bool:
         """Tell whether an entry stands in a place; one that cannot be read does, too."""
-        return self.refusals().get(Ability.GET) is None and _attempt(partial(self.read, root, key)) is not None
+        return self.refusals().get(Ability.GET) is None and attempt(partial(self.store.read, root, key)) is not None
 
     def _root_to_restore(self, thing: Quarantined) -> Root:
         self._demand(Ability.QUARANTINE)
@@ -665,8 +505,7 @@ class Layer(ABC):
         return root
 
     def _demand(self, ability: Ability) -> None:
-        # The one ability that is not for the product alone to refuse needs the whole table.
-        reason = self.abilities()[ability] if ability is Ability.QUARANTINE else self.refusals().get(ability)
+        reason = self.refusals().get(ability)
         if reason is not None:
             raise Refused(self.name, f"cannot {ability.value}: {reason}")
 
@@ -691,7 +530,7 @@ class Layer(ABC):
         """Refuse to let the superuser change an entry that is somebody else's; ``beside`` is a path that may be."""
         if not self.environment.superuser or self.environment.over_others:
             return
-        for path in self.held_in(root, [key]).get(key, ()):
+        for path in self.store.held_in(root, [key]).get(key, ()):
             if path != beside and (others := owners(path) - {0}):
                 name = user_name(min(others))
                 message = f"belongs to {name}, and you are the superuser; do it as {name}, or say --over-others"
@@ -722,7 +561,7 @@ class Layer(ABC):
 
     def _owned_by_others(self, root: Path, targets: Sequence[Target]) -> Iterator[tuple[Target, frozenset[int]]]:
         place = next(one for one in self.roots() if one.path == root)
-        held = self.held_in(place, [target.key for target in targets])
+        held = self.store.held_in(place, [target.key for target in targets])
         known: dict[Path, frozenset[int]] = {}
         for target in targets:
             others: frozenset[int] = frozenset()
@@ -743,21 +582,14 @@ class Layer(ABC):
                 self._demand_own(root)
         return listed
 
-    @final
-    def with_cure(self, error: LayerError) -> str:
-        """Return an error's message; for damage, with the command that moves the damaged thing aside."""
-        if not isinstance(error, Damaged) or self.abilities()[Ability.QUARANTINE] is not None:
-            return error.message
-        return f"{error.message}; to move it aside: cachectl verify --quarantine {self.name}"
-
     def _plan_root(self, root: Root, selection: Selection, *, listed: bool) -> ClearPlan:
-        if selection.everything and not listed and (whole := self.plan_everything(root)) is not None:
+        if selection.everything and not listed and (whole := self.store.plan_everything(root)) is not None:
             return whole
         chosen: list[Removable] = []
         problems: list[Problem] = []
         nameless: set[str] = set()
         guests: Counter[str] = Counter()
-        for found in self.scan(root, contents=listed or selection.needs_contents):
+        for found in self.store.scan(root, contents=listed or selection.needs_contents):
             if isinstance(found, Entry):
                 if selection.kernel is not None and found.kernels is None and found.guest is None:
                     nameless.add(found.key)
@@ -785,7 +617,7 @@ class Layer(ABC):
     def _gated(self, things: Iterable[Removable]) -> ClearPlan:
         idle: list[Removable] = []
         skipped: list[Note] = []
-        for thing, reason in self.idle_gate(things):
+        for thing, reason in self.store.idle_gate(things):
             if reason is not None:
                 skipped.append(Note(thing.key, reason))
             else:
@@ -800,129 +632,15 @@ def _notes_of_nameless(count: int, root: Root) -> Iterator[Note]:
         yield Note("*", f"{count} {have} left, in {root.path}")
 
 
-def each_part(layer: str, parts: Iterable[tuple[str, Callable[[], Outcome]]]) -> Outcome:
-    """Do the parts of a removal, each under a name for its failures, and return what all of them did.
+class StoreLayer(Store, Layer):
+    """A layer that is its own store."""
 
-    A part that fails keeps no other from being done, and no count of another is lost.
-    """
-    outcome = Outcome(layer)
-    for name, act in parts:
-        try:
-            outcome = outcome.plus(act())
-        except (LayerError, OSError) as error:  # noqa: PERF203 - one must not end the rest
-            outcome = outcome.plus(Outcome(layer, failed=(Note(name, reason_of(error)),)))
-    return outcome
+    forms: tuple[str, ...] = ()
+
+    def __init__(self, environment: Environment) -> None:
+        self.environment = environment
+        self.store = self
 
 
-@contextmanager
-def counting(layer: str, index: Path, recount: Callable[[], None]) -> Iterator[None]:
-    """Recount the entries into an index after a change, and also after a change that fails: it may have got halfway.
-
-    Raises :class:`Unsettled` where only the recount fails.
-    """
-    try:
-        yield
-    except BaseException:
-        with suppress(LayerError, OSError):
-            recount()
-        raise
-    try:
-        recount()
-    except (LayerError, OSError) as error:
-        advice = "make room, then " if isinstance(error, OSError) and error.errno in NO_ROOM else ""
-        message = f"cannot count the entries again: {reason_of(error)}; {advice}put or purge any entry"
-        raise Unsettled(layer, message, index) from error
-
-
-def remove_counted(layer: str, change: AbstractContextManager[T], remove: Callable[[T], Outcome]) -> Outcome:
-    """Remove entries within a change that ends with :func:`counting`; what fails then is added to what was done."""
-    outcome: Outcome | None = None
-    try:
-        with change as given:
-            outcome = remove(given)
-    except (LayerError, OSError) as error:
-        if outcome is None:
-            raise
-        where = error.path if isinstance(error, LayerError) else error.filename
-        outcome = outcome.plus(Outcome(layer, failed=(Note(str(where or "*"), reason_of(error)),)))
-    return outcome
-
-
-def _attempt(act: Callable[[], T]) -> T | LayerError | OSError:
-    """Return what something gives, or what it raises of the kind that concerns one entry alone."""
-    try:
-        return act()
-    except (LayerError, OSError) as error:
-        return error
-
-
-def target_of(thing: Removable) -> Target:
-    """Spell a thing that a scan has found as what a plan lists."""
-    return Target(thing.root, thing.key, thing.bytes, 1 if isinstance(thing, Entry) else 0, thing.mark)
-
-
-def tally(found: Iterable[Counted]) -> Census:
-    """Fold a scan into numbers, holding no more than one thing at a time."""
-    entries = files = total = orphan_files = orphan_bytes = stale_entries = stale_bytes = 0
-    knows_stale = False
-    moments: list[float] = []
-    problems: list[Problem] = []
-    for thing in found:
-        if isinstance(thing, Problem):
-            problems.append(thing)
-            continue
-        if isinstance(thing, Orphan):
-            # What is in quarantine has not leaked.
-            if not thing.kept:
-                orphan_files += thing.files
-                orphan_bytes += thing.bytes
-            continue
-        if isinstance(thing, Entry) and thing.guest is not None:
-            continue
-        count = _count_of(thing)
-        entries += count
-        files += thing.files
-        total += thing.bytes
-        moments = _extremes([*moments, *_moments_of(thing)])
-        if thing.stale is not None:
-            knows_stale = True
-            stale_entries += count if thing.stale else 0
-            stale_bytes += thing.bytes if thing.stale else 0
-    complete = not any(problem.hides for problem in problems)
-    # Where something could not be counted, a number is a lower bound, and zero says nothing.
-    return Census(
-        entries=entries if entries or complete else None,
-        files=files if files or complete else None,
-        bytes=total if total or complete else None,
-        orphan_files=orphan_files if orphan_files or complete else None,
-        orphan_bytes=orphan_bytes if orphan_bytes or complete else None,
-        stale_entries=stale_entries if knows_stale else None,
-        stale_bytes=stale_bytes if knows_stale else None,
-        oldest=moments[0] if moments else None,
-        newest=moments[-1] if moments else None,
-        problems=tuple(problems),
-    )
-
-
-def uncounted(*problems: Problem) -> Census:
-    """Return the numbers of a root of which nothing could be counted: all unknown."""
-    return Census(entries=None, files=None, bytes=None, orphan_files=None, orphan_bytes=None, problems=problems)
-
-
-def _count_of(thing: Entry | Housekeeping | Bulk) -> int:
-    return thing.entries if isinstance(thing, Bulk) else int(isinstance(thing, Entry))
-
-
-def _moments_of(thing: Entry | Housekeeping | Bulk) -> Iterator[float]:
-    if isinstance(thing, Bulk):
-        known = (thing.oldest, thing.newest)
-    elif isinstance(thing, Entry):
-        known = (thing.modified if thing.modified is not None else thing.written_before, None)
-    else:
-        # Its age is no entry's.
-        known = (None, None)
-    yield from (moment for moment in known if moment is not None)
-
-
-def _extremes(moments: list[float]) -> list[float]:
-    return [min(moments), max(moments)] if moments else []
+def _overrides(layer: Layer, method: str) -> bool:
+    return getattr(type(layer), method) is not getattr(Layer, method)

@@ -6,6 +6,7 @@ Each limit is far above what the libraries write. A file above it is reported an
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
 #: One entry, or one file that is read whole. Entries are held in memory. The largest that the libraries are known to
@@ -19,6 +20,9 @@ LARGEST_RECORDS: Final = 256 << 20
 LARGEST_INDEX: Final = 64 << 20
 #: One key. The longest are MIOpen's, which hold the arguments of a compiler.
 LONGEST_KEY: Final = 1 << 14
+
+#: Control characters, also those of Unicode that end a line or turn the direction of text.
+_CONTROL: Final = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
 
 #: The manifest of a bundle: that of a hundred thousand entries has less.
 LARGEST_MANIFEST: Final = 64 << 20
@@ -43,3 +47,14 @@ LARGEST_SIGNATURE: Final = 1 << 20
 def too_large(size: int, most: int) -> str:
     """Say that something is larger than what is read."""
     return f"has {size:,} bytes, and at most {most:,} are read"
+
+
+def key_complaint(key: str) -> str | None:
+    """Return why a text cannot be a key of any layer, else ``None``. Keys become file names, and bundles bring them."""
+    if not key:
+        return "is empty"
+    if len(key) > LONGEST_KEY:
+        return f"is longer than {LONGEST_KEY:,} characters"
+    if _CONTROL.search(key):
+        return "holds control characters"
+    return None

@@ -123,7 +123,7 @@ def _ill_formed(layer: Layer) -> str | None:
     if type(layer.interface) is not int or layer.interface not in INTERFACES:
         known = ", ".join(map(str, sorted(INTERFACES)))
         return f"was written for version {layer.interface!r} of the interface; this cachectl knows {known}"
-    kinds = {"title": str, "forms": tuple, "scope": Scope, "precious": bool, "clearing_needs_room": bool}
+    kinds = {"title": str, "scope": Scope, "precious": bool}
     for attribute, kind in kinds.items():
         if not isinstance(getattr(layer, attribute), kind):
             return f"has a {attribute} that is no {kind.__name__}: {getattr(layer, attribute)!r}"

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from cachectl.layers.formats import bitcode, spirv
-from cachectl.layers.formats.contents import Contents
+from cachectl.layers.formats.details import Details
 from cachectl.layers.formats.elf import MAGIC as ELF_MAGIC
 from cachectl.layers.formats.elf import Elf, read_elf
 
@@ -60,23 +60,23 @@ def complaint(output: bytes) -> str | None:
     return None
 
 
-def describe(output: bytes) -> Contents:
+def describe(output: bytes) -> Details:
     """Read kernels and device of an output."""
     if output.startswith(bitcode.MAGIC):
-        return Contents("LLVM bitcode", bitcode.kernels(output))
+        return Details("LLVM bitcode", bitcode.kernels(output))
     if output.startswith(spirv.MAGIC):
-        return Contents("SPIR-V", spirv.kernels(output))
+        return Details("SPIR-V", spirv.kernels(output))
     if output.startswith(_BUNDLE):
-        return Contents("offload bundle")
+        return Details("offload bundle")
     elf = read_elf(output)
     if elf is None:
-        return Contents("unknown")
-    return _of_code_object(elf) if elf.machine == _AMDGPU else Contents("ELF")
+        return Details("unknown")
+    return _of_code_object(elf) if elf.machine == _AMDGPU else Details("ELF")
 
 
-def _of_code_object(elf: Elf) -> Contents:
+def _of_code_object(elf: Elf) -> Details:
     named = {name.removesuffix(_DESCRIPTOR) for name in elf.symbols() if name.endswith(_DESCRIPTOR)}
-    return Contents("code object", tuple(sorted(named - {""})) or None, _device(elf))
+    return Details("code object", tuple(sorted(named - {""})) or None, _device(elf))
 
 
 def _device(elf: Elf) -> str | None:

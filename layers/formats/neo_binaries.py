@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Final
 
 from cachectl.layers.formats import bitcode, spirv
-from cachectl.layers.formats.contents import Contents
+from cachectl.layers.formats.details import Details
 from cachectl.layers.formats.elf import MAGIC as ELF_MAGIC
 from cachectl.layers.formats.elf import Elf, read_elf
 
@@ -53,35 +53,35 @@ def is_wrapper(data: bytes) -> bool:
     return data.startswith(ELF_MAGIC) and data[16:18] == _WRAPPER.to_bytes(2, "little")
 
 
-def describe(data: bytes) -> Contents:
+def describe(data: bytes) -> Details:
     """Read kernels, device and versions, whatever kind of program it is."""
     if data.startswith(ELF_MAGIC):
         elf = read_elf(data)
-        return Contents("unknown") if elf is None else _of_elf(elf)
+        return Details("unknown") if elf is None else _of_elf(elf)
     if data.startswith(spirv.MAGIC):
-        return Contents("SPIR-V", spirv.kernels(data))
+        return Details("SPIR-V", spirv.kernels(data))
     if data.startswith(bitcode.MAGIC):
-        return Contents("LLVM bitcode", bitcode.kernels(data))
+        return Details("LLVM bitcode", bitcode.kernels(data))
     if data.startswith(_ARCHIVE):
-        return Contents("archive")
-    return _patch_tokens(data) or Contents("unknown")
+        return Details("archive")
+    return _patch_tokens(data) or Details("unknown")
 
 
-def _of_elf(elf: Elf) -> Contents:
+def _of_elf(elf: Elf) -> Details:
     if elf.kind in _ZEBIN:
         return _of_zebin(elf)
     if elf.kind != _WRAPPER:
-        return Contents("ELF")
+        return Details("ELF")
     wrapped = {section.kind: elf.content(section) for section in elf.sections}
     device = wrapped.get(_DEVICE_BINARY, b"")
     inner = read_elf(device)
     # A wrapper is not wrapped again: no depth to bound.
     if inner is not None and inner.kind in _ZEBIN:
         return _of_zebin(inner)
-    return _patch_tokens(device) or Contents("OpenCL ELF", spirv.kernels(wrapped.get(_SPIRV, b"")))
+    return _patch_tokens(device) or Details("OpenCL ELF", spirv.kernels(wrapped.get(_SPIRV, b"")))
 
 
-def _of_zebin(elf: Elf) -> Contents:
+def _of_zebin(elf: Elf) -> Details:
     named = {one.name.removeprefix(_TEXT) for one in elf.sections if one.name.startswith(_TEXT)}
     notes = {
         kind: described
@@ -92,7 +92,7 @@ def _of_zebin(elf: Elf) -> Contents:
     }
     version = notes.get(4, b"").rstrip(b"\0").decode(errors="replace")
     kernels = tuple(sorted(named - {_FUNCTIONS, ""})) or None
-    return Contents("zebin", kernels, _device(notes), {"zebin": version} if version else {})
+    return Details("zebin", kernels, _device(notes), {"zebin": version} if version else {})
 
 
 def _device(notes: Mapping[int, bytes]) -> str | None:
@@ -106,7 +106,7 @@ def _device(notes: Mapping[int, bytes]) -> str | None:
     return f"graphics core {numbers[2]}" if 2 in numbers else None  # noqa: PLR2004 - see above
 
 
-def _patch_tokens(data: bytes) -> Contents | None:
+def _patch_tokens(data: bytes) -> Details | None:
     """Read a device binary of the format before zebin; ``None`` where it is none, or not whole."""
     if not data.startswith(_PATCH_TOKENS) or len(data) < _PROGRAM.size:
         return None
@@ -114,7 +114,7 @@ def _patch_tokens(data: bytes) -> Contents | None:
     names = list(_kernels(data, _PROGRAM.size + patches, count))
     if len(names) != count:
         return None
-    return Contents("patch tokens", tuple(sorted(names)) or None, f"graphics core {device}", {"format": str(version)})
+    return Details("patch tokens", tuple(sorted(names)) or None, f"graphics core {device}", {"format": str(version)})
 
 
 def _kernels(data: bytes, at: int, count: int) -> Iterator[str]:

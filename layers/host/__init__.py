@@ -1,1 +1,1 @@
-"""The machine: files, processes, mounts, OpenCL drivers, GPUs, and what is installed."""
+"""The machine: processes, mounts, OpenCL drivers, GPUs, and what is installed."""

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from cachectl.layers.base.environment import Environment
-from cachectl.layers.host.plain import read_installed
+from cachectl.layers.disk.plain import read_installed
 
 #: What the file name of a driver library contains, and whose it is.
 _MAKERS: Final = (

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import Final
 
-from cachectl.layers.host.plain import read_installed
+from cachectl.layers.disk.plain import read_installed
 
 #: A folder that has changed since may change again without its time moving on: clocks of file systems tick.
 _SETTLED_NANOSECONDS: Final = 2_000_000_000

@@ -43,13 +43,14 @@ from cachectl.layers.base.facts import (
     Switch,
     Target,
 )
-from cachectl.layers.base.layer import Layer, counting, each_part, remove_counted
+from cachectl.layers.base.layer import Layer
+from cachectl.layers.base.store import Store, counting, each_part, remove_counted
 from cachectl.layers.base.switches import misread, off
+from cachectl.layers.disk.handles import opened_root, write_synced
+from cachectl.layers.disk.plain import open_plain, read_plain
+from cachectl.layers.disk.presence import is_there, means_no_file, status_at
 from cachectl.layers.host.drivers import opencl_drivers
-from cachectl.layers.host.handles import opened_root, write_synced
 from cachectl.layers.host.installing import command_to_install
-from cachectl.layers.host.plain import open_plain, read_plain
-from cachectl.layers.host.presence import is_there, means_no_file, status_at
 from cachectl.layers.host.processes import spell, using
 from cachectl.layers.mesa import entries as mesa_entries
 from cachectl.layers.mesa.entries import RUSTICL
@@ -122,88 +123,10 @@ class _Raw:
     read: Callable[[], bytes | None]
 
 
-class MesaShaderCache(Layer):
-    """Kernels, and machine code for them, in the shader cache of Mesa."""
+class ShaderCache(Store):
+    """The three stores of Mesa: a file for each entry, one file with an index, and a database of two files."""
 
-    name = "mesa"
-    title = "Mesa shader cache (Rusticl)"
     forms = ("mesa-entry/1",)
-    on_network = Hazard(
-        Severity.HARMLESS, "every lookup goes over the network, and the size is counted in a file that programs map"
-    )
-    among_ranks = Hazard(
-        Severity.HARMLESS,
-        "of those that compile the same at once, one stores it; a single file or a database they lock",
-    )
-
-    # ------------------------------------------------------------------ where and whether
-
-    def roots(self) -> tuple[Root, ...]:
-        """Resolve as Mesa does when a device is first asked for, the store that is in use first.
-
-        Releases before 2025 pass over ``HOME``, and take the account's home folder: where the two differ, both count.
-        """
-        order = sorted(_FOLDERS, key=lambda role: role != self._store())
-        return tuple(
-            Root(base / _FOLDERS[role], Scope.USER, source, role) for base, source in self._bases() for role in order
-        )
-
-    def _bases(self) -> list[tuple[Path, str]]:
-        environment = self.environment
-        if environment.platform == "win32":
-            return []
-        variable = self._place()
-        if variable is not None:
-            value = environment.get(variable)
-            return [(environment.absolute(value), variable)] if value else []
-        home, account = environment.get("HOME"), environment.home / ".cache"
-        if not home or environment.absolute(home) == environment.home:
-            return [(account, "default (home folder)")]
-        return [(environment.absolute(home) / ".cache", "default (HOME)"), (account, "default of older Mesa (account)")]
-
-    def _place(self) -> str | None:
-        """Name the variable that says where; one that is empty counts, and leaves Mesa without a place."""
-        named = ("MESA_SHADER_CACHE_DIR", "MESA_GLSL_CACHE_DIR", "XDG_CACHE_HOME")
-        return next((variable for variable in named if self.environment.get(variable) is not None), None)
-
-    def _store(self) -> str:
-        return next((store for store, variable in _SELECTORS.items() if self._is_set(variable)), MULTI_FILE)
-
-    def _is_set(self, variable: str) -> bool:
-        return (self.environment.get(variable) or "").lower() in _TRUE
-
-    def _switch(self) -> str:
-        """Name the switch that counts: the old one only where the new one is not there."""
-        new, old = "MESA_SHADER_CACHE_DISABLE", "MESA_GLSL_CACHE_DISABLE"
-        return new if self.environment.get(new) is not None else old
-
-    def state(self) -> State:
-        """Judge the variables: only what Mesa takes for true switches off, and a place that is empty does too."""
-        environment, switch, place = self.environment, self._switch(), self._place()
-        if environment.platform == "win32":
-            return State(Condition.ABSENT, "Mesa keeps no cache on Windows")
-        if self._is_set(switch):
-            return State(Condition.DISABLED, f"{switch}={environment.get(switch)}")
-        if place is not None and not environment.get(place):
-            return State(Condition.DISABLED, f"{place} is set but empty: Mesa finds no place for a cache; unset it")
-        registered = bool(set(DRIVERS) & set(opencl_drivers(environment)))
-        if not registered and not any(root.exists for root in self.roots()):
-            return State(Condition.ABSENT, "no OpenCL driver of Mesa is registered here, and none has left a cache")
-        hint = "" if registered else "; no OpenCL driver of Mesa is registered here"
-        if registered and not environment.get("RUSTICL_ENABLE"):
-            hint = "; RUSTICL_ENABLE names no device, so there may be none"
-        return State(Condition.ENABLED, f"on by default{hint}")
-
-    def switch(self, *, on: bool) -> Switch:
-        """Give the variable, which Mesa reads when a device is first asked for; its old name must not say otherwise."""
-        if on:
-            both = frozenset({"MESA_SHADER_CACHE_DISABLE", "MESA_GLSL_CACHE_DISABLE"})
-            return Switch(self.name, unset=both, latches=OPENED)
-        return Switch(self.name, {"MESA_SHADER_CACHE_DISABLE": "true"}, latches=OPENED)
-
-    def relocate(self, folder: Path) -> Switch:
-        """Give the place: older releases make no more than one folder, and append their own to it."""
-        return Switch(self.name, {"MESA_SHADER_CACHE_DIR": str(folder)}, latches=OPENED)
 
     def refusals(self) -> Mapping[Ability, str]:
         """Refuse what needs directory handles, or something to unpack payloads with, where there is none."""
@@ -405,9 +328,9 @@ class MesaShaderCache(Layer):
         for target in targets:
             if isinstance(target, Entry) and target.guest is None:
                 going.setdefault(target.root, set()).add(target.key)
-        for root in self.roots():
-            keys = going.get(root.path, set())
-            found = list(self._raws(root)) if keys else []
+        for path, keys in going.items():
+            root = _root_at(path)
+            found = list(self._raws(root))
             if any(isinstance(one, Problem) and one.hides for one in found):
                 # A kernel that cannot be read may be the one that is left.
                 continue
@@ -614,7 +537,7 @@ class MesaShaderCache(Layer):
 
     def _drifted(self, root: Root) -> Iterator[Finding]:
         try:
-            counted = self._counted(root)
+            counted = self.counted_bytes(root)
             held = 0 if counted is None else self._held(root)
         except OSError as error:
             yield self.unreadable(root, "index", error)
@@ -624,7 +547,7 @@ class MesaShaderCache(Layer):
             fix = "nothing: the next put or purge in this layer counts anew"
             yield Finding(self.name, root.path, "index", Severity.WASTES, "index", message, fix)
 
-    def _counted(self, root: Root) -> int | None:
+    def counted_bytes(self, root: Root) -> int | None:
         """Return the bytes that the index counts; ``None`` where there is none. Raises :class:`OSError`."""
         try:
             data = read_plain(root.path / "index", limit=_INDEX.size)
@@ -670,6 +593,90 @@ class MesaShaderCache(Layer):
             thing = leaves[key].orphan(root.path, why) if key in leaves else None
             fix = f"cachectl verify --quarantine {self.name}"
             yield Finding(self.name, root.path, key, Severity.RECOMPILES, "file", why, fix, thing)
+
+
+class MesaShaderCache(Layer):
+    """Kernels, and machine code for them, in the shader cache of Mesa."""
+
+    name = "mesa"
+    title = "Mesa shader cache (Rusticl)"
+    on_network = Hazard(
+        Severity.HARMLESS, "every lookup goes over the network, and the size is counted in a file that programs map"
+    )
+    among_ranks = Hazard(
+        Severity.HARMLESS,
+        "of those that compile the same at once, one stores it; a single file or a database they lock",
+    )
+    store = ShaderCache()
+
+    # ------------------------------------------------------------------ where and whether
+
+    def roots(self) -> tuple[Root, ...]:
+        """Resolve as Mesa does when a device is first asked for, the store that is in use first.
+
+        Releases before 2025 pass over ``HOME``, and take the account's home folder: where the two differ, both count.
+        """
+        order = sorted(_FOLDERS, key=lambda role: role != self._store())
+        return tuple(
+            Root(base / _FOLDERS[role], Scope.USER, source, role) for base, source in self._bases() for role in order
+        )
+
+    def _bases(self) -> list[tuple[Path, str]]:
+        environment = self.environment
+        if environment.platform == "win32":
+            return []
+        variable = self._place()
+        if variable is not None:
+            value = environment.get(variable)
+            return [(environment.absolute(value), variable)] if value else []
+        home, account = environment.get("HOME"), environment.home / ".cache"
+        if not home or environment.absolute(home) == environment.home:
+            return [(account, "default (home folder)")]
+        return [(environment.absolute(home) / ".cache", "default (HOME)"), (account, "default of older Mesa (account)")]
+
+    def _place(self) -> str | None:
+        """Name the variable that says where; one that is empty counts, and leaves Mesa without a place."""
+        named = ("MESA_SHADER_CACHE_DIR", "MESA_GLSL_CACHE_DIR", "XDG_CACHE_HOME")
+        return next((variable for variable in named if self.environment.get(variable) is not None), None)
+
+    def _store(self) -> str:
+        return next((store for store, variable in _SELECTORS.items() if self._is_set(variable)), MULTI_FILE)
+
+    def _is_set(self, variable: str) -> bool:
+        return (self.environment.get(variable) or "").lower() in _TRUE
+
+    def _switch(self) -> str:
+        """Name the switch that counts: the old one only where the new one is not there."""
+        new, old = "MESA_SHADER_CACHE_DISABLE", "MESA_GLSL_CACHE_DISABLE"
+        return new if self.environment.get(new) is not None else old
+
+    def state(self) -> State:
+        """Judge the variables: only what Mesa takes for true switches off, and a place that is empty does too."""
+        environment, switch, place = self.environment, self._switch(), self._place()
+        if environment.platform == "win32":
+            return State(Condition.ABSENT, "Mesa keeps no cache on Windows")
+        if self._is_set(switch):
+            return State(Condition.DISABLED, f"{switch}={environment.get(switch)}")
+        if place is not None and not environment.get(place):
+            return State(Condition.DISABLED, f"{place} is set but empty: Mesa finds no place for a cache; unset it")
+        registered = bool(set(DRIVERS) & set(opencl_drivers(environment)))
+        if not registered and not any(root.exists for root in self.roots()):
+            return State(Condition.ABSENT, "no OpenCL driver of Mesa is registered here, and none has left a cache")
+        hint = "" if registered else "; no OpenCL driver of Mesa is registered here"
+        if registered and not environment.get("RUSTICL_ENABLE"):
+            hint = "; RUSTICL_ENABLE names no device, so there may be none"
+        return State(Condition.ENABLED, f"on by default{hint}")
+
+    def switched(self, *, on: bool) -> Switch:
+        """Give the variable, which Mesa reads when a device is first asked for; its old name must not say otherwise."""
+        if on:
+            both = frozenset({"MESA_SHADER_CACHE_DISABLE", "MESA_GLSL_CACHE_DISABLE"})
+            return Switch(self.name, unset=both, latches=OPENED)
+        return Switch(self.name, {"MESA_SHADER_CACHE_DISABLE": "true"}, latches=OPENED)
+
+    def relocate(self, folder: Path) -> Switch:
+        """Give the place: older releases make no more than one folder, and append their own to it."""
+        return Switch(self.name, {"MESA_SHADER_CACHE_DIR": str(folder)}, latches=OPENED)
 
     # ------------------------------------------------------------------ diagnose
 
@@ -739,7 +746,7 @@ class MesaShaderCache(Layer):
             outcome = f"is taken for {limit:,} bytes: what is not K or M counts as gigabytes"
             yield misread(self, variable, Severity.HARMLESS, outcome, f"export {variable}=1G")
         for root in self.roots():
-            counted = self._counted(root) if root.role == MULTI_FILE else None
+            counted = self.store.counted_bytes(root) if root.role == MULTI_FILE else None
             if counted is not None and counted >= _NEARLY * limit:
                 message = f"counts {counted:,} of at most {limit:,} bytes: Mesa drops entries to make room"
                 fix = f"export {new}={max(2, 2 * (limit >> 30))}G"
@@ -842,6 +849,11 @@ def _described(
         detail={"of": "OpenCL" if guest is None else "GL or Vulkan" if guest == _GRAPHICS else "unknown"},
         guest=guest,
     )
+
+
+def _root_at(path: Path) -> Root:
+    """Return the root of a store, which the name of its folder identifies."""
+    return Root(path, Scope.USER, "", next(role for role, folder in _FOLDERS.items() if folder == path.name))
 
 
 def _shapes(root: Root) -> tuple[Shape, ...]:

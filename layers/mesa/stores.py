@@ -20,9 +20,9 @@ from typing import ClassVar, Final
 
 from cachectl.layers.base.errors import Busy, Damaged, EntryExists, LayerError, Refused, Unreachable
 from cachectl.layers.base.limits import LARGEST_ENTRY, LARGEST_INDEX, too_large
-from cachectl.layers.host.handles import NO_ROOM, descend, opened_root, own_folder, status_of
-from cachectl.layers.host.plain import STAGE, open_plain
-from cachectl.layers.host.presence import means_absent
+from cachectl.layers.disk.handles import NO_ROOM, descend, opened_root, own_folder, status_of
+from cachectl.layers.disk.plain import STAGE, open_plain
+from cachectl.layers.disk.presence import means_absent
 from cachectl.layers.mesa import entries as mesa_entries
 from cachectl.layers.mesa import indexes as mesa_files
 from cachectl.layers.mesa.indexes import Place

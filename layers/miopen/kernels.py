@@ -34,13 +34,14 @@ from cachectl.layers.base.facts import (
     Switch,
     Target,
 )
-from cachectl.layers.base.layer import each_part
-from cachectl.layers.base.row_layer import RowLayer
+from cachectl.layers.base.layer import Layer
+from cachectl.layers.base.store import each_part
 from cachectl.layers.host.mounts import network_file_system
 from cachectl.layers.host.open_files import open_elsewhere
 from cachectl.layers.miopen import kernel_db
 from cachectl.layers.miopen.names import VERSION_FOLDER, program_names, version_numbers
 from cachectl.layers.miopen.places import (
+    ANY_ROOT,
     LIBRARIES,
     SEPARATOR,
     TEMPORARY,
@@ -57,6 +58,7 @@ from cachectl.layers.miopen.places import (
     to_finding,
     user_cache_roots,
 )
+from cachectl.layers.stores.row_store import Rows
 from cachectl.layers.stores.rows import Row, RowFile, Schema, disk_usage
 from cachectl.layers.stores.tree import REFUSALS, Leaf, Shape, Tree, scan_each
 
@@ -72,70 +74,15 @@ _OBJECT: Final = (re.compile("[0-9a-f]{32}"), re.compile(r".+\.o(?:bj)?"))
 _SHAPES = (Shape((VERSION_FOLDER, *_OBJECT), folders=False), Shape(_OBJECT, folders=False))
 
 
-class MIOpenKernels(RowLayer):
-    """Kernels that MIOpen has compiled."""
+class KernelDatabases(Rows):
+    """Rows of sqlite files, one file for each kind of GPU, and the files of single kernels of old versions."""
 
-    name = "miopen"
-    title = "MIOpen user kernels"
-    forms: ClassVar[tuple[str, ...]] = (_ROW_FORM, _OBJECT_FORM)
+    forms: tuple[str, ...] = (_ROW_FORM, _OBJECT_FORM)
     separator = SEPARATOR
     #: Endings of this layer's databases.
     kinds: ClassVar[tuple[str, ...]] = ("ukdb",)
     #: Forms of its trees of object files.
     shapes: ClassVar[tuple[Shape, ...]] = _SHAPES
-    on_network: ClassVar[Hazard | None] = Hazard(
-        Severity.RISKS,
-        "sqlite's WAL mode fails there, and databases were damaged; MIOpen since ROCm 5.7 uses the temporary folder "
-        "instead, unless MIOPEN_CUSTOM_CACHE_DIR names this one",
-    )
-    among_ranks: ClassVar[Hazard | None] = Hazard(
-        Severity.HARMLESS, "sqlite lets one of them write at a time, and the others wait, up to half a minute"
-    )
-    when_closed: ClassVar[Hazard | None] = Hazard(Severity.FAILS, "MIOpen throws, even where it only looks up")
-
-    def roots(self) -> tuple[Root, ...]:
-        """Resolve as MIOpen does when it first loads a kernel."""
-        return user_cache_roots(self.environment)
-
-    def state(self) -> State:
-        """Judge the one switch of all kernel databases."""
-        return judge(self.environment, SWITCH, present=any(self._anything_in(root) for root in self.roots()))
-
-    def _anything_in(self, root: Root) -> bool:
-        if root.role == TEMPORARY:
-            return any(True for _ in self.databases(root).files())
-        return root.exists
-
-    def diagnose(self) -> Iterator[Finding]:
-        """Yield what is wrong with the switch, and a place that is everybody's."""
-        yield from diagnosed_flag(self, SWITCH)
-        yield from self._fallback()
-
-    def _fallback(self) -> Iterator[Finding]:
-        """Find MIOpen taking kernels from a temporary folder because the home cannot be used."""
-        environment = self.environment
-        named = environment.get("MIOPEN_CUSTOM_CACHE_DIR") or environment.platform == "win32"
-        if named or not libraries(environment):
-            return
-        first = self.roots()[0]
-        kind = network_file_system(first.path, mounts=environment.mounts)
-        folder = temporary_folder(environment)
-        if (first.role != TEMPORARY and kind is None) or not _is_everybodys(folder):
-            return
-        why = "HOME names no folder" if kind is None else f"the home is on {kind}"
-        message = f"as {why}, MIOpen up to 3.3 takes kernels from {folder} itself, where anybody may have put them"
-        fix = 'export MIOPEN_CUSTOM_CACHE_DIR="$(mktemp -d)"'
-        yield Finding(self.name, folder, None, Severity.UNSAFE, "fallback", message, fix)
-
-    def switch(self, *, on: bool) -> Switch:
-        """Give the variable, which hides user and system kernels alike; on is its absence, never an empty value."""
-        if on:
-            return Switch(self.name, unset=frozenset({SWITCH}), latches=LIBRARIES)
-        return Switch(self.name, {SWITCH: "1"}, latches=LIBRARIES)
-
-    def relocate(self, folder: Path) -> Switch:
-        """Give MIOpen's own variable; the folder is made by MIOpen."""
-        return Switch(self.name, {"MIOPEN_CUSTOM_CACHE_DIR": str(folder / "miopen")}, latches=LIBRARIES)
 
     def refusals(self) -> Mapping[Ability, str]:
         """Refuse what needs directory handles where there are none."""
@@ -311,7 +258,7 @@ class MIOpenKernels(RowLayer):
         file, separator, rest = key.partition(SEPARATOR)
         if not separator:
             return self._shape(key) is not None
-        return SEPARATOR in rest and any(self.databases(root).name(file) for root in self.roots())
+        return SEPARATOR in rest and self.databases(ANY_ROOT).name(file) is not None
 
     def write(self, root: Root, key: str, artifact: Artifact, *, replace: bool) -> None:
         """Pack and insert a kernel exactly as MIOpen would, and read it back; an object file is placed."""
@@ -530,6 +477,67 @@ class MIOpenKernels(RowLayer):
     def _file_fix(self, file: DatabaseFile) -> str:
         del file
         return f"end every program that has it open, then: cachectl verify --quarantine {self.name}"
+
+
+class MIOpenKernels(Layer):
+    """Kernels that MIOpen has compiled."""
+
+    name = "miopen"
+    title = "MIOpen user kernels"
+    on_network: ClassVar[Hazard | None] = Hazard(
+        Severity.RISKS,
+        "sqlite's WAL mode fails there, and databases were damaged; MIOpen since ROCm 5.7 uses the temporary folder "
+        "instead, unless MIOPEN_CUSTOM_CACHE_DIR names this one",
+    )
+    among_ranks: ClassVar[Hazard | None] = Hazard(
+        Severity.HARMLESS, "sqlite lets one of them write at a time, and the others wait, up to half a minute"
+    )
+    when_closed: ClassVar[Hazard | None] = Hazard(Severity.FAILS, "MIOpen throws, even where it only looks up")
+    store = KernelDatabases()
+
+    def roots(self) -> tuple[Root, ...]:
+        """Resolve as MIOpen does when it first loads a kernel."""
+        return user_cache_roots(self.environment)
+
+    def state(self) -> State:
+        """Judge the one switch of all kernel databases."""
+        return judge(self.environment, SWITCH, present=any(self._anything_in(root) for root in self.roots()))
+
+    def _anything_in(self, root: Root) -> bool:
+        if root.role == TEMPORARY:
+            return any(True for _ in self.store.databases(root).files())
+        return root.exists
+
+    def diagnose(self) -> Iterator[Finding]:
+        """Yield what is wrong with the switch, and a place that is everybody's."""
+        yield from diagnosed_flag(self, SWITCH)
+        yield from self._fallback()
+
+    def _fallback(self) -> Iterator[Finding]:
+        """Find MIOpen taking kernels from a temporary folder because the home cannot be used."""
+        environment = self.environment
+        named = environment.get("MIOPEN_CUSTOM_CACHE_DIR") or environment.platform == "win32"
+        if named or not libraries(environment):
+            return
+        first = self.roots()[0]
+        kind = network_file_system(first.path, mounts=environment.mounts)
+        folder = temporary_folder(environment)
+        if (first.role != TEMPORARY and kind is None) or not _is_everybodys(folder):
+            return
+        why = "HOME names no folder" if kind is None else f"the home is on {kind}"
+        message = f"as {why}, MIOpen up to 3.3 takes kernels from {folder} itself, where anybody may have put them"
+        fix = 'export MIOPEN_CUSTOM_CACHE_DIR="$(mktemp -d)"'
+        yield Finding(self.name, folder, None, Severity.UNSAFE, "fallback", message, fix)
+
+    def switched(self, *, on: bool) -> Switch:
+        """Give the variable, which hides user and system kernels alike; on is its absence, never an empty value."""
+        if on:
+            return Switch(self.name, unset=frozenset({SWITCH}), latches=LIBRARIES)
+        return Switch(self.name, {SWITCH: "1"}, latches=LIBRARIES)
+
+    def relocate(self, folder: Path) -> Switch:
+        """Give MIOpen's own variable; the folder is made by MIOpen."""
+        return Switch(self.name, {"MIOPEN_CUSTOM_CACHE_DIR": str(folder / "miopen")}, latches=LIBRARIES)
 
 
 def _is_everybodys(folder: Path) -> bool:

@@ -14,29 +14,26 @@ import stat
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import ClassVar, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from cachectl.layers.base.environment import Environment
 from cachectl.layers.base.errors import Refused
 from cachectl.layers.base.facts import (
     Ability,
-    Artifact,
     Condition,
     Finding,
-    Outcome,
     Problem,
-    Quarantined,
     Root,
     Scope,
     Severity,
     State,
     Switch,
-    Target,
 )
 from cachectl.layers.base.layer import Layer
+from cachectl.layers.base.store import Store
 from cachectl.layers.base.switches import misread, off
+from cachectl.layers.disk.presence import is_there, means_absent, status_at
 from cachectl.layers.host.listings import lines_of, names_in
-from cachectl.layers.host.presence import is_there, means_absent, status_at
 from cachectl.layers.miopen.names import VERSION_FOLDER, DatabaseName, newest, parse_name, version_numbers
 from cachectl.layers.stores.rows import without_companion
 
@@ -60,6 +57,10 @@ _ROCM_LIBRARY: Final = re.compile(r"\.so\.\d+\.\d+\.(\d+)(\d\d)\d\d$")
 _DATABASES: Final = Path("share", "miopen", "db")
 _LINKER_FOLDERS: Final = "/etc/ld.so.conf.d"
 _LIBRARY_FOLDERS: Final = ("/usr/lib/x86_64-linux-gnu", "/usr/lib64", "/usr/lib")
+
+
+#: Stands for a root where only names are looked at.
+ANY_ROOT: Final = Root(Path("/"), Scope.USER, "")
 
 
 def read_flag(value: str) -> bool | None:
@@ -127,13 +128,13 @@ def split_kernel_key(text: str) -> tuple[str, str]:
     return name.replace("%3A", ":").replace("%25", "%"), args
 
 
-def to_finding(layer: Layer, root: Root, problem: Problem, blocked: Severity) -> Finding:
+def to_finding(store: Store, root: Root, problem: Problem, blocked: Severity) -> Finding:
     """Turn a problem into a finding; ``blocked`` is how severe it is that a database cannot be opened at all."""
-    finding = layer.told(root, problem)
+    finding = store.told(root, problem)
     if problem.code != NO_FILE:
         return finding
     path = shlex.quote(str(problem.path))
-    packaged = layer.scope is Scope.SYSTEM
+    packaged = root.scope is Scope.SYSTEM
     fix = f"reinstall the package that {path} belongs to" if packaged else f"mv {path} {path}.moved"
     return replace(finding, severity=blocked, fix=fix)
 
@@ -440,39 +441,21 @@ class Packaged(Layer):
     """What the two layers have in common whose files belong to a package: they are read, never changed."""
 
     scope = Scope.SYSTEM
-    #: The layer that MIOpen asks first, and that takes what this one refuses.
-    instead: ClassVar[str]
 
     def refusals(self) -> Mapping[Ability, str]:
-        """Refuse everything that would write, beside what the layer refuses anyway."""
-        return {
-            **super().refusals(),
-            Ability.PUT: f"{PACKAGED}; put into the layer {self.instead}, which MIOpen asks first",
-            Ability.CLEAR: f"{PACKAGED}; its package manager removes them",
-            Ability.QUARANTINE: f"{PACKAGED}; its package manager puts whole ones there",
-            Ability.RELOCATE: f"{PACKAGED}; MIOpen finds them beside its library, or through MIOPEN_SYSTEM_DB_PATH",
-        }
+        """Refuse to move the files, beside what the store refuses."""
+        where = f"{PACKAGED}; MIOpen finds them beside its library, or through MIOPEN_SYSTEM_DB_PATH"
+        return {**super().refusals(), Ability.RELOCATE: where}
 
     def relocate(self, folder: Path) -> Switch:
         """Refuse."""
         raise Refused(self.name, f"cannot relocate: {self.refusals()[Ability.RELOCATE]}", folder)
 
-    def write(self, root: Root, key: str, artifact: Artifact, *, replace: bool) -> None:
-        """Refuse."""
-        del key, artifact, replace
-        raise Refused(self.name, f"cannot put: {self.refusals()[Ability.PUT]}", root.path)
 
-    def set_aside(self, root: Root, target: Target, thing: Quarantined) -> str | None:
-        """Refuse."""
-        del target, thing
-        raise Refused(self.name, f"cannot quarantine: {self.refusals()[Ability.QUARANTINE]}", root.path)
-
-    def bring_back(self, root: Root, thing: Quarantined, *, replace: bool) -> None:
-        """Refuse."""
-        del thing, replace
-        raise Refused(self.name, f"cannot quarantine: {self.refusals()[Ability.QUARANTINE]}", root.path)
-
-    def remove(self, root: Root, targets: tuple[Target, ...]) -> Outcome:
-        """Refuse."""
-        del targets
-        raise Refused(self.name, f"cannot clear: {self.refusals()[Ability.CLEAR]}", root.path)
+def read_only(instead: str) -> Mapping[Ability, str]:
+    """Refuse everything that would change a package's files; ``instead`` is the layer that MIOpen asks first."""
+    return {
+        Ability.PUT: f"{PACKAGED}; put into the layer {instead}, which MIOpen asks first",
+        Ability.CLEAR: f"{PACKAGED}; its package manager removes them",
+        Ability.QUARANTINE: f"{PACKAGED}; its package manager puts whole ones there",
+    }

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import takewhile
 from typing import Final
 
 from cachectl.layers.base.errors import Damaged
-from cachectl.layers.base.facts import Artifact, Finding, Root, Severity
+from cachectl.layers.base.facts import Ability, Artifact, Finding, Root, Severity
+from cachectl.layers.disk.plain import read_plain
 from cachectl.layers.host.gpus import Gpu, amd_gpus
-from cachectl.layers.host.plain import read_plain
-from cachectl.layers.miopen.kernels import SWITCH, MIOpenKernels
+from cachectl.layers.miopen.kernels import SWITCH, KernelDatabases, MIOpenKernels
 from cachectl.layers.miopen.names import parse_base, version_numbers
 from cachectl.layers.miopen.places import (
     SEPARATOR,
@@ -25,6 +25,7 @@ from cachectl.layers.miopen.places import (
     Packaged,
     diagnosed_flag,
     kernel_key,
+    read_only,
     system_roots,
 )
 from cachectl.layers.stores.rows import Schema
@@ -34,52 +35,16 @@ _LEAST: Final = 512
 _WAL_MODE: Final = b"\x02\x02"
 
 
-class MIOpenSystemKernels(Packaged, MIOpenKernels):
-    """Compiled kernels that came with MIOpen."""
+class SystemKernelDatabases(KernelDatabases):
+    """Rows of sqlite files beside the library."""
 
-    name = "miopen-system"
-    title = "MIOpen system kernels"
-    instead = "miopen"
     forms = ("miopen-kernel/1",)
     kinds = ("kdb",)
     shapes = ()
-    on_network = None
-    among_ranks = None
-    when_closed = None
 
-    def roots(self) -> tuple[Root, ...]:
-        """Resolve relative to each libMIOpen that can be found."""
-        return system_roots(self.environment, tilde=True)
-
-    def diagnose(self) -> Iterator[Finding]:
-        """Yield what is wrong with the switch, and each GPU here that no database is for."""
-        yield from diagnosed_flag(self, SWITCH)
-        roots = self.roots()
-        if not roots:
-            return
-        present = [file for root in roots for file in self.databases(root).files() if isinstance(file, DatabaseFile)]
-        for gpu in amd_gpus(self.environment):
-            if not any(_serves(file, gpu) for file in present):
-                yield self._missing(roots[0], gpu, present)
-
-    def _missing(self, root: Root, gpu: Gpu, present: list[DatabaseFile]) -> Finding:
-        """Name the nearest database: of the same architecture by compute units, else of the most similar name."""
-        names = " nor ".join(f"{stem}.kdb" for stem in (*gpu.bases, gpu.arch))
-        package = f"miopen-hip-{gpu.arch}kdb"
-        fix = f"sudo apt-get install {package} || sudo dnf install {package}"
-        nearest = min(present, key=lambda file: _distance(file, gpu), default=None)
-        if nearest is None:
-            near = "there is no other"
-        elif nearest.name.base.arch != gpu.arch:
-            near = f"the nearest is {nearest.path.name}, whose code does not run on it"
-        else:
-            near = f"the nearest is {nearest.path.name}, whose code runs on it but which MIOpen does not look for"
-            to = nearest.path.with_name(f"{gpu.arch}.kdb" if len(gpu.bases) > 1 else f"{gpu.bases[0]}.kdb")
-            # It is a package's folder.
-            sudo = "" if os.access(to.parent, os.W_OK) else "sudo "
-            fix = f"{sudo}cp {shlex.quote(str(nearest.path))} {shlex.quote(str(to))}"
-        message = f"no system kernels for the GPU {gpu.arch}, neither {names}: each is compiled when first used; {near}"
-        return Finding(self.name, root.path, None, Severity.RECOMPILES, "no-database", message, fix)
+    def refusals(self) -> Mapping[Ability, str]:
+        """Refuse everything that would write."""
+        return {**super().refusals(), **read_only("miopen")}
 
     def databases(self, root: Root) -> Databases:
         """Return the database files of a root, which has no version folders."""
@@ -124,6 +89,53 @@ class MIOpenSystemKernels(Packaged, MIOpenKernels):
         return f"reinstall the package that {file.path} belongs to"
 
 
+class MIOpenSystemKernels(Packaged, MIOpenKernels):
+    """Compiled kernels that came with MIOpen."""
+
+    name = "miopen-system"
+    title = "MIOpen system kernels"
+    store = SystemKernelDatabases()
+    on_network = None
+    among_ranks = None
+    when_closed = None
+
+    def roots(self) -> tuple[Root, ...]:
+        """Resolve relative to each libMIOpen that can be found."""
+        return system_roots(self.environment, tilde=True)
+
+    def diagnose(self) -> Iterator[Finding]:
+        """Yield what is wrong with the switch, and each GPU here that no database is for."""
+        yield from diagnosed_flag(self, SWITCH)
+        roots = self.roots()
+        if not roots:
+            return
+        present = [
+            file for root in roots for file in self.store.databases(root).files() if isinstance(file, DatabaseFile)
+        ]
+        for gpu in amd_gpus(self.environment):
+            if not any(_serves(file, gpu) for file in present):
+                yield self._missing(roots[0], gpu, present)
+
+    def _missing(self, root: Root, gpu: Gpu, present: list[DatabaseFile]) -> Finding:
+        """Name the nearest database: of the same architecture by compute units, else of the most similar name."""
+        names = " nor ".join(f"{stem}.kdb" for stem in (*gpu.bases, gpu.arch))
+        package = f"miopen-hip-{gpu.arch}kdb"
+        fix = f"sudo apt-get install {package} || sudo dnf install {package}"
+        nearest = min(present, key=lambda file: _distance(file, gpu), default=None)
+        if nearest is None:
+            near = "there is no other"
+        elif nearest.name.base.arch != gpu.arch:
+            near = f"the nearest is {nearest.path.name}, whose code does not run on it"
+        else:
+            near = f"the nearest is {nearest.path.name}, whose code runs on it but which MIOpen does not look for"
+            to = nearest.path.with_name(f"{gpu.arch}.kdb" if len(gpu.bases) > 1 else f"{gpu.bases[0]}.kdb")
+            # It is a package's folder.
+            sudo = "" if os.access(to.parent, os.W_OK) else "sudo "
+            fix = f"{sudo}cp {shlex.quote(str(nearest.path))} {shlex.quote(str(to))}"
+        message = f"no system kernels for the GPU {gpu.arch}, neither {names}: each is compiled when first used; {near}"
+        return Finding(self.name, root.path, None, Severity.RECOMPILES, "no-database", message, fix)
+
+
 def _serves(file: DatabaseFile, gpu: Gpu) -> bool:
     """Tell whether MIOpen on a GPU looks for a file; in which of its modes the GPU runs is not known here."""
     base = file.name.base
@@ -146,14 +158,14 @@ def lookup(user: MIOpenKernels, system: MIOpenSystemKernels, base: str, name: st
     second does not exist. Raises :class:`Damaged` where a tier is: MIOpen throws, and asks no further one.
     """
     for root in user.roots():
-        files = [file for file in user.databases(root).files() if isinstance(file, DatabaseFile)]
+        files = [file for file in user.store.databases(root).files() if isinstance(file, DatabaseFile)]
         mine = [file for file in files if file.name.base.raw == base]
         for file in sorted(mine, key=lambda file: version_numbers(file.folder or "0"), reverse=True):
-            artifact = user.read(root, SEPARATOR.join((file.relative, kernel_key(name, args))))
+            artifact = user.store.read(root, SEPARATOR.join((file.relative, kernel_key(name, args))))
             if artifact is not None:
                 return artifact
     for root in system.roots():
         for stem in dict.fromkeys((base, parse_base(base).device or base)):
-            if system.databases(root).find(f"{stem}.kdb") is not None:
-                return system.read(root, SEPARATOR.join((f"{stem}.kdb", kernel_key(name, args))))
+            if system.store.databases(root).find(f"{stem}.kdb") is not None:
+                return system.store.read(root, SEPARATOR.join((f"{stem}.kdb", kernel_key(name, args))))
     return None

@@ -5,11 +5,31 @@ Sources: ``src/find_db.cpp``, ``src/include/miopen/execution_context.hpp`` (name
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
-from cachectl.layers.base.facts import Finding, Orphan, Root
-from cachectl.layers.miopen.places import DatabaseFile, Packaged, diagnosed_flag, system_roots
-from cachectl.layers.miopen.tuning import FIND_DB, SWITCH, MIOpenTuning
+from cachectl.layers.base.facts import Ability, Finding, Orphan, Root
+from cachectl.layers.miopen.places import DatabaseFile, Packaged, diagnosed_flag, read_only, system_roots
+from cachectl.layers.miopen.tuning import FIND_DB, SWITCH, MIOpenTuning, TuningDatabases
+
+
+class SystemTuningDatabases(TuningDatabases):
+    """The same files, as they came with MIOpen."""
+
+    texts = ("fdb.txt", "db.txt", "cd.pdb.txt")
+    tables = ("db",)
+
+    def refusals(self) -> Mapping[Ability, str]:
+        """Refuse everything that would write."""
+        return {**super().refusals(), **read_only("miopen-tuning")}
+
+    def _scan_strays(self, root: Root) -> Iterator[Orphan]:
+        # Nobody rewrites these files; what lies beside them is the package's own.
+        del root
+        return iter(())
+
+    def _fix(self, file: DatabaseFile, own: str) -> str:
+        del own
+        return f"reinstall the package that {file.path} belongs to"
 
 
 class MIOpenSystemTuning(Packaged, MIOpenTuning):
@@ -17,10 +37,8 @@ class MIOpenSystemTuning(Packaged, MIOpenTuning):
 
     name = "miopen-system-tuning"
     title = "MIOpen system tuning results"
-    instead = "miopen-tuning"
     precious = False
-    texts = ("fdb.txt", "db.txt", "cd.pdb.txt")
-    tables = ("db",)
+    store = SystemTuningDatabases()
     on_network = None
     among_ranks = None
     when_closed = None
@@ -32,12 +50,3 @@ class MIOpenSystemTuning(Packaged, MIOpenTuning):
     def diagnose(self) -> Iterator[Finding]:
         """Yield what is wrong with the switch."""
         yield from diagnosed_flag(self, SWITCH, FIND_DB)
-
-    def _scan_strays(self, root: Root) -> Iterator[Orphan]:
-        # Nobody rewrites these files; what lies beside them is the package's own.
-        del root
-        return iter(())
-
-    def _fix(self, file: DatabaseFile, own: str) -> str:
-        del own
-        return f"reinstall the package that {file.path} belongs to"

@@ -8,6 +8,7 @@ off before MIOpen 3.5 (``MIOPEN_DEBUG_DISABLE_USER_DB``). Sources: ``src/find_db
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import shlex
@@ -42,12 +43,16 @@ from cachectl.layers.base.facts import (
     Switch,
     Target,
 )
-from cachectl.layers.base.layer import each_part
-from cachectl.layers.base.row_layer import RowLayer
+from cachectl.layers.base.layer import Layer
+from cachectl.layers.base.store import each_part
 from cachectl.layers.base.switches import first_place, misread
+from cachectl.layers.disk.foresight import wait_until_free
+from cachectl.layers.disk.handles import opened, opened_root
+from cachectl.layers.disk.locks import record_lock
+from cachectl.layers.disk.presence import is_there, means_absent, status_at
 from cachectl.layers.host.open_files import open_elsewhere
-from cachectl.layers.host.presence import is_there, means_absent, status_at
 from cachectl.layers.miopen.places import (
+    ANY_ROOT,
     LIBRARIES,
     SEPARATOR,
     TEMPORARY,
@@ -63,10 +68,9 @@ from cachectl.layers.miopen.places import (
     to_finding,
     user_database_roots,
 )
-from cachectl.layers.stores.foresight import wait_until_free
-from cachectl.layers.stores.locks import record_lock
 from cachectl.layers.stores.quarantine import folder_pattern
 from cachectl.layers.stores.records import Fault, Record, RecordFile, place, record_complaint
+from cachectl.layers.stores.row_store import Rows
 from cachectl.layers.stores.rows import RowFile, Schema, disk_usage
 from cachectl.layers.stores.tree import LEFTOVER, NOTHING, REFUSALS, Tree
 
@@ -147,80 +151,14 @@ _HARM: Final = {
 _READ: Final = frozenset({"item", "duplicate-id"})
 
 
-class MIOpenTuning(RowLayer):
-    """Results of tuning MIOpen."""
+class TuningDatabases(Rows):
+    """Records of text files, and rows of sqlite files."""
 
-    name = "miopen-tuning"
-    title = "MIOpen user tuning results"
-    precious = True
     forms = (_FORM,)
     separator = SEPARATOR
     #: Endings of its files of records, and of its sqlite files.
     texts: ClassVar[tuple[str, ...]] = ("ufdb.txt", "udb.txt", "cd.updb.txt")
     tables: ClassVar[tuple[str, ...]] = ("udb",)
-    on_network: ClassVar[Hazard | None] = Hazard(
-        Severity.RISKS,
-        "the locks of MIOpen up to 3.3 lie in each node's temporary folder, so nodes write over each other's results",
-    )
-    among_ranks: ClassVar[Hazard | None] = Hazard(
-        Severity.RISKS, "a rewrite removes the file before it renames the new one, so the others may not find it"
-    )
-
-    def roots(self) -> tuple[Root, ...]:
-        """Resolve as MIOpen does when it first needs a tuning result."""
-        return user_database_roots(self.environment)
-
-    def state(self) -> State:
-        """Judge the switch of the find-db; it leaves the perf-db on."""
-        state = judge(self.environment, SWITCH, present=any(self._anything_in(root) for root in self.roots()))
-        hints = []
-        if read_flag(self.environment.get(SWITCH) or ""):
-            hints.append("the find-db is off, the perf-db stays on")
-        enforce = self.environment.get("MIOPEN_FIND_ENFORCE")
-        if enforce in ("5", "DB_CLEAN"):
-            hints.append(f"MIOPEN_FIND_ENFORCE={enforce} erases the user's results: unset it")
-        return changed(state, why="; ".join((state.why, *hints)))
-
-    def diagnose(self) -> Iterator[Finding]:
-        """Yield what is wrong with the switch, and variables of a tuning session that are still set."""
-        yield from diagnosed_flag(self, SWITCH, FIND_DB)
-        yield from self._enforced()
-        for variable, outcome in _LEFT_SET.items():
-            if self.environment.get(variable):
-                yield self._left_set(variable, Severity.HARMLESS, outcome)
-
-    def _enforced(self) -> Iterator[Finding]:
-        variable = "MIOPEN_FIND_ENFORCE"
-        value = self.environment.get(variable)
-        if not value:
-            return
-        number = re.match(r"\s*\+?(\d{1,18})", value, re.ASCII)
-        action = _ACTIONS.get(value.upper()) if number is None else int(number[1])
-        if action is None:
-            yield misread(self, variable, Severity.FAILS, "is no action that MIOpen knows: it throws")
-        elif action not in _ACTIONS.values():
-            yield misread(self, variable, Severity.HARMLESS, "is no action that MIOpen knows: it is ignored")
-        elif action in _ENFORCED:
-            yield self._left_set(variable, *_ENFORCED[action])
-
-    def _left_set(self, variable: str, severity: Severity, outcome: str) -> Finding:
-        message = f"{variable}={self.environment.get(variable)} is set: {outcome}"
-        return Finding(self.name, first_place(self), None, severity, "tuning", message, f"unset {variable}")
-
-    def _anything_in(self, root: Root) -> bool:
-        if root.role == TEMPORARY:
-            return any(True for _ in self.databases(root).files())
-        return root.exists
-
-    def switch(self, *, on: bool) -> Switch:
-        """Give the variable of the find-db; on is its absence, never an empty value."""
-        if on:
-            return Switch(self.name, unset=frozenset({SWITCH}), latches=LIBRARIES)
-        return Switch(self.name, {SWITCH: "1"}, latches=LIBRARIES)
-
-    def relocate(self, folder: Path) -> Switch:
-        """Give MIOpen's own variable; the folder is made by MIOpen."""
-        return Switch(self.name, {"MIOPEN_USER_DB_PATH": str(folder / "miopen-db")}, latches=LIBRARIES)
 
     def refusals(self) -> Mapping[Ability, str]:
         """Refuse kernels, and what needs directory handles where there are none."""
@@ -343,43 +281,72 @@ class MIOpenTuning(RowLayer):
         return RecordFile(self.name, file.path, lambda: self.editing(root, file.path))
 
     @contextmanager
-    def editing(self, root: Root, path: Path) -> Iterator[None]:
+    def editing(self, root: Root, path: Path) -> Iterator[int]:
         """Hold MIOpen's own locks while a file is changed, then tell running programs of the change.
 
-        They read the file again if ``.time`` holds a later moment of the steady clock (ns) than their last read.
+        They read the file again if ``.time`` holds a later moment of the steady clock (ns) than their last read. Yields
+        the open folder that the file is in.
         """
-        with self.locked(path):
-            yield
+        with self.locked(path, root) as folder:
+            yield folder
             beside = _time_file(path)
-            if is_there(path):
-                place(beside, str(time.monotonic_ns()).encode())
+            if status_at(path.name, dir_fd=folder) is not None:
+                place(beside, str(time.monotonic_ns()).encode(), folder=folder)
             elif owned_file(root, beside):
-                beside.unlink()
+                os.unlink(beside.name, dir_fd=folder)
 
     @contextmanager
-    def locked(self, path: Path) -> Iterator[None]:
-        """Hold every lock that some MIOpen takes on a database; lock files are made as MIOpen makes them, and stay."""
+    def locked(self, path: Path, root: Root | None = None) -> Iterator[int]:
+        """Hold every lock that some MIOpen takes on a database; yield the open folder that the database is in.
+
+        Lock files are made as MIOpen makes them, and stay. Below a ``root`` no link is followed.
+        """
         with _THREADS, ExitStack() as stack:
+            start = path.parent if root is None else root.path
+            folder = self._open_folder(start, path.parent.relative_to(start).parts, stack)
             # In one order everywhere, so that two cachectls never wait for each other.
             for lock in sorted(lock_files(self.environment, path)):
-                self._make_lock_folder(lock.parent)
-                handle = stack.enter_context(record_lock(self.name, lock, patience=self.environment.patience))
+                beside = lock.parent.parent == path.parent
+                above = folder if beside else self._open_folder(lock.parent.parent, (), stack)
+                locks = self._enter(lock.parent, above, stack, mode=_OPEN_TO_ALL)
+                held = record_lock(self.name, lock, folder=locks, patience=self.environment.patience)
+                handle = stack.enter_context(held)
                 with suppress(PermissionError):
                     os.fchmod(handle, _OPEN_TO_ALL)
-            yield
+            yield folder
 
-    def _make_lock_folder(self, folder: Path) -> None:
+    def _open_folder(self, start: Path, parts: Sequence[str], stack: ExitStack) -> int:
+        """Open a folder, to which a link may lead, and what is below it; make what is missing."""
         try:
-            if not folder.is_dir():
-                folder.mkdir(parents=True)
-                folder.chmod(_OPEN_TO_ALL)
-        except FileExistsError:
-            # Another process was faster.
-            pass
+            start.mkdir(parents=True, exist_ok=True)
+            handle = stack.enter_context(opened_root(start))
         except OSError as error:
-            raise Unreachable(self.name, f"cannot make the lock folder: {error.strerror}", folder) from error
-        if folder.is_symlink():
-            raise Refused(self.name, "a link in the place of MIOpen's lock folder is not followed", folder)
+            raise self._no_lock_folder(start, error) from error
+        if handle is None:
+            raise Unreachable(self.name, "cannot make the lock folder: it was removed at once", start)
+        for part in parts:
+            start /= part
+            handle = self._enter(start, handle, stack)
+        return handle
+
+    def _enter(self, folder: Path, above: int, stack: ExitStack, *, mode: int | None = None) -> int:
+        """Open a folder in an open one, which is made if it is missing, with a ``mode``. No link is followed."""
+        try:
+            made = False
+            with suppress(FileExistsError):
+                os.mkdir(folder.name, dir_fd=above)
+                made = True
+            handle = stack.enter_context(opened(folder.name, above))
+            if made and mode is not None:
+                os.fchmod(handle, mode)
+        except OSError as error:
+            raise self._no_lock_folder(folder, error) from error
+        return handle
+
+    def _no_lock_folder(self, folder: Path, error: OSError) -> LayerError:
+        if error.errno in (errno.ELOOP, errno.ENOTDIR) and folder.is_symlink():
+            return Refused(self.name, "a link in the place of MIOpen's lock folder is not followed", folder)
+        return Unreachable(self.name, f"cannot make the lock folder: {error.strerror}", folder)
 
     def read(self, root: Root, key: str) -> Artifact | None:
         """Read the line of a record as it stands; a row of a sqlite file is spelled as such a line."""
@@ -413,7 +380,7 @@ class MIOpenTuning(RowLayer):
     def is_key(self, key: str) -> bool:
         """Tell by the name of a database and what follows it."""
         file, separator, rest = key.partition(SEPARATOR)
-        return bool(separator and rest) and any(self.databases(root).name(file) for root in self.roots())
+        return bool(separator and rest) and self.databases(ANY_ROOT).name(file) is not None
 
     def write(self, root: Root, key: str, artifact: Artifact, *, replace: bool) -> None:
         """Insert a line into a text file, under MIOpen's locks; the line says its key itself."""
@@ -514,7 +481,7 @@ class MIOpenTuning(RowLayer):
         path = root.path / target.key
         match = _SIDE_FILE.fullmatch(target.key)
         # MIOpen rewrites under its lock: whoever has it knows that a temporary file is nobody's.
-        lock = nullcontext() if match is None else self.locked(root.path / match["database"])
+        lock = nullcontext() if match is None else self.locked(root.path / match["database"], root)
         try:
             with lock:
                 if self._stray_because(root, target.key) is None:
@@ -609,6 +576,78 @@ class MIOpenTuning(RowLayer):
         """Say how to mend a file of the user's ``own``; a package's is mended otherwise."""
         del file
         return own
+
+
+class MIOpenTuning(Layer):
+    """Results of tuning MIOpen."""
+
+    name = "miopen-tuning"
+    title = "MIOpen user tuning results"
+    precious = True
+    on_network: ClassVar[Hazard | None] = Hazard(
+        Severity.RISKS,
+        "the locks of MIOpen up to 3.3 lie in each node's temporary folder, so nodes write over each other's results",
+    )
+    among_ranks: ClassVar[Hazard | None] = Hazard(
+        Severity.RISKS, "a rewrite removes the file before it renames the new one, so the others may not find it"
+    )
+    store = TuningDatabases()
+
+    def roots(self) -> tuple[Root, ...]:
+        """Resolve as MIOpen does when it first needs a tuning result."""
+        return user_database_roots(self.environment)
+
+    def state(self) -> State:
+        """Judge the switch of the find-db; it leaves the perf-db on."""
+        state = judge(self.environment, SWITCH, present=any(self._anything_in(root) for root in self.roots()))
+        hints = []
+        if read_flag(self.environment.get(SWITCH) or ""):
+            hints.append("the find-db is off, the perf-db stays on")
+        enforce = self.environment.get("MIOPEN_FIND_ENFORCE")
+        if enforce in ("5", "DB_CLEAN"):
+            hints.append(f"MIOPEN_FIND_ENFORCE={enforce} erases the user's results: unset it")
+        return changed(state, why="; ".join((state.why, *hints)))
+
+    def diagnose(self) -> Iterator[Finding]:
+        """Yield what is wrong with the switch, and variables of a tuning session that are still set."""
+        yield from diagnosed_flag(self, SWITCH, FIND_DB)
+        yield from self._enforced()
+        for variable, outcome in _LEFT_SET.items():
+            if self.environment.get(variable):
+                yield self._left_set(variable, Severity.HARMLESS, outcome)
+
+    def _enforced(self) -> Iterator[Finding]:
+        variable = "MIOPEN_FIND_ENFORCE"
+        value = self.environment.get(variable)
+        if not value:
+            return
+        number = re.match(r"\s*\+?(\d{1,18})", value, re.ASCII)
+        action = _ACTIONS.get(value.upper()) if number is None else int(number[1])
+        if action is None:
+            yield misread(self, variable, Severity.FAILS, "is no action that MIOpen knows: it throws")
+        elif action not in _ACTIONS.values():
+            yield misread(self, variable, Severity.HARMLESS, "is no action that MIOpen knows: it is ignored")
+        elif action in _ENFORCED:
+            yield self._left_set(variable, *_ENFORCED[action])
+
+    def _left_set(self, variable: str, severity: Severity, outcome: str) -> Finding:
+        message = f"{variable}={self.environment.get(variable)} is set: {outcome}"
+        return Finding(self.name, first_place(self), None, severity, "tuning", message, f"unset {variable}")
+
+    def _anything_in(self, root: Root) -> bool:
+        if root.role == TEMPORARY:
+            return any(True for _ in self.store.databases(root).files())
+        return root.exists
+
+    def switched(self, *, on: bool) -> Switch:
+        """Give the variable of the find-db; on is its absence, never an empty value."""
+        if on:
+            return Switch(self.name, unset=frozenset({SWITCH}), latches=LIBRARIES)
+        return Switch(self.name, {SWITCH: "1"}, latches=LIBRARIES)
+
+    def relocate(self, folder: Path) -> Switch:
+        """Give MIOpen's own variable; the folder is made by MIOpen."""
+        return Switch(self.name, {"MIOPEN_USER_DB_PATH": str(folder / "miopen-db")}, latches=LIBRARIES)
 
 
 def _time_file(path: Path) -> Path:

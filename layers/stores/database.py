@@ -4,7 +4,7 @@
 it neither creates, deletes nor opens a file beside it. Where a log or an interrupted write is pending, both files are
 copied to a private folder, and sqlite finishes its work on the copy.
 
-**Writing.** Sqlite needs its journal beside the file, opened by name. :mod:`cachectl.layers.host.trust` says where
+**Writing.** Sqlite needs its journal beside the file, opened by name. :mod:`cachectl.layers.disk.trust` says where
 another user could place or exchange one; there nothing is opened for writing.
 
 **What is in it.** Only a file with the tables and indexes that its library makes is used: a view, a trigger, a
@@ -21,8 +21,6 @@ import os
 import re
 import sqlite3
 import stat
-import struct
-import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
@@ -32,10 +30,11 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 from urllib.parse import quote
 
-from cachectl.layers.base.errors import Busy, Damaged, Refused, Unreachable
-from cachectl.layers.host.handles import opened_root, status_of
-from cachectl.layers.host.plain import SANE, borrow, open_plain, release
-from cachectl.layers.host.trust import as_owner, shared_because
+from cachectl.layers.base.errors import Busy, CachectlError, Damaged, LayerError, Refused, Unreachable
+from cachectl.layers.disk.handles import opened_root, status_of
+from cachectl.layers.disk.locks import ask_for_record, has_record_structure
+from cachectl.layers.disk.plain import SANE, borrow, open_again, open_plain, release
+from cachectl.layers.disk.trust import shared_because
 
 #: Endings of the files that sqlite keeps beside a database.
 COMPANIONS: Final = ("-journal", "-wal", "-shm")
@@ -47,9 +46,9 @@ _SUPER_JOURNAL: Final = bytes.fromhex("d9d505f920a163d7")
 _PENDING: Final = (0x40000000, 1)
 _RESERVED: Final = (0x40000001, 1)
 _SHARED: Final = (0x40000002, 510)
-#: ``struct flock`` of 64-bit Linux: type, whence, start, length, process.
-_FLOCK: Final = "hhqqi4x"
 _PAUSE: Final = 0.02
+#: Seconds that opening a file may take, at least.
+_OPENING: Final = 1.0
 _CHUNK: Final = 1 << 20
 #: How often a database and its log are copied until neither changes meanwhile.
 _COPIES: Final = 5
@@ -72,7 +71,6 @@ _OBJECTS: Final = 20
 _LONGEST: Final = 80
 _TOKEN: Final = re.compile(r"\s*(?:`([^`]*)`|\"([^\"]*)\"|\[([^\]]*)\]|(\w+)|(.))", re.DOTALL)
 _IF_NOT_EXISTS: Final = ("if", "not", "exists")
-_DESCRIPTORS: Final = "/proc/self/fd" if sys.platform == "linux" else "/dev/fd"
 
 
 class Connection(sqlite3.Connection):
@@ -189,15 +187,16 @@ def opened_for_reading(layer: str, path: Path, patience: float) -> Iterator[Conn
         if companion is not None:
             beside = open_plain(path.name + companion, dir_fd=folder)
             stack.callback(os.close, beside)
-            import tempfile
-
-            scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="cachectl-"))
-            location = f"{_uri(_Pending(layer, path, companion).copy(handle, beside, Path(scratch)))}?mode=rw"
+            copy = stack.enter_context(_Pending(layer, path, companion).copied(handle, beside))
+            location = f"{_uri(copy)}?mode=rw"
         elif locked or header[18:20] == WAL_MODE or status_of(folder, f"{path.name}-wal") is not None:
             location = f"{_uri(path)}?mode=ro&immutable=1"
         else:
             location = f"{_uri(path)}?mode=ro"
-        connection = stack.enter_context(_connected(location, patience))
+        if companion is None and shared_because(path.parent, (path.name,)) is not None:
+            connection = stack.enter_context(_connected_in_time(layer, path, location, patience))
+        else:
+            connection = stack.enter_context(_connected(location, patience))
         if companion is None and not _is_open(handle):
             raise Unreachable(layer, "was replaced while it was opened", path)
         connection.harden(on_disk(os.fstat(handle)))
@@ -218,22 +217,50 @@ def _uri(path: Path) -> str:
 
 @contextmanager
 def _connected(location: str, patience: float) -> Iterator[Connection]:
-    with closing(
-        sqlite3.connect(location, timeout=patience, uri=True, isolation_level=None, factory=Connection)
-    ) as connection:
+    with closing(_connect(location, patience)) as connection:
+        yield connection
+
+
+def _connect(location: str, patience: float) -> Connection:
+    """Connect to a database. Only one thread at a time uses a connection, though not always the one that made it."""
+    return sqlite3.connect(
+        location, timeout=patience, uri=True, isolation_level=None, factory=Connection, check_same_thread=False
+    )
+
+
+@contextmanager
+def _connected_in_time(layer: str, path: Path, location: str, patience: float) -> Iterator[Connection]:
+    """Connect to a file that another user can exchange for a pipe, whose opening would wait for ever.
+
+    Sqlite repeats an interrupted call, so a thread of its own calls it. Raises :class:`Unreachable` after ``patience``
+    seconds; the thread is left behind then, and does not keep the process from ending.
+    """
+    from queue import Empty, Queue
+    from threading import Thread
+
+    opened: Queue[Connection | Exception] = Queue()
+
+    def connect() -> None:
+        try:
+            opened.put(_connect(location, patience))
+        except Exception as error:  # noqa: BLE001 - raised again where it is waited for
+            opened.put(error)
+
+    Thread(target=connect, daemon=True).start()
+    try:
+        answer = opened.get(timeout=max(patience, _OPENING))
+    except Empty as error:
+        raise Unreachable(layer, "cannot be opened: something else has taken its place", path) from error
+    if isinstance(answer, Exception):
+        raise answer
+    with closing(answer) as connection:
         yield connection
 
 
 def _is_open(handle: int) -> bool:
     """Return whether this process has a file open a second time: that is what sqlite has opened by its name."""
-    if not os.path.isdir(_DESCRIPTORS):
-        return True
-    mine = os.fstat(handle)
-    for number in os.listdir(_DESCRIPTORS):
-        with suppress(OSError):
-            if int(number) != handle and os.path.samestat(os.fstat(int(number)), mine):
-                return True
-    return False
+    numbers = open_again(handle)
+    return numbers is None or len(numbers) > 1
 
 
 def _pending(folder: int, handle: int, name: str, *, journals: bool) -> str | None:
@@ -273,26 +300,33 @@ class _Pending(NamedTuple):
     path: Path
     companion: str
 
-    def copy(self, handle: int, beside: int, scratch: Path) -> Path:
-        """Copy the open database and the open file beside it; return the path of the copy."""
+    @contextmanager
+    def copied(self, handle: int, beside: int) -> Iterator[Path]:
+        """Copy the open database and the open file beside it to a folder of this user alone; yield the copy's path."""
         if on_disk(os.fstat(handle)) + on_disk(os.fstat(beside)) > SANE:
             raise Unreachable(self.layer, self._waiting, self.path)
-        if (because := shared_because(scratch)) is not None:
-            # Another user could put a link in the place of the copy, or a journal beside it.
-            raise Unreachable(self.layer, f"{self._waiting} (no copy in {scratch.parent}: {because})", self.path)
-        copy = scratch / "copy.sqlite"
+        from cachectl.layers.disk.leftovers import temporary_folder
+
+        with ExitStack() as stack:
+            try:
+                scratch = stack.enter_context(temporary_folder())
+                copy = self._copy(handle, beside, scratch / "copy.sqlite")
+            except LayerError:
+                raise
+            except (OSError, CachectlError) as error:
+                because = error.strerror if isinstance(error, OSError) else str(error)
+                raise Unreachable(self.layer, f"{self._waiting} (no copy: {because})", self.path) from error
+            yield copy
+
+    def _copy(self, handle: int, beside: int, copy: Path) -> Path:
         copied = copy.with_name(copy.name + self.companion)
-        try:
-            for _ in range(_COPIES):
-                before = _versions(handle, beside)
-                _copy_file(handle, copy)
-                _copy_file(beside, copied)
-                if _versions(handle, beside) == before:
-                    self._demand_own(copied)
-                    return copy
-        except OSError as error:
-            message = f"{self._waiting} (no copy in {scratch.parent}: {error.strerror})"
-            raise Unreachable(self.layer, message, self.path) from error
+        for _ in range(_COPIES):
+            before = _versions(handle, beside)
+            _copy_file(handle, copy)
+            _copy_file(beside, copied)
+            if _versions(handle, beside) == before:
+                self._demand_own(copied)
+                return copy
         raise Busy(self.layer, "is written to all the time; try again when the program has ended", self.path)
 
     def _demand_own(self, copied: Path) -> None:
@@ -363,7 +397,7 @@ def _try_to_share(handle: int) -> bool:
 
 
 def _has_own_locks() -> bool:
-    if sys.platform != "linux" or struct.calcsize("P") != struct.calcsize("q"):
+    if not has_record_structure():
         return False
     import fcntl
 
@@ -373,7 +407,7 @@ def _has_own_locks() -> bool:
 def _lock(handle: int, kind: str, span: tuple[int, int]) -> None:
     import fcntl
 
-    fcntl.fcntl(handle, fcntl.F_OFD_SETLK, struct.pack(_FLOCK, getattr(fcntl, kind), os.SEEK_SET, *span, 0))
+    ask_for_record(handle, fcntl.F_OFD_SETLK, getattr(fcntl, kind), span)
 
 
 def _is_write_locked(handle: int, span: tuple[int, int]) -> bool:
@@ -382,9 +416,7 @@ def _is_write_locked(handle: int, span: tuple[int, int]) -> bool:
         return False
     import fcntl
 
-    question = struct.pack(_FLOCK, fcntl.F_RDLCK, os.SEEK_SET, *span, 0)
-    answer: int = struct.unpack(_FLOCK, fcntl.fcntl(handle, fcntl.F_OFD_GETLK, question))[0]
-    return answer != fcntl.F_UNLCK
+    return ask_for_record(handle, fcntl.F_OFD_GETLK, fcntl.F_RDLCK, span) != fcntl.F_UNLCK
 
 
 # ---------------------------------------------------------------------- writing
@@ -401,7 +433,6 @@ def opened_for_writing(
     where another user can write to the folder or to the file.
     """
     with ExitStack() as stack:
-        stack.enter_context(as_owner(path.parent))
         if create and not path.parent.exists():
             above = next(place for place in path.parent.parents if place.exists())
             _demand_alone(layer, above / path.name)
@@ -426,7 +457,7 @@ def opened_for_writing(
 
 def demand_writable(layer: str, path: Path) -> None:
     """Raise what :func:`opened_for_writing` raises because of other users or a foreign journal. Touch nothing."""
-    with as_owner(path.parent), opened_root(path.parent) as folder:
+    with opened_root(path.parent) as folder:
         if folder is not None:
             _demand_alone(layer, path)
             _demand_own_companions(layer, path, folder)

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from cachectl.layers.base.errors import Damaged, LayerError, Unreachable
-from cachectl.layers.host.handles import opened_root, own_folder
-from cachectl.layers.host.plain import STAGE
+from cachectl.layers.disk.handles import opened_root, own_folder
+from cachectl.layers.disk.plain import STAGE
 from cachectl.layers.stores.database import COMPANIONS
 from cachectl.layers.stores.records import RecordFile, items_of, record_complaint, split_lines
 from cachectl.layers.stores.rows import RowFile, Schema
@@ -115,10 +115,10 @@ class MergingRecords(RecordFile):
 
     def merge(self, lines: Iterable[bytes]) -> Merged:
         """Add what is missing, key by key and id by id, in one rewrite under the lock."""
-        with self._translated("write"), self.lock():
-            merged, records = join_records(split_lines(self._content()), lines)
+        with self._translated("write"), self.lock() as folder:
+            merged, records = join_records(split_lines(self._content(folder)), lines)
             if merged.added:
-                self._rewrite(records)
+                self._rewrite(records, folder)
         return merged
 
 

@@ -20,7 +20,7 @@ from typing import Final
 
 from cachectl.layers.base.errors import Busy, Damaged, LayerError, Refused, Unreachable
 from cachectl.layers.base.facts import Finding, Problem, Quarantined, Target
-from cachectl.layers.host.handles import (
+from cachectl.layers.disk.handles import (
     NO_ROOM,
     delete,
     hold_alone,
@@ -32,7 +32,7 @@ from cachectl.layers.host.handles import (
     status_of,
     write_synced,
 )
-from cachectl.layers.host.plain import STAGE, read_plain
+from cachectl.layers.disk.plain import STAGE, read_plain
 
 _PREFIX: Final = ".cachectl-quarantine-"
 _NAME: Final = r"[0-9]{8}T[0-9]{6}Z-[0-9a-f]{8}"

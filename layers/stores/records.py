@@ -20,9 +20,9 @@ from typing import Final, NamedTuple
 from cachectl.layers.base.errors import Damaged, EntryExists, LayerError, Refused, Unreachable
 from cachectl.layers.base.facts import Quarantined, Target
 from cachectl.layers.base.limits import LARGEST_RECORDS, too_large
-from cachectl.layers.host.handles import opened_root, write_synced
-from cachectl.layers.host.plain import open_plain, own_name, read_plain
-from cachectl.layers.stores.foresight import closed_because
+from cachectl.layers.disk.foresight import closed_because
+from cachectl.layers.disk.handles import opened_root, write_synced
+from cachectl.layers.disk.plain import open_plain, own_name, read_plain
 from cachectl.layers.stores.quarantine import Quarantine, demand
 
 _FOLDER_FLAGS: Final = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0)
@@ -63,11 +63,12 @@ class Fault(NamedTuple):
 class RecordFile:
     """One text file of records.
 
-    ``lock`` makes the context in which a rewrite happens. Methods raise :class:`Unreachable` when the
-    operating system refuses, and whatever the lock raises.
+    ``lock`` makes the context in which a rewrite happens. It yields the descriptor of the open folder that the file is
+    in, so that nothing is written elsewhere if another folder takes its name; ``None`` leaves it to the path. Methods
+    raise :class:`Unreachable` when the operating system refuses, and whatever the lock raises.
     """
 
-    def __init__(self, layer: str, path: Path, lock: Callable[[], AbstractContextManager[None]]) -> None:
+    def __init__(self, layer: str, path: Path, lock: Callable[[], AbstractContextManager[int | None]]) -> None:
         self.layer = layer
         self.path = path
         self.lock = lock
@@ -110,13 +111,13 @@ class RecordFile:
             raise Damaged(self.layer, complaint, self.path)
         if _place_of(line, split_lines(self._content()))[1] == line:
             return
-        with self._translated("write"), self.lock():
-            lines = split_lines(self._content())
+        with self._translated("write"), self.lock() as folder:
+            lines = split_lines(self._content(folder))
             index, standing = _place_of(line, lines)
             if standing not in (None, line) and not replace:
                 raise EntryExists(self.layer, self.path)
             lines[index : index + 1] = [line]
-            self._rewrite(lines)
+            self._rewrite(lines, folder)
 
     def put_new(self, lines: Sequence[bytes]) -> Sequence[bool | LayerError | None]:
         """Insert those records whose keys have none, in one rewrite.
@@ -128,11 +129,11 @@ class RecordFile:
         if not new:
             return done
         try:
-            with self._translated("write"), self.lock():
-                standing = split_lines(self._content())
+            with self._translated("write"), self.lock() as folder:
+                standing = split_lines(self._content(folder))
                 new, done = _told_apart(lines, standing)
                 if new:
-                    self._rewrite([*standing, *new])
+                    self._rewrite([*standing, *new], folder)
         except LayerError as error:
             # It may stand there by now: whoever tries again finds it, and takes it for what was there before.
             return [error if one else one for one in done]
@@ -144,13 +145,13 @@ class RecordFile:
         Later lines with such a key go as well: they would be hit from then on. A file that holds nothing any
         more is unlinked.
         """
-        with self._translated("write"), self.lock():
-            lines = split_lines(self._content())
+        with self._translated("write"), self.lock() as folder:
+            lines = split_lines(self._content(folder))
             # Filled from the end, so that of equal keys the first line stands.
             first = {_key(line): line for line in reversed(lines)}
             gone = {key for key, checksum in checksums.items() if key in first and zlib.crc32(first[key]) == checksum}
             if gone:
-                self._rewrite([line for line in lines if _key(line) not in gone])
+                self._rewrite([line for line in lines if _key(line) not in gone], folder)
         return gone
 
     def foresee_delete(self, keys: Collection[str]) -> int:
@@ -171,8 +172,8 @@ class RecordFile:
 
         ``target.mark`` is the line's checksum; of equal lines the last goes, which is read by nobody.
         """
-        with self._translated("write"), opened_root(thing.root) as root, self.lock():
-            lines = split_lines(self._content())
+        with self._translated("write"), opened_root(thing.root) as root, self.lock() as folder:
+            lines = split_lines(self._content(folder))
             same = [index for index, line in enumerate(lines) if (zlib.crc32(line),) == target.mark]
             if root is None or not same:
                 return "changed since it was planned"
@@ -180,7 +181,7 @@ class RecordFile:
                 gone = False
                 try:
                     write_synced(shelf, _LINE, lines.pop(same[-1]))
-                    self._rewrite(lines)
+                    self._rewrite(lines, folder)
                     gone = True
                 finally:
                     if not gone:
@@ -195,22 +196,23 @@ class RecordFile:
             line = read_plain(_LINE, dir_fd=folder)
             if b"\n" in line:
                 raise Damaged(self.layer, "the line in quarantine is more than one", thing.name)
-            with self._translated("write"), self.lock():
-                lines = split_lines(self._content())
+            with self._translated("write"), self.lock() as place_of_file:
+                lines = split_lines(self._content(place_of_file))
                 if line not in lines:
-                    self._rewrite([*lines, line])
+                    self._rewrite([*lines, line], place_of_file)
 
     # ------------------------------------------------------------------ the file
 
-    def _rewrite(self, lines: Sequence[bytes]) -> None:
+    def _rewrite(self, lines: Sequence[bytes], folder: int | None) -> None:
         if any(lines):
-            place(self.path, b"".join(line + b"\n" for line in lines))
+            place(self.path, b"".join(line + b"\n" for line in lines), folder=folder)
         else:
-            self.path.unlink(missing_ok=True)
+            with suppress(FileNotFoundError):
+                os.unlink(self.path if folder is None else self.path.name, dir_fd=folder)
 
-    def _content(self) -> bytes:
+    def _content(self, folder: int | None = None) -> bytes:
         with self._translated("read"), suppress(FileNotFoundError):
-            return read_plain(self.path, most=LARGEST_RECORDS)
+            return read_plain(self.path if folder is None else self.path.name, dir_fd=folder, most=LARGEST_RECORDS)
         return b""
 
     @contextmanager
@@ -264,9 +266,12 @@ def _told_apart(lines: Sequence[bytes], standing: Sequence[bytes]) -> tuple[list
     return new, done
 
 
-def place(path: Path, content: bytes) -> None:
-    """Write a whole file: staged beside its place, synced, renamed over what stands there, whose mode it keeps."""
-    handle = os.open(path.parent, _FOLDER_FLAGS)
+def place(path: Path, content: bytes, *, folder: int | None = None) -> None:
+    """Write a whole file: staged beside its place, synced, renamed over what stands there, whose mode it keeps.
+
+    ``folder`` is the open folder to write it to; without it, the parent of ``path`` is opened.
+    """
+    handle = os.open(path.parent, _FOLDER_FLAGS) if folder is None else os.dup(folder)
     stage = own_name()
     try:
         with open(os.open(stage, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666, dir_fd=handle), "wb") as file:

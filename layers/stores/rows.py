@@ -23,7 +23,8 @@ from typing import Final, NamedTuple, TypeVar
 
 from cachectl.layers.base.errors import Busy, Damaged, EntryExists, LayerError, NoRoom, Unreachable
 from cachectl.layers.base.facts import Orphan, Quarantined, Target
-from cachectl.layers.host.handles import (
+from cachectl.layers.disk.foresight import file_closed_because, wait_until_free
+from cachectl.layers.disk.handles import (
     NO_ROOM,
     lacks_room,
     opened_root,
@@ -32,9 +33,9 @@ from cachectl.layers.host.handles import (
     status_of,
     write_synced,
 )
-from cachectl.layers.host.plain import STAGE, open_plain, plain_identity, read_locked, read_plain, release
-from cachectl.layers.host.presence import is_there
-from cachectl.layers.host.trust import as_owner
+from cachectl.layers.disk.locks import PATIENCE
+from cachectl.layers.disk.plain import STAGE, open_plain, plain_identity, read_locked, read_plain, release
+from cachectl.layers.disk.presence import is_there
 from cachectl.layers.stores.database import (
     COMPANIONS,
     WAL_MODE,
@@ -48,8 +49,6 @@ from cachectl.layers.stores.database import (
     opened_for_writing,
 )
 from cachectl.layers.stores.emptying import EMPTY_PAGE_SIZES, empty_image, punch_free_pages, write_empty
-from cachectl.layers.stores.foresight import file_closed_because, wait_until_free
-from cachectl.layers.stores.locks import PATIENCE
 from cachectl.layers.stores.quarantine import Quarantine, demand, folder_of
 
 T = TypeVar("T")
@@ -818,7 +817,7 @@ class RowFile:
     @contextmanager
     def _writing(self, *, create: bool = False) -> Iterator[Connection]:
         opened = opened_for_writing(self.layer, self.path, self.patience, self._demand_made, create=create)
-        with self._translated(), as_owner(self.path.parent), self._translated(writing=True), opened as connection:
+        with self._translated(writing=True), opened as connection:
             yield connection
 
     def _demand_made(self, connection: Connection) -> None:

@@ -29,7 +29,7 @@ from cachectl.layers.base.errors import (
 )
 from cachectl.layers.base.facts import Ability, Bulk, Entry, Note, Orphan, Outcome, Problem, Quarantined, Target
 from cachectl.layers.base.limits import LARGEST_ENTRY, too_large
-from cachectl.layers.host.handles import (
+from cachectl.layers.disk.handles import (
     DEEP,
     NO_HARD_LINKS,
     NO_ROOM,
@@ -46,7 +46,7 @@ from cachectl.layers.host.handles import (
     status_of,
     write_synced,
 )
-from cachectl.layers.host.plain import STAGE, read_plain
+from cachectl.layers.disk.plain import STAGE, read_plain
 from cachectl.layers.stores.archive import pack, unpack
 from cachectl.layers.stores.quarantine import Quarantine, folder_pattern
 from cachectl.layers.stores.walk import CHANGED, GONE, Cleared, Group, Task, Weight, clear, weigh
@@ -214,9 +214,13 @@ _QUARANTINED: Final = "moved aside as damaged; cachectl restore lists what is"
 
 
 class Tree:
-    """The entries of one shape under one root."""
+    """The entries of one shape under one root.
 
-    def __init__(self, layer: str, root: Path, shape: Shape) -> None:
+    ``handle`` is the root's open folder; without it, each method opens the root by its path.
+    """
+
+    def __init__(self, layer: str, root: Path, shape: Shape, handle: int | None = None) -> None:
+        self._handle = handle
         self.layer = layer
         self.root = root
         self.shape = shape
@@ -789,6 +793,9 @@ class Tree:
 
     @contextmanager
     def _opened_root(self) -> Iterator[int | None]:
+        if self._handle is not None:
+            yield self._handle
+            return
         with ExitStack() as stack:
             try:
                 handle = stack.enter_context(opened_root(self.root))

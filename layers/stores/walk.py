@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP)
 _FOLDER_FLAGS = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_NOFOLLOW", 0)
 _KIND, _FILE, _FOLDER = 0o170000, stat.S_IFREG, stat.S_IFDIR
-#: Deeper than any entry is nested, as in ``cachectl.layers.host.handles``.
+#: Deeper than any entry is nested, as in ``cachectl.layers.disk.handles``.
 _DEEP = 16
 #: More folders than an entry should have open at once: what has more is left to the tree.
 _MOST_FOLDERS = 256

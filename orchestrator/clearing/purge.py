@@ -57,7 +57,9 @@ class PurgePlan:
         something else has gone meanwhile.
         """
         outcomes: dict[int, Outcome] = {}
-        for number in sorted(range(len(self.parts)), key=lambda number: self.parts[number][0].clearing_needs_room):
+        for number in sorted(
+            range(len(self.parts)), key=lambda number: self.parts[number][0].store.clearing_needs_room
+        ):
             outcomes[number] = _done(self.parts[number][1], self.parts[number][0].clear)
         freed = any(outcome.removed for outcome in outcomes.values())
         while freed:

@@ -28,9 +28,9 @@ from cachectl.layer_set import LayerSet
 from cachectl.layers.base.environment import Environment
 from cachectl.layers.base.errors import BadRequest, CachectlError, reason_of
 from cachectl.layers.base.selection import moment_text
+from cachectl.layers.disk.private_folders import private_folder
 from cachectl.layers.host.installing import command_to_install
 from cachectl.layers.host.launcher import Launch, launched
-from cachectl.layers.host.private_folders import private_folder
 from cachectl.moving.exporting import pack, unseen
 from cachectl.moving.importing import Trust, private_copy, vouched
 from cachectl.moving.merging import Merged, merge_bundles

@@ -20,7 +20,7 @@ from cachectl.layers.base.environment import Environment
 from cachectl.layers.base.errors import CachectlError, reason_of
 from cachectl.layers.base.guard import FAILURES
 from cachectl.layers.base.selection import ALL
-from cachectl.layers.host.private_folders import NotPrivate, private_folder
+from cachectl.layers.disk.private_folders import NotPrivate, private_folder
 from cachectl.moving.exporting import pack, unseen
 from cachectl.moving.importing import Import, Trust, import_copy
 from cachectl.switching.isolated import link_user_cache, make_scratch_in, remove_leftovers, remove_scratch

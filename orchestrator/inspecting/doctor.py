@@ -23,10 +23,10 @@ from cachectl.layers.base.environment import user_name
 from cachectl.layers.base.errors import LayerError
 from cachectl.layers.base.facts import Ability, Census, Condition, Finding, Hazard, Quarantined, Root, Scope, Severity
 from cachectl.layers.base.guard import FAILURES
+from cachectl.layers.disk.room import Room, room_at
+from cachectl.layers.disk.trust import open_to_others
 from cachectl.layers.host.launcher import RANKS, number_of
 from cachectl.layers.host.mounts import network_file_system
-from cachectl.layers.host.private_folders import open_to_others
-from cachectl.layers.stores.room import Room, room_at
 
 if TYPE_CHECKING:
     from cachectl.layers.base.environment import Environment
@@ -390,11 +390,10 @@ def _of_writers(layer: Layer, root: Root) -> Iterator[tuple[Identity, Finding]]:
         message = f"belongs to {user_name(owner)}, whose code runs as you"
         fix = _elsewhere(layer, '"$HOME/.cachectl"')
         yield ("owner", root.path), Finding(layer.name, root.path, None, Severity.UNSAFE, "owner", message, fix)
-    for folder in dict.fromkeys((*open_to_others(root.path), *open_to_others(real))):
-        # A link and what it leads to are one folder.
+    for folder in open_to_others(root.path):
         status = folder.stat()
         identity = ("writable", status.st_dev, status.st_ino)
-        yield identity, _writable(layer, root, folder, itself=folder in (root.path, real))
+        yield identity, _writable(layer, root, folder, itself=folder == real)
 
 
 def _writable(layer: Layer, root: Root, folder: Path, *, itself: bool) -> Finding:

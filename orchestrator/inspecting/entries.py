@@ -61,7 +61,7 @@ def _listed_root(
     layer: Layer, root: Root, selection: Selection, notice: Callable[[Trouble], None], *, contents: bool
 ) -> Iterator[Entry]:
     try:
-        for found in layer.searched(root, selection) if contents else layer.scan(root, contents=False):
+        for found in layer.store.searched(root, selection) if contents else layer.scan(root, contents=False):
             if isinstance(found, Problem):
                 notice(Trouble(layer.name, found, found.message, failed=found.hides))
             elif isinstance(found, Entry) and selection.matches(found):
@@ -134,7 +134,7 @@ def _examined(layer: Layer, *, deep: bool) -> Iterator[Finding | Unverified]:
 
 def _examined_root(layer: Layer, root: Root, *, deep: bool) -> Iterator[Finding | Unverified]:
     try:
-        yield from layer.examine(root, deep=deep)
+        yield from layer.store.examine(root, deep=deep)
     except FAILURES as error:
         yield failure(layer, root.path, error)
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from cachectl.layers.base.errors import reason_of
 from cachectl.layers.base.facts import Census, Condition, Orphan, Problem, Root, Scope, State
 from cachectl.layers.base.guard import FAILURES
-from cachectl.layers.base.layer import uncounted
-from cachectl.layers.stores.copies import copies_left
+from cachectl.layers.base.store import uncounted
+from cachectl.layers.disk.copies import copies_left, temporary_left
 
 if TYPE_CHECKING:
     from cachectl.layer_set import LayerSet
@@ -122,11 +122,12 @@ def survey(
     stack: LayerSet, layers: Iterable[Layer], *, within: Callable[[Layer, Root], bool] = lambda _layer, _root: True
 ) -> Report:
     """Count every root of the given layers, or those roots that are ``within``."""
+    copies = copies_left(stack.environment)
     return Report(
         stack.environment.clock(),
         tuple(_layer_report(layer, within) for layer in layers),
         stack.broken,
-        leftovers=copies_left(stack.environment),
+        leftovers=None if copies is None else (*copies, *temporary_left(stack.environment)),
     )
 
 

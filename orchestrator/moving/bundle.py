@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Final, NoReturn, TypeVar, cast
 
 from cachectl.layers.base.errors import CachectlError, printable
 from cachectl.layers.base.facts import Artifact
-from cachectl.layers.base.keys import key_complaint
 from cachectl.layers.base.limits import (
     EXPANSION_ALLOWANCE,
     LARGEST_ENTRY,
@@ -29,6 +28,7 @@ from cachectl.layers.base.limits import (
     MANIFEST_EXPANSION,
     MOST_DETAILS,
     MOST_EXPANSION,
+    key_complaint,
 )
 from cachectl.layers.host.installing import command_to_install
 from cachectl.layers.stores.archive import tar_header

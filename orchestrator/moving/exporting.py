@@ -7,7 +7,6 @@ meanwhile was not exported, and is said.
 from __future__ import annotations
 
 import hashlib
-import os
 import re
 import shutil
 import tempfile
@@ -279,14 +278,13 @@ def _read(layer: Layer, entries: Iterable[Entry], gathered: _Gathered) -> None:
 
 def _exposed(layer: Layer) -> tuple[Path, ...]:
     """Name the folders through which somebody else could have put code into a layer."""
-    from cachectl.layers.host.private_folders import open_to_others
+    from cachectl.layers.disk.trust import open_to_others
 
     found: list[Path] = []
     for root in layer.roots():
         if root.scope is Scope.USER:
-            for path in (root.path, Path(os.path.realpath(root.path))):
-                with suppress(OSError):
-                    found.extend(open_to_others(path))
+            with suppress(OSError):
+                found.extend(open_to_others(root.path))
     return tuple(dict.fromkeys(found))
 
 

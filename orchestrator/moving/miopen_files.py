@@ -24,6 +24,7 @@ from cachectl.layers.base.errors import BadRequest, Damaged, LayerError, Refused
 from cachectl.layers.base.facts import Note, Root, Scope
 from cachectl.layers.base.guard import FAILURES
 from cachectl.layers.base.selection import ALL, Selection
+from cachectl.layers.disk.trust import as_owner
 from cachectl.layers.miopen import kernel_db
 from cachectl.layers.miopen.kernels import MIOpenKernels
 from cachectl.layers.miopen.names import VERSION_FOLDER, DatabaseName, parse_name, version_numbers
@@ -224,7 +225,7 @@ def _newest(layer: MIOpenKernels | MIOpenTuning, export: _Export) -> dict[str, t
     found = [
         (file, root)
         for root in layer.roots()
-        for file in layer.databases(root).files()
+        for file in layer.store.databases(root).files()
         if isinstance(file, DatabaseFile) and file.name.kind in _INSTALLED
     ]
     found.sort(key=lambda pair: version_numbers(pair[0].version or "0"), reverse=True)
@@ -247,7 +248,7 @@ def _export_file(
     try:
         if isinstance(layer, MIOpenKernels):
             entries, from_system = _export_kernels(file, target, export), 0
-        elif file.name.kind in MIOpenTuning.tables:
+        elif file.name.kind in MIOpenTuning.store.tables:
             entries, from_system = _export_table(layer, file, target, export)
         else:
             entries, from_system = _export_records(layer, file, target, export)
@@ -286,7 +287,7 @@ def _hint(export: _Export, target: Path, file: DatabaseFile) -> None:
     layer = MIOpenSystemKernels(export.environment)
     for root in layer.roots():
         for stem in dict.fromkeys((file.name.base.raw, file.name.base.device or file.name.base.raw)):
-            if (there := layer.databases(root).find(f"{stem}.kdb")) is not None:
+            if (there := layer.store.databases(root).find(f"{stem}.kdb")) is not None:
                 why = f"installed there, it hides {there.path}; first: cachectl miopen merge {there.path} {target}"
                 export.hints.append(Note(str(target), why))
 
@@ -300,7 +301,7 @@ def _export_records(layer: MIOpenTuning, file: DatabaseFile, target: Path, expor
     system = MIOpenSystemTuning(export.environment)
     below: list[bytes] = []
     for root in system.roots():
-        if not below and (there := system.databases(root).find(target.name)) is not None:
+        if not below and (there := system.store.databases(root).find(target.name)) is not None:
             below = _records(system, there.path)[0]
     # The user's are first, and so stay.
     merged, records = join_records(lines, below)
@@ -317,7 +318,7 @@ def _export_table(layer: MIOpenTuning, file: DatabaseFile, target: Path, export:
     system = MIOpenSystemTuning(export.environment)
     below: list[tuple[object, ...]] = []
     for root in system.roots():
-        if not below and (there := system.databases(root).find(target.name)) is not None:
+        if not below and (there := system.store.databases(root).find(target.name)) is not None:
             below = [row[1:] for row in _joined(system.name, there.path, patience).all()]
     added = 0
 
@@ -372,7 +373,8 @@ def merge(environment: Environment, files: Sequence[str], into: str, *, mix_vers
         _demand_alike(source, target, mix_versions=mix_versions)
     _demand_no_package(environment, target.path.parent)
     _demand_own(environment, target.path)
-    _make_folder(target.path.parent)
+    with as_owner(target.path.parent):
+        _make_folder(target.path.parent)
     take: Callable[[Environment, _Named, _Named], MergedFile]
     if target.holds == "kernels":
         take = _merge_kernels
@@ -440,7 +442,8 @@ def _merge_kernels(environment: Environment, source: _Named, target: _Named) -> 
         message = f"has the columns of another generation of MIOpen than {target.path}"
         raise Damaged("miopen", message, source.path)
     rows = RowFile("miopen", target.path, schema, environment.patience)
-    done = rows.insert_new(kernels) if kernels else []
+    with as_owner(target.path.parent):
+        done = rows.insert_new(kernels) if kernels else []
     differing = [kernel for kernel, new in zip(kernels, done, strict=True) if new is None]
     conflicts = tuple(note for kernel in differing if (note := _conflict(rows, kernel, target.path)) is not None)
     there = len(kernels) - sum(new is True for new in done) - len(conflicts)
@@ -461,7 +464,8 @@ def _conflict(rows: RowFile, kernel: Kernel, into: Path) -> Note | None:
 
 def _merge_tables(environment: Environment, source: _Named, target: _Named) -> MergedFile:
     rows = _joined("miopen-tuning", source.path, environment.patience).all()
-    done = _joined("miopen-tuning", target.path, environment.patience).merge([row[1:] for row in rows])
+    with as_owner(target.path.parent):
+        done = _joined("miopen-tuning", target.path, environment.patience).merge([row[1:] for row in rows])
     return MergedFile(source.path, done.added, done.there, _differing(done.conflicts, target.path))
 
 
@@ -471,8 +475,13 @@ def _merge_records(environment: Environment, source: _Named, target: _Named) -> 
     path = _as_miopen_spells(layer, target.path)
     root = Root(path.parent, Scope.USER, "named")
     # Running programs read only a user's file again.
-    lock = partial(layer.editing, root, path) if target.name.kind in layer.texts else partial(layer.locked, path)
-    done = MergingRecords(layer.name, path, lock).merge(lines)
+    lock = (
+        partial(layer.store.editing, root, path)
+        if target.name.kind in layer.store.texts
+        else partial(layer.store.locked, path)
+    )
+    with as_owner(path.parent):
+        done = MergingRecords(layer.name, path, lock).merge(lines)
     return MergedFile(source.path, done.added, done.there, _differing(done.conflicts, target.path), tuple(flawed))
 
 
@@ -543,7 +552,7 @@ def _records(layer: MIOpenTuning, path: Path) -> tuple[list[bytes], list[Note]]:
         # Where no lock file can be made, MIOpen cannot rewrite it either.
         with suppress(Unreachable):
             if layer.scope is Scope.USER:
-                stack.enter_context(layer.locked(_as_miopen_spells(layer, path)))
+                stack.enter_context(layer.store.locked(_as_miopen_spells(layer, path)))
         for found in RecordFile(layer.name, path, nullcontext).scan():
             if not isinstance(found, Fault):
                 lines.append(found.line)

@@ -7,11 +7,9 @@ S3 is completed or aborted, a file of SFTP renamed), so that nobody reads half a
 
 from __future__ import annotations
 
-import os
 import posixpath
 import re
 import sys
-import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, BinaryIO, Final, Protocol
@@ -19,6 +17,7 @@ from urllib.parse import unquote, urlsplit
 
 from cachectl.layers.base.errors import BadRequest, CachectlError, printable
 from cachectl.layers.base.limits import LARGEST_SIGNATURE
+from cachectl.layers.disk.leftovers import temporary_folder
 from cachectl.layers.host.installing import command_to_install
 from cachectl.moving.whole_files import STREAM, write_chunks
 
@@ -135,7 +134,7 @@ def signature_of(name: str) -> Iterator[str]:
     if not is_url(name):
         yield local_path(beside)
         return
-    with tempfile.TemporaryDirectory(prefix="cachectl-") as folder:
+    with temporary_folder() as folder:
         try:
             with opened(beside) as source:
                 data = source.read(LARGEST_SIGNATURE)
@@ -144,10 +143,9 @@ def signature_of(name: str) -> Iterator[str]:
                 raise
             yield without_secrets(beside)
             return
-        place = os.path.join(folder, "signature")
-        with open(place, "wb") as file:
-            file.write(data)
-        yield place
+        place = folder / "signature"
+        place.write_bytes(data)
+        yield str(place)
 
 
 def place(name: str, chunks: Iterable[bytes]) -> None:

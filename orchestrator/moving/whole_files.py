@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from cachectl.layers.base.errors import BadRequest
-from cachectl.layers.host.plain import own_name
+from cachectl.layers.disk.plain import own_name
 
 #: Stands for standard output where a file is written, and for standard input where one is read.
 STREAM: Final = "-"

@@ -14,8 +14,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from cachectl.layers.host.handles import opened_root, own_folder
-from cachectl.layers.host.plain import STAGE
+from cachectl.layers.disk.handles import opened_root, own_folder
+from cachectl.layers.disk.plain import STAGE
 
 #: How far in the past (ns) a primed access time lies at least: file systems count in ticks of a few milliseconds.
 _PAST: Final = 10_000_000_000

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Final
 
 from cachectl.layers.base.errors import reason_of
 from cachectl.layers.base.guard import FAILURES
+from cachectl.layers.disk.plain import STAGE
 from cachectl.layers.host.mounts import network_file_system
-from cachectl.layers.host.plain import STAGE
 from cachectl.observing.access_times import prime, read_since, why_not_kept
 from cachectl.observing.file_events import MOVED, OPENED, READ, VANISHED, Event, FileEvents, nearest
 from cachectl.observing.snapshot import LEADS_TO, Mark, Snapshot, changed, is_folder
@@ -378,7 +378,7 @@ def _means(places: Iterable[_Place]) -> tuple[str, ...]:
 def _claims(layer: Layer, root: Root, parts: tuple[str, ...]) -> bool | None:
     """Ask a layer for a path; one that fails to answer is taken for one that does not say."""
     try:
-        return layer.claims(root, parts)
+        return layer.store.claims(root, parts)
     except FAILURES:
         return None
 

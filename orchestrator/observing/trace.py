@@ -24,7 +24,7 @@ from cachectl.layers.base.environment import process_variable, set_process_varia
 from cachectl.layers.base.errors import BadRequest
 from cachectl.layers.base.facts import Entry, Scope
 from cachectl.layers.base.guard import FAILURES
-from cachectl.layers.host.plain import read_plain
+from cachectl.layers.disk.plain import read_plain
 from cachectl.layers.neo import NeoCompilerCache
 from cachectl.layers.pytools import PytoolsDictionaries
 from cachectl.observing.descendants import Descendants, looked_after
@@ -362,7 +362,7 @@ def _counters(layer: Layer) -> tuple[int, int] | None:
 
 
 def _owns(layer: PytoolsDictionaries, event: Mapping[str, Any]) -> bool:
-    return layer.owns(str(event.get("dictionary") or ""))
+    return layer.store.owns(str(event.get("dictionary") or ""))
 
 
 def _counted(name: str, events: Sequence[Mapping[str, Any]], why: str) -> LayerTrace:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from cachectl.layers.host.plain import open_plain
+from cachectl.layers.disk.plain import open_plain
 
 #: What is read of all processes together, in bytes: some 400,000 events.
 _MOST: Final = 128 << 20

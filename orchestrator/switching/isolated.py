@@ -1,8 +1,7 @@
 """Roots to throw away: every layer moved under one scratch folder, everything else left where it is.
 
-A temporary scratch folder lies where no other user can write (:mod:`cachectl.layers.host.private_folders`): a program
-that outlives
-its command goes on using the path. A command that is killed leaves its folder; the next one removes it.
+A temporary scratch folder lies where no other user can write (:mod:`cachectl.layers.disk.private_folders`): a program
+that outlives its command goes on using the path. A command that is killed leaves its folder; the next one removes it.
 """
 
 from __future__ import annotations
@@ -20,10 +19,11 @@ from typing import TYPE_CHECKING, Final
 
 from cachectl.layers.base.environment import Environment
 from cachectl.layers.base.facts import Ability, Orphan, Switch
-from cachectl.layers.host.plain import STAGE
-from cachectl.layers.host.private_folders import scratch_parent, scratch_parents
-from cachectl.layers.stores.copies import PREFIX, copies_left, stage_in, user_cache_home
-from cachectl.switching.leftovers import Left, Owned, left_in
+from cachectl.layers.disk.copies import PREFIX, copies_left, stage_in, user_cache_home
+from cachectl.layers.disk.leftovers import TEMPORARY, Left, Owned, left_in
+from cachectl.layers.disk.plain import STAGE
+from cachectl.layers.disk.private_folders import scratch_parent, scratch_parents
+from cachectl.layers.disk.trust import as_owner
 
 if TYPE_CHECKING:
     from cachectl.layers.base.layer import Layer
@@ -79,7 +79,7 @@ def make_scratch(environment: Environment, notice: Callable[[str], None] = _warn
     return make_scratch_in(parent, environment)
 
 
-def make_scratch_in(parent: Path, environment: Environment, prefix: str = "cachectl-") -> Path:
+def make_scratch_in(parent: Path, environment: Environment, prefix: str = TEMPORARY) -> Path:
     """Make an empty scratch folder in a folder that is this user's alone. Raises :class:`OSError`."""
     owned = Owned.make(parent, prefix, environment)
     _OWNED[owned.folder] = owned
@@ -341,7 +341,8 @@ def remove_copies(environment: Environment) -> tuple[Orphan, ...]:
     if left and environment.superuser and not environment.over_others and left[0].root.stat().st_uid != 0:
         return ()
     for copy in left:
-        _remove(copy.root / copy.key)
+        with as_owner(copy.root):
+            _remove(copy.root / copy.key)
     return tuple(copy for copy in left if not (copy.root / copy.key).exists())
 
 

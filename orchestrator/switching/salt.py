@@ -340,7 +340,7 @@ class Salting:
         for root in layer.roots():
             if root.path != path:
                 continue
-            for thing, mark in layer.marked(root, pattern, self._since, known):
+            for thing, mark in layer.store.marked(root, pattern, self._since, known):
                 salt = traces.get(mark or "") or mark or known[thing.key]
                 if salt in idle:
                     self._built[salt].keys.add(thing.key)

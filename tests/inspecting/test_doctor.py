@@ -30,8 +30,8 @@ from cachectl.layers.base.facts import Finding, Hazard, Root, Scope, Severity, S
 from cachectl.layers.base.guard import Contained
 from cachectl.layers.base.layer import Layer
 from cachectl.layers.base.registry import Broken
+from cachectl.layers.disk.locks import presence_lock
 from cachectl.layers.host.gpus import amd_gpus
-from cachectl.layers.stores.locks import presence_lock
 from cachectl.stack import Stack
 
 if TYPE_CHECKING:
@@ -658,7 +658,7 @@ def test_a_link_to_a_folder_that_others_can_write_is_followed_to_it(open_home: P
     (open_home / ".cache" / "pocl").symlink_to(open_home / "elsewhere")
     make(open_home / ".cache" / "pocl" / "kcache")
     found = only(examine(environment_of(open_home), "pocl"), "writable")
-    assert found.fix == f"chmod go-w {open_home / '.cache' / 'pocl'}"
+    assert found.fix == f"chmod go-w {open_home / 'elsewhere'}"
     assert after(open_home, found.fix, "pocl") == []
 
 

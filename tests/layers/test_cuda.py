@@ -11,15 +11,17 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from cachectl.layers import cuda as cuda_compute_cache
 from cachectl.layers.base.environment import Environment
 from cachectl.layers.base.errors import Damaged, ForeignForm, LayerError, Unsettled
 from cachectl.layers.base.facts import Artifact, Condition
 from cachectl.layers.base.selection import Selection
 from cachectl.layers.cuda import CudaComputeCache
+from cachectl.layers.disk.locks import record_lock
 from cachectl.layers.formats import compute_cache as form
 
 if TYPE_CHECKING:
@@ -55,6 +57,31 @@ def test_every_entry_is_decoded(layer: CudaComputeCache) -> None:
     assert list(layer.verify(root)) == []
     assert layer.census(root).problems == ()
     assert layer.census(root).files == 41
+
+
+def test_an_index_is_made_in_the_folder_that_was_opened(
+    layer: CudaComputeCache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another folder that takes the root's name while an entry is placed gets no index, and its own is not written."""
+    root = folder(layer)
+    entry = next(layer.entries())
+    artifact = layer.get(entry.key)
+    assert artifact is not None
+    (root / "index").unlink()
+    (tmp_path / "outside").mkdir()
+    lock = record_lock
+
+    def exchange_and_lock(*arguments: Any, **options: Any) -> Any:  # noqa: ANN401 - as what it stands in for
+        root.rename(tmp_path / "moved")
+        root.symlink_to(tmp_path / "outside")
+        return lock(*arguments, **options)
+
+    monkeypatch.setattr(cuda_compute_cache, "record_lock", exchange_and_lock)
+    layer.put(entry.key, artifact)
+    assert os.listdir(tmp_path / "outside") == []
+    written = form.read_index((tmp_path / "moved" / "index").read_bytes())
+    assert written is not None
+    assert len(written.records) == 40
 
 
 def test_a_flipped_payload_byte_is_named(layer: CudaComputeCache) -> None:

@@ -17,8 +17,8 @@ from cachectl.layers import pyopencl as pyopencl_binaries
 from cachectl.layers.base.errors import Busy, Damaged
 from cachectl.layers.base.facts import Artifact, Condition, Orphan
 from cachectl.layers.base.selection import Selection
+from cachectl.layers.disk import locks
 from cachectl.layers.pyopencl import PyOpenCLBinaries
-from cachectl.layers.stores import locks
 from cachectl.layers.stores.archive import pack, unpack
 
 if TYPE_CHECKING:
@@ -241,7 +241,7 @@ def test_a_lock_goes_with_its_killed_holder(warm: Home) -> None:
     """Nobody waits a minute for a cachectl that was killed: the lock goes although no cachectl runs any more."""
     lock = base(PyOpenCLBinaries(warm.environment())) / "lock"
     program = (
-        "import sys, time; from pathlib import Path; from cachectl.layers.stores.locks import presence_lock\n"
+        "import sys, time; from pathlib import Path; from cachectl.layers.disk.locks import presence_lock\n"
         "with presence_lock('pyopencl', Path(sys.argv[1])): print(flush=True); time.sleep(600)"
     )
     holder = subprocess.Popen([sys.executable, "-c", program, str(lock)], stdout=subprocess.PIPE)
@@ -260,7 +260,7 @@ CONTENDER = """
 import os, sys, time
 from contextlib import suppress
 from pathlib import Path
-from cachectl.layers.stores.locks import presence_lock
+from cachectl.layers.disk.locks import presence_lock
 
 kind, lock, rounds = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
 

@@ -20,8 +20,8 @@ from cachectl.layers.base.conformance import snapshot
 from cachectl.layers.base.errors import Busy, Damaged, LayerError
 from cachectl.layers.base.facts import Artifact, Condition, Orphan, Problem
 from cachectl.layers.base.selection import Selection
+from cachectl.layers.disk.plain import read_locked
 from cachectl.layers.formats import pdict
-from cachectl.layers.host.plain import read_locked
 from cachectl.layers.loopy import LoopyDictionaries
 from cachectl.layers.pyopencl_invoker import PyOpenCLInvoker
 from cachectl.layers.pytools import PytoolsDictionaries

@@ -16,6 +16,7 @@ from dataclasses import replace
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from threading import Thread
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +24,15 @@ import pytest
 
 from cachectl.layers.host.installing import command_to_install
 from cachectl.moving.importing import Trust, import_bundle
-from cachectl.moving.transfer import TransferFailed, is_url, opened, place, signature_name, without_secrets
+from cachectl.moving.transfer import (
+    TransferFailed,
+    is_url,
+    opened,
+    place,
+    signature_name,
+    signature_of,
+    without_secrets,
+)
 from cachectl.stack import Stack
 
 if TYPE_CHECKING:
@@ -157,6 +166,26 @@ def test_a_signature_is_taken_from_beside_it(
     assert document["trusted"] == "signed by ann@example.org"
     assert document["file"] == f"{address}/bundle?…"
     assert keys(home) == keys(source)
+
+
+def test_no_signature_is_kept_where_others_can_exchange_it(
+    home: Home, web: tuple[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a temporary folder that is not sticky, another user could put a signature in the place of the fetched one."""
+    address, folder = web
+    (folder / "bundle.sig").write_text("signed")
+    with TemporaryDirectory() as name:
+        place = Path(name).resolve()
+        monkeypatch.setenv("TMPDIR", name)
+        monkeypatch.setenv("XDG_STATE_HOME", str(home.path))
+        place.chmod(0o1777)
+        with signature_of(f"{address}/bundle") as signature:
+            assert Path(signature).read_text() == "signed"
+            assert Path(signature).parent.parent == place / f"cachectl-{os.geteuid()}"
+        place.chmod(0o777)
+        with signature_of(f"{address}/bundle") as signature:
+            assert Path(signature).parent.parent == home.path / "cachectl" / "scratch"
+        assert not Path(signature).parent.exists()
 
 
 @pytest.mark.parametrize(

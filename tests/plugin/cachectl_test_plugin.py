@@ -63,7 +63,7 @@ class Notes(Layer):
     def remove(self, root: Root, targets: tuple[Target, ...]) -> Outcome:
         return self.tree(root).remove(targets)
 
-    def switch(self, *, on: bool) -> Switch:
+    def switched(self, *, on: bool) -> Switch:
         return Switch(self.name, {} if on else {"NOTES_OFF": "1"}, frozenset({"NOTES_OFF"} if on else ()))
 
     def relocate(self, folder: Path) -> Switch:
@@ -120,7 +120,7 @@ class Talking(Notes):
         yield Entry(self.name, "a", root.path, 1, 1)
         yield Entry(self.name, "b", str(root.path), "two", 1)  # type: ignore[arg-type]
 
-    def switch(self, *, on: bool) -> Switch:
+    def switched(self, *, on: bool) -> Switch:
         raise KeyError("switch")
 
     def relocate(self, folder: Path) -> Switch:

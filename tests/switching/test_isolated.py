@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from cachectl.layers.stores import copies
+from cachectl.layers.disk import copies
 from cachectl.stack import Stack
 from cachectl.switching import isolated as scratch
 

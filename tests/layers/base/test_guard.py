@@ -89,7 +89,7 @@ QUESTIONS = {
     "lock_files": Question(lambda layer: layer.lock_files(ROOT, ["k"]), (PLACE,)),
     "foresee_removal": Question(lambda layer: layer.foresee_removal(ROOT, (TARGET,)), Foresight((TARGET,), 1)),
     "foresee_write": Question(lambda layer: layer.foresee_write(ROOT, ["k"]), {"k": LayerError("notes", "full")}),
-    "switch": Question(lambda layer: layer.switch(on=False), SWITCH),
+    "switched": Question(lambda layer: layer.switched(on=False), SWITCH),
     "relocate": Question(lambda layer: layer.relocate(PLACE), SWITCH),
     "refresher": Question(lambda layer: layer.refresher(), SWITCH, optional=True),
     "verify": Question(lambda layer: layer.verify(ROOT), [FINDING]),
@@ -323,7 +323,7 @@ def test_a_started_library_of_a_plug_in_is_judged(home: Home) -> None:
         "from cachectl.layers.base.facts import Switch\n"
         "class Latched(Notes):\n"
         "    name = 'latched'\n"
-        "    def switch(self, *, on):\n"
+        "    def switched(self, *, on):\n"
         "        return Switch(self.name, {'NOTES_OFF': '' if on else '1'}, latches=('libc',))\n"
     )
     installed = home.path / "latched-1.0.dist-info"

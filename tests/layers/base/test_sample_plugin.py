@@ -225,7 +225,7 @@ def test_a_question_of_the_report_that_is_never_answered_is_given_up(home: Home,
     assert (done.returncode, failures["mine"], failures["pocl"]) == (1, [GIVEN_UP], [])
 
 
-@pytest.mark.parametrize(("question", "refused"), [("switch(self, *, on)", {"disable"}), ("refusals(self)", None)])
+@pytest.mark.parametrize(("question", "refused"), [("switched(self, *, on)", {"disable"}), ("refusals(self)", None)])
 def test_a_question_of_abilities_that_is_never_answered_is_given_up(
     home: Home, tmp_path: Path, question: str, refused: set[str] | None
 ) -> None:
@@ -340,7 +340,7 @@ def test_a_variable_that_no_shell_can_set_is_refused(tmp_path: Path, put: dict[A
     layer = lying(tmp_path)
     answer(layer, "switch", Switch("toyc", put, frozenset(unset)))
     with pytest.raises(PluginFailed, match="the plug-in failed: TypeError"):
-        layer.switch(on=False)
+        layer.switched(on=False)
     assert layer.refusals().keys() == {Ability.DISABLE}
 
 

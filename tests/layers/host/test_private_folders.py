@@ -17,7 +17,7 @@ from tiers import thorough
 
 from cachectl.cluster.staging import NodeRoot
 from cachectl.layers.base.errors import CachectlError
-from cachectl.layers.host.private_folders import NotPrivate, private_folder, scratch_parent
+from cachectl.layers.disk.private_folders import NotPrivate, private_folder, scratch_parent
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -98,7 +98,7 @@ def test_a_planted_folder_is_refused_and_the_home_takes_its_place(
 
 def test_without_any_place_one_line_says_so(home: Home, shared: Path) -> None:
     shared.chmod(0o777)
-    with pytest.raises(NotPrivate, match="not sticky"):
+    with pytest.raises(NotPrivate, match="other users can write to"):
         private_folder(shared)
     environment = replace(home.environment(XDG_STATE_HOME=str(shared)), temporary=shared)
     with pytest.raises(CachectlError, match="no place for scratch folders"):

@@ -12,6 +12,7 @@ import time
 from contextlib import closing
 from dataclasses import replace as changed
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,7 +22,9 @@ from cachectl.layers.base.errors import Damaged, EntryExists, LayerError, Refuse
 from cachectl.layers.base.facts import Ability, Artifact, Condition, Orphan, Problem, Severity
 from cachectl.layers.base.layer import Layer
 from cachectl.layers.base.selection import Selection
+from cachectl.layers.disk.locks import record_lock
 from cachectl.layers.miopen.places import lock_files
+from cachectl.layers.miopen.places import tuning as miopen_tuning
 from cachectl.layers.miopen.system_tuning import MIOpenSystemTuning
 from cachectl.layers.miopen.tuning import MIOpenTuning
 from cachectl.layers.stores import records
@@ -125,6 +128,34 @@ def test_records_are_listed_and_taken_out_verbatim(tmp_path: Path) -> None:
     assert (census.files, census.bytes) == (2, sum(path.stat().st_size for path in folder.iterdir()))
 
 
+def test_records_and_locks_stay_in_the_folder_that_was_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is made or changed in another folder that takes the name of the opened one."""
+    folder = fill(tmp_path)
+    outside = tmp_path / "outside"
+    (outside / "miopen-lockfiles").mkdir(parents=True)
+    (outside / FIND).write_text(f"{LINE}\n")
+    layer = MIOpenTuning(environment_of(tmp_path))
+    lock = record_lock
+    calls = 0
+
+    def exchange_and_lock(*arguments: Any, **options: Any) -> Any:  # noqa: ANN401 - as what it stands in for
+        nonlocal calls
+        calls += 1
+        if calls == 1:
+            folder.rename(tmp_path / "moved")
+            folder.symlink_to(outside)
+        return lock(*arguments, **options)
+
+    plan = layer.plan_clear(Selection(key=f"{FIND}::{PROBLEM}"))
+    before = snapshot(outside)
+    monkeypatch.setattr(miopen_tuning, "record_lock", exchange_and_lock)
+    assert layer.clear(plan).removed == 1
+    assert snapshot(outside) == before
+    assert (tmp_path / "moved" / FIND).read_text() == "other=S:1.5,0,A;T:2.5,0,B\n"
+    assert os.listdir(tmp_path / "moved" / "miopen-lockfiles") == [f"{FIND}.lock"]
+    assert f"{FIND}.time" in os.listdir(tmp_path / "moved")
+
+
 def test_many_records_are_placed_by_one_rewrite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = folder_of(tmp_path / "one")
     lines = [f"problem{number}=S:1.5,0,A" for number in range(50)]
@@ -137,9 +168,9 @@ def test_many_records_are_placed_by_one_rewrite(tmp_path: Path, monkeypatch: pyt
     other = MIOpenTuning(environment_of(tmp_path / "two"))
     rewrites: list[bytes] = []
 
-    def noted(path: Path, content: bytes) -> None:
+    def noted(path: Path, content: bytes, *, folder: int | None = None) -> None:
         rewrites.append(content)
-        place(path, content)
+        place(path, content, folder=folder)
 
     monkeypatch.setattr(records, "place", noted)
     different, stray = changed(artifacts[3], data=b"problem3=S:9,0,A"), changed(artifacts[4], data=b"mine=S:1,0,A")

@@ -21,10 +21,10 @@ import pytest
 
 from cachectl.layers.base.errors import Damaged, LayerError, Refused, Unreachable
 from cachectl.layers.base.facts import Severity
-from cachectl.layers.host.trust import shared_because
+from cachectl.layers.disk.locks import presence_lock
+from cachectl.layers.disk.trust import shared_because
 from cachectl.layers.pytools import SCHEMA, PytoolsDictionaries
 from cachectl.layers.stores import database
-from cachectl.layers.stores.locks import presence_lock
 from cachectl.layers.stores.rows import RowFile, Weight
 
 if TYPE_CHECKING:
@@ -359,6 +359,72 @@ def test_who_can_write_to_a_folder(shared: Path) -> None:
     assert shared_because(shared / "link") == f"{shared / 'link'} belongs to nobody"
     os.chown(shared / "a", NOBODY, NOBODY)
     assert shared_because(folder) == f"{shared / 'a'} belongs to nobody"
+
+
+#: Asks who can write to a folder, where some accounts are others.
+ASK: Final = """
+import sys
+from pathlib import Path
+from cachectl.layers.disk.trust import open_to_others, shared_because
+folder = Path(sys.argv[1])
+print(shared_because(folder), list(map(str, open_to_others(folder))))
+"""
+
+
+@as_root
+@pytest.mark.parametrize(("passwd", "group"), [("operator:x:11:0::/:/bin/sh\n", ""), ("", "eve")])
+def test_the_group_of_root_is_trusted_only_while_nobody_else_has_it(shared: Path, passwd: str, group: str) -> None:
+    """An account whose first group it is stands in no list of members."""
+    folder = shared / "folder"
+    folder.mkdir()
+    folder.chmod(0o775)
+    accounts = {"passwd": "root:x:0:0::/root:/bin/sh\n" + passwd, "group": f"root:x:0:{group}\n"}
+    for name, content in accounts.items():
+        (shared / name).write_text(content)
+    script = f'mount --bind {shared}/passwd /etc/passwd && mount --bind {shared}/group /etc/group && exec "$@"'
+    command = ["unshare", "--mount", "sh", "-c", script, "sh", sys.executable, "-c", ASK, str(folder)]
+    asked = subprocess.run(command, capture_output=True, text=True, check=False)
+    if "Traceback" not in asked.stderr and asked.returncode:
+        pytest.skip("cannot mount here")
+    assert asked.stdout == f"other users can write to {folder} ['{folder}']\n"
+    (shared / "passwd").write_text("root:x:0:0::/root:/bin/sh\n")
+    (shared / "group").write_text("root:x:0:\n")
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "None []\n"
+
+
+#: Reads a database in whose place a pipe comes after it was looked at.
+READ_A_PIPE: Final = """
+import os, sys
+from pathlib import Path
+from cachectl.layers.base.errors import Unreachable
+from cachectl.layers.formats import pdict
+from cachectl.layers.stores import database
+from cachectl.layers.stores.rows import RowFile
+path = Path(sys.argv[1])
+pending = database._pending
+
+def exchange(*arguments, **options):
+    found = pending(*arguments, **options)
+    os.rename(path, path.with_name("aside"))
+    os.mkfifo(path)
+    return found
+
+database._pending = exchange
+try:
+    RowFile("pytools", path, pdict.SCHEMA, 0.2).sum()
+except Unreachable as error:
+    print(error.message)
+"""
+
+
+def test_a_pipe_in_the_place_of_a_shared_database_ends_in_an_error(shared: Path) -> None:
+    """Sqlite opens by name, and would wait for ever."""
+    path = dictionary(shared / "folder" / FILE)
+    path.parent.chmod(0o777)
+    done = subprocess.run(
+        [sys.executable, "-c", READ_A_PIPE, str(path)], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert done.stdout == "cannot be opened: something else has taken its place\n"
 
 
 # ---------------------------------------------------------------------- exchanged folders

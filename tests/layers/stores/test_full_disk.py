@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from cachectl.layers.stores.room import Room, left_of_quota, room_at
+from cachectl.layers.disk.room import Room, left_of_quota, room_at
 
 if TYPE_CHECKING:
     from homes import Home

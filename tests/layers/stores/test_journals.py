@@ -66,13 +66,20 @@ def test_a_journal_that_changes_while_it_is_copied_deletes_nothing(
 
 @pytest.mark.skipif(not hasattr(os, "geteuid"), reason="needs user ids")
 def test_no_copy_is_made_where_others_can_exchange_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a temporary folder that is not sticky, another user can put a link in the place of the copy."""
+    """In a temporary folder that is not sticky, another user can put a link in the place of the copy.
+
+    It is made in the state folder then. Where that is open to others too, the file is not read.
+    """
     path = tmp_path / "pdict-v5-mine-1.sqlite"
     interrupted(path)
     folder = Path(tempfile.mkdtemp(prefix="shared-"))
     try:
-        monkeypatch.setattr(tempfile, "tempdir", str(folder))
+        monkeypatch.setenv("TMPDIR", str(folder))
+        monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
         folder.chmod(0o777)
+        assert len(list(RowFile("pytools", path, SCHEMA).rows())) == 200
+        assert os.listdir(tmp_path / "state" / "cachectl" / "scratch") == []
+        monkeypatch.setenv("XDG_STATE_HOME", str(folder))
         with pytest.raises(Unreachable, match="other users can write to"):
             list(RowFile("pytools", path, SCHEMA).rows())
         folder.chmod(0o1777)

@@ -17,10 +17,13 @@ from typing import Final
 
 from cachectl.layers.base.environment import Environment, user_cache_folder
 from cachectl.layers.base.facts import Orphan
-from cachectl.layers.host.handles import is_held, is_trusted, opened_root, own_folder, status_of
+from cachectl.layers.disk.handles import is_held, is_trusted, opened_root, own_folder, status_of
+from cachectl.layers.disk.leftovers import left_in
+from cachectl.layers.disk.private_folders import scratch_parents
 
 PREFIX: Final = ".cachectl-copy-"
 _NAME: Final = re.compile(re.escape(PREFIX) + "[0-9a-f]{32}")
+_KILLED: Final = "a temporary folder left by a cachectl that was killed"
 _WHY: Final = "a copy left by a cachectl that was killed while it brought files home"
 
 
@@ -52,7 +55,7 @@ def copies_left(environment: Environment) -> tuple[Orphan, ...] | None:
             if handle is None:
                 return ()
             names = sorted(filter(_NAME.fullmatch, os.listdir(handle)))
-            return tuple(_measured(folder, name) for name in names if _is_left(handle, name))
+            return tuple(_measured(folder, name, _WHY) for name in names if _is_left(handle, name))
     except OSError:
         return None
 
@@ -64,7 +67,16 @@ def _is_left(handle: int, name: str) -> bool:
     return is_trusted(handle, status) and not is_held(handle, name)
 
 
-def _measured(folder: Path, name: str) -> Orphan:
+def temporary_left(environment: Environment) -> tuple[Orphan, ...]:
+    """Return the temporary folders whose command was killed. Nothing is removed."""
+    return tuple(
+        _measured(parent, left.folder.name, _KILLED)
+        for parent in scratch_parents(environment)
+        for left in left_in(parent, environment, look=True)
+    )
+
+
+def _measured(folder: Path, name: str, why: str) -> Orphan:
     total = files = 0
     newest = (folder / name).lstat().st_mtime
     for above, folders, names in os.walk(folder / name):
@@ -75,4 +87,4 @@ def _measured(folder: Path, name: str) -> Orphan:
                 if stat.S_ISREG(status.st_mode):
                     files += 1
                     total += status.st_size
-    return Orphan(name, folder, total, files, newest, _WHY, idle_only=False)
+    return Orphan(name, folder, total, files, newest, why, idle_only=False)

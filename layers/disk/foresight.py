@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import errno
 import os
-import struct
-import sys
 import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
 from cachectl.layers.base.errors import Busy
-from cachectl.layers.host.plain import open_plain, release
+from cachectl.layers.disk.locks import ask_for_record, has_record_structure
+from cachectl.layers.disk.plain import open_plain, release
 
 _PAUSE: Final = 0.02
-#: ``struct flock`` of 64-bit Linux: type, whence, start, length, process.
-_FLOCK: Final = "hhqqi4x"
 
 
 def closed_because(root: Path, key: str, known: dict[Path, str | None] | None = None) -> str | None:
@@ -96,10 +93,8 @@ def _is_locked(path: Path, span: tuple[int, int]) -> bool:
 
 def _has_record_lock(handle: int, span: tuple[int, int]) -> bool:
     """Ask, without taking it, whether a lock would have to wait for another process; known on 64-bit Linux alone."""
-    if sys.platform != "linux" or struct.calcsize("P") != struct.calcsize("q"):
+    if not has_record_structure():
         return False
     import fcntl
 
-    question = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, *span, 0)
-    kind: int = struct.unpack(_FLOCK, fcntl.fcntl(handle, fcntl.F_GETLK, question))[0]
-    return kind != fcntl.F_UNLCK
+    return ask_for_record(handle, fcntl.F_GETLK, fcntl.F_WRLCK, span) != fcntl.F_UNLCK

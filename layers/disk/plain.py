@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+import sys
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -22,7 +23,7 @@ _SPECIAL: Final = {
 #: Looking must not look like use: some caches drop first what was read longest ago.
 _UNNOTICED: Final = getattr(os, "O_NOATIME", 0)
 #: Where the system shows what this process has open.
-_DESCRIPTORS: Final = "/dev/fd"
+_DESCRIPTORS: Final = "/proc/self/fd" if sys.platform == "linux" else "/dev/fd"
 #: How the name of everything begins that is staged beside its place.
 STAGE: Final = ".cachectl-stage-"
 #: The same under an older name.
@@ -86,12 +87,23 @@ def release(handle: int) -> None:
 
 
 def _open_otherwise(handle: int) -> bool:
+    return any(number not in _PARKED for number in open_again(handle) or ())
+
+
+def open_again(handle: int) -> list[int] | None:
+    """Return the descriptors in this process of the file that a descriptor has open, itself included.
+
+    ``None`` where the system does not show them.
+    """
     mine = os.fstat(handle)
-    for number in os.listdir(_DESCRIPTORS) if os.path.isdir(_DESCRIPTORS) else ():
+    if not os.path.isdir(_DESCRIPTORS):
+        return None
+    found = []
+    for number in map(int, os.listdir(_DESCRIPTORS)):
         with suppress(OSError):
-            if int(number) not in _PARKED and os.path.samestat(os.fstat(int(number)), mine):
-                return True
-    return False
+            if os.path.samestat(os.fstat(number), mine):
+                found.append(number)
+    return found
 
 
 def read_locked(path: str | Path, *, limit: int = -1) -> bytes:

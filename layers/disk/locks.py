@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import os
 import re
+import struct
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -12,30 +14,35 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from cachectl.layers.base.errors import Busy, Refused, Unreachable
-from cachectl.layers.host.handles import status_of
-from cachectl.layers.host.plain import open_plain, release
+from cachectl.layers.disk.handles import status_of
+from cachectl.layers.disk.plain import open_plain, release
 
 #: Seconds to wait for a lock that another process holds.
 PATIENCE: Final = 5.0
 _PAUSE: Final = 0.02
+#: ``struct flock`` of 64-bit Linux: type, whence, start, length, process.
+_RECORD: Final = "hhqqi4x"
 _FOLDER: Final = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_NOFOLLOW", 0)
 #: Waits for a word, and removes the lock where none comes and the lock is the file that we share.
 _WATCH: Final = 'read -r word || { [ "$1" -ef "$2" ] && /bin/rm -f -- "$1"; }'
 
 
 @contextmanager
-def record_lock(layer: str, path: Path, *, patience: float = PATIENCE, create: bool = True) -> Iterator[int]:
+def record_lock(
+    layer: str, path: Path, *, folder: int, patience: float = PATIENCE, create: bool = True
+) -> Iterator[int]:
     """Hold a POSIX record lock on a whole plain file; yield the open file's descriptor.
 
-    The CUDA driver and MIOpen lock so; ``flock`` would not exclude them. Raises :class:`Busy` after
-    ``patience`` seconds, :class:`Unreachable` where the file cannot be opened or is no plain file.
+    The file is opened, or made, in the open ``folder``, whatever its path has come to mean. The CUDA driver and MIOpen
+    lock so; ``flock`` would not exclude them. Raises :class:`Busy` after ``patience`` seconds, :class:`Unreachable`
+    where the file cannot be opened or is no plain file.
     """
     try:
         import fcntl
     except ImportError as error:
         raise Refused(layer, "this platform has no record locks", path) from error
     try:
-        handle = open_plain(path, flags=os.O_RDWR | (os.O_CREAT if create else 0))
+        handle = open_plain(path.name, dir_fd=folder, flags=os.O_RDWR | (os.O_CREAT if create else 0))
     except OSError as error:
         raise Unreachable(layer, f"cannot open: {error.strerror}", path) from error
     try:
@@ -47,6 +54,24 @@ def record_lock(layer: str, path: Path, *, patience: float = PATIENCE, create: b
         yield handle
     finally:
         release(handle)
+
+
+def has_record_structure() -> bool:
+    """Return whether this system is known to have the ``struct flock`` that :func:`ask_for_record` packs."""
+    return sys.platform == "linux" and struct.calcsize("P") == struct.calcsize("q")
+
+
+def ask_for_record(handle: int, command: int, kind: int, span: tuple[int, int]) -> int:
+    """Do something with a record lock of an open file: set it, remove it, or ask for it. Return the kind of lock found.
+
+    ``command`` and ``kind`` are constants of :mod:`fcntl`, as ``F_GETLK`` and ``F_WRLCK``; ``span`` is start and length
+    in bytes. Raises :class:`OSError` for a lock that is not given.
+    """
+    import fcntl
+
+    answer = fcntl.fcntl(handle, command, struct.pack(_RECORD, kind, os.SEEK_SET, *span, 0))
+    found: int = struct.unpack(_RECORD, answer)[0]
+    return found
 
 
 @contextmanager
@@ -255,7 +280,7 @@ def _nobody_holds(place: _Place, age: float, abandoned: Callable[[float], bool])
         match = re.fullmatch(rb"(?:cachectl \d+ (.*)\n)?", os.read(handle, 300))
         if match is None:
             return False
-        return _hold(handle) if match[1] == _host() else abandoned(age)
+        return _hold(handle) if match[1] == os.fsencode(node()) else abandoned(age)
 
 
 @contextmanager
@@ -283,13 +308,14 @@ def _marks(status: os.stat_result) -> tuple[int, ...]:
 
 
 def _owner() -> bytes:
-    return b"cachectl %d %s\n" % (os.getpid(), _host())
+    return b"cachectl %d %s\n" % (os.getpid(), os.fsencode(node()))
 
 
-def _host() -> bytes:
+def node() -> str:
+    """Return the name of this machine."""
     import platform
 
-    return os.fsencode(platform.node())
+    return platform.node()
 
 
 def _try(lock: Callable[[], None]) -> bool:

@@ -1,4 +1,4 @@
-"""What layers have in common that keep entries as rows of files: many are read, or placed, in one go."""
+"""The store of layers that keep entries as rows of files: many are read, or placed, in one go."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import ClassVar, TypeVar
 
 from cachectl.layers.base.errors import Busy, Damaged, LayerError, NoRoom, reason_of
 from cachectl.layers.base.facts import Artifact, Finding, Foresight, Note, Outcome, Problem, Root, Target
-from cachectl.layers.base.layer import Layer
+from cachectl.layers.base.store import Store
 from cachectl.layers.stores.rows import Deleted, Row, RowFile, allocated, companions_of, disk_usage
 
 T = TypeVar("T")
 
 
-class RowLayer(Layer):
-    """A layer with keys that begin with the name of a file, and what parts that from the rest.
+class Rows(Store):
+    """A store with keys that begin with the name of a file, and what parts that from the rest.
 
     What cannot be read or written with others is read or written alone, and says then what is wrong with it.
     """

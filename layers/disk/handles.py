@@ -10,8 +10,8 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
-from cachectl.layers.host.plain import STAGE, open_plain, own_name
-from cachectl.layers.host.presence import means_absent, status_at
+from cachectl.layers.disk.plain import STAGE, open_plain, own_name
+from cachectl.layers.disk.presence import means_absent, status_at
 
 #: What a file system says that knows no second names.
 NO_HARD_LINKS: Final = frozenset({errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EMLINK})

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from cachectl.layers.base.environment import user_name
 from cachectl.layers.base.errors import CachectlError, printable
+from cachectl.layers.disk.trust import shared_because
 
 if TYPE_CHECKING:
     from cachectl.layers.base.environment import Environment
@@ -21,43 +22,6 @@ class NotPrivate(CachectlError):
 
     def __init__(self, folder: Path, why: str) -> None:
         super().__init__(f"{printable(folder)}: {why}")
-
-
-def open_to_others(path: Path) -> Iterator[Path]:
-    """Yield the folders of a path that somebody else can reach and write in, the path itself included.
-
-    In a sticky folder they can rename nothing of ours, which is enough for a folder above, but not for the root.
-    """
-    for folder in (*reversed(path.parents), path):
-        status = folder.stat()
-        if _open(status) and (folder == path or not status.st_mode & stat.S_ISVTX):
-            yield folder
-        if _closed(status):
-            # Nobody else gets any further.
-            return
-
-
-def _open(status: os.stat_result) -> bool:
-    return bool(status.st_mode & stat.S_IWOTH or (status.st_mode & stat.S_IWGRP and _is_shared(status)))
-
-
-def _closed(status: os.stat_result) -> bool:
-    return not (status.st_mode & stat.S_IXOTH or (status.st_mode & stat.S_IXGRP and _is_shared(status)))
-
-
-def _is_shared(status: os.stat_result) -> bool:
-    """Tell whether the group of a folder has members beside its owner, this user and the superuser.
-
-    Many systems give every user a group of the same name, and of no other members.
-    """
-    import grp
-
-    trusted = {user_name(uid) for uid in (0, os.geteuid(), status.st_uid)}
-    try:
-        group = grp.getgrgid(status.st_gid)
-    except KeyError:
-        return True
-    return group.gr_name not in trusted or not trusted.issuperset(group.gr_mem)
 
 
 def private_folder(place: Path, *, make: bool = False) -> Path:
@@ -73,7 +37,8 @@ def private_folder(place: Path, *, make: bool = False) -> Path:
     if not hasattr(os, "geteuid"):
         # On Windows the temporary folder is the user's own.
         return place
-    _demand_unreplaceable(place)
+    if (because := shared_because(place, sticky=True)) is not None:
+        raise NotPrivate(place, f"others can replace what is in it: {because}")
     if _why_not_private(place) is None:
         return place
     own = own_folder_in(place)
@@ -88,8 +53,8 @@ def private_folder(place: Path, *, make: bool = False) -> Path:
 def _make(place: Path) -> None:
     """Make a folder and those above it, for this user alone. Raises as :func:`private_folder`."""
     missing = [folder for folder in (*reversed(place.parents), place) if not folder.exists()]
-    if missing and hasattr(os, "geteuid"):
-        _demand_unreplaceable(missing[0].parent)
+    if missing and (because := shared_because(missing[0].parent, sticky=True)) is not None:
+        raise NotPrivate(missing[0].parent, f"others can replace what is in it: {because}")
     for folder in missing:
         with suppress(FileExistsError):
             os.mkdir(folder, 0o700)
@@ -118,22 +83,6 @@ def _why_not_private(folder: Path) -> str | None:
     if status.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
         return f"others have access to it (mode {stat.S_IMODE(status.st_mode):04o}); chmod 700 it"
     return None
-
-
-def _demand_unreplaceable(place: Path) -> None:
-    """Raise :class:`NotPrivate` where another user could rename what this user makes in a folder, or the folder."""
-    # In a user namespace, folders of the system outside belong to a user that stands for all unknown ones.
-    trusted = {0, os.geteuid(), os.stat("/").st_uid}
-    for folder in (*reversed(place.parents), place):
-        status = folder.lstat()
-        if not stat.S_ISDIR(status.st_mode):
-            raise NotADirectoryError(20, "not a folder", str(folder))
-        if status.st_uid not in trusted:
-            raise NotPrivate(folder, f"belongs to {user_name(status.st_uid)}, who can replace what is in it")
-        if _open(status) and not status.st_mode & stat.S_ISVTX:
-            raise NotPrivate(folder, "others can replace what is in it: they can write there, and it is not sticky")
-        if _closed(status):
-            return
 
 
 # ---------------------------------------------------------------------- scratch folders

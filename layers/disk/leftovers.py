@@ -1,4 +1,4 @@
-"""Scratch folders with an owner: who uses one is recorded beside it, so that a later command removes what is left.
+"""Every temporary folder of cachectl: its user is recorded beside it, so that a later command removes what is left.
 
 Beside the folder ``cachectl-1f…`` lies the file ``cachectl-1f….lock``, on which its owner holds ``flock`` as long as it
 lives, and in which it says who it is. A folder is left over if that lock is free, the process has ended, and no process
@@ -11,19 +11,22 @@ import json
 import os
 import re
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from cachectl.layers.disk.locks import node
+from cachectl.layers.disk.plain import open_plain, read_plain
 from cachectl.layers.host.mounts import network_file_system
-from cachectl.layers.host.plain import open_plain, read_plain
 from cachectl.layers.host.processes import mentioning, start_of
 
 if TYPE_CHECKING:
     from cachectl.layers.base.environment import Environment
 
-_NAME: Final = re.compile(r"cachectl-(?:stage-)?[0-9a-f]{16}")
+#: How the name of a temporary folder begins.
+TEMPORARY: Final = "cachectl-"
+_NAME: Final = re.compile(TEMPORARY + r"(?:stage-)?[0-9a-f]{16}")
 _LOCK: Final = ".lock"
 #: More than the record of any user's cache folder takes, in bytes.
 _LARGEST: Final = 16 << 20
@@ -49,9 +52,7 @@ class Owned:
             # A sweep of another process came first, and removes it.
             os.close(handle)
         me = os.getpid()
-        owned = cls(
-            folder, {"host": _host(), "pid": me, "start": start_of(me, processes=environment.processes)}, handle
-        )
+        owned = cls(folder, {"host": node(), "pid": me, "start": start_of(me, processes=environment.processes)}, handle)
         try:
             owned._write()
             os.mkdir(folder, 0o700)
@@ -81,6 +82,29 @@ class Owned:
             os.close(self._handle)
 
 
+@contextmanager
+def temporary_folder(environment: Environment | None = None) -> Iterator[Path]:
+    """Yield an empty folder that no other user can enter, and delete it afterwards.
+
+    After a kill the next purge or prune deletes it. Without an environment, that of this process says where temporary
+    folders are. Raises :class:`CachectlError` where no place is this user's alone, :class:`OSError` where nothing can
+    be made.
+    """
+    # Most commands need no temporary folder.
+    import shutil
+
+    from cachectl.layers.base.environment import Environment
+    from cachectl.layers.disk.private_folders import scratch_parent
+
+    where = environment or Environment.here()
+    owned = Owned.make(scratch_parent(where)[0], TEMPORARY, where)
+    try:
+        yield owned.folder
+    finally:
+        shutil.rmtree(owned.folder, ignore_errors=True)
+        owned.forget()
+
+
 @dataclass(frozen=True, slots=True)
 class Left:
     """A scratch folder whose owner has ended, and what that one has recorded."""
@@ -89,11 +113,12 @@ class Left:
     record: Mapping[str, Any]
 
 
-def left_in(parent: Path, environment: Environment) -> Iterator[Left]:
+def left_in(parent: Path, environment: Environment, *, look: bool = False) -> Iterator[Left]:
     """Yield the scratch folders in a private folder that nobody uses any more.
 
-    While one is held out, no other process takes it; what the caller removes of it loses its lock file too. On a
-    platform that does not show its processes nothing is yielded.
+    While one is held out, no other process takes it; what the caller removes of it loses its lock file too, and a lock
+    file without a folder goes. With ``look`` all lock files stay. On a platform that does not show its processes
+    nothing is yielded.
     """
     names = sorted(_names(parent))
     shared = bool(names) and network_file_system(parent, mounts=environment.mounts) is not None
@@ -104,11 +129,11 @@ def left_in(parent: Path, environment: Environment) -> Iterator[Left]:
             continue
         try:
             record = _record(folder)
-            elsewhere = shared and record.get("host") != _host()
+            elsewhere = shared and record.get("host") != node()
             if not elsewhere and not _lives(record, environment) and not _is_used(folder, environment):
                 if os.path.lexists(folder):
                     yield Left(folder, record)
-                if not os.path.lexists(folder):
+                if not look and not os.path.lexists(folder):
                     with suppress(FileNotFoundError):
                         os.unlink(_lock_of(folder))
         finally:
@@ -182,9 +207,3 @@ def _flock(handle: int) -> bool | None:
     except OSError:
         return None
     return True
-
-
-def _host() -> str:
-    import platform
-
-    return platform.node()

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Final
 
 from cachectl.layers.base.errors import Busy, Refused, Unreachable
-from cachectl.layers.host.plain import open_plain
-from cachectl.layers.stores.locks import PATIENCE
+from cachectl.layers.disk.locks import PATIENCE
+from cachectl.layers.disk.plain import open_plain
 
 _PAUSE: Final = 0.02
 

@@ -1,0 +1,111 @@
+"""What a plain layer declares about its library: where it keeps entries, what turns it off, and when that is read."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from cachectl.layers.base.environment import Environment, user_cache_folder
+from cachectl.layers.base.facts import Condition, Root, Scope, State, Switch, When
+
+
+class Places(ABC):
+    """Where a library keeps entries."""
+
+    @abstractmethod
+    def roots(self, environment: Environment) -> tuple[Root, ...]:
+        """Return every place, whether or not it exists, the one the library writes to first."""
+
+    @abstractmethod
+    def moved(self, layer: str, folder: Path) -> Mapping[str, str]:
+        """Return the variables that make the library keep everything under another folder."""
+
+
+@dataclass(frozen=True)
+class EnvPath(Places):
+    """One folder, named by a variable; where the variable is not set or empty, a default."""
+
+    variable: str
+    #: Returns the folder and the words for why it is there.
+    default: Callable[[Environment], tuple[Path, str]]
+
+    def roots(self, environment: Environment) -> tuple[Root, ...]:
+        """Return the one root."""
+        path, source = self.default(environment)
+        if named := environment.get(self.variable):
+            path, source = environment.absolute(named), self.variable
+        return (Root(path, Scope.USER, source),)
+
+    def moved(self, layer: str, folder: Path) -> Mapping[str, str]:
+        """Return the variable."""
+        return {self.variable: str(folder / layer)}
+
+
+@dataclass(frozen=True)
+class UserCache:
+    """The folder of an application in the user's cache folder, by the rule of platformdirs."""
+
+    application: str
+
+    def __call__(self, environment: Environment) -> tuple[Path, str]:
+        """Return the folder, and why it is there."""
+        return user_cache_folder(environment, self.application)
+
+
+#: Declares the default of a library that asks platformdirs.
+user_cache = UserCache
+
+
+@dataclass(frozen=True)
+class Read:
+    """When a library reads its variables: after that, a change reaches it no more.
+
+    ``libraries`` are beginnings of the file names of shared libraries, ``modules`` names of Python modules.
+    """
+
+    when: When
+    libraries: tuple[str, ...] = ()
+    modules: tuple[str, ...] = ()
+
+    def applied(self, layer: str, put: Mapping[str, str], unset: frozenset[str] = frozenset()) -> Switch:
+        """Return the change of variables with the moment from which it counts."""
+        return Switch(layer, put, unset, latches=self.libraries, latching_modules=self.modules, takes_effect=self.when)
+
+
+def at_load(*libraries: str) -> Read:
+    """Declare variables that are read once, when one of these libraries is loaded."""
+    return Read(When.NEXT_START, libraries)
+
+
+def at_import(*modules: str) -> Read:
+    """Declare variables that are read once, when one of these Python modules is imported."""
+    return Read(When.NEXT_IMPORT, modules=modules)
+
+
+def at_once() -> Read:
+    """Declare variables that are read whenever the cache is used."""
+    return Read(When.NOW)
+
+
+@dataclass(frozen=True)
+class EnvSwitch:
+    """A variable that turns a cache off when it has one value, and does nothing with any other."""
+
+    variable: str
+    off: str
+    read: Read
+
+    def state(self, environment: Environment) -> State:
+        """Return whether the variable has that value."""
+        said = f"{self.variable}={self.off}"
+        if environment.get(self.variable) == self.off:
+            return State(Condition.DISABLED, said)
+        return State(Condition.ENABLED, f"on unless {said}")
+
+    def change(self, layer: str, *, on: bool) -> Switch:
+        """Return how to turn the cache on or off."""
+        if on:
+            return self.read.applied(layer, {}, frozenset({self.variable}))
+        return self.read.applied(layer, {self.variable: self.off})

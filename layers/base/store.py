@@ -1,0 +1,421 @@
+"""The protocol of stores: what a layer keeps its entries in, and how the bytes of one entry are read.
+
+A layer declares one store. :mod:`cachectl.layers.stores` has three general ones: files in a folder tree, rows of
+sqlite files, and records of text files. A store lists, reads, places and removes entries safely; the layer decides
+when that is allowed.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
+from copy import copy
+from functools import partial
+from pathlib import Path
+from typing import ClassVar, NamedTuple, TypeVar, final
+
+from cachectl.layers.base import facts
+from cachectl.layers.base.environment import Environment
+from cachectl.layers.base.errors import Damaged, EntryExists, LayerError, Unreachable, Unsettled, reason_of
+from cachectl.layers.base.facts import (
+    Artifact,
+    Bulk,
+    Census,
+    Counted,
+    Entry,
+    Finding,
+    Found,
+    Housekeeping,
+    Note,
+    Orphan,
+    Outcome,
+    Problem,
+    Removable,
+    Root,
+    Target,
+)
+from cachectl.layers.base.selection import Selection
+from cachectl.layers.disk.foresight import closed_because, wait_until_free
+from cachectl.layers.disk.handles import NO_ROOM
+from cachectl.layers.formats.details import Details
+
+T = TypeVar("T")
+
+
+class Damage(NamedTuple):
+    """What is wrong with the bytes of an entry, and what the library does when it meets them."""
+
+    severity: facts.Severity
+    message: str
+
+
+class Codec(ABC):
+    """Reads the bytes of one entry: no disk, no environment."""
+
+    #: The tag of artifacts in this format: layer and format version, as ``pocl-entry/1``.
+    form: ClassVar[str]
+
+    @abstractmethod
+    def describe(self, data: bytes) -> Details:
+        """Return what the bytes of an entry say; damaged bytes give what can still be read."""
+
+    @abstractmethod
+    def check(self, data: bytes) -> Damage | None:
+        """Return what is wrong with the bytes of an entry, ``None`` where nothing is."""
+
+
+class Store(ABC):
+    """Where a layer keeps entries. Declared by a layer, and bound to its name and environment when the layer is made.
+
+    The first six methods are the protocol. The others have a general way, for entries whose keys are paths below the
+    root; a store overrides one where it knows a faster or a safer way.
+    """
+
+    #: The layer's name.
+    name: ClassVar[str]
+    environment: Environment
+    #: Artifact forms that :meth:`write` takes; :meth:`read` gives the first.
+    forms: tuple[str, ...]
+    #: Whether removing entries needs room on the disk first. Layers whose stores need none are cleared before.
+    clearing_needs_room: ClassVar[bool] = False
+
+    def bound(self, name: str, environment: Environment) -> Store:
+        """Return the store for one layer in one environment."""
+        store = copy(self)
+        store.__dict__.update(name=name, environment=environment)
+        return store
+
+    # ------------------------------------------------------------------ the protocol
+
+    @abstractmethod
+    def scan(self, root: Root, *, contents: bool = True) -> Iterator[Found]:
+        """Yield each thing in a root; damage is yielded as a problem, never raised.
+
+        With ``contents=False`` entries are not looked into: their kernels are unknown, and they are stale only where
+        the name shows it.
+        """
+
+    @abstractmethod
+    def read(self, root: Root, key: str) -> Artifact | None:
+        """Read one entry, or return ``None`` where the root has no such key."""
+
+    @abstractmethod
+    def write(self, root: Root, key: str, artifact: Artifact, *, replace: bool) -> None:
+        """Verify, stage and place an entry; its form has been checked."""
+
+    @abstractmethod
+    def remove(self, root: Root, targets: tuple[Target, ...]) -> facts.Outcome:
+        """Remove the targets of a plan in one root, and skip those that have changed since."""
+
+    @abstractmethod
+    def set_aside(self, root: Root, target: Target, thing: facts.Quarantined) -> str | None:
+        """Move a target into quarantine, and return ``None``, or why it was left where it is."""
+
+    @abstractmethod
+    def bring_back(self, root: Root, thing: facts.Quarantined, *, replace: bool) -> None:
+        """Move a thing out of quarantine into its old place, and remove the folder it lay in."""
+
+    # ------------------------------------------------------------------ keys and files
+
+    def refusals(self) -> Mapping[facts.Ability, str]:
+        """Return what cannot be done on this platform or with what is installed, each with the reason."""
+        return {}
+
+    def is_key(self, key: str) -> bool:
+        """Return whether a text has the form of a key.
+
+        Asked before an artifact is placed, since the key may come from a stranger's bundle and becomes a file name.
+        ``limits.key_complaint`` has refused control characters.
+        """
+        del key
+        return True
+
+    def claims(self, root: Root, parts: tuple[str, ...]) -> bool | None:
+        """Return whether a path below a shared root belongs to the layer, or leads to what does, by its name alone.
+
+        ``None`` is unknown.
+        """
+        del root, parts
+        return None
+
+    def held_in(self, root: Root, keys: Sequence[str]) -> Mapping[str, tuple[Path, ...]]:
+        """Map each key to the files and folders that change when its entry is removed or replaced; they need not exist.
+
+        Their owners decide whether the superuser may change them.
+        """
+        return {key: (root.path / key,) for key in keys}
+
+    def lock_files(self, root: Root, keys: Iterable[str]) -> Iterable[Path]:
+        """Return the files that are locked while entries change, whether or not they exist."""
+        del root, keys
+        return ()
+
+    # ------------------------------------------------------------------ listing
+
+    def searched(self, root: Root, selection: Selection) -> Iterator[Found]:
+        """Yield at least what a selection matches."""
+        del selection
+        yield from self.scan(root, contents=True)
+
+    def counted(self, root: Root) -> Iterator[facts.Counted]:
+        """Yield what there is to count in a root."""
+        yield from self.scan(root, contents=False)
+
+    def census(self, root: Root) -> facts.Census:
+        """Count a root."""
+        return tally(self.counted(root))
+
+    def idle_gate(self, targets: Iterable[Removable]) -> Iterator[tuple[Removable, str | None]]:
+        """Pair each thing to be cleared with the reason to leave it for now, ``None`` where there is none.
+
+        The store adds what a later scan could not recognise once those things have gone.
+        """
+        for target in targets:
+            yield target, None
+
+    def plan_everything(self, root: Root) -> facts.ClearPlan | None:
+        """Plan a whole root without listing its entries, where the store can; else ``None``."""
+        del root
+        return None
+
+    def marked(
+        self, root: Root, mark: re.Pattern[bytes], since: float, known: Container[str]
+    ) -> Iterator[tuple[Removable, str | None]]:
+        """Yield what builds have stored whose source bore a mark, each with the mark.
+
+        Only what has changed after ``since`` (epoch seconds) is looked into. What is left of an entry among the
+        ``known`` keys has the mark ``""`` where it bears none any more. A store that keeps none of a source's names
+        yields nothing.
+        """
+        del root, mark, since, known
+        yield from ()
+
+    # ------------------------------------------------------------------ many at once
+
+    def read_many(self, root: Root, keys: Sequence[str]) -> Mapping[str, Artifact | LayerError | OSError]:
+        """Map each key of the root to its artifact, or to the reason why it cannot be read."""
+        read = ((key, attempt(partial(self.read, root, key))) for key in keys)
+        return {key: artifact for key, artifact in read if artifact is not None}
+
+    def write_new(self, root: Root, artifacts: Sequence[Artifact]) -> list[bool | LayerError | OSError]:
+        """Place several entries, none over another, as :meth:`Layer.put_new` says; their forms have been checked."""
+        readable = self.refusals().get(facts.Ability.GET) is None
+        return [self._write_one(root, artifact, readable=readable) for artifact in artifacts]
+
+    def _write_one(self, root: Root, artifact: Artifact, *, readable: bool) -> bool | LayerError | OSError:
+        # If the existing entry is unreadable, `write` decides: it finishes an interrupted write and refuses to
+        # overwrite damage.
+        standing = attempt(partial(self.read, root, artifact.key)) if readable else None
+        if isinstance(standing, Artifact):
+            return False if standing.data == artifact.data else EntryExists(self.name, root.path)
+        failure = attempt(partial(self.write, root, artifact.key, artifact, replace=False))
+        return True if failure is None else failure
+
+    def recover(self, root: Root) -> None:
+        """Finish, or roll back, the interrupted writes of a root, as the next program there would.
+
+        Raises :class:`LayerError` for what cannot be finished.
+        """
+        del root
+
+    # ------------------------------------------------------------------ dry runs
+
+    def foresee_removal(self, root: Root, targets: tuple[Target, ...]) -> facts.Foresight:
+        """Return what :meth:`remove` would do, as far as file modes, file systems and locks show it. Touch nothing.
+
+        Raises :class:`LayerError` where nothing in the root could be removed.
+        """
+        for path in self.lock_files(root, [target.key for target in targets]):
+            wait_until_free(self.name, path, self.environment.patience)
+        failed: list[facts.Note] = []
+        going: list[Target] = []
+        known: dict[Path, str | None] = {}
+        for target in targets:
+            because = closed_because(root.path, target.key, known)
+            if because is None:
+                going.append(target)
+            else:
+                failed.append(facts.Note(target.key, f"cannot be removed: {because}"))
+        return facts.Foresight(tuple(going), sum(target.bytes for target in going), failed=tuple(failed))
+
+    def foresee_write(self, root: Root, keys: Sequence[str]) -> Mapping[str, LayerError]:
+        """Return why entries of these keys could not be written, whatever is in them. Touch nothing.
+
+        Raises :class:`LayerError` where none could be written.
+        """
+        for path in self.lock_files(root, keys):
+            wait_until_free(self.name, path, self.environment.patience)
+        known: dict[Path, str | None] = {}
+        found = ((key, closed_because(root.path, key, known)) for key in keys)
+        return {
+            key: Unreachable(self.name, f"cannot write: {because}", root.path / key)
+            for key, because in found
+            if because is not None
+        }
+
+    # ------------------------------------------------------------------ verify
+
+    def verify(self, root: Root) -> Iterator[Finding]:
+        """Check every entry the way its library would, and yield what it could not use."""
+        for found in self.scan(root):
+            if isinstance(found, Problem):
+                yield self.told(root, found)
+
+    def examine(self, root: Root, *, deep: bool) -> Iterator[Finding | facts.Unverified]:
+        """Verify a root, and yield what was not checked; ``deep`` also runs installed tools that can check more."""
+        del deep
+        yield from self.verify(root)
+
+    @final
+    def told(self, root: Root, problem: Problem) -> Finding:
+        """Return the finding of a problem: something that cannot be read may hide entries that fail a program."""
+        if problem.code == "unreadable":
+            severity, fix = facts.Severity.FAILS, f"chmod u+rwx {shlex.quote(str(problem.path))}"
+        else:
+            severity, fix = facts.Severity.HARMLESS, f"nothing, or move {shlex.quote(str(problem.path))} elsewhere"
+        key = os.path.relpath(problem.path, root.path)
+        return Finding(self.name, root.path, None if key == "." else key, severity, problem.code, problem.message, fix)
+
+    @final
+    def unreadable(self, root: Root, key: str, error: LayerError | OSError) -> Finding:
+        """Return the finding of an entry that could not be read. Nothing is moved aside: the entry may be whole."""
+        return self.told(root, Problem(root.path / key, "unreadable", reason_of(error)))
+
+    @final
+    def with_cure(self, error: LayerError) -> str:
+        """Return an error's message; for damage, with the command that moves the damaged thing aside."""
+        if not isinstance(error, Damaged) or facts.Ability.QUARANTINE in self.refusals():
+            return error.message
+        return f"{error.message}; to move it aside: cachectl verify --quarantine {self.name}"
+
+
+def attempt(act: Callable[[], T]) -> T | LayerError | OSError:
+    """Return what a call returns, or the error that it raises about one entry."""
+    try:
+        return act()
+    except (LayerError, OSError) as error:
+        return error
+
+
+def each_part(layer: str, parts: Iterable[tuple[str, Callable[[], Outcome]]]) -> Outcome:
+    """Do the parts of a removal, each under a name for its failures, and return what all of them did.
+
+    A part that fails keeps no other from being done, and no count of another is lost.
+    """
+    outcome = Outcome(layer)
+    for name, act in parts:
+        try:
+            outcome = outcome.plus(act())
+        except (LayerError, OSError) as error:  # noqa: PERF203 - one must not end the rest
+            outcome = outcome.plus(Outcome(layer, failed=(Note(name, reason_of(error)),)))
+    return outcome
+
+
+@contextmanager
+def counting(layer: str, index: Path, recount: Callable[[], None]) -> Iterator[None]:
+    """Recount the entries into an index after a change, and also after a change that fails: it may have got halfway.
+
+    Raises :class:`Unsettled` where only the recount fails.
+    """
+    try:
+        yield
+    except BaseException:
+        with suppress(LayerError, OSError):
+            recount()
+        raise
+    try:
+        recount()
+    except (LayerError, OSError) as error:
+        advice = "make room, then " if isinstance(error, OSError) and error.errno in NO_ROOM else ""
+        message = f"cannot count the entries again: {reason_of(error)}; {advice}put or purge any entry"
+        raise Unsettled(layer, message, index) from error
+
+
+def remove_counted(layer: str, change: AbstractContextManager[T], remove: Callable[[T], Outcome]) -> Outcome:
+    """Remove entries within a change that ends with :func:`counting`; what fails then is added to what was done."""
+    outcome: Outcome | None = None
+    try:
+        with change as given:
+            outcome = remove(given)
+    except (LayerError, OSError) as error:
+        if outcome is None:
+            raise
+        where = error.path if isinstance(error, LayerError) else error.filename
+        outcome = outcome.plus(Outcome(layer, failed=(Note(str(where or "*"), reason_of(error)),)))
+    return outcome
+
+
+def target_of(thing: Removable) -> Target:
+    """Spell a thing that a scan has found as what a plan lists."""
+    return Target(thing.root, thing.key, thing.bytes, 1 if isinstance(thing, Entry) else 0, thing.mark)
+
+
+def tally(found: Iterable[Counted]) -> Census:
+    """Fold a scan into numbers, holding no more than one thing at a time."""
+    entries = files = total = orphan_files = orphan_bytes = stale_entries = stale_bytes = 0
+    knows_stale = False
+    moments: list[float] = []
+    problems: list[Problem] = []
+    for thing in found:
+        if isinstance(thing, Problem):
+            problems.append(thing)
+            continue
+        if isinstance(thing, Orphan):
+            # What is in quarantine has not leaked.
+            if not thing.kept:
+                orphan_files += thing.files
+                orphan_bytes += thing.bytes
+            continue
+        if isinstance(thing, Entry) and thing.guest is not None:
+            continue
+        count = _count_of(thing)
+        entries += count
+        files += thing.files
+        total += thing.bytes
+        moments = _extremes([*moments, *_moments_of(thing)])
+        if thing.stale is not None:
+            knows_stale = True
+            stale_entries += count if thing.stale else 0
+            stale_bytes += thing.bytes if thing.stale else 0
+    complete = not any(problem.hides for problem in problems)
+    # Where something could not be counted, a number is a lower bound, and zero says nothing.
+    return Census(
+        entries=entries if entries or complete else None,
+        files=files if files or complete else None,
+        bytes=total if total or complete else None,
+        orphan_files=orphan_files if orphan_files or complete else None,
+        orphan_bytes=orphan_bytes if orphan_bytes or complete else None,
+        stale_entries=stale_entries if knows_stale else None,
+        stale_bytes=stale_bytes if knows_stale else None,
+        oldest=moments[0] if moments else None,
+        newest=moments[-1] if moments else None,
+        problems=tuple(problems),
+    )
+
+
+def uncounted(*problems: Problem) -> Census:
+    """Return the numbers of a root of which nothing could be counted: all unknown."""
+    return Census(entries=None, files=None, bytes=None, orphan_files=None, orphan_bytes=None, problems=problems)
+
+
+def _count_of(thing: Entry | Housekeeping | Bulk) -> int:
+    return thing.entries if isinstance(thing, Bulk) else int(isinstance(thing, Entry))
+
+
+def _moments_of(thing: Entry | Housekeeping | Bulk) -> Iterator[float]:
+    if isinstance(thing, Bulk):
+        known = (thing.oldest, thing.newest)
+    elif isinstance(thing, Entry):
+        known = (thing.modified if thing.modified is not None else thing.written_before, None)
+    else:
+        # Its age is no entry's.
+        known = (None, None)
+    yield from (moment for moment in known if moment is not None)
+
+
+def _extremes(moments: list[float]) -> list[float]:
+    return [min(moments), max(moments)] if moments else []

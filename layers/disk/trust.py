@@ -1,0 +1,231 @@
+"""Who else can write to a folder, and how the superuser works as the owner of one.
+
+Sqlite opens a database and its journal by name, and looks for the journal again at every lock. It rolls a journal back
+that it finds there, and deletes the file that the journal names as its super-journal. Where another user can place a
+journal, or exchange a folder on the way to it, that user decides what sqlite writes and deletes.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from importlib import import_module
+from pathlib import Path
+from threading import RLock
+from typing import Final, NamedTuple
+
+from cachectl.layers.base.environment import user_name
+
+#: The user id that stands for every user whom a user namespace does not know.
+_OVERFLOW: Final = Path("/proc/sys/kernel/overflowuid")
+_MAPPED: Final = Path("/proc/self/uid_map")
+#: More links than that the system does not follow either.
+_LINKS: Final = 40
+_ACL: Final = "system.posix_acl_access"
+#: Modules that functions of layers and stores import when they are called.
+_IMPORTED_LATER: Final = (
+    *("concurrent.futures.thread", "ctypes", "fcntl", "grp", "hashlib", "json", "lzma", "mmap", "platform", "pwd"),
+    *("queue", "shutil", "subprocess", "tarfile", "tempfile"),
+    *("cachectl.layers.host.llvm_tools", "cachectl.layers.disk.leftovers", "cachectl.layers.disk.private_folders"),
+)
+#: The effective user belongs to the process, and not to one thread of it.
+_IDENTITY: Final = RLock()
+
+
+def shared_because(folder: Path, names: tuple[str, ...] = (), *, sticky: bool = False) -> str | None:
+    """Return why another user could write to a folder, or to those of its files that exist; ``None`` if nobody can.
+
+    Every folder on the way counts, since a user who can write there can exchange the next one, and so does the owner of
+    a link. Below a folder that other users cannot enter the modes do not matter. Root is always trusted. With
+    ``sticky``, others may write to the folder itself if it is sticky: they cannot exchange what this user makes there.
+    Always ``None`` where the system has no user ids. Raises :class:`OSError` for a folder that does not exist.
+    """
+    if not hasattr(os, "geteuid"):
+        return None
+    trusted = _trusted()
+    entered = True
+    real = Path("/")
+    for step in _way(folder):
+        real = step.place
+        if step.status.st_uid not in trusted:
+            return f"{step.place} belongs to {user_name(step.status.st_uid)}"
+        if step.is_writable and not (sticky and step.is_sticky):
+            return f"other users can write to {step.place}"
+        entered = step.entered and _can_enter(step.place, step.status)
+    for file in (real / name for name in names):
+        with suppress(FileNotFoundError):
+            status = file.lstat()
+            if status.st_uid not in trusted:
+                return f"{file} belongs to {user_name(status.st_uid)}"
+            if entered and not stat.S_ISLNK(status.st_mode) and _can_write(file, status):
+                return f"other users can write to {file}"
+    return None
+
+
+def open_to_others(path: Path) -> Iterator[Path]:
+    """Yield the folders of a path, itself included, in which another user could exchange the next one or put files.
+
+    Links are followed. Nothing is yielded where the system has no user ids. Raises :class:`OSError` for a path that
+    does not exist.
+    """
+    if hasattr(os, "geteuid"):
+        yield from (step.place for step in _way(path) if step.is_writable)
+
+
+def _deciding_owner(folder: Path) -> os.stat_result | None:
+    """Return the status of the first thing on the way to a folder, links included, that is neither root's nor ours.
+
+    Its owner decides what the path leads to. ``None`` where nothing is; the folder need not exist.
+    """
+    trusted = _trusted()
+    with suppress(FileNotFoundError):
+        return next((step.status for step in _way(folder) if step.status.st_uid not in trusted), None)
+    return None
+
+
+class _Step(NamedTuple):
+    """A folder or a link on a way; whether other users can enter the folder that it is in; whether it is the last."""
+
+    place: Path
+    status: os.stat_result
+    entered: bool
+    last: bool
+
+    @property
+    def is_sticky(self) -> bool:
+        """Return whether users exchange only what is theirs in the folder."""
+        return bool(self.status.st_mode & stat.S_ISVTX)
+
+    @property
+    def is_writable(self) -> bool:
+        """Return whether other users can put files into the last folder, or exchange what follows in another one."""
+        if not self.entered or stat.S_ISLNK(self.status.st_mode) or (self.is_sticky and not self.last):
+            return False
+        return _can_write(self.place, self.status)
+
+
+def _way(folder: Path) -> Iterator[_Step]:
+    """Yield every folder and every link on the way to a folder, the links followed."""
+    todo = list(reversed(Path(os.path.abspath(folder)).parts))
+    way: list[tuple[Path, bool]] = []
+    links = 0
+    while todo:
+        part = todo.pop()
+        if part == "/":
+            way = []
+        if part == "..":
+            way = way[:-1] or way
+            continue
+        above, entered = way[-1] if way else (Path("/"), True)
+        place = above / part
+        status = place.lstat()
+        is_link = stat.S_ISLNK(status.st_mode)
+        yield _Step(place, status, entered, not todo and not is_link)
+        if not is_link:
+            way.append((place, entered and _can_enter(place, status)))
+            continue
+        links += 1
+        if links > _LINKS:
+            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(folder))
+        todo += reversed(Path(os.readlink(place)).parts)
+
+
+def _can_enter(place: Path, status: os.stat_result) -> bool:
+    return _open_to_others(place, status, stat.S_IXGRP, stat.S_IXOTH)
+
+
+def _can_write(place: Path, status: os.stat_result) -> bool:
+    return _open_to_others(place, status, stat.S_IWGRP, stat.S_IWOTH)
+
+
+def _trusted() -> frozenset[int]:
+    """Return the ids of this user and of root, by whatever number the namespace shows root."""
+    trusted = {os.geteuid(), 0}
+    with suppress(OSError, ValueError):
+        lines = [tuple(map(int, line.split())) for line in _MAPPED.read_text().splitlines()]
+        if not any(outside == 0 for _, outside, _ in lines):
+            trusted.add(int(_OVERFLOW.read_text()))
+    return frozenset(trusted)
+
+
+def _open_to_others(place: Path, status: os.stat_result, group: int, others: int) -> bool:
+    """Return whether users other than the owner and root have a permission, given as its two mode bits."""
+    if status.st_mode & others:
+        return True
+    if not status.st_mode & group:
+        return False
+    # With an access control list these bits are the most that any user or group named there has.
+    return _has_acl(place) or not _is_private(status)
+
+
+def _has_acl(place: Path) -> bool:
+    with suppress(OSError, AttributeError):
+        return bool(os.getxattr(place, _ACL, follow_symlinks=False))
+    return False
+
+
+def _is_private(status: os.stat_result) -> bool:
+    """Return whether the group of a file has no member but the file's owner, this user and root.
+
+    Many systems give every user a group of the same name and of no other members. Accounts that have it as their first
+    group are not listed as members. That is looked up for root's group alone, which some systems give to other
+    accounts (``operator`` on Red Hat): nobody is given another user's own group.
+    """
+    import grp
+    import pwd
+
+    trusted = {user_name(user) for user in (0, os.geteuid(), status.st_uid)}
+    try:
+        group = grp.getgrgid(status.st_gid)
+    except KeyError:
+        return False
+    members = set(group.gr_mem)
+    if status.st_gid == 0:
+        members.update(account.pw_name for account in pwd.getpwall() if account.pw_gid == 0)
+    elif group.gr_name not in trusted:
+        return False
+    return members <= trusted
+
+
+@contextmanager
+def as_owner(folder: Path) -> Iterator[None]:
+    """As the superuser, work as the user who decides what a path leads to, and can do no more than that user.
+
+    That is the first user other than root who owns a folder or a link on the way to ``folder``, which need not exist.
+    If nobody does, nothing changes. Only the effective ids change, so that the user can neither signal nor trace this
+    process. They belong to the whole process; other threads that come here wait. Raises :class:`OSError` where the
+    system does not allow it.
+    """
+    decides = _deciding_owner(folder) if hasattr(os, "geteuid") and os.geteuid() == 0 else None
+    if decides is None:
+        yield
+        return
+    # The user may not be able to read the folder that Python, or cachectl, is installed in.
+    for module in _IMPORTED_LATER:
+        import_module(module)
+    with _IDENTITY:
+        user, group, groups = _ids(decides)
+        before = os.getegid(), os.getgroups()
+        try:
+            os.setgroups(groups)
+            os.setegid(group)
+            os.seteuid(user)
+            yield
+        finally:
+            os.seteuid(0)
+            os.setegid(before[0])
+            os.setgroups(before[1])
+
+
+def _ids(status: os.stat_result) -> tuple[int, int, list[int]]:
+    """Return user, group and groups of the owner of a file."""
+    import pwd
+
+    try:
+        account = pwd.getpwuid(status.st_uid)
+    except KeyError:
+        return status.st_uid, status.st_gid, [status.st_gid]
+    return account.pw_uid, account.pw_gid, os.getgrouplist(account.pw_name, account.pw_gid)

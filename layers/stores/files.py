@@ -1,0 +1,231 @@
+"""The store of layers that keep each entry in a file, or a folder of files, below the root."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from pathlib import Path
+
+from cachectl.layers.base import facts
+from cachectl.layers.base.errors import Damaged, LayerError, Unreachable
+from cachectl.layers.base.facts import Artifact, Entry, Finding, Found, Orphan, Problem, Removable, Root, Target
+from cachectl.layers.base.store import Codec, Damage, Store, each_part, remove_counted
+from cachectl.layers.host.processes import spell, using
+from cachectl.layers.stores.tree import REFUSALS, Leaf, Shape, Tree, scan_each
+
+
+class Index:
+    """Files that a cache keeps beside its entries, and what must happen around a change of entries.
+
+    This one is for a cache that keeps none.
+    """
+
+    #: Shapes of the files that belong to the cache as a whole.
+    shapes: tuple[Shape, ...] = ()
+
+    def is_book(self, leaf: Leaf) -> bool:
+        """Return whether a file of these shapes is what its name says."""
+        del leaf
+        return True
+
+    def lock_files(self, root: Root) -> Iterable[str]:
+        """Return the paths, relative to the root, of the files that a change locks."""
+        del root
+        return ()
+
+    def changing(self, store: Files, root: Root) -> AbstractContextManager[bool]:
+        """Return what is held while entries change; it yields whether no program can make a folder meanwhile."""
+        del store, root
+        return nullcontext(enter_result=False)
+
+    def verify(self, store: Files, root: Root) -> Iterator[Finding]:
+        """Yield what does not agree between these files and the entries."""
+        del store, root
+        yield from ()
+
+
+class Files(Store):
+    """Entries that are files under names of a pattern.
+
+    ``patterns`` are regular expressions of file names, or the shapes of trees, which differ in their depth; leaked
+    temporaries are strays of the first. ``writers`` are beginnings of the names of libraries that may be writing an
+    entry. ``unread`` says what the library does with an entry that cannot be read, where that is known.
+    """
+
+    def __init__(
+        self,
+        *patterns: str | Shape,
+        codec: Codec,
+        index: Index | None = None,
+        writers: tuple[str, ...] = (),
+        unread: str | None = None,
+    ) -> None:
+        self.shapes = tuple(
+            Shape((re.compile(one),), folders=False) if isinstance(one, str) else one for one in patterns
+        )
+        self.codec = codec
+        self.index = Index() if index is None else index
+        self.writers = writers
+        self.unread = unread
+        self.forms = (codec.form,)
+
+    def refusals(self) -> Mapping[facts.Ability, str]:
+        """Refuse what needs directory handles where there are none."""
+        return REFUSALS
+
+    # ------------------------------------------------------------------ listing
+
+    def scan(self, root: Root, *, contents: bool = True) -> Iterator[Found]:
+        """Yield entries, left temporaries, and the files of the cache as a whole."""
+        for tree, leaf in self._walk(root, *self.shapes, *self.index.shapes):
+            if isinstance(leaf, Problem):
+                yield leaf
+            elif leaf.stray is not None:
+                yield leaf.orphan(root.path)
+            elif tree.shape in self.index.shapes:
+                if self.index.is_book(leaf):
+                    yield facts.Housekeeping(leaf.key, root.path, leaf.bytes, modified=leaf.modified)
+            elif not contents:
+                yield leaf.entry(self.name, root.path)
+            else:
+                yield from self._described(root, tree, leaf)
+
+    def leaves(self, root: Root) -> Iterator[Leaf]:
+        """Yield the entries as they lie on the disk. Raises :class:`Unreachable` where some cannot be looked at."""
+        for _, leaf in self._walk(root, *self.shapes):
+            if isinstance(leaf, Leaf):
+                if leaf.stray is None:
+                    yield leaf
+            elif leaf.hides:
+                raise Unreachable(self.name, leaf.message, leaf.path)
+
+    def _walk(self, root: Root, *shapes: Shape) -> Iterator[tuple[Tree, Leaf | Problem]]:
+        return scan_each(Tree(self.name, root.path, shape) for shape in shapes)
+
+    def _described(self, root: Root, tree: Tree, leaf: Leaf) -> Iterator[Found]:
+        try:
+            data = tree.read_file(leaf.key)
+        except LayerError as error:
+            yield Problem(root.path / leaf.key, "unreadable", error.message)
+            yield leaf.entry(self.name, root.path)
+            return
+        if data is None:
+            return
+        if (damage := self.codec.check(data)) is not None:
+            yield Problem(root.path / leaf.key, "damaged", damage.message)
+        about = self.codec.describe(data)
+        yield Entry(
+            layer=self.name,
+            key=leaf.key,
+            root=root.path,
+            bytes=leaf.bytes,
+            files=1,
+            modified=leaf.modified,
+            kernels=about.kernels,
+            device=about.device,
+            versions=about.versions,
+            detail=about.words,
+            mark=leaf.mark,
+        )
+
+    def claims(self, root: Root, parts: tuple[str, ...]) -> bool:
+        """Compare with the names of entries and temporaries, and of the files beside them."""
+        del root
+        return any(shape.claims(parts) for shape in (*self.shapes, *self.index.shapes))
+
+    def is_key(self, key: str) -> bool:
+        """Compare with the pattern of entries."""
+        return self._shape_of(key).accepts(key)
+
+    def _shape_of(self, key: str) -> Shape:
+        above = key.count("/")
+        return next((shape for shape in self.shapes if len(shape.levels) == above + 1), self.shapes[0])
+
+    def tree_of(self, root: Root, key: str) -> Tree:
+        """Return the tree that an entry lies in, by the depth of its key."""
+        return Tree(self.name, root.path, self._shape_of(key))
+
+    # ------------------------------------------------------------------ get and put
+
+    def read(self, root: Root, key: str) -> Artifact | None:
+        """Read an entry file as it stands. Raises :class:`Damaged`."""
+        data = self.tree_of(root, key).read(key)
+        if data is None:
+            return None
+        if (damage := self.codec.check(data)) is not None:
+            raise Damaged(self.name, damage.message, root.path / key)
+        about = self.codec.describe(data)
+        detail = {"kernels": " ".join(about.kernels or ()), "device": about.device or ""}
+        return Artifact(self.name, key, self.codec.form, data, {**about.words, **detail, **about.versions})
+
+    def write(self, root: Root, key: str, artifact: Artifact, *, replace: bool) -> None:
+        """Place a whole entry under the name it was taken from."""
+        if (damage := self.codec.check(artifact.data)) is not None:
+            raise Damaged(self.name, damage.message, key)
+        with self.index.changing(self, root):
+            self.tree_of(root, key).write(key, artifact.data, replace=replace)
+
+    # ------------------------------------------------------------------ clear
+
+    def lock_files(self, root: Root, keys: Iterable[str]) -> Iterable[Path]:
+        """Return the files of the index that a change locks."""
+        del keys
+        return tuple(root.path / name for name in self.index.lock_files(root))
+
+    def idle_gate(self, targets: Iterable[Removable]) -> Iterator[tuple[Removable, str | None]]:
+        """Leave a temporary alone that a program may still be writing."""
+        users = using(self.writers, processes=self.environment.processes)
+        reason = None if users == () else f"{spell(users)} may be writing it"
+        for target in targets:
+            yield target, reason if isinstance(target, Orphan) and target.idle_only else None
+
+    def remove(self, root: Root, targets: tuple[Target, ...]) -> facts.Outcome:
+        """Remove entries: a program that looks for one misses it, and one that has it mapped keeps it."""
+        planned = [
+            (Tree(self.name, root.path, shape), [target for target in targets if self._shape_of(target.key) is shape])
+            for shape in self.shapes
+        ]
+
+        def remove(alone: bool) -> facts.Outcome:
+            parts = ((str(root.path), partial(tree.remove, own, tidy=alone)) for tree, own in planned if own)
+            return each_part(self.name, parts)
+
+        return remove_counted(self.name, self.index.changing(self, root), remove)
+
+    # ------------------------------------------------------------------ quarantine
+
+    def set_aside(self, root: Root, target: Target, thing: facts.Quarantined) -> str | None:
+        """Rename an entry into quarantine."""
+        with self.index.changing(self, root):
+            return self.tree_of(root, target.key).set_aside(target, thing)
+
+    def bring_back(self, root: Root, thing: facts.Quarantined, *, replace: bool) -> None:
+        """Rename an entry back."""
+        with self.index.changing(self, root):
+            self.tree_of(root, thing.key).bring_back(thing, replace=replace)
+
+    # ------------------------------------------------------------------ verify
+
+    def verify(self, root: Root) -> Iterator[Finding]:
+        """Check every entry, and the files beside the entries."""
+        for tree, leaf in self._walk(root, *self.shapes):
+            if isinstance(leaf, Problem):
+                yield self.told(root, leaf)
+            elif leaf.stray is None:
+                yield from self._examined(root, tree, leaf)
+        yield from self.index.verify(self, root)
+
+    def _examined(self, root: Root, tree: Tree, leaf: Leaf) -> Iterator[Finding]:
+        try:
+            data = tree.read_file(leaf.key)
+            damage = None if data is None else self.codec.check(data)
+        except Unreachable as error:
+            yield self.unreadable(root, leaf.key, error)
+            return
+        except LayerError as error:
+            damage = Damage(facts.Severity.RECOMPILES, "; ".join(filter(None, (error.message, self.unread))))
+        if damage is not None:
+            fix, thing = f"cachectl purge {self.name} --key {leaf.key}", leaf.entry(self.name, root.path)
+            yield Finding(self.name, root.path, leaf.key, damage.severity, "damaged", damage.message, fix, thing)
