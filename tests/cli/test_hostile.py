@@ -10,7 +10,6 @@ import random
 import shutil
 import sqlite3
 import stat
-import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from homes import run_as
 from hypothesis import HealthCheck, assume, event, given, settings
 from hypothesis import strategies as st
 
@@ -355,17 +355,10 @@ class World:
         return {**names, "HOME": str(self.empty), "TMPDIR": str(self.empty / "tmp")}
 
     def run(self, *arguments: str, **variables: str) -> Any:  # noqa: ANN401 - JSON
-        """Run the real command, and return its JSON after looking at status and words."""
+        """Run a command, and return its JSON after looking at status and words."""
         kept = {name: os.environ[name] for name in ("PATH", "PYTHONPATH", "VIRTUAL_ENV") if name in os.environ}
-        done = subprocess.run(
-            [sys.executable, "-m", "cachectl", *arguments, "--json"],
-            env={**kept, **self.variables(), **variables},
-            cwd=self.empty,
-            capture_output=True,
-            check=False,
-            timeout=1200,
-        )
-        said = done.stderr.decode(errors="replace")
+        done = run_as((), (*arguments, "--json"), {**kept, **self.variables(), **variables}, self.empty)
+        said = done.stderr
         assert "Traceback" not in said
         assert all(line.startswith("cachectl: ") for line in said.splitlines()), said
         answer = json.loads(done.stdout)

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from homes import run_as
 
 from cachectl.inspecting.entries import findings
 from cachectl.layers.base.conformance import nobody, snapshot
@@ -69,15 +70,7 @@ def fill_up(disk: Path) -> Path:
 def run(home: Path, *arguments: str, by: Sequence[str] = ()) -> tuple[int, Counter[str], str]:
     """Run the command over a home; return its status, how many lines each layer got, and the lines."""
     kept = {name: os.environ[name] for name in ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH") if name in os.environ}
-    done = subprocess.run(
-        [*by, sys.executable, "-m", "cachectl", *arguments],
-        env={**kept, "HOME": str(home), "TMPDIR": str(home)},
-        cwd="/",
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=1200,
-    )
+    done = run_as(by, arguments, {**kept, "HOME": str(home), "TMPDIR": str(home)})
     assert "Traceback" not in done.stderr
     lines = done.stderr.splitlines()
     assert all(line.startswith("cachectl: ") for line in lines), done.stderr

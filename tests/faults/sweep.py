@@ -520,7 +520,7 @@ def synthetic_world(folder: Path) -> World:
     home.mkdir(parents=True)
     neo, comgr = module("layers/test_neo.py"), module("layers/test_comgr.py")
     mesa = module("layers/mesa/test_mesa.py")
-    kernels, tuning = module("layers/miopen/test_kernels.py"), module("layers/miopen/test_tuning.py")
+    kernels, tuning = module("layers/miopen/test_miopen_kernels.py"), module("layers/miopen/test_miopen_tuning.py")
     neo.unpack(home / ".cache" / "neo_compiler_cache")
     comgr.fill(home / ".cache" / "comgr")
     mesa.fill(home / ".cache", "multi-file", mesa.contents())

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 import pytest
+from homes import run_as
 
 from cachectl.inspecting.doctor import diagnosis, is_grave, job_of
 from cachectl.inspecting.entries import findings
@@ -485,15 +486,7 @@ def test_a_default_place_that_is_no_folder_is_cleared_or_made(tmp_path: Path, ho
 def asked(home: Path, by: tuple[str, ...], *arguments: str, **variables: str) -> list[dict[str, str]]:
     """Ask as a user whom the modes of files bind."""
     kept = {name: os.environ[name] for name in ("PATH", "PYTHONPATH") if name in os.environ}
-    done = subprocess.run(
-        [*by, sys.executable, "-m", "cachectl", *arguments, "--json"],
-        env={**kept, "HOME": str(home), **variables},
-        cwd="/",
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=1200,
-    )
+    done = run_as(by, (*arguments, "--json"), {**kept, "HOME": str(home), **variables})
     assert done.stderr == ""
     found: list[dict[str, str]] = json.loads(done.stdout)["findings"]
     assert done.returncode == any(finding["severity"] != "harmless" or arguments[0] == "verify" for finding in found)

@@ -154,6 +154,7 @@ def test_kernels_and_reasons(home: Home) -> None:
     assert any("an entry of the same kernel is there, but" in reason for reason in reasons)
 
 
+@pytest.mark.thorough
 @real
 def test_a_miss_tells_the_source_from_the_options(home: Home) -> None:
     """Of PyOpenCL's programs it is known whether the source is the same, and so the rest must differ."""
@@ -245,6 +246,7 @@ cl.Program(cl.Context([kernels.device()]), "__kernel void one(__global int *a) {
 """
 
 
+@pytest.mark.thorough
 @real
 def test_messages_that_a_program_asks_for_itself_stay_its_own(home: Home) -> None:
     """They are printed as they are without a trace, and no number is called exact that was not heard."""
@@ -393,6 +395,7 @@ def test_children_that_are_not_watched_print_nothing_new(home: Home) -> None:
     assert "POCL" not in done.stdout + done.stderr
 
 
+@pytest.mark.thorough
 @real
 def test_bytes_stored_are_those_on_the_disk(home: Home) -> None:
     """Of every layer that is known exactly, after a cold run, the bytes are those of what is there."""
@@ -410,7 +413,7 @@ def test_bytes_stored_are_those_on_the_disk(home: Home) -> None:
 
 @real
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux shows what a process has loaded")
-@pytest.mark.parametrize("how", ["-I", "cleared variables", "a shell"])
+@pytest.mark.parametrize("how", ["a shell", *thorough("-I", "cleared variables")])
 def test_a_child_that_cannot_be_watched_is_named(home: Home, how: str) -> None:
     """What the others told is then no more than a lower bound."""
     kernels = (str(home.programs / "kernels.py"), "1")
@@ -678,6 +681,7 @@ def test_a_block_that_raises_is_counted_all_the_same(home: Home) -> None:
     assert done.stdout == "1 exact\n"
 
 
+@pytest.mark.thorough
 @real
 def test_a_process_that_becomes_another_program_says_nothing_twice(home: Home) -> None:
     """After ``exec`` the number of the process, and so its files, are the same."""
