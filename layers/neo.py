@@ -136,8 +136,8 @@ class Account(Index):
             for leaf in store.leaves(root):
                 kind = leaf.key.rpartition(".")[2]
                 sizes[kind] = sizes.get(kind, 0) + leaf.bytes
-        except Unreachable:
-            # Reported with the entries. The account can only be checked against every entry.
+        except Unreachable as error:
+            yield store.unreadable(root, ACCOUNT, error)
             return
         try:
             account = read_plain(root.path / ACCOUNT, limit=neo_binaries.ACCOUNT.size + 1)

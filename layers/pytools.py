@@ -450,9 +450,10 @@ class Dictionaries(Rows):
         except Damaged as error:
             yield self._damaged_file(root, file, error.message)
         except LayerError as error:
-            foreign = isinstance(error, Refused)
-            fix = "nothing: cachectl does not use it" if foreign else "nothing: try again when no program is writing"
-            yield Finding(self.name, root.path, file, Severity.HARMLESS, "unreadable", error.message, fix)
+            code, fix = "unreadable", "nothing: try again when no program is writing"
+            if isinstance(error, Refused):
+                code, fix = "foreign", "nothing: cachectl does not use it"
+            yield Finding(self.name, root.path, file, Severity.HARMLESS, code, error.message, fix)
 
     def _damaged_row(self, root: Root, file: str, row: Row, message: str) -> Finding:
         key = f"{file}/{row.key[0]}"

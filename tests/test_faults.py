@@ -7,6 +7,7 @@ The rules are those of ``tests/faults/sweep.py``. By default one call is tried u
 from __future__ import annotations
 
 import errno
+import fcntl
 import json
 import os
 import pickle
@@ -36,8 +37,8 @@ FEW_FAULTS: Final = (
     (READS, errno.EACCES, True),
 )
 FEW: Final = {
-    "filled": ("report", "ls", "verify", "purge", "import"),
-    "synthetic": ("report", "ls", "doctor", "purge", "prune"),
+    "filled": ("report", "ls", "verify", "purge", "import", "quarantine"),
+    "synthetic": ("report", "ls", "doctor", "purge", "prune", "restore", "export"),
     "mesa-single-file": ("ls", "purge"),
     "mesa-database": ("report", "purge-key"),
 }
@@ -238,3 +239,38 @@ def test_no_read_error_moves_a_good_database_aside(
         ended = injector.run(*command, home=synthetic, fault=Fault(READS, nth, errno.EIO, sticky))
         assert {path: path.read_bytes() for path in root.rglob("*") if path.is_file()} == before, ended.where
         assert "Traceback" not in ended.stderr
+
+
+def test_doctor_names_what_it_could_not_read_once(synthetic: Path, injector: Injector) -> None:
+    """Where only the counting meets an error, the search for damage reports none."""
+    leak = synthetic / ".cache" / "comgr" / "llvmcache-leaked.tmp"
+    command = ("doctor", "comgr", "--json")
+    leak.write_bytes(b"x")
+    good = injector.run(*command, home=synthetic, fault=Fault(READS))
+    unnamed = []
+    for nth in range(1, good.seen + 1, 4):
+        done = injector.run(*command, home=synthetic, fault=Fault(READS, nth, errno.EMFILE))
+        said = {finding["code"] for finding in done.json["findings"]}
+        lacking = {finding["code"] for finding in good.json["findings"]} - said
+        if lacking and "unreadable" not in said:
+            unnamed.append(done.where)
+    assert not unnamed
+
+
+@pytest.mark.parametrize("arguments", [("export",), ("get", "comgr", "{key}", "-o")])
+def test_the_next_command_removes_what_a_killed_one_left_beside_its_file(
+    arguments: tuple[str, ...], synthetic: Path, injector: Injector
+) -> None:
+    key = min(entry.key for entry in World(synthetic).stack(synthetic).entries(layers=["comgr"]))
+    command = (*(part.format(key=key) for part in arguments), str(synthetic / "file"))
+    killed = injector.run(*command, home=synthetic, fault=Fault(WRITES, 3, KILL))
+    assert killed.status == -9
+    (left,) = synthetic.glob(".cachectl-stage-*")
+    # A command that still writes there keeps its own.
+    with left.open() as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        assert injector.run(*command, home=synthetic, fault=Fault(0)).status == 0
+        assert list(synthetic.glob(".cachectl-stage-*")) == [left]
+    assert injector.run(*command, home=synthetic, fault=Fault(0)).status == 0
+    assert not list(synthetic.glob(".cachectl-stage-*"))
+    assert (synthetic / "file").exists()

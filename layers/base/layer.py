@@ -204,7 +204,7 @@ class Layer(ABC):
         self._demand(Ability.PUT)
         self._demand_form(artifact)
         if artifact.key != key:
-            # A library that looks a key up takes whatever lies there for its own.
+            # A library takes any file under the name of a key for the entry.
             raise ForeignForm(self.name, f"the artifact was taken from the key {artifact.key!r}; put it there")
         self._demand_key(key)
         root = self._root_to_put()
@@ -260,7 +260,7 @@ class Layer(ABC):
     def _demand_fit(self, root: Root, artifact: Artifact) -> None:
         self._demand_form(artifact)
         self._demand_key(artifact.key)
-        # What stands under the key itself is not replaced; a file of many entries would be changed.
+        # An entry under the key itself is not replaced, but a file of many entries would be changed.
         self._demand_own_entry(root, artifact.key, beside=root.path / artifact.key)
 
     def _demand_key(self, key: str) -> None:
@@ -285,8 +285,8 @@ class Layer(ABC):
     def recover_all(self, within: Callable[[Root], bool] = lambda _root: True) -> None:
         """Finish the writes that were interrupted, in those roots that are ``within`` and may be changed.
 
-        A verb that removes entries does so first: reading alone cannot always see past such a write. What cannot be
-        finished is left to the verb, which says what is wrong.
+        A verb that removes entries does this first, since a read-only look cannot always see past such a write. The
+        verb itself reports a write that cannot be finished.
         """
         if self.abilities()[Ability.CLEAR] is not None:
             return
@@ -328,7 +328,7 @@ class Layer(ABC):
 
     @final
     def plan_removal(self, things: Iterable[Removable]) -> ClearPlan:
-        """Plan the removal of exactly these things, as a scan gave them. Nothing is touched.
+        """Plan the removal of exactly these things, as a scan gave them. Touch nothing.
 
         Raises :class:`Refused` where the layer must not be cleared.
         """
@@ -337,7 +337,7 @@ class Layer(ABC):
 
     @final
     def plan_spent(self, things: Iterable[Removable]) -> ClearPlan:
-        """Plan the removal of what only this very process could hit, and is done with: idle or not. Nothing is touched.
+        """Plan the removal of entries that only this process could hit and needs no more, in use or not. Touch nothing.
 
         Raises :class:`Refused` where the layer must not be cleared.
         """
@@ -347,89 +347,72 @@ class Layer(ABC):
 
     @final
     def clear(self, plan: ClearPlan) -> Outcome:
-        """Remove what a plan lists, and make again what it says; what has changed since is skipped, and said."""
+        """Remove the targets of a plan and recreate its folders. Targets that have changed since are skipped."""
         self._demand(Ability.CLEAR)
-        outcome = Outcome(self.name, skipped=plan.skipped, failed=plan.failed)
-        for root in self.roots():
-            if root.path in plan.remake:
-                outcome = outcome.plus(self._remake(root))
-            targets = tuple(target for target in plan.targets if target.root == root.path)
-            if not targets:
-                continue
-            try:
-                with as_owner(root.path):
-                    outcome = outcome.plus(self.store.remove(root, targets))
-            except (LayerError, OSError) as error:
-                outcome = outcome.plus(Outcome(self.name, failed=(Note(str(root.path), reason_of(error)),)))
-        return outcome
+        return self._applied(plan, self._recreate, self.store.remove)
 
     @final
     def foresee(self, plan: ClearPlan) -> Outcome:
-        """Say what :meth:`clear` would do with a plan, as far as that can be known. Touch nothing."""
+        """Return what :meth:`clear` would do with a plan, as far as that can be known. Touch nothing."""
         self._demand(Ability.CLEAR)
-        outcome = Outcome(self.name, skipped=plan.skipped, failed=plan.failed)
         described = {(thing.root, thing.key): thing for thing in plan.things}
+
+        def removal(root: Root, targets: tuple[Target, ...]) -> Outcome:
+            seen = self.store.foresee_removal(root, targets)
+            removed = sum(target.entries for target in seen.going)
+            named = (described.get((target.root, target.key)) for target in seen.going)
+            things = tuple(thing for thing in named if thing is not None)
+            return Outcome(self.name, removed, seen.bytes_freed, seen.skipped, seen.failed, things=things)
+
+        return self._applied(plan, self._foresee_recreation, removal)
+
+    def _applied(
+        self,
+        plan: ClearPlan,
+        recreate: Callable[[Root], Outcome],
+        remove: Callable[[Root, tuple[Target, ...]], Outcome],
+    ) -> Outcome:
+        outcome = Outcome(self.name, skipped=plan.skipped, failed=plan.failed)
         for root in self.roots():
             if root.path in plan.remake:
-                outcome = outcome.plus(self._foresee_remake(root))
-            targets = tuple(target for target in plan.targets if target.root == root.path)
-            if not targets:
-                continue
-            try:
-                self._demand_own(root)
-                with as_owner(root.path):
-                    seen = self.store.foresee_removal(root, targets)
-            except (LayerError, OSError) as error:
-                outcome = outcome.plus(Outcome(self.name, failed=(Note(str(root.path), reason_of(error)),)))
-                continue
-            named = (described.get((target.root, target.key)) for target in seen.going)
-            outcome = outcome.plus(
-                Outcome(
-                    self.name,
-                    sum(target.entries for target in seen.going),
-                    seen.bytes_freed,
-                    seen.skipped,
-                    seen.failed,
-                    things=tuple(thing for thing in named if thing is not None),
-                )
-            )
+                outcome = outcome.plus(self._attempted(root, partial(recreate, root)))
+            if targets := tuple(target for target in plan.targets if target.root == root.path):
+                outcome = outcome.plus(self._attempted(root, partial(remove, root, targets)))
         return outcome
 
-    def _foresee_remake(self, root: Root) -> Outcome:
+    def _attempted(self, root: Root, act: Callable[[], Outcome]) -> Outcome:
+        """Act on a root as its owner; an error is the root's failure."""
         try:
             self._demand_own(root)
             with as_owner(root.path):
-                because = closed_because(root.path.parent, root.path.name)
+                return act()
         except (LayerError, OSError) as error:
             return Outcome(self.name, failed=(Note(str(root.path), reason_of(error)),))
-        if because is not None:
-            return Outcome(self.name, failed=(Note(str(root.path), because),))
+
+    def _recreate(self, root: Root) -> Outcome:
+        root.path.mkdir(mode=0o700, parents=True, exist_ok=True)
         return Outcome(self.name, remade=(root.path,))
 
-    def _remake(self, root: Root) -> Outcome:
-        try:
-            self._demand_own(root)
-            with as_owner(root.path):
-                root.path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        except (LayerError, OSError) as error:
-            return Outcome(self.name, failed=(Note(str(root.path), reason_of(error)),))
+    def _foresee_recreation(self, root: Root) -> Outcome:
+        if (because := closed_because(root.path.parent, root.path.name)) is not None:
+            return Outcome(self.name, failed=(Note(str(root.path), because),))
         return Outcome(self.name, remade=(root.path,))
 
     @final
     def disable(self) -> Switch:
-        """Say, as data, how to turn the layer off. Raises :class:`Refused` where nothing does."""
+        """Return how to turn the layer off; nothing is changed. Raises :class:`Refused` where nothing does."""
         self._demand(Ability.DISABLE)
         return self.switched(on=False)
 
     @final
     def enable(self) -> Switch:
-        """Say, as data, how to turn the layer on."""
+        """Return how to turn the layer on; nothing is changed. Raises :class:`Refused`."""
         self._demand(Ability.DISABLE)
         return self.switched(on=True)
 
     @final
     def plan_quarantine(self, findings: Iterable[Finding]) -> ClearPlan:
-        """Plan to move aside what findings name, each thing once. Nothing is touched.
+        """Plan to move aside the things that findings name, each once. Touch nothing.
 
         Raises :class:`Refused` where the layer cannot.
         """
@@ -438,7 +421,7 @@ class Layer(ABC):
 
     @final
     def quarantine(self, plan: ClearPlan, findings: Iterable[Finding]) -> Outcome:
-        """Move aside what a plan lists, labelled with what was found; what has changed since is skipped, and said."""
+        """Move the targets of a plan aside, each labelled with its finding. Changed targets are skipped."""
         self._demand(Ability.QUARANTINE)
         known = {(one.thing.root, one.thing.key): one for one in findings if one.thing is not None}
         outcome = Outcome(self.name, skipped=plan.skipped, failed=plan.failed)
@@ -462,7 +445,7 @@ class Layer(ABC):
 
     @final
     def quarantined(self) -> Iterator[Quarantined | Problem]:
-        """Yield what this layer has in quarantine, root by root; what cannot be read of it is a problem."""
+        """Yield the things that this layer has in quarantine, and a problem for each that cannot be read."""
         for path in dict.fromkeys(root.path for root in self.roots()):
             yield from Quarantine(self.name, path).held()
 
@@ -492,7 +475,7 @@ class Layer(ABC):
             raise EntryExists(self.name, root.path / thing.key)
 
     def _is_taken(self, root: Root, key: str) -> bool:
-        """Tell whether an entry stands in a place; one that cannot be read does, too."""
+        """Return whether a root has an entry of a key, readable or not."""
         return self.refusals().get(Ability.GET) is None and attempt(partial(self.store.read, root, key)) is not None
 
     def _root_to_restore(self, thing: Quarantined) -> Root:
@@ -510,9 +493,9 @@ class Layer(ABC):
             raise Refused(self.name, f"cannot {ability.value}: {reason}")
 
     def _demand_own(self, root: Root) -> None:
-        """Refuse to let the superuser change what belongs to somebody else, unless that is meant.
+        """Refuse to let the superuser change another user's root without ``--over-others``.
 
-        Files that the superuser leaves in another user's cache are files that user's programs cannot replace.
+        Programs of that user could not replace files that the superuser leaves there.
         """
         if not self.environment.superuser or self.environment.over_others:
             return
@@ -527,7 +510,7 @@ class Layer(ABC):
             )
 
     def _demand_own_entry(self, root: Root, key: str, *, beside: Path | None = None) -> None:
-        """Refuse to let the superuser change an entry that is somebody else's; ``beside`` is a path that may be."""
+        """Refuse to let the superuser change another user's entry; the owner of the path ``beside`` does not matter."""
         if not self.environment.superuser or self.environment.over_others:
             return
         for path in self.store.held_in(root, [key]).get(key, ()):
@@ -537,7 +520,7 @@ class Layer(ABC):
                 raise Refused(self.name, message, path)
 
     def _without_others(self, plan: ClearPlan) -> ClearPlan:
-        """Take out of the superuser's plan what is somebody else's, and say how much that is of whom."""
+        """Take entries of other users out of the superuser's plan, with a note of how many belong to whom."""
         if not self.environment.superuser or self.environment.over_others or not plan.targets:
             return plan
         kept: list[Target] = []
@@ -575,7 +558,7 @@ class Layer(ABC):
         return self._without_others(self._gated(self._listed(things)))
 
     def _listed(self, things: Iterable[Removable]) -> tuple[Removable, ...]:
-        """Return each thing once. Raises :class:`Refused` where one belongs to somebody else."""
+        """Return each thing once. Raises :class:`Refused` where a root belongs to another user."""
         listed = tuple({(thing.root, thing.key): thing for thing in things}.values())
         for root in self.roots():
             if any(thing.root == root.path for thing in listed):
@@ -608,7 +591,7 @@ class Layer(ABC):
         skipped += tuple(
             Note("*", f"{count} in {root.path} left, each {whose}; --key names one") for whose, count in guests.items()
         )
-        # The selection cannot be decided for what a problem hides.
+        # Entries behind such a problem may match the selection.
         failed = tuple(problem.note for problem in problems if problem.hides)
         if selection.everything:
             skipped += tuple(problem.note for problem in problems if problem.stays)
@@ -626,7 +609,7 @@ class Layer(ABC):
 
 
 def _notes_of_nameless(count: int, root: Root) -> Iterator[Note]:
-    """Say how many entries a selection by kernel has left because their kernels are unknown."""
+    """Yield a note of how many entries a selection by kernel has left, since their kernels are unknown."""
     if count:
         have = "entry has no known kernel name and was" if count == 1 else "entries have no known kernel name and were"
         yield Note("*", f"{count} {have} left, in {root.path}")

@@ -480,14 +480,15 @@ class ShaderCache(Store):
             if handle is None or content is None or blob.mark != target.mark:
                 return "changed since it was planned"
             with Quarantine(self.name, root.path).shelf(handle, thing) as shelf:
-                write_synced(shelf, _ASIDE, content)
+                write_synced(shelf.handle, _ASIDE, content)
                 stay: Mapping[str, str] = {blob.name: "was not taken out"}
                 try:
                     removed = file.remove({blob.name: blob.mark})
                     stay = removed.stay
                 finally:
                     if stay:
-                        os.unlink(_ASIDE, dir_fd=shelf)
+                        os.unlink(_ASIDE, dir_fd=shelf.handle)
+                shelf.taken = not stay
                 if removed.failed is not None and stay:
                     raise Unreachable(self.name, removed.failed, file.path)
                 return stay.get(blob.name)

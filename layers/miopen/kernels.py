@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import shlex
 import stat
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -278,7 +278,7 @@ class KernelDatabases(Rows):
         self._rows(file, schema).insert(_name_and_args(key), kernel_db.encode(artifact.data, schema), replace=replace)
         try:
             stored = self.read(root, key)
-        except OSError as error:
+        except (LayerError, OSError) as error:
             raise self._not_read_back(file, error) from error
         if stored is None or stored.data != artifact.data:
             raise self._misread(key)
@@ -303,7 +303,7 @@ class KernelDatabases(Rows):
         mine = [key for key, one in placed if one]
         try:
             stored = self.read_rows(root, file, mine) or {}
-        except OSError as error:
+        except (LayerError, OSError) as error:
             return done | dict.fromkeys(mine, self._not_read_back(database, error))
         return done | {key: _is_that(stored.get(key), fit[key]) or self._misread(key) for key in mine}
 
@@ -325,7 +325,7 @@ class KernelDatabases(Rows):
         if complaint is not None:
             raise Damaged(self.name, complaint, artifact.key)
 
-    def _not_read_back(self, file: DatabaseFile, error: OSError) -> Unsettled:
+    def _not_read_back(self, file: DatabaseFile, error: LayerError | OSError) -> Unsettled:
         return Unsettled(self.name, f"placed, but not read back: {reason_of(error)}", file.path)
 
     def _misread(self, key: str) -> Damaged:
@@ -424,10 +424,11 @@ class KernelDatabases(Rows):
 
     def verify(self, root: Root) -> Iterator[Finding]:
         """Unpack and check every row as MIOpen does on loading: what it throws on is not repaired by any run."""
-        for problem in self._unseen(root):
+        files = list(self.databases(root).files())
+        for problem in self._unseen(root, files):
             # Where MIOpen cannot open its database it throws at every lookup and store.
             yield to_finding(self, root, problem, Severity.FAILS)
-        for file in self.databases(root).files():
+        for file in files:
             if not isinstance(file, Problem):
                 yield from self.examined(partial(self._verify_file, root, file))
 
@@ -437,11 +438,11 @@ class KernelDatabases(Rows):
         if schema is not None:
             yield from self._verify_rows(root, file, schema)
 
-    def _unseen(self, root: Root) -> Iterator[Problem]:
+    def _unseen(self, root: Root, files: Iterable[DatabaseFile | Problem]) -> Iterator[Problem]:
         """Yield what keeps databases or object files from being looked at, each path once."""
         shapes = () if root.role == TEMPORARY else self.shapes
         objects = scan_each(Tree(self.name, root.path, shape) for shape in shapes)
-        found = chain(self.databases(root).files(), (leaf for _, leaf in objects))
+        found = chain(files, (leaf for _, leaf in objects))
         yield from {thing.path: thing for thing in found if isinstance(thing, Problem)}.values()
 
     def _verify_rows(self, root: Root, file: DatabaseFile, schema: Schema) -> Iterator[Finding]:

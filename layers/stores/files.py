@@ -41,7 +41,7 @@ class Index:
         return nullcontext(enter_result=False)
 
     def verify(self, store: Files, root: Root) -> Iterator[Finding]:
-        """Yield what does not agree between these files and the entries."""
+        """Yield what does not agree between these files and the entries. Asked where every entry could be read."""
         del store, root
         yield from ()
 
@@ -210,12 +210,19 @@ class Files(Store):
 
     def verify(self, root: Root) -> Iterator[Finding]:
         """Check every entry, and the files beside the entries."""
+        complete = True
+        for finding in self._verify_entries(root):
+            complete = complete and finding.code != "unreadable"
+            yield finding
+        if complete:
+            yield from self.index.verify(self, root)
+
+    def _verify_entries(self, root: Root) -> Iterator[Finding]:
         for tree, leaf in self._walk(root, *self.shapes):
             if isinstance(leaf, Problem):
                 yield self.told(root, leaf)
             elif leaf.stray is None:
                 yield from self._examined(root, tree, leaf)
-        yield from self.index.verify(self, root)
 
     def _examined(self, root: Root, tree: Tree, leaf: Leaf) -> Iterator[Finding]:
         try:

@@ -14,11 +14,11 @@ import stat
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
-from cachectl.layers.base.errors import Busy, Damaged, LayerError, Refused, Unreachable
+from cachectl.layers.base.errors import Busy, Damaged, LayerError, Refused, Unreachable, Unsettled, reason_of
 from cachectl.layers.base.facts import Finding, Problem, Quarantined, Target
 from cachectl.layers.disk.handles import (
     NO_ROOM,
@@ -66,6 +66,14 @@ def label(root: Path, target: Target, finding: Finding, moment: float) -> Quaran
     )
 
 
+@dataclass
+class Shelf:
+    """The open folder of a thing that is moved aside; ``taken`` says whether the thing has left its place."""
+
+    handle: int
+    taken: bool = False
+
+
 class Quarantine:
     """What one layer has in quarantine in one root."""
 
@@ -103,24 +111,31 @@ class Quarantine:
                 yield Problem(self.root / name, "label", "has no label that could be read")
 
     @contextmanager
-    def shelf(self, handle: int, thing: Quarantined) -> Iterator[int]:
-        """Make the folder of a thing under an open root, for the thing to be moved into; yield its descriptor.
+    def shelf(self, handle: int, thing: Quarantined) -> Iterator[Shelf]:
+        """Make the folder of a thing under an open root, for the thing to be moved into.
 
-        It goes again where nothing was moved in.
+        It goes again where nothing was moved in. Raises :class:`Unsettled` for an error after the thing was taken.
         """
         name, text = _folder_name(thing), write_label(thing)
         if len(text) >= _LARGEST:
             raise Damaged(self.layer, "its key is too long to be kept in quarantine; purge it", thing.root)
-        with own_folder(handle, STAGE) as (folder, stage):
-            write_synced(folder, _LABEL, text)
-            os.rename(stage, name, src_dir_fd=handle, dst_dir_fd=handle)
-            try:
-                yield folder
-                os.fsync(folder)
-            finally:
-                if os.listdir(folder) == [_LABEL]:
-                    delete(handle, name)
-        os.fsync(handle)
+        shelf: Shelf | None = None
+        try:
+            with own_folder(handle, STAGE) as (folder, stage):
+                shelf = Shelf(folder)
+                write_synced(folder, _LABEL, text)
+                os.rename(stage, name, src_dir_fd=handle, dst_dir_fd=handle)
+                try:
+                    yield shelf
+                    os.fsync(folder)
+                finally:
+                    if not shelf.taken and os.listdir(folder) == [_LABEL]:
+                        delete(handle, name)
+            os.fsync(handle)
+        except (LayerError, OSError) as error:
+            if shelf is None or not shelf.taken or isinstance(error, Unsettled):
+                raise
+            raise Unsettled(self.layer, f"moved aside, but then: {reason_of(error)}", self.root) from error
 
     @contextmanager
     def taken(self, thing: Quarantined) -> Iterator[int]:
@@ -138,7 +153,12 @@ class Quarantine:
             if not hold_alone(folder):
                 raise Busy(self.layer, f"another cachectl is bringing {thing.name} back", self.root)
             yield folder
-            delete(handle, name)
+            try:
+                delete(handle, name)
+            except OSError as error:
+                # Nothing is in it, so a purge removes it.
+                message = f"is back, but its folder in quarantine was not removed: {error.strerror}"
+                raise Unsettled(self.layer, message, self.root / name) from error
 
     @contextmanager
     def _translated(self, what: str) -> Iterator[None]:

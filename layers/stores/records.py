@@ -178,15 +178,14 @@ class RecordFile:
             if root is None or not same:
                 return "changed since it was planned"
             with Quarantine(self.layer, thing.root).shelf(root, thing) as shelf:
-                gone = False
                 try:
-                    write_synced(shelf, _LINE, lines.pop(same[-1]))
+                    write_synced(shelf.handle, _LINE, lines.pop(same[-1]))
                     self._rewrite(lines, folder)
-                    gone = True
+                    shelf.taken = True
                 finally:
-                    if not gone:
+                    if not shelf.taken:
                         with suppress(FileNotFoundError):
-                            os.unlink(_LINE, dir_fd=shelf)
+                            os.unlink(_LINE, dir_fd=shelf.handle)
         return None
 
     def bring_back(self, thing: Quarantined) -> None:

@@ -336,14 +336,21 @@ class RowFile:
         """
         if not _spellable(key):
             raise Damaged(self.layer, "the key holds characters that no database can", self.path)
-        with self._inserting("replace" if replace else "abort") as (connection, statement):
-            standing = self._values_in(connection, key)
-            if standing is not None and standing != tuple(values) and not replace:
-                connection.execute("rollback")
-                raise EntryExists(self.layer, self.path)
-            if standing != tuple(values):
-                connection.execute(statement, (*key, *values))
-            connection.execute("commit")
+        is_committed = False
+        try:
+            with self._inserting("replace" if replace else "abort") as (connection, statement):
+                standing = self._values_in(connection, key)
+                if standing is not None and standing != tuple(values) and not replace:
+                    connection.execute("rollback")
+                    raise EntryExists(self.layer, self.path)
+                if standing != tuple(values):
+                    connection.execute(statement, (*key, *values))
+                connection.execute("commit")
+                is_committed = True
+        except LayerError:
+            # What fails when the file is closed takes no row back.
+            if not is_committed:
+                raise
 
     def insert_new(self, rows: Sequence[tuple[Sequence[str], Sequence[object]]]) -> list[bool | None]:
         """Insert those rows that have none of their key, all in one transaction.
@@ -608,15 +615,18 @@ class RowFile:
             if root is None or values is None:
                 return _CHANGED
             with Quarantine(self.layer, thing.root).shelf(root, thing) as shelf:
-                gone = False
+                write_synced(shelf.handle, _ROW, write_row(self.schema.columns, values))
                 try:
-                    write_synced(shelf, _ROW, write_row(self.schema.columns, values))
-                    gone = bool(self.delete([row]).removed)
+                    shelf.taken = bool(self.delete([row]).removed)
+                except LayerError:
+                    # The copy stays until it is certain that the row does.
+                    shelf.taken = self._whole(row) is None
+                    raise
                 finally:
-                    if not gone:
+                    if not shelf.taken:
                         with suppress(FileNotFoundError):
-                            os.unlink(_ROW, dir_fd=shelf)
-        return None if gone else _CHANGED
+                            os.unlink(_ROW, dir_fd=shelf.handle)
+        return None if shelf.taken else _CHANGED
 
     def bring_row_back(self, thing: Quarantined, *, replace: bool) -> None:
         """Insert a row that lies in quarantine. Raises :class:`EntryExists` as :meth:`insert`."""
@@ -641,16 +651,17 @@ class RowFile:
             if (because := in_use(self.path)) is not None:
                 return because
             with Quarantine(self.layer, thing.root).shelf(root, thing) as shelf:
-                os.rename(self.path.name, self.path.name, src_dir_fd=parent, dst_dir_fd=shelf)
+                os.rename(self.path.name, self.path.name, src_dir_fd=parent, dst_dir_fd=shelf.handle)
                 moved = RowFile(self.layer, folder_of(thing) / self.path.name, self.schema, self.patience)
                 because = in_use(moved.path)
                 if because is None and (file_mark(moved.path) != target.mark or moved.is_sound()):
                     because = _CHANGED
                 if because is not None:
-                    place_new(shelf, parent, self.path.name)
+                    place_new(shelf.handle, parent, self.path.name)
                     return because
+                shelf.taken = True
                 for name in self._journals(parent):
-                    os.rename(name, name, src_dir_fd=parent, dst_dir_fd=shelf)
+                    os.rename(name, name, src_dir_fd=parent, dst_dir_fd=shelf.handle)
                 os.fsync(parent)
         return None
 

@@ -776,8 +776,15 @@ class Tree:
             parent = None if root is None else descend(stack, root, parts[:-1], make=True)
             if root is None or parent is None:
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(self.root))
-            with own_folder(root, STAGE) as (aside, _), guard(root):
-                self._publish(folder, parent, parts, replace=replace, aside=aside)
+            is_placed = False
+            try:
+                with own_folder(root, STAGE) as (aside, _), guard(root):
+                    self._publish(folder, parent, parts, replace=replace, aside=aside)
+                    is_placed = True
+            except OSError as error:
+                if not is_placed:
+                    raise
+                raise self._unsettled(thing.key, error) from error
 
     def _demand_leaf(self, folder: int, thing: Quarantined) -> None:
         """See that what lies in a quarantine folder is an entry, and nothing else."""
@@ -970,7 +977,8 @@ class _Shelf:
     def take(self, parent: int, name: str) -> None:
         """Take a leaf out of its folder."""
         with self._quarantine.shelf(self._handle, self._thing) as shelf:
-            move(name, parent, shelf, name, stages=self._handle, first=self._first)
+            move(name, parent, shelf.handle, name, stages=self._handle, first=self._first)
+            shelf.taken = True
             os.fsync(parent)
 
 

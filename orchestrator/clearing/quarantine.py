@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from cachectl.layers.base.errors import reason_of
+from cachectl.layers.base.errors import Unsettled, reason_of
 from cachectl.layers.base.facts import ClearPlan, Finding, Note, Outcome, Quarantined, Severity
 from cachectl.layers.base.guard import FAILURES
 
@@ -27,7 +27,8 @@ class QuarantineResult:
     def mended(self) -> bool:
         """Tell whether nothing is left that harms a program."""
         left = [finding for finding in self.findings if finding.thing is None]
-        harmless = all(finding.severity is Severity.HARMLESS for finding in left)
+        # What could not be read may hold damage.
+        harmless = all(finding.severity is Severity.HARMLESS and finding.code != "unreadable" for finding in left)
         return harmless and not any(outcome.failed or outcome.skipped for outcome in self.outcomes)
 
     def moved(self, finding: Finding) -> bool:
@@ -56,10 +57,14 @@ class QuarantinePlan:
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """One thing that was brought back from quarantine, or why it was not."""
+    """One thing that was brought back from quarantine, or why it was not (``because``).
+
+    ``trouble`` says what failed once it was back.
+    """
 
     thing: Quarantined
     because: str | None
+    trouble: str | None = None
 
 
 def plan(layers: Iterable[Layer], findings: Sequence[Finding], *, named: bool) -> QuarantinePlan:
@@ -114,12 +119,14 @@ def restore(things: Iterable[tuple[Layer, Quarantined]], *, replace: bool, dry_r
 
     ``replace`` lets them take the place of what stands there now.
     """
-    return [Restored(thing, _restore_one(layer, thing, replace=replace, dry_run=dry_run)) for layer, thing in things]
+    return [_restore_one(layer, thing, replace=replace, dry_run=dry_run) for layer, thing in things]
 
 
-def _restore_one(layer: Layer, thing: Quarantined, *, replace: bool, dry_run: bool) -> str | None:
+def _restore_one(layer: Layer, thing: Quarantined, *, replace: bool, dry_run: bool) -> Restored:
     try:
         (layer.foresee_restore if dry_run else layer.restore)(thing, replace=replace)
+    except Unsettled as error:
+        return Restored(thing, None, error.message)
     except FAILURES as error:
-        return reason_of(error)
-    return None
+        return Restored(thing, reason_of(error))
+    return Restored(thing, None)

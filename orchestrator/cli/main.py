@@ -480,7 +480,7 @@ def _restore(options: argparse.Namespace) -> int:
     for name in unknown:
         render.warn(f"nothing in quarantine is called {name!r}; cachectl restore lists what there is")
     render.warn_of_notes(failed)
-    return 1 if unknown or failed or any(one.because is not None for one in done) else 0
+    return 1 if unknown or failed or any(one.because or one.trouble for one in done) else 0
 
 
 def _run(options: argparse.Namespace) -> int:

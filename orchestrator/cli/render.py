@@ -709,7 +709,9 @@ def quarantine_json(
         "schema": "cachectl/quarantine/1",
         "dry_run": dry_run,
         "quarantine": [_quarantined_json(thing) for thing in listed],
-        "restored": [{**_quarantined_json(one.thing), "failed": one.because} for one in restored],
+        "restored": [
+            {**_quarantined_json(one.thing), "failed": one.because, "trouble": one.trouble} for one in restored
+        ],
         **({"layers": layers} if dry_run else {}),
     }
 
@@ -764,6 +766,8 @@ def show_restored(restored: Iterable[Restored]) -> None:
             show_lines([f"{one.thing.layer}: {one.thing.key} is back"])
         else:
             warn(f"{one.thing.layer}: {one.thing.name} stays in quarantine: {one.because}")
+        if one.trouble is not None:
+            warn(f"{one.thing.layer}: {one.thing.name}: {one.trouble}")
 
 
 def show_proof(proof: Proof) -> None:

@@ -155,6 +155,9 @@ def _of_root(layer: Layer, root: Root, *, first: bool) -> Iterator[tuple[Identit
         census = layer.census(root)
     except FAILURES as error:
         yield _own(failure(layer, root.path, error))
+    else:
+        # The search for damage may meet no error where this has met one.
+        yield from (_own(layer.store.told(root, one)) for one in census.problems if one.code == "unreadable")
     # A fallback that holds nothing, the temporary folder for instance, is not in use.
     if first or census is None or census.entries or census.files or census.orphan_files:
         try:

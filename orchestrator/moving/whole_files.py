@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import stat
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import Final
 
 from cachectl.layers.base.errors import BadRequest
-from cachectl.layers.disk.plain import own_name
+from cachectl.layers.disk.handles import hold_alone
+from cachectl.layers.disk.plain import STAGE, open_plain, own_name
 
 #: Stands for standard output where a file is written, and for standard input where one is read.
 STREAM: Final = "-"
@@ -44,8 +47,7 @@ def write_chunks(name: str, chunks: Iterable[bytes]) -> None:
 
 
 def _replace(place: str, chunks: Iterable[bytes], mode: int | None) -> None:
-    stage = os.path.join(os.path.dirname(place), own_name())
-    handle = os.open(stage, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o666)
+    stage, handle = _stage(place)
     try:
         try:
             _write_all(handle, chunks)
@@ -56,8 +58,57 @@ def _replace(place: str, chunks: Iterable[bytes], mode: int | None) -> None:
             os.chmod(stage, stat.S_IMODE(mode))
         os.replace(stage, place)
     except BaseException:
-        os.unlink(stage)
+        with suppress(OSError):
+            os.unlink(stage)
         raise
+
+
+def _stage(place: str) -> tuple[str, int]:
+    """Make and lock the file that is to take a place. Where a killed command left one for that place, it goes."""
+    folder, name = os.path.split(place)
+    stage = os.path.join(folder, STAGE + hashlib.sha256(os.fsencode(name)).hexdigest()[:32])
+    _remove_left(stage)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
+    try:
+        handle = os.open(stage, flags, 0o666)
+    except FileExistsError:
+        # Another command is writing to the same place, or the file is another user's.
+        stage = os.path.join(folder, own_name())
+        return stage, os.open(stage, flags, 0o666)
+    if _hold(handle) and _is_there(stage, handle):
+        return stage, handle
+    # It cannot be locked, or another command took it for one that was left.
+    os.close(handle)
+    with suppress(FileNotFoundError):
+        os.unlink(stage)
+    stage = os.path.join(folder, own_name())
+    return stage, os.open(stage, flags, 0o666)
+
+
+def _remove_left(stage: str) -> None:
+    """Remove a stage whose command has ended."""
+    with suppress(OSError):
+        handle = open_plain(stage)
+        try:
+            if _hold(handle) and _is_there(stage, handle):
+                os.unlink(stage)
+        finally:
+            os.close(handle)
+
+
+def _hold(handle: int) -> bool:
+    try:
+        return hold_alone(handle)
+    except ImportError:
+        # This platform has no such locks.
+        return False
+
+
+def _is_there(name: str, handle: int) -> bool:
+    try:
+        return os.path.samestat(os.lstat(name), os.fstat(handle))
+    except FileNotFoundError:
+        return False
 
 
 def _write_all(handle: int, chunks: Iterable[bytes]) -> None:

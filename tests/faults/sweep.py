@@ -3,17 +3,25 @@
 ``python tests/faults/sweep.py`` prints the table; ``--every 1`` tries each call, as the hazard tier does. The rules:
 
 - no traceback; a failure is one line for each thing that failed, and status 1;
-- status 0 means that the result is the one of a run without faults, in the cache and in what was printed; only whether
-  entries are stale may be null instead;
+- status 0 means that the result is the one of a run without faults: in the cache, in what was printed, and in the file
+  that was to be written;
 - with status 1 a verb that reads names what it could not read. ``report`` gives no number that differs, but null, or a
   lower bound with ``complete: false`` and a problem. ``ls`` lists no other entry, each as it is or with null in place
   of what was not read, and has a failed problem for each layer that lacks some. ``verify`` and ``doctor`` have a
   finding ``unreadable`` for each layer that lacks a finding, and no new finding of another kind;
 - a verb that removes counts exactly the entries that have gone, and the bytes that are off the disk; ``import`` counts
   exactly the entries that are there now;
+- a file that was to be written is whole or not there. A bundle lacks entries only with status 1, and then a line
+  names their layer;
+- a damaged thing is in its place or in quarantine, and the number that was moved aside is the one in quarantine;
 - no entry is half: every key that is there can be read, and a key is one that was there before or is there after;
 - files that belong to nobody's cache are as they were;
-- the next run without faults ends well and brings the result of a run without faults; a purge leaves nothing behind.
+- the next run without faults ends well and brings the result of a run without faults. It leaves no file of cachectl's
+  beside caches; a stage in a cache may belong to a command that still runs, so ``report`` counts it until a purge
+  removes it. A purge leaves nothing behind.
+
+Two results may differ. Mesa's database is changed in place, as Mesa does it, and after an interrupted write the next
+program drops every entry. A ``prune`` after an interrupted one finds fewer entries and removes others; its limit holds.
 """
 
 from __future__ import annotations
@@ -22,8 +30,10 @@ import argparse
 import errno
 import hashlib
 import importlib.util
+import io
 import json
 import os
+import re
 import shutil
 import sqlite3
 import stat
@@ -31,8 +41,9 @@ import sys
 import tarfile
 import tempfile
 import zlib
+from base64 import b64encode
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -46,6 +57,7 @@ from injector import KILL, LOCKS, READS, WRITES, Ended, Fault, Injector, compile
 
 from cachectl.layers.base.environment import Environment  # noqa: E402
 from cachectl.layers.base.errors import CachectlError  # noqa: E402
+from cachectl.moving.bundle import Reader  # noqa: E402
 from cachectl.stack import Stack  # noqa: E402
 
 #: What can go wrong, by the kind of call.
@@ -54,6 +66,7 @@ FAULTS: Final = (
     (WRITES, KILL, False),
     *((READS, error, False) for error in (errno.EIO, errno.EACCES, errno.EMFILE)),
     (READS, errno.EIO, True),
+    (LOCKS, errno.EIO, True),
     (LOCKS, errno.ENOLCK, True),
 )
 #: Files that are written again when entries go, or that sqlite leaves: no removal counts their bytes.
@@ -62,6 +75,8 @@ _NOT_FREED: Final = ("index", "-shm")
 _STARTED_ANEW: Final = "mesa_shader_cache_db"
 #: Moments: they differ from run to run.
 _MOMENTS: Final = frozenset({"generated", "used", "created", "modified", "oldest", "newest", "written_before"})
+#: What ``prune`` is to leave at most, in bytes.
+_MOST: Final = 20_000
 _BYSTANDERS: Final = (".cache/other/file", ".cache/pytools/notes.txt", ".cache/pocl/kcache/README", ".nv/notes")
 
 
@@ -99,6 +114,11 @@ class World:
                 found.setdefault(entry.layer, set()).add(f"{entry.root.relative_to(whole)} {entry.key}")
         return found
 
+    def bytes(self, home: Path) -> int:
+        """Return the bytes of all entries."""
+        with recovered(home) as whole:
+            return sum(entry.bytes for entry in self.stack(whole).entries())
+
     def unreadable(self, home: Path) -> list[str]:
         """Name the entries that cannot be read whole."""
         bad = []
@@ -108,7 +128,11 @@ class World:
                     many = layer.get_many([entry.key for entry in layer.entries()])
                 except CachectlError:
                     continue
-                bad += [f"{layer.name} {key}: {found}" for key, found in many.items() if isinstance(found, Exception)]
+                bad += [
+                    f"{layer.name} {key}: {str(found).replace(str(whole), '')}"
+                    for key, found in many.items()
+                    if isinstance(found, Exception)
+                ]
         return bad
 
 
@@ -164,6 +188,8 @@ class Case:
     #: Whether its document counts entries that it has removed, or placed.
     removes: bool = False
     places: bool = False
+    #: The file in the home that it writes.
+    output: str | None = None
 
 
 def _first(world: World, home: Path, layer: str) -> str:
@@ -191,14 +217,62 @@ def _bundle(injector: Injector, world: World, home: Path) -> None:
     _quiet(injector, world, home, "purge", "--all")
 
 
+#: What damaged things hold, so that each can be found wherever it lies.
+_MARKS: Final = tuple(f"damaged by the sweep, number {number}".encode() for number in range(9))
+#: Files of which one each is damaged, and tables with the column of which one row is.
+_DAMAGED_FILES: Final = ("program.bc", "*.cl_cache", "llvmcache-*", ".nv/ComputeCache/?/?/*", "mesa_shader_cache/??/*")
+_DAMAGED_ROWS: Final = (("*.sqlite", "dict", "key_value"), ("*.ukdb", "kern_db", "kernel_blob"))
+
+
 def _damage(_injector: Injector, _world: World, home: Path) -> None:
-    for path in sorted(home.rglob("program.bc"))[:2]:
-        path.write_bytes(b"")
+    """Damage an entry of each kind that is there."""
+    marks = iter(_MARKS)
+    for pattern in _DAMAGED_FILES:
+        for path in sorted(home.rglob(pattern))[:1]:
+            path.write_bytes(next(marks))
+            os.utime(path, (1.7e9, 1.7e9))
+    for pattern, table, column in _DAMAGED_ROWS:
+        for path in sorted(home.rglob(pattern))[-1:]:
+            with closing(sqlite3.connect(path)) as connection, connection:
+                first = f"(select min(rowid) from {table})"
+                connection.execute(f"update {table} set {column} = ? where rowid = {first}", (next(marks),))
+            os.utime(path, (1.7e9, 1.7e9))
+
+
+def damaged(home: Path, *, held: bool = True) -> Counter[bytes]:
+    """Find the damaged things that :data:`_MARKS` names, in their places or (``held``) in quarantine."""
+    found: Counter[bytes] = Counter()
+    with recovered(home) as whole:
+        for path in whole.rglob("*"):
+            if path.is_symlink() or not path.is_file() or (".cachectl-quarantine-" in str(path) and not held):
+                continue
+            data = path.read_bytes()
+            if data.startswith(b"SQLite format 3\0"):
+                # A row that was deleted can still be found in the bytes of its page.
+                data = repr(_values(path)).encode()
+            found.update(mark for mark in _MARKS if mark in data or b64encode(mark) in data)
+    return found
+
+
+def _values(database: Path) -> list[object]:
+    # Sqlite keeps files beside a database that it reads.
+    with tempfile.TemporaryDirectory() as aside:
+        for path in database.parent.glob(f"{database.name}*"):
+            shutil.copy(path, aside)
+        connection = sqlite3.connect(Path(aside, database.name))
+        with closing(connection):
+            return _all_values(connection)
+
+
+def _all_values(connection: sqlite3.Connection) -> list[object]:
+    tables = [name for (name,) in connection.execute("select name from sqlite_master where type = 'table'")]
+    return [value for table in tables for row in connection.execute(f'select * from "{table}"') for value in row]
 
 
 def _quarantine(injector: Injector, world: World, home: Path) -> None:
     _damage(injector, world, home)
-    _quiet(injector, world, home, "verify", "--quarantine")
+    injector.run("verify", "--quarantine", home=home, fault=Fault(0), variables=world.variables)
+    assert damaged(home, held=False) != damaged(home) or not damaged(home)
 
 
 CASES: Final = {
@@ -208,14 +282,14 @@ CASES: Final = {
         Case("ls", ("ls", "--json"), writes=False),
         Case("verify", ("verify", "--json"), writes=False),
         Case("doctor", ("doctor", "--json"), writes=False),
-        Case("export", ("export", "{home}/bundle")),
-        Case("get", ("get", "{layer}", "{key}", "-o", "{home}/artifact"), writes=False),
+        Case("export", ("export", "{home}/bundle"), output="bundle"),
+        Case("get", ("get", "{layer}", "{key}", "-o", "{home}/artifact"), output="artifact"),
         Case("purge", ("purge", "--all", "--wait", "0.2", "--json"), removes=True),
         Case("purge-key", ("purge", "{layer}", "--key", "{key}", "--wait", "0.2", "--json"), removes=True),
-        Case("prune", ("prune", "--max-size", "20K", "--wait", "0.2", "--json"), removes=True),
+        Case("prune", ("prune", "--max-size", str(_MOST), "--wait", "0.2", "--json"), removes=True),
         Case("import", ("import", "{home}/bundle", "--trust", "--json"), _bundle, places=True),
-        Case("quarantine", ("verify", "--quarantine"), _damage),
-        Case("restore", ("restore", "--all"), _quarantine),
+        Case("quarantine", ("verify", "--quarantine", "--json"), _damage),
+        Case("restore", ("restore", "--all", "--json"), _quarantine),
     )
 }
 
@@ -267,6 +341,9 @@ class Sweep:
         self._prepared = folder / "prepared"
         self._every = every
         self._calls: dict[int, int] = {}
+        self._written: bytes | None = None
+        self._damaged: Counter[bytes] = Counter()
+        self._unreadable: set[str] = set()
         self._kinds = kinds or _KINDS.values()
         self._faults = faults
 
@@ -277,9 +354,14 @@ class Sweep:
         self._copy(self._prepared, self._home)
         case.prepare(self._injector, self._world, self._home)
         self._copy(self._home, self._prepared)
+        self._damaged = damaged(self._home)
+        self._unreadable = set(self._world.unreadable(self._home))
         arguments = self._arguments(case)
         good, complete = self._run(arguments, Fault(0)), self._world.keys(self._home)
+        # What is damaged comes back by `restore`.
+        self._unreadable |= set(self._world.unreadable(self._home))
         assert good.status in (0, 1), good
+        self._written = None if case.output is None else (self._home / case.output).read_bytes()
         self._calls.clear()
         for kinds, error, sticky in self._faults:
             if (case.writes or kinds != WRITES) and _KINDS[kinds] in self._kinds:
@@ -353,10 +435,14 @@ class Sweep:
         for layer, keys in after.items():
             if strange := keys - before.get(layer, set()) - complete.get(layer, set()):
                 yield f"{layer} has keys that were never there: {sorted(strange)[:2]}"
-        if bad := self._world.unreadable(self._home):
-            yield f"half: {bad[:2]}"
+        if bad := set(self._world.unreadable(self._home)) - self._unreadable:
+            yield f"half: {sorted(bad)[:2]}"
+        if self._damaged and (lost := self._damaged - damaged(self._home)):
+            yield f"neither in its place nor in quarantine: {list(lost)}"
         if done.status == 0 and after != complete:
             yield "status 0, and another result than without the fault"
+        if case.output is not None:
+            yield from self._miswritten(self._home / case.output, done)
         if done.status in (0, 1):
             yield from self._untrue(case, done, good, before, after)
         if case.writes:
@@ -371,6 +457,10 @@ class Sweep:
             yield from self._misweighed(done)
         elif case.places:
             yield from _miscounted(done, "placed", after, before)
+        elif case.name in {"quarantine", "restore"} and done.stdout:
+            yield from self._misheld(done)
+            if case.name == "quarantine":
+                yield from _false_findings(_without_moments(done.json), _without_moments(good.json))
         elif _timeless(done.stdout) == _timeless(good.stdout):
             return
         elif case.name in _TRUTHS and done.stdout:
@@ -379,6 +469,33 @@ class Sweep:
             yield "status 0, and another output than without the fault"
         elif not done.stderr:
             yield "status 1, and not a word"
+
+    def _miswritten(self, file: Path, done: Ended) -> Iterator[str]:
+        """Yield what is wrong with the file that was to be written."""
+        data = file.read_bytes() if file.exists() else None
+        if data == self._written or (data is None and done.status != 0):
+            return
+        if data is None or self._written is None or file.name != "bundle":
+            yield f"half a file: {file.name}, status {done.status}"
+            return
+        there, whole = _bundled(data), _bundled(self._written)
+        if there.items() - whole.items():
+            yield "the bundle holds entries that are not so"
+        for layer in {layer for layer, _ in whole.keys() - there.keys()}:
+            if done.status == 0 or f"cachectl: {layer}" not in done.stderr:
+                yield f"the bundle lacks entries of {layer}, and nobody says so"
+
+    def _misheld(self, done: Ended) -> Iterator[str]:
+        """Yield where ``verify --quarantine`` or ``restore`` counts another number than has moved."""
+        before, after = damaged(self._prepared, held=False), damaged(self._home, held=False)
+        if "restored" in done.json:
+            said = sum(thing["failed"] is None for thing in done.json["restored"])
+            moved = sum((after - before).values())
+        else:
+            said = sum(layer["moved"] for layer in done.json["quarantine"])
+            moved = sum((before - after).values())
+        if said != moved:
+            yield f"says {said} moved, and it is {moved}"
 
     def _misweighed(self, done: Ended) -> Iterator[str]:
         try:
@@ -402,22 +519,49 @@ class Sweep:
         """Run the command once more, without a fault, and see what is left after a purge."""
         was_done = not self._lacking(self._world.keys(self._home), complete)
         again = self._run(arguments, Fault(0))
-        if again.status != good.status and not was_done:
+        if again.status not in {0, good.status} and not was_done:
             yield f"the next run ends with {again.status}: {again.stderr[-300:]}"
-        # How much prune has to remove depends on what it finds.
-        if case.name != "prune" and self._lacking(self._world.keys(self._home), complete):
+        found = self._world.keys(self._home)
+        if case.name == "prune":
+            if self._lacking(found, self._world.keys(self._prepared), fewer=True):
+                yield "the next run has brought other entries"
+            if (size := self._world.bytes(self._home)) > _MOST:
+                yield f"the next run leaves {size} bytes"
+        elif self._lacking(found, complete):
             yield "the next run does not bring the result"
-        self._run(("purge", "--all"), Fault(0))
-        if left := leftovers(self._home):
-            yield f"left behind: {left[:3]}"
+        if case.output is not None and (self._home / case.output).read_bytes() != self._written:
+            yield "the next run does not write the same file"
+        yield from self._left()
 
-    @staticmethod
-    def _lacking(found: Mapping[str, set[str]], complete: Mapping[str, set[str]]) -> bool:
-        """Return whether a result differs. Mesa begins a database anew in which a change was interrupted."""
+    def _left(self) -> Iterator[str]:
+        """Yield what has been left behind, and what a report does not count of it. Purge everything."""
+        caches = [root.path for layer in self._world.stack(self._home) for root in layer.roots()]
+        left = [self._home / name for name in leftovers(self._home)]
+        if beside := [path for path in left if not any(path.is_relative_to(cache) for cache in caches)]:
+            yield f"left behind beside caches: {beside[:3]}"
+        if left:
+            report = self._run(("report", "--json"), Fault(0)).json
+            roots = [root for layer in report["layers"] for root in layer["roots"]]
+            for path in left:
+                counted = any(root["orphan_files"] for root in roots if path.is_relative_to(root["path"]))
+                if ".cachectl-stage-" in path.name and path.is_dir() and any(path.iterdir()) and not counted:
+                    yield f"left behind, and no report counts it: {path}"
+        self._run(("purge", "--all"), Fault(0))
+        if names := leftovers(self._home):
+            yield f"left behind by a purge: {names[:3]}"
+
+    def _lacking(self, found: Mapping[str, set[str]], complete: Mapping[str, set[str]], *, fewer: bool = False) -> bool:
+        """Return whether a result differs; with ``fewer``, whether it has more than it may have."""
         if found.keys() - complete.keys() or any(found[layer] - complete[layer] for layer in found):
             return True
         lost = {key for layer in complete for key in complete[layer] - found.get(layer, set())}
-        return not all(_STARTED_ANEW in key for key in lost)
+        return not fewer and not all(_STARTED_ANEW in key for key in lost)
+
+
+def _bundled(data: bytes) -> dict[tuple[str, str], str]:
+    """Read a bundle to its end; return the digest of each entry."""
+    reader = Reader(io.BytesIO(data), len(data))
+    return {(item.layer, item.key): hashlib.sha256(content).hexdigest() for item, content in reader.contents()}
 
 
 _KINDS: Final = {READS: "read", WRITES: "write", LOCKS: "lock"}
@@ -464,7 +608,7 @@ def _false_report(said: Any, true: Any) -> Iterator[str]:  # noqa: ANN401 - JSON
     for name, part, whole, named in places:
         for number in numbers:
             value = part.get(number)
-            if value == whole.get(number) or (value is None and (not part["complete"] or number.startswith("stale"))):
+            if value == whole.get(number) or (value is None and not part["complete"]):
                 continue
             if value is None or part["complete"] or not named or value > whole[number]:
                 yield f"{name}: {value} {number} instead of {whole[number]}, and nobody says so"
@@ -580,6 +724,39 @@ def settled(world: World) -> World:
     return world
 
 
+#: A printed row: home, case, kind and error, "and after", tried, calls, outcomes, broken.
+_LINE: Final = re.compile(
+    r"(\S+) +(\S+(?: \S+)?) +(read|write|lock) (\w+)(?: and after)? +(\d+) of +(\d+) .*?(?:held|BROKEN (\d+))"
+)
+
+
+def table(lines: Iterable[str]) -> str:
+    """Sum printed rows up as Markdown: verb by fault, how often it was tried, and how often a rule was broken."""
+    tried: Counter[tuple[str, str]] = Counter()
+    broken: Counter[tuple[str, str]] = Counter()
+    calls: dict[tuple[str, str, str], int] = {}
+    for found in filter(None, map(_LINE.match, lines)):
+        home, case, kind, error, count, seen, bad = found.groups()
+        place = case.split()[0].removesuffix("-key"), f"{kind} {error}"
+        tried[place] += int(count)
+        broken[place] += int(bad or 0)
+        # Every fault of a kind can meet the same calls.
+        calls[f"{home} {case}", place[0], kind] = int(seen)
+    verbs = dict.fromkeys(verb for verb, _ in tried)
+    errors = dict.fromkeys(f"{_KINDS[kinds]} {str(Fault(kinds, 0, error)).split()[0]}" for kinds, error, _ in FAULTS)
+    rows = [["verb", "calls", *errors], ["---"] * (2 + len(errors))]
+    for verb in verbs:
+        cells = [
+            f"{tried[verb, error]:,}" + (f" ({broken[verb, error]} broken)" if broken[verb, error] else "")
+            for error in errors
+        ]
+        seen_by_verb = sum(seen for (_, name, _), seen in calls.items() if name == verb)
+        rows.append([f"`{verb}`", f"{seen_by_verb:,}", *cells])
+    total = [f"{sum(tried[verb, error] for verb in verbs):,}" for error in errors]
+    rows.append(["all", f"{sum(calls.values()):,}", *total])
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
 def main() -> int:
     """Print the table of a sweep over homes; status 1 where a rule was broken."""
     parser = argparse.ArgumentParser(description=main.__doc__)
@@ -588,7 +765,11 @@ def main() -> int:
     parser.add_argument("--case", action="append", default=[], help="only these")
     parser.add_argument("--world", action="append", default=[], choices=WORLDS, help="only these synthetic homes")
     parser.add_argument("--kind", action="append", default=[], choices=_KINDS.values(), help="only faults of these")
+    parser.add_argument("--table", action="store_true", help="sum up the rows on standard input, and try nothing")
     options = parser.parse_args()
+    if options.table:
+        print(table(sys.stdin))
+        return 0
     broken = 0
     with tempfile.TemporaryDirectory() as name, closing(Injector(compiled_shim(Path(name)), Path(name))) as injector:
         worlds = {"filled": lambda folder: filled_world(folder, options.home)} if options.home else WORLDS
