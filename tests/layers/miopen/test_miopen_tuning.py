@@ -23,8 +23,8 @@ from cachectl.layers.base.facts import Ability, Artifact, Condition, Orphan, Pro
 from cachectl.layers.base.layer import Layer
 from cachectl.layers.base.selection import Selection
 from cachectl.layers.disk.locks import record_lock
+from cachectl.layers.miopen import tuning as miopen_tuning
 from cachectl.layers.miopen.places import lock_files
-from cachectl.layers.miopen.places import tuning as miopen_tuning
 from cachectl.layers.miopen.system_tuning import MIOpenSystemTuning
 from cachectl.layers.miopen.tuning import MIOpenTuning
 from cachectl.layers.stores import records
