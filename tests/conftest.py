@@ -28,6 +28,9 @@ from cachectl.layers.base.environment import Environment
 if TYPE_CHECKING:
     from injector import Injector
 
+#: Fixtures that several test files of one subject share.
+pytest_plugins = ("support.bundles",)
+
 HERE = Path(__file__).parent
 KERNELS = 8
 
