@@ -663,7 +663,7 @@ def synthetic_world(folder: Path) -> World:
     home = folder / "home"
     home.mkdir(parents=True)
     neo, comgr = module("layers/test_neo.py"), module("layers/test_comgr.py")
-    mesa = module("layers/mesa/test_mesa.py")
+    mesa = module("support/mesa.py")
     kernels, tuning = module("layers/miopen/test_miopen_kernels.py"), module("layers/miopen/test_miopen_tuning.py")
     neo.unpack(home / ".cache" / "neo_compiler_cache")
     comgr.fill(home / ".cache" / "comgr")
@@ -693,7 +693,7 @@ def mesa_world(folder: Path, store: str) -> World:
     """Fill one of Mesa's stores that keep many entries in one file, for a user who has chosen it."""
     home = folder / "home"
     home.mkdir(parents=True)
-    mesa = module("layers/mesa/test_mesa.py")
+    mesa = module("support/mesa.py")
     mesa.fill(home / ".cache", store, mesa.contents())
     return settled(World(home, mesa.STORES[store]))
 
