@@ -1,4 +1,4 @@
-"""The directive ``abilities``: one table of what each built-in layer can do, made from the layers themselves."""
+"""The directive ``abilities``: a table of what each built-in layer can do, generated from the layers."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 Table = tuple[list[list[str]], list[str]]
 
 
-def everybodys_layers() -> list[Layer]:
-    """Make the built-in layers as a home on Linux meets them in which no variable is set."""
+def default_layers() -> list[Layer]:
+    """Return the built-in layers for a home on Linux without any variable set."""
     home = Path("/home/you")
     return list(built_in(Environment({"HOME": str(home)}, home)))
 
 
 def table(layers: Iterable[Layer]) -> Table:
-    """Return rows of cells, the heading first, and the reasons by which cells without an ability are numbered."""
+    """Return rows of cells, the heading first, and the reasons to which the numbers in the cells refer."""
     rows, reasons = [["layer", *(ability.value for ability in Ability)]], list[str]()
     for layer in layers:
         cells = [layer.name]
@@ -37,13 +37,13 @@ def table(layers: Iterable[Layer]) -> Table:
     return rows, reasons
 
 
-def setup(app: Any) -> dict[str, bool]:  # noqa: ANN401 - Sphinx, which the tests of this module do without
-    """Let Sphinx know the directive."""
+def setup(app: Any) -> dict[str, bool]:  # noqa: ANN401 - Sphinx, which the tests do not need
+    """Register the directive with Sphinx."""
     from docutils.parsers.rst import Directive
 
     class Abilities(Directive):
         def run(self) -> list[nodes.Node]:
-            rows, reasons = table(everybodys_layers())
+            rows, reasons = table(default_layers())
             return [_table(rows), _list(reasons)]
 
     app.add_directive("abilities", Abilities)

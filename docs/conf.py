@@ -5,14 +5,14 @@ from pathlib import Path
 
 from cachectl import __version__
 
-# The directive of this folder.
+# The directives of this folder.
 sys.path.insert(0, str(Path(__file__).parent))
 
 project: str = "cachectl"
 version: str = __version__
 release: str = __version__
 
-extensions: list[str] = ["myst_parser", "sphinx.ext.autodoc", "sphinxarg.ext", "abilities"]
+extensions: list[str] = ["myst_parser", "sphinx.ext.autodoc", "sphinxarg.ext", "abilities", "floor_plan"]
 exclude_patterns: list[str] = ["_build"]
 
 # Pages point at each other's sections.
@@ -23,7 +23,7 @@ html_title: str = f"cachectl {__version__}"
 
 # Options of a command line begin with two hyphens, not with a dash.
 smartquotes: bool = False
-# Attributes that are called bytes, as what they count, are taken for the targets of the builtin type.
+# Sphinx takes attributes called bytes for targets of references to the builtin type.
 suppress_warnings: list[str] = ["ref.python"]
 
 autodoc_member_order: str = "bysource"

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import ast
-from collections.abc import Iterator
-from pathlib import Path
+from benchmarks.house import circles, folders, imported, modules
 
-REPOSITORY = Path(__file__).parents[1]
 MOST_MODULES = 15
 
 #: Each room with the rooms that its modules may import from, beside their own. ``layers`` are the adapters.
@@ -27,35 +24,7 @@ ALLOWED = {
 }
 
 
-def modules() -> dict[str, Path]:
-    found = {}
-    for top in ("layers", "orchestrator"):
-        for path in sorted((REPOSITORY / top).rglob("*.py")):
-            parts = path.relative_to(REPOSITORY).with_suffix("").parts
-            found[".".join(parts if top == "layers" else parts[1:])] = path
-    return found
-
-
 MODULES = modules()
-
-
-def imports(name: str) -> Iterator[str]:
-    for node in ast.walk(ast.parse(MODULES[name].read_text())):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
-
-
-def imported(name: str) -> set[str]:
-    """Return the modules of cachectl that a module imports, also inside functions and for type checkers."""
-    found = set()
-    for text in imports(name):
-        path = text.removeprefix("cachectl.")
-        if path == text:
-            continue
-        found.add(path if path in MODULES else path.rpartition(".")[0])
-    return (found & MODULES.keys()) - {name}
 
 
 def room(module: str) -> str:
@@ -65,11 +34,7 @@ def room(module: str) -> str:
 
 
 def test_no_module_imports_itself_over_others() -> None:
-    graph = {name: imported(name) for name in MODULES}
-    while leaves := [name for name, targets in graph.items() if not targets & graph.keys()]:
-        for name in leaves:
-            del graph[name]
-    assert not graph, f"in a circle, or importing from one: {sorted(graph)}"
+    assert not circles(MODULES)
 
 
 def test_arrows_between_rooms_go_one_way() -> None:
@@ -79,7 +44,7 @@ def test_arrows_between_rooms_go_one_way() -> None:
         if here == "cli":
             continue
         allowed = ALLOWED[here] | {here}
-        for target in imported(name):
+        for target in imported(name, MODULES):
             there = room(target)
             # What is known of caches is one side, whatever its rooms.
             there = "layers" if there.startswith("layers") and not here.startswith("layers") else there
@@ -89,8 +54,4 @@ def test_arrows_between_rooms_go_one_way() -> None:
 
 
 def test_no_folder_is_crowded() -> None:
-    crowds: dict[Path, int] = {}
-    for path in MODULES.values():
-        if path.name != "__init__.py":
-            crowds[path.parent] = crowds.get(path.parent, 0) + 1
-    assert not {str(folder): count for folder, count in crowds.items() if count > MOST_MODULES}
+    assert not {str(folder): count for folder, count in folders(MODULES).items() if count > MOST_MODULES}

@@ -1,10 +1,10 @@
-"""How long a kernel takes from its source to its first result: with caches that cannot answer, and with full ones."""
+"""Time from the source of a kernel to its first result, with cold and with warm caches."""
 
 import loopy
 import numpy as np
 import pyopencl as cl
 
-# The driver starts here, with its cache on: the cold test is kept from it by salt.
+# The driver starts here, with its cache on; cold builds miss because they are salted.
 CONTEXT = cl.create_some_context(interactive=False)
 QUEUE = cl.CommandQueue(CONTEXT)
 

@@ -10,8 +10,9 @@ and pytest does the rest::
         def seed(self, environment):
             subprocess.run([sys.executable, "fill_my_cache.py"], env=dict(environment.variables), check=True)
 
-Each test gets a fresh home. At least two entries must be seeded, best by the library itself. The suite needs
-no pytest of its own: plain assertions, and the ``tmp_path`` fixture.
+Each test gets a fresh home. At least two entries must be seeded, best by the library itself. The layer is guarded as
+those of plug-ins are, so an answer of the wrong kind fails the test. The suite imports no pytest: it has plain
+assertions and uses the fixture ``tmp_path``.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from typing import ClassVar
 from cachectl.layers.base.environment import Environment
 from cachectl.layers.base.errors import ForeignForm, LayerError, Refused
 from cachectl.layers.base.facts import Ability, Artifact, Condition, Entry, Finding, Quarantined, Severity
+from cachectl.layers.base.guard import guarded
 from cachectl.layers.base.layer import Layer
 from cachectl.layers.base.selection import Selection
 from cachectl.layers.base.store import tally
@@ -56,13 +58,17 @@ class LayerConformance(ABC):
 
     # ------------------------------------------------------------------ helpers
 
+    def guarded(self, environment: Environment) -> Layer:
+        """Make the layer as cachectl uses the layers of plug-ins: each answer is checked."""
+        return guarded(self.make(environment), environment)
+
     def seeded(self, tmp_path: Path) -> Layer:
         """Return the layer over a fresh home with content."""
         home = tmp_path / "home"
         home.mkdir()
         environment = self.environment(home)
         self.seed(environment)
-        return self.make(environment)
+        return self.guarded(environment)
 
     # ------------------------------------------------------------------ where and what
 
@@ -71,8 +77,8 @@ class LayerConformance(ABC):
         home = tmp_path / "home"
         home.mkdir()
         environment = self.environment(home)
-        layer = self.make(environment)
-        assert layer.roots() == layer.roots() == self.make(environment).roots()
+        layer = self.guarded(environment)
+        assert layer.roots() == layer.roots() == self.guarded(environment).roots()
         assert snapshot(home) == {}
         for root in layer.roots():
             assert root.path.is_absolute()
@@ -82,7 +88,7 @@ class LayerConformance(ABC):
         """Where nothing is, nothing is found, planned or complained of, and a key is a miss."""
         home = tmp_path / "home"
         home.mkdir()
-        layer = self.make(self.environment(home))
+        layer = self.guarded(self.environment(home))
         assert list(layer.entries()) == []
         assert all(not list(layer.verify(root)) for root in layer.roots())
         if layer.abilities()[Ability.CLEAR] is None:
@@ -352,8 +358,8 @@ class LayerConformance(ABC):
         assert off.layer == on.layer == layer.name
         assert off.set.keys() <= on.set.keys() | on.unset
         disabled = layer.environment.with_variables(off.set, off.unset)
-        assert off.patches or self.make(disabled).state().condition is Condition.DISABLED
-        assert self.make(disabled.with_variables(on.set, on.unset)).state().condition is was
+        assert off.patches or self.guarded(disabled).state().condition is Condition.DISABLED
+        assert self.guarded(disabled.with_variables(on.set, on.unset)).state().condition is was
 
     def test_relocation_moves_every_user_root(self, tmp_path: Path) -> None:
         """Under the variables of a relocation, the place to write is under the folder that was asked for."""
@@ -362,7 +368,7 @@ class LayerConformance(ABC):
         if self._refuses(layer, Ability.RELOCATE, lambda: None):
             return
         switch = layer.relocate(folder)
-        moved = self.make(layer.environment.with_variables(switch.set, switch.unset))
+        moved = self.guarded(layer.environment.with_variables(switch.set, switch.unset))
         assert folder in moved.roots()[0].path.parents
         assert list(moved.entries()) == []
 

@@ -1,588 +1,353 @@
-"""A guard around the layer of a plug-in: errors, output and wrong answers of its code do not stop other layers.
+"""The guard around the layer of a plug-in: its errors, output and wrong answers do not stop other layers.
 
-The stack holds a :class:`Contained` instead of the layer of a plug-in. It passes on every member of :class:`Layer`. An
-error or a wrong answer of the plug-in is raised as :class:`PluginFailed`, a :class:`LayerError` that names it.
+The guards are made from the interface. Every public member of :class:`Declaration`, of :class:`Store` and of each part
+of a layer has a guarded version, and its annotations say which answers are right. A wrong answer, or an error that no
+layer may raise, is raised as :class:`PluginFailed`, a :class:`LayerError` that names the plug-in.
 """
+
+# ruff: noqa: ANN401 - annotations have no common type, and a plug-in may answer anything
 
 from __future__ import annotations
 
+import collections.abc
+import inspect
 import math
 import re
 import sys
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
-from contextlib import redirect_stdout
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import nullcontext, redirect_stdout
+from dataclasses import dataclass, fields, is_dataclass
+from enum import Enum
+from functools import cache, cached_property, wraps
 from pathlib import Path
-from typing import Final, TypeVar
+from types import NoneType, UnionType
+from typing import Any, ClassVar, Final, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
+from cachectl.layers.base import facts
 from cachectl.layers.base.deadline import TookTooLong, limited
 from cachectl.layers.base.environment import Environment
 from cachectl.layers.base.errors import LayerError
-from cachectl.layers.base.facts import (
-    Ability,
-    Artifact,
-    Bulk,
-    Census,
-    ClearPlan,
-    Condition,
-    Counted,
-    Entry,
-    Finding,
-    Flag,
-    Foresight,
-    Found,
-    Hazard,
-    Housekeeping,
-    Note,
-    Orphan,
-    Outcome,
-    Patch,
-    Problem,
-    Quarantined,
-    Removable,
-    Root,
-    Scope,
-    Severity,
-    State,
-    Switch,
-    Target,
-    Unverified,
-    When,
-)
-from cachectl.layers.base.layer import Layer, StoreLayer
+from cachectl.layers.base.facts import Ability, Artifact
+from cachectl.layers.base.layer import Declaration, Layer
 from cachectl.layers.base.registry import PLUGIN_TIMEOUT, described, plugin_limit
-from cachectl.layers.base.selection import Selection
-from cachectl.layers.base.store import Store
+from cachectl.layers.base.store import Store, attempt
 
 T = TypeVar("T")
-F = TypeVar("F", bound="Counted | Finding | Unverified | tuple[Removable, str | None]")
-C = TypeVar("C", bound=Counted)
 
 #: What one root or layer may raise without stopping the others.
 FAILURES: Final = (LayerError, OSError)
 
-#: What a scan yields.
-#: A number that may be unknown.
-_COUNT: Final = (int, type(None))
-_FOUND: Final = (Entry, Orphan, Housekeeping, Problem)
-_WORDS: Final = (str, type(None))
-_TIME: Final = (int, float, type(None))
-#: What the rest of the program relies on in a fact, since a stranger's may hold anything.
-_FIELDS: Final[Mapping[type, Mapping[str, type | tuple[type, ...]]]] = {
-    Root: {"path": Path, "scope": Scope, "source": str, "role": str},
-    State: {"condition": Condition, "why": str},
-    Entry: {
-        "key": str,
-        "root": Path,
-        "bytes": int,
-        "files": int,
-        "mark": tuple,
-        "kernels": (tuple, type(None)),
-        **dict.fromkeys(("created", "modified", "used", "written_before"), _TIME),
-        **dict.fromkeys(("device", "stale_because", "guest"), _WORDS),
-        "stale": (bool, type(None)),
-        "versions": Mapping,
-        "detail": Mapping,
-    },
-    ClearPlan: dict.fromkeys(("targets", "skipped", "failed", "remake"), tuple),
-    Target: {"root": Path, "key": str, "bytes": int, "entries": int, "mark": tuple},
-    Note: {"key": str, "because": str},
-    Orphan: {
-        "key": str,
-        "root": Path,
-        "bytes": int,
-        "files": int,
-        "modified": (int, float),
-        "why": str,
-        "mark": tuple,
-        **dict.fromkeys(("idle_only", "kept"), bool),
-    },
-    Housekeeping: {"key": str, "root": Path, "bytes": int, "files": int, "modified": _TIME, "fixed": bool},
-    Problem: {"path": Path, "code": str, "message": str},
-    Bulk: {
-        **dict.fromkeys(("entries", "files", "bytes"), int),
-        **dict.fromkeys(("oldest", "newest"), _TIME),
-        "stale": (bool, type(None)),
-    },
-    Census: {
-        **dict.fromkeys(("entries", "files", "bytes", "orphan_files", "orphan_bytes"), _COUNT),
-        **dict.fromkeys(("stale_entries", "stale_bytes"), _COUNT),
-        **dict.fromkeys(("oldest", "newest"), _TIME),
-        "problems": tuple,
-    },
-    Foresight: {"going": tuple, "bytes_freed": int, "skipped": tuple, "failed": tuple},
-    Outcome: {"removed": int, "bytes_freed": int, **dict.fromkeys(("skipped", "failed", "remade"), tuple)},
-    Finding: {
-        "root": Path,
-        "key": _WORDS,
-        "severity": Severity,
-        "code": str,
-        "message": str,
-        "fix": str,
-        "thing": (Entry, Orphan, type(None)),
-    },
-    Unverified: {**dict.fromkeys(("what", "thing", "remedy"), str), "count": int},
-    Switch: {
-        "set": Mapping,
-        "unset": frozenset,
-        "takes_effect": When,
-        **dict.fromkeys(("flags", "patches", "memos", "drops", "reloads"), tuple),
-        **dict.fromkeys(("latches", "latching_modules", "salts", "platforms", "makes"), tuple),
-    },
-    Flag: {"module": str, "attribute": str, "value": bool},
-    Patch: {"module": str, "owner": _WORDS, "method": str},
-    Artifact: {"key": str, "form": str, "data": bytes, "detail": Mapping},
-}
-
-
-#: What the tuples among them hold.
-_ELEMENTS: Final[Mapping[type, Mapping[str, type]]] = {
-    Entry: {"kernels": str, "mark": int},
-    Orphan: {"mark": int},
-    Census: {"problems": Problem},
-    ClearPlan: {"targets": Target, "skipped": Note, "failed": Note, "remake": Path},
-    Target: {"mark": int},
-    Outcome: {"skipped": Note, "failed": Note, "remade": Path},
-    Foresight: {"going": Target, "skipped": Note, "failed": Note},
-    Switch: {
-        "unset": str,
-        "flags": Flag,
-        "patches": Patch,
-        "memos": Patch,
-        "makes": Path,
-        "drops": tuple,
-        "reloads": tuple,
-        **dict.fromkeys(("latches", "latching_modules", "salts", "platforms"), str),
-    },
-}
-#: The names and values among them.
-_WORDED: Final[Mapping[type, tuple[str, ...]]] = {
-    Entry: ("versions", "detail"),
-    Artifact: ("detail",),
-    Switch: ("set",),
-}
-#: Attributes of :class:`Layer` that a plug-in has. The registry has checked them.
-_REQUIRED: Final = ("interface", "name", "title", "scope", "precious", "clearing_needs_room", "forms")
-#: Attributes that have a default, which holds where the plug-in sets something else than these kinds.
-_OPTIONAL: Final[Mapping[str, tuple[type, ...]]] = {
-    **dict.fromkeys(("on_network", "among_ranks", "when_closed"), (Hazard, type(None))),
-    "failure_mark": (re.Pattern, type(None)),
-}
-#: What every shell and every system takes for the name of a variable.
+#: Classes of which every object is a right answer.
+_PLAIN: Final = frozenset({str, bytes, bool, NoneType, object, Path})
+#: The name of a variable that every shell can set.
 _VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 class PluginFailed(LayerError):
-    """Somebody else's layer raised what no layer may raise, or answered what is no answer."""
+    """A plug-in's layer raised what no layer may raise, or gave a wrong answer."""
 
 
-class Contained(StoreLayer):
-    """A stranger's layer, every call of which ends in an answer of the right kind or in a :class:`LayerError`."""
+def guarded(layer: Layer, environment: Environment) -> Layer:
+    """Return a plug-in's layer with its store and parts guarded."""
+    return cast("Layer", guard_of(Layer)(layer, _Plugin(layer.name, environment)))
 
-    def __init__(self, inner: Layer, environment: Environment) -> None:
-        super().__init__(environment)
-        self._inner = inner
-        self._limit = plugin_limit(environment)
-        self.__dict__.update({name: getattr(inner, name) for name in _REQUIRED})
-        for name, kinds in _OPTIONAL.items():
-            value = getattr(inner, name, None)
-            is_bytes = isinstance(value, re.Pattern) and not isinstance(value.pattern, str)
-            if isinstance(value, kinds) and not is_bytes:
-                self.__dict__[name] = value
 
-    def _ask(self, question: Callable[[], T]) -> T:
+@dataclass(frozen=True)
+class _Plugin:
+    """The plug-in of a layer, for one environment."""
+
+    name: str
+    environment: Environment
+
+    def ask(self, question: Callable[[], T], *, soon: bool = False) -> T:
+        """Run code of the plug-in; with ``soon`` within the time limit. Raises :class:`PluginFailed`."""
+        limit = plugin_limit(self.environment) if soon else math.inf
         try:
-            # Standard output is for data; a stranger's remarks are none.
-            with redirect_stdout(sys.stderr):
+            # Standard output is for data, and a plug-in may print anything.
+            with redirect_stdout(sys.stderr), limited(limit) if soon else nullcontext():
                 return question()
-        except (LayerError, KeyboardInterrupt, TookTooLong):
+        except TookTooLong as error:
+            if not soon:
+                raise
+            message = f"the plug-in failed: took longer than {limit:g} s; {PLUGIN_TIMEOUT} sets how long it may"
+            raise PluginFailed(self.name, message) from error
+        except (LayerError, KeyboardInterrupt):
             raise
-        # A stranger's own may be no Exception: so are a panic of Rust's, and a skip of pytest's.
+        # SystemExit, a panic of Rust's and a skip of pytest's are no Exception.
         except BaseException as error:
             raise PluginFailed(self.name, f"the plug-in failed: {described(error)}") from error
 
-    def _ask_soon(self, question: Callable[[], T]) -> T:
-        """Ask what is a matter of the variables alone, and so of no time."""
-        try:
-            with limited(self._limit):
-                return self._ask(question)
-        except TookTooLong as error:
-            message = f"the plug-in failed: took longer than {self._limit:g} s; {PLUGIN_TIMEOUT} sets how long it may"
-            raise PluginFailed(self.name, message) from error
 
-    def _own(self, value: T) -> T:
-        """Return what is said for this layer. Raises :class:`TypeError` for what is said for another."""
-        layer = getattr(value, "layer", self.name)
-        if layer != self.name:
-            raise TypeError(f"answered with {type(value).__name__} of the layer {layer!r}")
-        return value
+# ---------------------------------------------------------------------- guards, made from the interface
 
-    def _is_own(self, member: str) -> bool:
-        """Return whether the plug-in has its own version of an optional member.
 
-        If not, the code of :class:`Layer` runs on this guard, so that it asks the plug-in only guarded questions.
+class _Guard:
+    """What the guards of layers, stores and parts have in common."""
+
+    _inner: object
+    _plugin: _Plugin
+
+    def __init__(self, inner: object, plugin: _Plugin) -> None:
+        self.__dict__.update(_inner=inner, _plugin=plugin)
+        if isinstance(self, (Layer, Store)):
+            self.__dict__.update(name=plugin.name, environment=plugin.environment)
+
+    def _own(self, name: str, general: object) -> Callable[..., Any] | None:
+        """Return the plug-in's version of a method, ``None`` if the general code is to run on this guard.
+
+        The general code then asks the plug-in only guarded questions. That of a layer answers from what the plug-in
+        declares, and is checked like an answer of the plug-in.
         """
-        general = Store if hasattr(Store, member) else Layer
-        method = self._ask(lambda: getattr(self._inner.store if general is Store else self._inner, member))
-        return getattr(method, "__func__", None) is not getattr(general, member)
+        method: Callable[..., Any] = self._plugin.ask(lambda: getattr(self._inner, name))
+        inherited = getattr(method, "__func__", None) is general and not isinstance(self, Layer)
+        return None if inherited else method
 
-    def _each(self, question: Callable[[], Iterable[F]], kinds: tuple[type, ...]) -> Iterator[F]:
-        things = self._ask(lambda: iter(question()))
-        while (thing := self._ask(lambda: self._own(_next(things, kinds)))) is not None:
-            yield thing
 
-    # ------------------------------------------------------------------ a layer's questions
-
-    def roots(self) -> tuple[Root, ...]:
-        """Ask for the roots."""
-        return self._ask_soon(lambda: tuple(_placed(_checked(root, Root)) for root in self._inner.roots()))
-
-    def state(self) -> State:
-        """Ask for the state."""
-        return self._ask_soon(lambda: _checked(self._inner.state(), State))
-
-    def _each_in(self, root: Root, question: Callable[[], Iterable[C]], kinds: tuple[type, ...]) -> Iterator[C]:
-        """Yield what the plug-in lists in a root. Raises :class:`PluginFailed` for a thing outside the root."""
-        for thing in self._each(question, kinds):
-            self._demand_inside(thing, root)
-            yield thing
-
-    def _demand_inside(self, thing: Counted | Target, root: Root) -> None:
-        # Files elsewhere may belong to anybody.
-        if (stray := _outside(thing, root)) is not None:
-            message = f"the plug-in failed: it lists {stray}, which is not in its root"
-            raise PluginFailed(self.name, message, root.path)
-
-    def scan(self, root: Root, *, contents: bool = True) -> Iterator[Found]:
-        """Ask for what lies in a root."""
-        return self._each_in(root, lambda: self._inner.store.scan(root, contents=contents), _FOUND)
-
-    def searched(self, root: Root, selection: Selection) -> Iterator[Found]:
-        """Ask for what a selection may match."""
-        if not self._is_own("searched"):
-            return super().searched(root, selection)
-        return self._each_in(root, lambda: self._inner.store.searched(root, selection), _FOUND)
-
-    def counted(self, root: Root) -> Iterator[Counted]:
-        """Ask for what there is to count."""
-        if not self._is_own("counted"):
-            return super().counted(root)
-        return self._each_in(root, lambda: self._inner.store.counted(root), (*_FOUND, Bulk))
-
-    def census(self, root: Root) -> Census:
-        """Ask for the numbers."""
-        if not self._is_own("census"):
-            return super().census(root)
-        return self._ask(lambda: _checked(self._inner.store.census(root), Census))
-
-    def read(self, root: Root, key: str) -> Artifact | None:
-        """Ask for one entry."""
-        artifact = self._ask(lambda: self._inner.store.read(root, key))
-        return None if artifact is None else self._artifact(root, key, artifact)
-
-    def _artifact(self, root: Root, key: str, answer: Artifact) -> Artifact:
-        """Return what was read under a key. Raises :class:`PluginFailed` where it is no artifact of that key."""
-        artifact = self._ask(lambda: self._own(_checked(answer, Artifact)))
-        if artifact.key != key:
-            message = f"the plug-in failed: it answered with {artifact.key!r} for {key!r}"
-            raise PluginFailed(self.name, message, root.path)
-        return artifact
-
-    def read_many(self, root: Root, keys: Sequence[str]) -> Mapping[str, Artifact | LayerError | OSError]:
-        """Ask for several entries; a wrong answer about one of them is the error of that one."""
-        if not self._is_own("read_many"):
-            return super().read_many(root, keys)
-        answers = self._ask(lambda: dict(_checked(self._inner.store.read_many(root, keys), Mapping)))
-        return {key: self._one_of_many(root, key, one, frozenset(keys)) for key, one in answers.items()}
-
-    def _one_of_many(
-        self, root: Root, key: str, answer: Artifact | LayerError | OSError, asked: Container[str]
-    ) -> Artifact | LayerError | OSError:
-        if key not in asked:
-            message = f"the plug-in failed: it answered for {key!r}, which it was not asked for"
-            raise PluginFailed(self.name, message, root.path)
-        if isinstance(answer, FAILURES):
-            return answer
-        try:
-            return self._artifact(root, key, answer)
-        except LayerError as error:
-            return error
-
-    def write(self, root: Root, key: str, artifact: Artifact, *, replace: bool) -> None:
-        """Ask to place an entry."""
-        self._ask(lambda: self._inner.store.write(root, key, artifact, replace=replace))
-
-    def write_new(self, root: Root, artifacts: Sequence[Artifact]) -> list[bool | LayerError | OSError]:
-        """Ask to place several entries."""
-        if not self._is_own("write_new"):
-            return super().write_new(root, artifacts)
-        return self._ask(lambda: _one_each(self._inner.store.write_new(root, artifacts), len(artifacts)))
-
-    def remove(self, root: Root, targets: tuple[Target, ...]) -> Outcome:
-        """Ask to remove what a plan lists."""
-        return self._ask(lambda: self._own(_checked(self._inner.store.remove(root, targets), Outcome)))
-
-    def is_key(self, key: str) -> bool:
-        """Ask whether a text may be a key."""
-        return self._ask(lambda: _checked(self._inner.store.is_key(key), bool))
-
-    def held_in(self, root: Root, keys: Sequence[str]) -> Mapping[str, tuple[Path, ...]]:
-        """Ask which files hold entries."""
-        if not self._is_own("held_in"):
-            return super().held_in(root, keys)
-        return self._ask(lambda: _paths(self._inner.store.held_in(root, keys)))
-
-    def lock_files(self, root: Root, keys: Iterable[str]) -> Iterable[Path]:
-        """Ask which files a change of entries locks."""
-        return self._ask(lambda: tuple(_checked(path, Path) for path in self._inner.store.lock_files(root, keys)))
-
-    def foresee_removal(self, root: Root, targets: tuple[Target, ...]) -> Foresight:
-        """Ask what removing would do."""
-        if not self._is_own("foresee_removal"):
-            return super().foresee_removal(root, targets)
-        return self._ask(lambda: _checked(self._inner.store.foresee_removal(root, targets), Foresight))
-
-    def foresee_write(self, root: Root, keys: Sequence[str]) -> Mapping[str, LayerError]:
-        """Ask what could not be placed."""
-        if not self._is_own("foresee_write"):
-            return super().foresee_write(root, keys)
-        return self._ask(lambda: _errors(self._inner.store.foresee_write(root, keys)))
-
-    def switched(self, *, on: bool) -> Switch:
-        """Ask how to turn the layer on or off."""
-        return self._ask_soon(lambda: self._own(_checked(self._inner.switched(on=on), Switch)))
-
-    def relocate(self, folder: Path) -> Switch:
-        """Ask how to move the layer."""
-        return self._ask_soon(lambda: self._own(_checked(self._inner.relocate(folder), Switch)))
-
-    def verify(self, root: Root) -> Iterator[Finding]:
-        """Ask what is damaged."""
-        for finding in self._each(lambda: self._inner.store.verify(root), (Finding,)):
-            self._demand_of_root(finding, root)
-            yield finding
-
-    def examine(self, root: Root, *, deep: bool) -> Iterator[Finding | Unverified]:
-        """Ask what is damaged, and what was not checked."""
-        if not self._is_own("examine"):
-            yield from super().examine(root, deep=deep)
-            return
-        for found in self._each(lambda: self._inner.store.examine(root, deep=deep), (Finding, Unverified)):
-            if isinstance(found, Finding):
-                self._demand_of_root(found, root)
-            yield found
-
-    def _demand_of_root(self, finding: Finding, root: Root) -> None:
-        stray = _outside(Problem(finding.root, finding.code, finding.message), root)
-        if stray is None and finding.thing is not None:
-            stray = _outside(finding.thing, root)
-        if stray is not None:
-            message = f"the plug-in failed: it finds fault with {stray}, which is not in its root"
-            raise PluginFailed(self.name, message, root.path)
-
-    def set_aside(self, root: Root, target: Target, thing: Quarantined) -> str | None:
-        """Ask to move something into quarantine."""
-        return self._ask(lambda: _checked(self._inner.store.set_aside(root, target, thing), str, type(None)))
-
-    def bring_back(self, root: Root, thing: Quarantined, *, replace: bool) -> None:
-        """Ask to move something out of quarantine."""
-        self._ask(lambda: self._inner.store.bring_back(root, thing, replace=replace))
-
-    def refresher(self) -> Switch | None:
-        """Ask how to store without reading."""
-        return self._ask_soon(lambda: self._own(_checked(self._inner.refresher(), Switch, type(None))))
-
-    def marked(
-        self, root: Root, mark: re.Pattern[bytes], since: float, known: Container[str]
-    ) -> Iterator[tuple[Removable, str | None]]:
-        """Ask what bears a mark."""
-        for thing, found in self._each(lambda: self._inner.store.marked(root, mark, since, known), (tuple,)):
-            self._demand_inside(thing, root)
-            if thing.key not in known if not found else mark.fullmatch(found.encode()) is None:
-                message = f"the plug-in failed: {thing.key!r} does not have the mark {found!r} that it was asked for"
-                raise PluginFailed(self.name, message, root.path)
-            yield thing, found
-
-    def diagnose(self) -> Iterator[Finding]:
-        """Ask what is wrong with the set-up."""
-        return self._each(self._inner.diagnose, (Finding,))
-
-    def idle_gate(self, targets: Iterable[Removable]) -> Iterator[tuple[Removable, str | None]]:
-        """Ask what to leave alone for now."""
-        listed = tuple(targets)
-        asked = {(thing.root, thing.key) for thing in listed}
-        for thing, reason in self._each(lambda: self._inner.store.idle_gate(listed), (tuple,)):
-            if (thing.root, thing.key) not in asked:
-                message = f"the plug-in failed: it answered for {thing.key!r}, which it was not asked for"
-                raise PluginFailed(self.name, message, thing.root)
-            yield thing, reason
-
-    def claims(self, root: Root, parts: tuple[str, ...]) -> bool | None:
-        """Ask whether a path is the layer's."""
-        return self._ask(lambda: _checked(self._inner.store.claims(root, parts), bool, type(None)))
-
-    def lacking(self) -> tuple[Root, ...]:
-        """Ask what running programs lack."""
-        return self._ask(lambda: tuple(_placed(_checked(root, Root)) for root in self._inner.lacking()))
-
-    def recover(self, root: Root) -> None:
-        """Ask to finish what was interrupted."""
-        if self._is_own("recover"):
-            self._ask(lambda: self._inner.store.recover(root))
-
-    def plan_everything(self, root: Root) -> ClearPlan | None:
-        """Ask for the plan of a whole root."""
-        plan = self._ask(lambda: self._own(_checked(self._inner.store.plan_everything(root), ClearPlan, type(None))))
-        for target in () if plan is None else plan.targets:
-            self._demand_inside(target, root)
-        return plan
-
-    def elsewhere(self, environment: Environment) -> Layer:
-        """Ask for the same layer in another environment."""
-        layer = self._ask(lambda: _checked(self._inner.elsewhere(environment), Layer))
-        return Contained(layer, environment)
+class _LayerRules(Layer):
+    """Adds to the refusals of a layer what fails when it is tried."""
 
     def refusals(self) -> Mapping[Ability, str]:
-        """Ask what cannot be done; a switch or a move that fails is one of these, and so is everything if asking is."""
+        """Return what cannot be done: nothing can where this question fails."""
         try:
-            asked = self._ask_soon(lambda: _able(self._inner.abilities()))
+            refused = super().refusals()
         except LayerError as error:
             return dict.fromkeys(Ability, error.message)
-        refused = {ability: reason for ability, reason in asked.items() if reason is not None}
         tries: dict[Ability, Callable[[], object]] = {
             Ability.DISABLE: lambda: (self.switched(on=False), self.switched(on=True)),
             Ability.RELOCATE: lambda: self.relocate(self.environment.temporary),
         }
-        failed = {ability: _failure(tries[ability]) for ability in tries.keys() - refused.keys()}
-        return refused | {ability: message for ability, message in failed.items() if message is not None}
+        failed = {ability: attempt(tries[ability]) for ability in tries.keys() - refused.keys()}
+        return {**refused, **{one: error.message for one, error in failed.items() if isinstance(error, LayerError)}}
 
 
-def _placed(root: Root) -> Root:
-    """Return a root that can be one. Raises :class:`TypeError` for a place that nobody could name."""
-    if not root.path.is_absolute() or ".." in root.path.parts:
-        raise TypeError(f"answered with the root {str(root.path)!r}, which is no absolute path")
-    return root
+@cache
+def guard_of(kind: type) -> Callable[[object, _Plugin], object]:
+    """Make the class of guards around objects of one class of the interface."""
+    overridable = Declaration if kind is Layer else kind
+    members = {name: _member(overridable, name) for name in public_members(overridable)}
+    guard = type(f"Guarded{kind.__name__}", (_Guard, kind), members)
+    return type(guard.__name__, (_LayerRules, guard), {}) if kind is Layer else guard
 
 
-def _outside(thing: Counted | Target, root: Root) -> str | None:
-    """Return what is listed, if it is in another place than the root that was asked about."""
-    if isinstance(thing, Bulk):
-        return None
-    place = Path(thing.path) if isinstance(thing, Problem) else thing.root
-    if isinstance(thing, Problem):
-        return None if root.path in (place, *place.parents) and ".." not in place.parts else str(place)
-    key = Path(thing.key)
-    inside = place == root.path and not key.is_absolute() and ".." not in key.parts
-    return None if inside else f"{thing.key!r} of {place}"
+def public_members(kind: type) -> set[str]:
+    """Name the public methods, properties and annotated attributes of a class."""
+    return {name for name in (*dir(kind), *get_type_hints(kind)) if not name.startswith("_")}
 
 
-def _one_each(answers: list[bool | LayerError | OSError], count: int) -> list[bool | LayerError | OSError]:
-    """Return the answers about ``count`` artifacts. Raises :class:`TypeError` for any other."""
-    if not isinstance(answers, list) or len(answers) != count:
-        raise TypeError(f"answered with no list of {count} where each artifact is due an answer")
-    for answer in answers:
-        if not isinstance(answer, (bool, *FAILURES)):
-            raise TypeError(f"answered with {type(answer).__name__} where bool is due")
-    return answers
+def _member(kind: type, name: str) -> object:
+    member = inspect.getattr_static(kind, name, None)
+    if inspect.isfunction(member):
+        return _method(name, member, soon=kind is Declaration)
+    if isinstance(member, property):
+        return _attribute(name, get_type_hints(member.fget)["return"])
+    return _attribute(name, get_type_hints(kind)[name], *([member] if hasattr(kind, name) else []))
 
 
-def _failure(question: Callable[[], object]) -> str | None:
-    try:
-        question()
-    except LayerError as error:
-        return error.message
-    return None
+def _attribute(name: str, hint: object, *default: object) -> cached_property[object]:
+    """Guard an attribute. Where it is wrong, the default of the interface holds if there is one."""
+
+    def read(self: _Guard) -> object:
+        question = _Question(self._plugin, hint, {})
+        try:
+            return self._plugin.ask(lambda: question.checked(getattr(self._inner, name)), soon=True)
+        except PluginFailed:
+            if not default:
+                raise
+            return default[0]
+
+    return cached_property(read)
 
 
-def _next(things: Iterator[T], kinds: tuple[type, ...]) -> T | None:
-    for thing in things:
-        return _checked(thing, *kinds)
-    return None
+def _method(name: str, general: Callable[..., Any], *, soon: bool) -> Callable[..., Any]:
+    """Guard a method. An iterator is asked item by item while the caller iterates; that may take any time."""
+    signature, hint = inspect.signature(general), get_type_hints(general)["return"]
+    iterates = get_origin(hint) in (collections.abc.Iterator, collections.abc.Iterable)
+
+    # A copy of the attributes of an abstract method would make this one abstract, too.
+    @wraps(general, updated=())
+    def member(self: _Guard, *arguments: object, **named: object) -> object:
+        # The check reads arguments that the plug-in may have used up.
+        given = [tuple(one) if isinstance(one, Iterator) else one for one in arguments]
+        own = self._own(name, general)
+        if own is None:
+            return general(self, *given, **named)
+        asked = signature.bind(self, *given, **named).arguments
+        if iterates:
+            question = _Question(self._plugin, get_args(hint)[0], asked)
+            return _each(question, lambda: own(*given, **named))
+        question = _Question(self._plugin, hint, asked)
+        return self._plugin.ask(lambda: question.checked(own(*given, **named)), soon=soon)
+
+    return member
 
 
-def _paths(answer: Mapping[str, tuple[Path, ...]]) -> dict[str, tuple[Path, ...]]:
-    """Return an answer of paths by key. Raises :class:`TypeError` for any other."""
-    found = {_checked(key, str): paths for key, paths in _checked(answer, Mapping).items()}
-    if not all(isinstance(paths, tuple) for paths in found.values()):
-        raise TypeError("answered with what is no tuple of paths")
-    return {key: tuple(_checked(path, Path) for path in paths) for key, paths in found.items()}
+def _each(question: _Question, answer: Callable[[], Iterable[object]]) -> Iterator[object]:
+    things, end = question.plugin.ask(lambda: iter(answer())), object()
+
+    def following() -> object:
+        thing = next(things, end)
+        return thing if thing is end else question.checked(thing)
+
+    while (thing := question.plugin.ask(following)) is not end:
+        yield thing
 
 
-def _checked(value: T, *kinds: type) -> T:
-    """Return an answer of one of the given kinds whose fields are what they should be.
+# ---------------------------------------------------------------------- checks, made from annotations
 
-    Raises :class:`TypeError` for any other.
+
+class _Wrong(Exception):
+    """What is wrong with an answer, in words that follow "answered with"."""
+
+
+@cache
+def _matched(hint: Any, given: Any) -> tuple[Any, tuple[Any, ...]]:
+    """Return the class that an annotation asks for and its arguments, as far as they need a look at an answer.
+
+    Of a union it is the member for answers of the ``given`` class. Raises :class:`_Wrong` where they are wrong.
     """
-    if not isinstance(value, kinds):
-        raise TypeError(f"answered with {type(value).__name__} where {kinds[0].__name__} is due")
-    for name, kind in _FIELDS.get(type(value), {}).items():
-        if not isinstance(getattr(value, name), kind):
-            raise TypeError(f"{type(value).__name__}.{name} is {type(getattr(value, name)).__name__}")
-        _demand_number(value, name, kind)
-    for name, kind in _ELEMENTS.get(type(value), {}).items():
-        _demand_elements(value, name, kind)
-    for name in _WORDED.get(type(value), ()):
-        if not all(isinstance(word, str) for pair in getattr(value, name).items() for word in pair):
-            raise TypeError(f"{type(value).__name__}.{name} holds what is no str")
-    if isinstance(value, Switch):
-        _demand_variables(value)
-        _demand_parts(value)
-    if isinstance(value, tuple) and not _is_gated(value):
-        raise TypeError("answered with a tuple that is no entry with a reason")
-    return value
+    origin, arguments = get_origin(hint), get_args(hint)
+    if origin is ClassVar:
+        return _matched(arguments[0], given)
+    hints = arguments if origin in (Union, UnionType) else (hint,)
+    kinds = [object if one is Any else get_origin(one) or one for one in hints]
+    for one, kind in zip(hints, kinds, strict=True):
+        fits = issubclass(given, (int, float) if kind is float else kind)
+        if fits if given is not bool else kind in (bool, object):
+            return kind, get_args(one)
+    raise _Wrong(f"{given.__name__} where {' or '.join(kind.__name__ for kind in kinds)} is due")
 
 
-def _demand_elements(value: object, name: str, kind: type) -> None:
-    """Refuse a tuple with an element of another kind, or with one whose fields are wrong."""
-    for element in getattr(value, name) or ():
-        if not isinstance(element, kind):
-            raise TypeError(f"{type(value).__name__}.{name} holds what is no {kind.__name__}")
-        # Of plain types there is nothing more to check, and a tuple has a meaning of its own as an answer.
-        if type(element) in _FIELDS:
-            _checked(element, kind)
+@cache
+def _fields(kind: Any) -> tuple[tuple[str, Any], ...]:
+    hints = get_type_hints(kind)
+    return tuple((field.name, hints[field.name]) for field in fields(kind))
 
 
-def _demand_number(value: object, name: str, kind: type | tuple[type, ...]) -> None:
-    """Refuse a size or count below zero, and a time that is none, which JSON cannot spell."""
-    number = getattr(value, name)
-    counts = kind in (int, _COUNT)
-    if (isinstance(number, float) and not math.isfinite(number)) or (counts and number is not None and number < 0):
-        raise TypeError(f"{type(value).__name__}.{name} is {number}")
+@dataclass(frozen=True)
+class _Question:
+    """One call of a member: what is right is said by its annotation and by its arguments."""
+
+    plugin: _Plugin
+    hint: Any
+    asked: Mapping[str, Any]
+
+    def checked(self, answer: Any) -> Any:
+        """Return an answer, or one item of it, as the caller gets it. Raises :class:`TypeError`."""
+        if self.hint is NoneType:
+            return None
+        try:
+            right = self._checked(self.hint, answer)
+            self._demand_asked(right)
+        except _Wrong as wrong:
+            raise TypeError(f"answered with {wrong}") from wrong
+        return right
+
+    def _checked(self, hint: Any, answer: Any) -> Any:
+        kind, parts = _matched(hint, answer.__class__)
+        if kind in _PLAIN:
+            return answer
+        if kind in (int, float) and (not math.isfinite(answer) or (kind is int and answer < 0)):
+            raise _Wrong(f"{answer} where {'a count' if kind is int else 'a time'} is due")
+        if is_dataclass(kind):
+            self._check_fact(kind, answer)
+        elif kind is tuple and Ellipsis not in parts:
+            self._check_pair(parts, answer)
+        elif kind is collections.abc.Mapping:
+            return {self._checked(parts[0], key): self._of_key(parts[1], key, one) for key, one in answer.items()}
+        elif kind is re.Pattern:
+            self._checked(parts[0], answer.pattern)
+        elif issubclass(kind, Collection) and parts:
+            # The numbers of a mark may be negative.
+            check = self._integer if parts[0] is int else self._checked
+            return kind(check(parts[0], one) for one in answer)
+        elif kind.__module__.startswith("cachectl.") and not issubclass(kind, (Enum, BaseException)):
+            environment = self.asked.get("environment", self.plugin.environment)
+            return guard_of(kind)(answer, _Plugin(self.plugin.name, environment))
+        return answer
+
+    def _integer(self, hint: Any, answer: Any) -> Any:
+        return _matched(hint, answer.__class__) and answer
+
+    def _check_fact(self, kind: Any, answer: object) -> None:
+        name = ""
+        try:
+            for name, hint in _fields(kind):
+                self._checked(hint, getattr(answer, name))
+        except _Wrong as wrong:
+            raise _Wrong(f"{kind.__name__} whose {name} is {wrong}") from wrong
+        self._demand_rules(answer)
+
+    def _check_pair(self, parts: tuple[Any, ...], answer: tuple[object, ...]) -> None:
+        if len(answer) != len(parts):
+            raise _Wrong(f"{answer!r} where {len(parts)} things are due")
+        for part, one in zip(parts, answer, strict=True):
+            self._checked(part, one)
+
+    def _of_key(self, hint: Any, key: str, answer: object) -> object:
+        """Check the answer for one of several keys; where errors are answers, a wrong one is the error of its key."""
+        try:
+            if isinstance(answer, Artifact):
+                _demand_key(answer, key)
+            return self._checked(hint, answer)
+        except _Wrong as wrong:
+            if LayerError not in get_args(hint):
+                raise
+            return PluginFailed(self.plugin.name, f"the plug-in failed: TypeError: answered with {wrong}")
+
+    # ------------------------------------------------------------------ rules that annotations do not say
+
+    @cached_property
+    def _targets(self) -> frozenset[tuple[Path, str]]:
+        return frozenset((target.root, target.key) for target in self.asked["targets"])
+
+    def _demand_asked(self, answer: Any) -> None:
+        """Refuse an answer about something else than the arguments."""
+        if "keys" in self.asked and isinstance(answer, Mapping) and (others := set(answer) - set(self.asked["keys"])):
+            raise _Wrong(f"{min(others)!r}, which it was not asked for")
+        if "artifacts" in self.asked and len(answer) != len(self.asked["artifacts"]):
+            raise _Wrong(f"{len(answer)} answers where {len(self.asked['artifacts'])} are due")
+        for pattern in (one for one in self.asked.values() if isinstance(one, re.Pattern)):
+            thing, mark = answer
+            if pattern.fullmatch(mark.encode()) is None if mark else thing.key not in self.asked["known"]:
+                raise _Wrong(f"{thing.key!r}, which does not have the mark {mark!r} that it was asked for")
+
+    def _demand_rules(self, thing: Any) -> None:
+        if getattr(thing, "layer", self.plugin.name) != self.plugin.name:
+            raise _Wrong(f"{type(thing).__name__} of the layer {thing.layer!r}")
+        if isinstance(thing, Artifact):
+            _demand_key(thing, self.asked.get("key", thing.key))
+        if isinstance(thing, facts.Root) and (not thing.path.is_absolute() or ".." in thing.path.parts):
+            raise _Wrong(f"the root {str(thing.path)!r}, which is no absolute path")
+        if isinstance(thing, facts.Switch):
+            _demand_variables(thing)
+        if "root" in self.asked and (place := _outside(thing, self.asked["root"].path)) is not None:
+            raise _Wrong(f"{place}, which is not in its root")
+        if "targets" in self.asked and isinstance(thing, (facts.Entry, facts.Orphan, facts.Target)):  # noqa: SIM102 - two questions
+            if (thing.root, thing.key) not in self._targets:
+                raise _Wrong(f"{thing.key!r}, which it was not asked for")
 
 
-def _demand_variables(switch: Switch) -> None:
-    """Refuse what no shell could set, or would take for a command."""
-    for name in (*switch.set, *switch.unset):
+def _demand_key(artifact: Artifact, key: str) -> None:
+    if artifact.key != key:
+        raise _Wrong(f"the artifact of {artifact.key!r} where that of {key!r} is due")
+
+
+def _outside(thing: object, root: Path) -> str | None:
+    """Return where a thing lies, if that is outside a root: files there may belong to anybody."""
+    if isinstance(thing, (facts.Problem, facts.Finding)):
+        place = thing.path if isinstance(thing, facts.Problem) else thing.root
+        return None if root in (place, *place.parents) and ".." not in place.parts else str(place)
+    if isinstance(thing, (facts.Entry, facts.Orphan, facts.Housekeeping, facts.Target)):
+        key = Path(thing.key)
+        inside = thing.root == root and not key.is_absolute() and ".." not in key.parts
+        return None if inside else f"{thing.key!r} of {thing.root}"
+    return None
+
+
+def _demand_variables(switch: facts.Switch) -> None:
+    """Refuse what no shell can set, or would run as a command."""
+    for name, content in {**dict.fromkeys(switch.unset, ""), **switch.set}.items():
         if not _VARIABLE.fullmatch(name):
-            raise TypeError(f"answered with the variable {name!r}, which is no name of one")
-    for name, content in switch.set.items():
+            raise _Wrong(f"the variable {name!r}, which is no name of one")
         if "\0" in content:
-            raise TypeError(f"answered with a {name} that no variable can hold")
-
-
-def _demand_parts(switch: Switch) -> None:
-    """Refuse a replacement that cannot be called, and anything but a pair where a module and an attribute are due."""
-    for patch in (*switch.patches, *switch.memos):
-        if not callable(patch.replacement):
-            raise TypeError(f"answered with a replacement of {patch.method} that cannot be called")
-    for pair in (*switch.drops, *switch.reloads):
-        if len(pair) != 2 or not all(isinstance(name, str) for name in pair):  # noqa: PLR2004
-            raise TypeError(f"answered with {pair!r} where the names of a module and an attribute are due")
-
-
-def _able(abilities: Mapping[Ability, str | None]) -> Mapping[Ability, str | None]:
-    """Return abilities whose reasons are words. Raises :class:`TypeError` for any other."""
-    if not all(isinstance(reason, _WORDS) for reason in abilities.values()):
-        raise TypeError("refuses with what is no reason in words")
-    return abilities
-
-
-def _errors(found: Mapping[str, LayerError]) -> Mapping[str, LayerError]:
-    """Return what keeps entries from being placed. Raises :class:`TypeError` for what are no errors of a layer."""
-    if not all(isinstance(error, LayerError) for error in _checked(found, Mapping).values()):
-        raise TypeError("refuses a key with what is no LayerError")
-    return found
-
-
-def _is_gated(pair: tuple[object, ...]) -> bool:
-    """Tell whether a tuple is what :meth:`Layer.idle_gate` yields."""
-    return len(pair) == 2 and isinstance(pair[0], (Entry, Orphan)) and isinstance(pair[1], (str, type(None)))  # noqa: PLR2004
+            raise _Wrong(f"a {name} that no variable can hold")

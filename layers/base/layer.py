@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import ClassVar, Final, TypeVar, final
+from typing import ClassVar, Final, TypeVar, cast, final
 
 from cachectl.layers.base.declarations import EnvSwitch, Places, at_once
 from cachectl.layers.base.environment import Environment, user_name
@@ -65,11 +65,11 @@ T = TypeVar("T")
 _NO_SWITCH: Final = "nothing turns this cache off"
 
 
-class Layer(ABC):
-    """One cache of the OpenCL stack, as one environment meets it: a declaration, and methods that are the same for all.
+class Declaration(ABC):
+    """What a layer says about its library.
 
-    A plain layer declares ``name``, ``title``, ``places``, ``switch`` and ``store``. A layer whose library has rules of
-    its own overrides the methods of the second section.
+    A plain layer sets ``name``, ``title``, ``places``, ``switch`` and ``store``. A layer whose library has rules of its
+    own overrides methods. :mod:`cachectl.layers.base.guard` guards exactly the public members of this class.
     """
 
     #: The version of this interface that a layer was written for.
@@ -107,8 +107,6 @@ class Layer(ABC):
     def forms(self) -> tuple[str, ...]:
         """Artifact forms that :meth:`put` takes; the first is what :meth:`get` gives."""
         return self.store.forms
-
-    # ------------------------------------------------------------------ particular to a library
 
     def roots(self) -> tuple[Root, ...]:
         """Return every place the library would use, whether or not it exists, the one it writes to first.
@@ -151,9 +149,15 @@ class Layer(ABC):
 
     def elsewhere(self, environment: Environment) -> Layer:
         """Return the same layer in another environment."""
-        return type(self)(environment)
+        return cast("Layer", type(self)(environment))
 
-    # ------------------------------------------------------------------ the same for every layer
+
+class Layer(Declaration):
+    """One cache of the OpenCL stack, as one environment meets it.
+
+    Layers subclass this class. Its own methods are the same for every layer: the verbs call them, no layer overrides
+    them, and they ask the declaration and the store.
+    """
 
     @final
     def abilities(self) -> Mapping[Ability, str | None]:
@@ -161,14 +165,17 @@ class Layer(ABC):
         refusals = self.refusals()
         return {ability: refusals.get(ability) for ability in Ability}
 
+    @final
     def scan(self, root: Root, *, contents: bool = True) -> Iterator[Found]:
         """Yield each thing in a root; see :meth:`Store.scan`."""
         return self.store.scan(root, contents=contents)
 
+    @final
     def census(self, root: Root) -> Census:
         """Count a root."""
         return self.store.census(root)
 
+    @final
     def verify(self, root: Root) -> Iterator[Finding]:
         """Check every entry of a root the way its library would, and yield what it could not use."""
         return self.store.verify(root)
@@ -615,15 +622,5 @@ def _notes_of_nameless(count: int, root: Root) -> Iterator[Note]:
         yield Note("*", f"{count} {have} left, in {root.path}")
 
 
-class StoreLayer(Store, Layer):
-    """A layer that is its own store."""
-
-    forms: tuple[str, ...] = ()
-
-    def __init__(self, environment: Environment) -> None:
-        self.environment = environment
-        self.store = self
-
-
-def _overrides(layer: Layer, method: str) -> bool:
-    return getattr(type(layer), method) is not getattr(Layer, method)
+def _overrides(declaration: Declaration, method: str) -> bool:
+    return getattr(type(declaration), method) is not getattr(Declaration, method)

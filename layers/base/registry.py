@@ -17,6 +17,7 @@ from cachectl.layers.base.deadline import TookTooLong, limited
 from cachectl.layers.base.environment import Environment
 from cachectl.layers.base.facts import Scope
 from cachectl.layers.base.layer import Layer
+from cachectl.layers.base.store import Store
 from cachectl.layers.host.distributions import entry_points
 
 if TYPE_CHECKING:
@@ -127,8 +128,16 @@ def _ill_formed(layer: Layer) -> str | None:
     for attribute, kind in kinds.items():
         if not isinstance(getattr(layer, attribute), kind):
             return f"has a {attribute} that is no {kind.__name__}: {getattr(layer, attribute)!r}"
-    if not layer.forms or not all(isinstance(form, str) for form in layer.forms):
-        return f"has forms that are no names: {layer.forms!r}"
+    return _ill_stored(layer.store)
+
+
+def _ill_stored(store: object) -> str | None:
+    if not isinstance(store, Store):
+        return f"has a store that is no Store: {store!r}"
+    if not isinstance(store.forms, tuple) or not store.forms or not all(isinstance(form, str) for form in store.forms):
+        return f"has forms that are no names: {store.forms!r}"
+    if not isinstance(store.clearing_needs_room, bool):
+        return f"has a clearing_needs_room that is no bool: {store.clearing_needs_room!r}"
     return None
 
 

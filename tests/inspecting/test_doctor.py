@@ -24,10 +24,12 @@ from support.doctor import (
 from cachectl.inspecting.doctor import diagnosis, is_grave
 from cachectl.layers.base.conformance import snapshot
 from cachectl.layers.base.environment import Environment
-from cachectl.layers.base.facts import Finding, Hazard, Root, Scope, Severity, State
-from cachectl.layers.base.guard import Contained
+from cachectl.layers.base.facts import Finding, Found, Hazard, Root, Scope, Severity, State
+from cachectl.layers.base.guard import guarded
 from cachectl.layers.base.layer import Layer
 from cachectl.layers.base.registry import Broken
+from cachectl.layers.comgr import ComgrCodec
+from cachectl.layers.stores.files import Files
 from cachectl.stack import Stack
 
 if TYPE_CHECKING:
@@ -105,46 +107,59 @@ def test_a_layer_that_does_not_exist_is_a_misuse(home: Home) -> None:
 # ---------------------------------------------------------------------- what fails stops nothing
 
 
+def _perhaps(failing: str, method: str) -> None:
+    if method == failing:
+        raise RuntimeError(method)
+
+
+class SickStore(Files):
+    """A store of somebody else, of which one method may raise."""
+
+    failing = ""
+
+    def scan(self, root: Root, *, contents: bool = True) -> Iterator[Found]:
+        del root, contents
+        _perhaps(self.failing, "scan")
+        return iter(())
+
+    def verify(self, root: Root) -> Iterator[Finding]:
+        _perhaps(self.failing, "verify")
+        yield Finding(self.name, root.path, "key", Severity.FAILS, "damaged", "something else", "nothing")
+
+    read = write = remove = None  # type: ignore[assignment]
+
+
 class Sick(Layer):
     """A layer of somebody else, whose every answer may be an exception."""
 
     name = "sick"
     title = "a sick layer"
-    forms = ("sick/1",)
+    store = SickStore("sick", codec=ComgrCodec())
     failing: ClassVar[str] = ""
 
-    def _perhaps(self, method: str) -> None:
-        if method == self.failing:
-            raise RuntimeError(method)
+    def __init__(self, environment: Environment) -> None:
+        super().__init__(environment)
+        vars(self.store)["failing"] = self.failing
 
     def roots(self) -> tuple[Root, ...]:
-        self._perhaps("roots")
+        _perhaps(self.failing, "roots")
         return (Root(self.environment.home, Scope.USER, "default"),)
 
     def state(self) -> State:
         raise RuntimeError
 
-    def scan(self, root: Root, *, contents: bool = True) -> Iterator[object]:  # type: ignore[override]
-        del root, contents
-        self._perhaps("scan")
-        return iter(())
-
     def diagnose(self) -> Iterator[Finding]:
-        self._perhaps("diagnose")
+        _perhaps(self.failing, "diagnose")
         yield Finding(self.name, Path("*"), None, Severity.HARMLESS, "told", "something", "nothing")
 
-    def verify(self, root: Root) -> Iterator[Finding]:
-        self._perhaps("verify")
-        yield Finding(self.name, root.path, "key", Severity.FAILS, "damaged", "something else", "nothing")
-
-    read = write = remove = switch = relocate = state  # type: ignore[assignment]
+    switched = relocate = state  # type: ignore[assignment]
 
 
 @pytest.mark.parametrize("failing", ["roots", "scan", "diagnose", "verify"])
 def test_a_plugin_that_fails_stops_neither_itself_nor_the_others(tmp_path: Path, failing: str) -> None:
     environment = environment_of(tmp_path, LOOPY_NO_CACHE="1")
     sick = type("Sick", (Sick,), {"failing": failing})(environment)
-    found = diagnosis((Contained(sick, environment), *Stack(environment, plugins=False)))
+    found = diagnosis((guarded(sick, environment), *Stack(environment, plugins=False)))
     failed = only([finding for finding in found if finding.layer == "sick"], "plugin")
     assert failing in failed.message
     told = {finding.code for finding in found if finding.layer == "sick"} - {"plugin"}
@@ -164,7 +179,7 @@ def test_a_plugins_own_hazard_is_told(tmp_path: Path) -> None:
     environment = environment_of(tmp_path, PMI_SIZE="2")
     hazard = Hazard(Severity.RISKS, "it was not made for this")
     sick = type("Sick", (Sick,), {"among_ranks": hazard, "on_network": "nonsense"})(environment)
-    layer = Contained(sick, environment)
+    layer = guarded(sick, environment)
     assert layer.on_network == Layer.on_network
     found = only(diagnosis((layer,)), "ranks")
     assert found.message == "the ranks of this job share it: it was not made for this".replace("ranks", "2 ranks")

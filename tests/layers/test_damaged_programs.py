@@ -36,11 +36,13 @@ def flipped(data: bytes, at: int, mask: int = 1) -> bytes:
 
 
 def findings(layer: Layer, *, deep: bool = False) -> list[Finding]:
-    return [one for root in layer.roots() for one in layer.examine(root, deep=deep) if isinstance(one, Finding)]
+    return [one for root in layer.roots() for one in layer.store.examine(root, deep=deep) if isinstance(one, Finding)]
 
 
 def unverified(layer: Layer, *, deep: bool = False) -> list[Unverified]:
-    return [one for root in layer.roots() for one in layer.examine(root, deep=deep) if isinstance(one, Unverified)]
+    return [
+        one for root in layer.roots() for one in layer.store.examine(root, deep=deep) if isinstance(one, Unverified)
+    ]
 
 
 def launched(layer: PoclKernels) -> tuple[Entry, Path]:

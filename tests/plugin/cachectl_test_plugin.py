@@ -2,88 +2,49 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from cachectl.layers.base.facts import (
-    Artifact,
-    Census,
-    Condition,
-    Entry,
-    Finding,
-    Found,
-    Outcome,
-    Problem,
-    Root,
-    Scope,
-    State,
-    Switch,
-    Target,
-)
+from cachectl.layers.base.declarations import EnvPath, EnvSwitch, at_load
+from cachectl.layers.base.environment import Environment
+from cachectl.layers.base.facts import Artifact, Census, Entry, Finding, Found, Root, Scope, State, Switch
 from cachectl.layers.base.layer import Layer
-from cachectl.layers.stores.tree import Shape, Tree
+from cachectl.layers.base.store import Codec, Damage
+from cachectl.layers.formats.details import Details
+from cachectl.layers.stores.files import Files
+
+
+class NotesCodec(Codec):
+    """Takes any bytes for a note."""
+
+    form = "notes/1"
+
+    def describe(self, data: bytes) -> Details:
+        return Details()
+
+    def check(self, data: bytes) -> Damage | None:
+        return None
+
+
+class TellingCodec(NotesCodec):
+    form = "telling/1"
+
+
+def _folder(environment: Environment) -> tuple[Path, str]:
+    return environment.home_folder / ".cache" / "notes", "default"
 
 
 class Notes(Layer):
     name = "notes"
     title = "a third party's notes"
-    forms = ("notes/1",)
-    shape = Shape((re.compile(r"[0-9a-f]{8}\.note"),), folders=False)
-
-    def roots(self) -> tuple[Root, ...]:
-        named = self.environment.get("NOTES_DIR")
-        path = Path(named) if named else self.environment.home_folder / ".cache" / "notes"
-        return (Root(path, Scope.USER, "NOTES_DIR" if named else "default"),)
-
-    def state(self) -> State:
-        if self.environment.get("NOTES_OFF") == "1":
-            return State(Condition.DISABLED, "NOTES_OFF=1")
-        return State(Condition.ENABLED, "on by default")
-
-    def tree(self, root: Root) -> Tree:
-        return Tree(self.name, root.path, self.shape)
-
-    def scan(self, root: Root, *, contents: bool = True) -> Iterator[Found]:
-        for leaf in self.tree(root).scan():
-            if isinstance(leaf, Problem):
-                yield leaf
-            else:
-                yield Entry(self.name, leaf.key, root.path, leaf.bytes, 1, modified=leaf.modified, mark=leaf.mark)
-
-    def read(self, root: Root, key: str) -> Artifact | None:
-        data = self.tree(root).read(key)
-        return None if data is None else Artifact(self.name, key, self.forms[0], data)
-
-    def write(self, root: Root, key: str, artifact: Artifact, *, replace: bool) -> None:
-        self.tree(root).write(key, artifact.data, replace=replace)
-
-    def remove(self, root: Root, targets: tuple[Target, ...]) -> Outcome:
-        return self.tree(root).remove(targets)
-
-    def switched(self, *, on: bool) -> Switch:
-        return Switch(self.name, {} if on else {"NOTES_OFF": "1"}, frozenset({"NOTES_OFF"} if on else ()))
-
-    def relocate(self, folder: Path) -> Switch:
-        return Switch(self.name, {"NOTES_DIR": str(folder / "notes")})
-
-    def verify(self, root: Root) -> Iterator[Finding]:
-        yield from ()
+    places = EnvPath("NOTES_DIR", default=_folder)
+    switch = EnvSwitch("NOTES_OFF", off="1", read=at_load())
+    store = Files(r"[0-9a-f]{8}\.note", codec=NotesCodec())
 
 
-class Telling(Notes):
-    """Tells of its entries what ``TELLING`` says, and is there for those who set it."""
-
-    name = "Telling"
-    forms = ("telling/1",)
-
-    def roots(self) -> tuple[Root, ...]:
-        told = self.environment.get("TELLING")
-        roots = super().roots() if told else ()
-        return (*roots, *(replace(root, path=root.path.with_name("more")) for root in roots if told == "twice"))
-
+class TellingStore(Files):
     def scan(self, root: Root, *, contents: bool = True) -> Iterator[Found]:
         for found in super().scan(root, contents=contents):
             yield replace(found, device=root.path.name) if isinstance(found, Entry) else found
@@ -91,8 +52,31 @@ class Telling(Notes):
     def read(self, root: Root, key: str) -> Artifact | None:
         artifact = super().read(root, key)
         kinds: dict[str | None, Any] = {"number": {"n": 3}, "mixture": {1: "a", "b": "c"}, "nothing": None}
-        detail = kinds.get(self.environment.get("TELLING"), {})
-        return artifact and replace(artifact, form=self.forms[0], detail=detail)
+        return artifact and replace(artifact, detail=kinds.get(self.environment.get("TELLING"), {}))
+
+
+class Telling(Notes):
+    """Tells of its entries what ``TELLING`` says, and is there for those who set it."""
+
+    name = "Telling"
+    store = TellingStore(r"[0-9a-f]{8}\.note", codec=TellingCodec())
+
+    def roots(self) -> tuple[Root, ...]:
+        told = self.environment.get("TELLING")
+        roots = super().roots() if told else ()
+        return (*roots, *(replace(root, path=root.path.with_name("more")) for root in roots if told == "twice"))
+
+
+class TalkingStore(Files):
+    def census(self, root: Root) -> Census:
+        raise ZeroDivisionError
+
+    def scan(self, root: Root, *, contents: bool = True) -> Iterator[Found]:
+        yield Entry(self.name, "a", root.path, 1, 1)
+        yield Entry(self.name, "b", str(root.path), "two", 1)  # type: ignore[arg-type]
+
+    def verify(self, root: Root) -> Iterator[Finding]:
+        raise ValueError("two\nlines")
 
 
 class Talking(Notes):
@@ -100,6 +84,7 @@ class Talking(Notes):
 
     name = "talking"
     title = "a layer that is wrong"
+    store = TalkingStore(r"[0-9a-f]{8}\.note", codec=NotesCodec())
 
     def roots(self) -> tuple[Root, ...]:
         print("roots, said on standard output")  # noqa: T201
@@ -113,21 +98,11 @@ class Talking(Notes):
     def state(self) -> State:
         return "enabled"  # type: ignore[return-value]
 
-    def census(self, root: Root) -> Census:
-        raise ZeroDivisionError
-
-    def scan(self, root: Root, *, contents: bool = True) -> Iterator[Found]:
-        yield Entry(self.name, "a", root.path, 1, 1)
-        yield Entry(self.name, "b", str(root.path), "two", 1)  # type: ignore[arg-type]
-
     def switched(self, *, on: bool) -> Switch:
         raise KeyError("switch")
 
     def relocate(self, folder: Path) -> Switch:
         raise RecursionError
-
-    def verify(self, root: Root) -> Iterator[Finding]:
-        raise ValueError("two\nlines")
 
 
 class Untitled(Notes):

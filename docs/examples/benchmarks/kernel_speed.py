@@ -1,4 +1,4 @@
-"""How long a kernel takes from its source to its first result: with caches that cannot answer, and with full ones."""
+"""Time from the source of a kernel to its first result, with cold and with warm caches."""
 
 from contextlib import ExitStack
 
@@ -6,7 +6,7 @@ import cachectl
 
 
 class Kernel:
-    """One build a sample; asv calls ``setup`` before each."""
+    """One build per sample; asv calls ``setup`` before each sample."""
 
     params = ["cold", "warm"]
     param_names = ["caches"]
@@ -16,13 +16,13 @@ class Kernel:
     def setup(self, caches):
         import pyopencl as cl
 
-        # The driver starts here, with its cache on: cold builds are kept from it by salt.
+        # The driver starts here, with its cache on; cold builds miss because they are salted.
         self.context = cl.create_some_context(interactive=False)
         self.queue = cl.CommandQueue(self.context)
         self.block = ExitStack()
         if caches == "cold":
             self.block.enter_context(cachectl.disabled())
-        # Cold: the compiler is loaded, which happens once. Warm: the caches are filled.
+        # The first build loads the compiler and, if caches are on, fills them.
         self.build()
 
     def teardown(self, caches):

@@ -1,4 +1,4 @@
-"""Layers by other people: found, used like ours, and contained where they are broken."""
+"""Layers by other people: found, used like ours, and guarded where they are broken."""
 
 from __future__ import annotations
 
@@ -7,13 +7,17 @@ import json
 import os
 import re
 import shutil
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from cachectl.layers.base.conformance import LayerConformance
-from cachectl.layers.stores.tree import Shape
+from cachectl.layers.base.facts import Artifact, Found, Outcome, Problem, Quarantined, Root, Target
+from cachectl.layers.base.store import Store
+from cachectl.layers.stores.tree import Shape, Tree
 
 if TYPE_CHECKING:
     from homes import Home
@@ -123,6 +127,31 @@ def test_of_an_entry_in_two_roots_the_first_is_told_and_carried(plugged: Home) -
     assert twice.read_bytes() == once.read_bytes()
 
 
+def test_a_started_library_of_a_plug_in_is_judged(home: Home) -> None:
+    """``disabled()`` asks such a layer for the variables that its process began with."""
+    (home.path / "latched.py").write_text(
+        "from cachectl_test_plugin import Notes\n"
+        "from cachectl.layers.base.facts import Switch\n"
+        "class Latched(Notes):\n"
+        "    name = 'latched'\n"
+        "    def switched(self, *, on):\n"
+        "        return Switch(self.name, {'NOTES_OFF': '' if on else '1'}, latches=('libc',))\n"
+    )
+    installed = home.path / "latched-1.0.dist-info"
+    installed.mkdir()
+    (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: latched\nVersion: 1.0\n")
+    (installed / "entry_points.txt").write_text("[cachectl.layers]\nlatched = latched:Latched\n")
+    program = (
+        "import cachectl, json\n"
+        "with cachectl.disabled('latched', strict=False) as held:\n"
+        "    print(json.dumps([held['latched'].status, held['latched'].why]))\n"
+    )
+    path = os.pathsep.join([str(home.path), str(PLUGIN), *filter(None, [home.variables.get("PYTHONPATH")])])
+    for off, status in (("1", "off"), ("", "on")):
+        done = home.run(sys.executable, "-W", "ignore", "-c", program, PYTHONPATH=path, NOTES_OFF=off)
+        assert json.loads(done.stdout)[0] == status
+
+
 class TestNotes(LayerConformance):
     """The suite as a third party runs it."""
 
@@ -142,14 +171,47 @@ class TestNotes(LayerConformance):
         (notes / "00000002.note").write_text("two")
 
 
+class Folders(Store):
+    """A store with the six methods of the protocol and nothing else."""
+
+    forms = ("notes/1",)
+    shape = Shape((re.compile(r"[0-9a-f]{8}\.note"),), folders=True)
+
+    def tree(self, root: Root) -> Tree:
+        return Tree(self.name, root.path, self.shape)
+
+    def scan(self, root: Root, *, contents: bool = True) -> Iterator[Found]:
+        del contents
+        for leaf in self.tree(root).scan():
+            if isinstance(leaf, Problem):
+                yield leaf
+            else:
+                yield leaf.entry(self.name, root.path) if leaf.stray is None else leaf.orphan(root.path)
+
+    def read(self, root: Root, key: str) -> Artifact | None:
+        data = self.tree(root).read(key)
+        return None if data is None else Artifact(self.name, key, self.forms[0], data)
+
+    def write(self, root: Root, key: str, artifact: Artifact, *, replace: bool) -> None:
+        self.tree(root).write(key, artifact.data, replace=replace)
+
+    def remove(self, root: Root, targets: tuple[Target, ...]) -> Outcome:
+        return self.tree(root).remove(targets)
+
+    def set_aside(self, root: Root, target: Target, thing: Quarantined) -> str | None:
+        return self.tree(root).set_aside(target, thing)
+
+    def bring_back(self, root: Root, thing: Quarantined, *, replace: bool) -> None:
+        self.tree(root).bring_back(thing, replace=replace)
+
+
 class TestSmallFolders(TestNotes):
     """The suite on entries that are folders of one short file each: most of such an artifact is a tar's padding."""
 
     files: tuple[str, ...] = ("a",)
 
     def make(self, environment: Environment) -> Layer:
-        layer = super().make(environment)
-        vars(layer)["shape"] = Shape((re.compile(r"[0-9a-f]{8}\.note"),), folders=True)
+        layer: Layer = type("InFolders", (type(super().make(environment)),), {"store": Folders()})(environment)
         return layer
 
     def seed(self, environment: Environment) -> None:

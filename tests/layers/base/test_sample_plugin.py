@@ -32,11 +32,13 @@ from cachectl.layers.base.facts import (
     Severity,
     Switch,
 )
-from cachectl.layers.base.guard import Contained, PluginFailed
+from cachectl.layers.base.guard import PluginFailed, guarded
 from cachectl.layers.base.layer import Layer
+from cachectl.layers.base.store import Store
+from cachectl.layers.stores.files import Files
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from homes import Home
 
@@ -164,6 +166,9 @@ def test_a_layer_that_does_not_say_was_written_for_the_first(home: Home, tmp_pat
 
 # ---------------------------------------------------------------------- what raises
 
+#: What the sample's store is made with.
+FILES = "r'[0-9a-f]{16}.toyc', codec=Toyc.store.codec"
+
 #: As a panic of Rust's and a skip of pytest's are: no Exception.
 PANIC = "class Panic(BaseException): pass\n    "
 
@@ -182,7 +187,10 @@ def test_what_is_no_exception_stops_no_verb_and_is_named_by_each(home: Home, tmp
     "question", ["roots(self)", "scan(self, root, *, contents=True)", "remove(self, root, targets)"]
 )
 def test_nor_does_it_in_a_question(home: Home, tmp_path: Path, question: str) -> None:
-    plugged = offered(home, tmp_path, f"{PANIC}name = 'mine'\n    def {question}: raise Mine.Panic('x')")
+    raising = f"def {question}: raise Mine.Panic('x')"
+    if question != "roots(self)":
+        raising = f"class MineStore(type(Toyc.store)):\n        {raising}\n    store = MineStore({FILES})"
+    plugged = offered(home, tmp_path, f"{PANIC}name = 'mine'\n    {raising}")
     plugged.run(*TOYC, "axpy")
     done = plugged.cachectl("purge", "--all", check=False)
     assert done.returncode == 1
@@ -272,29 +280,21 @@ def test_another_thread_is_not_interrupted_and_not_failed() -> None:
 # ---------------------------------------------------------------------- what lies
 
 
-def lying(tmp_path: Path, *found: Found, roots: tuple[Root, ...] | None = None) -> Contained:
-    """Contain a layer whose scan, or whose roots, are what is given."""
+def lying(tmp_path: Path, *found: Found, roots: tuple[Root, ...] | None = None, **members: object) -> Layer:
+    """Guard a layer whose scan, or whose roots, are what is given; ``members`` are answers of its store or its own."""
     spec = importlib.util.spec_from_file_location("toyc_cachectl", SAMPLE / "toyc_cachectl.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-
-    class Lying(module.Toyc):  # type: ignore[misc, name-defined]
-        def roots(self) -> tuple[Root, ...]:
-            return (Root(tmp_path, Scope.USER, "default"),) if roots is None else roots
-
-        def scan(self, root: Root, *, contents: bool = True) -> Iterator[Found]:
-            del root, contents
-            yield from found
-
+    places = (Root(tmp_path, Scope.USER, "default"),) if roots is None else roots
+    answers = {name: lambda *_, answer=answer, **__: answer for name, answer in members.items()}
+    own = {name: member for name, member in answers.items() if hasattr(Store, name)}
+    store = type("LyingStore", (Files,), {"scan": lambda *_, **__: iter(found), **own})(codec=module.ToycCodec())
+    others = {name: member for name, member in answers.items() if name not in own}
+    lying = type("Lying", (module.Toyc,), {"store": store, "roots": lambda _: places, **others})
     environment = Environment({"HOME": str(tmp_path)}, tmp_path)
-    return Contained(Lying(environment), environment)
-
-
-def answer(layer: Contained, question: str, with_what: object) -> None:
-    """Have what a layer contains answer a question so, whatever is asked."""
-    setattr(layer._inner, question, lambda *_, **__: with_what)
+    return guarded(lying(environment), environment)
 
 
 @pytest.mark.parametrize(
@@ -337,29 +337,26 @@ def test_what_no_report_could_spell_is_refused(tmp_path: Path, changes: dict[str
 )
 def test_a_variable_that_no_shell_can_set_is_refused(tmp_path: Path, put: dict[Any, Any], unset: tuple[str]) -> None:
     """``eval "$(cachectl env --disable)"`` would run what is no name."""
-    layer = lying(tmp_path)
-    answer(layer, "switch", Switch("toyc", put, frozenset(unset)))
+    layer = lying(tmp_path, switched=Switch("toyc", put, frozenset(unset)))
     with pytest.raises(PluginFailed, match="the plug-in failed: TypeError"):
         layer.switched(on=False)
     assert layer.refusals().keys() == {Ability.DISABLE}
 
 
 def test_an_artifact_of_something_else_is_refused(tmp_path: Path) -> None:
-    layer = lying(tmp_path)
     for layer_name, key in (("pocl", "k"), ("toyc", "other")):
-        answer(layer, "read", Artifact(layer_name, key, "toyc-kernel/1", b"x"))
+        layer = lying(tmp_path, read=Artifact(layer_name, key, "toyc-kernel/1", b"x"))
         with pytest.raises(PluginFailed, match="answered with"):
             layer.get("k")
 
 
 @pytest.mark.parametrize("place", ["/etc", "{tmp}"])
 def test_a_fault_elsewhere_is_not_passed_on(tmp_path: Path, place: str) -> None:
-    layer = lying(tmp_path)
     root = Path(place.format(tmp=tmp_path))
     thing = Entry("toyc", "../etc/passwd", root, 1, 1)
     finding = Finding("toyc", root, "k", Severity.FAILS, "c", "m", "f", thing)
-    answer(layer, "verify", [finding])
-    with pytest.raises(PluginFailed, match=r"it finds fault with .*, which is not in its root"):
+    layer = lying(tmp_path, verify=[finding])
+    with pytest.raises(PluginFailed, match=r"answered with .*, which is not in its root"):
         list(layer.verify(layer.roots()[0]))
 
 
@@ -367,7 +364,7 @@ def test_a_problem_elsewhere_is_none_of_its_business(tmp_path: Path) -> None:
     layer = lying(tmp_path, Problem(tmp_path / "x", "damaged", "is"), Problem(Path("/etc"), "damaged", "is"))
     things = layer.scan(layer.roots()[0])
     assert isinstance(next(things), Problem)
-    with pytest.raises(PluginFailed, match="it lists /etc, which is not in its root"):
+    with pytest.raises(PluginFailed, match="answered with /etc, which is not in its root"):
         next(things)
 
 
