@@ -231,8 +231,7 @@ def test_a_root_that_fails_stops_no_other(tmp_path: Path) -> None:
     from cachectl.stack import Stack
 
     stack = Stack(Environment({}, home=tmp_path), plugins=False)
-    stack["pocl"].scan = refuse  # type: ignore[method-assign]
-    stack["pocl"].census = refuse  # type: ignore[method-assign]
+    vars(stack["pocl"].store).update(scan=refuse, census=refuse)
     stack["cuda"].roots = refuse  # type: ignore[method-assign]
     pocl, cuda, _ = stack.report(layers=("pocl", "cuda", "loopy")).layers
     assert {problem.message for problem in pocl.problems} == {"Input/output error"}
