@@ -25,7 +25,8 @@ from homes import run_as
 sys.path.append(str(Path(__file__).parents[0] / "faults"))
 
 from injector import KILL, READS, WRITES, Fault, Injector, compiled_shim
-from sweep import CASES, FAULTS, WORLDS, Sweep, World, filled_world, put_cases
+from sweep import CASES, FAULTS, Sweep, put_cases
+from worlds import WORLDS, World, filled_world
 
 #: Each how many calls; ``None`` for one call.
 EVERY: Final = int(os.environ["CACHECTL_HAZARD"]) if os.environ.get("CACHECTL_HAZARD") else None

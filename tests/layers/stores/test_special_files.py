@@ -21,7 +21,7 @@ import pytest
 
 sys.path[:0] = [str(Path(__file__).parents[2] / "faults")]
 
-from sweep import module, synthetic_world  # noqa: E402
+from worlds import module, synthetic_world  # noqa: E402
 
 from cachectl.cli.main import main  # noqa: E402
 
