@@ -5,14 +5,14 @@ from pathlib import Path
 
 from cachectl import __version__
 
-# The directives of this folder.
+# The directives and schemas of this folder.
 sys.path.insert(0, str(Path(__file__).parent))
 
 project: str = "cachectl"
 version: str = __version__
 release: str = __version__
 
-extensions: list[str] = ["myst_parser", "sphinx.ext.autodoc", "sphinxarg.ext", "abilities", "floor_plan"]
+extensions: list[str] = ["myst_parser", "sphinx.ext.autodoc", "sphinxarg.ext", "abilities", "floor_plan", "schemas"]
 exclude_patterns: list[str] = ["_build"]
 
 # Pages point at each other's sections.

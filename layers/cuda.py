@@ -39,9 +39,10 @@ from cachectl.layers.base.facts import (
 from cachectl.layers.base.layer import Layer
 from cachectl.layers.base.store import Store, counting, remove_counted
 from cachectl.layers.base.switches import first_place, misread, off
+from cachectl.layers.disk.atomic import overwrite
 from cachectl.layers.disk.handles import opened_root, status_of
 from cachectl.layers.disk.locks import record_lock
-from cachectl.layers.disk.plain import overwrite, read_locked
+from cachectl.layers.disk.plain import read_locked
 from cachectl.layers.disk.presence import means_no_file
 from cachectl.layers.formats import compute_cache
 from cachectl.layers.host.drivers import opencl_drivers

@@ -30,8 +30,9 @@ from cachectl.layers.base.facts import (
 from cachectl.layers.base.layer import Layer
 from cachectl.layers.base.store import Codec, Damage, counting
 from cachectl.layers.base.switches import first_place, misread, off
+from cachectl.layers.disk.atomic import overwrite
 from cachectl.layers.disk.flocks import file_lock
-from cachectl.layers.disk.plain import open_plain, overwrite, read_plain
+from cachectl.layers.disk.plain import open_plain, read_plain
 from cachectl.layers.disk.presence import means_no_file
 from cachectl.layers.formats import neo_binaries
 from cachectl.layers.formats.details import Details

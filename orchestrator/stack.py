@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from cachectl.layer_set import LayerSet
@@ -11,15 +11,74 @@ from cachectl.layers.base.limits import LARGEST_BUNDLE
 from cachectl.layers.base.selection import ALL, Selection
 
 if TYPE_CHECKING:
-    from cachectl.clearing.purge import PurgePlan
-    from cachectl.inspecting.entries import Trouble
+    from pathlib import Path
+
+    from cachectl.clearing.prune import Limits
+    from cachectl.clearing.purge import PurgePlan, PurgeResult
+    from cachectl.clearing.quarantine import Restoration
+    from cachectl.inspecting.doctor import Diagnosis
+    from cachectl.inspecting.entries import Listing, Trouble
+    from cachectl.inspecting.layers import Layers
     from cachectl.inspecting.report import Report
+    from cachectl.inspecting.verify import Verification
+    from cachectl.layers.base.layer import Layer
     from cachectl.moving.exporting import Export
     from cachectl.moving.importing import Import, Trust
+    from cachectl.observing.bench import Bench, Step
+    from cachectl.observing.proof import Proof, Watch
+    from cachectl.observing.trace import Trace
+    from cachectl.switching.run import Ran
+
+    #: Gets one line for each thing that a caller should know and that is no error.
+    Notice = Callable[[str], None]
+
+
+def warn_user(line: str) -> None:
+    """Issue a line as a :class:`RuntimeWarning`."""
+    import warnings
+
+    warnings.warn(line, RuntimeWarning, stacklevel=3)
 
 
 class Stack(LayerSet):
-    """The layers of one environment, and the verbs that work on all of them."""
+    """The layers of one environment, and the verbs that work on all of them.
+
+    Each verb of the command line that is about all layers is a method of the same name, with the same words as
+    arguments, and returns facts. ``layers`` names layers; without it a verb works on all of them, or on every
+    clearable one if it removes, exports or restores. ``notice`` gets one line for each thing that a caller should know
+    and that is no error; by default it issues a :class:`RuntimeWarning`.
+    """
+
+    # ------------------------------------------------------------------ inspecting
+
+    def report(self, *, layers: Iterable[str] = (), neighbours: bool = False) -> Report:
+        """Count what every layer holds, and say whether it is on. Writes nothing.
+
+        ``neighbours`` also measures other caches of compiled code, which are no layer's.
+        """
+        from cachectl.inspecting.report import survey
+
+        report = survey(self, self.named(layers))
+        if not neighbours:
+            return report
+        from dataclasses import replace
+
+        from cachectl.inspecting import neighbours as beside
+
+        return replace(report, neighbours=tuple(beside.neighbours(self.environment)))
+
+    def ls(
+        self,
+        selection: Selection = ALL,
+        *,
+        layers: Iterable[str] = (),
+        sort: str | None = None,
+        limit: int | None = None,
+    ) -> Listing:
+        """Return the selected entries, sorted by ``size``, ``age`` or ``used``, no more than ``limit``."""
+        from cachectl.inspecting.entries import list_entries
+
+        return list_entries(self.named(layers), selection, sort=sort, limit=limit)
 
     def entries(
         self,
@@ -30,22 +89,45 @@ class Stack(LayerSet):
     ) -> Iterator[Entry]:
         """Yield the selected entries, layer by layer.
 
-        What could not be listed, and what looks damaged, is given to ``notice``; without one, the first is warned of.
+        ``notice`` gets what could not be listed, and what looks damaged; by default it warns of the first.
         """
         from cachectl.inspecting.entries import listed, warn_of_failures
 
         return listed(self.named(layers), selection, notice or warn_of_failures)
 
-    def report(self, *, layers: Iterable[str] = ()) -> Report:
-        """Count what every layer holds, and say whether it is on. Writes nothing."""
-        from cachectl.inspecting.report import survey
+    def verify(self, *, layers: Sequence[str] = (), deep: bool = False, quarantine: bool = False) -> Verification:
+        """Look for damage, entry by entry; ``quarantine`` moves what is damaged aside.
 
-        return survey(self, self.named(layers))
+        ``deep`` also runs installed tools that can check more.
+        """
+        from cachectl.inspecting.verify import verify
+
+        chosen = self.named(layers)
+        found = verify(chosen, deep=deep)
+        if not quarantine:
+            return found
+        from cachectl.clearing import quarantine as clearing
+
+        return clearing.quarantine(chosen, found, named=bool(layers))
+
+    def doctor(self, *, layers: Sequence[str] = ()) -> Diagnosis:
+        """Return what is wrong with this set-up, each with the command that fixes it."""
+        from cachectl.inspecting.doctor import Diagnosis, diagnosis
+
+        return Diagnosis(tuple(diagnosis(self.named(layers), () if layers else self.broken)))
+
+    def abilities(self, *, layers: Iterable[str] = ()) -> Layers:
+        """Return what each layer can do here, and why not; ``cachectl layers``."""
+        from cachectl.inspecting.layers import layer_abilities
+
+        return layer_abilities(self.named(layers), self.broken)
+
+    # ------------------------------------------------------------------ clearing
 
     def recover(self, layers: Iterable[str] = ()) -> None:
-        """Finish or roll back what was interrupted in the named layers, or in every expendable one.
+        """Finish or roll back interrupted writes in the named layers, or in every clearable one.
 
-        Planning sees past most interrupted writes without that, but not past those of more than 1 GiB.
+        Planning handles most interrupted writes without that, but not those of more than 1 GiB.
         """
         from cachectl.clearing.purge import recover
 
@@ -53,7 +135,7 @@ class Stack(LayerSet):
         recover(self.named(named) if named else self.expendable())
 
     def plan_clear(self, selection: Selection = ALL, *, layers: Iterable[str] = (), listed: bool = False) -> PurgePlan:
-        """Plan a purge of the named layers, or of every expendable one. Touches nothing.
+        """Plan a purge of the named layers, or of every clearable one. Touches nothing.
 
         With ``listed``, ``plan.foreseen()`` names every entry; that takes as long as listing them.
         """
@@ -61,6 +143,136 @@ class Stack(LayerSet):
 
         named = tuple(layers)
         return plan(self.named(named) if named else self.expendable(), selection, listed=listed)
+
+    def purge(
+        self,
+        selection: Selection = ALL,
+        *,
+        layers: Sequence[str] = (),
+        dry_run: bool = False,
+        notice: Notice = warn_user,
+    ) -> PurgeResult:
+        """Remove the selected entries, and what killed commands left; or return what would be removed."""
+
+        def plan(*, listed: bool) -> PurgePlan:
+            return self.plan_clear(selection, layers=layers, listed=listed)
+
+        return self._clear(plan, layers, dry_run=dry_run, notice=notice)
+
+    def prune(
+        self, limits: Limits, *, layers: Sequence[str] = (), dry_run: bool = False, notice: Notice = warn_user
+    ) -> PurgeResult:
+        """Remove what is stale or old, then the longest unused until the rest fits, and what killed commands left."""
+        from cachectl.clearing.prune import plan_prune
+
+        def plan(*, listed: bool) -> PurgePlan:
+            return plan_prune(self.named(layers) if layers else self.expendable(), limits, listed=listed)
+
+        return self._clear(plan, layers, dry_run=dry_run, notice=notice)
+
+    def _clear(
+        self, plan: Callable[..., PurgePlan], layers: Sequence[str], *, dry_run: bool, notice: Notice
+    ) -> PurgeResult:
+        from cachectl.clearing.purge import remove_leftovers
+
+        if dry_run:
+            return plan(listed=True).foreseen()
+        self.recover(layers)
+        result = plan(listed=False).apply()
+        remove_leftovers(self.environment, notice)
+        return result
+
+    def restore(
+        self,
+        names: Collection[str] = (),
+        *,
+        everything: bool = False,
+        replace: bool = False,
+        dry_run: bool = False,
+    ) -> Restoration:
+        """Restore the named things, or ``everything``, from quarantine; without either, list what is there.
+
+        ``replace`` lets them take the place of what is there now.
+        """
+        from cachectl.clearing.quarantine import restore
+
+        return restore(self, names, everything=everything, replace=replace, dry_run=dry_run)
+
+    # ------------------------------------------------------------------ switching
+
+    def run(
+        self,
+        command: Sequence[str],
+        *,
+        no_cache: bool = False,
+        isolated: Path | bool = False,
+        layers: Sequence[str] = (),
+        prove: bool = False,
+        notice: Notice = warn_user,
+    ) -> Ran[Proof]:
+        """Run a command with layers off, or on in an empty root (``True``), or in the root ``isolated``.
+
+        ``prove`` watches the real roots; the proof says whether any was read or written. Raises :class:`Refused` if a
+        named layer can be neither switched nor moved, and :class:`~cachectl.switching.run.CannotStart`.
+        """
+        from cachectl.switching.run import run_command
+
+        def watch(watched: Iterable[Layer], left_out: frozenset[str]) -> Watch:
+            from cachectl.observing.proof import Watch
+
+            return Watch(self, watched, left_out=left_out)
+
+        return run_command(
+            self,
+            command,
+            no_cache=no_cache,
+            isolated=isolated,
+            layers=layers,
+            watch=watch if prove else None,
+            notice=notice,
+        )
+
+    def env(
+        self, *, enable: bool = False, root: str | None = None, layers: Iterable[str] = ()
+    ) -> tuple[Mapping[str, str | None], tuple[str, ...]]:
+        """Return the variables that switch layers off, on (``enable``) or move them to a folder; ``None`` unsets one.
+
+        The second value has a line for each layer that variables cannot switch or move. Raises :class:`BadRequest` if
+        ``root`` is no folder.
+        """
+        from cachectl.layers.base.errors import BadRequest
+        from cachectl.switching.run import variables_for
+
+        folder = None if root is None else self.environment.expand(root)
+        if folder is not None and (not root or (folder.exists() and not folder.is_dir())):
+            message = f"--root {root!r} is no folder"
+            raise BadRequest(message)
+        return variables_for(self.named(layers), on=enable, root=folder)
+
+    # ------------------------------------------------------------------ observing
+
+    def trace(
+        self, command: Sequence[str], *, kernels: bool = False, explain: bool = False, notice: Notice = warn_user
+    ) -> Trace:
+        """Run a command and return what each layer did; with ``kernels`` every build, with ``explain`` every miss."""
+        from cachectl.observing.trace import trace
+
+        return trace(self, command, kernels=kernels, explain=explain, notice=notice)
+
+    def bench(
+        self,
+        command: Sequence[str],
+        *,
+        rounds: int = 3,
+        notice: Notice = warn_user,
+        show: Callable[[Step], None] = lambda _step: None,
+    ) -> Bench:
+        """Run a command with all caches cold, all warm, all off, and each off in turn; return the times it took."""
+        from cachectl.observing.bench import bench
+
+        return bench(command, self, rounds, notice=notice, show=show)
+
+    # ------------------------------------------------------------------ moving
 
     def export(
         self,
@@ -71,19 +283,19 @@ class Stack(LayerSet):
         sign: str | None = None,
         force: bool = False,
     ) -> Export:
-        """Write the selected entries of the named layers, or of every expendable one, as a bundle.
+        """Write the selected entries of the named layers, or of every clearable one, as a bundle.
 
-        ``sign`` is a key of OpenSSH's; the signature lies beside the file. A file that is there is replaced only if it
-        is a bundle, or with ``force``. Entries that cannot be read are named in what is returned.
+        ``sign`` is an OpenSSH key; the signature is written beside the file. An existing file is replaced only if it
+        is a bundle, or with ``force``. The result names entries that cannot be read.
         """
         from cachectl.moving.exporting import export
 
         return export(self, file, selection, layers=layers, sign=sign, force=force)
 
     def import_bundle(self, file: str, trust: Trust, *, dry_run: bool = False, most: int = LARGEST_BUNDLE) -> Import:
-        """Place what a bundle of at most ``most`` bytes holds and what can be hit here; what is here already stays.
+        """Place the entries of a bundle of at most ``most`` bytes that can be hit here; existing entries stay.
 
-        Raises :class:`Untrusted` or :class:`BadBundle`, and then nothing was written.
+        Raises :class:`Untrusted` or :class:`BadBundle` before anything is written.
         """
         from cachectl.moving.importing import import_bundle
 

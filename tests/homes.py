@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from documents import validate_output
 
 from cachectl.cli.main import main
 from cachectl.layers.base.conformance import nobody
@@ -254,6 +255,7 @@ class Home:
 def _checked(done: subprocess.CompletedProcess[str], *, check: bool) -> subprocess.CompletedProcess[str]:
     if check and done.returncode:
         pytest.fail(f"{done.args} ended with {done.returncode}:\n{done.stdout}\n{done.stderr}")
+    validate_output(done.stdout)
     return done
 
 

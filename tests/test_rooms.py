@@ -16,7 +16,7 @@ ALLOWED = {
     "layers": {"layers.base", "layers.disk", "layers.formats", "layers.host", "layers.stores"},
     "": {"layers", "inspecting", "clearing", "switching", "observing", "moving", "cluster"},
     "inspecting": {"", "layers"},
-    "clearing": {"", "layers", "inspecting"},
+    "clearing": {"", "layers", "inspecting", "switching"},
     "switching": {"", "layers"},
     "observing": {"", "layers", "inspecting", "switching", "moving"},
     "moving": {"", "layers", "inspecting", "switching"},
@@ -41,7 +41,7 @@ def test_arrows_between_rooms_go_one_way() -> None:
     wrong = []
     for name in MODULES:
         here = room(name)
-        if here == "cli":
+        if here.partition(".")[0] == "cli":
             continue
         allowed = ALLOWED[here] | {here}
         for target in imported(name, MODULES):

@@ -1,7 +1,7 @@
-"""The environment a program would start in: variables, home, platform, clock.
+"""The environment that a program would start in: variables, home, platform, clock.
 
-Layers answer from an :class:`Environment` and from nothing else, so the same question can be put for another
-user, another platform or a scratch folder. This module is the one place that touches :data:`os.environ`.
+Layers answer from an :class:`Environment` and from nothing else, so the same question can be asked for another user,
+another platform or an isolated root. This module is the only one that touches :data:`os.environ`.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ import re
 import sys
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from pathlib import Path
+from pathlib import Path, PureWindowsPath
 from types import MappingProxyType
 
 from cachectl.layers.disk.locks import PATIENCE
@@ -28,14 +29,13 @@ def _unknown_version(distribution: str) -> str | None:  # noqa: ARG001 - the sig
 class Environment:
     """Everything that decides where caches are and whether they are on.
 
-    ``home`` is the account's home folder (what the password database says), used where ``HOME`` is not;
-    ``python`` is the five-part version that pytools and PyOpenCL put into their names; ``site`` lists the
-    folders of installed packages; ``installed`` gives the version of a distribution there, or ``None``; ``prefix`` is
-    the folder that Python is installed in, or ``None`` where no Python is meant;
-    ``patience`` is how many seconds a lock that somebody else holds is waited for; ``processes`` is where the
-    system shows running programs, ``mounts`` where it lists mounted file systems, and ``topology`` where AMD's
-    driver lists processors, GPUs among them. ``superuser`` tells whether this is one, and ``over_others`` whether it
-    is meant to change what belongs to other users.
+    ``home`` is the account's home folder in the password database, used if ``HOME`` is not set; ``python`` is the
+    five-part version that pytools and PyOpenCL put into their names; ``site`` lists the folders of installed packages;
+    ``installed`` returns the version of a distribution there, or ``None``; ``prefix`` is the folder that Python is
+    installed in, or ``None`` if there is no Python; ``patience`` is how many seconds to wait for a lock that another
+    process holds; ``processes`` is where the system shows running programs, ``mounts`` where it lists mounted file
+    systems, and ``topology`` where AMD's driver lists processors, GPUs among them. ``superuser`` says whether the user
+    is one, and ``over_others`` whether it may change what belongs to other users.
     """
 
     variables: Mapping[str, str]
@@ -71,45 +71,64 @@ class Environment:
         )
 
     def get(self, variable: str) -> str | None:
-        """Return a variable's value, ``None`` where it is not set (an empty value is a value)."""
+        """Return a variable's value, ``None`` if it is not set (an empty value is a value)."""
         return self.variables.get(variable)
 
     def with_variables(self, changes: Mapping[str, str], unset: frozenset[str] = frozenset()) -> Environment:
-        """Return the same environment with some variables set and others gone."""
+        """Return the same environment with some variables set and others removed."""
         kept = {name: value for name, value in self.variables.items() if name not in unset}
         return replace(self, variables=MappingProxyType({**kept, **changes}))
 
     @property
+    def is_this_process(self) -> bool:
+        """Tell whether a library that reads this process's own environment gives the answers of this one."""
+        return (
+            self.platform == sys.platform
+            and self.variables == os.environ
+            and self.home == _account_home()
+            and self.cwd == Path.cwd()
+        )
+
+    @property
     def home_folder(self) -> Path:
-        """The home that ``~`` means to platformdirs: ``HOME`` if absolute, else what its version makes of it."""
+        """The home that ``~`` means to platformdirs: an absolute ``HOME``, else what its release makes of it."""
         named = self.variables.get("HOME")
         if named is None or Path(named).is_absolute():
             return self.home if named is None else Path(named)
-        release = release_of(self.installed("platformdirs"))
-        # Older ones took any value as it stands, 4.12 began to pass over an empty and 4.14 over a relative one.
-        if release is not None and release < ((4, 14) if named else (4, 12)):
+        # Releases before 4.12 follow an empty value, and those before 4.14 a relative one.
+        if self.platformdirs < ((4, 14) if named else (4, 12)):
             return self.cwd / named if named else Path("/")
         return self.home
 
+    @property
+    def follows_relative_cache_home(self) -> bool:
+        """Tell whether platformdirs follows an ``XDG_CACHE_HOME`` that is not absolute: until release 4.11.7."""
+        return self.platformdirs < (4, 11, 8)
+
+    @property
+    def platformdirs(self) -> tuple[int, ...]:
+        """Return the release of platformdirs; without one, a release after all that exist."""
+        return release_of(self.installed("platformdirs")) or (sys.maxsize,)
+
     def absolute(self, path: str | Path) -> Path:
-        """Place a possibly relative path where a program started here would."""
+        """Make a path absolute as a program that is started here would."""
         return self.cwd / path
 
     def expand(self, path: str) -> Path:
-        """Expand a leading ``~`` and place the path."""
+        """Expand a leading ``~``, and make the path absolute."""
         if path == "~" or path.startswith("~/"):
             return self.home_folder / path[2:]
         return self.absolute(path)
 
 
 def release_of(version: str | None) -> tuple[int, ...] | None:
-    """Return the first three numbers of a version, to be compared; ``None`` where it has none."""
+    """Return the first three numbers of a version, to be compared; ``None`` if it has none."""
     match = re.match(r"(\d+)(?:\.(\d+))?(?:\.(\d+))?", version or "")
     return None if match is None else tuple(int(part) for part in match.groups() if part is not None)
 
 
 def user_name(number: int) -> str:
-    """Name an account, or spell its number where it has none."""
+    """Return the name of an account, or its number as text if it has none."""
     try:
         import pwd
 
@@ -132,31 +151,72 @@ def set_process_variable(name: str, value: str | None) -> None:
 
 
 def user_cache_folder(environment: Environment, application: str) -> tuple[Path, str]:
-    """Return where pytools and PyOpenCL keep an application's cache, and why it is there.
+    """Return where pytools and PyOpenCL keep an application's cache, and the reason.
 
-    The rule is platformdirs' with pytools' own line for macOS (``pytools/persistent_dict.py``,
-    ``pyopencl/cache.py``): on Linux a relative or empty ``XDG_CACHE_HOME`` is ignored, on macOS any value
-    counts as it stands.
+    The rule is that of platformdirs, with pytools' own line for macOS (``pytools/persistent_dict.py``,
+    ``pyopencl/cache.py``). Its releases disagree about odd values. There platformdirs itself answers for this process,
+    and the rule of the installed release for any other environment. For common values nothing is imported: that would
+    take twice as long as the start of Python.
     """
-    xdg = environment.get("XDG_CACHE_HOME")
     if environment.platform == "win32":
-        return _windows_cache_folder(environment, application)
-    if environment.platform == "darwin":
-        if xdg is not None:
-            return environment.absolute(Path(xdg) / application), "XDG_CACHE_HOME"
-        return environment.home_folder / "Library" / "Caches" / application, "default"
-    if xdg is not None and Path(xdg).is_absolute():
-        return Path(xdg) / application, "XDG_CACHE_HOME"
-    ignored = "" if xdg is None else f" (XDG_CACHE_HOME={xdg!r} is not absolute, so it is ignored)"
-    return environment.home_folder / ".cache" / application, f"default{ignored}"
+        folder, source, is_common = _windows_folder(environment, application)
+    elif environment.platform == "darwin":
+        folder, source, is_common = _macos_folder(environment, application)
+    else:
+        folder, source, is_common = _linux_folder(environment, application)
+    if not is_common and environment.is_this_process:
+        import platformdirs
+
+        # It raises that if it cannot determine the home folder.
+        with suppress(RuntimeError):
+            answer = environment.absolute(platformdirs.user_cache_dir(application, application))
+            return answer, source if answer == folder else "platformdirs"
+    return folder, source
 
 
-def _windows_cache_folder(environment: Environment, application: str) -> tuple[Path, str]:
-    for variable in ("WIN_PD_OVERRIDE_LOCAL_APPDATA", "LOCALAPPDATA"):
-        value = environment.get(variable)
-        if value:
-            return Path(value, application, application, "Cache"), variable
-    return environment.home_folder.joinpath("AppData", "Local", application, application, "Cache"), "default"
+def user_state_folder(environment: Environment) -> Path:
+    """Return where cachectl keeps files of its own that are no cache, by the rule of :func:`user_cache_folder`."""
+    folder, _, is_common = _linux_folder(environment, "cachectl", "XDG_STATE_HOME", ".local/state")
+    if not (is_common and environment.platform == "linux") and environment.is_this_process:
+        import platformdirs
+
+        with suppress(RuntimeError):
+            return environment.absolute(platformdirs.user_state_dir("cachectl", appauthor=False))
+    return folder
+
+
+def _linux_folder(
+    environment: Environment, application: str, variable: str = "XDG_CACHE_HOME", default: str = ".cache"
+) -> tuple[Path, str, bool]:
+    """Return the folder, the reason, and whether all releases of platformdirs agree about it."""
+    named, home = environment.get(variable), environment.get("HOME")
+    if named and Path(named).is_absolute():
+        return Path(named, application), variable, True
+    if named and named.strip() and environment.follows_relative_cache_home:
+        return environment.absolute(named) / application, variable, False
+    ignored = "" if named is None else f" ({variable}={named!r} is not absolute, so it is ignored)"
+    is_common = not named and (home is None or Path(home).is_absolute())
+    return environment.home_folder / default / application, f"default{ignored}", is_common
+
+
+def _macos_folder(environment: Environment, application: str) -> tuple[Path, str, bool]:
+    named = environment.get("XDG_CACHE_HOME")
+    if named is not None:
+        # This line is pytools' own, and takes any value.
+        return environment.absolute(named) / application, "XDG_CACHE_HOME", True
+    return environment.home_folder / "Library" / "Caches" / application, "default", False
+
+
+def _windows_folder(environment: Environment, application: str) -> tuple[Path, str, bool]:
+    parts = (application, application, "Cache")
+    named = environment.get("WIN_PD_OVERRIDE_LOCAL_APPDATA")
+    # Release 4.8 introduced it. Since 4.11.14 a relative value is ignored.
+    takes_relative = environment.platformdirs < (4, 11, 14)
+    if named and environment.platformdirs >= (4, 8) and (takes_relative or PureWindowsPath(named).is_absolute()):
+        return Path(named, *parts), "WIN_PD_OVERRIDE_LOCAL_APPDATA", False
+    if named := environment.get("LOCALAPPDATA"):
+        return Path(named, *parts), "LOCALAPPDATA", False
+    return environment.home_folder.joinpath("AppData", "Local", *parts), "default", False
 
 
 def _account_home() -> Path:
@@ -167,7 +227,7 @@ def _account_home() -> Path:
     try:
         return Path(pwd.getpwuid(os.getuid()).pw_dir)
     except KeyError:
-        # A container's numeric user has no account; "/" is what such a process gets from its shell.
+        # The numeric user of a container has no account; its shell gives it "/".
         return Path(os.environ.get("HOME") or "/")
 
 
@@ -176,6 +236,6 @@ def _temporary_folder() -> Path:
         import tempfile
 
         return Path(tempfile.gettempdir())
-    # As tempfile does, which takes long to import.
+    # The rule of tempfile, whose import is slow.
     named = (os.environ.get(variable) for variable in ("TMPDIR", "TEMP", "TMP"))
     return Path(next((folder for folder in named if folder and os.path.isdir(folder)), "/tmp")).absolute()  # noqa: S108

@@ -10,7 +10,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
+from typing import ClassVar
 
+from cachectl.layers.base.as_json import AsJson
 from cachectl.layers.disk.presence import status_at
 
 
@@ -63,6 +65,7 @@ class Root:
     scope: Scope
     source: str
     role: str = ""
+    as_json: ClassVar = AsJson(blank_is_null=("role",))
 
     @property
     def exists(self) -> bool:
@@ -81,6 +84,7 @@ class State:
 
     condition: Condition
     why: str
+    as_json: ClassVar = AsJson(names={"condition": "state"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +114,7 @@ class Entry:
     mark: tuple[int, ...] = ()
     #: Whose it is, where it merely shares a root with the layer's own: not counted, and cleared only by its key.
     guest: str | None = None
+    as_json: ClassVar = AsJson(hidden=("mark", "guest"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +134,7 @@ class Orphan:
     idle_only: bool = True
     mark: tuple[int, ...] = ()
     kept: bool = False
+    as_json: ClassVar = AsJson(hidden=("idle_only", "mark", "kept"), names={"why": "because"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,6 +216,7 @@ class Census:
     oldest: float | None = None
     newest: float | None = None
     problems: tuple[Problem, ...] = ()
+    as_json: ClassVar = AsJson(hidden=("stale_entries", "stale_bytes"), also=("complete",))
 
     @property
     def complete(self) -> bool:
@@ -257,6 +264,7 @@ class Note:
     key: str
     because: str
     starved: tuple[Target, ...] = ()
+    as_json: ClassVar = AsJson(hidden=("starved",))
 
 
 @dataclass(frozen=True, slots=True)
@@ -320,6 +328,7 @@ class Outcome:
     failed: tuple[Note, ...] = ()
     remade: tuple[Path, ...] = ()
     things: tuple[Removable, ...] = ()
+    as_json: ClassVar = AsJson(hidden=("things",))
 
     def plus(self, other: Outcome) -> Outcome:
         """Return both outcomes as one."""
@@ -425,6 +434,7 @@ class Finding:
     message: str
     fix: str
     thing: Removable | None = None
+    as_json: ClassVar = AsJson(hidden=("thing",))
 
 
 @dataclass(frozen=True, slots=True)
@@ -439,6 +449,7 @@ class Unverified:
     count: int
     thing: str
     remedy: str = ""
+    as_json: ClassVar = AsJson(blank_is_null=("remedy",))
 
 
 @dataclass(frozen=True, slots=True)

@@ -67,8 +67,10 @@ def diagnosed(layer: Layer, distribution: str, variables: tuple[str, ...]) -> It
 
 
 def relative_cache_home(layer: Layer) -> Iterator[Finding]:
-    """Find an ``XDG_CACHE_HOME`` that platformdirs, and so pytools and PyOpenCL, pass over."""
+    """Find an ``XDG_CACHE_HOME`` that is not absolute: pytools and PyOpenCL ignore it, or follow it from anywhere."""
     value = layer.environment.get("XDG_CACHE_HOME")
     if layer.environment.platform == "linux" and value and not Path(value).is_absolute():
         outcome = "is not absolute: pytools and PyOpenCL ignore it, and use ~/.cache"
+        if layer.environment.follows_relative_cache_home:
+            outcome = "is not absolute: pytools and PyOpenCL make a cache in every folder that a program starts in"
         yield misread(layer, "XDG_CACHE_HOME", Severity.HARMLESS, outcome)

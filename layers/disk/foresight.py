@@ -1,19 +1,16 @@
-"""What a change would meet, found out without changing anything: modes, read-only file systems, and locks."""
+"""Obstacles to a change, found without changing anything: modes, read-only file systems, and locks."""
 
 from __future__ import annotations
 
 import errno
 import os
-import time
 from contextlib import suppress
 from pathlib import Path
-from typing import Final
 
 from cachectl.layers.base.errors import Busy
+from cachectl.layers.disk.locking import release_flock, try_flock, wait_until
 from cachectl.layers.disk.locks import ask_for_record, has_record_structure
 from cachectl.layers.disk.plain import open_plain, release
-
-_PAUSE: Final = 0.02
 
 
 def closed_because(root: Path, key: str, known: dict[Path, str | None] | None = None) -> str | None:
@@ -61,30 +58,24 @@ def wait_until_free(layer: str, path: Path, patience: float, *, span: tuple[int,
     Both kinds of lock count: ``flock``, and records of ``fcntl``, which sqlite, CUDA and MIOpen take, in a ``span`` of
     bytes (start and length; a length of 0 is the rest of the file).
     """
-    deadline = time.monotonic() + patience
-    while _is_locked(path, span):
-        if time.monotonic() > deadline:
-            message = f"locked by another process for more than {patience:g} s; try again when it has ended, or --wait"
-            raise Busy(layer, message, path)
-        time.sleep(_PAUSE)
+    if not wait_until(lambda: not _is_locked(path, span), patience):
+        message = f"locked by another process for more than {patience:g} s; try again when it has ended, or --wait"
+        raise Busy(layer, message, path)
 
 
 def _is_locked(path: Path, span: tuple[int, int]) -> bool:
     try:
-        import fcntl
-
         handle = open_plain(path)
-    except (ImportError, OSError):
-        # The change itself says what is wrong with it.
+    except OSError:
+        # The change itself reports what is wrong with it.
         return False
     try:
-        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        fcntl.flock(handle, fcntl.LOCK_UN)
+        if not try_flock(handle, shared=True):
+            return True
+        release_flock(handle)
         return _has_record_lock(handle, span)
-    except BlockingIOError:
-        return True
     except OSError:
-        # A file system without such locks.
+        # The platform or the file system has no such locks.
         return False
     finally:
         # Closing it at once could drop locks that a library in this process holds.

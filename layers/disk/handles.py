@@ -10,11 +10,11 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
+from cachectl.layers.disk.atomic import create, write_all
+from cachectl.layers.disk.locking import take_flock
 from cachectl.layers.disk.plain import STAGE, open_plain, own_name
 from cachectl.layers.disk.presence import means_absent, status_at
 
-#: What a file system says that knows no second names.
-NO_HARD_LINKS: Final = frozenset({errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EMLINK})
 #: What a file system says that is full, or will not let a file grow.
 NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 #: Bytes of a small journal of sqlite's.
@@ -25,15 +25,19 @@ DEEP: Final = 16
 _FOLDER_FLAGS: Final = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_NOFOLLOW", 0)
 
 
-def lacks_room(folder: Path) -> bool:
-    """Return whether a folder takes no new file of a few pages: no room, no inode left, or a quota used up."""
+def probe_room(folder: Path, size: int = _PROBE) -> None:
+    """Write and remove a file of some bytes: quotas show in no number. Raises :class:`OSError`."""
     import tempfile
 
+    with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
+        write_all(file.fileno(), (bytes(size),))
+        os.fsync(file.fileno())
+
+
+def lacks_room(folder: Path) -> bool:
+    """Tell whether a folder takes no new file of a few pages: no room, no inode left, or a quota used up."""
     try:
-        with tempfile.TemporaryFile(dir=folder) as file:
-            file.write(bytes(_PROBE))
-            file.flush()
-            os.fsync(file.fileno())
+        probe_room(folder)
     except OSError as error:
         return error.errno in NO_ROOM
     return False
@@ -103,7 +107,8 @@ def own_folder(handle: int, prefix: str, freed: Freed | None = None) -> Iterator
     os.mkdir(name, 0o700, dir_fd=handle)
     try:
         with opened(name, handle) as folder:
-            _hold(folder, wait=True)
+            # Another cachectl may be asking for a moment whether it is held.
+            take_flock(folder, wait=True)
             yield folder, name
     finally:
         delete(handle, name, freed)
@@ -141,60 +146,14 @@ def owners(path: Path) -> frozenset[int]:
 def is_held(handle: int, name: str) -> bool:
     """Return whether a living cachectl works in a folder of its own making, or the folder has gone.
 
-    Raises :class:`OSError` where that cannot be determined.
+    Raises :class:`OSError` if that cannot be determined.
     """
     with ExitStack() as stack:
         folder = descend(stack, handle, (name,))
-        return folder is None or not _hold(folder, wait=False)
-
-
-def _hold(folder: int, *, wait: bool) -> bool:
-    """Lock a folder against being taken for a left-over, or (not waiting) try whether it is; tell of success."""
-    import fcntl
-
-    try:
-        # Those who only try do not keep each other, or the owner for longer than a moment, from it.
-        fcntl.flock(folder, fcntl.LOCK_EX if wait else fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except OSError:
-        return False
-    return True
-
-
-def hold_alone(folder: int) -> bool:
-    """Lock an open folder for this process, unless another works in it; tell whether that was done."""
-    import fcntl
-
-    try:
-        fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return False
-    return True
-
-
-def place_new(source: int, target: int, name: str) -> None:
-    """Move a plain file into another folder under its name, where there must be none.
-
-    Raises :class:`FileExistsError` where there is.
-    """
-    try:
-        os.link(name, name, src_dir_fd=source, dst_dir_fd=target, follow_symlinks=False)
-    except OSError as error:
-        if error.errno not in NO_HARD_LINKS:
-            raise
-        if status_of(target, name) is not None:
-            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), name) from error
-        os.rename(name, name, src_dir_fd=source, dst_dir_fd=target)
-    else:
-        os.unlink(name, dir_fd=source)
-
-
-def write_synced(handle: int, name: str, content: bytes, mode: int = 0o600) -> None:
-    """Write a new file whole, and see it to the disk."""
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
-    with open(os.open(name, flags, mode, dir_fd=handle), "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
+        if folder is None:
+            return True
+        # Shared: those who only ask neither hinder each other, nor the owner for longer than a moment.
+        return not take_flock(folder, shared=True)
 
 
 class Freed:
@@ -243,12 +202,10 @@ def _copy(source: int, *, target: int, name: str, new: str, depth: int = 0) -> N
                 _copy(below, target=copied, name=child, new=child, depth=depth + 1)
             _finish_copy(copied, status)
         return
-    with open(open_plain(name, dir_fd=source), "rb") as old:
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
-        with open(os.open(new, flags, 0o600, dir_fd=target), "wb") as file:
-            shutil.copyfileobj(old, file)
-            file.flush()
-            _finish_copy(file.fileno(), status)
+    with open(open_plain(name, dir_fd=source), "rb") as old, open(create(new, target), "wb") as file:
+        shutil.copyfileobj(old, file)
+        file.flush()
+        _finish_copy(file.fileno(), status)
 
 
 def _finish_copy(handle: int, status: os.stat_result) -> None:

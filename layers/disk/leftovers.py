@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from cachectl.layers.disk.atomic import create, write_all
+from cachectl.layers.disk.locking import is_same_file, try_flock
 from cachectl.layers.disk.locks import node
 from cachectl.layers.disk.plain import open_plain, read_plain
 from cachectl.layers.host.mounts import network_file_system
@@ -46,8 +48,8 @@ class Owned:
         while True:
             folder = parent / (prefix + os.urandom(8).hex())
             # The lock comes first: a folder without one has no owner.
-            handle = os.open(_lock_of(folder), os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-            if _flock(handle) is not False and _stands(folder, handle):
+            handle = create(os.fspath(_lock_of(folder)))
+            if _flock(handle) is not False and is_same_file(_lock_of(folder), handle):
                 break
             # A sweep of another process came first, and removes it.
             os.close(handle)
@@ -69,9 +71,7 @@ class Owned:
 
     def _write(self) -> None:
         os.ftruncate(self._handle, 0)
-        rest = memoryview(json.dumps(self.record).encode())
-        while rest:
-            rest = rest[os.pwrite(self._handle, rest, os.fstat(self._handle).st_size) :]
+        write_all(self._handle, (json.dumps(self.record).encode(),), 0)
 
     def forget(self) -> None:
         """Give up the lock, and remove its file if the folder has gone."""
@@ -159,7 +159,7 @@ def _taken(folder: Path) -> int | None:
         return -1
     except OSError:
         return None
-    if _flock(handle) and _stands(folder, handle):
+    if _flock(handle) and is_same_file(_lock_of(folder), handle):
         return handle
     os.close(handle)
     return None
@@ -187,23 +187,9 @@ def _lock_of(folder: Path) -> Path:
     return folder.with_name(folder.name + _LOCK)
 
 
-def _stands(folder: Path, handle: int) -> bool:
-    try:
-        return os.path.samestat(_lock_of(folder).lstat(), os.fstat(handle))
-    except FileNotFoundError:
-        return False
-
-
 def _flock(handle: int) -> bool | None:
-    """Take the lock of a file at once. Return whether that worked, ``None`` where there are no such locks."""
+    """Take the lock of a file at once. Return whether that worked, ``None`` if there are no such locks."""
     try:
-        import fcntl
-    except ImportError:
-        return None
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
+        return try_flock(handle)
     except OSError:
         return None
-    return True

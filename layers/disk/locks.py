@@ -15,11 +15,11 @@ from typing import Final, NamedTuple
 
 from cachectl.layers.base.errors import Busy, Refused, Unreachable
 from cachectl.layers.disk.handles import status_of
+from cachectl.layers.disk.locking import take_flock, wait_until
 from cachectl.layers.disk.plain import open_plain, release
 
 #: Seconds to wait for a lock that another process holds.
 PATIENCE: Final = 5.0
-_PAUSE: Final = 0.02
 #: ``struct flock`` of 64-bit Linux: type, whence, start, length, process.
 _RECORD: Final = "hhqqi4x"
 _FOLDER: Final = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_NOFOLLOW", 0)
@@ -46,11 +46,8 @@ def record_lock(
     except OSError as error:
         raise Unreachable(layer, f"cannot open: {error.strerror}", path) from error
     try:
-        deadline = time.monotonic() + patience
-        while not _try(lambda: fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)):
-            if time.monotonic() > deadline:
-                raise Busy(layer, f"locked by another process for more than {patience:g} s", path)
-            time.sleep(_PAUSE)
+        if not wait_until(lambda: _try(lambda: fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)), patience):
+            raise Busy(layer, f"locked by another process for more than {patience:g} s", path)
         yield handle
     finally:
         release(handle)
@@ -93,23 +90,22 @@ def presence_lock(
     seconds. Raises :class:`Busy` after ``patience`` seconds; a lock that may be held is never removed, and no other
     file of its name either.
     """
-    deadline = time.monotonic() + patience
-    with ExitStack() as opened:
+    with ExitStack() as stack:
         try:
-            handle = folder if folder is not None else opened.enter_context(_opened(os.open(path.parent, _FOLDER)))
+            handle = folder if folder is not None else stack.enter_context(_opened(os.open(path.parent, _FOLDER)))
         except OSError as error:
             raise Unreachable(layer, f"cannot lock: {error.strerror}", path) from error
         place = _Place(handle, path)
-        while True:
-            with ExitStack() as stack:
-                if place.status() is None and _make_lock(layer, place, stack):
-                    yield
-                    return
-            if _take_over(place, abandoned):
-                continue
-            if time.monotonic() > deadline:
-                raise _locked_too_long(layer, path, patience)
-            time.sleep(_PAUSE)
+
+        def is_made() -> bool:
+            while not (made := place.status() is None and _make_lock(layer, place, stack)):
+                if not _take_over(place, abandoned):
+                    break
+            return made
+
+        if not wait_until(is_made, patience):
+            raise _locked_too_long(layer, path, patience)
+        yield
 
 
 def wait_until_absent(
@@ -119,13 +115,8 @@ def wait_until_absent(
 
     Raises :class:`Busy` as it does.
     """
-    deadline = time.monotonic() + patience
-    while os.path.lexists(path):
-        if is_abandoned(path, abandoned):
-            return
-        if time.monotonic() > deadline:
-            raise _locked_too_long(layer, path, patience)
-        time.sleep(_PAUSE)
+    if not wait_until(lambda: not os.path.lexists(path) or is_abandoned(path, abandoned), patience):
+        raise _locked_too_long(layer, path, patience)
 
 
 def is_abandoned(path: Path, abandoned: Callable[[float], bool]) -> bool:
@@ -244,7 +235,7 @@ def _own(handle: int) -> None:
     The system holds it for as long as we live, so whoever reads the name can tell whether we do. On a full disk it
     stays empty, as PyOpenCL's own is: it holds all the same.
     """
-    _hold(handle)
+    take_flock(handle)
     with suppress(OSError):
         os.write(handle, _owner())
 
@@ -259,7 +250,7 @@ def _take_over(place: _Place, abandoned: Callable[[float], bool]) -> bool:
     """
     # Opened again: the system ties what is held to an open folder, and others use the one that is given.
     with suppress(OSError), _opened(os.open(".", _FOLDER, dir_fd=place.folder)) as folder:
-        if not _hold(folder):
+        if not take_flock(folder):
             return False
         judged = os.stat(place.name, dir_fd=place.folder, follow_symlinks=False)
         age = time.time() - judged.st_mtime
@@ -280,7 +271,7 @@ def _nobody_holds(place: _Place, age: float, abandoned: Callable[[float], bool])
         match = re.fullmatch(rb"(?:cachectl \d+ (.*)\n)?", os.read(handle, 300))
         if match is None:
             return False
-        return _hold(handle) if match[1] == os.fsencode(node()) else abandoned(age)
+        return take_flock(handle) if match[1] == os.fsencode(node()) else abandoned(age)
 
 
 @contextmanager
@@ -289,17 +280,6 @@ def _opened(handle: int) -> Iterator[int]:
         yield handle
     finally:
         os.close(handle)
-
-
-def _hold(handle: int) -> bool:
-    """Lock an open file or folder, as long as it is open, unless somebody else has; tell whether that was done."""
-    try:
-        import fcntl
-
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except (ImportError, OSError):
-        return False
-    return True
 
 
 def _marks(status: os.stat_result) -> tuple[int, ...]:

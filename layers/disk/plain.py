@@ -174,33 +174,6 @@ def _open_unnoticed(path: str | Path, dir_fd: int | None) -> int:
         return open_plain(path, dir_fd=dir_fd)
 
 
-def overwrite(handle: int, old: bytes, new: bytes) -> None:
-    """Write an open file over in place, given what is in it; where there is no room, it stays as it was.
-
-    For files that others hold open or have locked, so that no other can be renamed over them. What the file
-    grows by goes first, since only that needs room; until the end the file is too long at worst, never too short.
-    """
-    try:
-        _write_all(handle, new[len(old) :], len(old))
-        # Some file systems find out no sooner that there is no room.
-        os.fsync(handle)
-        _write_all(handle, new[: len(old)], 0)
-    except OSError:
-        with suppress(OSError):
-            _write_all(handle, old, 0)
-        os.ftruncate(handle, len(old))
-        raise
-    os.ftruncate(handle, len(new))
-
-
-def _write_all(handle: int, data: bytes, place: int) -> None:
-    """Write everything: a disk that fills up takes a part without a complaint."""
-    rest = memoryview(data)
-    while rest:
-        written = os.pwrite(handle, rest, place)
-        rest, place = rest[written:], place + written
-
-
 def plain_identity(path: Path) -> tuple[int, int]:
     """Return device and inode of a plain file that is no link. Raises :class:`OSError` for anything else."""
     status = path.lstat()

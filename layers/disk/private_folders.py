@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cachectl.layers.base.environment import user_name
+from cachectl.layers.base.environment import user_name, user_state_folder
 from cachectl.layers.base.errors import CachectlError, printable
 from cachectl.layers.disk.trust import shared_because
 
@@ -120,9 +120,7 @@ def _state_folder(environment: Environment) -> Path:
 
     It follows no variable that moves caches: a command of a scratch run must not make its own scratch in there.
     """
-    named = environment.get("XDG_STATE_HOME")
-    above = Path(named) if named and os.path.isabs(named) else environment.home_folder / ".local" / "state"
-    return Path(os.path.realpath(above / "cachectl" / "scratch"))
+    return Path(os.path.realpath(user_state_folder(environment) / "scratch"))
 
 
 def _reason(error: NotPrivate | OSError) -> str:

@@ -17,6 +17,8 @@ from cachectl.layers.formats.elf import MAGIC, OWN_TYPES, Elf, Section, Segment,
 _NULL, _PROGBITS, _SYMTAB, _STRTAB, _RELA, _HASH, _DYNAMIC, _NOTE, _NOBITS, _REL = range(10)
 _DYNSYM: Final = 11
 _GNU_HASH: Final = 0x6FFFFFF6
+#: The tables of symbol versions: definitions, needs, and the version of each symbol.
+_VERSIONS: Final = (0x6FFFFFFD, 0x6FFFFFFE, 0x6FFFFFFF)
 # Types of segments.
 _LOAD, _DYNAMIC_SEGMENT = 1, 2
 # Types of files.
@@ -104,7 +106,7 @@ def _check_section(elf: Elf, number: int, section: Section) -> None:
         )
         _demand(elf.has_name(section.name_at), f"{where} has no name")
     _demand(section.alignment & (section.alignment - 1) == 0, f"{where} has no possible alignment")
-    if section.kind in (_SYMTAB, _DYNSYM, _REL, _RELA, _HASH, _DYNAMIC, _GNU_HASH):
+    if section.kind in (_SYMTAB, _DYNSYM, _REL, _RELA, _HASH, _DYNAMIC, _GNU_HASH, *_VERSIONS):
         _demand(section.link < len(elf.sections), f"{where} refers to section {section.link}, which it has not")
     if section.kind == _STRTAB and section.size and elf.kind < OWN_TYPES:
         content = elf.content(section)

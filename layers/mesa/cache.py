@@ -13,7 +13,7 @@ import re
 import shlex
 import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -46,11 +46,11 @@ from cachectl.layers.base.facts import (
 from cachectl.layers.base.layer import Layer
 from cachectl.layers.base.store import Store, counting, each_part, remove_counted
 from cachectl.layers.base.switches import misread, off
-from cachectl.layers.disk.handles import opened_root, write_synced
+from cachectl.layers.disk.atomic import write_synced
+from cachectl.layers.disk.handles import opened_root
 from cachectl.layers.disk.plain import open_plain, read_plain
 from cachectl.layers.disk.presence import is_there, means_no_file, status_at
 from cachectl.layers.host.drivers import opencl_drivers
-from cachectl.layers.host.installing import command_to_install
 from cachectl.layers.host.processes import spell, using
 from cachectl.layers.mesa import entries as mesa_entries
 from cachectl.layers.mesa.entries import RUSTICL
@@ -108,9 +108,6 @@ _FALSE: Final = frozenset({"0", "f", "false", "n", "no"})
 
 _GRAPHICS: Final = "is of GL or Vulkan, which share the folder"
 _UNTOLD: Final = "cannot be distinguished from what GL and Vulkan keep in the same folder"
-_UNREAD: Final = (
-    f"{_UNTOLD}: it is packed with zstd, which nothing here reads; cachectl doctor names the missing library"
-)
 _NEVER: Final = "Mesa compiles it again in every run, and never replaces it"
 
 
@@ -129,11 +126,8 @@ class ShaderCache(Store):
     forms = ("mesa-entry/1",)
 
     def refusals(self) -> Mapping[Ability, str]:
-        """Refuse what needs directory handles, or something to unpack payloads with, where there is none."""
-        if mesa_entries.can_inflate():
-            return REFUSALS
-        missing = f"kernel names are packed with zstd, which nothing here reads; to add it: {_add_zstd()}"
-        return {**REFUSALS, Ability.KERNELS: missing}
+        """Refuse what needs directory handles where there are none."""
+        return REFUSALS
 
     def claims(self, root: Root, parts: tuple[str, ...]) -> bool:
         """Tell by the names of entries, files and temporaries."""
@@ -686,7 +680,6 @@ class MesaShaderCache(Layer):
         yield from self._switched()
         yield from self._placed()
         yield from self._limited()
-        yield from self._unread()
         yield from self._unlisted()
 
     def _unlisted(self) -> Iterator[Finding]:
@@ -695,17 +688,6 @@ class MesaShaderCache(Layer):
             if self.environment.get(variable):
                 outcome = "names files that programs also take entries from: they are neither listed nor purged"
                 yield misread(self, variable, Severity.HARMLESS, outcome)
-
-    def _unread(self) -> Iterator[Finding]:
-        """Find entries that cannot be told from GL's for want of a library, and so are never cleared."""
-        for root in () if mesa_entries.can_inflate() else self.roots():
-            # A root that cannot be read is told of by whoever counts it.
-            with suppress(LayerError, OSError):
-                found = self.scan(root, contents=False)
-                count = sum(isinstance(one, Entry) and one.guest == _UNREAD for one in found)
-                if count:
-                    message = f"{count} entries {_UNTOLD}: they are packed with zstd, and left alone"
-                    yield Finding(self.name, root.path, None, Severity.HARMLESS, "unread", message, _add_zstd())
 
     def _switched(self) -> Iterator[Finding]:
         switch = self._switch()
@@ -800,8 +782,6 @@ def _guest(group: list[_Raw], unread: dict[Path, LayerError]) -> str | None:
         return _GRAPHICS
     if headers[0].is_rusticl:
         return None
-    if not mesa_entries.can_inflate():
-        return _UNREAD
     # Of what a driver stores, kernels are smaller than the code made from them.
     for raw in sorted(group, key=lambda raw: raw.entry.bytes)[:_LOOKS]:
         if _kernels(_content(raw, unread)):
@@ -822,16 +802,11 @@ def _housekeeping(root: Root, leaf: Leaf) -> Housekeeping:
     return Housekeeping(leaf.key, root.path, leaf.bytes, 1, leaf.modified, fixed=True)
 
 
-def _add_zstd() -> str:
-    return command_to_install("zstandard")
-
-
 def _kernels(data: bytes) -> tuple[str, ...] | None:
     try:
-        content = mesa_entries.inflate(data)
+        return mesa_entries.kernels(mesa_entries.inflate(data))
     except ValueError:
         return None
-    return None if content is None else mesa_entries.kernels(content)
 
 
 def _described(

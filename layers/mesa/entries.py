@@ -9,16 +9,11 @@ A header names the driver and the device, a checksum covers the payload, which z
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
-import io
 import re
 import struct
-import sys
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Final
 
 #: Enough for every driver and device; what is longer is read again whole.
@@ -38,7 +33,6 @@ _GLSL: Final = 1
 _KINDS: Final = (0, _GLSL)
 #: More than any program needs, in bytes.
 _LARGEST: Final = 1 << 26
-_WINDOW: Final = 1 << 27
 _ZSTD: Final = b"\x28\xb5\x2f\xfd"
 #: Only an OpenCL kernel gets such a function around it.
 _WRAPPED: Final = re.compile(rb"__wrapped_([A-Za-z_]\w{0,254})\0", re.ASCII)
@@ -113,64 +107,37 @@ def complaint(data: bytes) -> str | None:
     return None
 
 
-def inflate(data: bytes) -> bytes | None:
-    """Unpack the payload of an entry; ``None`` where there is nothing to unpack it with.
+def inflate(data: bytes) -> bytes:
+    """Unpack the payload of an entry.
 
-    Raises :class:`ValueError` for what cannot be unpacked, or is larger than any program.
+    Raises :class:`ValueError` if it cannot be unpacked, or is larger than any program.
     """
     header = read_header(data)
     if header is None or header.payload is None or header.inflated > _LARGEST:
-        raise ValueError("has no header that could be true")
+        raise ValueError("its header is missing or impossible")
     packed = data[header.payload :]
-    if not packed.startswith(_ZSTD):
-        return _inflate_zlib(packed, header.inflated)
-    unpack = _zstd()
-    if unpack is None:
-        return None
-    content = unpack(packed, header.inflated)
+    unpack = _unpack_zstd if packed.startswith(_ZSTD) else _unpack_zlib
+    content = unpack(packed, header.inflated + 1)
     if len(content) != header.inflated:
-        raise ValueError("is not as long as its header says")
+        raise ValueError("its length is not the one in its header")
     return content
 
 
-def can_inflate() -> bool:
-    """Tell whether there is a library that unpacks payloads: Python's own since 3.14, or ``zstandard``."""
-    return _zstd() is not None
-
-
-def _inflate_zlib(packed: bytes, size: int) -> bytes:
+def _unpack_zlib(packed: bytes, most: int) -> bytes:
     try:
-        content = zlib.decompressobj().decompress(packed, size + 1)
+        return zlib.decompressobj().decompress(packed, most)
     except zlib.error as error:
         raise ValueError(str(error)) from error
-    if len(content) != size:
-        raise ValueError("is not as long as its header says")
-    return content
 
 
-@lru_cache(maxsize=1)
-def _zstd() -> Callable[[bytes, int], bytes] | None:
-    # Looked for, and not imported: a report asks too, and unpacks nothing.
-    if sys.version_info >= (3, 14):
-        return _by_python
-    return None if importlib.util.find_spec("zstandard") is None else _by_zstandard
-
-
-def _by_python(packed: bytes, size: int) -> bytes:
-    zstd = importlib.import_module("compression.zstd")
+def _unpack_zstd(packed: bytes, most: int) -> bytes:
     try:
-        return bytes(zstd.ZstdDecompressor().decompress(packed, max_length=size + 1))
-    except (zstd.ZstdError, EOFError) as error:
-        raise ValueError(str(error)) from error
-
-
-def _by_zstandard(packed: bytes, size: int) -> bytes:
-    zstandard = importlib.import_module("zstandard")
+        from cachectl.layers.formats import zstd
+    except ImportError as error:
+        raise ValueError("this Python was built without zstd") from error
     try:
-        # Its plain call would allocate whatever size the payload claims.
-        with zstandard.ZstdDecompressor(max_window_size=_WINDOW).stream_reader(io.BytesIO(packed)) as reader:
-            return bytes(reader.read(size + 1))
-    except zstandard.ZstdError as error:
+        return zstd.decompressor().decompress(packed, max_length=most)
+    except zstd.ZstdError as error:
         raise ValueError(str(error)) from error
 
 

@@ -18,16 +18,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar, Final
 
-from cachectl.layers.base.errors import Busy, Damaged, EntryExists, LayerError, Refused, Unreachable
+from cachectl.layers.base.errors import Busy, Damaged, EntryExists, LayerError, Unreachable
 from cachectl.layers.base.limits import LARGEST_ENTRY, LARGEST_INDEX, too_large
+from cachectl.layers.disk.atomic import create, write_all
 from cachectl.layers.disk.handles import NO_ROOM, descend, opened_root, own_folder, status_of
+from cachectl.layers.disk.locking import release_flock, try_flock, wait_until
 from cachectl.layers.disk.plain import STAGE, open_plain
 from cachectl.layers.disk.presence import means_absent
 from cachectl.layers.mesa import entries as mesa_entries
 from cachectl.layers.mesa import indexes as mesa_files
 from cachectl.layers.mesa.indexes import Place
 
-_PAUSE: Final = 0.02
 _CHUNK: Final = 1 << 20
 _TRIES: Final = 5
 
@@ -316,26 +317,15 @@ class MesaFile(ABC):
 
     @contextmanager
     def _locked(self, handle: int) -> Iterator[None]:
-        try:
-            import fcntl
-        except ImportError as error:
-            raise Refused(self.layer, "this platform has no file locks", self.path) from error
-        deadline = time.monotonic() + self.patience
-        while True:
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError as error:
-                if time.monotonic() > deadline:
-                    message = f"locked by another process for more than {self.patience:g} s; --wait waits longer"
-                    raise Busy(self.layer, message, self.path) from error
-                time.sleep(_PAUSE)
+        if not wait_until(lambda: try_flock(handle), self.patience):
+            message = f"locked by another process for more than {self.patience:g} s; --wait waits longer"
+            raise Busy(self.layer, message, self.path)
         try:
             yield
         finally:
-            # The lock goes at the latest when the file is closed.
+            # The lock ends at the latest when the file is closed.
             with suppress(OSError):
-                fcntl.flock(handle, fcntl.LOCK_UN)
+                release_flock(handle)
 
 
 class FossilizeFile(MesaFile):
@@ -371,14 +361,14 @@ class FossilizeFile(MesaFile):
     def _begin(self, files: _Open) -> None:
         for handle in (files.data, files.index):
             if os.fstat(handle).st_size == 0:
-                _write(handle, mesa_files.FOZ_MAGIC, 0)
+                write_all(handle, (mesa_files.FOZ_MAGIC,), 0)
 
     def _append(self, files: _Open, name: str, content: bytes) -> None:
         end = os.fstat(files.data).st_size
-        _write(files.data, mesa_files.foz_entry(name, content, mesa_entries.checksum(content)), end)
+        write_all(files.data, (mesa_files.foz_entry(name, content, mesa_entries.checksum(content)),), end)
         os.fsync(files.data)
         record = mesa_files.foz_record(Place(name, end + len(name)))
-        _write(files.index, record, os.fstat(files.index).st_size)
+        write_all(files.index, (record,), os.fstat(files.index).st_size)
         os.fsync(files.index)
 
     def _drop(self, files: _Open, gone: set[Blob]) -> None:
@@ -390,10 +380,10 @@ class FossilizeFile(MesaFile):
         with ExitStack() as stack:
             stage, _ = stack.enter_context(own_folder(files.root, STAGE))
             empty, data, index = (self._staged(stack, stage, name, files) for name in ("empty", "data", "index"))
-            _write(empty[1], mesa_files.FOZ_MAGIC, 0)
+            write_all(empty[1], (mesa_files.FOZ_MAGIC,), 0)
             places = self._copied(files.data, kept, data[1])
             records = b"".join(map(mesa_files.foz_record, places))
-            _write(index[1], mesa_files.FOZ_MAGIC + records, 0)
+            write_all(index[1], (mesa_files.FOZ_MAGIC + records,), 0)
             for _, handle in (empty, data, index):
                 os.fsync(handle)
             for (staged, _), name in ((empty, self.index_name), (data, self.data_name), (index, self.index_name)):
@@ -408,14 +398,14 @@ class FossilizeFile(MesaFile):
         return 2 * len(mesa_files.FOZ_MAGIC) + sum(lengths)
 
     def _staged(self, stack: ExitStack, stage: int, name: str, files: _Open) -> tuple[str, int]:
-        handle = os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=stage)
+        handle = create(name, stage)
         stack.callback(os.close, handle)
         os.fchmod(handle, os.fstat(files.data).st_mode & 0o777)
         return name, handle
 
     def _copied(self, source: int, kept: Iterable[Blob], target: int) -> list[Place]:
         at = len(mesa_files.FOZ_MAGIC)
-        _write(target, mesa_files.FOZ_MAGIC, 0)
+        write_all(target, (mesa_files.FOZ_MAGIC,), 0)
         places = []
         for blob in kept:
             begin = blob.offset - len(blob.name)
@@ -464,23 +454,23 @@ class DatabaseFile(MesaFile):
     def _renumber(self, files: _Open) -> None:
         number = _number()
         for handle in (files.data, files.index):
-            _write(handle, mesa_files.db_head(number), 0)
+            write_all(handle, (mesa_files.db_head(number),), 0)
             os.fsync(handle)
 
     def _append(self, files: _Open, name: str, content: bytes) -> None:
         end = os.fstat(files.data).st_size
-        _write(files.data, mesa_files.db_entry(name, content, mesa_entries.checksum(content)), end)
+        write_all(files.data, (mesa_files.db_entry(name, content, mesa_entries.checksum(content)),), end)
         os.fsync(files.data)
         # Mesa counts from the start of the machine, as this clock does.
         record = mesa_files.db_record(Place(name, end, len(content), time.monotonic_ns()))
-        _write(files.index, record, os.fstat(files.index).st_size)
+        write_all(files.index, (record,), os.fstat(files.index).st_size)
         os.fsync(files.index)
 
     def _drop(self, files: _Open, gone: set[Blob]) -> None:
         """Close the gaps in place. What is interrupted keeps the number zero, and Mesa begins anew."""
         kept = sorted((blob for blob in self._listed(files) if blob not in gone), key=lambda blob: blob.offset)
         for handle in (files.data, files.index):
-            _write(handle, mesa_files.db_head(0), 0)
+            write_all(handle, (mesa_files.db_head(0),), 0)
             os.fsync(handle)
         at = mesa_files.DB_HEADER.size
         places = []
@@ -492,7 +482,7 @@ class DatabaseFile(MesaFile):
             at += length
         os.ftruncate(files.data, at)
         records = b"".join(map(mesa_files.db_record, places))
-        _write(files.index, records, mesa_files.DB_HEADER.size)
+        write_all(files.index, (records,), mesa_files.DB_HEADER.size)
         os.ftruncate(files.index, mesa_files.DB_HEADER.size + len(records))
         self._renumber(files)
 
@@ -527,12 +517,5 @@ def _copy(source: int, begin: int, length: int, target: int, at: int) -> None:
         piece = os.pread(source, min(_CHUNK, length - done), begin + done)
         if not piece:
             raise OSError(None, "the file is shorter than it was")
-        _write(target, piece, at + done)
+        write_all(target, (piece,), at + done)
         done += len(piece)
-
-
-def _write(handle: int, data: bytes, at: int) -> None:
-    rest = memoryview(data)
-    while rest:
-        written = os.pwrite(handle, rest, at)
-        rest, at = rest[written:], at + written

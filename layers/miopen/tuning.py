@@ -46,6 +46,7 @@ from cachectl.layers.base.facts import (
 from cachectl.layers.base.layer import Layer
 from cachectl.layers.base.store import each_part
 from cachectl.layers.base.switches import first_place, misread
+from cachectl.layers.disk.atomic import replace_file
 from cachectl.layers.disk.foresight import wait_until_free
 from cachectl.layers.disk.handles import opened, opened_root
 from cachectl.layers.disk.locks import record_lock
@@ -69,7 +70,7 @@ from cachectl.layers.miopen.places import (
     user_database_roots,
 )
 from cachectl.layers.stores.quarantine import folder_pattern
-from cachectl.layers.stores.records import Fault, Record, RecordFile, place, record_complaint
+from cachectl.layers.stores.records import Fault, Record, RecordFile, record_complaint
 from cachectl.layers.stores.row_store import Rows
 from cachectl.layers.stores.rows import RowFile, Schema, disk_usage
 from cachectl.layers.stores.tree import LEFTOVER, NOTHING, REFUSALS, Tree
@@ -291,7 +292,7 @@ class TuningDatabases(Rows):
             yield folder
             beside = _time_file(path)
             if status_at(path.name, dir_fd=folder) is not None:
-                place(beside, str(time.monotonic_ns()).encode(), folder=folder)
+                replace_file(beside, [str(time.monotonic_ns()).encode()], folder=folder)
             elif owned_file(root, beside):
                 os.unlink(beside.name, dir_fd=folder)
 

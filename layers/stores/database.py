@@ -21,7 +21,6 @@ import os
 import re
 import sqlite3
 import stat
-import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
 from functools import lru_cache
@@ -32,6 +31,7 @@ from urllib.parse import quote
 
 from cachectl.layers.base.errors import Busy, CachectlError, Damaged, LayerError, Refused, Unreachable
 from cachectl.layers.disk.handles import opened_root, status_of
+from cachectl.layers.disk.locking import wait_until
 from cachectl.layers.disk.locks import ask_for_record, has_record_structure
 from cachectl.layers.disk.plain import SANE, borrow, open_again, open_plain, release
 from cachectl.layers.disk.trust import shared_because
@@ -46,7 +46,6 @@ _SUPER_JOURNAL: Final = bytes.fromhex("d9d505f920a163d7")
 _PENDING: Final = (0x40000000, 1)
 _RESERVED: Final = (0x40000001, 1)
 _SHARED: Final = (0x40000002, 510)
-_PAUSE: Final = 0.02
 #: Seconds that opening a file may take, at least.
 _OPENING: Final = 1.0
 _CHUNK: Final = 1 << 20
@@ -364,11 +363,8 @@ def _shared_lock(layer: str, path: Path, handle: int, patience: float) -> Iterat
     if not _has_own_locks():
         yield False
         return
-    deadline = time.monotonic() + patience
-    while not _try_to_share(handle):
-        if time.monotonic() > deadline:
-            raise locked_too_long(layer, path, patience)
-        time.sleep(_PAUSE)
+    if not wait_until(lambda: _try_to_share(handle), patience):
+        raise locked_too_long(layer, path, patience)
     try:
         yield True
     finally:

@@ -20,18 +20,18 @@ from typing import Final
 
 from cachectl.layers.base.errors import Busy, Damaged, LayerError, Refused, Unreachable, Unsettled, reason_of
 from cachectl.layers.base.facts import Finding, Problem, Quarantined, Target
+from cachectl.layers.disk.atomic import write_synced
 from cachectl.layers.disk.handles import (
     NO_ROOM,
     delete,
-    hold_alone,
     is_held,
     is_trusted,
     opened,
     opened_root,
     own_folder,
     status_of,
-    write_synced,
 )
+from cachectl.layers.disk.locking import take_flock
 from cachectl.layers.disk.plain import STAGE, read_plain
 
 _PREFIX: Final = ".cachectl-quarantine-"
@@ -150,7 +150,7 @@ class Quarantine:
                 raise LayerError(self.layer, f"{thing.name} is not in quarantine any more", self.root)
             if not is_trusted(handle, os.fstat(folder)):
                 raise Refused(self.layer, "was put there by another user, or others may write to it", self.root / name)
-            if not hold_alone(folder):
+            if not take_flock(folder):
                 raise Busy(self.layer, f"another cachectl is bringing {thing.name} back", self.root)
             yield folder
             try:

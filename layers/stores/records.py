@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import errno
 import os
-import stat
 import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
@@ -20,12 +19,12 @@ from typing import Final, NamedTuple
 from cachectl.layers.base.errors import Damaged, EntryExists, LayerError, Refused, Unreachable
 from cachectl.layers.base.facts import Quarantined, Target
 from cachectl.layers.base.limits import LARGEST_RECORDS, too_large
+from cachectl.layers.disk.atomic import replace_file, write_synced
 from cachectl.layers.disk.foresight import closed_because
-from cachectl.layers.disk.handles import opened_root, write_synced
-from cachectl.layers.disk.plain import open_plain, own_name, read_plain
+from cachectl.layers.disk.handles import opened_root
+from cachectl.layers.disk.plain import open_plain, read_plain
 from cachectl.layers.stores.quarantine import Quarantine, demand
 
-_FOLDER_FLAGS: Final = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0)
 #: What a line in quarantine is called.
 _LINE: Final = "line"
 
@@ -204,7 +203,7 @@ class RecordFile:
 
     def _rewrite(self, lines: Sequence[bytes], folder: int | None) -> None:
         if any(lines):
-            place(self.path, b"".join(line + b"\n" for line in lines), folder=folder)
+            replace_file(self.path, [b"".join(line + b"\n" for line in lines)], folder=folder)
         else:
             with suppress(FileNotFoundError):
                 os.unlink(self.path if folder is None else self.path.name, dir_fd=folder)
@@ -263,29 +262,6 @@ def _told_apart(lines: Sequence[bytes], standing: Sequence[bytes]) -> tuple[list
         else:
             done.append(False if before == line else None)
     return new, done
-
-
-def place(path: Path, content: bytes, *, folder: int | None = None) -> None:
-    """Write a whole file: staged beside its place, synced, renamed over what stands there, whose mode it keeps.
-
-    ``folder`` is the open folder to write it to; without it, the parent of ``path`` is opened.
-    """
-    handle = os.open(path.parent, _FOLDER_FLAGS) if folder is None else os.dup(folder)
-    stage = own_name()
-    try:
-        with open(os.open(stage, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666, dir_fd=handle), "wb") as file:
-            with suppress(FileNotFoundError):
-                standing = os.stat(path.name, dir_fd=handle, follow_symlinks=False)
-                os.fchmod(file.fileno(), stat.S_IMODE(standing.st_mode))
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.rename(stage, path.name, src_dir_fd=handle, dst_dir_fd=handle)
-        os.fsync(handle)
-    finally:
-        with suppress(FileNotFoundError):
-            os.unlink(stage, dir_fd=handle)
-        os.close(handle)
 
 
 def _judge(number: int, line: bytes, seen: dict[str, bool]) -> Iterator[Record | Fault]:

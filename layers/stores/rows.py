@@ -23,15 +23,14 @@ from typing import Final, NamedTuple, TypeVar
 
 from cachectl.layers.base.errors import Busy, Damaged, EntryExists, LayerError, NoRoom, Unreachable
 from cachectl.layers.base.facts import Orphan, Quarantined, Target
+from cachectl.layers.disk.atomic import place_new, write_synced
 from cachectl.layers.disk.foresight import file_closed_because, wait_until_free
 from cachectl.layers.disk.handles import (
     NO_ROOM,
     lacks_room,
     opened_root,
     own_folder,
-    place_new,
     status_of,
-    write_synced,
 )
 from cachectl.layers.disk.locks import PATIENCE
 from cachectl.layers.disk.plain import STAGE, open_plain, plain_identity, read_locked, read_plain, release
@@ -657,7 +656,7 @@ class RowFile:
                 if because is None and (file_mark(moved.path) != target.mark or moved.is_sound()):
                     because = _CHANGED
                 if because is not None:
-                    place_new(shelf.handle, parent, self.path.name)
+                    place_new(self.path.name, self.path.name, src=shelf.handle, dst=parent)
                     return because
                 shelf.taken = True
                 for name in self._journals(parent):
@@ -703,7 +702,7 @@ class RowFile:
                 os.rename(name, name, src_dir_fd=parent, dst_dir_fd=aside)
                 gone.append(name)
             for name in [*self._journals(folder), self.path.name]:
-                place_new(folder, parent, name)
+                place_new(name, name, src=folder, dst=parent)
                 placed.append(name)
             os.fsync(parent)
         except BaseException as error:

@@ -29,9 +29,9 @@ from cachectl.layers.base.errors import (
 )
 from cachectl.layers.base.facts import Ability, Bulk, Entry, Note, Orphan, Outcome, Problem, Quarantined, Target
 from cachectl.layers.base.limits import LARGEST_ENTRY, too_large
+from cachectl.layers.disk.atomic import place_new, write_synced
 from cachectl.layers.disk.handles import (
     DEEP,
-    NO_HARD_LINKS,
     NO_ROOM,
     Freed,
     delete,
@@ -44,7 +44,6 @@ from cachectl.layers.disk.handles import (
     opened_root,
     own_folder,
     status_of,
-    write_synced,
 )
 from cachectl.layers.disk.plain import STAGE, read_plain
 from cachectl.layers.stores.archive import pack, unpack
@@ -578,13 +577,8 @@ class Tree:
     def _publish_file(self, stage: int, parent: int, name: str, *, replace: bool) -> None:
         if replace:
             os.rename(name, name, src_dir_fd=stage, dst_dir_fd=parent)
-            return
-        try:
-            os.link(name, name, src_dir_fd=stage, dst_dir_fd=parent, follow_symlinks=False)
-        except OSError as error:
-            if error.errno not in NO_HARD_LINKS:
-                raise
-            os.rename(name, name, src_dir_fd=stage, dst_dir_fd=parent)
+        else:
+            place_new(name, name, src=stage, dst=parent)
 
     def _publish_folder(self, stage: int, parent: int, name: str, aside: int, *, replace: bool) -> None:
         """Rename a folder into its place; a full one cannot be renamed over, so it steps aside first."""

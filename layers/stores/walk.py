@@ -1,14 +1,15 @@
-"""Many entries at once: folders of files in a tree of two levels, with as few system calls as can be.
+"""Many entries at once: folders of files in a tree of two levels, with as few system calls as possible.
 
-A :class:`~cachectl.layers.stores.tree.Tree` looks at one entry at a time and knows all about it. Where a hundred
-thousand of them are to be counted, searched or cleared, this does the same: what is as it should be is dealt with here,
-and whatever is not is left to the tree to judge. The file runs as a program too, with the standard library alone, so
-that other processors can take a share: ``python -I -S walk.py`` reads a share of the work and writes what came of it.
+A :class:`~cachectl.layers.stores.tree.Tree` looks at one entry at a time and knows all about it. To count, search or
+clear a hundred thousand entries, this module handles every regular entry itself, and leaves any other to the tree. The
+file is also a program, which needs the standard library alone, so that other processors can take a share:
+``python -I -S walk.py`` reads a share of the work and writes the answers.
 """
 
 from __future__ import annotations
 
 import errno
+import io
 import marshal
 import os
 import re
@@ -16,11 +17,12 @@ import stat
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
-from typing import IO, TYPE_CHECKING, Any, NamedTuple
+from contextlib import ExitStack, suppress
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     import subprocess
+    from concurrent.futures import Future
 
 #: Errors that say that nothing has a name, or that a link has it; ``host/presence.py`` says why no other does.
 _ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP)
@@ -353,89 +355,64 @@ def _processors() -> int:
 def _together(
     work: tuple[str, tuple[int, ...], tuple[Any, ...]], shares: list[list[Any]], do: Callable[[Any], tuple[Any, ...]]
 ) -> Iterator[tuple[Any, ...]]:
-    """Deal shares out to other processes and this one; what a process could not do is done here."""
-    started: list[_Helper | None] = []
-    try:
-        # One by one, so that none is lost sight of whatever happens meanwhile.
+    """Deal shares out to other processes and this one, which also does what another process could not do.
+
+    The processes are programs of their own: those of ``multiprocessing`` import the user's main module, or are forks
+    of a process in which drivers run threads, and one that is killed ends them all.
+    """
+    from concurrent.futures import ThreadPoolExecutor
+
+    with ThreadPoolExecutor(len(shares)) as readers, ExitStack() as started:
+        answers: list[Future[tuple[bytes, bytes]] | None] = []
         for share in shares[1:]:
-            started.append(_start(work, share))  # noqa: PERF401
+            answer = None
+            # No process, or no thread, can be had.
+            with suppress(OSError, RuntimeError):
+                helper = _start(work[1])
+                # The caller may stop before the end.
+                started.callback(helper.kill)
+                answer = readers.submit(helper.communicate, marshal.dumps((os.getpid(), *work, share)))
+            answers.append(answer)
         for item in shares[0]:
             yield do(item)
-        for share, helper in zip(shares[1:], started, strict=True):
+        for share, answer in zip(shares[1:], answers, strict=True):
             done = 0
-            for one in () if helper is None else helper.answers():
+            for one in () if answer is None else _answers(answer.result()[0]):
                 if done == len(share) or not isinstance(one, tuple) or not _is_of(one, share[done]):
                     break
                 done += 1
                 yield one
             for item in share[done:]:
                 yield do(item)
-    finally:
-        # Whoever asked may have heard enough.
-        for helper in filter(None, started):
-            helper.end()
 
 
 def _is_of(answer: tuple[Any, ...], item: str | tuple[Any, ...]) -> bool:
-    """Tell whether that is what came of an item."""
+    """Tell whether an answer is that to an item."""
     folder = item if isinstance(item, str) else item[0]
     return len(answer) in (len(Group._fields), len(Cleared._fields)) and answer[0] == folder
 
 
-class _Helper(NamedTuple):
-    """Another process at work, and the file it writes its answers to."""
-
-    process: subprocess.Popen[bytes]
-    answer: IO[bytes]
-
-    def answers(self) -> Iterator[object]:
-        """Yield what came of the share, in its order, as far as it came."""
-        self.process.wait()
-        self.answer.seek(0)
-        if self.answer.read(len(_GREETING)) != _GREETING:
-            return
-        with suppress(ValueError, EOFError, TypeError):
-            while True:
-                yield marshal.load(self.answer)  # noqa: S302 - our own process wrote it
-
-    def end(self) -> None:
-        """See to it that nothing is left of it."""
-        self.process.kill()
-        self.process.wait()
-        self.answer.close()
-
-
-def _start(work: tuple[str, tuple[int, ...], tuple[Any, ...]], share: list[Any]) -> _Helper | None:
+def _start(handles: tuple[int, ...]) -> subprocess.Popen[bytes]:
     import subprocess
 
-    helper = None
-    try:
-        answer = _room_for_answers(work[0])
-        command = (sys.executable, "-I", "-S", __file__)
-        process = subprocess.Popen(  # noqa: S603 - our own file
-            command, stdin=subprocess.PIPE, stdout=answer, stderr=subprocess.DEVNULL, pass_fds=work[1]
-        )
-        helper = _Helper(process, answer)
-        if process.stdin is not None:
-            with process.stdin as question:
-                marshal.dump((os.getpid(), *work, share), question)
-    except OSError:
-        if helper is not None:
-            helper.end()
-        return None
-    return helper
+    return subprocess.Popen(  # noqa: S603 - our own file
+        (sys.executable, "-I", "-S", __file__),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        pass_fds=handles,
+    )
 
 
-def _room_for_answers(verb: str) -> IO[bytes]:
-    """Open a file for answers: a pipe would fill up, and the other process wait, while this one is at its share.
-
-    A purge is most wanted where the disk is full, and its answers are short.
-    """
-    if verb == "clear" and hasattr(os, "memfd_create"):
-        return open(os.memfd_create("cachectl-answers"), "w+b")
-    import tempfile
-
-    return tempfile.TemporaryFile()
+def _answers(written: bytes) -> Iterator[object]:
+    """Yield the answers of a helper in the order of its share, as far as it came."""
+    if not written.startswith(_GREETING):
+        return
+    stream = io.BytesIO(written)
+    stream.seek(len(_GREETING))
+    with suppress(ValueError, EOFError, TypeError):
+        while True:
+            yield marshal.load(stream)  # noqa: S302 - our own process wrote it
 
 
 def _help() -> None:
@@ -444,7 +421,7 @@ def _help() -> None:
     sys.stdout.buffer.write(_GREETING)
     for item in share:
         marshal.dump(do(item), sys.stdout.buffer)
-        # What is done is told, however this process ends.
+        # A finished item is reported even if this process is killed.
         sys.stdout.buffer.flush()
 
 

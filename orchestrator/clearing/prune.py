@@ -1,4 +1,4 @@
-"""Prune: of several layers, remove what is dead or old, and then the longest unused until the rest fits."""
+"""``cachectl prune``: remove what is stale or old, and then the longest unused until the rest fits."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _UNKNOWN: Final = float("inf")
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What is to go: the dead, what was last used before a moment, and whatever is too much for the rest.
+    """What to remove: the stale, what was last used before a moment, and then what exceeds a size or a count.
 
     ``before`` is epoch seconds; ``bytes`` and ``files`` bound what the pruned layers hold together.
     """
@@ -32,11 +32,11 @@ class Limits:
 
     @property
     def none(self) -> bool:
-        """Tell whether nothing is limited."""
+        """Return whether nothing is limited."""
         return self == Limits()
 
     def forbids(self, thing: Removable) -> bool:
-        """Tell whether a thing has to go, however much room there is."""
+        """Return whether a thing has to go, however much space there is."""
         if isinstance(thing, Orphan):
             return self.stale or (self.before is not None and Selection(before=self.before).matches_orphan(thing))
         old = self.before is not None and Selection(before=self.before).matches(thing)
@@ -74,21 +74,21 @@ def _look(layer: Layer, limits: Limits, *, contents: bool) -> _Holding:
         for root in layer.roots():
             for found in layer.scan(root, contents=contents):
                 if isinstance(found, Housekeeping):
-                    # No removal makes room in what is as long when it is empty, and no limit is met by trying.
+                    # A file of fixed length does not shrink, so it must not make prune remove entries.
                     holding.bytes += 0 if found.fixed else found.bytes
                     holding.files += found.files
                 elif isinstance(found, Orphan) and found.kept:
-                    # It waits in quarantine to be brought back.
+                    # It is in quarantine.
                     continue
                 elif isinstance(found, Entry) and found.guest is not None:
-                    # Another program's: neither counted nor removed.
+                    # It belongs to another program.
                     continue
                 elif isinstance(found, (Entry, Orphan)):
                     (holding.going if limits.forbids(found) else holding.kept).append(found)
                 elif isinstance(found, Problem) and found.hides:
                     holding.hidden.append(Note(str(found.path), found.message))
     except FAILURES as error:
-        # What could not be counted is no ground for removing anything.
+        # Nothing is removed because of an incomplete count.
         return _Holding(layer, failed=(Note("*", reason_of(error)),))
     return holding
 
@@ -104,7 +104,7 @@ def _make_room(holdings: list[_Holding], limits: Limits) -> None:
         too_many = limits.files is not None and files > limits.files
         if last == _UNKNOWN or not (too_large or too_many):
             return
-        # What takes no file of its own makes no room among files.
+        # A row has no file of its own.
         if too_large or thing.files:
             holdings[number].going.append(thing)
             total -= thing.bytes

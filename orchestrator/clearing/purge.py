@@ -1,4 +1,4 @@
-"""Purge: plan exactly what would go in every layer, then let it go."""
+"""``cachectl purge``: plan exactly what every layer would remove, then remove it."""
 
 from __future__ import annotations
 
@@ -6,15 +6,37 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
+from cachectl.layers.base.as_json import AsJson, total
 from cachectl.layers.base.errors import reason_of
-from cachectl.layers.base.facts import ClearPlan, Note, Outcome, Root
+from cachectl.layers.base.facts import ClearPlan, Entry, Note, Orphan, Outcome, Root
 from cachectl.layers.base.guard import FAILURES
 from cachectl.layers.base.selection import Selection
 
 if TYPE_CHECKING:
+    from cachectl.layers.base.environment import Environment
     from cachectl.layers.base.layer import Layer
+
+
+@dataclass(frozen=True, slots=True)
+class ClearedLayer:
+    """The outcome of one layer; a dry run also lists what would be removed."""
+
+    outcome: Outcome
+    entries: tuple[Entry, ...] | None
+    orphans: tuple[Orphan, ...] | None
+    as_json: ClassVar = AsJson(flat=("outcome",), optional=("entries", "orphans"))
+
+
+@dataclass(frozen=True, slots=True)
+class PurgeTotal:
+    """The sums over all layers."""
+
+    removed: int
+    bytes_freed: int
+    skipped: int
+    failed: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,21 +45,39 @@ class PurgeResult:
 
     dry_run: bool
     outcomes: tuple[Outcome, ...]
+    as_json: ClassVar = AsJson("cachectl/purge/1", hidden=("outcomes",), also=("layers", "total"))
+
+    @property
+    def layers(self) -> tuple[ClearedLayer, ...]:
+        """Return the outcome of each layer, in a dry run with the entries and orphans that would be removed."""
+        return tuple(_cleared(outcome, listed=self.dry_run) for outcome in self.outcomes)
+
+    @property
+    def total(self) -> PurgeTotal:
+        """Return the sums over all layers."""
+        return total(PurgeTotal, self.outcomes)
 
     @property
     def failed(self) -> bool:
-        """Tell whether anything failed or was refused."""
+        """Return whether anything failed or was refused."""
         return any(outcome.failed for outcome in self.outcomes)
 
     @property
     def found_nothing(self) -> bool:
-        """Tell whether there was nothing to remove, and nothing to say why."""
+        """Return whether there was nothing to remove, and no reason for that."""
         return not any(one.removed or one.skipped or one.failed or one.remade for one in self.outcomes)
+
+
+def _cleared(outcome: Outcome, *, listed: bool) -> ClearedLayer:
+    if not listed:
+        return ClearedLayer(outcome, None, None)
+    entries = tuple(thing for thing in outcome.things if isinstance(thing, Entry))
+    return ClearedLayer(outcome, entries, tuple(thing for thing in outcome.things if isinstance(thing, Orphan)))
 
 
 @dataclass(frozen=True, slots=True)
 class PurgePlan:
-    """The plans of several layers; nothing that is not listed in one of them will be touched."""
+    """The plans of several layers; only what they list is touched."""
 
     parts: tuple[tuple[Layer, ClearPlan], ...]
 
@@ -47,14 +87,14 @@ class PurgePlan:
         return tuple(plan for _, plan in self.parts)
 
     def foreseen(self) -> PurgeResult:
-        """Say what applying the plan would do: its numbers, what would fail, and each entry that was listed."""
+        """Return what applying the plan would do: its numbers, what would fail, and each entry that was listed."""
         return PurgeResult(dry_run=True, outcomes=tuple(_done(plan, layer.foresee) for layer, plan in self.parts))
 
     def apply(self) -> PurgeResult:
-        """Remove what is listed. A layer that fails is named, and the others are done all the same.
+        """Remove what is listed. A layer that fails is named, and the others go on.
 
-        Layers that need no room for it are cleared first. What failed for lack of room is tried again as long as
-        something else has gone meanwhile.
+        Layers that need no free disk space are cleared first. What failed for lack of space is tried again as long
+        as something else was removed meanwhile.
         """
         outcomes: dict[int, Outcome] = {}
         for number in sorted(
@@ -69,6 +109,16 @@ class PurgePlan:
                 outcomes[number] = _clear_starved(layer, before)
                 freed = freed or outcomes[number].removed > before.removed
         return PurgeResult(dry_run=False, outcomes=tuple(outcomes[number] for number in range(len(self.parts))))
+
+
+def remove_leftovers(environment: Environment, notice: Callable[[str], None]) -> None:
+    """Remove what killed commands left, copies in the user cache folder and isolated roots; ``notice`` says what."""
+    from cachectl.switching import isolated
+
+    for copy in isolated.remove_copies(environment):
+        notice(f"removed {copy.root / copy.key}: {copy.why}")
+    if left := isolated.remove_leftovers(environment, notice):
+        notice(f"removed {left} scratch {'folder' if left == 1 else 'folders'} of commands that were killed")
 
 
 def plan(
@@ -86,9 +136,9 @@ def plan(
 
 
 def recover(layers: Iterable[Layer], within: Callable[[Layer, Root], bool] = lambda _layer, _root: True) -> None:
-    """Finish the writes that were interrupted, before anything is planned that is to be applied."""
+    """Finish interrupted writes, before anything is planned that will be applied."""
     for layer in layers:
-        # A layer that fails as a whole is named by its plan.
+        # The plan of a layer names its failure.
         with suppress(*FAILURES):
             layer.recover_all(partial(within, layer))
 
@@ -101,7 +151,7 @@ def _plan_one(layer: Layer, selection: Selection, within: Callable[[Layer, Root]
 
 
 def _done(plan: ClearPlan, act: Callable[[ClearPlan], Outcome]) -> Outcome:
-    """Act on the plan of one layer; a layer that fails as a whole says so in its outcome."""
+    """Act on the plan of one layer; if the layer fails as a whole, its outcome has the error."""
     untouched = Outcome(plan.layer, skipped=plan.skipped, failed=plan.failed)
     if not plan.targets and not plan.remake:
         return untouched
@@ -112,7 +162,7 @@ def _done(plan: ClearPlan, act: Callable[[ClearPlan], Outcome]) -> Outcome:
 
 
 def _clear_starved(layer: Layer, outcome: Outcome) -> Outcome:
-    """Try again to remove what failed for lack of room."""
+    """Try again to remove what failed for lack of disk space."""
     targets = tuple(target for note in outcome.failed for target in note.starved)
     if not targets:
         return outcome

@@ -1,13 +1,16 @@
-"""Quarantine: what is damaged, moved aside in every layer; and brought back."""
+"""``cachectl verify --quarantine`` and ``cachectl restore``: damaged things moved to quarantine, and back."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar, Final
 
+from cachectl.inspecting.verify import Verification
+from cachectl.layers.base.as_json import AsJson
 from cachectl.layers.base.errors import Unsettled, reason_of
-from cachectl.layers.base.facts import ClearPlan, Finding, Note, Outcome, Quarantined, Severity
+from cachectl.layers.base.facts import ClearPlan, Finding, Note, Outcome, Quarantined
 from cachectl.layers.base.guard import FAILURES
 
 if TYPE_CHECKING:
@@ -17,58 +20,87 @@ _PRECIOUS: Final = "results of tuning are moved aside only when their layer is n
 
 
 @dataclass(frozen=True, slots=True)
-class QuarantineResult:
-    """What was found, what was moved aside of it (``removed`` counts that), and why the rest was left."""
-
-    findings: tuple[Finding, ...]
-    outcomes: tuple[Outcome, ...]
-
-    @property
-    def mended(self) -> bool:
-        """Tell whether nothing is left that harms a program."""
-        left = [finding for finding in self.findings if finding.thing is None]
-        # What could not be read may hold damage.
-        harmless = all(finding.severity is Severity.HARMLESS and finding.code != "unreadable" for finding in left)
-        return harmless and not any(outcome.failed or outcome.skipped for outcome in self.outcomes)
-
-    def moved(self, finding: Finding) -> bool:
-        """Tell whether what a finding names lies in quarantine now."""
-        if finding.thing is None:
-            return False
-        for outcome in self.outcomes:
-            if outcome.layer == finding.layer:
-                left = {note.key for note in (*outcome.skipped, *outcome.failed)}
-                return not left & {"*", finding.thing.key}
-        return False
-
-
-@dataclass(frozen=True, slots=True)
 class QuarantinePlan:
-    """What would be moved aside, layer by layer, with the findings that say so."""
+    """What would be moved to quarantine, layer by layer, and the findings behind it."""
 
     findings: tuple[Finding, ...]
     parts: tuple[tuple[Layer, ClearPlan], ...]
 
-    def apply(self) -> QuarantineResult:
-        """Move it. A layer that fails is named, and the others are done all the same."""
-        outcomes = tuple(_move(layer, plan, self.findings) for layer, plan in self.parts)
-        return QuarantineResult(self.findings, outcomes)
+    def apply(self) -> tuple[Outcome, ...]:
+        """Move it. A layer that fails is named, and the others go on."""
+        return tuple(_move(layer, plan, self.findings) for layer, plan in self.parts)
 
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """One thing that was brought back from quarantine, or why it was not (``because``).
-
-    ``trouble`` says what failed once it was back.
-    """
+    """One thing that was restored, or why it was not (``because``); ``trouble`` is what failed after that."""
 
     thing: Quarantined
     because: str | None
     trouble: str | None = None
+    as_json: ClassVar = AsJson(flat=("thing",), names={"because": "failed"})
+
+
+@dataclass(frozen=True, slots=True)
+class Restorable:
+    """One thing a dry run would restore. ``kernels`` is always ``None``: damaged content is not searched for names."""
+
+    key: str
+    root: Path
+    bytes: int
+    kernels: None
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class RestorableLayer:
+    """What a dry run would restore to one layer."""
+
+    layer: str
+    entries: tuple[Restorable, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Restoration:
+    """What is in quarantine if no name was given; else what was restored, or (``dry_run``) would be.
+
+    ``unknown`` are names of nothing in quarantine; ``unread`` is what could not be read there.
+    """
+
+    dry_run: bool
+    quarantine: tuple[Quarantined, ...]
+    restored: tuple[Restored, ...]
+    unknown: tuple[str, ...] = ()
+    unread: tuple[Outcome, ...] = ()
+    as_json: ClassVar = AsJson(
+        "cachectl/quarantine/1", hidden=("unknown", "unread"), also=("layers",), optional=("layers",)
+    )
+
+    @property
+    def layers(self) -> tuple[RestorableLayer, ...] | None:
+        """Return what would be restored to each layer; ``None`` unless this is a dry run."""
+        if not self.dry_run:
+            return None
+        things: dict[str, list[Restorable]] = {}
+        for one in self.restored:
+            thing, named = one.thing, things.setdefault(one.thing.layer, [])
+            if one.because is None:
+                named.append(Restorable(thing.key, thing.root, thing.bytes, None, thing.name))
+        return tuple(RestorableLayer(layer, tuple(named)) for layer, named in things.items())
+
+    @property
+    def failed(self) -> bool:
+        """Return whether something was not found, not readable or not restored."""
+        return bool(self.unknown or self.unread) or any(one.because or one.trouble for one in self.restored)
+
+
+def quarantine(layers: Iterable[Layer], found: Verification, *, named: bool) -> Verification:
+    """Move damaged things to quarantine, tuning results only if their layer was ``named``; return what was moved."""
+    return replace(found, outcomes=plan(layers, found.findings, named=named).apply())
 
 
 def plan(layers: Iterable[Layer], findings: Sequence[Finding], *, named: bool) -> QuarantinePlan:
-    """Plan to move aside what is damaged; tuning results only where layers were ``named``."""
+    """Plan to move damaged things to quarantine, tuning results only if their layer was ``named``."""
     parts = []
     for layer in layers:
         own = [finding for finding in findings if finding.layer == layer.name and finding.thing is not None]
@@ -97,10 +129,25 @@ def _move(layer: Layer, plan: ClearPlan, findings: Sequence[Finding]) -> Outcome
         return untouched.plus(Outcome(plan.layer, failed=(Note("*", reason_of(error)),)))
 
 
-def held(layers: Iterable[Layer]) -> tuple[list[tuple[Layer, Quarantined]], list[Outcome]]:
-    """List what is in quarantine, and what could not be read of it."""
-    failed: list[Outcome] = []
-    return [pair for layer in layers for pair in _held_by(layer, failed)], failed
+def restore(
+    layers: Iterable[Layer],
+    names: Collection[str] = (),
+    *,
+    everything: bool = False,
+    replace: bool = False,
+    dry_run: bool = False,
+) -> Restoration:
+    """Restore the named things, or ``everything``, from quarantine; without either, list what is there.
+
+    ``replace`` lets them take the place of what is there now. ``dry_run`` only checks what would be restored.
+    """
+    unread: list[Outcome] = []
+    held = [pair for layer in layers for pair in _held_by(layer, unread)]
+    wanted = [(layer, thing) for layer, thing in held if everything or thing.name in names]
+    restored = tuple(_restore_one(layer, thing, replace=replace, dry_run=dry_run) for layer, thing in wanted)
+    listed = () if names or everything else tuple(thing for _, thing in held)
+    unknown = sorted(set(names) - {thing.name for _, thing in wanted})
+    return Restoration(dry_run, listed, restored, tuple(unknown), tuple(unread))
 
 
 def _held_by(layer: Layer, failed: list[Outcome]) -> Iterator[tuple[Layer, Quarantined]]:
@@ -112,14 +159,6 @@ def _held_by(layer: Layer, failed: list[Outcome]) -> Iterator[tuple[Layer, Quara
                 failed.append(Outcome(layer.name, failed=(Note(str(thing.path), thing.message),)))
     except FAILURES as error:
         failed.append(Outcome(layer.name, failed=(Note("*", reason_of(error)),)))
-
-
-def restore(things: Iterable[tuple[Layer, Quarantined]], *, replace: bool, dry_run: bool = False) -> list[Restored]:
-    """Bring things back, each for itself, or (``dry_run``) say which would come back.
-
-    ``replace`` lets them take the place of what stands there now.
-    """
-    return [_restore_one(layer, thing, replace=replace, dry_run=dry_run) for layer, thing in things]
 
 
 def _restore_one(layer: Layer, thing: Quarantined, *, replace: bool, dry_run: bool) -> Restored:

@@ -197,7 +197,7 @@ def _report_of(parts: Sequence[Report], nodes: tuple[str, ...]) -> Report:
     for layer in chain.from_iterable(part.layers for part in parts):
         by_name.setdefault(layer.layer, []).append(layer)
     broken: tuple[Broken, ...] = tuple(dict.fromkeys(chain.from_iterable(part.broken for part in parts)))
-    return Report(parts[0].generated, tuple(map(_layer_of, by_name.values())), broken, nodes)
+    return Report(parts[0].generated, tuple(map(_layer_of, by_name.values())), broken, nodes=nodes)
 
 
 def _layer_of(parts: Sequence[LayerReport]) -> LayerReport:

@@ -1,7 +1,7 @@
-"""The folders that ranks were given each for themselves, made one: every entry once, placed as ``put`` does.
+"""``cachectl merge``: the folders of several ranks merged into one, every entry placed once as ``put`` does.
 
-A root is told by what lies in it: the folder that ``run --isolated`` or ``env --root`` was given, the value of
-``XDG_CACHE_HOME``, or a home folder. What has another shape is refused, never guessed at.
+A root is the folder that ``run --isolated`` or ``env --root`` was given, the value of ``XDG_CACHE_HOME``, or a home
+folder; its content shows which. Any other folder is refused.
 """
 
 from __future__ import annotations
@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, ClassVar, Final
 
 from cachectl.inspecting.entries import Trouble, listed
 from cachectl.layer_set import LayerSet
+from cachectl.layers.base.as_json import AsJson, total
 from cachectl.layers.base.environment import Environment
 from cachectl.layers.base.errors import BadRequest, EntryExists, printable, reason_of
 from cachectl.layers.base.facts import Ability, Note
@@ -44,7 +45,36 @@ class MergedLayer:
     failed: list[Note] = field(default_factory=list)
 
 
-def merge_roots(environment: Environment, roots: Sequence[Path], into: Path) -> tuple[MergedLayer, ...]:
+@dataclass(frozen=True, slots=True)
+class MergedTotal:
+    """The sums over all layers."""
+
+    placed: int
+    bytes: int
+    there: int
+    kept: int
+    failed: int
+
+
+@dataclass(frozen=True, slots=True)
+class MergedRoots:
+    """What a merge did, for each layer of which there was an entry."""
+
+    layers: tuple[MergedLayer, ...]
+    as_json: ClassVar = AsJson("cachectl/merge/1", also=("total",))
+
+    @property
+    def total(self) -> MergedTotal:
+        """Return the sums over all layers."""
+        return total(MergedTotal, self.layers)
+
+    @property
+    def failed(self) -> bool:
+        """Return whether anything could not be read or placed."""
+        return any(layer.failed for layer in self.layers)
+
+
+def merge_roots(environment: Environment, roots: Sequence[Path], into: Path) -> MergedRoots:
     """Place every entry of the roots in ``into``, which is laid out as ``run --isolated`` does and made if need be.
 
     The roots are only read. Raises :class:`BadRequest` for a folder that is no root, before anything is written.
@@ -62,7 +92,7 @@ def merge_roots(environment: Environment, roots: Sequence[Path], into: Path) -> 
         for done in merged:
             if done.layer in source:
                 _merge_layer(source[done.layer], target[done.layer], done)
-    return tuple(done for done in merged if done.placed or done.there or done.kept or done.failed)
+    return MergedRoots(tuple(done for done in merged if done.placed or done.there or done.kept or done.failed))
 
 
 def root_stack(environment: Environment, root: Path) -> LayerSet:

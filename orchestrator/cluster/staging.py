@@ -6,9 +6,6 @@ bundle could not be used, as it would have run anyway where the disk could not.
 
 from __future__ import annotations
 
-import errno
-import os
-import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -20,6 +17,7 @@ from cachectl.layers.base.environment import Environment
 from cachectl.layers.base.errors import CachectlError, reason_of
 from cachectl.layers.base.guard import FAILURES
 from cachectl.layers.base.selection import ALL
+from cachectl.layers.disk.handles import probe_room
 from cachectl.layers.disk.private_folders import NotPrivate, private_folder
 from cachectl.moving.exporting import pack, unseen
 from cachectl.moving.importing import Import, Trust, import_copy
@@ -66,7 +64,7 @@ class NodeRoot:
             parent = private_folder(scratch, make=True)
             remove_leftovers(environment, made.notes.append, (parent,))
             made.root = make_scratch_in(parent, environment, "cachectl-stage-")
-            _demand_room(made.root)
+            probe_room(made.root, _ROOM)
             layers = LayerSet(environment).expendable()
             link_user_cache(environment, layers, made.root)
             made.variables = variables_isolated(layers, made.root)
@@ -112,7 +110,7 @@ class NodeRoot:
             return
         try:
             if done.failed:
-                _demand_room(self.root)
+                probe_room(self.root, _ROOM)
         except OSError as error:
             self.give_up(f"{self.root.parent}: {_reason(error)}")
             return
@@ -121,7 +119,7 @@ class NodeRoot:
 
     def _tell(self, done: Import) -> None:
         self.placed = sum(layer.placed + layer.there for layer in done.layers)
-        self.useless = sum(layer.useless for layer in done.layers)
+        self.useless = sum(layer.cannot_hit for layer in done.layers)
         failed = sum(len(layer.kept) + len(layer.failed) for layer in done.layers)
         total = self.placed + self.useless + failed
         for layer in done.layers:
@@ -131,7 +129,7 @@ class NodeRoot:
             whys = [one.outlook.because for one in layer.foreseen if one.outlook.hits is False]
             if whys:
                 cold = "starts cold" if not self.placed else f"{layer.layer} starts cold"
-                self.notes.append(f"{cold}: {layer.useless} of {total} entries cannot hit: {whys[0]}")
+                self.notes.append(f"{cold}: {layer.cannot_hit} of {total} entries cannot hit: {whys[0]}")
 
     def new(self) -> frozenset[Name]:
         """Name the entries that were not there when programs began. An entry that has only grown is not new."""
@@ -200,21 +198,6 @@ def names_in(stack: LayerSet) -> set[Name]:
             continue
         names.update((layer.name, entry.key) for entry in found if entry.guest is None)
     return names
-
-
-def _demand_room(folder: Path) -> None:
-    """Raise :class:`OSError` where nothing worth having can be kept in a folder: quotas show in no number."""
-    handle, name = tempfile.mkstemp(dir=folder)
-    try:
-        block = bytes(_ROOM)
-        while block:
-            written = os.write(handle, block)
-            if not written:
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            block = block[written:]
-    finally:
-        os.close(handle)
-        os.unlink(name)
 
 
 def _reason(error: OSError | CachectlError) -> str:

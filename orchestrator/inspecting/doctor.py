@@ -1,8 +1,8 @@
-"""``cachectl doctor``: what is wrong with this set-up, and the command that mends it.
+"""``cachectl doctor``: what is wrong with this set-up, and the command that fixes it.
 
-A layer says itself what only it can know (:meth:`Layer.diagnose`) and what is damaged (:meth:`Layer.verify`). What
-holds for every layer is said here, once: who may write a root, what lies on a network file system, what ranks share,
-what is stale or has leaked. Everything is read, nothing is changed.
+Each layer reports its own problems (:meth:`Layer.diagnose`) and damage (:meth:`Layer.verify`). This module checks what
+holds for every layer: who may write a root, network file systems, roots that ranks share, stale entries and leaked
+files. It only reads.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, ClassVar, Final
 
-from cachectl.inspecting.entries import failure, findings
+from cachectl.inspecting.verify import failure, findings
+from cachectl.layers.base.as_json import AsJson
 from cachectl.layers.base.environment import user_name
 from cachectl.layers.base.errors import LayerError
 from cachectl.layers.base.facts import Ability, Census, Condition, Finding, Hazard, Quarantined, Root, Scope, Severity
@@ -72,15 +73,28 @@ class Job:
         return f'"$HOME/.cachectl/rank{node}${{{self.variable}:?}}"'
 
 
-def diagnosis(layers: Iterable[Layer], broken: Iterable[Broken] = ()) -> list[Finding]:
-    """Collect what is wrong: full file systems first, then layer by layer, the worst of each first.
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """What is wrong, in the order of :func:`diagnosis`."""
 
-    What several layers share is said once.
+    findings: tuple[Finding, ...]
+    as_json: ClassVar = AsJson("cachectl/findings/1")
+
+    @property
+    def failed(self) -> bool:
+        """Return whether any finding is worse than harmless."""
+        return any(map(is_grave, self.findings))
+
+
+def diagnosis(layers: Iterable[Layer], broken: Iterable[Broken] = ()) -> list[Finding]:
+    """Return what is wrong: full file systems first, then layer by layer, the worst of each first.
+
+    A problem that several layers share is reported once.
     """
     layers = tuple(layers)
     found = list(_of_room(layers))
     found += [
-        Finding(plugin.name, Path("*"), None, Severity.HARMLESS, "plugin", plugin.why, _mend_plugin(plugin.name))
+        Finding(plugin.name, Path("*"), None, Severity.HARMLESS, "plugin", plugin.why, _fix_plugin(plugin.name))
         for plugin in broken
     ]
     said: set[Identity] = set()
@@ -95,12 +109,12 @@ def diagnosis(layers: Iterable[Layer], broken: Iterable[Broken] = ()) -> list[Fi
 
 
 def is_grave(finding: Finding) -> bool:
-    """Tell whether a finding is worse than harmless."""
+    """Return whether a finding is worse than harmless."""
     return finding.severity is not Severity.HARMLESS
 
 
-def _mend_plugin(name: str) -> str:
-    return f"mend or uninstall the plug-in {name}"
+def _fix_plugin(name: str) -> str:
+    return f"fix or uninstall the plug-in {name}"
 
 
 def _everything(layer: Layer) -> Iterator[tuple[Identity, Finding]]:
@@ -303,7 +317,7 @@ def _of_ranks(layer: Layer, root: Root) -> Iterator[tuple[Identity, Finding]]:
     several = "the ranks" if job.ranks is None else f"the {job.ranks} ranks"
     message = f"{several} of this job share it: {hazard.message}"
     if layer.abilities()[Ability.RELOCATE] is None:
-        message += "; mend it in the script that each rank runs"
+        message += "; fix it in the script that each rank runs"
     fix = _elsewhere(layer, job.own_folder)
     yield ("ranks", root.path), Finding(layer.name, root.path, None, hazard.severity, "ranks", message, fix)
 

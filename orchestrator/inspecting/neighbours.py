@@ -1,6 +1,6 @@
-"""Caches of compiled code that are no layer's, but lie in the same home: where they are, and how large. Only looked at.
+"""Caches of compiled code in the same home that no layer covers: their places and sizes. They are only read.
 
-What each goes by stands in one table, in the order in which its library looks.
+One table holds the rule of each library, with its places in the order in which the library looks.
 """
 
 from __future__ import annotations

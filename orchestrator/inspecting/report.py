@@ -1,4 +1,4 @@
-"""The report: where every layer keeps its entries, whether it is on, and how much there is."""
+"""``cachectl report``: where every layer keeps its entries, whether it is on, and how much there is."""
 
 from __future__ import annotations
 
@@ -6,37 +6,40 @@ import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
+from cachectl.layers.base.as_json import AsJson
 from cachectl.layers.base.errors import reason_of
 from cachectl.layers.base.facts import Census, Condition, Orphan, Problem, Root, Scope, State
 from cachectl.layers.base.guard import FAILURES
+from cachectl.layers.base.registry import Broken
 from cachectl.layers.base.store import uncounted
 from cachectl.layers.disk.copies import copies_left, temporary_left
 
 if TYPE_CHECKING:
+    from cachectl.inspecting.neighbours import Neighbour
     from cachectl.layer_set import LayerSet
     from cachectl.layers.base.layer import Layer
-    from cachectl.layers.base.registry import Broken
 
 
 @dataclass(frozen=True, slots=True)
 class RootReport:
     """One root and what it holds; ``link_to`` is where it leads if it is itself a link.
 
-    ``nodes`` are those of an MPI job that see it, where more than this process was asked.
+    ``nodes`` are the nodes of an MPI job that see it; ``None`` outside of a job.
     """
 
     root: Root
     exists: bool
     census: Census
     link_to: Path | None = None
-    nodes: tuple[str, ...] = ()
+    nodes: tuple[str, ...] | None = None
+    as_json: ClassVar = AsJson(flat=("root", "census"), optional=("nodes",))
 
 
 @dataclass(frozen=True, slots=True)
 class LayerReport:
-    """One layer: its state and its roots; ``failures`` says what it could not tell of itself."""
+    """One layer: its state and its roots; ``failures`` are its errors while it was asked for them."""
 
     layer: str
     title: str
@@ -45,6 +48,9 @@ class LayerReport:
     precious: bool
     roots: tuple[RootReport, ...]
     failures: tuple[str, ...] = ()
+    as_json: ClassVar = AsJson(
+        flat=("state",), also=("entries", "files", "bytes", "complete", "stale_entries", "stale_bytes")
+    )
 
     @property
     def complete(self) -> bool:
@@ -85,17 +91,40 @@ class LayerReport:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
-    """The whole stack at one moment (epoch seconds); ``nodes`` are those of an MPI job, where it was asked as one.
+class ReportTotal:
+    """The sums over all layers; lower bounds unless ``complete``."""
 
-    ``leftovers`` are what killed commands left outside the roots; ``None`` where that cannot be known.
+    entries: int | None
+    files: int | None
+    bytes: int | None
+    complete: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """The whole stack at one moment (epoch seconds).
+
+    ``leftovers`` are copies that killed commands left outside the roots; ``None`` if that cannot be known. ``nodes``
+    are the nodes of an MPI job, and ``neighbours`` the caches that are no layer's; ``None`` if nobody asked for them.
     """
 
     generated: float
     layers: tuple[LayerReport, ...]
     broken: tuple[Broken, ...] = ()
-    nodes: tuple[str, ...] = ()
     leftovers: tuple[Orphan, ...] | None = ()
+    nodes: tuple[str, ...] | None = None
+    neighbours: tuple[Neighbour, ...] | None = None
+    as_json: ClassVar = AsJson("cachectl/report/1", also=("total",), optional=("nodes", "neighbours"))
+
+    @property
+    def total(self) -> ReportTotal:
+        """Return the sums over all layers."""
+        return ReportTotal(self.entries, self.files, self.bytes, self.complete)
+
+    @property
+    def failed(self) -> bool:
+        """Return whether anything could not be counted."""
+        return not self.complete
 
     @property
     def complete(self) -> bool:
@@ -127,7 +156,7 @@ def survey(
         stack.environment.clock(),
         tuple(_layer_report(layer, within) for layer in layers),
         stack.broken,
-        leftovers=None if copies is None else (*copies, *temporary_left(stack.environment)),
+        None if copies is None else (*copies, *temporary_left(stack.environment)),
     )
 
 
@@ -152,7 +181,7 @@ def _root_report(layer: Layer, root: Root) -> RootReport:
     try:
         return RootReport(root, root.exists, layer.census(root), _link_to(root.path))
     except FAILURES as error:
-        # What cannot be looked into is there all the same.
+        # An unreadable root exists.
         return RootReport(
             root,
             exists=True,
@@ -162,12 +191,12 @@ def _root_report(layer: Layer, root: Root) -> RootReport:
 
 
 def _link_to(path: Path) -> Path | None:
-    """Return where a path leads that is itself a link; one that goes round in circles leads to itself."""
+    """Return the target of a path that is a link; a circular link leads to itself."""
     return Path(os.path.realpath(path)) if os.path.islink(path) else None
 
 
 def _sum(values: Iterable[int | None], *, complete: bool) -> int | None:
-    """Add what is known. Where something was not counted, the sum is a lower bound, and none if it is 0."""
+    """Add the known values. If the count is incomplete, the sum is a lower bound, and ``None`` instead of 0."""
     total = sum(value for value in values if value is not None)
     return total if total or complete else None
 

@@ -30,7 +30,6 @@ from cachectl.layers.base.limits import (
     MOST_EXPANSION,
     key_complaint,
 )
-from cachectl.layers.host.installing import command_to_install
 from cachectl.layers.stores.archive import tar_header
 
 if TYPE_CHECKING:
@@ -45,10 +44,10 @@ MAGIC: Final = b"\x28\xb5\x2f\xfd"
 #: The level at which time and size are both small; another one gives other bytes.
 _LEVEL: Final = 3
 _THREADS: Final = 2
-#: The largest window that a decompressor keeps in memory.
-_WINDOW: Final = 1 << 27
-#: What is given to the decompressor at once, in bytes: no such piece becomes more than 32 MiB.
-_PIECE: Final = 1 << 10
+#: What is unpacked at once, in bytes.
+_PIECE: Final = 1 << 18
+#: What a decompressor gets at once, in bytes: it copies what follows the end of a frame, and frames may be tiny.
+_FEED: Final = 1 << 12
 #: What is read of a file at once, in bytes: a merge reads many bundles side by side.
 _READ: Final = 1 << 17
 #: What is given to the compressor at once, in bytes.
@@ -185,8 +184,8 @@ def in_batches(things: Iterable[T], layer: Callable[[T], str], weight: Callable[
 def write_bundle(file: BinaryIO, manifest: Manifest, contents: Iterable[bytes]) -> None:
     """Write a bundle, given the bytes of each entry in the manifest's order.
 
-    Raises :class:`CachectlError` where zstandard is not installed, :class:`BadBundle` where the manifest is larger
-    than any reader takes.
+    Raises :class:`CachectlError` if this Python has no zstd, :class:`BadBundle` if the manifest is larger than any
+    reader takes.
     """
     head = write_manifest(file, manifest)
     members = Members(file)
@@ -212,7 +211,7 @@ def write_manifest(file: BinaryIO, manifest: Manifest) -> int:
 class Members:
     """The entries of a bundle in the making, compressed as they come: the manifest before them is known last.
 
-    Raises :class:`CachectlError` where zstandard is not installed.
+    Raises :class:`CachectlError` if this Python has no zstd.
     """
 
     def __init__(self, file: BinaryIO) -> None:
@@ -257,8 +256,10 @@ def _compressed(file: BinaryIO) -> BinaryIO:
 
     However many threads there are, from one on the bytes are the same.
     """
-    compressor = _zstandard().ZstdCompressor(level=_LEVEL, threads=_THREADS, write_checksum=True)
-    return cast("BinaryIO", compressor.stream_writer(file, closefd=False))
+    zstd = _zstd()
+    kinds = zstd.CompressionParameter
+    options = {kinds.compression_level: _LEVEL, kinds.nb_workers: _THREADS, kinds.checksum_flag: 1}
+    return cast("BinaryIO", zstd.ZstdFile(file, "wb", options=options))
 
 
 def _framed(name: str, data: bytes) -> tuple[bytes, bytes, bytes]:
@@ -366,19 +367,18 @@ def is_begun_by(head: bytes) -> bool:
 
 
 class _Stream:
-    """Bytes out of frames of zstd, no more decompressed than was asked for, but for a piece."""
+    """Bytes out of frames of zstd: at most :data:`_PIECE` bytes more are unpacked than were asked for."""
 
     def __init__(self, file: BinaryIO) -> None:
-        zstandard = _zstandard()
-        self._error = zstandard.ZstdError
-        self._decompressor = zstandard.ZstdDecompressor(max_window_size=_WINDOW)
+        self._zstd = _zstd()
         self._file = file
         self._held = memoryview(b"")
         self._chunk = memoryview(file.read(_READ))
+        #: How much of the chunk the decompressor has.
         self._at = 0
         if not self._begins():
             raise BadBundle("it is not compressed by zstd")
-        self._inner = self._decompressor.decompressobj()
+        self._frame = self._zstd.decompressor()
 
     def read(self, length: int) -> bytes:
         """Return exactly so many bytes."""
@@ -395,10 +395,10 @@ class _Stream:
         """Yield so many bytes in all."""
         while length:
             while not self._held:
-                if self._inner.eof:
+                if self._frame.eof:
                     if not self._begins():
                         raise BadBundle("it ends before it should")
-                    self._inner = self._decompressor.decompressobj()
+                    self._frame = self._zstd.decompressor()
                 self._held = memoryview(self._more())
             piece, self._held = self._held[:length], self._held[length:]
             length -= len(piece)
@@ -412,24 +412,27 @@ class _Stream:
         return bytes(self._chunk[self._at : self._at + len(MAGIC)]) == MAGIC
 
     def _more(self) -> bytes:
-        if self._at == len(self._chunk):
-            self._chunk = memoryview(self._file.read(_READ))
-            self._at = 0
-            if not self._chunk:
-                raise BadBundle("it ends before it should: it was cut")
-        piece = self._chunk[self._at : self._at + _PIECE]
+        """Unpack a piece of the frame, which may be empty."""
+        packed = self._chunk[:0]
+        if self._frame.needs_input:
+            if self._at == len(self._chunk):
+                self._chunk, self._at = memoryview(self._file.read(_READ)), 0
+                if not self._chunk:
+                    raise BadBundle("it ends before it should: it was cut")
+            packed = self._chunk[self._at : self._at + _FEED]
+            self._at += len(packed)
         try:
-            data = bytes(self._inner.decompress(piece))
-        except self._error as error:
+            data: bytes = self._frame.decompress(packed, max_length=_PIECE)
+        except self._zstd.ZstdError as error:
             raise BadBundle(f"it is damaged: {error}") from error
-        # What follows a frame is left to whoever asks for more.
-        self._at += len(piece) - len(self._inner.unused_data)
+        if self._frame.eof:
+            self._at -= len(self._frame.unused_data)
         return data
 
     def finish(self) -> None:
         """See that nothing follows."""
-        while not self._held and not self._inner.eof:
-            # The checksum of the frame may lie in the next piece.
+        while not self._held and not self._frame.eof:
+            # The checksum of the frame may be all that is left of it.
             self._held = memoryview(self._more())
         if self._held or self._at < len(self._chunk) or self._file.read(1):
             raise BadBundle("something follows its end")
@@ -550,10 +553,9 @@ def _moment(value: object) -> int | None:
     return value
 
 
-def _zstandard() -> types.ModuleType:
+def _zstd() -> types.ModuleType:
     try:
-        import zstandard
+        from cachectl.layers.formats import zstd
     except ImportError as error:
-        message = f"bundles need the package zstandard; to add it: {command_to_install('zstandard')}"
-        raise CachectlError(message) from error
-    return zstandard
+        raise CachectlError("bundles need zstd, without which this Python was built") from error
+    return zstd

@@ -14,9 +14,10 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, Final, cast
+from typing import TYPE_CHECKING, BinaryIO, ClassVar, Final, cast
 
 from cachectl.inspecting.entries import Trouble, listed
+from cachectl.layers.base.as_json import AsJson, total
 from cachectl.layers.base.environment import Environment
 from cachectl.layers.base.errors import BadRequest, reason_of
 from cachectl.layers.base.facts import Ability, Artifact, Entry, Note, Scope
@@ -64,13 +65,24 @@ class ExportedLayer:
     exposed: tuple[Path, ...] = ()
     skipped: tuple[Note, ...] = ()
     failed: tuple[Note, ...] = ()
+    as_json: ClassVar = AsJson(names={"exposed": "writable_by_others"})
+
+
+@dataclass(frozen=True, slots=True)
+class ExportTotal:
+    """The sums over all layers."""
+
+    entries: int
+    bytes: int
+    skipped: int
+    failed: int
 
 
 @dataclass(frozen=True, slots=True)
 class Export:
-    """A bundle that has been written: its size in bytes, its SHA-256, and the signature beside it, if any.
+    """A bundle that was written: its size in bytes, its SHA-256, and the signature beside it, if any.
 
-    Without an entry nothing is written, and there is no sum.
+    Without an entry nothing is written, and ``sha256`` is ``None``.
     """
 
     file: str
@@ -78,15 +90,28 @@ class Export:
     sha256: str | None
     signature: str | None
     layers: tuple[ExportedLayer, ...]
+    as_json: ClassVar = AsJson(
+        "cachectl/export/1", hidden=("file",), also=("written", "total"), names={"written": "file"}
+    )
 
     @property
     def entries(self) -> int:
-        """Count the entries in it."""
+        """Return the number of entries in it."""
         return sum(layer.entries for layer in self.layers)
 
     @property
+    def written(self) -> str | None:
+        """Return the file, or ``None`` if nothing was written."""
+        return None if self.sha256 is None else self.file
+
+    @property
+    def total(self) -> ExportTotal:
+        """Return the sums over all layers."""
+        return total(ExportTotal, self.layers)
+
+    @property
     def failed(self) -> bool:
-        """Tell whether nothing was written, or anything that was asked for could not be read."""
+        """Return whether nothing was written, or anything that was asked for could not be read."""
         return self.sha256 is None or any(layer.failed for layer in self.layers)
 
 
@@ -253,7 +278,7 @@ def _gather(layer: Layer, selection: Selection, gathered: _Gathered, *, named: b
         return
 
     def notice(trouble: Trouble) -> None:
-        where = "*" if trouble.problem is None else str(trouble.problem.path)
+        where = "*" if trouble.path is None else str(trouble.path)
         notes = gathered.failed if trouble.failed else gathered.skipped
         notes.setdefault(trouble.layer, []).append(Note(where, trouble.message))
 

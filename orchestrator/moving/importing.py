@@ -16,8 +16,9 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, BinaryIO, Final
+from typing import TYPE_CHECKING, BinaryIO, ClassVar, Final
 
+from cachectl.layers.base.as_json import AsJson, total
 from cachectl.layers.base.errors import BadRequest, EntryExists, LayerError, Unsettled, printable, reason_of
 from cachectl.layers.base.facts import Ability, Artifact, Entry, Note
 from cachectl.layers.base.guard import FAILURES
@@ -63,6 +64,7 @@ class Foreseen:
 
     outlook: Outlook
     entries: int
+    as_json: ClassVar = AsJson(flat=("outlook",))
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,22 +72,35 @@ class ImportedLayer:
     """What an import did with a layer, or (``dry_run``) would do.
 
     ``there`` counts entries that are here already, bit by bit; ``kept`` are different ones that were here and stay;
-    ``useless`` counts what cannot be hit here, and so was not placed. ``exposed``: others could write where it was
-    made. ``foreseen`` counts what is here afterwards, and what cannot be hit, by what can be expected of it.
-    ``entries`` are those that a dry run would place.
+    ``cannot_hit`` counts entries that cannot be hit here, and so were not placed. ``exposed``: others could write where
+    the bundle was made. ``foreseen`` counts what is here afterwards, and what cannot be hit, by its outlook.
+    ``entries`` are those that a dry run would place; ``None`` otherwise.
     """
 
     layer: str
     placed: int = 0
     bytes: int = 0
     there: int = 0
-    useless: int = 0
+    cannot_hit: int = 0
     kept: tuple[Note, ...] = ()
     failed: tuple[Note, ...] = ()
     foreseen: tuple[Foreseen, ...] = ()
-    entries: tuple[Entry, ...] = ()
     differences: tuple[Difference, ...] = ()
     exposed: bool = False
+    entries: tuple[Entry, ...] | None = None
+    as_json: ClassVar = AsJson(optional=("entries",), names={"foreseen": "outlook", "exposed": "writable_by_others"})
+
+
+@dataclass(frozen=True, slots=True)
+class ImportTotal:
+    """The sums over all layers."""
+
+    placed: int
+    bytes: int
+    there: int
+    cannot_hit: int
+    kept: int
+    failed: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,10 +116,16 @@ class Import:
     dry_run: bool
     layers: tuple[ImportedLayer, ...]
     made: int | None = None
+    as_json: ClassVar = AsJson("cachectl/import/1", also=("total",))
+
+    @property
+    def total(self) -> ImportTotal:
+        """Return the sums over all layers."""
+        return total(ImportTotal, self.layers)
 
     @property
     def failed(self) -> bool:
-        """Tell whether a layer refused an entry, or there is no such layer."""
+        """Return whether a layer refused an entry, or there is no such layer."""
         return any(layer.failed for layer in self.layers)
 
 
@@ -115,7 +136,7 @@ class _Tally:
     placed: int = 0
     bytes: int = 0
     there: int = 0
-    useless: int = 0
+    cannot_hit: int = 0
     kept: list[Note] = field(default_factory=list)
     failed: list[Note] = field(default_factory=list)
     entries: list[Entry] = field(default_factory=list)
@@ -267,7 +288,7 @@ class _Placing:
             if name not in self._stack:
                 tally.failed.append(Note(item.key, "no layer of this name is here"))
             elif seen.hits is False:
-                tally.useless += 1
+                tally.cannot_hit += 1
                 tally.foreseen[seen] += 1
             else:
                 wanted.append((item, artifact_of(item, data)))
@@ -318,10 +339,10 @@ class _Placing:
                 placed=tally.placed,
                 bytes=tally.bytes,
                 there=tally.there,
-                useless=tally.useless,
+                cannot_hit=tally.cannot_hit,
                 kept=tuple(tally.kept),
                 failed=tuple(tally.failed),
-                entries=tuple(tally.entries),
+                entries=tuple(tally.entries) if self._dry_run else None,
                 foreseen=tuple(Foreseen(seen, entries) for seen, entries in tally.foreseen.items()),
                 differences=self._differing[name],
                 exposed=name in self._manifest.exposed,

@@ -16,14 +16,16 @@ from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import ClassVar, Final, NamedTuple
 
 from cachectl.inspecting.entries import Trouble, listed
+from cachectl.layers.base.as_json import AsJson, total
 from cachectl.layers.base.environment import Environment, user_name
 from cachectl.layers.base.errors import BadRequest, Damaged, LayerError, Refused, Unreachable, printable, reason_of
 from cachectl.layers.base.facts import Note, Root, Scope
 from cachectl.layers.base.guard import FAILURES
 from cachectl.layers.base.selection import ALL, Selection
+from cachectl.layers.disk.atomic import replace_file
 from cachectl.layers.disk.trust import as_owner
 from cachectl.layers.miopen import kernel_db
 from cachectl.layers.miopen.kernels import MIOpenKernels
@@ -33,7 +35,7 @@ from cachectl.layers.miopen.system_kernels import MIOpenSystemKernels
 from cachectl.layers.miopen.system_tuning import MIOpenSystemTuning
 from cachectl.layers.miopen.tuning import PERF_DB_CREATE, PERF_TABLE, PROBLEM, MIOpenTuning
 from cachectl.layers.stores.merging import Joined, JoinedRows, MergingRecords, join_records, write_database
-from cachectl.layers.stores.records import Fault, RecordFile, items_of, place
+from cachectl.layers.stores.records import Fault, RecordFile, items_of
 from cachectl.layers.stores.rows import RowFile, Schema
 
 #: What can be exported so.
@@ -96,22 +98,34 @@ class FilesExport:
     skipped: tuple[Note, ...] = ()
     failures: tuple[Note, ...] = ()
     hints: tuple[Note, ...] = ()
+    as_json: ClassVar = AsJson("cachectl/miopen-export/1", names={"failures": "failed"})
 
     @property
     def failed(self) -> bool:
-        """Tell whether anything that was asked for could not be written."""
+        """Return whether anything that was asked for could not be written."""
         return bool(self.failures)
 
 
 @dataclass(frozen=True, slots=True)
 class MergedFile:
-    """What one file brought: entries that were new, that were there, and whose place something else has."""
+    """What one file brought: entries that were new, that were there already, and that differ from those there."""
 
     file: Path
     added: int = 0
     there: int = 0
     conflicts: tuple[Note, ...] = ()
     failures: tuple[Note, ...] = ()
+    as_json: ClassVar = AsJson(names={"failures": "failed"})
+
+
+@dataclass(frozen=True, slots=True)
+class MergeTotal:
+    """The sums over all files."""
+
+    added: int
+    there: int
+    conflicts: int
+    failed: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,10 +134,16 @@ class Merge:
 
     into: Path
     files: tuple[MergedFile, ...]
+    as_json: ClassVar = AsJson("cachectl/miopen-merge/1", also=("total",))
+
+    @property
+    def total(self) -> MergeTotal:
+        """Return the sums over all files."""
+        return total(MergeTotal, self.files)
 
     @property
     def failed(self) -> bool:
-        """Tell whether anything differs, or could not be used."""
+        """Return whether anything differs, or could not be used."""
         return any(file.conflicts or file.failures for file in self.files)
 
 
@@ -183,7 +203,7 @@ def export_files(
 
 
 def _where(trouble: Trouble) -> str:
-    return "*" if trouble.problem is None else str(trouble.problem.path)
+    return "*" if trouble.path is None else str(trouble.path)
 
 
 def _demand_folder(environment: Environment, name: str) -> Path:
@@ -305,7 +325,7 @@ def _export_records(layer: MIOpenTuning, file: DatabaseFile, target: Path, expor
             below = _records(system, there.path)[0]
     # The user's are first, and so stay.
     merged, records = join_records(lines, below)
-    place(target, b"".join(line + b"\n" for line in sorted(records)))
+    replace_file(target, [b"".join(line + b"\n" for line in sorted(records))])
     return sum(len(items_of(record)) for record in records), merged.added
 
 

@@ -6,6 +6,7 @@ only if cachectl wrote it, or with ``--force``.
 
 from __future__ import annotations
 
+import os
 import re
 import stat
 import sys
@@ -105,6 +106,19 @@ class OutputFile:
         except OSError as error:
             message = f"{self._shown} is there, and cannot be read ({error.strerror}); --force replaces it unseen"
             raise FileInTheWay(message) from error
+
+
+def demand_targets(*outputs: OutputFile | None) -> None:
+    """Check files that will be written after a long run: their folders, and what is there now.
+
+    Raises as :meth:`OutputFile.demand` does, and :class:`BadRequest` for a folder that does not exist.
+    """
+    for output in filter(None, outputs):
+        folder = os.path.dirname(output.name)
+        if folder and not os.path.isdir(folder):
+            message = f"{output.name!r} lies in no folder; make {folder} first"
+            raise BadRequest(message)
+        output.demand()
 
 
 def _is_terminal(name: str) -> bool:

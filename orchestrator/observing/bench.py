@@ -9,10 +9,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, ClassVar, Final
 
 from cachectl.inspecting.report import survey
 from cachectl.layer_set import LayerSet
+from cachectl.layers.base.as_json import AsJson
 from cachectl.layers.base.errors import CachectlError, Refused
 from cachectl.layers.base.facts import Ability, Scope
 from cachectl.observing.machine import Machine, machine
@@ -53,6 +54,7 @@ class Setting:
     how: str
     layer: str | None = None
     seconds: tuple[float, ...] = ()
+    as_json: ClassVar = AsJson(also=("median",))
 
     @property
     def median(self) -> float:
@@ -92,6 +94,14 @@ class Bench:
     machine: Machine
     versions: Mapping[str, str]
     started: float
+    as_json: ClassVar = AsJson(
+        "cachectl/bench/1", also=("exit_status",), names={"saved": "saved_by_layer", "unused": "not_used"}
+    )
+
+    @property
+    def exit_status(self) -> int:
+        """Return 0: a command that fails is not compared."""
+        return 0
 
     def __getitem__(self, setting: str) -> Setting:
         return next(one for one in self.settings if one.setting == setting)
@@ -112,18 +122,17 @@ def bench(
     stack: LayerSet,
     rounds: int,
     *,
-    signals: child.Signals,
     notice: Callable[[str], None],
     show: Callable[[Step], None],
 ) -> Bench:
-    """Run a command in every setting, ``rounds`` times over, the settings interleaved; return what it took.
+    """Run a command in every setting, ``rounds`` times, the settings interleaved; return the times it took.
 
-    ``notice`` is told what a reader of the figures must know, ``show`` how far it has come. The user's own caches
-    are neither read nor written. Raises :class:`Ended` where the command fails, and :class:`~.child.CannotStart`.
+    ``notice`` gets lines that a reader of the figures must know, ``show`` the progress. The user's own caches
+    are neither read nor written. Raises :class:`Ended` if the command fails, and :class:`~.child.CannotStart`.
     """
     started = stack.environment.clock()
     layers = tuple(layer for layer in stack if layer.abilities()[Ability.RELOCATE] is None)
-    with scratch_folder(stack.environment, notice=notice) as full:
+    with child.signals_held() as signals, scratch_folder(stack.environment, notice=notice) as full:
         work = _Work(tuple(command), stack, layers, signals, notice, full)
         fills, entries = work.fill(show)
         settings, unused = _settings(stack, layers, entries)

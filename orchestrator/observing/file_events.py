@@ -1,23 +1,24 @@
-"""What happens to files while somebody else's program runs, as the Linux kernel tells it (inotify).
+"""File events while another program runs, as the Linux kernel reports them (inotify).
 
-Events tell of every program of this machine, whoever runs it, and of nothing that another machine does. The calls are
-made through the C library: they are three, have not changed since 2008, and need no package.
+Events come from every program and every user of this machine, and from no other machine: what a second node does on a
+network file system is not reported.
 """
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import os
 import select
-import struct
 import sys
 import threading
 from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from inotify_simple import INotify
 
 # sys/inotify.h
 _ACCESS, _MODIFY, _ATTRIBUTES, _MOVED_FROM, _MOVED_TO, _CREATE, _DELETE = (1 << bit for bit in (0, 1, 2, 6, 7, 8, 9))
@@ -25,9 +26,8 @@ _DELETE_SELF, _MOVE_SELF, _UNMOUNTED, _OVERFLOW = (1 << bit for bit in (10, 11, 
 _OPEN: Final = 0x20
 _MASK_ADD: Final = 0x20000000
 _FOLDER: Final = 0x40000000
-_HEADER: Final = struct.Struct("iIII")
 
-#: What an event means in words; opening and reading a folder only lists it, and is left out.
+#: What an event means in words. Opening and reading a folder only lists it, and is left out.
 OPENED: Final = "was opened"
 READ: Final = "was read"
 VANISHED: Final = "vanished"
@@ -48,7 +48,7 @@ _WORDS: Final = {
 _EVERYTHING: Final = sum(_WORDS) - _UNMOUNTED
 _COMING: Final = _CREATE | _MOVED_TO
 _COMING_AND_GOING: Final = _COMING | _DELETE | _MOVED_FROM
-#: So many different events are kept; who does more has long been found out.
+#: So many different events are kept: a program that causes more has been observed enough.
 _ENOUGH: Final = 100_000
 _REASONS: Final = {
     errno.ENOSPC: "more folders than the system lets one user watch (fs.inotify.max_user_watches)",
@@ -67,8 +67,8 @@ def _everything(_: str) -> bool:
     return True
 
 
-def _reason(code: int) -> str:
-    return _REASONS.get(code, os.strerror(code))
+def _reason(error: OSError) -> str:
+    return _REASONS.get(error.errno or 0, error.strerror or str(error))
 
 
 def nearest(path: Path) -> Path:
@@ -87,7 +87,7 @@ class Event:
 class FileEvents:
     """Folders and files under watch, from :meth:`watch` to :meth:`stop`.
 
-    ``why_not`` says why nothing can be watched here, ``None`` where it can.
+    ``why_not`` says why nothing can be watched here; ``None`` means that watching works.
     """
 
     def __init__(self) -> None:
@@ -97,74 +97,71 @@ class FileEvents:
         self._paths: dict[int, dict[Path, Wanted]] = {}
         self._expected: list[Path] = []
         self._awaited: set[tuple[int, str]] = set()
-        self._seen: dict[tuple[int, int, bytes], None] = {}
-        self._notify = -1
+        self._seen: dict[tuple[int, int, str], None] = {}
+        self._notify: INotify | None = None
         self._thread: threading.Thread | None = None
-        self._add: Callable[[int, bytes, int], int] | None = None
         try:
             self._open()
         except AttributeError:
             self.why_not = "the C library has no inotify"
         except OSError as error:
-            self.why_not = error.strerror or str(error)
+            self.why_not = _reason(error)
         except RuntimeError as error:
-            # There can be no thread.
+            # No thread could be started.
             self.why_not = str(error)
 
     def _open(self) -> None:
         if not sys.platform.startswith("linux"):
             raise OSError(errno.ENOSYS, "only Linux reports every file that is opened")
-        library = ctypes.CDLL(None, use_errno=True)
-        self._add = library.inotify_add_watch
-        self._notify = library.inotify_init1(os.O_CLOEXEC | os.O_NONBLOCK)
-        if self._notify < 0:
-            raise OSError(ctypes.get_errno(), _reason(ctypes.get_errno()))
+        # Importing it searches for the C library.
+        from inotify_simple import INotify
+
         with ExitStack() as opened:
-            opened.callback(os.close, self._notify)
+            notify = opened.enter_context(INotify())
             self._ending, self._end = os.pipe()
             opened.callback(os.close, self._ending)
             opened.callback(os.close, self._end)
-            thread = threading.Thread(target=self._drain, name="cachectl-file-events", daemon=True)
+            thread = threading.Thread(target=self._drain, args=(notify,), name="cachectl-file-events", daemon=True)
             thread.start()
-            self._thread = thread
-            # They are closed by the end of the watch instead.
+            self._notify, self._thread = notify, thread
+            # `stop` closes them.
             opened.pop_all()
 
     def watch(self, path: Path, wanted: Wanted | None = None) -> str | None:
         """Watch a folder's files, or one file; return why that is not possible, or ``None``.
 
-        With ``wanted``, only what comes into the folder and goes is told, and only of names that this accepts: in a
-        folder that is everybody's, most of what happens is nobody's concern.
+        With ``wanted``, only the arrival and departure of names that it accepts are reported: in a folder that many
+        users share, most events concern others.
         """
-        if self._add is None or self.why_not is not None:
+        if self._notify is None:
             return self.why_not
-        number = self._add(self._notify, os.fsencode(path), _MASK_ADD | (_COMING_AND_GOING if wanted else _EVERYTHING))
-        if number < 0:
-            return _reason(ctypes.get_errno())
+        try:
+            number = self._notify.add_watch(path, _MASK_ADD | (_COMING_AND_GOING if wanted else _EVERYTHING))
+        except OSError as error:
+            return _reason(error)
         self._want(number, path, wanted or _everything)
         return None
 
     def expect(self, path: Path) -> str | None:
-        """Watch for a folder that is not there; return why that is not possible, or ``None``.
+        """Watch for a folder that does not exist; return why that is not possible, or ``None``.
 
-        Its coming is told, and that of each folder on the way to it. One that comes is watched from then on.
+        Its arrival is reported, and that of each folder on the way to it: these are watched once they exist.
         """
         self._expected.append(path)
         return self._approach(path)
 
     def _approach(self, path: Path) -> str | None:
-        if self._add is None or self.why_not is not None:
+        if self._notify is None:
             return self.why_not
-        # Each turn ends a folder nearer, or has found one gone.
+        # Each turn ends one folder nearer, or has found one gone.
         for _ in path.parts:
             folder = nearest(path)
             step = path.relative_to(folder).parts[0]
-            mask = _MASK_ADD | _COMING_AND_GOING | _DELETE_SELF | _MOVE_SELF
-            number = self._add(self._notify, os.fsencode(folder), mask)
-            if number < 0:
-                why = _reason(ctypes.get_errno())
+            try:
+                number = self._notify.add_watch(folder, _MASK_ADD | _COMING_AND_GOING | _DELETE_SELF | _MOVE_SELF)
+            except OSError as error:
                 if os.path.isdir(folder):
-                    return why
+                    return _reason(error)
                 continue
             if (number, step) not in self._awaited:
                 self._awaited.add((number, step))
@@ -172,71 +169,67 @@ class FileEvents:
             if not os.path.isdir(folder / step):
                 return None
             if folder / step == path:
-                # It was faster than the watch.
-                self._seen[number, _CREATE, os.fsencode(step)] = None
+                # It arrived before the watch was set.
+                self._seen[number, _CREATE, step] = None
                 return None
         return None
 
     def _want(self, number: int, path: Path, wanted: Wanted) -> None:
         watches = self._paths.setdefault(number, {})
-        # Several roots may be awaited in one folder.
+        # Several roots may be expected in one folder.
         watches[path] = _either(watches.get(path), wanted)
 
     def stop(self) -> tuple[Event, ...]:
-        """Stop watching, and return what happened, each thing once, in order."""
-        if self._thread is not None:
+        """Stop watching, and return what happened, each event once, in order."""
+        if self._thread is not None and self._notify is not None:
             os.write(self._end, b".")
             self._thread.join()
-            self._take()
-            for descriptor in (self._notify, self._ending, self._end):
+            self._take(self._notify)
+            self._notify.close()
+            for descriptor in (self._ending, self._end):
                 os.close(descriptor)
-            self._thread = None
+            self._notify = self._thread = None
         return tuple(
-            Event(folder / os.fsdecode(name) if name else folder, _WORDS[bit])
+            Event(folder / name if name else folder, _WORDS[bit])
             for number, bit, name in self._seen
             for folder, wanted in self._paths.get(number, {}).items()
-            if wanted(os.fsdecode(name))
+            if wanted(name)
         )
 
-    def _drain(self) -> None:
-        """Take events as they come: what the kernel holds back for a reader is bounded."""
+    def _drain(self, notify: INotify) -> None:
+        """Take events as they come: the kernel keeps a bounded number for a reader."""
         poll = select.poll()
-        poll.register(self._notify, select.POLLIN)
+        poll.register(notify, select.POLLIN)
         poll.register(self._ending, select.POLLIN)
         while all(descriptor != self._ending for descriptor, _ in poll.poll()):
-            self._take()
+            self._take(notify)
 
-    def _take(self) -> None:
-        with suppress(BlockingIOError):
-            while block := os.read(self._notify, 1 << 16):
-                self._note(block)
+    def _take(self, notify: INotify) -> None:
+        while events := notify.read(timeout=0):
+            for event in events:
+                self._note(event.wd, event.mask, event.name)
 
-    def _note(self, block: bytes) -> None:
-        at = 0
-        while at < len(block):
-            number, mask, _, length = _HEADER.unpack_from(block, at)
-            at += _HEADER.size + length
-            name = block[at - length : at].rstrip(b"\0")
-            if not (mask & _OVERFLOW or self._is_wanted(number, name)):
-                continue
-            if mask & _OVERFLOW or len(self._seen) >= _ENOUGH:
-                self.lost = True
-                continue
-            if mask & _COMING:
-                self._follow(number, os.fsdecode(name))
-            ignored = _OPEN | _ACCESS | _ATTRIBUTES if mask & _FOLDER else 0
-            for bit in _WORDS:
-                if mask & bit & ~ignored:
-                    self._seen[number, bit, name] = None
+    def _note(self, number: int, mask: int, name: str) -> None:
+        if not (mask & _OVERFLOW or self._is_wanted(number, name)):
+            return
+        if mask & _OVERFLOW or len(self._seen) >= _ENOUGH:
+            self.lost = True
+            return
+        if mask & _COMING:
+            self._follow(number, name)
+        ignored = _OPEN | _ACCESS | _ATTRIBUTES if mask & _FOLDER else 0
+        for bit in _WORDS:
+            if mask & bit & ~ignored:
+                self._seen[number, bit, name] = None
 
     def _follow(self, number: int, name: str) -> None:
-        """Watch what has come on the way to something expected."""
+        """Watch a folder that has arrived on the way to an expected one."""
         come = [folder / name for folder in list(self._paths.get(number, {}))]
         for path in self._expected:
             if any(folder in path.parents for folder in come):
                 self._approach(path)
 
-    def _is_wanted(self, number: int, name: bytes) -> bool:
-        # What has a watch has its path a moment later: until then it is kept.
+    def _is_wanted(self, number: int, name: str) -> bool:
+        # A new watch gets its path a moment later: until then its events are kept.
         watches = self._paths.get(number)
-        return watches is None or any(wanted(os.fsdecode(name)) for wanted in list(watches.values()))
+        return watches is None or any(wanted(name) for wanted in list(watches.values()))

@@ -14,12 +14,13 @@ import re
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
+from cachectl.layers.base.as_json import AsJson
 from cachectl.layers.base.environment import process_variable, set_process_variable
 from cachectl.layers.base.errors import BadRequest
 from cachectl.layers.base.facts import Entry, Scope
@@ -116,12 +117,14 @@ class Trace:
     exit_status: int | None
     wall_seconds: float
     layers: tuple[LayerTrace, ...]
-    kernels: tuple[KernelTrace, ...] = ()
-    misses: tuple[Miss, ...] = ()
+    #: Every build, and every miss; ``None`` if nobody asked for them.
+    kernels: tuple[KernelTrace, ...] | None = ()
+    misses: tuple[Miss, ...] | None = None
     #: Commands that used a cache and could not be watched, with the layers they used.
     unwatched: tuple[Unwatched, ...] = ()
     #: What C code of the run printed to its error stream meanwhile, PoCL's own messages apart.
     passed_on: bytes = b""
+    as_json: ClassVar = AsJson("cachectl/trace/1", hidden=("passed_on",), optional=("kernels", "misses"))
 
 
 @dataclass
@@ -143,6 +146,31 @@ class _Mark:
 
     bytes: int
     used: float | None
+
+
+def trace(
+    stack: LayerSet,
+    command: Sequence[str],
+    *,
+    kernels: bool = False,
+    explain: bool = False,
+    notice: Callable[[str], None],
+) -> Trace:
+    """Run a command and return what each layer did; with ``kernels`` every build too, with ``explain`` every miss.
+
+    ``notice`` gets a line for each thing that went wrong with the scratch folder. Raises
+    :class:`~cachectl.switching.run.CannotStart`.
+    """
+    from cachectl.switching import run as child
+    from cachectl.switching.isolated import scratch_folder
+
+    with child.signals_held() as signals, scratch_folder(stack.environment, notice=notice) as folder:
+        tracer = Tracer(stack, folder, explain=explain)
+        started = time.perf_counter()
+        with tracer.looking():
+            status = child.run(command, tracer.variables(stack.environment), stack.environment, signals)
+        done = tracer.ended(command, status, time.perf_counter() - started)
+    return done if kernels else replace(done, kernels=None)
 
 
 class Tracer:
@@ -193,7 +221,7 @@ class Tracer:
             wall,
             layers,
             tuple(_kernels(events)),
-            tuple(self._misses(events)) if self._explain else (),
+            tuple(self._misses(events)) if self._explain else None,
             unwatched,
             # C code printed this in a build in which its process ended, and could not pass it on itself.
             b"".join(Messages(text).others for text in messages_after(self.events_folder, events)),
@@ -452,7 +480,7 @@ def traced() -> Iterator[Traced]:
                     yield result
             finally:
                 done = tracer.ended((), None, time.perf_counter() - started)
-                result.layers, result.kernels = done.layers, done.kernels
+                result.layers, result.kernels = done.layers, done.kernels or ()
     finally:
         _ONE.release()
 

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Final
 
 from cachectl.layers.base.environment import Environment
 from cachectl.layers.base.facts import Ability, Orphan, Switch
+from cachectl.layers.disk.atomic import place_new
 from cachectl.layers.disk.copies import PREFIX, copies_left, stage_in, user_cache_home
 from cachectl.layers.disk.leftovers import TEMPORARY, Left, Owned, left_in
 from cachectl.layers.disk.plain import STAGE
@@ -351,18 +352,7 @@ def _place(stage: Path, place: Path, *, replaces: bool) -> None:
         # A rename puts no folder over a file, nor over a folder with something in it.
         os.rename(stage, place)
         return
-    try:
-        # A link, unlike a rename, never puts a file over another.
-        os.link(stage, place)
-    except FileExistsError:
-        raise
-    except OSError:
-        # A file system without hard links.
-        if os.path.lexists(place):
-            raise
-        os.rename(stage, place)
-    else:
-        stage.unlink()
+    place_new(stage, place)
 
 
 def _copy(path: Path, copy: Path) -> None:

@@ -1,34 +1,43 @@
-"""A command run with its caches off, or on in empty roots."""
+"""``cachectl run`` and ``cachectl env``: a command with caches off, or on in an isolated root."""
 
 from __future__ import annotations
 
 import os
 import signal
 import subprocess
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, Final
+from typing import TYPE_CHECKING, Any, BinaryIO, Final, Generic, Protocol, TypeVar
 
 from cachectl.layers.base.errors import CachectlError, Refused
 from cachectl.layers.base.facts import Ability, Scope, Switch
-from cachectl.switching.isolated import can_switch, companions, make_folders, relocations
+from cachectl.switching.isolated import (
+    can_switch,
+    companions,
+    make_folders,
+    relocations,
+    scratch_folder,
+    shadow_user_cache,
+)
 
 if TYPE_CHECKING:
     from cachectl.layer_set import LayerSet
     from cachectl.layers.base.environment import Environment
     from cachectl.layers.base.layer import Layer
 
+Proof_co = TypeVar("Proof_co", covariant=True)
 
-#: What ends or tells a program something; not every platform has all of them.
+#: Signals that are passed on to the command; not every platform has all of them.
 _FORWARDED: Final = tuple(
     getattr(signal, name)
     for name in ("SIGTERM", "SIGHUP", "SIGINT", "SIGQUIT", "SIGUSR1", "SIGUSR2")
     if hasattr(signal, name)
 )
-#: What asks for an end.
+#: Signals that ask a program to end.
 _ENDING: Final = {getattr(signal, name) for name in ("SIGTERM", "SIGHUP", "SIGINT", "SIGQUIT") if hasattr(signal, name)}
-#: What keys send, to every process in the foreground.
+#: Signals of keys; a terminal sends them to every process in the foreground.
 _TYPED: Final = {getattr(signal, name) for name in ("SIGINT", "SIGQUIT") if hasattr(signal, name)}
 
 
@@ -44,12 +53,77 @@ class CannotStart(CachectlError, OSError):
         return self.line
 
 
+class Watching(Protocol[Proof_co]):
+    """The real roots under watch, until :meth:`end` returns the proof."""
+
+    def end(self) -> Proof_co:
+        """Stop watching."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ran(Generic[Proof_co]):
+    """The exit status of a command, 128+n if signal n ended it, and the proof if one was asked for."""
+
+    status: int
+    proof: Proof_co | None
+
+
+def run_command(
+    stack: LayerSet,
+    command: Sequence[str],
+    *,
+    no_cache: bool = False,
+    isolated: Path | bool = False,
+    layers: Sequence[str] = (),
+    watch: Callable[[tuple[Layer, ...], frozenset[str]], Watching[Proof_co]] | None = None,
+    notice: Callable[[str], None],
+) -> Ran[Proof_co]:
+    """Run a command with the named layers (or all) off, or on in an empty root, or in the root ``isolated``.
+
+    With neither the command runs as it is. ``watch`` starts watching the real roots of the layers, except those of the
+    given names. ``notice`` gets a line for each layer that stays as it is. Raises :class:`Refused` if such a layer was
+    named, and :class:`CannotStart`.
+    """
+    chosen = stack.named(layers)
+    environment = stack.environment
+    if not no_cache and not isolated:
+        with signals_held() as signals:
+            watching = watch and watch(chosen, frozenset())
+            status = run(command, {}, environment, signals)
+            return Ran(status, watching.end() if watching else None)
+    for name, why in left_alone(chosen, off=no_cache).items():
+        if name in layers:
+            raise Refused(name, f"stays as it is: {why}")
+        notice(f"{name} stays as it is: {why}")
+    folder = isolated if isinstance(isolated, Path) else None
+    with signals_held() as signals, scratch_folder(environment, folder, notice) as root:
+        moved, changes = _moved(stack, chosen, root, off=no_cache, notice=notice)
+        with shadow_user_cache(environment, moved, root, notice):
+            staying = frozenset(layer.name for layer in chosen if out_of_reach(layer, off=no_cache) is not None)
+            watching = watch and watch(chosen, staying)
+            status = run(command, changes, environment, signals)
+        # Files that were moved back to the user cache folder count too.
+        return Ran(status, watching.end() if watching else None)
+
+
+def _moved(
+    stack: LayerSet, layers: tuple[Layer, ...], root: Path, *, off: bool, notice: Callable[[str], None]
+) -> tuple[tuple[Layer, ...], dict[str, str | None]]:
+    """Return the layers that a child has elsewhere, and the variables for that."""
+    if off:
+        return layers, variables_off(layers, stack, root)
+    along = companions(layers, stack, root)
+    for name in along:
+        notice(f"{name} keeps its entries in the same folder, so it is isolated too")
+    return (*layers, *stack.named(along)) if along else layers, variables_isolated(layers, root)
+
+
 def variables_off(layers: Iterable[Layer], stack: LayerSet, folder: Path) -> dict[str, str | None]:
     """Return the variables for a child in which the given layers are off; ``None`` unsets one.
 
-    They are both switched off and moved to a folder to throw away: some libraries write although they are
-    off, and pytools has no switch. Layers that would only move along stay where they are. Raises
-    :class:`Refused` where that leaves a layer neither switched nor moved.
+    Layers are both switched off and moved to a temporary folder: some libraries write although they are off, and
+    pytools has no switch. Layers that share a variable with them are not moved. Raises :class:`Refused` if a layer can
+    then be neither switched nor moved.
     """
     chosen = tuple(layers)
     changes = _merged(layer.disable() for layer in chosen if can_switch(layer))
@@ -79,7 +153,7 @@ def variables_isolated(layers: Iterable[Layer], folder: Path) -> dict[str, str |
 
 
 def left_alone(layers: Iterable[Layer], *, off: bool) -> dict[str, str]:
-    """Say of each layer that a child would go on using as it is, why nothing can be done about that."""
+    """Return the layers that a child would use as they are, each with the reason."""
     return {
         layer.name: reason
         for layer in layers
@@ -88,14 +162,14 @@ def left_alone(layers: Iterable[Layer], *, off: bool) -> dict[str, str]:
 
 
 def out_of_reach(layer: Layer, *, off: bool) -> str | None:
-    """Say why a layer can be neither moved nor, where that would do, switched off; ``None`` where it can."""
+    """Return why a layer can be neither moved nor, if ``off``, switched off; ``None`` if it can."""
     abilities = layer.abilities()
     reason = abilities[Ability.RELOCATE]
     return abilities[Ability.DISABLE] if off and reason is not None else reason
 
 
 class Signals:
-    """Signals that are meant for a child, while there is none, one, and none any more."""
+    """Signals for a child: kept until it starts, then passed on."""
 
     def __init__(self) -> None:
         self.child: subprocess.Popen[bytes] | None = None
@@ -103,26 +177,26 @@ class Signals:
         self.taken: list[int] = []
 
     def take(self, number: int, _: object) -> None:
-        """Hand a signal on, or note it until there is a child."""
+        """Pass a signal on, or keep it until there is a child."""
         self.taken.append(number)
         if self.child is None:
             self.early.append(number)
         elif not (number in _TYPED and _in_foreground()):
-            # What is typed at the terminal has reached the child already; twice is once too often for some.
+            # The terminal has sent a typed signal to the child already; some programs count them.
             self.child.send_signal(number)
 
     def ending(self) -> int:
-        """Return 128+n where a signal n has asked for an end, whatever a child made of it; else 0."""
+        """Return 128+n if a signal n asked for an end, whatever the child did then; else 0."""
         return next((128 + number for number in self.taken if number in _ENDING), 0)
 
 
 @contextmanager
 def signals_held() -> Iterator[Signals]:
-    """Let no signal end this process while it has a child to wait for, and a scratch folder to clean up."""
+    """Keep signals from ending this process while it waits for a child and has a scratch folder to remove."""
     signals = Signals()
     before: dict[int, Any] = {}
     for number in _FORWARDED:
-        # What our own caller ignores (nohup), the child is to ignore too.
+        # A signal that our caller ignores (nohup) stays ignored in the child.
         if signal.getsignal(number) is not signal.SIG_IGN:
             before[number] = signal.signal(number, signals.take)
     try:
@@ -140,10 +214,10 @@ def run(
     *,
     quiet: BinaryIO | None = None,
 ) -> int:
-    """Run a command to its end; return its exit status, 128+n where signal n ended it.
+    """Run a command to its end; return its exit status, 128+n if signal n ended it.
 
-    With ``quiet`` it is given nothing to read, what it prints is dropped, and what it complains of goes to that file.
-    Raises :class:`CannotStart` where there is no such command.
+    With ``quiet`` its standard input is empty, its standard output is dropped, and its standard error goes to that
+    file. Raises :class:`CannotStart` if there is no such command.
     """
     unset = frozenset(name for name, value in changes.items() if value is None)
     put = {name: value for name, value in changes.items() if value is not None}
@@ -169,7 +243,7 @@ def run(
 
 
 def _in_foreground() -> bool:
-    """Tell whether this process has a terminal, and gets what is typed there."""
+    """Return whether this process is in the foreground of a terminal."""
     try:
         terminal = os.open("/dev/tty", os.O_RDONLY)
     except OSError:
@@ -193,7 +267,7 @@ def _merged(switches: Iterable[Switch]) -> dict[str, str | None]:
 def variables_for(
     layers: Iterable[Layer], *, on: bool, root: Path | None = None
 ) -> tuple[dict[str, str | None], tuple[str, ...]]:
-    """Return the variables that switch layers on or off, or move them to ``root``; and what they cannot do.
+    """Return the variables that switch layers on or off, or move them to ``root``; and why some cannot be.
 
     Folders below ``root`` that a library would not make itself are made.
     """

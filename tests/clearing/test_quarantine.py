@@ -26,7 +26,7 @@ from support.quarantine import (
 from tiers import thorough
 
 from cachectl.clearing.quarantine import plan
-from cachectl.inspecting.entries import findings
+from cachectl.inspecting.verify import findings
 from cachectl.layers.base.errors import Damaged
 from cachectl.layers.miopen import kernel_db
 from cachectl.layers.miopen.kernels import MIOpenKernels
@@ -220,8 +220,8 @@ def test_what_changed_meanwhile_is_left(warm: Home) -> None:
     stack = Stack(warm.environment())
     planned = plan([stack["pocl"]], findings([stack["pocl"]]), named=False)
     broken.write_bytes(b"\x7fELF, and whole again")
-    result = planned.apply()
-    assert [note.because for outcome in result.outcomes for note in outcome.skipped] == ["changed since it was planned"]
+    outcomes = planned.apply()
+    assert [note.because for outcome in outcomes for note in outcome.skipped] == ["changed since it was planned"]
     assert broken.exists()
 
 

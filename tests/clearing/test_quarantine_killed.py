@@ -24,7 +24,7 @@ from support.quarantine import (
     works,
 )
 
-from cachectl.inspecting.entries import findings
+from cachectl.inspecting.verify import findings
 from cachectl.layers.base.conformance import snapshot
 from cachectl.layers.base.errors import EntryExists
 from cachectl.layers.base.facts import Entry, Finding

@@ -20,7 +20,7 @@ from support.quarantine import (
     quarantine_all,
 )
 
-from cachectl.inspecting.entries import findings
+from cachectl.inspecting.verify import findings
 from cachectl.layers.base.errors import Damaged
 from cachectl.layers.miopen import kernel_db
 from cachectl.layers.stores.rows import RowFile

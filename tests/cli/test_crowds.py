@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from support.trouble import environment
 
-from cachectl.inspecting.entries import findings
+from cachectl.inspecting.verify import findings
 from cachectl.layers.base.conformance import snapshot
 from cachectl.layers.base.selection import ALL
 from cachectl.layers.stores import tree, walk

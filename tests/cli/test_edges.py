@@ -12,8 +12,9 @@ import pytest
 from tiers import thorough
 
 from cachectl.cli import main as cli
-from cachectl.cli import render
+from cachectl.cli import output
 from cachectl.inspecting import entries as listing
+from cachectl.inspecting.verify import findings
 from cachectl.layers.base.errors import CachectlError
 from cachectl.layers.base.facts import Entry
 from cachectl.layers.base.selection import Selection
@@ -142,14 +143,14 @@ def test_ascii_is_enough(cuda: Home) -> None:
 
 
 def test_a_mark_of_shortening_that_the_output_can_spell(monkeypatch: pytest.MonkeyPatch) -> None:
-    table = render.Table(("a", "b"), (("x", "0123456789" * 10),))
-    assert "…" in render.plain_table(table, 40)[1]
+    columns = (output.Column[str]("a", lambda _: "x"), output.Column[str]("b", lambda digits: digits))
+    assert "…" in output.plain_table(columns, ["0123456789" * 10], 40)[1]
 
     class Ascii:
         encoding = "ascii"
 
     monkeypatch.setattr(sys, "stdout", Ascii())
-    (_, line) = render.plain_table(table, 40)
+    (_, line) = output.plain_table(columns, ["0123456789" * 10], 40)
     assert "..." in line
     assert len(line) == 40
 
@@ -225,14 +226,15 @@ def test_ls_tells_problems_and_goes_on(cuda: Home) -> None:
     assert len(listed["entries"]) == 40
 
 
-def test_a_root_that_fails_stops_no_other(tmp_path: Path) -> None:
+def test_a_root_that_fails_stops_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from cachectl.clearing.purge import plan
     from cachectl.layers.base.environment import Environment
     from cachectl.stack import Stack
 
     stack = Stack(Environment({}, home=tmp_path), plugins=False)
-    vars(stack["pocl"].store).update(scan=refuse, census=refuse)
-    stack["cuda"].roots = refuse  # type: ignore[method-assign]
+    monkeypatch.setattr(stack["pocl"].store, "scan", refuse)
+    monkeypatch.setattr(stack["pocl"].store, "census", refuse)
+    monkeypatch.setattr(stack["cuda"], "roots", refuse)
     pocl, cuda, _ = stack.report(layers=("pocl", "cuda", "loopy")).layers
     assert {problem.message for problem in pocl.problems} == {"Input/output error"}
     assert cuda.failures == ("Input/output error",)
@@ -246,7 +248,7 @@ def test_a_root_that_fails_stops_no_other(tmp_path: Path) -> None:
     }
     assert outcomes["cuda"].failed
     assert not outcomes["loopy"].failed
-    assert {finding.layer for finding in listing.findings(stack)} >= {"cuda"}
+    assert {finding.layer for finding in findings(stack)} >= {"cuda"}
 
 
 def refuse(*_: object, **__: object) -> NoReturn:
@@ -281,7 +283,7 @@ def test_no_table_is_wider_than_the_screen(cuda: Home, columns: int) -> None:
 
 
 def test_a_terminal_need_not_obey_what_a_key_holds(home: Home) -> None:
-    program = "from cachectl.cli import render; render.show_raw(['a\\x1b[31mb'])"
+    program = "from cachectl.cli import output; output.show_raw(['a\\x1b[31mb'])"
     assert home.terminal(sys.executable, "-c", program).stdout == "a\\x1b[31mb\n"
 
 

@@ -36,7 +36,7 @@ from support.hostile import (
 )
 
 from cachectl.clearing.prune import Limits, plan_prune
-from cachectl.cli import render
+from cachectl.cli.output import to_json
 from cachectl.stack import Stack
 
 # ---------------------------------------------------------------------- the innocent
@@ -192,7 +192,7 @@ def test_every_variable_in_turn_costs_nobody_anything(hostile: World, platform: 
         plan_prune(stack.expendable(), Limits(bytes=0)),
     ):
         result = planned.apply()
-        assert is_json(render.purge_json(result))
+        assert is_json(to_json(result))
         assert sum(outcome.removed for outcome in result.outcomes) == 0
     assert changed(before, fingerprint(hostile.home, hostile.outside, hostile.empty)) == set()
 

@@ -37,7 +37,7 @@ from support.hostile import (
 
 from cachectl.clearing.prune import Limits, plan_prune
 from cachectl.clearing.purge import PurgePlan, plan
-from cachectl.cli import render
+from cachectl.cli.output import to_json
 from cachectl.layers.base.selection import ALL
 from cachectl.stack import Stack
 
@@ -220,7 +220,7 @@ def check(world: World, variables: Mapping[str, str], platform: str) -> int:
         planned = planning()
         before = fingerprint(world.top)
         result = planned.apply()
-        assert is_json(render.purge_json(result))
+        assert is_json(to_json(result))
         differs = changed(before, fingerprint(world.top))
         places = planned_paths(planned, world)
         assert [path for path in differs if not is_planned(path, places)] == []

@@ -295,7 +295,7 @@ def test_the_superuser_leaves_other_peoples_caches_alone(home: Home, compute_cac
     done = home.cachectl("purge", "cuda", "--over-others", check=False)
     assert (done.returncode, "Permission denied" in done.stderr) == (1, True)
     let_others_in(home.path)
-    assert home.json("purge", "cuda", "--over-others")["total"]["removed"] == 40
+    assert home.json("purge", "cuda", "--over-others", process=True)["total"]["removed"] == 40
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only the superuser can give files away")
@@ -325,7 +325,7 @@ def test_the_superuser_leaves_single_entries_of_others_in_a_root_of_its_own(
     refused = home.cachectl("put", "cuda", entries[0], "entry", "--replace", check=False)
     assert refused.returncode == 1
     assert "belongs to nobody" in refused.stderr
-    assert home.json("purge", "cuda", "--over-others")["total"]["removed"] == 4
+    assert home.json("purge", "cuda", "--over-others", process=True)["total"]["removed"] == 4
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only the superuser can give files away")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from cachectl.cli.grammar import VERBS
+from cachectl.cli.parser import VERBS
 
 if TYPE_CHECKING:
     from homes import Home

@@ -23,7 +23,6 @@ from cachectl.moving.importing import Trust
 if TYPE_CHECKING:
     from homes import Home
 
-pytest.importorskip("zstandard")
 RANKS = 2
 #: Counts every opening of a bundle in every Python of a job.
 AUDIT = """

@@ -157,8 +157,8 @@ def _mesa_entry(data: bytes) -> None:
     mesa_entries.complaint(data)
     with contextlib.suppress(ValueError):
         content = mesa_entries.inflate(data)
-        assert content is None or header is None or len(content) == header.inflated
-        mesa_entries.kernels(content or b"")
+        assert header is None or len(content) == header.inflated
+        mesa_entries.kernels(content)
     mesa_entries.kernels(data)
 
 

@@ -25,7 +25,7 @@ from support.doctor import (
 )
 
 from cachectl.inspecting.doctor import is_grave, job_of
-from cachectl.inspecting.entries import findings
+from cachectl.inspecting.verify import findings
 from cachectl.layers.base.facts import Severity
 from cachectl.stack import Stack
 

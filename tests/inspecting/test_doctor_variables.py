@@ -240,7 +240,7 @@ def test_ranks_that_share_a_root_are_told(
     fix = f'eval "$(cachectl env --root "$HOME/.cachectl/{own}" --layer pocl --shell sh)"'
     of_pocl = only([finding for finding in found if finding.layer == "pocl"], "ranks")
     assert of_pocl.fix == fix
-    assert of_pocl.message.endswith("; mend it in the script that each rank runs")
+    assert of_pocl.message.endswith("; fix it in the script that each rank runs")
     left = after(tmp_path, f'{fix}\nmkdir -p "$POCL_CACHE_DIR"', "pocl", **{variable: "0", **variables})
     assert left == []
     # Where no rank is told, all would get one folder: nothing is moved, and the shell says why.

@@ -170,7 +170,7 @@ def test_what_cannot_be_hit_is_foreseen_and_left_out(packed: Path, home: Home) -
     assert layers["loopy"].placed == 0
     assert [one.outlook.hits for one in layers["loopy"].foreseen] == [False]
     assert "3.9.1.final.0" in layers["loopy"].foreseen[0].outlook.words
-    assert layers["pocl"].useless == 0
+    assert layers["pocl"].cannot_hit == 0
     assert layers["pocl"].placed > 0
 
 

@@ -38,7 +38,6 @@ from cachectl.stack import Stack
 if TYPE_CHECKING:
     from homes import Home
 
-pytest.importorskip("zstandard")
 pytest.importorskip("fsspec")
 pytest.importorskip("aiohttp")
 

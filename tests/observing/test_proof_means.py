@@ -36,8 +36,8 @@ class NoEvents(FileEvents):
 class Overwhelmed(FileEvents):
     """A reader that is too slow: the kernel drops what it cannot hold."""
 
-    def _drain(self) -> None:
-        pass
+    def _drain(self, notify: object) -> None:
+        del notify
 
 
 def watched(home: Home, act: Callable[[], object], *, events: FileEvents, access_times: bool = True) -> Proof:

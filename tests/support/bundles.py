@@ -14,6 +14,7 @@ from cachectl.stack import Stack
 
 if TYPE_CHECKING:
     from homes import Home
+
 TRUSTED = Trust(blindly=True)
 
 

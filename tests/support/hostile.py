@@ -18,12 +18,10 @@ from typing import Any
 from homes import run_as
 
 from cachectl.clearing.prune import Limits, plan_prune
-from cachectl.cli import render
-from cachectl.inspecting.entries import Trouble, findings
+from cachectl.cli.output import to_json
 from cachectl.layers.base.conformance import nobody
 from cachectl.layers.base.environment import Environment
 from cachectl.layers.base.facts import Scope
-from cachectl.layers.base.selection import ALL
 from cachectl.stack import Stack
 
 PYTHON = ".".join(str(part) for part in sys.version_info)
@@ -272,14 +270,11 @@ def user_layers(stack: Stack) -> tuple[str, ...]:
 
 def looked_at(stack: Stack) -> Iterator[object]:
     """Yield what every verb that only looks says, as it is printed."""
-    report = stack.report()
-    yield render.report_json(report)
-    troubles: list[Trouble] = []
-    entries = list(stack.entries(ALL, notice=troubles.append))
-    yield render.entries_json(entries, troubles)
-    yield render.findings_json(findings(stack))
-    yield render.purge_json(stack.plan_clear(layers=user_layers(stack)).foreseen())
-    yield render.purge_json(plan_prune(stack.expendable(), Limits(stale=True)).foreseen())
+    yield to_json(stack.report())
+    yield to_json(stack.ls())
+    yield to_json(stack.verify())
+    yield to_json(stack.plan_clear(layers=user_layers(stack)).foreseen())
+    yield to_json(plan_prune(stack.expendable(), Limits(stale=True)).foreseen())
 
 
 def is_json(value: object) -> bool:

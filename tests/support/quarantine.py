@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cachectl.clearing.quarantine import plan
-from cachectl.inspecting.entries import findings
+from cachectl.inspecting.verify import findings
 from cachectl.layers.base.facts import Quarantined
 from cachectl.layers.base.layer import Layer
 from cachectl.stack import Stack

@@ -7,6 +7,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from documents import validated
 
 if TYPE_CHECKING:
     from homes import Home
@@ -19,7 +20,7 @@ def trace(home: Home, *command: str, options: tuple[str, ...] = ()) -> dict[str,
     document = home.path / "trace.json"
     program = (sys.executable, str(home.programs / command[0]), *command[1:])
     home.cachectl("trace", *options, "--json", str(document), "--", *program)
-    return dict(json.loads(document.read_text()))
+    return dict(validated(json.loads(document.read_text())))
 
 
 def numbers(document: dict[str, Any], layer: str) -> tuple[int | None, int | None, int | None]:

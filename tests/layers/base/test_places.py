@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pwd
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 from tiers import thorough
 
-from cachectl.layers.base.environment import Environment, user_cache_folder
+from cachectl.layers.base.environment import Environment, user_cache_folder, user_state_folder
 from cachectl.layers.cuda import CudaComputeCache
 from cachectl.layers.loopy import LoopyDictionaries
 from cachectl.layers.pocl import PoclKernels
@@ -62,6 +64,51 @@ def test_an_odd_home_is_what_platformdirs_makes_of_it(home: Home, home_variable:
     installed = home.environment().installed
     environment = Environment({"HOME": home_variable}, home=account, cwd=home.path, installed=installed)
     assert user_cache_folder(environment, "pytools")[0] == home.path / asked
+
+
+RECORDED = json.loads((Path(__file__).parents[2] / "data" / "platformdirs.json").read_text())
+
+
+@pytest.mark.parametrize("release", RECORDED[0][2])
+def test_the_rule_for_other_environments_is_that_of_the_installed_platformdirs(release: str) -> None:
+    for platform, variables, answers in RECORDED:
+        given = {name: value for name, value in variables.items() if value is not None}
+        environment = Environment(given, Path("/account"), platform, cwd=Path("/here"), installed=lambda _: release)
+        folder, source = user_cache_folder(environment, "app")
+        answer = Path(answers[release])
+        assert folder in (answer, Path("/here") / answer), given
+        assert ("is ignored" in source) == (bool(given.get("XDG_CACHE_HOME") is not None) and "/.cache/" in str(folder))
+
+
+@pytest.mark.parametrize("value", ["relative", "~/cache", " "])
+def test_platformdirs_itself_answers_for_this_process(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", value)
+    monkeypatch.setattr("platformdirs.user_cache_dir", lambda name, author: f"/asked/{name}/{author}")
+    here = Environment.here()
+    assert user_cache_folder(here, "app") == (Path("/asked/app/app"), "platformdirs")
+    elsewhere = here.with_variables({"HOME": "/elsewhere"})
+    assert user_cache_folder(elsewhere, "app")[0] == Path("/elsewhere/.cache/app")
+
+
+def test_the_state_folder_follows_its_own_variable_alone() -> None:
+    def state(**variables: str) -> Path:
+        return user_state_folder(Environment({"HOME": "/h", **variables}, Path("/h"), cwd=Path("/here")))
+
+    assert (
+        state()
+        == state(XDG_CACHE_HOME="/moved")
+        == state(XDG_STATE_HOME="relative")
+        == Path("/h/.local/state/cachectl")
+    )
+    assert state(XDG_STATE_HOME="/state") == Path("/state/cachectl")
+
+
+@pytest.mark.parametrize("value", ["/moved", "", None])
+def test_common_values_import_nothing(home: Home, value: str | None) -> None:
+    program = "import sys; from cachectl.layers.base import environment as e;"
+    program += "e.user_cache_folder(e.Environment.here(), 'app'); print('platformdirs' in sys.modules)"
+    changes = {} if value is None else {"XDG_CACHE_HOME": value}
+    assert home.run(sys.executable, "-c", program, check=True, **changes).stdout.split()[-1] == "False"
 
 
 @pytest.mark.real

@@ -49,18 +49,17 @@ class Installers:
         return done
 
     def advice(self, cachectl: Path) -> str:
-        """Return the command that the message of a missing zstandard ends with."""
-        done = self.run(f"{cachectl} export bundle cuda", check=False)
+        """Return the command that the message of a missing fsspec ends with."""
+        done = self.run(f"{cachectl} export memory://bundle cuda", check=False)
         assert done.returncode == 1, done.stderr
         (line,) = done.stderr.splitlines()
-        before, _, command = line.partition("to add it: ")
-        assert before == "cachectl: bundles need the package zstandard; "
+        before, _, command = line.partition("to add them: ")
+        assert before.endswith("URLs need packages that are not here; ")
         return command
 
     def works(self, cachectl: Path) -> bool:
-        """Tell whether zstandard is there, by a bundle."""
-        self.run(f"{cachectl} export bundle cuda", check=False)
-        return (self.folder / "bundle").exists()
+        """Tell whether fsspec is there."""
+        return self.run(f"{cachectl} export memory://bundle cuda", check=False).returncode == 0
 
 
 @pytest.fixture
@@ -85,7 +84,7 @@ def test_a_tool_of_pipx_gets_it_injected(installers: Installers) -> None:
     installers.run(f"pipx install --python {sys.executable} {shlex.quote(str(installers.source))}")
     cachectl = installers.folder / ".local" / "bin" / "cachectl"
     command = installers.advice(cachectl)
-    assert command == "pipx inject opencl-cachectl zstandard"
+    assert command == "pipx inject opencl-cachectl fsspec"
     installers.run(command)
     assert installers.works(cachectl)
 
@@ -96,7 +95,7 @@ def test_a_tool_of_pipx_in_another_place_is_found_there(installers: Installers) 
     source = shlex.quote(str(installers.source))
     installers.run(f"pipx install --suffix=-two --python {sys.executable} {source}", variables)
     command = installers.advice(home / "bin" / "cachectl-two")
-    assert command == f"env PIPX_HOME={home} pipx inject opencl-cachectl-two zstandard"
+    assert command == f"env PIPX_HOME={home} pipx inject opencl-cachectl-two fsspec"
     installers.run(command)
     assert installers.works(home / "bin" / "cachectl-two")
 
@@ -119,7 +118,6 @@ def test_a_tool_of_uv_keeps_its_source_and_its_other_libraries(installers: Insta
     assert '"iniconfig"' in receipt.read_text()
     # It is still there after an upgrade, as a library that uv pip adds is not.
     installers.run("uv tool upgrade opencl-cachectl")
-    (installers.folder / "bundle").unlink()
     assert installers.works(cachectl)
 
 
@@ -174,15 +172,15 @@ def test_pip_is_that_of_the_python_that_runs_cachectl(place: Installation) -> No
 def test_a_python_of_the_system_is_overruled_as_it_was_before(place: Installation) -> None:
     (place.library / "EXTERNALLY-MANAGED").touch()
     # An environment is its owner's, whatever the Python it is made from.
-    assert "--break-system-packages" not in place.command_to_add(["zstandard"])
+    assert "--break-system-packages" not in place.command_to_add(["fsspec"])
     system = changed(place, prefix=place.base_prefix, python=Path("/usr/bin/python3"))
-    assert system.command_to_add(["zstandard"]) == "/usr/bin/python3 -m pip install --break-system-packages zstandard"
+    assert system.command_to_add(["fsspec"]) == "/usr/bin/python3 -m pip install --break-system-packages fsspec"
 
 
 def test_without_pip_it_is_brought_first(place: Installation) -> None:
     python = shlex.quote(str(place.python))
-    command = changed(place, has_pip=False).command_to_add(["zstandard"])
-    assert command == f"{python} -m ensurepip && {python} -m pip install zstandard"
+    command = changed(place, has_pip=False).command_to_add(["fsspec"])
+    assert command == f"{python} -m ensurepip && {python} -m pip install fsspec"
 
 
 def test_tools_for_all_users_are_the_administrators(place: Installation, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -190,14 +188,14 @@ def test_tools_for_all_users_are_the_administrators(place: Installation, monkeyp
     prefix = place.prefix.parent / "venvs" / "opencl-cachectl"
     prefix.mkdir(parents=True)
     (prefix / "pipx_metadata.json").touch()
-    command = changed(place, prefix=prefix).command_to_add(["zstandard"])
-    assert command == "sudo pipx inject --global opencl-cachectl zstandard"
+    command = changed(place, prefix=prefix).command_to_add(["fsspec"])
+    assert command == "sudo pipx inject --global opencl-cachectl fsspec"
 
 
 @pytest.mark.parametrize("receipt", ["", "tool = 1", "[tool]\nrequirements = []", "[tool]\nrequirements = [1]", "\0"])
 def test_a_receipt_that_cannot_be_read_leaves_uv_pip(place: Installation, receipt: str) -> None:
     (place.prefix / "uv-receipt.toml").write_text(receipt)
-    assert place.command_to_add(["zstandard"]) == f"uv pip install --python '{place.python}' zstandard"
+    assert place.command_to_add(["fsspec"]) == f"uv pip install --python '{place.python}' fsspec"
 
 
 def test_sources_of_a_receipt() -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import struct
+import sys
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -25,7 +28,7 @@ from cachectl.layers.base.environment import Environment
 from cachectl.layers.base.facts import Artifact, Condition
 from cachectl.layers.base.layer import Layer
 from cachectl.layers.base.selection import Selection
-from cachectl.layers.host.installing import command_to_install
+from cachectl.layers.formats import zstd
 from cachectl.layers.mesa import entries as mesa_entries
 from cachectl.layers.mesa.cache import MesaShaderCache, read_limit
 
@@ -199,19 +202,34 @@ def test_what_rusticl_itself_stores_is_known_by_its_name(tmp_path: Path) -> None
     assert layer.plan_clear().entries == 1
 
 
-def test_without_a_library_to_unpack_entries_are_listed_and_left(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_zstd_entries_are_listed_and_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     packed = b"\x28\xb5\x2f\xfd" + bytes(20)
     data = b"\1" + OPENCL.encode() + b"\0llvmpipe\0" + struct.pack("<BQIII", 8, 0, 0, crc(packed), 40) + packed
     layer = layer_of(tmp_path / "home", "multi-file")
     fill(tmp_path / "home" / ".cache", "multi-file", {key("x"): data})
-    monkeypatch.setattr(mesa_entries, "_zstd", lambda: None)
+    # A Python may be built without it.
+    monkeypatch.setitem(sys.modules, "cachectl.layers.formats.zstd", None)
+    monkeypatch.delattr("cachectl.layers.formats.zstd", raising=False)
     found = listed(layer)[key("x")]
     assert (found.device, found.kernels) == ("llvmpipe", None)
-    assert "cachectl doctor names the missing library" in str(found.guest)
-    assert [(one.code, one.fix) for one in layer.diagnose()] == [("unread", command_to_install("zstandard"))]
+    assert "cannot be distinguished" in str(found.guest)
     assert layer.plan_clear().targets == ()
     assert layer.get(key("x")) == Artifact(
         "mesa", key("x"), "mesa-entry/1", data, {"kernels": "", "device": "llvmpipe", "driver": OPENCL}
     )
+
+
+@pytest.mark.parametrize(("announced", "most"), [(0, 1 << 22), (40, 1 << 22), (1 << 25, 3 << 25), (1 << 31, 1 << 22)])
+def test_a_payload_is_unpacked_no_further_than_its_header_says(announced: int, most: int) -> None:
+    frame = io.BytesIO()
+    with zstd.ZstdFile(frame, "wb") as file:
+        for _ in range(256):
+            file.write(bytes(1 << 20))
+    packed = frame.getvalue()
+    data = b"\1driver\0llvmpipe\0" + struct.pack("<BQIII", 8, 0, 0, crc(packed), announced) + packed
+    tracemalloc.start()
+    with pytest.raises(ValueError, match="header"):
+        mesa_entries.inflate(data)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < most

@@ -22,13 +22,13 @@ from cachectl.layers.base.errors import Damaged, EntryExists, LayerError, Refuse
 from cachectl.layers.base.facts import Ability, Artifact, Condition, Orphan, Problem, Severity
 from cachectl.layers.base.layer import Layer
 from cachectl.layers.base.selection import Selection
+from cachectl.layers.disk.atomic import replace_file
 from cachectl.layers.disk.locks import record_lock
 from cachectl.layers.miopen import tuning as miopen_tuning
 from cachectl.layers.miopen.places import lock_files
 from cachectl.layers.miopen.system_tuning import MIOpenSystemTuning
 from cachectl.layers.miopen.tuning import MIOpenTuning
 from cachectl.layers.stores import records
-from cachectl.layers.stores.records import place
 
 FIND = "gfx90a6e.HIP.3_3_0_a85ca8a54.ufdb.txt"
 PERF = "gfx90a6e.HIP.3_3_0_a85ca8a54.udb.txt"
@@ -166,13 +166,13 @@ def test_many_records_are_placed_by_one_rewrite(tmp_path: Path, monkeypatch: pyt
     artifacts = [one for one in read.values() if isinstance(one, Artifact)]
     assert [one.data.decode() for one in artifacts] == lines
     other = MIOpenTuning(environment_of(tmp_path / "two"))
-    rewrites: list[bytes] = []
+    rewrites: list[Path] = []
 
-    def noted(path: Path, content: bytes, *, folder: int | None = None) -> None:
-        rewrites.append(content)
-        place(path, content, folder=folder)
+    def noted(path: Path, chunks: list[bytes], *, folder: int | None = None) -> None:
+        rewrites.append(path)
+        replace_file(path, chunks, folder=folder)
 
-    monkeypatch.setattr(records, "place", noted)
+    monkeypatch.setattr(records, "replace_file", noted)
     different, stray = changed(artifacts[3], data=b"problem3=S:9,0,A"), changed(artifacts[4], data=b"mine=S:1,0,A")
     done = other.put_new([*artifacts[:3], different, stray, *artifacts[5:]])
     assert len(rewrites) == 1

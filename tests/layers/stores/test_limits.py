@@ -21,13 +21,13 @@ sys.path[:0] = [str(Path(__file__).parents[2] / "faults")]
 from worlds import synthetic_world  # noqa: E402
 
 from cachectl.layers.base.limits import LARGEST_MANIFEST  # noqa: E402
+from cachectl.layers.formats import zstd  # noqa: E402
 from cachectl.layers.stores.archive import tar_header  # noqa: E402
 from cachectl.moving.bundle import BadBundle, Item, Manifest, Members, write_bundle, write_manifest  # noqa: E402
 
 if TYPE_CHECKING:
     from homes import Home
 
-zstandard = pytest.importorskip("zstandard")
 pytest.importorskip("resource")
 
 MIB = 1 << 20
@@ -87,7 +87,10 @@ def cachectl(home: Path, *arguments: str, source: int | None = None) -> Done:
 def manifest_alone(path: Path, text: bytes, after: bytes = b"") -> Path:
     """Write a bundle of which there is a manifest, and then something that cannot be compressed."""
     header = tar_header("manifest.json", len(text))
-    path.write_bytes(zstandard.ZstdCompressor().compress(header + text + bytes(-len(text) % 512)) + after)
+    with path.open("wb") as file:
+        with zstd.ZstdFile(file, "wb") as frame:
+            frame.write(header + text + bytes(-len(text) % 512))
+        file.write(after)
     return path
 
 

@@ -14,8 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cachectl.layers.base.errors import Damaged, EntryExists, Refused, Unreachable
+from cachectl.layers.disk.atomic import replace_file
 from cachectl.layers.stores.merging import MergingRecords
-from cachectl.layers.stores.records import Fault, Record, RecordFile, place
+from cachectl.layers.stores.records import Fault, Record, RecordFile
 
 PART = st.text(st.characters(blacklist_characters="=:;\n", blacklist_categories=["Cs"]), min_size=1, max_size=12)
 CONTENTS = st.dictionaries(PART, PART, min_size=1, max_size=4)
@@ -210,7 +211,7 @@ def test_a_link_is_neither_read_nor_written_through(tmp_path: Path) -> None:
 def test_a_failed_rewrite_leaves_nothing_behind(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     with pytest.raises(IsADirectoryError):
-        place(tmp_path / "folder", b"x")
+        replace_file(tmp_path / "folder", [b"x"])
     assert os.listdir(tmp_path) == ["folder"]
     with pytest.raises(Unreachable):
         store(tmp_path / "no folder" / "records.txt").put(b"a=S:1", replace=False)

@@ -1,0 +1,134 @@
+"""JSON Schemas of what ``--json`` prints, made from the facts. Sphinx writes them to ``schemas/`` beside the pages.
+
+Each document is a dataclass with a schema name. Keys follow from its fields as :mod:`cachectl.layers.base.as_json`
+has it, and types from their annotations.
+"""
+
+from __future__ import annotations
+
+import json
+import types
+from collections.abc import Iterator, Mapping
+from dataclasses import is_dataclass
+from enum import Enum
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Final, Union, get_args, get_origin, get_type_hints
+
+from cachectl.inspecting.neighbours import Neighbour
+from cachectl.layers.base.as_json import declared, members
+
+#: Every class that a verb shows with ``--json``.
+DOCUMENTS: Final = (
+    "cachectl.inspecting.report:Report",
+    "cachectl.inspecting.entries:Listing",
+    "cachectl.inspecting.verify:Verification",
+    "cachectl.inspecting.layers:Layers",
+    "cachectl.clearing.purge:PurgeResult",
+    "cachectl.clearing.quarantine:Restoration",
+    "cachectl.observing.trace:Trace",
+    "cachectl.observing.bench:Bench",
+    "cachectl.moving.exporting:Export",
+    "cachectl.moving.importing:Import",
+    "cachectl.moving.miopen_files:FilesExport",
+    "cachectl.moving.miopen_files:Merge",
+    "cachectl.cluster.rank_roots:MergedRoots",
+)
+
+#: What modules import for type checkers only.
+_NAMES: Final = {"Neighbour": Neighbour}
+_PLAIN: Final = {str: "string", Path: "string", int: "integer", float: "number", bool: "boolean", type(None): "null"}
+
+Schema = dict[str, Any]
+
+
+def schemas(*, closed: bool = False) -> dict[str, Schema]:
+    """Return the JSON Schema of each document by its name, ``cachectl/report/1``.
+
+    More keys may be added to a document of one name; ``closed`` allows only those of today.
+    """
+    found: dict[str, Schema] = {}
+    for path in DOCUMENTS:
+        module, _, name = path.partition(":")
+        kind = getattr(import_module(module), name)
+        title = declared(kind).schema
+        maker = _Maker(closed)
+        document = maker.of_class(kind)
+        document["properties"] = {"schema": {"const": title}, **document["properties"]}
+        document["required"] = ["schema", *document["required"]]
+        dialect = "https://json-schema.org/draft/2020-12/schema"
+        found[title] = {"$schema": dialect, "title": title, **document, "$defs": maker.classes}
+    return found
+
+
+class _Maker:
+    """Makes one schema; ``classes`` are those of the facts in it."""
+
+    def __init__(self, closed: bool) -> None:
+        self._closed = closed
+        self.classes: dict[str, Schema] = {}
+
+    def of_class(self, kind: type) -> Schema:
+        """Return the schema of a class of facts."""
+        keys = dict(self._keys(kind))
+        return {
+            "type": "object",
+            "description": (kind.__doc__ or "").partition("\n")[0],
+            "properties": {key: schema for key, (schema, _) in keys.items()},
+            "required": [key for key, (_, required) in keys.items() if required],
+            "additionalProperties": not self._closed,
+        }
+
+    def _keys(self, kind: type) -> Iterator[tuple[str, tuple[Schema, bool]]]:
+        """Yield each key with its schema, and whether it is always there."""
+        hints = get_type_hints(kind, localns=_NAMES)
+        for member in members(kind):
+            own = getattr(kind, member.attribute, None)
+            hint = get_type_hints(own.fget)["return"] if isinstance(own, property) else hints[member.attribute]
+            if member.flat:
+                yield from self._keys(hint)
+                continue
+            if member.optional:
+                hint = Union[tuple(one for one in get_args(hint) if one is not type(None))]  # noqa: UP007
+            schema = self._of_hint(hint | None if member.blank_is_null else hint)
+            yield member.key, (schema, not member.optional)
+
+    def _of_hint(self, hint: Any) -> Schema:  # noqa: ANN401 - whatever an annotation says
+        origin, arguments = get_origin(hint), get_args(hint)
+        if origin in (Union, types.UnionType):
+            return {"anyOf": [self._of_hint(one) for one in arguments]}
+        if origin in (tuple, list):
+            return {"type": "array", "items": self._of_hint(arguments[0])}
+        if origin is Mapping:
+            return {"type": "object", "additionalProperties": self._of_hint(arguments[1])}
+        if hint in _PLAIN:
+            return {"type": _PLAIN[hint]}
+        if issubclass(hint, Enum):
+            return {"enum": [one.value for one in hint]}
+        if not is_dataclass(hint):
+            message = f"no fact is of the type {hint}"
+            raise TypeError(message)
+        if hint.__name__ not in self.classes:
+            self.classes[hint.__name__] = {}
+            self.classes[hint.__name__] = self.of_class(hint)
+        return {"$ref": f"#/$defs/{hint.__name__}"}
+
+
+def file_name(title: str) -> str:
+    """Return the file of a schema: ``report.json`` of ``cachectl/report/1``."""
+    return f"{title.split('/')[1]}.json"
+
+
+def setup(app: Any) -> dict[str, bool]:  # noqa: ANN401 - Sphinx, which the tests do without
+    """Let Sphinx write the schemas when it has built the pages."""
+    app.connect("build-finished", _write)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}
+
+
+def _write(app: Any, error: Exception | None) -> None:  # noqa: ANN401 - Sphinx
+    if error is not None or app.builder.name != "html":
+        return
+    folder = Path(app.outdir) / "schemas"
+    folder.mkdir(exist_ok=True)
+    for title, schema in schemas().items():
+        (folder / file_name(title)).write_text(json.dumps(schema, indent=2) + "\n", encoding="utf-8")

@@ -1,0 +1,157 @@
+"""Files that are written whole or not at all: staged beside their place, synced, and put there in one step."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import stat
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+from cachectl.layers.disk.locking import is_same_file, take_flock
+from cachectl.layers.disk.plain import STAGE, open_plain, own_name
+from cachectl.layers.disk.presence import status_at
+
+#: What a file system without hard links raises.
+_NO_HARD_LINKS: Final = frozenset({errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EMLINK, errno.ENOSYS})
+_NEW: Final = os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
+
+
+def write_all(handle: int, chunks: Iterable[bytes], at: int | None = None) -> None:
+    """Write everything, from the offset ``at`` if given: a disk that fills up takes a part without an error."""
+    for chunk in chunks:
+        rest = memoryview(chunk)
+        while rest:
+            written = os.write(handle, rest) if at is None else os.pwrite(handle, rest, at)
+            if not written:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            rest, at = rest[written:], None if at is None else at + written
+
+
+def overwrite(handle: int, old: bytes, new: bytes) -> None:
+    """Write an open file over in place, given what is in it; if there is no room, it stays as it was.
+
+    For files that others hold open or have locked, so that no other can be renamed over them. The part by which the
+    file grows is written first, since only that needs room; until the end the file may be too long, never too short.
+    """
+    try:
+        write_all(handle, (new[len(old) :],), len(old))
+        # Some file systems find out only now that there is no room.
+        os.fsync(handle)
+        write_all(handle, (new[: len(old)],), 0)
+    except OSError:
+        with suppress(OSError):
+            write_all(handle, (old,), 0)
+        os.ftruncate(handle, len(old))
+        raise
+    os.ftruncate(handle, len(new))
+
+
+def create(name: str, folder: int | None = None, mode: int = 0o600) -> int:
+    """Create a file, which must not exist; return its descriptor."""
+    return os.open(name, _NEW, mode, dir_fd=folder)
+
+
+def write_synced(folder: int | None, name: str, content: bytes, mode: int = 0o600) -> None:
+    """Write a new file whole, and sync it to the disk."""
+    handle = create(name, folder, mode)
+    try:
+        write_all(handle, (content,))
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def replace_file(path: str | Path, chunks: Iterable[bytes], *, folder: int | None = None) -> None:
+    """Write a file in the place of the one that stands there, whose mode it keeps. Raises :class:`OSError`.
+
+    ``folder`` is the open folder that the file is in; without it, the parent of ``path`` is opened. An interruption
+    leaves the old file or the new one. A kill may leave a stage beside it, which the next call removes.
+    """
+    above, name = os.path.split(os.path.abspath(path))
+    opened = None if folder is None else os.dup(folder)
+    if opened is None:
+        # Windows opens no folders, and one that is written into need not be readable.
+        with suppress(OSError):
+            opened = os.open(above, os.O_RDONLY | getattr(os, "O_DIRECTORY", 0))
+    try:
+        if opened is None:
+            _replace(None, above, name, chunks)
+        else:
+            _replace(opened, "", name, chunks)
+            os.fsync(opened)
+    finally:
+        if opened is not None:
+            os.close(opened)
+
+
+def _replace(folder: int | None, above: str, name: str, chunks: Iterable[bytes]) -> None:
+    target = os.path.join(above, name)
+    standing = status_at(target, dir_fd=folder)
+    stage, handle = _stage(folder, above, name)
+    try:
+        try:
+            if standing is not None:
+                # Before anything is in it: the old file may be closed to others.
+                os.chmod(handle if os.chmod in os.supports_fd else stage, stat.S_IMODE(standing.st_mode))
+            write_all(handle, chunks)
+            os.fsync(handle)
+            if folder is not None:
+                # Under its lock: nobody takes the stage for one that was left.
+                os.replace(stage, target, src_dir_fd=folder, dst_dir_fd=folder)
+        finally:
+            os.close(handle)
+        if folder is None:
+            # Windows renames no open file.
+            os.replace(stage, target)
+    except BaseException:
+        with suppress(OSError):
+            os.unlink(stage, dir_fd=folder)
+        raise
+
+
+def _stage(folder: int | None, above: str, name: str) -> tuple[str, int]:
+    """Create and lock the file that is to take a place. One that a killed command left for that place is removed."""
+    stage = os.path.join(above, STAGE + hashlib.sha256(os.fsencode(name)).hexdigest()[:32])
+    _remove_left(stage, folder)
+    with suppress(FileExistsError):
+        handle = create(stage, folder, 0o666)
+        if take_flock(handle) and is_same_file(stage, handle, dir_fd=folder):
+            return stage, handle
+        # It cannot be locked, or another command took it for one that was left.
+        os.close(handle)
+        with suppress(FileNotFoundError):
+            os.unlink(stage, dir_fd=folder)
+    # Another command is writing to the same place, or the file is another user's.
+    stage = os.path.join(above, own_name())
+    return stage, create(stage, folder, 0o666)
+
+
+def _remove_left(stage: str, folder: int | None) -> None:
+    with suppress(OSError):
+        handle = open_plain(stage, dir_fd=folder)
+        try:
+            if take_flock(handle) and is_same_file(stage, handle, dir_fd=folder):
+                os.unlink(stage, dir_fd=folder)
+        finally:
+            os.close(handle)
+
+
+def place_new(source: str | Path, target: str | Path, *, src: int | None = None, dst: int | None = None) -> None:
+    """Move a file to a place where nothing is. Raises :class:`FileExistsError` if something is.
+
+    A link, unlike a rename, never replaces a file.
+    """
+    try:
+        os.link(source, target, src_dir_fd=src, dst_dir_fd=dst, follow_symlinks=False)
+    except OSError as error:
+        if error.errno not in _NO_HARD_LINKS:
+            raise
+        if status_at(target, dir_fd=dst) is not None:
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), os.fspath(target)) from error
+        os.rename(source, target, src_dir_fd=src, dst_dir_fd=dst)
+    else:
+        os.unlink(source, dir_fd=src)

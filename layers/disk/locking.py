@@ -1,0 +1,62 @@
+"""``flock``, and the one way to wait for a lock: ask again and again, for a finite time."""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+from collections.abc import Callable
+from typing import Final
+
+#: Seconds between two attempts.
+_PAUSE: Final = 0.02
+
+
+def wait_until(holds: Callable[[], bool], seconds: float) -> bool:
+    """Wait until a condition holds, for so many seconds; return whether it does."""
+    deadline = time.monotonic() + seconds
+    while not holds():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(_PAUSE)
+    return True
+
+
+def try_flock(handle: int, *, shared: bool = False, wait: bool = False) -> bool:
+    """Take ``flock`` on an open file or folder, at once or after a ``wait``; return ``False`` if another holds it.
+
+    It ends at the latest when the file is closed. Raises :class:`OSError` if the platform or the file system has no
+    such locks.
+    """
+    try:
+        import fcntl
+    except ImportError as error:
+        raise OSError(errno.ENOTSUP, "this platform has no file locks") from error
+    try:
+        fcntl.flock(handle, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB))
+    except BlockingIOError:
+        return False
+    return True
+
+
+def take_flock(handle: int, *, shared: bool = False, wait: bool = False) -> bool:
+    """Take ``flock`` as :func:`try_flock` does; return ``False`` for any reason that this process does not hold it."""
+    try:
+        return try_flock(handle, shared=shared, wait=wait)
+    except OSError:
+        return False
+
+
+def release_flock(handle: int) -> None:
+    """Release ``flock``. Raises :class:`OSError`."""
+    import fcntl
+
+    fcntl.flock(handle, fcntl.LOCK_UN)
+
+
+def is_same_file(path: str | os.PathLike[str], handle: int, *, dir_fd: int | None = None) -> bool:
+    """Tell whether a path still names an open file, which another may have replaced."""
+    try:
+        return os.path.samestat(os.stat(path, dir_fd=dir_fd, follow_symlinks=False), os.fstat(handle))
+    except FileNotFoundError:
+        return False

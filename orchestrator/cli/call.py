@@ -1,0 +1,172 @@
+"""One call of a verb: what was typed, and the layers it is about."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Final, NoReturn, TypeVar
+
+from cachectl.cli import output
+
+if TYPE_CHECKING:
+    from typing import Protocol
+
+    from cachectl.cluster.nodes import Nodes
+    from cachectl.layers.base.environment import Environment
+    from cachectl.layers.base.selection import Selection
+    from cachectl.moving.importing import Trust
+    from cachectl.moving.output_files import Kind, OutputFile
+    from cachectl.stack import Stack
+
+    class _Done(Protocol):
+        @property
+        def failed(self) -> object: ...
+
+
+T = TypeVar("T")
+Done = TypeVar("Done", bound="_Done")
+
+#: Verbs that show broken plug-ins themselves.
+_SHOWING_PLUGINS: Final = frozenset({"report", "layers", "doctor"})
+
+
+class Call:
+    """What was typed: the options of the verb, and the command after ``--``; ``words`` is the whole line.
+
+    ``environment`` is the one that :func:`~cachectl.cli.main.main` was given, by default this process's.
+    """
+
+    def __init__(
+        self,
+        options: argparse.Namespace,
+        words: Sequence[str] = (),
+        command: Sequence[str] = (),
+        environment: Environment | None = None,
+    ) -> None:
+        self.options = options
+        self.words = list(words)
+        self.command = list(command)
+        self._given = environment
+
+    # ------------------------------------------------------------------ what it is about
+
+    @cached_property
+    def environment(self) -> Environment:
+        """The environment, with the options that change how caches are changed."""
+        from dataclasses import replace
+
+        from cachectl.layers.base.environment import Environment, process_variable
+        from cachectl.layers.base.errors import CachectlError
+
+        try:
+            os.getcwd()
+        except OSError as error:
+            where = process_variable("PWD") or "the working folder"
+            message = f"{where}: {error.strerror}; the working folder has gone or is closed to you, cd to another"
+            raise CachectlError(message) from error
+        here = Environment.here() if self._given is None else self._given
+        wait = getattr(self.options, "wait", None)
+        return replace(
+            here,
+            patience=here.patience if wait is None else wait,
+            over_others=getattr(self.options, "over_others", False),
+        )
+
+    @cached_property
+    def stack(self) -> Stack:
+        """The layers of the environment; broken plug-ins are warned of."""
+        from cachectl.stack import Stack
+
+        stack = Stack(self.environment)
+        options = vars(self.options)
+        # A verb about all layers is incomplete without them.
+        if options["verb"] not in _SHOWING_PLUGINS and not options.get("layers") and not options.get("mpi"):
+            for plugin in stack.broken:
+                output.warn(f"plug-in {plugin.name}: {plugin.why}")
+        return stack
+
+    @property
+    def now(self) -> float:
+        """The time of the environment in epoch seconds."""
+        return self.environment.clock()
+
+    # ------------------------------------------------------------------ what was typed
+
+    def misuse(self, message: str) -> NoReturn:
+        """Print what is wrong with the options, and end the program with status 2."""
+        self.options.parser.error(message)
+        raise SystemExit(2)
+
+    def demand_command(self) -> None:
+        """Raise :class:`BadRequest`, with the corrected line, unless the command is behind ``--``, all of it."""
+        import shlex
+
+        from cachectl.layers.base.errors import BadRequest
+
+        if stray := getattr(self.options, "stray", []):
+            at = (self.words.index("--") if "--" in self.words else len(self.words)) - len(stray)
+            before, after = self.words[:at], self.words[at:]
+            if self.command and len(stray) == 1 and before[-1] == "--isolated":
+                what, line = "a folder is named after =", [*before[:-1], f"--isolated={stray[0]}", *after[1:]]
+            else:
+                what, line = "-- goes before the command", [*before, "--", *after]
+            raise BadRequest(f"{what}: {shlex.join(['cachectl', *line])}")
+        if not self.command:
+            self.misuse("write -- and the command to run at the end")
+
+    def selection(self) -> Selection:
+        """Return which entries were selected."""
+        from cachectl.layers.base.selection import Selection, parse_age, parse_size
+
+        options, now = self.options, self.now
+        return Selection(
+            kernel=options.kernel,
+            key=options.key,
+            before=None if options.older_than is None else now - parse_age(options.older_than),
+            after=None if options.newer_than is None else now - parse_age(options.newer_than),
+            larger_than=None if options.larger_than is None else parse_size(options.larger_than),
+            stale=options.stale,
+        )
+
+    def trust(self) -> Trust | None:
+        """Return why a bundle is trusted; ``None`` if no option says so."""
+        from cachectl.layers.base.selection import parse_moment
+        from cachectl.moving.importing import Trust
+
+        options = self.options
+        after = None if options.newer_than is None else parse_moment(options.newer_than, self.now)
+        why = (options.allowed_signers, options.sha256, options.trust)
+        return None if why == (None, None, False) else Trust(*why, after)
+
+    def output_file(self, name: str, kind: Kind) -> OutputFile:
+        """Return a file to write, which no layer's name may be."""
+        from cachectl.moving.output_files import OutputFile
+
+        return OutputFile(name, kind, frozenset(layer.name for layer in self.stack), self.options.force)
+
+    # ------------------------------------------------------------------ what comes out
+
+    def show(self, done: Done, show: Callable[[Done], None]) -> int:
+        """Show what a verb returned, as JSON with ``--json``, and return the exit status."""
+        if self.options.json:
+            output.show_json(done)
+        else:
+            show(done)
+        return 1 if done.failed else 0
+
+    def over_nodes(self, act: Callable[[Nodes], T]) -> T:
+        """Call a function on all ranks of a job together; only the first rank shows a usage error."""
+        from cachectl.cluster.nodes import Nodes
+        from cachectl.cluster.stage import one_voice
+        from cachectl.layers.base.errors import BadRequest
+
+        with one_voice():
+            nodes = Nodes(self.stack, output.warn)
+        try:
+            return act(nodes)
+        except BadRequest:
+            if nodes.first:
+                raise
+            raise SystemExit(2) from None

@@ -1,0 +1,1 @@
+"""The verbs of ``cachectl.clearing``: options, call and rendering, one file each."""

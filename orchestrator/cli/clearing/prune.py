@@ -1,0 +1,47 @@
+"""``cachectl prune``: remove what is stale or old, then the longest unused until the rest fits."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from cachectl.cli import output
+from cachectl.cli.call import Call
+from cachectl.cli.clearing.purge import show_purge
+from cachectl.cli.parser import CHANGING, Parser, positive
+
+if TYPE_CHECKING:
+    from cachectl.clearing.prune import Limits
+
+
+def add_options(parser: Parser) -> None:
+    parser.add_shared("layers")
+    parser.add_argument(
+        "--stale", action="store_true", help="what no program can hit any more as far as this Python tells, and orphans"
+    )
+    parser.add_argument("--older-than", metavar="AGE", help="what was not changed or used for 30d, 12h, 2w")
+    parser.add_argument("--max-size", metavar="SIZE", help="until the layers together hold no more than 500M, 2GiB")
+    parser.add_argument("--max-files", type=positive, metavar="N", help="until they hold no more than N files")
+    parser.add_dry_run("go")
+    parser.add_shared(*CHANGING, "--json")
+
+
+def run(call: Call) -> int:
+    limits = _limits(call)
+    if limits.none:
+        call.misuse("say what to prune: --stale, --older-than, --max-size or --max-files")
+    with output.working("pruning"):
+        result = call.stack.prune(limits, layers=call.options.layers, dry_run=call.options.dry_run, notice=output.warn)
+    return call.show(result, lambda result: show_purge(result, call.now))
+
+
+def _limits(call: Call) -> Limits:
+    from cachectl.clearing.prune import Limits
+    from cachectl.layers.base.selection import parse_age, parse_size
+
+    given = call.options
+    return Limits(
+        stale=given.stale,
+        before=None if given.older_than is None else call.now - parse_age(given.older_than),
+        bytes=None if given.max_size is None else parse_size(given.max_size),
+        files=given.max_files,
+    )

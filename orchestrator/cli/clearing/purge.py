@@ -1,0 +1,91 @@
+"""``cachectl purge``: remove entries."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from cachectl.cli import output
+from cachectl.cli.call import Call
+from cachectl.cli.inspecting.ls import show_things
+from cachectl.cli.parser import CHANGING, Parser
+
+if TYPE_CHECKING:
+    from cachectl.clearing.purge import PurgeResult
+    from cachectl.layers.base.facts import Note, Outcome
+
+
+def add_options(parser: Parser) -> None:
+    parser.add_shared("layers")
+    parser.add_argument("--all", action="store_true", help="every user layer that is not precious")
+    parser.add_selection()
+    parser.add_dry_run("go")
+    parser.add_shared("--mpi", *CHANGING, "--json")
+
+
+def run(call: Call) -> int:
+    given = call.options
+    if given.all == bool(given.layers):
+        call.misuse("name the layers to purge, or say --all" if not given.all else "--all needs no LAYER")
+    selected = call.selection()
+    with output.working("purging"):
+        if given.mpi:
+            result = call.over_nodes(lambda nodes: nodes.purge(selected, given.layers, dry_run=given.dry_run))
+        else:
+            result = call.stack.purge(selected, layers=given.layers, dry_run=given.dry_run, notice=output.warn)
+    if result is None:
+        # Rank 0 shows it.
+        return 0
+    missing = given.key is not None and result.found_nothing
+    if given.json:
+        output.show_json(result)
+    elif not missing:
+        show_purge(result, call.now)
+    if missing:
+        output.warn(f"no entry that is selected has the key {given.key!r}; cachectl ls -q lists keys")
+    return 1 if missing or result.failed else 0
+
+
+def columns(verb: str) -> tuple[output.Column[Outcome], ...]:
+    """Return the columns of a purge; ``verb`` is the title over the number of entries."""
+    return (
+        output.Column("layer", lambda outcome: outcome.layer),
+        output.counts(verb, lambda outcome: outcome.removed),
+        output.sizes("size", lambda outcome: outcome.bytes_freed),
+        output.counts("skipped", lambda outcome: len(outcome.skipped)),
+    )
+
+
+def show_purge(result: PurgeResult, now: float) -> None:
+    """Print what a purge did, or would do: then each entry as well. Reasons go to standard error."""
+    if any(outcome.things for outcome in result.outcomes):
+        show_things(((outcome.layer, thing) for outcome in result.outcomes for thing in outcome.things), now)
+        output.show_lines([""])
+    if shown := [outcome for outcome in result.outcomes if not outcome.failed or outcome.removed]:
+        total = result.total
+        last = ("total", output.count(total.removed), output.size(total.bytes_freed), output.count(total.skipped))
+        output.show_table(columns("would go" if result.dry_run else "removed"), shown, last)
+    made = "would be made" if result.dry_run else "is made"
+    for outcome in result.outcomes:
+        for path in outcome.remade:
+            output.warn(
+                f"{outcome.layer}: {path} {made} again: it had gone, and programs that are running fail without it"
+            )
+    warn_of_outcomes(result.outcomes)
+
+
+def warn_of_outcomes(outcomes: Iterable[Outcome]) -> None:
+    """Warn of what was skipped, and of what failed."""
+    for outcome in outcomes:
+        output.warn_notes(f"{outcome.layer}: skipped", outcome.skipped)
+        for because, keys in _by_reason(outcome.failed).items():
+            more = f" and {len(keys) - 1} more" if len(keys) > 1 else ""
+            output.warn(f"{outcome.layer}: {'' if keys[0] == '*' else keys[0] + more + ': '}{because}")
+
+
+def _by_reason(notes: Iterable[Note]) -> dict[str, list[str]]:
+    """Group the keys that failed for one reason: a full disk is one warning, however many files it holds."""
+    gathered: dict[str, list[str]] = {}
+    for note in notes:
+        gathered.setdefault(note.because, []).append(note.key)
+    return gathered

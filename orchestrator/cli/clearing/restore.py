@@ -1,0 +1,65 @@
+"""``cachectl restore``: list what ``verify --quarantine`` moved aside, or bring it back."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from cachectl.cli import output
+from cachectl.cli.call import Call
+from cachectl.cli.clearing.purge import warn_of_outcomes
+from cachectl.cli.inspecting.ls import show_things
+from cachectl.cli.parser import CHANGING, Parser
+
+if TYPE_CHECKING:
+    from cachectl.clearing.quarantine import Restoration
+
+
+def add_options(parser: Parser) -> None:
+    parser.add_argument("names", nargs="*", metavar="NAME", help="what to bring back (default: list all there is)")
+    parser.add_argument("--all", action="store_true", help="bring everything back")
+    parser.add_argument("--replace", action="store_true", help="also where another entry has taken its place")
+    parser.add_dry_run("come back")
+    parser.add_shared(*CHANGING, "--json")
+
+
+def run(call: Call) -> int:
+    given = call.options
+    if given.all and given.names:
+        call.misuse("--all needs no NAME")
+    named = bool(given.all or given.names)
+    if given.dry_run and not named:
+        call.misuse("--dry-run needs the NAME of what to bring back, or --all")
+    with output.working("looking into quarantine"):
+        done = call.stack.restore(given.names, everything=given.all, replace=given.replace, dry_run=given.dry_run)
+    show = _show_restored if named else _show_quarantine
+    status = call.show(done, lambda done: show(done, call.now))
+    for name in done.unknown:
+        output.warn(f"nothing in quarantine is called {name!r}; cachectl restore lists what there is")
+    warn_of_outcomes(done.unread)
+    return status
+
+
+def _show_quarantine(done: Restoration, now: float) -> None:
+    """Print what is in quarantine, with the names that restore it."""
+    for thing in done.quarantine:
+        heading = f"{thing.name}  {thing.layer}  {output.size(thing.bytes)}  {output.age(thing.moved, now)}"
+        output.show_lines([heading, f"  {thing.key}: {thing.message}"])
+    if not done.quarantine:
+        output.show_lines(["nothing is in quarantine"])
+
+
+def _show_restored(done: Restoration, now: float) -> None:
+    """Print what was or would be restored, and why the rest was not."""
+    back = [one.thing for one in done.restored if one.because is None]
+    if done.dry_run:
+        if back:
+            show_things(((thing.layer, thing) for thing in back), now)
+        output.show_lines([*([""] if back else []), f"{output.count(len(back))} would come back"])
+    else:
+        output.show_lines(f"{thing.layer}: {thing.key} is back" for thing in back)
+    stays = "would stay" if done.dry_run else "stays"
+    for one in done.restored:
+        if one.because is not None:
+            output.warn(f"{one.thing.layer}: {one.thing.name} {stays} in quarantine: {one.because}")
+        if one.trouble is not None:
+            output.warn(f"{one.thing.layer}: {one.thing.name}: {one.trouble}")

@@ -1,0 +1,40 @@
+"""``cachectl stage``: warm caches to every node of an MPI job, and back."""
+
+from __future__ import annotations
+
+from cachectl.cli import output
+from cachectl.cli.call import Call
+from cachectl.cli.parser import Parser
+
+
+def add_options(parser: Parser) -> None:
+    parser.add_argument("direction", choices=("in",), help="to every node; --out brings back what is new")
+    parser.add_argument(
+        "bundle", nargs="?", metavar="BUNDLE", help="what to begin with, a bundle or a root (default: empty caches)"
+    )
+    parser.add_trust("BUNDLE", required=False)
+    parser.add_argument("--out", metavar="FILE", help="write BUNDLE and every new entry of all nodes to this bundle")
+    parser.add_shared("--sign")
+    parser.add_force("a bundle")
+    parser.add_argument(
+        "--scratch",
+        metavar="DIR",
+        help="on each node's own disk: a folder of yours of mode 700, or one to make it in (default: TMPDIR)",
+    )
+    parser.usage = (
+        "mpiexec -n N cachectl stage in [BUNDLE (--allowed-signers LIST | --sha256 HEX | --trust) [--newer-than AGE]] "
+        "[--out FILE [--sign KEY] [--force]] [--scratch DIR] -- COMMAND..."
+    )
+
+
+def run(call: Call) -> int:
+    from cachectl.cluster.stage import Job, run_staged
+
+    given = call.options
+    call.demand_command()
+    if given.newer_than is not None and given.bundle is None:
+        call.misuse("--newer-than is about a bundle; name one")
+    environment = call.stack.environment
+    scratch = None if given.scratch is None else environment.expand(given.scratch)
+    job = Job(given.bundle, call.trust(), given.out, given.sign, scratch, given.force)
+    return run_staged(call.command, environment, job, output.warn)

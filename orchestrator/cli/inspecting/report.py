@@ -1,0 +1,134 @@
+"""``cachectl report``: locations, state, entries, bytes, stale, problems."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Final
+
+from cachectl.cli import output
+from cachectl.cli.call import Call
+from cachectl.cli.parser import Parser
+
+if TYPE_CHECKING:
+    from cachectl.inspecting.neighbours import Neighbour
+    from cachectl.inspecting.report import LayerReport, Report, RootReport
+    from cachectl.layers.base.facts import Root
+
+
+def add_options(parser: Parser) -> None:
+    parser.add_shared("layers")
+    parser.add_argument(
+        "--neighbours", action="store_true", help="also other caches of compiled code (Triton, CuPy …), only looked at"
+    )
+    parser.add_shared("--mpi", "--json")
+
+
+def run(call: Call) -> int:
+    if call.options.mpi and call.options.neighbours:
+        call.misuse("--neighbours looks at one machine; leave out --mpi")
+    layers = call.options.layers
+    with output.working("looking at every cache"):
+        if call.options.mpi:
+            report = call.over_nodes(lambda nodes: nodes.report(layers))
+        else:
+            report = call.stack.report(layers=layers, neighbours=call.options.neighbours)
+    if report is None:
+        # Rank 0 shows it.
+        return 0
+    home = str(call.environment.home_folder)
+    return call.show(report, lambda report: show_report(report, home))
+
+
+def _bound(text: str, *, complete: bool) -> str:
+    """Mark a number that is a lower bound."""
+    return text if complete or text == output.DASH else f"{text}+"
+
+
+COLUMNS: Final[tuple[output.Column[LayerReport], ...]] = (
+    output.Column("layer", lambda layer: layer.layer),
+    output.Column("state", lambda layer: layer.state.condition.value),
+    output.Column("entries", lambda layer: _bound(output.count(layer.entries), complete=layer.complete), right=True),
+    output.Column("files", lambda layer: _bound(output.count(layer.files), complete=layer.complete), right=True),
+    output.Column("size", lambda layer: _bound(output.size(layer.bytes), complete=layer.complete), right=True),
+    output.Column("stale", lambda layer: _bound(output.size(layer.stale_bytes), complete=layer.complete), right=True),
+)
+
+
+def _total(report: Report) -> tuple[str, ...]:
+    numbers = (output.count(report.entries), output.count(report.files), output.size(report.bytes))
+    return ("total", "", *(_bound(number, complete=report.complete) for number in numbers), "")
+
+
+def show_report(report: Report, home: str) -> None:
+    """Print a table of layers, then places, reasons and problems; ``home`` is printed as ``~``."""
+    output.show_table(COLUMNS, report.layers, _total(report))
+    if not report.complete:
+        output.show_lines(["+ and -: at least, and unknown; a problem below says what could not be counted"])
+    if report.nodes:
+        more = " …" if len(report.nodes) > output.MANY else ""
+        output.show_lines(
+            ["", f"{output.plural(len(report.nodes), 'node')}: {', '.join(report.nodes[: output.MANY])}{more}"]
+        )
+    output.show_lines(_places(report, home))
+    for one in report.leftovers or ():
+        where = _short_home(str(one.root / one.key), home)
+        facts = f"{output.size(one.bytes)}, {output.age(one.modified, report.generated)} old"
+        output.show_lines(["", f"{where}: {one.why} ({facts}); the next purge or prune removes it"])
+    for plugin in report.broken:
+        output.warn(f"plug-in {plugin.name}: {plugin.why}")
+    if report.neighbours is not None:
+        output.show_lines([""])
+        output.show_table(_neighbour_columns(home), report.neighbours)
+
+
+def _neighbour_columns(home: str) -> tuple[output.Column[Neighbour], ...]:
+    return (
+        output.Column("neighbours", lambda one: one.name),
+        output.counts("files", lambda one: one.files),
+        output.sizes("size", lambda one: one.bytes),
+        output.Column("place", lambda one: f"{_short_home(str(one.path), home)} ({one.source})"),
+    )
+
+
+def _places(report: Report, home: str) -> Iterator[str]:
+    for layer in report.layers:
+        if layer.state.condition.value == "absent" and not (layer.files or layer.failures or layer.problems):
+            continue
+        yield ""
+        yield f"{layer.layer}: {layer.state.condition.value}, {layer.state.why}"
+        places: dict[Root, list[RootReport]] = {}
+        for root in layer.roots:
+            places.setdefault(root.root, []).append(root)
+        for number, alike in enumerate(places.values()):
+            if not number or any(map(_holds_anything, alike)):
+                yield _place(alike, home)
+        for failure in layer.failures:
+            yield f"  problem: {failure}"
+        for root in layer.roots:
+            where = f" (on {root.nodes[0]})" if root.nodes else ""
+            for problem in root.census.problems:
+                yield f"  problem: {_short_home(str(problem.path), home)}: {problem.message}{where}"
+
+
+def _place(alike: Sequence[RootReport], home: str) -> str:
+    """Format a root once for all nodes that have one of their own there."""
+    first = alike[0]
+    orphans = sum(one.census.orphan_files or 0 for one in alike)
+    nodes = tuple(dict.fromkeys(node for one in alike for node in one.nodes or ()))
+    notes = [first.root.source, *([] if any(one.exists for one in alike) else ["not there"])]
+    if len(nodes) > 1:
+        notes.append(f"{output.plural(len(nodes), 'node')}, {'shared' if len(alike) < len(nodes) else 'each its own'}")
+    else:
+        notes += nodes
+    notes += [] if first.link_to is None else [f"a link to {_short_home(str(first.link_to), home)}"]
+    orphan_bytes = output.size(sum(one.census.orphan_bytes or 0 for one in alike))
+    notes += [f"{orphans} {'orphan' if orphans == 1 else 'orphans'}, {orphan_bytes}"] if orphans else []
+    return f"  {_short_home(str(first.root.path), home)}  ({'; '.join(notes)})"
+
+
+def _holds_anything(root: RootReport) -> bool:
+    return bool(root.census.files or root.census.orphan_files or root.census.problems)
+
+
+def _short_home(path: str, home: str) -> str:
+    return "~" + path[len(home) :] if home != "/" and path.startswith(home.rstrip("/") + "/") else path

@@ -1,0 +1,58 @@
+"""``cachectl verify``: look for damage, entry by entry."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from cachectl.cli import output
+from cachectl.cli.call import Call
+from cachectl.cli.parser import CHANGING, Parser
+
+if TYPE_CHECKING:
+    from cachectl.inspecting.verify import Verification
+    from cachectl.layers.base.facts import Finding, Unverified
+
+
+def add_options(parser: Parser) -> None:
+    parser.add_shared("layers")
+    parser.add_argument(
+        "--quarantine", action="store_true", help="move what is damaged aside; cachectl restore brings it back"
+    )
+    parser.add_argument(
+        "--deep", action="store_true", help="also have installed tools read what cachectl cannot: bitcode, by llvm-dis"
+    )
+    parser.add_shared(*CHANGING, "--json")
+
+
+def run(call: Call) -> int:
+    with output.working("verifying"):
+        done = call.stack.verify(layers=call.options.layers, deep=call.options.deep, quarantine=call.options.quarantine)
+    return call.show(done, _show)
+
+
+def _show(done: Verification) -> None:
+    from cachectl.cli.clearing.purge import warn_of_outcomes
+
+    show_findings(done.findings, "no damage found", done.moved)
+    if moved := sum(outcome.removed for outcome in done.outcomes or ()):
+        output.show_lines([f"{moved} moved aside; cachectl restore lists them and brings them back"])
+    warn_of_outcomes(done.outcomes or ())
+    if done.unverified:
+        output.warn(f"not checked: {'; '.join(map(_unverified, done.unverified))}")
+
+
+def _unverified(one: Unverified) -> str:
+    return f"{one.what} {output.plural(one.count, one.thing)}" + (f" ({one.remedy})" if one.remedy else "")
+
+
+def show_findings(
+    findings: Sequence[Finding], nothing: str, moved: Callable[[Finding], bool] = lambda _: False
+) -> None:
+    """Print each finding with its effect and its fix, unless it was ``moved``; or ``nothing`` if there is none."""
+    for finding in findings:
+        where = finding.key if finding.key is not None else str(finding.root)
+        fix = "moved aside" if moved(finding) else f"fix: {finding.fix}"
+        output.show_lines([f"{finding.layer}: {where}: {finding.message} ({finding.severity.value})", f"  {fix}"])
+    if not findings:
+        output.show_lines([nothing])

@@ -1,0 +1,1 @@
+"""The verbs of ``cachectl.moving``: options, call and rendering, one file each."""

@@ -1,0 +1,105 @@
+"""``cachectl export``: pack entries into one file, for another machine."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import nullcontext, redirect_stdout
+from typing import TYPE_CHECKING, Final
+
+from cachectl.cli import output
+from cachectl.cli.call import Call
+from cachectl.cli.parser import Parser
+
+if TYPE_CHECKING:
+    from cachectl.moving.exporting import Export, ExportedLayer
+    from cachectl.moving.miopen_files import FilesExport, InstallableFile
+
+
+def add_options(parser: Parser) -> None:
+    parser.add_argument("file", nargs="?", metavar="FILE", help="the bundle to write, - or a URL: s3://, gs://, ssh://")
+    parser.add_argument(
+        "layers", nargs="*", metavar="LAYER", help="a layer of cachectl layers (default: all but tuning results)"
+    )
+    parser.add_selection()
+    parser.add_shared("--sign")
+    parser.add_argument(
+        "--as-kdb", metavar="DIR", help="no bundle: write the databases of miopen or miopen-tuning as files to install"
+    )
+    parser.add_force("a bundle")
+    parser.add_shared("--json")
+
+
+def run(call: Call) -> int:
+    given = call.options
+    if given.as_kdb is not None:
+        return _export_files(call)
+    if given.file is None:
+        call.misuse("name the FILE to write, or say --as-kdb DIR")
+    if given.file == "-" and given.json:
+        call.misuse("--json prints to standard output, where the bundle goes; name a FILE")
+    selected = call.selection()
+    with output.working("exporting"):
+        done = call.stack.export(given.file, selected, layers=given.layers, sign=given.sign, force=given.force)
+    # Standard output holds the bundle.
+    with redirect_stdout(sys.stderr) if given.file == "-" else nullcontext():
+        return call.show(done, _show)
+
+
+COLUMNS: Final[tuple[output.Column[ExportedLayer], ...]] = (
+    output.Column("layer", lambda layer: layer.layer),
+    output.counts("entries", lambda layer: layer.entries),
+    output.sizes("size", lambda layer: layer.bytes),
+)
+
+
+def _show(done: Export) -> None:
+    """Print what was exported, its checksum, and what it reveals to readers."""
+    if done.sha256 is None:
+        nothing = "nothing was written" if done.file == "-" else f"{done.file} was not written"
+        output.warn(f"no entry to export in {', '.join(layer.layer for layer in done.layers)}; {nothing}")
+    else:
+        last = ("total", output.count(done.entries), output.size(done.total.bytes))
+        output.show_table(COLUMNS, [layer for layer in done.layers if layer.entries], last)
+        output.show_lines(["", f"{done.file}: {output.size(done.bytes)}", f"SHA-256 {done.sha256}"])
+    if done.signature is not None:
+        output.show_lines([f"signed: {done.signature}"])
+    for layer in done.layers:
+        if layer.sensitive is not None:
+            output.warn(f"{layer.layer}: the bundle holds {layer.sensitive}")
+        for folder in layer.exposed:
+            output.warn(f"{layer.layer}: others can write to {folder}, and may have put code there")
+        output.warn_notes(f"{layer.layer}: not exported:", layer.skipped)
+        output.warn_notes(f"{layer.layer}: failed:", layer.failed)
+
+
+# ---------------------------------------------------------------------- --as-kdb
+
+
+def _export_files(call: Call) -> int:
+    from cachectl.moving.miopen_files import export_files
+
+    given = call.options
+    if given.sign is not None:
+        call.misuse("--as-kdb writes no bundle that could be signed")
+    if given.as_kdb in call.stack:
+        call.misuse(f"{given.as_kdb!r} is a layer, and no DIR; write ./{given.as_kdb} for a folder")
+    # There is no FILE: the first word is a layer.
+    layers = [given.file, *given.layers] if given.file is not None else []
+    with output.working("exporting"):
+        done = export_files(call.environment, given.as_kdb, call.selection(), layers=layers, force=given.force)
+    return call.show(done, _show_files)
+
+
+FILE_COLUMNS: Final[tuple[output.Column[InstallableFile], ...]] = (
+    output.Column("file", lambda file: file.file.name),
+    output.counts("entries", lambda file: file.entries),
+    output.counts("of the system's", lambda file: file.from_system),
+    output.sizes("size", lambda file: file.bytes),
+)
+
+
+def _show_files(done: FilesExport) -> None:
+    output.show_table(FILE_COLUMNS, done.files)
+    output.show_lines(["", f"in {done.folder}"])
+    for about, notes in (("not exported:", done.skipped), ("failed:", done.failures), ("note:", done.hints)):
+        output.warn_notes(about, notes)

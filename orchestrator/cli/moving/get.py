@@ -1,0 +1,29 @@
+"""``cachectl get``: write one entry to a file."""
+
+from __future__ import annotations
+
+from cachectl.cli import output
+from cachectl.cli.call import Call
+from cachectl.cli.parser import Parser
+
+
+def add_options(parser: Parser) -> None:
+    parser.add_shared("layer", "key")
+    parser.add_argument("-o", "--output", metavar="FILE", help="the file to write (default: standard output)")
+    parser.add_force("an artifact")
+
+
+def run(call: Call) -> int:
+    from cachectl.moving.artifact_files import get_artifact
+    from cachectl.moving.output_files import ARTIFACT
+    from cachectl.moving.whole_files import STREAM
+
+    layer = call.stack[call.options.layer]
+    file = call.output_file(STREAM if call.options.output is None else call.options.output, ARTIFACT)
+    file.demand()
+    data = get_artifact(layer, call.options.key)
+    if file.name == STREAM:
+        output.show_bytes(data)
+    else:
+        file.write((data,))
+    return 0

@@ -1,0 +1,68 @@
+"""``cachectl import``: place what ``export`` packed, once it is trusted and checked."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from cachectl.cli import output
+from cachectl.cli.call import Call
+from cachectl.cli.inspecting.ls import show_things
+from cachectl.cli.parser import CHANGING, Parser
+
+if TYPE_CHECKING:
+    from cachectl.moving.importing import Import, ImportedLayer
+
+
+def add_options(parser: Parser) -> None:
+    parser.add_argument("file", metavar="FILE", help="a bundle that export wrote, - or its URL")
+    parser.add_trust("FILE", required=True)
+    parser.add_argument("--max-size", metavar="SIZE", help="the largest bundle to read, 500M or 2GiB (default: 32GiB)")
+    parser.add_dry_run("be placed")
+    parser.add_shared(*CHANGING, "--json")
+
+
+def run(call: Call) -> int:
+    from cachectl.layers.base.limits import LARGEST_BUNDLE
+    from cachectl.layers.base.selection import parse_size
+
+    given = call.options
+    most = LARGEST_BUNDLE if given.max_size is None else parse_size(given.max_size)
+    if given.file == "-" and given.allowed_signers is not None:
+        call.misuse("a bundle on standard input has no FILE.sig beside it; say --sha256 or --trust")
+    trust = call.trust()
+    if trust is None:
+        call.misuse("say why the bundle is trusted")
+    with output.working("importing"):
+        done = call.stack.import_bundle(given.file, trust, dry_run=given.dry_run, most=most)
+    return call.show(done, lambda done: _show(done, call.now))
+
+
+def columns(verb: str) -> tuple[output.Column[ImportedLayer], ...]:
+    """Return the columns of an import; ``verb`` is the title over the number of entries."""
+    return (
+        output.Column("layer", lambda layer: layer.layer),
+        output.counts(verb, lambda layer: layer.placed),
+        output.sizes("size", lambda layer: layer.bytes),
+        output.counts("there", lambda layer: layer.there),
+        output.counts("differ", lambda layer: len(layer.kept)),
+        output.counts("cannot hit", lambda layer: layer.cannot_hit),
+        output.counts("failed", lambda layer: len(layer.failed)),
+    )
+
+
+def _show(done: Import, now: float) -> None:
+    """Print what was or would be placed, whether programs here will hit it, and what was not placed."""
+    from cachectl.layers.base.selection import moment_text
+
+    if listed := [(layer.layer, entry) for layer in done.layers for entry in layer.entries or ()]:
+        show_things(listed, now)
+        output.show_lines([""])
+    output.show_table(columns("would place" if done.dry_run else "placed"), done.layers)
+    made = "unknown, only a signed bundle says" if done.made is None else moment_text(done.made)
+    output.show_lines(["", f"trusted: {done.trusted}", f"made: {made}"])
+    for layer in done.layers:
+        output.show_lines(f"{layer.layer}: {output.count(one.entries)} {one.outlook.words}" for one in layer.foreseen)
+        if layer.exposed:
+            output.warn(f"{layer.layer}: others could write to its folder where the bundle was made")
+        output.warn_notes(f"{layer.layer}: kept:", layer.kept)
+        output.warn_notes(f"{layer.layer}: failed:", layer.failed)

@@ -1,0 +1,344 @@
+"""How facts are shown, as text and as JSON. Only this module prints.
+
+JSON follows from the dataclass of a fact (:mod:`cachectl.layers.base.as_json`). A table is a tuple of columns, declared
+in the file of the verb that shows it.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from enum import Enum
+from pathlib import PurePath
+from typing import TYPE_CHECKING, Any, Final, Generic, Literal, TypeVar
+
+from cachectl.layers.base.errors import printable
+
+if TYPE_CHECKING:
+    from cachectl.layers.base.facts import Note
+    from cachectl.observing.bench import Step
+
+T = TypeVar("T")
+
+DASH: Final = "-"
+_NARROW: Final = 80
+#: Seconds until a spinner appears.
+_PATIENCE: Final = 0.5
+#: How many of a kind text names; JSON lists them all.
+MANY: Final = 3
+
+
+# ---------------------------------------------------------------------- JSON
+
+
+def to_json(fact: Any) -> Any:  # noqa: ANN401 - a fact of any class, and JSON
+    """Return a fact as what :mod:`json` writes."""
+    from cachectl.layers.base.as_json import declared, members
+
+    if fact is None or isinstance(fact, (str, int, float)):
+        return fact
+    if isinstance(fact, Enum):
+        return fact.value
+    if isinstance(fact, PurePath):
+        return str(fact)
+    if isinstance(fact, Mapping):
+        return {key: to_json(value) for key, value in fact.items()}
+    if isinstance(fact, (tuple, list)):
+        return [to_json(one) for one in fact]
+    schema = declared(type(fact)).schema
+    document: dict[str, object] = {} if schema is None else {"schema": schema}
+    for member in members(type(fact)):
+        value = getattr(fact, member.attribute)
+        if member.flat:
+            document.update(to_json(value))
+        elif value is not None or not member.optional:
+            document[member.key] = None if member.blank_is_null and not value else to_json(value)
+    return document
+
+
+def json_bytes(fact: object) -> bytes:
+    """Return a fact as the JSON document of a file."""
+    import json
+
+    return json.dumps(to_json(fact), indent=2).encode() + b"\n"
+
+
+def show_json(fact: object) -> None:
+    """Print a fact as a JSON document."""
+    with _output():
+        print(json_bytes(fact).decode(), end="")
+
+
+# ---------------------------------------------------------------------- words
+
+
+def size(amount: int | None) -> str:
+    """Format bytes in powers of 1024, a dash for unknown."""
+    if amount is None:
+        return DASH
+    value = float(amount)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if value < 1024:  # noqa: PLR2004 - the definition of the units
+            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1024
+    return f"{value:.1f} TiB"
+
+
+def count(amount: int | None) -> str:
+    """Format a number, a dash for unknown."""
+    return DASH if amount is None else f"{amount:,}"
+
+
+def age(moment: float | None, now: float) -> str:
+    """Format how long ago a moment was, a dash for unknown."""
+    if moment is None:
+        return DASH
+    seconds = max(0.0, now - moment)
+    for unit, length in (("d", 86400), ("h", 3600), ("m", 60)):
+        if seconds >= length:
+            return f"{seconds / length:.0f}{unit}"
+    return f"{seconds:.0f}s"
+
+
+def duration(seconds: float) -> str:
+    """Format an estimated time."""
+    whole = round(seconds)
+    if whole < 60:  # noqa: PLR2004 - the definition of the units
+        return f"{whole} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"  # noqa: PLR2004
+
+
+def plural(number: int, one: str, many: str | None = None) -> str:
+    """Format a number with its noun."""
+    return f"{number:,} {one if number == 1 else many or f'{one}s'}"
+
+
+def shorten(text: str, width: int) -> str:
+    """Shorten a text in the middle."""
+    if len(text) <= width:
+        return text
+    mark = _ellipsis()[:width]
+    room = width - len(mark)
+    tail = (room + 1) // 2
+    return text[: room - tail] + mark + text[len(text) - tail :]
+
+
+def _ellipsis() -> str:
+    try:
+        "…".encode(sys.stdout.encoding or "ascii")
+    except (UnicodeError, LookupError):
+        return "..."
+    return "…"
+
+
+def _width() -> int:
+    """Return the width of a line: that of the terminal, and 80 columns elsewhere."""
+    if not sys.stdout.isatty():
+        return _NARROW
+    import shutil
+
+    return shutil.get_terminal_size().columns
+
+
+# ---------------------------------------------------------------------- lines
+
+
+@contextmanager
+def _output() -> Iterator[None]:
+    """Name standard output in an error of writing to it; the error itself names nothing."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = "standard output"
+        raise
+
+
+def show_lines(lines: Iterable[str]) -> None:
+    """Print lines of text."""
+    with _output():
+        for line in lines:
+            print(printable(line))
+
+
+def show_wrapped(line: str, indent: str = "") -> None:
+    """Print a line as several of the width of the terminal, all but the first indented."""
+    import textwrap
+
+    width = max(20, _width())
+    show_lines(textwrap.wrap(printable(line), width, subsequent_indent=indent, break_on_hyphens=False))
+
+
+def show_raw(lines: Iterable[str]) -> None:
+    """Print lines for a machine, byte for byte; on a terminal control characters are escaped."""
+    if sys.stdout.isatty():
+        show_lines(lines)
+    else:
+        show_bytes(b"".join(os.fsencode(line) + b"\n" for line in lines))
+
+
+def show_bytes(data: bytes) -> None:
+    """Write bytes to standard output."""
+    with _output():
+        sys.stdout.flush()
+        sys.stdout.buffer.write(data)
+        sys.stdout.buffer.flush()
+
+
+def finish() -> None:
+    """Flush standard output, so that a failure is noticed."""
+    with _output():
+        sys.stdout.flush()
+
+
+def warn(line: str, speaker: str = "cachectl") -> None:
+    """Print one line on standard error."""
+    show_errors([f"{speaker}: {line}"])
+
+
+def show_errors(lines: Iterable[str]) -> None:
+    """Print lines on standard error; one that is closed is no failure."""
+    with suppress(OSError):
+        for line in lines:
+            print(printable(line), file=sys.stderr)
+
+
+def warn_notes(about: str, notes: Sequence[Note]) -> None:
+    """Warn of the first notes, and of how many more there are."""
+    for note in notes[:MANY]:
+        warn(f"{about} {note.key}: {note.because}")
+    if len(notes) > MANY:
+        warn(f"{about} {len(notes) - MANY} more; --json lists them all")
+
+
+# ---------------------------------------------------------------------- tables
+
+
+class Column(Generic[T]):
+    """A column of a table: its title, the text of its cells, and whether that is a number."""
+
+    def __init__(self, title: str, value: Callable[[T], str], *, right: bool = False) -> None:
+        self.title = title
+        self.value = value
+        self.right = right
+
+
+def counts(title: str, value: Callable[[T], int | None]) -> Column[T]:
+    """Return a column of numbers."""
+    return Column(title, lambda thing: count(value(thing)), right=True)
+
+
+def sizes(title: str, value: Callable[[T], int | None]) -> Column[T]:
+    """Return a column of sizes in bytes."""
+    return Column(title, lambda thing: size(value(thing)), right=True)
+
+
+def show_table(columns: Sequence[Column[T]], things: Iterable[T], last: Sequence[str] | None = None) -> None:
+    """Print things as a table, never wider than the screen; ``last`` are the cells of one more row.
+
+    A terminal gets bold titles unless ``NO_COLOR`` is set. Text that does not fit is shortened in the middle: the last
+    column first, then the widest.
+    """
+    if sys.stdout.isatty():
+        _show_rich(columns, things, last)
+    else:
+        show_lines(plain_table(columns, things, _width(), last))
+
+
+def plain_table(
+    columns: Sequence[Column[T]], things: Iterable[T], width: int = _NARROW, last: Sequence[str] | None = None
+) -> list[str]:
+    """Return the lines of a table of at most ``width`` columns."""
+    rows = _fitted(columns, things, width, last)
+    widths = [max(map(len, cells)) for cells in zip(*rows, strict=True)]
+    places = [(width, str.rjust if column.right else str.ljust) for width, column in zip(widths, columns, strict=True)]
+    return [
+        "  ".join(just(cell, width) for cell, (width, just) in zip(row, places, strict=True)).rstrip() for row in rows
+    ]
+
+
+def _fitted(
+    columns: Sequence[Column[T]], things: Iterable[T], width: int, last: Sequence[str] | None
+) -> list[list[str]]:
+    """Return titles and rows, shortened so that all fit beside each other: the last cell first, then the widest."""
+    rows = [[column.title for column in columns]]
+    rows += [[printable(column.value(thing)) for column in columns] for thing in things]
+    rows += [] if last is None else [list(last)]
+    widths = [max(map(len, cells)) for cells in zip(*rows, strict=True)]
+    room = width - 2 * (len(widths) - 1)
+    widths[-1] = min(widths[-1], max(len(columns[-1].title), widths[-1] - (sum(widths) - room)))
+    while sum(widths) > room and max(widths) > 1:
+        # A number without its middle is another number: shorten words first.
+        words = [place for place, width in enumerate(widths) if not columns[place].right and width > 1]
+        widths[max(words or range(len(widths)), key=widths.__getitem__)] -= 1
+    return [[shorten(cell, width) for cell, width in zip(row, widths, strict=True)] for row in rows]
+
+
+def _show_rich(columns: Sequence[Column[T]], things: Iterable[T], last: Sequence[str] | None) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    width = _width()
+    titles, *rows = _fitted(columns, things, width, last)
+    drawn = Table(box=None, pad_edge=False, padding=(0, 1), header_style="bold")
+    for column, title in zip(columns, titles, strict=True):
+        justify: Literal["left", "right"] = "right" if column.right else "left"
+        drawn.add_column(Text(title), justify=justify, no_wrap=True)
+    for row in rows:
+        drawn.add_row(*map(Text, row))
+    with _output():
+        Console(width=width).print(drawn)
+
+
+# ---------------------------------------------------------------------- progress
+
+
+@contextmanager
+def working(what: str) -> Iterator[None]:
+    """Show a spinner on a terminal, from the first half second on."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    import threading
+
+    finished = threading.Event()
+
+    def spin() -> None:
+        if finished.wait(_PATIENCE):
+            return
+        from rich.console import Console
+
+        with Console(stderr=True).status(what):
+            finished.wait()
+
+    spinner = threading.Thread(target=spin, daemon=True)
+    spinner.start()
+    try:
+        yield
+    finally:
+        finished.set()
+        spinner.join()
+
+
+@contextmanager
+def progress() -> Iterator[Callable[[Step], None]]:
+    """Yield a function to call with each step of long work; on a terminal it shows a bar with the time left."""
+    if not sys.stderr.isatty():
+        yield lambda _: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[left]}"))
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("", total=None, left="")
+
+        def show(step: Step) -> None:
+            left = "" if step.seconds_left is None else f"about {duration(step.seconds_left)} left"
+            # Refresh now: a short step may end before the next refresh.
+            bar.update(task, description=step.doing, completed=step.done, total=step.total, left=left, refresh=True)
+
+        yield show

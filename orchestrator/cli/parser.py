@@ -1,0 +1,192 @@
+"""The grammar of the command line: every verb with its summary. The file of a verb declares its options.
+
+Only the verb that was typed is imported: importing all of them takes longer than most reports.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final, NoReturn
+
+from cachectl import __version__
+
+if TYPE_CHECKING:
+    from typing import Protocol
+
+    from cachectl.cli.call import Call
+
+    class VerbModule(Protocol):
+        """What the file of a verb has."""
+
+        def add_options(self, parser: argparse.ArgumentParser) -> None:
+            """Declare the options of the verb."""
+
+        def run(self, call: Call) -> int:
+            """Carry out the verb, show what it returns, and return the exit status."""
+
+
+#: Every verb in the order of the help: the module that has it, and what it does.
+VERBS: Final[dict[str, tuple[str, str]]] = {
+    "report": ("inspecting.report", "locations, state, entries, bytes, stale, problems"),
+    "ls": ("inspecting.ls", "entries, one a line"),
+    "get": ("moving.get", "write one entry to a file"),
+    "put": ("moving.put", "place an entry that get wrote, so that the library hits it"),
+    "purge": ("clearing.purge", "remove entries; --all is every user layer but tuning results"),
+    "prune": ("clearing.prune", "remove what is stale or old, then the longest unused until the rest fits"),
+    "verify": ("inspecting.verify", "look for damage, entry by entry"),
+    "restore": ("clearing.restore", "list what verify --quarantine moved aside, or bring it back"),
+    "doctor": ("inspecting.doctor", "what is wrong with this set-up, and the command that fixes it"),
+    "run": ("switching.run", "run a command with caches off, or on in empty roots"),
+    "env": ("switching.env", "variables as shell commands, for eval"),
+    "trace": ("observing.trace", "hits, misses and stores of every layer in a run of a command"),
+    "bench": ("observing.bench", "what each cache is worth to a command: all cold, all warm, each off in turn"),
+    "export": ("moving.export", "pack entries into one file, for another machine"),
+    "import": ("moving.import_", "place what export packed, once it is trusted and checked"),
+    "miopen": ("moving.miopen", "merge databases of MIOpen, of several users or ranks"),
+    "stage": ("cluster.stage", "warm caches to every node of an MPI job, and back"),
+    "merge": ("cluster.merge", "entries of several folders, of ranks for instance, into one"),
+    "layers": ("inspecting.layers", "adapters, what each can do here, and why not"),
+    "demo": ("demo", "the whole story on PoCL, in an isolated root"),
+}
+
+
+#: The longest wait for a lock in seconds: a day.
+_LONGEST: Final = 86400.0
+#: Stands for the folder of a bare ``--isolated``; no argument of a process can contain it.
+_NO_FOLDER: Final = "\0"
+
+
+def mark_bare(words: Sequence[str]) -> list[str]:
+    """Mark a bare ``--isolated`` of ``run``: argparse would take the next word for its folder."""
+    run = list(words[:1]) == ["run"]
+    return [f"{word}={_NO_FOLDER}" if run and word == "--isolated" else word for word in words]
+
+
+def folder(text: str) -> str:
+    """Parse the folder of ``--isolated=DIR``; it is empty for a bare ``--isolated``."""
+    if not text:
+        raise argparse.ArgumentTypeError("no folder after =; write --isolated=DIR, or --isolated alone")
+    return text.removeprefix(_NO_FOLDER)
+
+
+def positive(text: str) -> int:
+    """Parse a number of at least 1."""
+    number = int(text)
+    if number < 1:
+        message = f"{text} is less than one"
+        raise argparse.ArgumentTypeError(message)
+    return number
+
+
+# argparse prints this name in its errors.
+positive.__name__ = "number"
+
+
+def _seconds(text: str) -> float:
+    number = float(text)
+    if not 0 <= number <= _LONGEST:
+        message = f"{text} is not between 0 and {_LONGEST:.0f}"
+        raise argparse.ArgumentTypeError(message)
+    return number
+
+
+_seconds.__name__ = "seconds"
+
+
+_LAYER: Final = "a layer that cachectl layers lists (default: all)"
+_WAIT: Final = "how long to wait for a lock somebody else holds (default: 5)"
+_ONE_LAYER: Final = "only this one; may be repeated"
+#: Arguments and options that several verbs share, with their settings.
+SHARED: Final[dict[str, dict[str, Any]]] = {
+    "layers": {"nargs": "*", "metavar": "LAYER", "help": _LAYER},
+    "--layer": {"action": "append", "default": [], "dest": "layers", "metavar": "LAYER", "help": _ONE_LAYER},
+    "layer": {"metavar": "LAYER", "help": "the layer that keeps the entry"},
+    "key": {"metavar": "KEY", "help": "the entry's key, as cachectl ls -q prints it"},
+    # Words before -- that are no option: a command without --, with its own options.
+    "stray": {"nargs": argparse.REMAINDER, "help": argparse.SUPPRESS},
+    "--sign": {"metavar": "KEY", "help": "sign it with a key of OpenSSH; the signature is FILE.sig"},
+    "--mpi": {"action": "store_true", "help": "started by mpiexec: all nodes at once, what they share counted once"},
+    "--wait": {"type": _seconds, "metavar": "SECONDS", "help": _WAIT},
+    "--over-others": {"action": "store_true", "help": "as the superuser, change what belongs to another user too"},
+    "--json": {"action": "store_true", "help": "print JSON: bytes and epoch seconds as numbers"},
+}
+#: Options of every verb that changes a cache.
+CHANGING: Final = ("--wait", "--over-others")
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser whose errors are one line, with the options that several verbs share."""
+
+    def error(self, message: str) -> NoReturn:
+        """Print the error and end the program with status 2."""
+        from cachectl.cli.output import warn
+
+        warn(f"{message}; try {self.prog} --help", self.prog)
+        raise SystemExit(2)
+
+    def add_shared(self, *names: str) -> None:
+        """Add options that several verbs share, by their names in :data:`SHARED`."""
+        for name in names:
+            self.add_argument(name, **SHARED[name])
+
+    def add_selection(self) -> None:
+        """Add the options that select entries."""
+        group = self.add_argument_group("selection")
+        group.add_argument("--kernel", metavar="GLOB", help="entries of kernels whose name matches")
+        group.add_argument("--older-than", metavar="AGE", help="not changed or used for 30d, 12h, 2w")
+        group.add_argument("--newer-than", metavar="AGE", help="changed or used within AGE")
+        group.add_argument("--larger-than", metavar="SIZE", help="larger than 500M, 2GiB")
+        stale = "entries that no program can hit any more, as far as this Python tells"
+        group.add_argument("--stale", action="store_true", help=stale)
+        group.add_argument("--key", metavar="KEY", help="the entry of this key")
+
+    def add_trust(self, file: str, *, required: bool) -> None:
+        """Add the options that say why a bundle is trusted."""
+        why = self.add_mutually_exclusive_group(required=required)
+        signed = f"{file}.sig is by a signer of this list (ssh-keygen -Y)"
+        why.add_argument("--allowed-signers", metavar="LIST", help=signed)
+        why.add_argument("--sha256", metavar="HEX", help=f"this is the SHA-256 of {file}")
+        why.add_argument("--trust", action="store_true", help="believe it: it is code that your programs will run")
+        newer = "refuse a bundle that was not signed within 30d, 12h, or since 2026-12-31"
+        self.add_argument("--newer-than", metavar="AGE", help=newer)
+
+    def add_dry_run(self, what: str) -> None:
+        """Add ``--dry-run``."""
+        self.add_argument("-n", "--dry-run", action="store_true", help=f"list what would {what}, and touch nothing")
+
+    def add_force(self, kind: str) -> None:
+        """Add ``--force``."""
+        self.add_argument("--force", action="store_true", help=f"replace a FILE that is there and is not {kind}")
+
+
+def verb_module(verb: str) -> VerbModule:
+    """Import the file of a verb."""
+    found: VerbModule = import_module(f"cachectl.cli.{VERBS[verb][0]}")
+    return found
+
+
+def build_parser(words: Sequence[str] | None = None) -> argparse.ArgumentParser:
+    """Return the parser of the verb among some words, or one with every summary if there is none.
+
+    Without ``words`` it has every verb with all its options, for the reference in the documentation.
+    """
+    parser = Parser(
+        prog="cachectl",
+        allow_abbrev=False,
+        description="See, clear, switch and prove every kernel cache of the OpenCL stack.",
+        epilog="LAYER is one of those that 'cachectl layers' lists; none means all.",
+    )
+    parser.add_argument("--version", action="version", version=f"cachectl {__version__}")
+    verbs = parser.add_subparsers(title="commands", metavar="COMMAND", required=True, dest="verb")
+    typed = VERBS.keys() if words is None else VERBS.keys() & set(words)
+    for name, (_, summary) in VERBS.items():
+        if typed and name not in typed:
+            continue
+        description = summary[0].upper() + summary[1:] + "."
+        verb = verbs.add_parser(name, help=summary, description=description, allow_abbrev=False, add_help=bool(typed))
+        if typed:
+            verb.set_defaults(parser=verb)
+            verb_module(name).add_options(verb)
+    return parser

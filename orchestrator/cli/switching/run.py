@@ -1,0 +1,90 @@
+"""``cachectl run``: run a command with caches off, or on in empty roots."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from cachectl.cli import output
+from cachectl.cli.call import Call
+from cachectl.cli.parser import Parser, folder
+
+if TYPE_CHECKING:
+    from cachectl.observing.proof import Attestation, Proof
+
+#: How many paths the proof of a layer names.
+_FEW = 3
+
+
+def add_options(parser: Parser) -> None:
+    how = parser.add_mutually_exclusive_group()
+    how.add_argument("--no-cache", action="store_true", help="every layer off")
+    how.add_argument(
+        "--isolated",
+        nargs="?",
+        type=folder,
+        metavar="=DIR",
+        help="every layer on, in an empty root or in DIR, which is kept",
+    )
+    parser.add_shared("--layer", "stray")
+    parser.add_argument(
+        "--prove",
+        action="store_true",
+        help="attest that no real root was read or written; alone, of the command as it is",
+    )
+    parser.usage = "cachectl run (--no-cache | --isolated[=DIR] | --prove) [--layer LAYER]... [--prove] -- COMMAND..."
+
+
+def run(call: Call) -> int:
+    given = call.options
+    if not (given.no_cache or given.prove or given.isolated is not None):
+        call.misuse("say how to run it: --no-cache, --isolated or --prove; then -- and the command")
+    call.demand_command()
+    ran = call.stack.run(
+        call.command,
+        no_cache=given.no_cache,
+        isolated=Path(given.isolated) if given.isolated else given.isolated is not None,
+        layers=given.layers,
+        prove=given.prove,
+        notice=output.warn,
+    )
+    if ran.proof is None:
+        return ran.status
+    _show_proof(ran.proof)
+    return ran.status if ran.proof.holds else 1
+
+
+def _show_proof(proof: Proof) -> None:
+    """Print on standard error what is known of each layer, and last the verdict."""
+    from cachectl.observing.proof import Verdict
+
+    for one in proof.attestations:
+        output.warn(f"proof: {one.layer}: {_attested(one)}")
+    for name in proof.left_out:
+        output.warn(f"proof: {name}: stays in use, so nothing is proved of it")
+    bad = [
+        f"{verdict.value} for {', '.join(names)}"
+        for verdict in (Verdict.FAILS, Verdict.UNKNOWN)
+        if (names := proof.of(verdict))
+    ]
+    output.warn(
+        f"proof {'; '.join(bad) or ('holds' if proof.holds else 'cannot be given: no layer is left to prove it of')}"
+    )
+
+
+def _attested(one: Attestation) -> str:
+    from cachectl.observing.proof import Verdict
+
+    if one.verdict is Verdict.FAILS:
+        shown = [f"{touch.path} {', '.join(touch.what)}" for touch in one.touches[:_FEW]]
+        more = len(one.touches) - len(shown)
+        return "; ".join([*shown, *([f"and {more:,} more"] if more else [])])
+    files = f"{output.plural(one.compared, 'file')} compared"
+    if one.verdict is Verdict.UNKNOWN:
+        return f"no write seen ({files}), but not known to be unread: {'; '.join(one.unknown)}"
+    if not one.roots:
+        return "keeps nothing in this environment"
+    if not one.there:
+        verb = "is" if len(one.roots) == 1 else "are"
+        return f"not written, not read ({' and '.join(map(str, one.roots))} {verb} not there)"
+    return f"not written ({files}), not read ({', '.join(one.means)})"

@@ -1,0 +1,77 @@
+"""Every verb is a method of the stack, with the words of the command line, and returns what ``--json`` prints."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+from documents import validated
+
+from cachectl.clearing.prune import Limits
+from cachectl.cli.output import to_json
+from cachectl.layers.base.selection import Selection
+from cachectl.observing.proof import Verdict
+from cachectl.stack import Stack
+
+if TYPE_CHECKING:
+    from homes import Home
+
+real = pytest.mark.real
+ENDING_WITH_3 = (sys.executable, "-c", "raise SystemExit(3)")
+
+
+@real
+def test_looking_returns_the_documents_of_the_command_line(warm: Home) -> None:
+    stack = Stack(warm.environment())
+    words = {"ls": ("pocl", "--sort", "size", "--limit", "3"), "verify": ("loopy", "pocl"), "doctor": ("pocl",)}
+    for verb, facts in (
+        ("ls", stack.ls(layers=["pocl"], sort="size", limit=3)),
+        ("verify", stack.verify(layers=["loopy", "pocl"])),
+        ("doctor", stack.doctor(layers=["pocl"])),
+        ("layers", stack.abilities()),
+        ("restore", stack.restore()),
+    ):
+        document = validated(to_json(facts))
+        printed = warm.json(verb, *words.get(verb, ()))
+        assert document == printed
+    report = validated(to_json(stack.report(layers=["pocl"], neighbours=True)))
+    printed = warm.json("report", "pocl", "--neighbours")
+    assert (report["total"], report["layers"]) == (printed["total"], printed["layers"])
+    assert {one["name"] for one in report["neighbours"]} >= {"Triton", "CuPy"}
+
+
+@real
+def test_clearing_returns_what_it_did_and_says_what_killed_commands_left(warm: Home) -> None:
+    stack = Stack(warm.environment())
+    held = len(stack.ls(layers=["loopy"]).entries)
+    foreseen = stack.purge(Selection(kernel="lk0"), layers=["loopy"], dry_run=True)
+    assert validated(to_json(foreseen))["layers"][0]["entries"]
+    done = stack.purge(Selection(kernel="lk0"), layers=["loopy"])
+    assert done.total == foreseen.total
+    left: list[str] = []
+    rest = stack.prune(Limits(bytes=0), layers=["loopy"], notice=left.append)
+    assert done.total.removed + rest.total.removed == held
+    assert stack.ls(layers=["loopy"]).entries == ()
+    assert left == []
+
+
+def test_running_returns_the_status_and_the_proof(home: Home) -> None:
+    stack = Stack(home.environment(), plugins=False)
+    said: list[str] = []
+    ran = stack.run(ENDING_WITH_3, isolated=True, layers=["loopy"], prove=True, notice=said.append)
+    assert ran.status == 3
+    assert ran.proof is not None
+    assert ran.proof.of(Verdict.HOLDS) == ("loopy",)
+    assert any("is isolated too" in line for line in said)
+    assert stack.run(ENDING_WITH_3, no_cache=True, layers=["pocl"], notice=said.append).proof is None
+    traced = stack.trace(ENDING_WITH_3, explain=True, notice=said.append)
+    assert (traced.exit_status, traced.kernels, traced.misses) == (3, None, ())
+
+
+def test_variables_say_how_layers_are_switched_and_moved(home: Home) -> None:
+    stack = Stack(home.environment(), plugins=False)
+    changes, notes = stack.env(layers=["cuda"])
+    assert (dict(changes), notes) == ({"CUDA_CACHE_DISABLE": "1"}, ())
+    changes, _ = stack.env(root=str(home.path / "root"), layers=["pocl"])
+    assert changes["POCL_CACHE_DIR"] == str(home.path / "root" / "pocl")
