@@ -356,7 +356,7 @@ READ_A_PIPE: Final = """
 import os, sys
 from pathlib import Path
 from cachectl.layers.base.errors import Unreachable
-from cachectl.layers.formats import pdict
+from cachectl.layers.pytools import SCHEMA
 from cachectl.layers.stores import database
 from cachectl.layers.stores.rows import RowFile
 path = Path(sys.argv[1])
@@ -370,7 +370,7 @@ def exchange(*arguments, **options):
 
 database._pending = exchange
 try:
-    RowFile("pytools", path, pdict.SCHEMA, 0.2).sum()
+    RowFile("pytools", path, SCHEMA, 0.2).sum()
 except Unreachable as error:
     print(error.message)
 """
