@@ -65,7 +65,7 @@ def one_line(done: subprocess.CompletedProcess[str]) -> str:
     ],
 )
 def test_misuse_is_one_line(cuda: Home, arguments: list[str], status: int, words: str) -> None:
-    done = cuda.run(sys.executable, "-m", "cachectl", *arguments, check=False)
+    done = cuda.cachectl(*arguments, check=False)
     assert words in one_line(done)
     assert done.returncode == status
     assert done.stdout == ""
