@@ -54,7 +54,9 @@ def close(folder: Path) -> None:
 
 def text(home: Home, columns: int, *arguments: str) -> str:
     """Run a command on a terminal of so many columns, and return what it shows, without colours."""
-    shown = home.terminal(sys.executable, "-m", "cachectl", *arguments, columns=columns, NO_COLOR="1").stdout
+    shown = home.terminal(
+        sys.executable, "-m", "cachectl", *arguments, columns=columns, only_output=True, NO_COLOR="1"
+    ).stdout
     return re.sub("\x1b\\[[0-9;]*m", "", shown)
 
 

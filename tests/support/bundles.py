@@ -22,7 +22,7 @@ def keys(home: Home) -> set[tuple[str, str]]:
     return {(entry.layer, entry.key) for entry in Stack(home.environment()).entries()}
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def source(tmp_path_factory: pytest.TempPathFactory, new_home: Callable[[Path], Home]) -> Home:
     """Return a home in which four loopy kernels and two plain programs have run once."""
     home = new_home(tmp_path_factory.mktemp("source") / "home")
@@ -30,7 +30,7 @@ def source(tmp_path_factory: pytest.TempPathFactory, new_home: Callable[[Path], 
     return home
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def packed(source: Home, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the bundle of that home."""
     file = tmp_path_factory.mktemp("packed") / "warm.cachectl"
@@ -38,7 +38,7 @@ def packed(source: Home, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return file
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def parts(packed: Path) -> tuple[Manifest, list[bytes]]:
     with packed.open("rb") as file:
         reader = Reader(file, packed.stat().st_size)
