@@ -33,9 +33,9 @@ class Environment:
     five-part version that pytools and PyOpenCL put into their names; ``site`` lists the folders of installed packages;
     ``installed`` returns the version of a distribution there, or ``None``; ``prefix`` is the folder that Python is
     installed in, or ``None`` if there is no Python; ``lock_timeout`` is how many seconds to wait for a lock that
-    another process holds; ``processes`` is where the system shows running programs, ``mounts`` where it lists mounted file
-    systems, and ``topology`` where AMD's driver lists processors, GPUs among them. ``superuser`` says whether the user
-    is one, and ``over_others`` whether it may change what belongs to other users.
+    another process holds; ``processes`` is where the system shows running programs, ``mounts`` where it lists mounted
+    file systems, and ``topology`` where AMD's driver lists processors, GPUs among them. ``superuser`` says whether the
+    user is one, and ``over_others`` whether it may change what belongs to other users.
     """
 
     variables: Mapping[str, str]
