@@ -162,4 +162,4 @@ class ComgrCache(Layer):
 
     def relocate(self, folder: Path) -> Switch:
         """Return the path; comgr makes the folder."""
-        return Switch(self.name, {"AMD_COMGR_CACHE_DIR": str(folder / "comgr")}, latches=LIBRARIES)
+        return Switch(self.name, {"AMD_COMGR_CACHE_DIR": str(folder / "comgr")}, read_at_load=LIBRARIES)

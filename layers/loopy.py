@@ -48,7 +48,7 @@ class LoopyDictionaries(PytoolsDictionaries):
             set={} if on else {"LOOPY_NO_CACHE": "1"},
             unset=frozenset(_VARIABLES) if on else frozenset(),
             flags=(Flag("loopy", "CACHING_ENABLED", on),),
-            memos=_MEMOS,
-            drops=(("loopy", "clear_in_mem_caches"),),
+            memo_patches=_MEMOS,
+            clear_functions=(("loopy", "clear_in_mem_caches"),),
             takes_effect=When.NOW,
         )

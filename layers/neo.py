@@ -105,7 +105,7 @@ class Account(Index):
         """
         path = root.path / ACCOUNT
         with (
-            file_lock(store.name, path, patience=store.environment.patience) as handle,
+            file_lock(store.name, path, lock_timeout=store.environment.lock_timeout) as handle,
             counting(store.name, path, partial(self._count, store, root, handle)),
         ):
             yield handle is not None
@@ -297,7 +297,7 @@ class NeoCompilerCache(Layer):
     def relocate(self, folder: Path) -> Switch:
         """Return the path, and the folder to make first: the driver keeps nothing in a missing folder."""
         place = folder / "neo"
-        return Switch(self.name, {"NEO_CACHE_DIR": str(place)}, latches=LIBRARIES, makes=(place,))
+        return Switch(self.name, {"NEO_CACHE_DIR": str(place)}, read_at_load=LIBRARIES, makes=(place,))
 
 
 def _number(value: str) -> int:

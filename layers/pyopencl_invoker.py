@@ -41,8 +41,8 @@ def no_cache_switch(layer: str, *, on: bool) -> Switch:
         set={} if on else {VARIABLE: "1"},
         unset=frozenset({VARIABLE}) if on else frozenset(),
         flags=(Flag("pyopencl", "_PYOPENCL_NO_CACHE", not on),),
-        memos=MEMOS,
-        drops=(("pyopencl.tools", "clear_first_arg_caches"),),
+        memo_patches=MEMOS,
+        clear_functions=(("pyopencl.tools", "clear_first_arg_caches"),),
         reloads=(("pyopencl.invoker", "invoker_cache"), ("pyopencl.scan", "generic_scan_kernel_cache")),
         takes_effect=When.NOW,
     )

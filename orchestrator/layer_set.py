@@ -60,6 +60,6 @@ class LayerSet:
         chosen = tuple(self[name] for name in dict.fromkeys(names))
         return chosen or tuple(self)
 
-    def expendable(self) -> tuple[Layer, ...]:
+    def clearable(self) -> tuple[Layer, ...]:
         """Return what ``purge --all`` means: every user layer that a rerun refills."""
         return tuple(layer for layer in self if layer.scope is Scope.USER and not layer.precious)

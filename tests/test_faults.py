@@ -252,8 +252,8 @@ def test_doctor_names_what_it_could_not_read_once(synthetic: Path, injector: Inj
     for nth in range(1, good.seen + 1, 4):
         done = injector.run(*command, home=synthetic, fault=Fault(READS, nth, errno.EMFILE))
         said = {finding["code"] for finding in done.json["findings"]}
-        lacking = {finding["code"] for finding in good.json["findings"]} - said
-        if lacking and "unreadable" not in said:
+        required_roots = {finding["code"] for finding in good.json["findings"]} - said
+        if required_roots and "unreadable" not in said:
             unnamed.append(done.where)
     assert not unnamed
 

@@ -31,7 +31,6 @@ from cachectl.layers.base.errors import (
 from cachectl.layers.base.facts import (
     Ability,
     Artifact,
-    Census,
     ClearPlan,
     Condition,
     Entry,
@@ -50,6 +49,7 @@ from cachectl.layers.base.facts import (
     State,
     Switch,
     Target,
+    Usage,
 )
 from cachectl.layers.base.limits import key_complaint
 from cachectl.layers.base.parts import Lookups, Portability, Tagging
@@ -141,7 +141,7 @@ class Declaration(ABC):
         without = {} if self.switch is not None or _overrides(self, "switched") else {Ability.DISABLE: _NO_SWITCH}
         return {**without, **self.store.refusals()}
 
-    def lacking(self) -> tuple[Root, ...]:
+    def required_roots(self) -> tuple[Root, ...]:
         """Return the roots that have gone, and without which programs that are running now fail."""
         return ()
 
@@ -188,9 +188,9 @@ class Layer(Declaration):
         return self.store.scan(root, contents=contents)
 
     @final
-    def census(self, root: Root) -> Census:
+    def usage(self, root: Root) -> Usage:
         """Count a root."""
-        return self.store.census(root)
+        return self.store.usage(root)
 
     @final
     def verify(self, root: Root) -> Iterator[Finding]:
@@ -201,7 +201,7 @@ class Layer(Declaration):
     def entries(self, selection: Selection = ALL) -> Iterator[Entry]:
         """Yield the selected entries of every root."""
         for root in self.roots():
-            for found in self.store.searched(root, selection):
+            for found in self.store.find(root, selection):
                 if isinstance(found, Entry) and selection.matches(found):
                     yield found
 
@@ -347,8 +347,8 @@ class Layer(Declaration):
             skipped.extend(part.skipped)
             failed.extend(part.failed)
             things.extend(part.things)
-        remake = tuple(root.path for root in self.lacking() if within is None or within(root))
-        return ClearPlan(self.name, tuple(targets), tuple(skipped), tuple(failed), remake, tuple(things))
+        recreate = tuple(root.path for root in self.required_roots() if within is None or within(root))
+        return ClearPlan(self.name, tuple(targets), tuple(skipped), tuple(failed), recreate, tuple(things))
 
     @final
     def plan_removal(self, things: Iterable[Removable]) -> ClearPlan:
@@ -398,7 +398,7 @@ class Layer(Declaration):
     ) -> Outcome:
         outcome = Outcome(self.name, skipped=plan.skipped, failed=plan.failed)
         for root in self.roots():
-            if root.path in plan.remake:
+            if root.path in plan.recreate:
                 outcome = outcome.plus(self._attempted(root, partial(recreate, root)))
             if targets := tuple(target for target in plan.targets if target.root == root.path):
                 outcome = outcome.plus(self._attempted(root, partial(remove, root, targets)))
@@ -415,12 +415,12 @@ class Layer(Declaration):
 
     def _recreate(self, root: Root) -> Outcome:
         root.path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        return Outcome(self.name, remade=(root.path,))
+        return Outcome(self.name, recreated=(root.path,))
 
     def _foresee_recreation(self, root: Root) -> Outcome:
         if (because := closed_because(root.path.parent, root.path.name)) is not None:
             return Outcome(self.name, failed=(Note(str(root.path), because),))
-        return Outcome(self.name, remade=(root.path,))
+        return Outcome(self.name, recreated=(root.path,))
 
     @final
     def disable(self) -> Switch:
@@ -460,7 +460,7 @@ class Layer(Declaration):
         thing = label(root.path, target, finding, self.environment.clock())
         try:
             with as_owner(root.path):
-                because = self.store.set_aside(root, target, thing)
+                because = self.store.quarantine(root, target, thing)
         except Unsettled as error:
             return Outcome(self.name, 1, failed=(Note(target.key, error.message),))
         except (LayerError, OSError) as error:
@@ -482,7 +482,7 @@ class Layer(Declaration):
         """
         root = self._root_to_restore(thing)
         with as_owner(root.path):
-            self.store.bring_back(root, thing, replace=replace)
+            self.store.restore(root, thing, replace=replace)
 
     @final
     def foresee_restore(self, thing: Quarantined, *, replace: bool = False) -> None:
@@ -624,7 +624,7 @@ class Layer(Declaration):
     def _gated(self, things: Iterable[Removable]) -> ClearPlan:
         idle: list[Removable] = []
         skipped: list[Note] = []
-        for thing, reason in self.store.idle_gate(things):
+        for thing, reason in self.store.in_use(things):
             if reason is not None:
                 skipped.append(Note(thing.key, reason))
             else:

@@ -130,7 +130,7 @@ class CudaComputeCache(Layer):
         held = 0
         # Report names a root that cannot be read.
         with suppress(LayerError, OSError):
-            held = sum(self.census(root).bytes or 0 for root in self.roots())
+            held = sum(self.usage(root).bytes or 0 for root in self.roots())
         if held < _NEARLY * limit:
             return
         said = "CUDA_CACHE_MAXSIZE" if self.environment.get("CUDA_CACHE_MAXSIZE") else "the driver's default"
@@ -144,11 +144,11 @@ class CudaComputeCache(Layer):
         """Return the variable, which the driver reads once, when it starts."""
         variables = {} if on else {"CUDA_CACHE_DISABLE": "1"}
         unset = frozenset({"CUDA_CACHE_DISABLE"} if on else ())
-        return Switch(self.name, variables, unset, latches=LIBRARIES)
+        return Switch(self.name, variables, unset, read_at_load=LIBRARIES)
 
     def relocate(self, folder: Path) -> Switch:
         """Return the path; the driver makes the folder."""
-        return Switch(self.name, {"CUDA_CACHE_PATH": str(folder / "cuda")}, latches=LIBRARIES)
+        return Switch(self.name, {"CUDA_CACHE_PATH": str(folder / "cuda")}, read_at_load=LIBRARIES)
 
 
 def _read_limit(value: str) -> int:

@@ -97,8 +97,8 @@ class ComputeIndex(Index):
             folder = stack.enter_context(_opened(store, root))
             handle = None
             if folder is not None and _has_index(store, root, folder):
-                patience = store.environment.patience
-                lock = record_lock(store.name, path, folder=folder, patience=patience, create=False)
+                lock_timeout = store.environment.lock_timeout
+                lock = record_lock(store.name, path, folder=folder, lock_timeout=lock_timeout, create=False)
                 handle = stack.enter_context(lock)
             stack.enter_context(counting(store.name, path, partial(self._recount, store, root, folder, handle)))
             yield using(LIBRARIES, processes=store.environment.processes) == ()
@@ -115,8 +115,8 @@ class ComputeIndex(Index):
         elif handle is not None:
             self._rewrite(store, root, folder, handle)
         elif self._records(store, root, folder, None):
-            path, patience = root.path / INDEX, store.environment.patience
-            with record_lock(store.name, path, folder=folder, patience=patience) as created:
+            path, lock_timeout = root.path / INDEX, store.environment.lock_timeout
+            with record_lock(store.name, path, folder=folder, lock_timeout=lock_timeout) as created:
                 self._rewrite(store, root, folder, created)
 
     def _rewrite(self, store: Files, root: Root, folder: int, handle: int) -> None:
@@ -217,7 +217,7 @@ class ComputeCache(Files):
             device=about.device,
             versions=about.versions,
             detail={} if key is None else {"half": compute_cache.half(key)},
-            mark=leaf.mark,
+            stamp=leaf.stamp,
         )
 
     def tree_of(self, root: Root, key: str) -> Tree:
@@ -235,24 +235,24 @@ class ComputeCache(Files):
 
     # ------------------------------------------------------------------ quarantine
 
-    def set_aside(self, root: Root, target: facts.Target, thing: facts.Quarantined) -> str | None:
+    def quarantine(self, root: Root, target: facts.Target, thing: facts.Quarantined) -> str | None:
         """Rename an entry, or a damaged index, into quarantine; then write the index."""
-        because = super().set_aside(root, target, thing)
+        because = super().quarantine(root, target, thing)
         if target.key == INDEX:
             with self.index.changing(self, root):
                 pass
         return because
 
-    def bring_back(self, root: Root, thing: facts.Quarantined, *, replace: bool) -> None:
+    def restore(self, root: Root, thing: facts.Quarantined, *, replace: bool) -> None:
         """Rename an entry back and add it to the index, or rename an index back unchanged."""
         if thing.key != INDEX:
-            super().bring_back(root, thing, replace=replace)
+            super().restore(root, thing, replace=replace)
             return
         processes = self.environment.processes
         if (users := using(LIBRARIES, processes=processes)) != ():
             message = f"the index is not exchanged while {spell(users, processes=processes)} may use it"
             raise Busy(self.name, message, root.path / INDEX)
-        self.tree_of(root, INDEX).bring_back(thing, replace=replace)
+        self.tree_of(root, INDEX).restore(thing, replace=replace)
 
     # ------------------------------------------------------------------ verify
 
@@ -326,6 +326,10 @@ def _index_complaint(data: bytes | None, sizes: Mapping[int, int]) -> str | None
     """Return what the driver makes of an index, given the sizes of the entries; ``None`` where nothing is wrong."""
     index = compute_cache.read_index(data) if data else None
     if index is None:
-        lacking = "is not whole" if data else "is empty or missing"
-        return f"the index {lacking}: the driver drops every entry when it next stores one" if sizes or data else None
+        required_roots = "is not whole" if data else "is empty or missing"
+        return (
+            f"the index {required_roots}: the driver drops every entry when it next stores one"
+            if sizes or data
+            else None
+        )
     return None if dict(index.records) == sizes else "the index does not list the entries that are there"

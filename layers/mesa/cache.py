@@ -113,12 +113,12 @@ class MesaShaderCache(Layer):
         """Return the variable, which Mesa reads when a device is first opened, and unset its old name."""
         if on:
             both = frozenset({"MESA_SHADER_CACHE_DISABLE", "MESA_GLSL_CACHE_DISABLE"})
-            return Switch(self.name, unset=both, latches=OPENED)
-        return Switch(self.name, {"MESA_SHADER_CACHE_DISABLE": "true"}, latches=OPENED)
+            return Switch(self.name, unset=both, read_at_load=OPENED)
+        return Switch(self.name, {"MESA_SHADER_CACHE_DISABLE": "true"}, read_at_load=OPENED)
 
     def relocate(self, folder: Path) -> Switch:
         """Return the place itself: older releases append their folder to it, and make only that one."""
-        return Switch(self.name, {"MESA_SHADER_CACHE_DIR": str(folder)}, latches=OPENED)
+        return Switch(self.name, {"MESA_SHADER_CACHE_DIR": str(folder)}, read_at_load=OPENED)
 
     # ------------------------------------------------------------------ diagnose
 

@@ -44,7 +44,7 @@ class Blob:
     used: int = 0
 
     @property
-    def mark(self) -> tuple[int, ...]:
+    def stamp(self) -> tuple[int, ...]:
         """Identifies the content; offsets change when another entry is removed."""
         return (self.length, self.checksum)
 
@@ -78,11 +78,11 @@ class MesaFile(ABC):
     data_name: ClassVar[str]
     index_name: ClassVar[str]
 
-    def __init__(self, layer: str, root: Path, folder: tuple[str, ...], patience: float) -> None:
+    def __init__(self, layer: str, root: Path, folder: tuple[str, ...], lock_timeout: float) -> None:
         self.layer = layer
         self.root = root
         self.folder = folder
-        self.patience = patience
+        self.lock_timeout = lock_timeout
 
     @property
     def path(self) -> Path:
@@ -184,7 +184,7 @@ class MesaFile(ABC):
                 stay |= {
                     name: "changed since it was planned"
                     for name in marks.keys() & there
-                    if there[name].mark != marks[name]
+                    if there[name].stamp != marks[name]
                 }
                 gone = {there[name] for name in marks if name not in stay}
                 size = self._bytes(files)
@@ -310,8 +310,8 @@ class MesaFile(ABC):
 
     @contextmanager
     def _locked(self, handle: int) -> Iterator[None]:
-        if not wait_until(lambda: try_flock(handle), self.patience):
-            message = f"locked by another process for more than {self.patience:g} s; --wait waits longer"
+        if not wait_until(lambda: try_flock(handle), self.lock_timeout):
+            message = f"locked by another process for more than {self.lock_timeout:g} s; --wait waits longer"
             raise Busy(self.layer, message, self.path)
         try:
             yield

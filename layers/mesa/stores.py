@@ -92,9 +92,9 @@ class ShaderCache(Store):
         """Refuse every change on platforms without directory handles."""
         return REFUSALS
 
-    def claims(self, root: Root, parts: tuple[str, ...]) -> bool:
+    def owns(self, root: Root, parts: tuple[str, ...]) -> bool:
         """Compare with the names of entries, files and temporaries."""
-        return any(shape.claims(parts) for shape in _shapes(root))
+        return any(shape.owns(parts) for shape in _shapes(root))
 
     # ------------------------------------------------------------------ listing
 
@@ -164,7 +164,7 @@ class ShaderCache(Store):
 
     def _blob_raw(self, root: Root, file: MesaFile, blob: Blob, modified: float) -> _Raw:
         key = _key(blob.name)
-        entry = Entry(self.name, key, root.path, blob.length, 0, written_before=modified, mark=blob.mark)
+        entry = Entry(self.name, key, root.path, blob.length, 0, written_before=modified, stamp=blob.stamp)
         return _raw(entry, lambda limit: file.read(blob, limit))
 
     def _leaves(self, root: Root) -> Iterator[Found | Leaf]:
@@ -192,7 +192,7 @@ class ShaderCache(Store):
         return self._file(root, tuple(leaf.key.split("/")[:-1]))
 
     def _file(self, root: Root, folder: tuple[str, ...]) -> MesaFile:
-        return self._kind(root)(self.name, root.path, folder, self.environment.patience)
+        return self._kind(root)(self.name, root.path, folder, self.environment.lock_timeout)
 
     def _tree(self, root: Root, shape: Shape = _ENTRIES) -> Tree:
         return Tree(self.name, root.path, shape)
@@ -265,7 +265,7 @@ class ShaderCache(Store):
 
     # ------------------------------------------------------------------ clear
 
-    def idle_gate(self, targets: Iterable[facts.Removable]) -> Iterator[tuple[facts.Removable, str | None]]:
+    def in_use(self, targets: Iterable[facts.Removable]) -> Iterator[tuple[facts.Removable, str | None]]:
         """Skip temporaries that a running process may be writing. Entries may be removed at any time.
 
         Machine code is removed with the last kernel of its driver and device: without a kernel, nothing shows
@@ -381,7 +381,7 @@ class ShaderCache(Store):
 
     def _remove_from(self, file: MesaFile, wanted: Mapping[str, Target], left: set[str]) -> Outcome:
         """Remove the wanted entries of one file, and drop their names from ``left``."""
-        marks = {blob.name: wanted[blob.name].mark for blob in file.blobs() if blob.name in wanted}
+        marks = {blob.name: wanted[blob.name].stamp for blob in file.blobs() if blob.name in wanted}
         if not marks:
             return Outcome(self.name)
         removed = file.remove(marks)
@@ -422,26 +422,26 @@ class ShaderCache(Store):
 
     # ------------------------------------------------------------------ quarantine
 
-    def set_aside(self, root: Root, target: Target, thing: facts.Quarantined) -> str | None:
+    def quarantine(self, root: Root, target: Target, thing: facts.Quarantined) -> str | None:
         """Rename an entry, or a whole file, into quarantine; copy an entry of a file there, then remove it."""
         if root.role == MULTI_FILE:
             with self._counting(root):
-                return self._tree(root).set_aside(target, thing)
+                return self._tree(root).quarantine(target, thing)
         if not _ENTRIES.accepts(target.key):
-            return self._tree(root, _shape_of(root, target.key)).set_aside(target, thing)
+            return self._tree(root, _shape_of(root, target.key)).quarantine(target, thing)
         found = self._located(root, _name(target.key))
         if found is None:
             return "already gone"
         file, blob = found
         content = file.read(blob)
         with opened_root(root.path) as handle:
-            if handle is None or content is None or blob.mark != target.mark:
+            if handle is None or content is None or blob.stamp != target.stamp:
                 return "changed since it was planned"
             with Quarantine(self.name, root.path).shelf(handle, thing) as shelf:
                 write_synced(shelf.handle, _ASIDE, content)
                 stay: Mapping[str, str] = {blob.name: "was not taken out"}
                 try:
-                    removed = file.remove({blob.name: blob.mark})
+                    removed = file.remove({blob.name: blob.stamp})
                     stay = removed.stay
                 finally:
                     if stay:
@@ -451,12 +451,12 @@ class ShaderCache(Store):
                     raise Unreachable(self.name, removed.failed, file.path)
                 return stay.get(blob.name)
 
-    def bring_back(self, root: Root, thing: facts.Quarantined, *, replace: bool) -> None:
+    def restore(self, root: Root, thing: facts.Quarantined, *, replace: bool) -> None:
         """Put an entry, or a whole file, back unchanged."""
         if root.role == MULTI_FILE or not _ENTRIES.accepts(thing.key):
             shape = _ENTRIES if root.role == MULTI_FILE else _shape_of(root, thing.key)
             with self._counting(root) if root.role == MULTI_FILE else nullcontext():
-                self._tree(root, shape).bring_back(thing, replace=replace)
+                self._tree(root, shape).restore(thing, replace=replace)
             return
         with Quarantine(self.name, root.path).taken(thing) as folder:
             demand(self.name, folder, _ASIDE)
@@ -476,7 +476,7 @@ class ShaderCache(Store):
         tree = self._tree(root)
         for leaf in tree.scan():
             if isinstance(leaf, Problem):
-                yield self.told(root, leaf)
+                yield self.to_finding(root, leaf)
             elif leaf.stray is None:
                 try:
                     data = tree.read_file(leaf.key)
@@ -521,7 +521,7 @@ class ShaderCache(Store):
         leaves = {leaf.key: leaf for leaf in found if isinstance(leaf, Leaf)}
         for leaf in found:
             if isinstance(leaf, Problem):
-                yield self.told(root, leaf)
+                yield self.to_finding(root, leaf)
             elif isinstance(leaf, Leaf) and self._is_data(root, leaf):
                 try:
                     yield from self._verify_file(root, self._file_of(root, leaf), leaves)

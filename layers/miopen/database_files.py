@@ -75,11 +75,13 @@ def as_miopen_spells(layer: MIOpenTuning, path: Path) -> Path:
 class KernelFile:
     """A database of kernels, of either generation."""
 
-    def __init__(self, layer: str, path: Path, patience: float) -> None:
+    def __init__(self, layer: str, path: Path, lock_timeout: float) -> None:
         self.layer = layer
         self.path = path
-        self._patience = patience
-        columns = RowFile(layer, path, kernel_db.SCHEMA, patience).columns() if os.path.lexists(path) else frozenset()
+        self._patience = lock_timeout
+        columns = (
+            RowFile(layer, path, kernel_db.SCHEMA, lock_timeout).columns() if os.path.lexists(path) else frozenset()
+        )
         self.schema = kernel_db.schema_of(columns) if columns else None
         if columns and self.schema is None:
             raise Damaged(layer, f"the columns of kern_db are {', '.join(sorted(columns))}", path)
@@ -133,12 +135,12 @@ def records_of(layer: MIOpenTuning, path: Path) -> tuple[list[bytes], list[Note]
     return lines, flawed
 
 
-def joined_rows(layer: str, path: Path, patience: float) -> JoinedRows:
+def joined_rows(layer: str, path: Path, lock_timeout: float) -> JoinedRows:
     """Return a perf-db in sqlite. Raises :class:`Damaged` where its tables are not MIOpen's."""
     if os.path.lexists(path):
         for schema in (PERF_TABLE, _CONFIG):
-            rows = RowFile(layer, path, schema, patience)
+            rows = RowFile(layer, path, schema, lock_timeout)
             columns = rows.columns()
             if columns and not columns.issuperset(schema.columns):
                 raise Damaged(layer, f"the columns of {schema.table} are {', '.join(sorted(columns))}", path)
-    return JoinedRows(layer, path, PERF_TABLE, _PERF, patience)
+    return JoinedRows(layer, path, PERF_TABLE, _PERF, lock_timeout)

@@ -42,7 +42,7 @@ class MIOpenDatabases(Rows):
         return None if places.several_installed(self.environment) else databases.newest()
 
     def entry_of(
-        self, root: Root, file: DatabaseFile, key: str, size: int, *, mark: tuple[int, ...], because: str | None
+        self, root: Root, file: DatabaseFile, key: str, size: int, *, stamp: tuple[int, ...], because: str | None
     ) -> Entry:
         """Return an entry of a file, as its name describes it; ``because`` is why it is stale."""
         return Entry(
@@ -56,7 +56,7 @@ class MIOpenDatabases(Rows):
             stale=True if because else None,
             stale_because=because,
             detail=file.detail,
-            mark=mark,
+            stamp=stamp,
         )
 
     def demand_place(self, databases: Databases, file: DatabaseFile) -> None:
@@ -64,7 +64,7 @@ class MIOpenDatabases(Rows):
         if databases.find(file.relative) is None and databases.blocked(file):
             raise Refused(self.name, "cannot put: a link, a folder, or somebody else's file stands there", file.path)
 
-    def set_aside(self, root: Root, target: facts.Target, thing: facts.Quarantined) -> str | None:
+    def quarantine(self, root: Root, target: facts.Target, thing: facts.Quarantined) -> str | None:
         """Move an entry into quarantine, or an sqlite file that MIOpen cannot use and no program has open."""
         relative, separator, _ = target.key.partition(SEPARATOR)
         file = self.databases(root).find(relative)
@@ -74,7 +74,7 @@ class MIOpenDatabases(Rows):
             return self.entry_aside(root, file, target, thing)
         return self.file_of(file).set_file_aside(target, thing, partial(open_elsewhere, self.environment))
 
-    def bring_back(self, root: Root, thing: facts.Quarantined, *, replace: bool) -> None:
+    def restore(self, root: Root, thing: facts.Quarantined, *, replace: bool) -> None:
         """Put an entry back unchanged, or move an sqlite file back."""
         relative, separator, _ = thing.key.partition(SEPARATOR)
         databases = self.databases(root)

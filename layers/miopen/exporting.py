@@ -194,7 +194,7 @@ def _export_file(
 
 
 def _export_kernels(file: DatabaseFile, target: Path, export: _Export) -> int:
-    source = KernelFile(MIOpenKernels.name, file.path, export.environment.patience)
+    source = KernelFile(MIOpenKernels.name, file.path, export.environment.lock_timeout)
     kernels, flawed = source.kernels()
     kernels = sorted(
         (kernel for kernel in kernels if export.chosen(file, kernel_key(*kernel[0]))), key=lambda kernel: kernel[0]
@@ -242,8 +242,8 @@ def _export_records(layer: MIOpenTuning, file: DatabaseFile, target: Path, expor
 
 
 def _export_table(layer: MIOpenTuning, file: DatabaseFile, target: Path, export: _Export) -> tuple[int, int]:
-    patience = export.environment.patience
-    rows = joined_rows(layer.name, file.path, patience).all()
+    lock_timeout = export.environment.lock_timeout
+    rows = joined_rows(layer.name, file.path, lock_timeout).all()
     chosen = [row[1:] for row in rows if export.chosen(file, str(row[0]), str(row[-2]))]
     if not chosen:
         return 0, 0
@@ -251,12 +251,12 @@ def _export_table(layer: MIOpenTuning, file: DatabaseFile, target: Path, export:
     below: list[tuple[object, ...]] = []
     for root in system.roots():
         if not below and (there := system.store.databases(root).find(target.name)) is not None:
-            below = [row[1:] for row in joined_rows(system.name, there.path, patience).all()]
+            below = [row[1:] for row in joined_rows(system.name, there.path, lock_timeout).all()]
     added = 0
 
     def fill(stage: Path) -> None:
         nonlocal added
-        made = joined_rows(layer.name, stage, patience)
+        made = joined_rows(layer.name, stage, lock_timeout)
         made.merge(chosen)
         added = made.merge(below).added
 

@@ -55,11 +55,11 @@ class KernelDatabases(MIOpenDatabases):
         """Refuse every change on platforms without directory handles."""
         return REFUSALS
 
-    def claims(self, root: Root, parts: tuple[str, ...]) -> bool:
+    def owns(self, root: Root, parts: tuple[str, ...]) -> bool:
         """Compare with the names of databases and version folders, and of object files except in temporary folders."""
-        if self.databases(root).claims(parts):
+        if self.databases(root).owns(parts):
             return True
-        return root.role != TEMPORARY and any(shape.claims(parts) for shape in self.shapes)
+        return root.role != TEMPORARY and any(shape.owns(parts) for shape in self.shapes)
 
     def databases(self, root: Root) -> Databases:
         """Return the database files of a root."""
@@ -105,7 +105,7 @@ class KernelDatabases(MIOpenDatabases):
         name, args = row.key
         # MIOpen gives a row a new id whenever it stores it.
         mark = (row.rowid, row.bytes)
-        entry = self.entry_of(root, file, places.kernel_key(name, args), row.bytes, mark=mark, because=because)
+        entry = self.entry_of(root, file, places.kernel_key(name, args), row.bytes, stamp=mark, because=because)
         detail = {**file.detail, "kernel_name": name, "kernel_args": args}
         return replaced(entry, written_before=modified, kernels=program_names(name), detail=detail)
 
@@ -146,11 +146,11 @@ class KernelDatabases(MIOpenDatabases):
             versions={"miopen": above[0]} if above else {},
             stale=True if because else None,
             stale_because=because,
-            mark=leaf.mark,
+            stamp=leaf.stamp,
         )
 
     def _rows(self, file: DatabaseFile, schema: Schema = kernel_db.SCHEMA) -> RowFile:
-        return RowFile(self.name, file.path, schema, self.environment.patience)
+        return RowFile(self.name, file.path, schema, self.environment.lock_timeout)
 
     def _schema(self, file: DatabaseFile) -> Schema | None:
         """Return the table of a file, ``None`` where MIOpen has not made it yet.
@@ -396,7 +396,7 @@ class KernelDatabases(MIOpenDatabases):
                 return
             for row, values in rows.rows_with(*schema.values):
                 key = SEPARATOR.join((file.relative, places.kernel_key(*row.key)))
-                thing = Entry(self.name, key, root.path, row.bytes, 0, mark=(row.rowid, row.bytes))
+                thing = Entry(self.name, key, root.path, row.bytes, 0, stamp=(row.rowid, row.bytes))
                 for severity, code, message in _flaws(row, values, seen):
                     removable = None if severity is Severity.HARMLESS else thing
                     fix = self._row_fix(file, key)
@@ -476,7 +476,7 @@ class MIOpenKernels(MIOpenLayer):
 
     def relocate(self, folder: Path) -> Switch:
         """Return MIOpen's own variable; MIOpen makes the folder."""
-        return Switch(self.name, {"MIOPEN_CUSTOM_CACHE_DIR": str(folder / "miopen")}, latches=LIBRARIES)
+        return Switch(self.name, {"MIOPEN_CUSTOM_CACHE_DIR": str(folder / "miopen")}, read_at_load=LIBRARIES)
 
 
 def _is_open_to_all(folder: Path) -> bool:
@@ -503,7 +503,7 @@ def _flaws(row: Row, values: Sequence[object], seen: set[tuple[str, ...]]) -> It
 
 
 def _planned_row(target: Target) -> Row:
-    return Row(target.mark[0], _name_and_args(target.key), target.mark[1])
+    return Row(target.stamp[0], _name_and_args(target.key), target.stamp[1])
 
 
 def _plain(file: DatabaseFile) -> bool:

@@ -176,14 +176,14 @@ def _demand_own(environment: Environment, path: Path) -> None:
 
 
 def _merge_kernels(environment: Environment, source: _Named, target: _Named) -> MergedFile:
-    offered = KernelFile("miopen", source.path, environment.patience)
+    offered = KernelFile("miopen", source.path, environment.lock_timeout)
     kernels, flawed = offered.kernels()
-    standing = KernelFile("miopen", target.path, environment.patience)
+    standing = KernelFile("miopen", target.path, environment.lock_timeout)
     schema = standing.schema or offered.schema or kernel_db.SCHEMA
     if offered.schema not in (None, schema):
         message = f"has the columns of another generation of MIOpen than {target.path}"
         raise Damaged("miopen", message, source.path)
-    rows = RowFile("miopen", target.path, schema, environment.patience)
+    rows = RowFile("miopen", target.path, schema, environment.lock_timeout)
     with as_owner(target.path.parent):
         done = rows.insert_new(kernels) if kernels else []
     differing = [kernel for kernel, new in zip(kernels, done, strict=True) if new is None]
@@ -205,9 +205,9 @@ def _conflict(rows: RowFile, kernel: Kernel, into: Path) -> Note | None:
 
 
 def _merge_tables(environment: Environment, source: _Named, target: _Named) -> MergedFile:
-    rows = joined_rows("miopen-tuning", source.path, environment.patience).all()
+    rows = joined_rows("miopen-tuning", source.path, environment.lock_timeout).all()
     with as_owner(target.path.parent):
-        done = joined_rows("miopen-tuning", target.path, environment.patience).merge([row[1:] for row in rows])
+        done = joined_rows("miopen-tuning", target.path, environment.lock_timeout).merge([row[1:] for row in rows])
     return MergedFile(source.path, done.added, done.there, _differing(done.conflicts, target.path))
 
 

@@ -121,7 +121,7 @@ def split_kernel_key(text: str) -> tuple[str, str]:
 
 def to_finding(store: Store, root: Root, problem: Problem, blocked: Severity) -> Finding:
     """Return the finding of a problem; ``blocked`` is the severity if a database cannot be opened at all."""
-    finding = store.told(root, problem)
+    finding = store.to_finding(root, problem)
     if problem.code != NO_FILE:
         return finding
     path = shlex.quote(str(problem.path))
@@ -328,7 +328,7 @@ class Databases(NamedTuple):
             return None
         return DatabaseFile(relative, self.root.path / relative, name, folder)
 
-    def claims(self, parts: tuple[str, ...]) -> bool:
+    def owns(self, parts: tuple[str, ...]) -> bool:
         """Return whether a path has the name of a database, of sqlite's file beside one, or of a version folder."""
         if self.folders and len(parts) == 1 and VERSION_FOLDER.fullmatch(parts[0]):
             return True

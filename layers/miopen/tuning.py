@@ -131,10 +131,10 @@ class TuningDatabases(MIOpenDatabases):
         """Refuse kernels, and every change on platforms without directory handles."""
         return {**REFUSALS, facts.Ability.KERNELS: NO_KERNELS}
 
-    def claims(self, root: Root, parts: tuple[str, ...]) -> bool:
+    def owns(self, root: Root, parts: tuple[str, ...]) -> bool:
         """Compare with the names of databases, and of the files that their rewrites leave."""
         side = _SIDE_FILE.fullmatch(parts[-1])
-        return self.databases(root).claims(parts if side is None else (*parts[:-1], side["database"]))
+        return self.databases(root).owns(parts if side is None else (*parts[:-1], side["database"]))
 
     def databases(self, root: Root) -> Databases:
         """Return the database files of a root."""
@@ -166,7 +166,9 @@ class TuningDatabases(MIOpenDatabases):
                     continue
                 key, size, mark = found
                 payload += size
-                yield changed(self.entry_of(root, file, key, size, mark=mark, because=because), written_before=modified)
+                yield changed(
+                    self.entry_of(root, file, key, size, stamp=mark, because=because), written_before=modified
+                )
             yield self._rest_of(root, file, payload, because)
         except (LayerError, OSError) as error:
             yield self.unread(file.path, error)
@@ -186,7 +188,7 @@ class TuningDatabases(MIOpenDatabases):
     def _listing(self, root: Root, file: DatabaseFile) -> Iterator[tuple[str, int, tuple[int, ...]] | Fault]:
         """Yield the key within the file, the bytes and the mark of each entry, and every fault."""
         if file.name.kind in self.tables:
-            for row in RowFile(self.name, file.path, _PERF_DB, self.environment.patience).rows():
+            for row in RowFile(self.name, file.path, _PERF_DB, self.environment.lock_timeout).rows():
                 yield SEPARATOR.join(row.key), row.bytes, (row.rowid,)
             return
         for found in self._records(root, file).scan():
@@ -216,7 +218,7 @@ class TuningDatabases(MIOpenDatabases):
                 continue
             if why is not None and status is not None:
                 mark = (status.st_size, status.st_mtime_ns)
-                yield facts.Orphan(name, root.path, status.st_size, 1, status.st_mtime, why, mark=mark)
+                yield facts.Orphan(name, root.path, status.st_size, 1, status.st_mtime, why, stamp=mark)
 
     def _stray_because(self, root: Root, name: str) -> str | None:
         """Return why a file beside the databases is useless; ``None`` where it is not, or is not recognised."""
@@ -262,7 +264,7 @@ class TuningDatabases(MIOpenDatabases):
                 beside = lock.parent.parent == path.parent
                 above = folder if beside else self._open_folder(lock.parent.parent, (), stack)
                 locks = self._enter(lock.parent, above, stack, mode=_OPEN_TO_ALL)
-                held = record_lock(self.name, lock, folder=locks, patience=self.environment.patience)
+                held = record_lock(self.name, lock, folder=locks, lock_timeout=self.environment.lock_timeout)
                 handle = stack.enter_context(held)
                 with suppress(PermissionError):
                     os.fchmod(handle, _OPEN_TO_ALL)
@@ -323,7 +325,7 @@ class TuningDatabases(MIOpenDatabases):
             read = self._records(root, file).read_many(names)
             return {name: one.line if isinstance(one, Record) else one for name, one in read.items()}
         pairs = [(config, solver) for config, _, solver in (name.partition(SEPARATOR) for name in names)]
-        rows = RowFile(self.name, file.path, _PERF_DB, self.environment.patience).read_many(pairs)
+        rows = RowFile(self.name, file.path, _PERF_DB, self.environment.lock_timeout).read_many(pairs)
         return {
             name: f"{values[0]}={solver}:{values[1]}".encode()
             for name, (_, solver), values in zip(names, pairs, rows, strict=True)
@@ -373,7 +375,7 @@ class TuningDatabases(MIOpenDatabases):
         except OSError as error:
             raise Unreachable(self.name, f"cannot make the folder: {error.strerror}", root.path) from error
 
-    def idle_gate(self, targets: Iterable[facts.Removable]) -> Iterator[tuple[facts.Removable, str | None]]:
+    def in_use(self, targets: Iterable[facts.Removable]) -> Iterator[tuple[facts.Removable, str | None]]:
         """Skip rows of sqlite files."""
         endings = tuple(f".{kind}" for kind in self.tables)
         for target in targets:
@@ -406,7 +408,7 @@ class TuningDatabases(MIOpenDatabases):
         records = self._records(root, file)
         failed: tuple[Note, ...] = ()
         try:
-            gone = records.delete({key: target.mark[0] for key, target in planned.items()})
+            gone = records.delete({key: target.stamp[0] for key, target in planned.items()})
         except LayerError as error:
             failed = (Note(relative, error.message),)
             # The new file may be in place if a later step failed.
@@ -421,7 +423,7 @@ class TuningDatabases(MIOpenDatabases):
         if located is None or any(SEPARATOR not in target.key for target in targets):
             return None
         for lock in self.lock_files(root, [target.key for target in targets]):
-            wait_until_free(self.name, lock, self.environment.patience)
+            wait_until_free(self.name, lock, self.environment.lock_timeout)
         return self._records(root, located).foresee_delete({target.key.partition(SEPARATOR)[2] for target in targets})
 
     def lock_files(self, root: Root, keys: Iterable[str]) -> Iterable[Path]:
@@ -439,7 +441,7 @@ class TuningDatabases(MIOpenDatabases):
                 if self._stray_because(root, target.key) is None:
                     return Outcome(self.name, skipped=(Note(target.key, "already gone"),))
                 status = path.lstat()
-                if (status.st_size, status.st_mtime_ns) != target.mark:
+                if (status.st_size, status.st_mtime_ns) != target.stamp:
                     return Outcome(self.name, skipped=(Note(target.key, "changed since it was planned"),))
                 path.unlink()
         except (LayerError, OSError) as error:
@@ -467,25 +469,25 @@ class TuningDatabases(MIOpenDatabases):
     def _verify_table(self, root: Root, file: DatabaseFile) -> Iterator[Finding]:
         # The integrity check needs a table. Listing the rows proves that both tables have their columns.
         try:
-            if complaint := RowFile(self.name, file.path, PERF_TABLE, self.environment.patience).check():
+            if complaint := RowFile(self.name, file.path, PERF_TABLE, self.environment.lock_timeout).check():
                 raise Damaged(self.name, complaint, file.path)
-            for _ in RowFile(self.name, file.path, _PERF_DB, self.environment.patience).rows_with("problem"):
+            for _ in RowFile(self.name, file.path, _PERF_DB, self.environment.lock_timeout).rows_with("problem"):
                 pass
         except LayerError as error:
             yield self._unusable(root, file, error)
 
     def file_of(self, file: DatabaseFile) -> RowFile:
         """Return a perf-db in sqlite."""
-        return RowFile(self.name, file.path, PERF_TABLE, self.environment.patience)
+        return RowFile(self.name, file.path, PERF_TABLE, self.environment.lock_timeout)
 
     def entry_aside(self, root: Root, file: DatabaseFile, target: Target, thing: facts.Quarantined) -> str | None:
         """Move a line into quarantine."""
-        return self._records(root, file).set_aside(target, thing)
+        return self._records(root, file).quarantine(target, thing)
 
     def entry_back(self, root: Root, file: DatabaseFile, thing: facts.Quarantined, *, replace: bool) -> None:
         """Append a line to its file."""
         del replace
-        self._records(root, file).bring_back(thing)
+        self._records(root, file).restore(thing)
 
     def _finding(self, root: Root, file: DatabaseFile, fault: Fault) -> Finding:
         fix = {
@@ -498,7 +500,7 @@ class TuningDatabases(MIOpenDatabases):
         thing = None
         if fault.line is not None:
             key = f"{file.relative}{SEPARATOR}line {fault.number}"
-            thing = facts.Entry(self.name, key, root.path, len(fault.line) + 1, 0, mark=(zlib.crc32(fault.line),))
+            thing = facts.Entry(self.name, key, root.path, len(fault.line) + 1, 0, stamp=(zlib.crc32(fault.line),))
         return Finding(self.name, root.path, file.relative, severity, fault.code, message, self._fix(file, fix), thing)
 
     def _unusable(self, root: Root, file: DatabaseFile, error: LayerError) -> Finding:
@@ -508,7 +510,7 @@ class TuningDatabases(MIOpenDatabases):
         fix = self._fix(file, f"end every program that has it open, then: cachectl verify --quarantine {self.name}")
         thing = None
         if damaged and file.name.kind in self.tables:
-            rows = RowFile(self.name, file.path, _PERF_DB, self.environment.patience)
+            rows = RowFile(self.name, file.path, _PERF_DB, self.environment.lock_timeout)
             thing = rows.orphan(root.path, file.relative, error.message)
         return Finding(self.name, root.path, file.relative, severity, code, error.message, fix, thing)
 
@@ -583,7 +585,7 @@ class MIOpenTuning(MIOpenLayer):
 
     def relocate(self, folder: Path) -> Switch:
         """Return MIOpen's own variable; MIOpen makes the folder."""
-        return Switch(self.name, {"MIOPEN_USER_DB_PATH": str(folder / "miopen-db")}, latches=LIBRARIES)
+        return Switch(self.name, {"MIOPEN_USER_DB_PATH": str(folder / "miopen-db")}, read_at_load=LIBRARIES)
 
 
 def _time_file(path: Path) -> Path:

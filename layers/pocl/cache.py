@@ -124,19 +124,19 @@ class PoclKernels(Layer):
     def switched(self, *, on: bool) -> Switch:
         """Return the variable, which PoCL reads once, when its first device is opened."""
         variables = {"POCL_KERNEL_CACHE": "1" if on else "0"}
-        return Switch(self.name, variables, latches=LIBRARIES)
+        return Switch(self.name, variables, read_at_load=LIBRARIES)
 
     def relocate(self, folder: Path) -> Switch:
         """Return PoCL's own variable; PoCL makes the folder."""
-        return Switch(self.name, {"POCL_CACHE_DIR": str(folder / "pocl")}, latches=LIBRARIES)
+        return Switch(self.name, {"POCL_CACHE_DIR": str(folder / "pocl")}, read_at_load=LIBRARIES)
 
-    def lacking(self) -> tuple[Root, ...]:
+    def required_roots(self) -> tuple[Root, ...]:
         """Return the folders that were removed while a running PoCL still uses them: its later builds would fail."""
-        lacking = [root for root in self.roots() if not is_there(root.path)]
-        if not lacking:
+        required_roots = [root for root in self.roots() if not is_there(root.path)]
+        if not required_roots:
             return ()
         needed = {root.path for root in self._roots_of_programs()}
-        return tuple(root for root in lacking if root.path in needed)
+        return tuple(root for root in required_roots if root.path in needed)
 
     def _roots_of_programs(self) -> Iterator[Root]:
         """Yield the roots that running processes use, by the variables they were started with."""

@@ -58,7 +58,7 @@ class Programs(Store):
         for leaf in self.tree(root).scan():
             yield from self._found(root, leaf, contents=contents)
 
-    def searched(self, root: Root, selection: Selection) -> Iterator[facts.Found]:
+    def find(self, root: Root, selection: Selection) -> Iterator[facts.Found]:
         """Compare the names of kernel folders; read only programs with shortened names."""
         pattern = selection.kernel_pattern
         if pattern is None:
@@ -70,7 +70,7 @@ class Programs(Store):
         for leaf in self.tree(root).holding(child):
             yield from self._found(root, leaf, contents=True)
 
-    def counted(self, root: Root) -> Iterator[facts.Counted]:
+    def iter_usage(self, root: Root) -> Iterator[facts.Counted]:
         """Yield whole programs together, without looking into them."""
         for found in self.tree(root).weigh(hollow=NO_PROGRAM):
             if isinstance(found, Group):
@@ -108,7 +108,7 @@ class Programs(Store):
             # An incomplete list would hide kernels from a selection.
             kernels=tuple(kernels) if kernels and len(kernels) == len(names) else None,
             detail={names[folder] or folder: " ".join(found) for folder, found in variants.items()},
-            mark=leaf.mark,
+            stamp=leaf.stamp,
         )
 
     def _content(self, root: Root, leaf: Leaf, unread: dict[str, LayerError], path: str) -> bytes | None:
@@ -119,9 +119,9 @@ class Programs(Store):
             unread[f"{leaf.key}/{path}"] = error
             return None
 
-    def claims(self, root: Root, parts: tuple[str, ...]) -> bool:
+    def owns(self, root: Root, parts: tuple[str, ...]) -> bool:
         """Compare with the names of programs and temporaries."""
-        return self.tree(root).shape.claims(parts)
+        return self.tree(root).shape.owns(parts)
 
     def tree(self, root: Root) -> Tree:
         """Return the tree of programs of a root."""
@@ -175,7 +175,7 @@ class Programs(Store):
 
     # ------------------------------------------------------------------ clear
 
-    def idle_gate(self, targets: Iterable[Removable]) -> Iterator[tuple[Removable, str | None]]:
+    def in_use(self, targets: Iterable[Removable]) -> Iterator[tuple[Removable, str | None]]:
         """Skip entries that a running compile may use, and programs that a running process may hold.
 
         A process whose file vanishes fails or, before PoCL 7, aborts. A process reads the binary of a program from the
@@ -241,15 +241,15 @@ class Programs(Store):
 
     # ------------------------------------------------------------------ quarantine
 
-    def set_aside(self, root: Root, target: facts.Target, thing: facts.Quarantined) -> str | None:
+    def quarantine(self, root: Root, target: facts.Target, thing: facts.Quarantined) -> str | None:
         """Rename a whole program into quarantine; PoCL compiles it again."""
-        return self.tree(root).set_aside(target, thing)
+        return self.tree(root).quarantine(target, thing)
 
-    def bring_back(self, root: Root, thing: facts.Quarantined, *, replace: bool) -> None:
+    def restore(self, root: Root, thing: facts.Quarantined, *, replace: bool) -> None:
         """Rename a whole program back; never over one that PoCL may be using."""
         if replace and self.tree(root).find(thing.key) is not None:
             self._demand_unused(thing.key)
-        self.tree(root).bring_back(thing, replace=replace)
+        self.tree(root).restore(thing, replace=replace)
 
     # ------------------------------------------------------------------ verify
 
@@ -265,7 +265,7 @@ class Programs(Store):
         natives, programs = 0, []
         for leaf in tree.scan():
             if isinstance(leaf, Problem):
-                yield self.told(root, leaf)
+                yield self.to_finding(root, leaf)
                 continue
             if leaf.stray is not None:
                 continue

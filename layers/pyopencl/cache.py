@@ -85,8 +85,10 @@ class PyOpenCLBinaries(Layer):
     def refresher(self) -> Switch:
         """Make every lookup miss, so that every build is stored over the existing entry."""
         patch = Patch("pyopencl.cache", None, "retrieve_from_cache", _missing)
-        drops = (("pyopencl.tools", "clear_first_arg_caches"),)
-        return Switch(self.name, patches=(patch,), memos=MEMOS, drops=drops, takes_effect=When.NOW)
+        clear_functions = (("pyopencl.tools", "clear_first_arg_caches"),)
+        return Switch(
+            self.name, patches=(patch,), memo_patches=MEMOS, clear_functions=clear_functions, takes_effect=When.NOW
+        )
 
     def relocate(self, folder: Path) -> Switch:
         """Return the user cache folder, which PyOpenCL resolves at every build."""

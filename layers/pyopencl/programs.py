@@ -82,7 +82,7 @@ class ProgramFolders(Store):
                 yield from self._found(root, tree, leaf, contents=contents)
         yield from self._abandoned_locks(root)
 
-    def counted(self, root: Root) -> Iterator[facts.Counted]:
+    def iter_usage(self, root: Root) -> Iterator[facts.Counted]:
         """Yield whole programs together, without looking into them."""
         tree = self.tree(root)
         for found in tree.weigh(whole=("info", "binary")):
@@ -141,7 +141,7 @@ class ProgramFolders(Store):
             versions={"python": _python_of(leaf.key)},
             stale=staleness.stale,
             stale_because=staleness.because,
-            mark=leaf.mark,
+            stamp=leaf.stamp,
         )
 
     def _staleness(self, key: str) -> Staleness:
@@ -151,7 +151,7 @@ class ProgramFolders(Store):
             return unexamined_python("built under", python, self.environment)
         return Staleness(stale=False)
 
-    def claims(self, root: Root, parts: tuple[str, ...]) -> bool:
+    def owns(self, root: Root, parts: tuple[str, ...]) -> bool:
         """Compare with the name of the folders of each Python."""
         del root
         return _BASE.fullmatch(parts[0]) is not None
@@ -232,7 +232,7 @@ class ProgramFolders(Store):
         if (because := closed_because(folder, "lock")) is not None:
             raise Unreachable(self.name, f"cannot lock: {because}", folder)
         abandoned = partial(self._is_abandoned, folder)
-        wait_until_absent(self.name, folder / "lock", patience=self.environment.patience, abandoned=abandoned)
+        wait_until_absent(self.name, folder / "lock", lock_timeout=self.environment.lock_timeout, abandoned=abandoned)
 
     def _remove_from(self, root: Root, base: str, planned: tuple[Target, ...]) -> Outcome:
         if not _BASE.fullmatch(base):
@@ -244,10 +244,10 @@ class ProgramFolders(Store):
         """Hold PyOpenCL's lock in a folder of the open root, and first remove one without a holder."""
         folder = root.path / base
         abandoned = partial(self._is_abandoned, folder)
-        patience = self.environment.patience
+        lock_timeout = self.environment.lock_timeout
         with (
             opened(base, handle) as inside,
-            presence_lock(self.name, folder / "lock", folder=inside, patience=patience, abandoned=abandoned),
+            presence_lock(self.name, folder / "lock", folder=inside, lock_timeout=lock_timeout, abandoned=abandoned),
         ):
             yield
 
@@ -261,15 +261,15 @@ class ProgramFolders(Store):
 
     # ------------------------------------------------------------------ quarantine
 
-    def set_aside(self, root: Root, target: Target, thing: facts.Quarantined) -> str | None:
+    def quarantine(self, root: Root, target: Target, thing: facts.Quarantined) -> str | None:
         """Rename a program folder into quarantine, under PyOpenCL's lock."""
-        return self.tree(root).set_aside(target, thing, guard=self._guard(root, target.key))
+        return self.tree(root).quarantine(target, thing, guard=self._guard(root, target.key))
 
-    def bring_back(self, root: Root, thing: facts.Quarantined, *, replace: bool) -> None:
+    def restore(self, root: Root, thing: facts.Quarantined, *, replace: bool) -> None:
         """Rename a program folder back, under PyOpenCL's lock."""
         if not _SHAPE.accepts(thing.key):
             raise not_a_key(self.name, thing.key)
-        self.tree(root).bring_back(thing, replace=replace, guard=self._guard(root, thing.key))
+        self.tree(root).restore(thing, replace=replace, guard=self._guard(root, thing.key))
 
     def _guard(self, root: Root, key: str) -> Guard:
         return partial(self._locked, root, key.partition("/")[0])
@@ -289,7 +289,7 @@ class ProgramFolders(Store):
         programs, unknown = 0, 0
         for leaf in tree.scan():
             if isinstance(leaf, Problem):
-                yield self.told(root, leaf)
+                yield self.to_finding(root, leaf)
                 continue
             if leaf.stray is not None or not leaf.members:
                 continue

@@ -51,7 +51,7 @@ class PytoolsDictionaries(Layer):
     @property
     def lookups(self) -> Lookups:
         """How the lookups and stores of a run are observed."""
-        return DictionaryLookups(self.store.owns)
+        return DictionaryLookups(self.store.owns_identifier)
 
     def roots(self) -> tuple[Root, ...]:
         """Return the pytools folder; pytools reads the environment whenever it opens a dictionary."""
@@ -88,13 +88,19 @@ class PytoolsDictionaries(Layer):
         """Make every lookup miss, and every store replace the existing value."""
         off = self.switched(on=False)
         patches = self._patches(_replacing)
-        return Switch(self.name, patches=patches, memos=off.memos, drops=off.drops, takes_effect=When.NOW)
+        return Switch(
+            self.name,
+            patches=patches,
+            memo_patches=off.memo_patches,
+            clear_functions=off.clear_functions,
+            takes_effect=When.NOW,
+        )
 
     def _patches(self, store: _StandIn) -> tuple[Patch, ...]:
         """Return patches that make the layer's dictionaries miss every lookup, and store as ``store`` does."""
         stand_ins = {"fetch": _missing, "store": store, "store_if_not_present": store}
         return tuple(
-            Patch("pytools.persistent_dict", owner, method, partial(stand_in, self.store.owns))
+            Patch("pytools.persistent_dict", owner, method, partial(stand_in, self.store.owns_identifier))
             for owner in ("PersistentDict", "WriteOncePersistentDict")
             for method, stand_in in stand_ins.items()
         )
@@ -118,17 +124,15 @@ class PytoolsDictionaries(Layer):
 def relocate_user_cache(layer: Layer, folder: Path, opened_by: tuple[str, ...] = ()) -> Switch:
     """Return the variable that moves the user cache folder, which pytools and PyOpenCL follow."""
     variable = "WIN_PD_OVERRIDE_LOCAL_APPDATA" if layer.environment.platform == "win32" else "XDG_CACHE_HOME"
-    return Switch(
-        layer.name, {variable: str(folder / "xdg")}, latching_modules=opened_by, takes_effect=When.NEXT_IMPORT
-    )
+    return Switch(layer.name, {variable: str(folder / "xdg")}, read_at_import=opened_by, takes_effect=When.NEXT_IMPORT)
 
 
-def _missing(owns: Callable[[str], bool], fetch: Callable[..., object]) -> Callable[..., object]:
-    """Return a ``fetch`` that misses in the dictionaries that ``owns`` accepts, and works in others."""
+def _missing(owns_identifier: Callable[[str], bool], fetch: Callable[..., object]) -> Callable[..., object]:
+    """Return a ``fetch`` that misses in the dictionaries that ``owns_identifier`` accepts, and works in others."""
 
     @wraps(fetch)
     def fetch_elsewhere(dictionary: Any, key: object) -> object:  # noqa: ANN401 - a class of pytools
-        if not owns(dictionary.identifier):
+        if not owns_identifier(dictionary.identifier):
             return fetch(dictionary, key)
         from pytools.persistent_dict import NoSuchEntryError
 
@@ -137,22 +141,22 @@ def _missing(owns: Callable[[str], bool], fetch: Callable[..., object]) -> Calla
     return fetch_elsewhere
 
 
-def _forgetting(owns: Callable[[str], bool], store: Callable[..., object]) -> Callable[..., object]:
-    """Return a ``store`` that does nothing in the dictionaries that ``owns`` accepts."""
+def _forgetting(owns_identifier: Callable[[str], bool], store: Callable[..., object]) -> Callable[..., object]:
+    """Return a ``store`` that does nothing in the dictionaries that ``owns_identifier`` accepts."""
 
     @wraps(store)
     def store_elsewhere(dictionary: Any, *arguments: object, **options: object) -> object:  # noqa: ANN401
-        return None if owns(dictionary.identifier) else store(dictionary, *arguments, **options)
+        return None if owns_identifier(dictionary.identifier) else store(dictionary, *arguments, **options)
 
     return store_elsewhere
 
 
-def _replacing(owns: Callable[[str], bool], store: Callable[..., object]) -> Callable[..., object]:
+def _replacing(owns_identifier: Callable[[str], bool], store: Callable[..., object]) -> Callable[..., object]:
     """Return a ``store`` that replaces the existing value, also in dictionaries that are written once."""
 
     @wraps(store)
     def store_over(dictionary: Any, key: object, value: object, **options: object) -> object:  # noqa: ANN401 - as above
-        if not owns(dictionary.identifier):
+        if not owns_identifier(dictionary.identifier):
             return store(dictionary, key, value, **options)
         from pytools.persistent_dict import PersistentDict
 

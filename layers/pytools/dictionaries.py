@@ -60,13 +60,13 @@ _Look = Callable[[Root, pdict.DictionaryName, float, "Staleness"], Iterator[_Row
 class Dictionaries(Rows):
     """Rows of sqlite files, one file for each dictionary, and folders of older generations.
 
-    ``owns`` returns whether a dictionary of an identifier belongs to the layer.
+    ``owns_identifier`` returns whether a dictionary of an identifier belongs to the layer.
     """
 
     separator = "/"
 
-    def __init__(self, form: str, owns: Callable[[str], bool]) -> None:
-        self.owns = owns
+    def __init__(self, form: str, owns_identifier: Callable[[str], bool]) -> None:
+        self.owns_identifier = owns_identifier
         self.forms = (f"{form}/5", f"{form}/4")
 
     # ------------------------------------------------------------------ listing
@@ -75,13 +75,13 @@ class Dictionaries(Rows):
         """Yield rows of v5 dictionaries and folders of older ones."""
         yield from self._scan_all(root, partial(self._list, contents=contents))
 
-    def searched(self, root: Root, selection: Selection) -> Iterator[Found]:
+    def find(self, root: Root, selection: Selection) -> Iterator[Found]:
         """Read only rows whose bytes contain the kernel's name: pickles store text as it is."""
         # Text that cannot be encoded is in no row; the selection reports that.
         part = selection.kernel_part.encode() if selection.kernel_part.isprintable() else b""
         yield from self._scan_all(root, partial(self._list, contents=True, part=part))
 
-    def counted(self, root: Root) -> Iterator[facts.Counted]:
+    def iter_usage(self, root: Root) -> Iterator[facts.Counted]:
         """Yield the rows of each v5 dictionary together, summed by sqlite."""
         yield from self._scan_all(root, self._weigh)
 
@@ -99,11 +99,11 @@ class Dictionaries(Rows):
                 if parsed is not None:
                     yield self._folder_entry(root, parsed, found)
 
-    def claims(self, root: Root, parts: tuple[str, ...]) -> bool:
+    def owns(self, root: Root, parts: tuple[str, ...]) -> bool:
         """Compare the identifier; other names belong to the layer that takes all other dictionaries."""
         del root
         name = pdict.parse_name(without_companion(parts[0]), self.environment.python)
-        return self.owns("" if name is None else name.identifier)
+        return self.owns_identifier("" if name is None else name.identifier)
 
     def dictionaries(self, root: Root) -> Iterator[pdict.DictionaryName]:
         """Yield the names of the layer's dictionaries. Raises :class:`Unreachable`."""
@@ -115,14 +115,14 @@ class Dictionaries(Rows):
             raise Unreachable(self.name, f"cannot be read: {error.strerror}", root.path) from error
         for file in files:
             name = pdict.parse_name(file, self.environment.python)
-            if name is not None and self.owns(name.identifier):
+            if name is not None and self.owns_identifier(name.identifier):
                 yield name
 
     def _databases(self, root: Root) -> Iterator[pdict.DictionaryName]:
         return (name for name in self.dictionaries(root) if name.generation == "v5")
 
     def _rows(self, path: Path) -> RowFile:
-        return RowFile(self.name, path, SCHEMA, self.environment.patience)
+        return RowFile(self.name, path, SCHEMA, self.environment.lock_timeout)
 
     def _scan_file(self, root: Root, name: pdict.DictionaryName, look: _Look[_Rows]) -> Iterator[_Rows | Found]:
         """Yield the rows that a look into a dictionary gives, then the rest of its files."""
@@ -172,7 +172,7 @@ class Dictionaries(Rows):
                 stale=staleness.stale,
                 stale_because=staleness.because,
                 detail={"dictionary": name.identifier},
-                mark=(row.rowid, row.bytes),
+                stamp=(row.rowid, row.bytes),
             )
 
     def _weigh(
@@ -187,7 +187,7 @@ class Dictionaries(Rows):
         for _, found in scan_each(Tree(self.name, root.path, shape) for shape in _FOLDERS):
             if isinstance(found, Leaf):
                 name = pdict.parse_name(found.key.split("/")[0], self.environment.python)
-                if self._is_own_stray(found) if name is None else self.owns(name.identifier):
+                if self._is_own_stray(found) if name is None else self.owns_identifier(name.identifier):
                     yield found
             elif self._concerns(root, found.path):
                 yield found
@@ -195,14 +195,14 @@ class Dictionaries(Rows):
     def _concerns(self, root: Root, path: Path) -> bool:
         """Return whether something unreadable may contain entries of this layer: the root, or a folder by its name."""
         parts = path.relative_to(root.path).parts
-        return not parts or folder_pattern(self.name).fullmatch(parts[0]) is not None or self.claims(root, parts)
+        return not parts or folder_pattern(self.name).fullmatch(parts[0]) is not None or self.owns(root, parts)
 
     def _is_own_stray(self, leaf: Leaf) -> bool:
         """Return whether a stray is this layer's: in its quarantine, or left by an interrupted cachectl.
 
         The latter belongs to the layer that takes all other dictionaries.
         """
-        return leaf.stray is not None and (not LEFTOVER.fullmatch(leaf.key) or self.owns(""))
+        return leaf.stray is not None and (not LEFTOVER.fullmatch(leaf.key) or self.owns_identifier(""))
 
     def _folder_entry(self, root: Root, name: pdict.DictionaryName, leaf: Leaf) -> Entry:
         staleness = self._staleness(name)
@@ -217,7 +217,7 @@ class Dictionaries(Rows):
             stale=staleness.stale,
             stale_because=staleness.because,
             detail={"dictionary": name.identifier},
-            mark=leaf.mark,
+            stamp=leaf.stamp,
         )
 
     def _staleness(self, name: pdict.DictionaryName) -> Staleness:
@@ -243,7 +243,7 @@ class Dictionaries(Rows):
         """Check the name of the dictionary and the form of the rest, which is any one word for a row."""
         file, _, digest = key.partition("/")
         name = pdict.parse_name(file, self.environment.python)
-        if name is None or not self.owns(name.identifier):
+        if name is None or not self.owns_identifier(name.identifier):
             return False
         return bool(digest) and "/" not in digest if name.generation == "v5" else _shape_of(key) is not None
 
@@ -251,7 +251,7 @@ class Dictionaries(Rows):
         """Read one row as its raw pickle, or one folder of an old dictionary as a tar."""
         file, _, digest = key.partition("/")
         name = pdict.parse_name(file, self.environment.python)
-        if name is None or not self.owns(name.identifier):
+        if name is None or not self.owns_identifier(name.identifier):
             return None
         detail = {"dictionary": name.identifier, "python": name.python}
         if name.generation == "v5":
@@ -266,7 +266,7 @@ class Dictionaries(Rows):
     def read_rows(self, root: Root, file: str, keys: Sequence[str]) -> Mapping[str, Artifact | LayerError] | None:
         """Read rows of one dictionary."""
         name = pdict.parse_name(file, self.environment.python)
-        if name is None or name.generation != "v5" or not self.owns(name.identifier):
+        if name is None or name.generation != "v5" or not self.owns_identifier(name.identifier):
             return None
         detail = {"dictionary": name.identifier, "python": name.python}
         rows = self._rows(root.path / file).read_many([(key.partition("/")[2],) for key in keys])
@@ -338,7 +338,7 @@ class Dictionaries(Rows):
             if isinstance(found, Problem):
                 failed += [facts.Note(str(found.path), found.message)] if found.hides else []
             else:
-                targets.append(Target(root.path, found.key, found.bytes, 0, found.mark))
+                targets.append(Target(root.path, found.key, found.bytes, 0, found.stamp))
         return facts.ClearPlan(self.name, tuple(targets), failed=tuple(failed))
 
     def remove(self, root: Root, targets: tuple[Target, ...]) -> facts.Outcome:
@@ -376,19 +376,19 @@ class Dictionaries(Rows):
 
     # ------------------------------------------------------------------ quarantine
 
-    def set_aside(self, root: Root, target: Target, thing: facts.Quarantined) -> str | None:
+    def quarantine(self, root: Root, target: Target, thing: facts.Quarantined) -> str | None:
         """Move a row into quarantine, or a damaged file that no program has open."""
         file, _, digest = target.key.partition("/")
         rows = self._rows(root.path / file)
         if digest:
-            return rows.set_row_aside(Row(target.mark[0], (digest,), target.mark[1]), thing)
+            return rows.set_row_aside(Row(target.stamp[0], (digest,), target.stamp[1]), thing)
         return rows.set_file_aside(target, thing, partial(open_elsewhere, self.environment))
 
-    def bring_back(self, root: Root, thing: facts.Quarantined, *, replace: bool) -> None:
+    def restore(self, root: Root, thing: facts.Quarantined, *, replace: bool) -> None:
         """Insert a row again, or move a file back."""
         file, _, digest = thing.key.partition("/")
         name = pdict.parse_name(file, self.environment.python)
-        if name is None or not self.owns(name.identifier):
+        if name is None or not self.owns_identifier(name.identifier):
             raise not_a_key(self.name, thing.key)
         rows = self._rows(root.path / file)
         if digest:
@@ -406,7 +406,7 @@ class Dictionaries(Rows):
         databases = list(self._databases(root))
         for found in self._folders(root):
             if isinstance(found, Problem):
-                yield self.told(root, found)
+                yield self.to_finding(root, found)
         for name in databases:
             yield from self.examined(partial(self._verify_file, root, name.file))
 
@@ -429,7 +429,7 @@ class Dictionaries(Rows):
 
     def _damaged_row(self, root: Root, file: str, row: Row, message: str) -> Finding:
         key = f"{file}/{row.key[0]}"
-        thing = Entry(self.name, key, root.path, row.bytes, 0, mark=(row.rowid, row.bytes))
+        thing = Entry(self.name, key, root.path, row.bytes, 0, stamp=(row.rowid, row.bytes))
         fix = f"cachectl purge {self.name} --key {shlex.quote(key)}"
         return Finding(self.name, root.path, key, Severity.FAILS, "pickle", message, fix, thing)
 
@@ -457,13 +457,13 @@ def _generation(pytools: str | None) -> tuple[str, bool] | None:
 
 
 def _planned_row(target: Target) -> Row:
-    return Row(target.mark[0], (target.key.partition("/")[2],), target.mark[1])
+    return Row(target.stamp[0], (target.key.partition("/")[2],), target.stamp[1])
 
 
 def _delete_rows(rows: RowFile, targets: list[Target]) -> Deleted | None:
     whole = next((target for target in targets if "/" not in target.key), None)
     if whole is not None:
-        return rows.delete_up_to(Weight(whole.entries, whole.bytes, whole.mark[0]))
+        return rows.delete_up_to(Weight(whole.entries, whole.bytes, whole.stamp[0]))
     return rows.delete(list(map(_planned_row, targets)))
 
 

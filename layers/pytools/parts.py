@@ -49,11 +49,11 @@ class DictionaryLookups(Lookups):
     family = "pytools"
     opened = ("/pdict-v5-",)
 
-    def __init__(self, owns: Callable[[str], bool]) -> None:
+    def __init__(self, owns_identifier: Callable[[str], bool]) -> None:
         super().__init__()
-        self._owns = owns
+        self._owns = owns_identifier
 
-    def owns(self, event: Mapping[str, Any]) -> bool:
+    def owns_identifier(self, event: Mapping[str, Any]) -> bool:
         """Return whether the dictionary of an event is the layer's."""
         return self._owns(str(event.get("dictionary") or ""))
 

@@ -82,9 +82,9 @@ def merge_roots(environment: Environment, roots: Sequence[Path], into: Path) -> 
         message = f"{printable(into)} is not empty and not a root; name a new folder, or one that run --isolated kept"
         raise BadRequest(message)
     into.mkdir(parents=True, exist_ok=True)
-    changes = variables_isolated(LayerSet(bare).expendable(), into)
+    changes = variables_isolated(LayerSet(bare).clearable(), into)
     target = LayerSet(_with(bare, changes))
-    merged = [MergedLayer(layer.name) for layer in target.expendable()]
+    merged = [MergedLayer(layer.name) for layer in target.clearable()]
     for source in sources:
         for done in merged:
             if done.layer in source:
@@ -97,7 +97,7 @@ def root_stack(environment: Environment, root: Path) -> LayerSet:
     bare = _bare(environment)
     in_cache, in_home = _folders(bare)
     if (root / "xdg").is_dir():
-        layers = LayerSet(bare).expendable()
+        layers = LayerSet(bare).clearable()
         changes: dict[str, str | None] = {}
         for switch in relocations(layers, root).values():
             changes.update(switch.set)
@@ -115,7 +115,7 @@ def _folders(bare: Environment) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the names of the folders that layers keep in a user cache folder, and in a home folder."""
     cache, home = Path("/cache"), Path("/home")
     environment = replace(_with(bare, {"XDG_CACHE_HOME": str(cache), "HOME": str(home)}), home=home)
-    places = [root.path for layer in LayerSet(environment).expendable() for root in layer.roots()]
+    places = [root.path for layer in LayerSet(environment).clearable() for root in layer.roots()]
     found = ([path.relative_to(top).parts[0] for path in places if top in path.parents] for top in (cache, home))
     in_cache, in_home = (tuple(dict.fromkeys(names)) for names in found)
     # Without the variable, a cache folder lies in the home.

@@ -167,7 +167,7 @@ def export(
     demand_writable(file)
     _demand_outputs(stack, file, sign, force=force)
     named = tuple(dict.fromkeys(layers))
-    chosen = stack.named(named) if named else stack.expendable()
+    chosen = stack.named(named) if named else stack.clearable()
     with unseen(stack.environment) as spool, unseen(stack.environment) as packed:
         gathered = _Gathered(Members(spool))
         for layer in _in_order(chosen):
@@ -207,7 +207,7 @@ def _demand_outputs(stack: LayerSet, file: str, sign: str | None, *, force: bool
 
 def pack(stack: LayerSet, packed: BinaryIO, keys: Collection[tuple[str, str]]) -> None:
     """Write the entries of these layers and keys into an open file, as a bundle; what cannot be read is left out."""
-    chosen = tuple(layer for layer in stack.expendable() if layer.abilities()[Ability.GET] is None)
+    chosen = tuple(layer for layer in stack.clearable() if layer.abilities()[Ability.GET] is None)
     with unseen(stack.environment) as spool:
         gathered = _Gathered(Members(spool))
         for layer in _in_order(chosen):

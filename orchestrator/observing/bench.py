@@ -312,7 +312,7 @@ class _Work:
         stack = self._moved(root)
         report = survey(stack, stack.named(layer.name for layer in self.layers))
         return {
-            layer.layer: sum(one.census.entries or 0 for one in layer.roots if root in one.root.path.parents)
+            layer.layer: sum(one.usage.entries or 0 for one in layer.roots if root in one.root.path.parents)
             for layer in report.layers
             if layer.scope is Scope.USER
         }

@@ -263,12 +263,12 @@ def _switched_along(stack: LayerSet, switches: Iterable[Switch]) -> dict[str, He
 
 def _latched(switch: Switch, loaded: Loaded) -> str | None:
     """Say why it is too late for the variables of a switch, or return ``None``."""
-    modules = [module for module in switch.latching_modules if module in sys.modules]
+    modules = [module for module in switch.read_at_import if module in sys.modules]
     if modules:
         return f"{modules[0]} is imported and has opened its dictionaries"
-    if not switch.latches:
+    if not switch.read_at_load:
         return None
-    started = loaded.has(switch.latches)
+    started = loaded.has(switch.read_at_load)
     if started is None and can_tag():
         return "its driver may have started, which this platform does not show"
     return "its driver has started, and reads its variables only then" if started else None
@@ -307,7 +307,7 @@ def _settings(switches: Iterable[Switch], salts: Iterable[Patch] = ()) -> dict[S
         settings.update({Variable(name): value for name, value in switch.set.items()})
         settings.update({Variable(name): None for name in switch.unset})
         settings.update({Attribute(flag.module, None, flag.attribute): flag.value for flag in switch.flags})
-        _stand_in((*switch.patches, *switch.memos), settings)
+        _stand_in((*switch.patches, *switch.memo_patches), settings)
     _stand_in(salts, settings)
     return settings
 
@@ -339,7 +339,7 @@ def _flags_left_behind(layers: Iterable[Layer]) -> dict[Slot, object]:
 
 
 def _drop_copies(switch: Switch) -> None:
-    for module, function in switch.drops:
+    for module, function in switch.clear_functions:
         drop = getattr(sys.modules.get(module), function, None)
         if drop is not None:
             drop()

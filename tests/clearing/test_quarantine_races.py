@@ -95,7 +95,7 @@ def test_a_database_that_was_mended_meanwhile_goes_back(home: Home, tmp_path: Pa
     shutil.copyfile(tmp_path / "good", path)
     status = path.stat()
     assert finding.thing is not None
-    fresh = replace(finding, thing=replace(finding.thing, mark=(status.st_ino, status.st_size, status.st_mtime_ns)))
+    fresh = replace(finding, thing=replace(finding.thing, stamp=(status.st_ino, status.st_size, status.st_mtime_ns)))
     outcome = layer.quarantine(layer.plan_quarantine([fresh]), [fresh])
     assert [note.because for note in outcome.skipped] == ["changed since it was planned"]
     assert path.read_bytes() == (tmp_path / "good").read_bytes()

@@ -188,8 +188,8 @@ def test_every_variable_in_turn_costs_nobody_anything(hostile: World, platform: 
     for planned in (
         stack.plan_clear(layers=user_layers(stack)),
         stack.plan_clear(),
-        plan_prune(stack.expendable(), Limits(stale=True)),
-        plan_prune(stack.expendable(), Limits(bytes=0)),
+        plan_prune(stack.clearable(), Limits(stale=True)),
+        plan_prune(stack.clearable(), Limits(bytes=0)),
     ):
         result = planned.apply()
         assert is_json(to_json(result))

@@ -212,7 +212,7 @@ def check(world: World, variables: Mapping[str, str], platform: str) -> int:
     innocent = strangers(world)
     removed = 0
     plannings: tuple[Callable[[], PurgePlan], ...] = (
-        lambda: plan_prune(stack.expendable(), Limits(stale=True)),
+        lambda: plan_prune(stack.clearable(), Limits(stale=True)),
         stack.plan_clear,
         lambda: plan(stack.named(user_layers(stack)), ALL),
     )

@@ -73,8 +73,8 @@ def _false_listing(said: Any, true: Any) -> Iterator[str]:  # noqa: ANN401 - JSO
             yield f"{name}: another {lies}"
         elif other and name[0] not in failed:
             yield f"{name}: {other} not read, and nobody says so"
-    if lacking := {name[0] for name in known.keys() - listed.keys()} - failed:
-        yield f"lacks entries of {lacking}, and nobody says so"
+    if required_roots := {name[0] for name in known.keys() - listed.keys()} - failed:
+        yield f"lacks entries of {required_roots}, and nobody says so"
 
 
 def false_findings(said: Any, true: Any) -> Iterator[str]:  # noqa: ANN401 - JSON
@@ -88,8 +88,8 @@ def false_findings(said: Any, true: Any) -> Iterator[str]:  # noqa: ANN401 - JSO
     unread = {found["layer"] for found in said["findings"] if found["code"] == "unreadable"}
     if new := names(said) - names(true):
         yield f"found what is not so: {sorted(new)[:2]}"
-    if lacking := {name[0] for name in names(true) - names(said)} - unread:
-        yield f"lacks findings of {lacking}, and nobody says so"
+    if required_roots := {name[0] for name in names(true) - names(said)} - unread:
+        yield f"lacks findings of {required_roots}, and nobody says so"
 
 
 TRUTHS: Final = {

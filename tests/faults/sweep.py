@@ -342,8 +342,8 @@ class Sweep:
         staged = sum(disk_bytes(path) for path in self._home.rglob(".cachectl-stage-*"))
         # What is left of an interrupted write is larger than what was there.
         pending = [*self._home.rglob("*-journal"), *self._home.rglob("*-wal")]
-        uncounted = "are not counted" in done.stdout or pending
-        if said not in (before - after, before - after + staged) and not uncounted:
+        unknown_usage = "are not counted" in done.stdout or pending
+        if said not in (before - after, before - after + staged) and not unknown_usage:
             yield f"says {said} bytes freed, {before - after} have gone"
 
     def _prepared_as_home(self) -> Path:

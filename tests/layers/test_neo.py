@@ -103,8 +103,8 @@ def test_every_kind_of_program_names_its_kernels(layer: NeoCompilerCache) -> Non
     assert {entries[f"{name}.ocloc_cache"].device for name in WRAPPED} == {"graphics core 12", "graphics core 3079"}
     assert "9/0/90acc8ebe339bbdf.cl_cache" in entries
     assert list(layer.verify(layer.roots()[0])) == []
-    census = layer.census(layer.roots()[0])
-    assert (census.entries, census.files) == (8, 8 + 4)
+    usage = layer.usage(layer.roots()[0])
+    assert (usage.entries, usage.files) == (8, 8 + 4)
 
 
 ZEBIN = r"""
@@ -327,7 +327,7 @@ def test_an_account_that_drifted_is_told(layer: NeoCompilerCache, counted: int, 
 
 
 def test_the_drivers_lock_is_waited_for_before_anything_goes(layer: NeoCompilerCache) -> None:
-    layer = NeoCompilerCache(replace(layer.environment, patience=0.1))
+    layer = NeoCompilerCache(replace(layer.environment, lock_timeout=0.1))
     plan = layer.plan_clear()
     with (folder_of(layer) / "config.file").open("r+b") as file:
         fcntl.flock(file, fcntl.LOCK_EX)

@@ -92,9 +92,9 @@ def test_what_nothing_here_opens_is_stale(home: Home, file: str, because: str | 
     layer = LoopyDictionaries(environment)
     (entry,) = layer.entries()
     assert entry.stale_because == (None if because is None else because.format(python=environment.python))
-    census = layer.census(layer.roots()[0])
-    assert census.stale_entries == (because is not None)
-    assert census.stale_bytes == (census.bytes if because else 0)
+    usage = layer.usage(layer.roots()[0])
+    assert usage.stale_entries == (because is not None)
+    assert usage.stale_bytes == (usage.bytes if because else 0)
     assert layer.plan_clear(Selection(stale=True)).entries == (because is not None)
 
 
@@ -116,8 +116,8 @@ def test_whether_another_python_can_hit_its_rows_is_unknown(home: Home, file: st
     assert entry.stale_because == (
         f"unknown: written by Python 3.8.1.final.0, and cachectl examined only {environment.python}"
     )
-    census = layer.census(layer.roots()[0])
-    assert (census.entries, census.stale_entries, census.stale_bytes) == (1, None, None)
+    usage = layer.usage(layer.roots()[0])
+    assert (usage.entries, usage.stale_entries, usage.stale_bytes) == (1, None, None)
     assert layer.plan_clear(Selection(stale=True)).entries == 0
     assert layer.plan_clear().entries == 1
 
@@ -197,7 +197,7 @@ def test_a_purge_gives_the_space_back_and_keeps_the_file(home: Home) -> None:
 
 
 def test_a_locked_dictionary_fails_alone_and_in_finite_time(home: Home) -> None:
-    environment = replace(home.environment(), patience=0.2)
+    environment = replace(home.environment(), lock_timeout=0.2)
     folder = home.path / ".cache" / "pytools"
     for name in ("free", "held"):
         dictionary(folder, f"pdict-v5-{name}-{environment.python}.sqlite", {"a" * 16: b"\x80\x04N."})
@@ -208,12 +208,12 @@ def test_a_locked_dictionary_fails_alone_and_in_finite_time(home: Home) -> None:
         outcome = layer.clear(plan)
         assert outcome.removed == 1
         assert ["locked by another process" in note.because for note in outcome.failed] == [True]
-        assert [problem.code for problem in layer.census(layer.roots()[0]).problems] == ["busy"]
+        assert [problem.code for problem in layer.usage(layer.roots()[0]).problems] == ["busy"]
     assert layer.clear(plan).removed == 1
 
 
 def test_rows_of_a_locked_dictionary_wait_once_and_not_each(home: Home) -> None:
-    layer = PytoolsDictionaries(replace(home.environment(), patience=0.1))
+    layer = PytoolsDictionaries(replace(home.environment(), lock_timeout=0.1))
     root = layer.roots()[0]
     file = "pdict-v5-mine-3.12.1.final.0.sqlite"
     path = dictionary(root.path, file, {f"{number:064}": pickle.dumps(number) for number in range(300)})

@@ -91,7 +91,7 @@ def test_a_link_under_a_dictionarys_name_is_not_followed(home: Home) -> None:
     (folder / f"pdict-v5-mine-{environment.python}.sqlite").symlink_to(target)
     layer = PytoolsDictionaries(environment)
     before = target.read_bytes()
-    assert [problem.code for problem in layer.census(layer.roots()[0]).problems] == ["link"]
+    assert [problem.code for problem in layer.usage(layer.roots()[0]).problems] == ["link"]
     layer.clear(layer.plan_clear())
     assert target.read_bytes() == before
 
@@ -214,7 +214,7 @@ def test_a_table_that_pytools_did_not_make_harms_nobody(home: Home, statements: 
         connection.executescript(statements)
     layer = PytoolsDictionaries(environment)
     root = layer.roots()[0]
-    layer.census(root)
+    layer.usage(root)
     list(layer.entries())
     list(layer.verify(root))
     outcome = layer.clear(layer.plan_clear())
@@ -233,7 +233,7 @@ def test_a_pipe_under_a_dictionarys_name_makes_nobody_wait(home: Home) -> None:
     os.mkfifo(folder / file)
     layer = PytoolsDictionaries(environment)
     root = layer.roots()[0]
-    layer.census(root)
+    layer.usage(root)
     assert len(list(layer.verify(root))) == 1
     with pytest.raises(LayerError):
         layer.get(f"{file}/{'a' * 16}")
@@ -301,7 +301,7 @@ def test_a_write_that_was_killed_is_no_damage(home: Home) -> None:
     before = path.read_bytes()
     assert list(layer.verify(layer.roots()[0])) == []
     assert [entry.bytes for entry in layer.entries()] == [4]
-    assert layer.census(layer.roots()[0]).entries == 1
+    assert layer.usage(layer.roots()[0]).entries == 1
     assert path.read_bytes() == before
     assert layer.clear(layer.plan_clear()).removed == 1
     assert os.listdir(path.parent) == [path.name]

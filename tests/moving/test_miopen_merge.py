@@ -182,7 +182,7 @@ def test_the_lock_of_a_running_miopen_is_waited_for(tmp_path: Path) -> None:
         assert holder.stdout is not None
         holder.stdout.readline()
         with pytest.raises(Busy):
-            merge(replace(environment, patience=0.2), [str(source)], str(folder / FIND))
+            merge(replace(environment, lock_timeout=0.2), [str(source)], str(folder / FIND))
         assert (folder / FIND).read_text() == "k1=S:1.0,0,A\n"
         holder.communicate(b"\n")
     assert merge(environment, [str(source)], str(folder / FIND)).files[0].added == 1

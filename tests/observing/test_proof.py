@@ -261,7 +261,7 @@ def test_every_file_of_a_shared_folder_is_one_layers(rich: Home) -> None:
     layers = [Stack(rich.environment())[name] for name in ("loopy", "pyopencl-invoker", "pytools")]
     root = layers[0].roots()[0]
     files = os.listdir(root.path)
-    owners = {file: [layer.name for layer in layers if layer.store.claims(root, (file,))] for file in files}
+    owners = {file: [layer.name for layer in layers if layer.store.owns(root, (file,))] for file in files}
     assert {len(names) for names in owners.values()} == {1}
     assert {names[0] for names in owners.values()} == {"loopy", "pyopencl-invoker", "pytools"}
 
@@ -273,8 +273,8 @@ def test_layers_claim_what_they_list(rich: Home) -> None:
             for file in filter(Path.is_file, root.path.rglob("*")):
                 parts = file.relative_to(root.path).parts
                 shared = root.path.name == "pytools"
-                assert shared or layer.store.claims(root, parts), (layer.name, parts)
-            assert layer.store.claims(root, ("letters", "to", "aunt")) in (None, layer.name == "pytools")
+                assert shared or layer.store.owns(root, parts), (layer.name, parts)
+            assert layer.store.owns(root, ("letters", "to", "aunt")) in (None, layer.name == "pytools")
 
 
 # ---------------------------------------------------------------------- the status

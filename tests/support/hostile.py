@@ -230,7 +230,7 @@ class World:
             cwd=self.empty,
             temporary=self.empty / "tmp",
             processes=self.top / "processes",
-            patience=0.05,
+            lock_timeout=0.05,
         )
 
     def variables(self) -> dict[str, str]:
@@ -274,7 +274,7 @@ def looked_at(stack: Stack) -> Iterator[object]:
     yield to_json(stack.ls())
     yield to_json(stack.verify())
     yield to_json(stack.plan_clear(layers=user_layers(stack)).foreseen())
-    yield to_json(plan_prune(stack.expendable(), Limits(stale=True)).foreseen())
+    yield to_json(plan_prune(stack.clearable(), Limits(stale=True)).foreseen())
 
 
 def is_json(value: object) -> bool:

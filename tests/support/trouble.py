@@ -16,5 +16,5 @@ def environment(home: Path, aside: Path) -> Environment:
         cwd=home,
         temporary=aside,
         processes=nobody(aside / "processes"),
-        patience=0.1,
+        lock_timeout=0.1,
     )

@@ -175,7 +175,7 @@ def test_what_gl_keeps_there_is_neither_counted_nor_cleared_unless_named(store: 
     entries = listed(layer)
     assert {name for name, found in entries.items() if found.guest} == set(graphics())
     assert {found.detail["of"] for found in entries.values()} == {"OpenCL", "GL or Vulkan"}
-    assert layer.census(layer.roots()[0]).entries == 4
+    assert layer.usage(layer.roots()[0]).entries == 4
     plan = layer.plan_clear()
     assert plan.entries == 4
     (note,) = plan.skipped

@@ -113,7 +113,7 @@ def test_a_store_that_a_program_locks_is_waited_for_and_left_as_it_is(tmp_path: 
     for store, name in (("single-file", "foz_cache.foz"), ("database", "mesa_cache.db")):
         home = tmp_path / store
         fill(home / ".cache", store, contents())
-        layer = MesaShaderCache(replace(layer_of(home, store).environment, patience=0.1))
+        layer = MesaShaderCache(replace(layer_of(home, store).environment, lock_timeout=0.1))
         (path,) = home.rglob(name)
         with path.open("rb") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
@@ -175,7 +175,7 @@ def test_an_index_of_one_length_is_no_ground_for_removing_entries(store: str, tm
     held = sum(path.stat().st_size for path in root.rglob("*") if path.is_file() and path.name != "index")
     assert plan_prune([layer], Limits(bytes=held)).plans[0].entries == 0
     assert plan_prune([layer], Limits(bytes=held - 1)).plans[0].entries == 1
-    assert layer.census(layer.roots()[0]).bytes == held + 1310728
+    assert layer.usage(layer.roots()[0]).bytes == held + 1310728
 
 
 @pytest.mark.parametrize("store", STORES)

@@ -124,10 +124,10 @@ def test_both_generations_are_listed(tmp_path: Path) -> None:
 def test_what_lies_on_disk_is_what_is_counted(tmp_path: Path) -> None:
     fill(tmp_path)
     layer = MIOpenKernels(environment_of(tmp_path))
-    census = layer.census(layer.roots()[0])
+    usage = layer.usage(layer.roots()[0])
     files = [path for path in (tmp_path / ".cache").rglob("*") if path.is_file()]
-    assert (census.files, census.bytes) == (len(files), sum(path.stat().st_size for path in files))
-    assert (census.entries, census.stale_entries, census.problems) == (4, 2, ())
+    assert (usage.files, usage.bytes) == (len(files), sum(path.stat().st_size for path in files))
+    assert (usage.entries, usage.stale_entries, usage.problems) == (4, 2, ())
 
 
 def test_kernels_are_selected_with_and_without_the_ending_of_their_source(tmp_path: Path) -> None:
@@ -282,8 +282,8 @@ def test_a_log_that_is_pending_is_read_and_left_alone(tmp_path: Path) -> None:
         assert layer.get(keys[1]) is not None
         assert findings(layer) == []
         assert snapshot(tmp_path) == before
-        census = layer.census(layer.roots()[0])
-        assert census.files == len(os.listdir(path.parent))
+        usage = layer.usage(layer.roots()[0])
+        assert usage.files == len(os.listdir(path.parent))
 
 
 @contextmanager

@@ -124,8 +124,8 @@ def test_records_are_listed_and_taken_out_verbatim(tmp_path: Path) -> None:
     assert got is not None
     assert (got.form, got.data) == ("miopen-record/1", LINE.encode())
     assert layer.get(f"{FIND}::missing") is None
-    census = layer.census(layer.roots()[0])
-    assert (census.files, census.bytes) == (2, sum(path.stat().st_size for path in folder.iterdir()))
+    usage = layer.usage(layer.roots()[0])
+    assert (usage.files, usage.bytes) == (2, sum(path.stat().st_size for path in folder.iterdir()))
 
 
 def test_records_and_locks_stay_in_the_folder_that_was_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -284,7 +284,7 @@ def test_a_lock_that_miopen_holds_is_waited_for_and_then_said(tmp_path: Path) ->
         assert holder.stdout is not None
         holder.stdout.readline()
         before = (folder / FIND).read_bytes()
-        layer = MIOpenTuning(changed(environment_of(tmp_path), patience=0.05))
+        layer = MIOpenTuning(changed(environment_of(tmp_path), lock_timeout=0.05))
         with pytest.raises(LayerError, match="locked"):
             layer.put(f"{FIND}::new", artifact(f"{FIND}::new", "new=S:1,0,A"))
         outcome = layer.clear(layer.plan_clear(Selection(key=f"{FIND}::other")))

@@ -213,7 +213,7 @@ def insert_all_the_time(path: Path, seconds: float) -> int:
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         with suppress(LayerError):
-            RowFile("pytools", path, SCHEMA, patience=0.2).insert(("new",), (b"1",), replace=True)
+            RowFile("pytools", path, SCHEMA, lock_timeout=0.2).insert(("new",), (b"1",), replace=True)
             placed += 1
     return placed
 
