@@ -44,15 +44,15 @@ _SLACK: Final = 3600.0
 class _Built:
     """One salted build: its program, while it may be in use, and what identifies the entries it stored."""
 
-    #: A reference of our own, by the driver's count: who else holds the program is seen without asking Python.
+    #: A reference of our own that the driver counts, so that other holders show in the driver's count.
     program: Any = None
     traces: frozenset[str] = frozenset()
     done: bool = False
-    #: Whether the driver has the binary to itself, which it may else put together from what is to be removed.
+    #: Whether the driver holds the whole binary; if not, it may assemble it from entries that are about to be removed.
     whole: bool = False
-    #: Keys of entries that have been removed, but that a launch of the program may bring back.
+    #: Keys of removed entries that a launch of the program may recreate.
     keys: set[str] = field(default_factory=set)
-    #: Names of the layers that have to hold an entry with this salt, none of which has been found yet.
+    #: Names of the layers that must hold an entry with this salt and in which none was found yet.
     due: set[str] = field(default_factory=set)
 
 
@@ -67,12 +67,12 @@ class Block:
     refresh: bool
 
     def layers_of(self, platform: str) -> set[str]:
-        """Name the salted layers that store every program built for a platform."""
+        """Return the names of the salted layers that store every program built for a platform."""
         return {name for name, platforms in self.platforms.items() if platform in platforms}
 
 
 class Salting:
-    """All salted builds of one process, whatever blocks and threads they belong to."""
+    """All salted builds of one process, in all blocks and threads."""
 
     def __init__(self) -> None:
         self._begin(uuid.uuid4().hex[:16])
@@ -91,7 +91,7 @@ class Salting:
     # ------------------------------------------------------------------ blocks
 
     def enter(self, layers: Iterable[Layer], now: float, block: Block) -> None:
-        """Begin a block. When it ends, the entries that salted builds have stored in these layers are removed."""
+        """Begin a block. Its end removes the entries that salted builds have stored in these layers."""
         with self._lock:
             self._arm()
             if not self._built and not self._blocks:
@@ -102,10 +102,10 @@ class Salting:
             self._blocks.append(block)
 
     def leave(self, block: Block, error: BaseException | None) -> None:
-        """End a block, and remove what its builds have stored as far as nothing uses it any more.
+        """End a block, and remove those entries of its builds that nothing uses any more.
 
-        Warns last, of what could not be removed: where warnings are errors, all is done by then. An ``error`` that
-        ends the block is not masked by that.
+        Warns of entries that could not be removed. The warning comes last because it may be an error; it does not mask
+        an ``error`` that ended the block.
         """
         with self._lock:
             self._blocks.remove(block)
@@ -123,7 +123,7 @@ class Salting:
         self._forked = self._forked or bool(self._blocks)
 
     def _begin_child(self) -> None:
-        """Go on salting in a forked child, which has built nothing itself; its parent's programs are not touched."""
+        """Continue salting in a forked child, which has built nothing yet, without touching its parent's programs."""
         self._inherited = self._built
         layers, blocks, since = self._layers, self._blocks, self._since
         self._begin(self._token)
@@ -134,14 +134,14 @@ class Salting:
         if busy:
             line = f"what salted builds have stored stays, for commands of {busy} are not done; purge it once they are"
             notes.append(line)
-        # No driver is to be met again while the interpreter is taken apart.
+        # Drivers must not be called during interpreter shutdown.
         self._built.clear()
         _warn(notes)
 
     # ------------------------------------------------------------------ builds
 
     def patches(self) -> tuple[Patch, ...]:
-        """Return the stand-ins for everything by which PyOpenCL builds programs from source."""
+        """Return the patches for all methods by which PyOpenCL builds programs from source."""
         return (
             Patch("pyopencl", "Program", "build", self._salted_build),
             Patch("pyopencl", "Program", "compile", self._salted_build),
@@ -150,8 +150,8 @@ class Salting:
 
     @contextmanager
     def _build(self) -> Iterator[tuple[str, _Built]]:
-        """Give a build its salt, and remember it; a build that outlives the last block is swept at its end."""
-        # In bitcode another name may follow at once: the last character tells where this one ends.
+        """Give a build its salt, and record it; a build that outlives the last block is swept when it ends."""
+        # In bitcode another name may follow directly: the last character marks the end of this one.
         salt = f"{_NAME}_{self._token}_{os.getpid()}_{next(self._numbers)}_"
         built = _Built()
         with self._lock:
@@ -173,7 +173,7 @@ class Salting:
             _warn(self.sweep()[1], error)
 
     def _layers_of(self, platform: str) -> set[str]:
-        """Name the salted layers of a platform.
+        """Return the names of the salted layers of a platform.
 
         Builds for other platforms keep their source: a salt would only fill their caches, and the SPIR-V translator of
         Rusticl aborts the process on a used constant.
@@ -185,7 +185,7 @@ class Salting:
         return frozenset(found[0] for pattern in patterns for found in pattern.finditer(message))
 
     def _salted_build(self, build: Callable[..., object]) -> Callable[..., object]:
-        """Make a stand-in for ``Program.build`` or ``Program.compile``; for a stand-in, itself."""
+        """Return a wrapper of ``Program.build`` or ``Program.compile``; a wrapper is returned unchanged."""
         if getattr(build, "salts", False):
             return build
 
@@ -197,7 +197,7 @@ class Salting:
                 return build(program, options, *rest, **named)
             made = program._prg  # noqa: SLF001 - what the driver counts references to
             with self._build() as (salt, built):
-                # Not every driver stores what is only compiled.
+                # Some drivers do not store programs that are only compiled.
                 built.due = due if build.__name__ == "build" else set()
                 try:
                     with _source_replaced(program, source, salt):
@@ -210,7 +210,7 @@ class Salting:
         return build_salted
 
     def _salted_link(self, link: Callable[..., object]) -> Callable[..., object]:
-        """Make a stand-in for ``link_program`` that links a salt along."""
+        """Return a wrapper of ``link_program`` that also links a salt."""
         if getattr(link, "salts", False):
             return link
 
@@ -220,7 +220,7 @@ class Salting:
 
             if not self._layers_of(str(context.devices[0].platform.name)):
                 return link(context, programs, *rest, **named)
-            # Compiling it gives it a constant of its own.
+            # The compilation gives it a constant of its own.
             grain = pyopencl.Program(context, "\n").compile()
             with self._build() as (_, built):
                 linked: Any = link(context, [*programs, grain], *rest, **named)
@@ -231,7 +231,7 @@ class Salting:
         return link_salted
 
     def _left_to_pyopencl(self, program: Any) -> bool:  # noqa: ANN401 - a class of pyopencl
-        """Tell whether PyOpenCL is to store the build under its own key, having salted it for the driver itself."""
+        """Return whether PyOpenCL stores the build under its own key and salts it for the driver itself."""
         import pyopencl
         from pyopencl.characterize import has_src_build_cache
 
@@ -243,10 +243,10 @@ class Salting:
     # ------------------------------------------------------------------ removing
 
     def sweep(self, *, ends: bool = False) -> tuple[int, list[str]]:
-        """Remove what salted builds have stored, except where a kernel of theirs may just be compiling.
+        """Remove the entries of salted builds, except those whose kernels may be compiling now.
 
-        Returns of how many builds something may be left, and what could not be removed and why. Unless the process
-        ``ends``, programs that are still held stay whole.
+        Returns the number of builds that may have entries left, and a note for each entry that could not be removed.
+        Unless the process ``ends``, programs that are still held stay whole.
         """
         with self._lock:
             if not self._built and not self._forked:
@@ -290,29 +290,29 @@ class Salting:
     def _forget(self, idle: set[str]) -> None:
         for salt in idle:
             if _count(self._built[salt].program) <= 1:
-                # Nothing can launch a kernel of it any more.
+                # No kernel of it can be launched any more.
                 del self._built[salt]
         if not self._built and not self._blocks and not self._forked:
             self._layers.clear()
 
     def _make_whole(self, idle: set[str], crowd: _Crowd) -> None:
-        """Let drivers make the binaries of programs that may be asked for them, while they still can.
+        """Make drivers produce the binaries of programs that may still be asked for them.
 
-        PoCL puts a binary together from the folder of the entry, once: made after the folder has gone, it lacks the
-        bitcode, and whatever process loads it crashes.
+        PoCL assembles a binary from the entry's folder, once. Without the folder the binary lacks the bitcode, and a
+        process that loads it crashes.
         """
         for built in map(self._built.__getitem__, idle):
-            # The record is one of those that hold it; a kernel does not ask.
+            # The record itself is one holder; kernels do not ask for binaries.
             if not built.whole and built.program is not None and crowd.programs[built.program.int_ptr] > 1:
                 built.whole = True
                 _ask_for_binaries(built.program)
 
     def _idle(self, crowd: _Crowd) -> set[str]:
-        """Name the builds of which nothing is running: done, and their program held by no launched command.
+        """Return the salts of idle builds: finished, and their program held by no launched command.
 
         A driver holds the kernel of a command until the command has ended, and a kernel holds its program.
         """
-        # Another thread could launch a kernel in a new shape at this very moment.
+        # Another thread could launch a kernel in a new shape right now.
         alone = threading.active_count() == 1
         return {
             salt
@@ -321,7 +321,7 @@ class Salting:
         }
 
     def _sweep(self, layer: Layer, path: Path, idle: set[str]) -> Iterator[str]:
-        """Remove what is spent in one root, and yield what was left, and why."""
+        """Remove spent entries in one root; yield a note for each that was left."""
         try:
             things = tuple(self._spent(layer, path, idle))
             outcome = layer.clear(layer.plan_spent(things)) if things else None
@@ -332,7 +332,7 @@ class Salting:
             yield f"{layer.name} keeps an entry of a salted build: {note.key} {note.because}"
 
     def _spent(self, layer: Layer, path: Path, idle: set[str]) -> Iterator[Removable]:
-        """Yield what builds that are done with have left in one root, here or in a forked child that has ended."""
+        """Yield the entries of finished builds in one root, of this process or of forked children that have ended."""
         traces = {trace: salt for salt, built in self._built.items() for trace in built.traces}
         known = {key: salt for salt, built in self._built.items() for key in built.keys}
         salts = rf"{_NAME}_{self._token}_\d+_\d+_"
@@ -351,7 +351,7 @@ class Salting:
 
 
 def _warn(notes: Iterable[str], error: BaseException | None = None) -> None:
-    """Warn; where warnings are errors, none takes the place of an error that is on its way, but the error notes it."""
+    """Warn. If warnings are errors, attach them to ``error`` as notes instead of replacing it."""
     for note in notes:
         try:
             warnings.warn(note, RuntimeWarning, stacklevel=4)
@@ -363,7 +363,7 @@ def _warn(notes: Iterable[str], error: BaseException | None = None) -> None:
 
 
 def _held(program: Any) -> Any:  # noqa: ANN401 - a class of pyopencl
-    """Return a second reference to what a program has built, if anything."""
+    """Return a second reference to the built program, ``None`` if nothing was built."""
     import pyopencl
 
     return None if program._prg is None else pyopencl.Program.from_int_ptr(program._prg.int_ptr)  # noqa: SLF001
@@ -377,7 +377,7 @@ def _ask_for_binaries(program: Any) -> None:  # noqa: ANN401 - as above
 
 
 def _count(program: Any) -> int:  # noqa: ANN401 - a class of pyopencl
-    """Return how many hold a program, by the driver's own count; 0 for none."""
+    """Return the driver's reference count of a program; 0 for none."""
     if program is None:
         return 0
     import pyopencl
@@ -387,18 +387,17 @@ def _count(program: Any) -> int:  # noqa: ANN401 - a class of pyopencl
 
 @dataclass(frozen=True, slots=True)
 class _Crowd:
-    """Who in this process holds programs, by their addresses.
+    """The holders of programs in this process, by the programs' addresses.
 
     ``programs`` counts the objects that hold a reference to each; ``kernels`` lists the reference counts of its
-    kernels, 1 where only Python holds one. It is ``None`` where another thread is just making one, of which nothing
-    can be asked yet.
+    kernels, 1 if only Python holds one. It is ``None`` if another thread is creating one that cannot be queried yet.
     """
 
     programs: Counter[int] = field(default_factory=Counter)
     kernels: dict[int, list[int]] | None = field(default_factory=dict)
 
     def rests(self, program: Any, *, alone: bool) -> bool:  # noqa: ANN401 - a class of pyopencl
-        """Tell whether only what is known here holds a program, and nobody its kernels."""
+        """Return whether only the counted objects hold a program, and nobody its kernels."""
         if self.kernels is None:
             return False
         mine = self.kernels.get(program.int_ptr, [])
@@ -414,7 +413,7 @@ def _crowd() -> _Crowd:
     programs = [thing for thing in everything if issubclass(type(thing), pyopencl.Program)]
     kernels = [thing for thing in everything if issubclass(type(thing), pyopencl.Kernel)]
     del everything
-    # A copy of such an object holds no reference of its own.
+    # A copy of such an object has no reference of its own.
     distinct = {id(made): made for made in (vars(program).get("_prg") for program in programs) if made is not None}
     return _Crowd(Counter(int(made.int_ptr) for made in distinct.values()), _counts_of(kernels))
 
@@ -436,7 +435,7 @@ def _counts_of(kernels: Iterable[Any]) -> dict[int, list[int]] | None:
 
 
 def _source_of(program: Any) -> str | bytes | None:  # noqa: ANN401 - a class of pyopencl
-    """Return what a program is built from; ``None`` where that is no source, but a binary or IL."""
+    """Return the source of a program; ``None`` if it is built from a binary or IL."""
     import pyopencl
 
     made = program._prg  # noqa: SLF001 - where PyOpenCL keeps it
@@ -459,7 +458,7 @@ def _platform_of(program: Any) -> str:  # noqa: ANN401 - as above
 
 @contextmanager
 def _source_replaced(program: Any, source: str | bytes, salt: str) -> Iterator[None]:  # noqa: ANN401 - as above
-    """Let a program be made anew from its source with a salt; where that fails, it is as it was."""
+    """Salt the source of a program for the block, and drop its build to force a new one; undo that on failure."""
     made = program._prg  # noqa: SLF001 - as above
     had = vars(program).get("_source")
     if made is not None:
@@ -497,5 +496,5 @@ SALTING: Final = Salting()
 
 
 def can_salt() -> bool:
-    """Tell whether PyOpenCL is loaded, without which nothing here builds what could be salted."""
+    """Return whether PyOpenCL is loaded: only its builds can be salted."""
     return hasattr(sys.modules.get("pyopencl"), "Program")
