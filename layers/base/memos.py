@@ -1,6 +1,6 @@
-"""Stand-ins for methods that remember what they returned: with one in place, an object starts from nothing.
+"""Replacements for memoised methods: with one in place, an object starts with an empty memo.
 
-What it remembers meanwhile goes with the stand-in, and what it remembered before is there again without it.
+Results memoised meanwhile are dropped with the replacement, and the earlier ones are visible again without it.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from weakref import WeakKeyDictionary
 
 
 def forgetting(method: Callable[..., object]) -> Callable[..., object]:
-    """Make a stand-in for a method that pytools' ``memoize_method`` wraps."""
+    """Make a replacement for a method that pytools' ``memoize_method`` wraps."""
     bare = unwrap(method)
     memo: WeakKeyDictionary[Any, dict[object, object]] = WeakKeyDictionary()
 
     @wraps(method)
-    def remember_anew(owner: object, *arguments: object, **options: object) -> object:
+    def call(owner: object, *arguments: object, **options: object) -> object:
         remembered = memo.setdefault(owner, {})
         key = (arguments, tuple(sorted(options.items())))
         if key not in remembered:
             remembered[key] = bare(owner, *arguments, **options)
         return remembered[key]
 
-    return remember_anew
+    return call
