@@ -39,7 +39,7 @@ def _open_files(descriptors: Path) -> Iterator[tuple[int, int]]:
     try:
         numbers = os.listdir(descriptors)
     except OSError:
-        # It has ended, or hides its files.
+        # It has ended, or is not readable.
         return
     for number in numbers:
         with suppress(OSError):
@@ -63,7 +63,7 @@ def _mentions(process: Path, folder: Path) -> bool:
             return True
         links = [process / "cwd", *(process / "fd").iterdir()]
     except OSError:
-        # It has ended, or hides its files.
+        # It has ended, or is not readable.
         return False
     for link in links:
         with suppress(OSError):
@@ -102,12 +102,12 @@ def _name_of(pid: int, processes: Path) -> str:
 
 
 def age_of(pid: int, *, processes: Path = _PROC) -> float | None:
-    """Return for how many seconds a process has been running; ``None`` where that is unknown, or it has ended.
+    """Return the age of a process in seconds; ``None`` if that is unknown, or it has ended.
 
     ``/proc/uptime`` is not used: in some containers it is that of the container.
     """
     ticks = start_of(pid, processes=processes)
-    # Only Linux has this clock, and processes to look at.
+    # Only Linux has this clock and shows processes.
     clock = getattr(time, "CLOCK_BOOTTIME", None)
     return None if ticks is None or clock is None else time.clock_gettime(clock) - ticks / os.sysconf("SC_CLK_TCK")
 
@@ -156,7 +156,7 @@ def _maps_one(process: Path, libraries: tuple[str, ...]) -> bool:
     try:
         maps = (process / "maps").read_bytes()
     except OSError:
-        # It has ended, or hides its files.
+        # It has ended, or is not readable.
         return False
     return any(b"/" + library.encode() in maps for library in libraries)
 

@@ -105,7 +105,7 @@ def disabled(*layers: str | Iterable[str], strict: bool = True, refresh: bool = 
         for switch in reversed(switches):
             # Every step runs even if another one fails.
             block.callback(_drop_copies, switch)
-            block.callback(_mend_modules, switch)
+            block.callback(_reload_modules, switch)
         hold = PROCESS.push(settings, _flags_left_behind(chosen))
         try:
             yield held
@@ -340,7 +340,7 @@ def _drop_copies(switch: Switch) -> None:
             drop()
 
 
-def _mend_modules(switch: Switch) -> None:
+def _reload_modules(switch: Switch) -> None:
     """Reload modules that made no dictionary because their first import happened while their layer was off."""
     off = {Attribute(flag.module, None, flag.attribute): flag.value for flag in switch.flags}
     if any(slot.read() == value for slot, value in off.items()):
