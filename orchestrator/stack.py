@@ -63,7 +63,7 @@ class Stack(LayerSet):
             return report
         from dataclasses import replace
 
-        from cachectl.inspecting import neighbours as beside
+        from cachectl.layers.host import neighbours as beside
 
         return replace(report, neighbours=tuple(beside.neighbours(self.environment)))
 
@@ -132,7 +132,7 @@ class Stack(LayerSet):
         from cachectl.clearing.purge import recover
 
         named = tuple(layers)
-        recover(self.named(named) if named else self.expendable())
+        recover(self.named(named) if named else self.clearable())
 
     def plan_clear(self, selection: Selection = ALL, *, layers: Iterable[str] = (), listed: bool = False) -> PurgePlan:
         """Plan a purge of the named layers, or of every clearable one. Touches nothing.
@@ -142,7 +142,7 @@ class Stack(LayerSet):
         from cachectl.clearing.purge import plan
 
         named = tuple(layers)
-        return plan(self.named(named) if named else self.expendable(), selection, listed=listed)
+        return plan(self.named(named) if named else self.clearable(), selection, listed=listed)
 
     def purge(
         self,
@@ -166,7 +166,7 @@ class Stack(LayerSet):
         from cachectl.clearing.prune import plan_prune
 
         def plan(*, listed: bool) -> PurgePlan:
-            return plan_prune(self.named(layers) if layers else self.expendable(), limits, listed=listed)
+            return plan_prune(self.named(layers) if layers else self.clearable(), limits, listed=listed)
 
         return self._clear(plan, layers, dry_run=dry_run, notice=notice)
 

@@ -111,10 +111,10 @@ class Entry:
     stale_because: str | None = None
     detail: Mapping[str, str] = field(default_factory=dict)
     #: The store's version stamp, to detect later changes.
-    mark: tuple[int, ...] = ()
+    stamp: tuple[int, ...] = ()
     #: The owner, if the entry is foreign and only shares the root: it is not counted, and cleared only by its key.
     guest: str | None = None
-    as_json: ClassVar = AsJson(hidden=("mark", "guest"))
+    as_json: ClassVar = AsJson(hidden=("stamp", "guest"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,9 +132,9 @@ class Orphan:
     modified: float
     why: str
     idle_only: bool = True
-    mark: tuple[int, ...] = ()
+    stamp: tuple[int, ...] = ()
     kept: bool = False
-    as_json: ClassVar = AsJson(hidden=("idle_only", "mark", "kept"), names={"why": "because"})
+    as_json: ClassVar = AsJson(hidden=("idle_only", "stamp", "kept"), names={"why": "because"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +198,7 @@ Removable = Entry | Orphan
 
 
 @dataclass(frozen=True, slots=True)
-class Census:
+class Usage:
     """Numbers of one root.
 
     ``files`` and ``bytes`` count the layer's files on disk without orphans; ``stale_*`` is ``None`` if the layer cannot
@@ -251,7 +251,7 @@ class Target:
     key: str
     bytes: int
     entries: int
-    mark: tuple[int, ...]
+    stamp: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,7 +271,7 @@ class Note:
 class ClearPlan:
     """The exact list of things that a clear of one layer would remove.
 
-    ``remake`` lists missing folders that running programs need: they are recreated. ``things`` describes the targets
+    ``recreate`` lists missing folders that running programs need: they are recreated. ``things`` describes the targets
     that were listed one by one, for dry runs; a target that stands for a whole table has none.
     """
 
@@ -279,7 +279,7 @@ class ClearPlan:
     targets: tuple[Target, ...] = ()
     skipped: tuple[Note, ...] = ()
     failed: tuple[Note, ...] = ()
-    remake: tuple[Path, ...] = ()
+    recreate: tuple[Path, ...] = ()
     things: tuple[Removable, ...] = ()
 
     @property
@@ -316,7 +316,7 @@ class Foresight:
 class Outcome:
     """The result of a clear, or the expected one.
 
-    ``bytes_freed`` is measured on the disk; ``remade`` are recreated folders. ``things`` lists the things to remove in
+    ``bytes_freed`` is measured on the disk; ``recreated`` are recreated folders. ``things`` lists the things to remove in
     an expected result; it is empty after a clear.
     """
 
@@ -325,9 +325,9 @@ class Outcome:
     bytes_freed: int = 0
     skipped: tuple[Note, ...] = ()
     failed: tuple[Note, ...] = ()
-    remade: tuple[Path, ...] = ()
+    recreated: tuple[Path, ...] = ()
     things: tuple[Removable, ...] = ()
-    as_json: ClassVar = AsJson(hidden=("things",))
+    as_json: ClassVar = AsJson(hidden=("things",), names={"recreated": "remade"})
 
     def plus(self, other: Outcome) -> Outcome:
         """Return the sum of both."""
@@ -337,7 +337,7 @@ class Outcome:
             self.bytes_freed + other.bytes_freed,
             self.skipped + other.skipped,
             self.failed + other.failed,
-            self.remade + other.remade,
+            self.recreated + other.recreated,
             self.things + other.things,
         )
 
@@ -369,16 +369,14 @@ class Patch:
 class Switch:
     """The changes that turn a layer on or off, as data.
 
-    ``flags`` are set in modules that are loaded; ``patches`` replace methods of a library without a switch; ``memos``
-    replace memoised methods in modules that are loaded; ``drops`` are ``(module, function)`` pairs that clear in-memory
-    copies; ``reloads`` are ``(module, attribute)`` pairs: such a module lacks the attribute if it was first imported
-    while the layer was off, and must be reloaded.
+    In this process: ``flags`` are set in modules that are loaded; ``patches`` replace methods of a library without a
+    switch; ``memo_patches`` replace methods that remember, in modules that are loaded; ``clear_functions`` are
+    ``(module, function)`` pairs that empty copies in memory; ``reloads`` are ``(module, attribute)`` pairs: such a
+    module, first imported while the layer was off, lacks the attribute and must be executed again.
 
-    The variables are read only once, when a library whose file name begins with one of ``latches`` starts, or when one
-    of ``latching_modules`` is imported. If one of ``salts`` has started, builds by PyOpenCL reach the cache through
-    that driver, and builds with a new source miss. ``platforms`` are the names of the driver's OpenCL platforms, for
-    which it stores every program: only builds for these are salted, none if it is empty. ``makes`` are folders that
-    must exist before the library starts, because it does not make them.
+    For programs that start: variables to ``set`` and ``unset``. They are read only once, when a library whose file name
+    begins with one of ``read_at_load`` starts, or when one of ``read_at_import`` is imported. ``makes`` are folders
+    that must exist before the library starts, since it makes none and keeps nothing without.
     """
 
     layer: str
@@ -386,15 +384,13 @@ class Switch:
     unset: frozenset[str] = frozenset()
     flags: tuple[Flag, ...] = ()
     patches: tuple[Patch, ...] = ()
-    memos: tuple[Patch, ...] = ()
-    drops: tuple[tuple[str, str], ...] = ()
+    memo_patches: tuple[Patch, ...] = ()
+    clear_functions: tuple[tuple[str, str], ...] = ()
     reloads: tuple[tuple[str, str], ...] = ()
-    latches: tuple[str, ...] = ()
-    latching_modules: tuple[str, ...] = ()
-    salts: tuple[str, ...] = ()
+    read_at_load: tuple[str, ...] = ()
+    read_at_import: tuple[str, ...] = ()
     makes: tuple[Path, ...] = ()
     takes_effect: When = When.NEXT_START
-    platforms: tuple[str, ...] = ()
 
 
 class Severity(Enum):

@@ -165,14 +165,14 @@ class RecordFile:
 
     # ------------------------------------------------------------------ quarantine
 
-    def set_aside(self, target: Target, thing: Quarantined) -> str | None:
+    def quarantine(self, target: Target, thing: Quarantined) -> str | None:
         """Copy a line into quarantine, then remove it from the file; return why it was left, or ``None``.
 
         ``target.mark`` is the line's checksum; the last of equal lines is removed, because no reader uses it.
         """
         with self._translated("write"), opened_root(thing.root) as root, self.lock() as folder:
             lines = split_lines(self._content(folder))
-            same = [index for index, line in enumerate(lines) if (zlib.crc32(line),) == target.mark]
+            same = [index for index, line in enumerate(lines) if (zlib.crc32(line),) == target.stamp]
             if root is None or not same:
                 return "changed since it was planned"
             with Quarantine(self.layer, thing.root).shelf(root, thing) as shelf:
@@ -186,7 +186,7 @@ class RecordFile:
                             os.unlink(_LINE, dir_fd=shelf.handle)
         return None
 
-    def bring_back(self, thing: Quarantined) -> None:
+    def restore(self, thing: Quarantined) -> None:
         """Append a line from quarantine to the file unless it is present already."""
         with Quarantine(self.layer, thing.root).taken(thing) as folder:
             demand(self.layer, folder, _LINE)
