@@ -103,7 +103,7 @@ class LayerConformance(ABC):
         assert self.seeded(tmp_path).state().why
 
     def test_looking_writes_nothing(self, tmp_path: Path) -> None:
-        """Scan, census, verify, diagnose, get and plan leave every byte, name and change time as it was."""
+        """Scan, usage, verify, diagnose, get and plan leave every byte, name and time of change as it was."""
         layer = self.seeded(tmp_path)
         before = snapshot(tmp_path, times=True)
         keys = [entry.key for entry in layer.entries()]
@@ -119,7 +119,7 @@ class LayerConformance(ABC):
         assert snapshot(tmp_path, times=True) == before
 
     def test_a_scan_repeats(self, tmp_path: Path) -> None:
-        """Keys are unique and stable, and the census counts what the scan lists."""
+        """Keys are unique and stable, and the usage agrees with the scan."""
         layer = self.seeded(tmp_path)
         first = list(layer.entries())
         assert [entry.key for entry in first] == [entry.key for entry in layer.entries()]
@@ -329,7 +329,7 @@ class LayerConformance(ABC):
     # ------------------------------------------------------------------ damage and refusals
 
     def test_damage_is_a_problem_and_no_exception(self, tmp_path: Path) -> None:
-        """Truncated or emptied files never stop a scan, census or verify."""
+        """Truncated or emptied files never stop a scan, usage or verify."""
         layer = self.seeded(tmp_path)
         files = sorted(path for root in layer.roots() for path in root.path.rglob("*") if path.is_file())
         for path in files[:: -(-len(files) // self.damaged_files) or 1]:

@@ -316,8 +316,8 @@ class Foresight:
 class Outcome:
     """The result of a clear, or the expected one.
 
-    ``bytes_freed`` is measured on the disk; ``recreated`` are recreated folders. ``things`` lists the things to remove in
-    an expected result; it is empty after a clear.
+    ``bytes_freed`` is measured on the disk; ``recreated`` lists folders. ``things`` lists the things to remove in an
+    expected result; it is empty after a clear.
     """
 
     layer: str

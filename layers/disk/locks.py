@@ -87,8 +87,8 @@ def presence_lock(
 
     Such a lock outlives a killed holder. Our own locks name their process and do not outlive it: a watcher removes them
     or, if that was killed too, the next cachectl. For a lock of another program ``abandoned`` decides by its age in
-    seconds. Raises :class:`Busy` after ``lock_timeout`` seconds. Never removes a lock that may be held, nor any other file
-    of its name.
+    seconds. Raises :class:`Busy` after ``lock_timeout`` seconds. Never removes a lock that may be held, nor any other
+    file of its name.
     """
     with ExitStack() as stack:
         try:

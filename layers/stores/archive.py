@@ -76,7 +76,7 @@ def unpack(data: bytes) -> dict[str, bytes]:
             raise ValueError(message)
         path = "/".join(parts)
         if path in members:
-            message = f"member {name!r} stands twice"
+            message = f"member {name!r} appears twice"
             raise ValueError(message)
         members[path] = content
     return members
@@ -177,6 +177,6 @@ def artifact_from_bytes(data: bytes) -> Artifact:
         message = f"not an artifact file of cachectl get: {error}"
         raise BadRequest(message) from error
     if hashlib.sha256(content).hexdigest() != digest:
-        message = "the artifact file is damaged: its checksum does not hold"
+        message = "the artifact file is damaged: wrong checksum"
         raise BadRequest(message)
     return artifact

@@ -231,8 +231,8 @@ def _connect(location: str, lock_timeout: float) -> Connection:
 def _connected_in_time(layer: str, path: Path, location: str, lock_timeout: float) -> Iterator[Connection]:
     """Connect to a file that another user can replace by a pipe, whose opening would block for ever.
 
-    Sqlite repeats an interrupted call, so it runs in a separate thread. Raises :class:`Unreachable` after ``lock_timeout``
-    seconds; the thread remains then, but does not prevent process exit.
+    Sqlite repeats an interrupted call, so it runs in a separate thread. Raises :class:`Unreachable` after
+    ``lock_timeout`` seconds; the thread remains then, but does not prevent process exit.
     """
     from queue import Empty, Queue
     from threading import Thread

@@ -207,7 +207,7 @@ _ANYTHING: Final = re.compile(".*", re.DOTALL)
 _LEFTOVERS: Final = StrayRule(LEFTOVER, "left by an interrupted cachectl", idle_only=False, members=_ANYTHING)
 #: Why an empty folder above entries is left.
 IN_USE: Final = "a running program may be about to make an entry in it"
-_QUARANTINED: Final = "moved aside as damaged; cachectl restore lists what is"
+_QUARANTINED: Final = "in quarantine as damaged; cachectl restore lists it"
 
 
 class Tree:
@@ -569,7 +569,7 @@ class Tree:
         status = status_of(parent, parts[-1])
         leaf = None if status is None else self._recognise(parent, parts, status)
         if status is not None and (leaf is None or self._foreign(leaf) is not None):
-            message = "something that is no entry stands in its place, and is left alone"
+            message = "its place is taken by something that is no entry; left alone"
             raise LayerError(self.layer, message, self.root.joinpath(*parts))
 
     def _publish_file(self, stage: int, parent: int, name: str, *, replace: bool) -> None:
@@ -785,7 +785,7 @@ class Tree:
         leaf = None if status is None else self._recognise(folder, parts, status)
         if leaf is None or leaf.links or self._foreign(leaf) is not None:
             raise Damaged(
-                self.layer, "what lies in quarantine under this name is no entry, and stays there", thing.name
+                self.layer, "the quarantined thing of this name is no entry; it stays in quarantine", thing.name
             )
 
     # ------------------------------------------------------------------ helpers

@@ -91,7 +91,7 @@ class Job:
         if self.bundle is not None and self.trust is None:
             raise BadRequest("a bundle is code: give one of --allowed-signers, --sha256 and --trust")
         if self.bundle is None and self.trust is not None:
-            raise BadRequest("no bundle was given that --allowed-signers, --sha256 or --trust could be about")
+            raise BadRequest("--allowed-signers, --sha256 and --trust need a bundle")
         if self.sign is not None and self.out is None:
             raise BadRequest("--sign needs --out FILE")
 
@@ -447,7 +447,7 @@ def _chunks(leaders: Intracomm, sizes: Sequence[int]) -> Iterator[tuple[int, mem
 
 def _written(done: Merged, nodes: int) -> str:
     foreign = "".join(
-        f"; {count} of {layer} left out: made where something that decides about hits is not the same"
+        f"; {count} of {layer} left out: made on a node with another processor, driver or library"
         for layer, count in done.foreign.items()
     )
     origin = f", from {nodes} {'node' if nodes == 1 else 'nodes'}" * bool(done.added)

@@ -301,7 +301,7 @@ def _move_home(path: Path, home: Path, *, replaces: bool) -> None:
         return
     if os.path.lexists(home) and not (is_file and replaces):
         # Another program made it meanwhile: both are kept and the error is reported.
-        raise FileExistsError(errno.EEXIST, "something else has come to stand there", str(home))
+        raise FileExistsError(errno.EEXIST, "another program has put a file there", str(home))
     home.parent.mkdir(parents=True, exist_ok=True)
     if stat.S_ISLNK(mode):
         os.symlink(os.readlink(path), home)

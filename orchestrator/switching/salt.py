@@ -130,7 +130,8 @@ class Salting:
     def _end(self) -> None:
         busy, notes = self.sweep(ends=True)
         if busy:
-            line = f"what salted builds have stored stays, for commands of {busy} are not done; purge it once they are"
+            builds = "1 salted build" if busy == 1 else f"{busy} salted builds"
+            line = f"entries of {builds} stay, because commands still use them; purge them afterwards"
             notes.append(line)
         # Drivers must not be called during interpreter shutdown.
         self._built.clear()
@@ -140,11 +141,11 @@ class Salting:
 
     @contextmanager
     def build(self, due: set[str]) -> Iterator[_Built]:
-        """Give a build its salt, and remember it; a build that outlives the last block is swept at its end.
+        """Give a build its salt, and record it; a build that outlives the last block is swept when it ends.
 
         ``due`` names the layers that store it.
         """
-        # In bitcode another name may follow at once: the last character marks the end of this one.
+        # In bitcode another name may follow directly: the last character marks the end of this one.
         salt = f"{_NAME}_{self._token}_{os.getpid()}_{next(self._numbers)}_"
         built = _Built(salt, due=due)
         with self._lock:
@@ -174,7 +175,7 @@ class Salting:
         return set().union(*(block.layers_of(platform) for block in tuple(self._blocks)))
 
     def refreshes(self) -> bool:
-        """Return whether the library that builds is to store builds under its own keys."""
+        """Return whether the building library stores builds under its own keys."""
         return all(block.refresh for block in tuple(self._blocks))
 
     def _traces(self, message: str) -> frozenset[str]:
