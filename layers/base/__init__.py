@@ -1,1 +1,1 @@
-"""What an adapter is made of: the layer, its facts and errors, the environment, and the guard around plug-ins."""
+"""The interface of adapters: layer, facts and errors, environment, and the guard around plug-ins."""

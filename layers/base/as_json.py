@@ -1,7 +1,7 @@
-"""How a fact is written as JSON: its fields by their names, and what a class declares to be different.
+"""The JSON form of facts: fields by their names, with the exceptions that a class declares.
 
-Every fact is a dataclass. The command line writes JSON from :func:`members`, and the documentation publishes JSON
-Schemas made from the same.
+Every fact is a dataclass. The command line writes JSON from :func:`members`, and the published JSON Schemas are made
+from the same.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ T = TypeVar("T")
 
 
 class AsJson:
-    """What JSON shows of a class of facts beside its fields; the class attribute ``as_json`` holds one.
+    """The differences between the fields of a class of facts and its JSON, in the class attribute ``as_json``.
 
-    ``schema`` is the name of a document (``cachectl/report/1``). ``also`` lists properties that JSON shows, ``hidden``
-    fields that it does not, ``flat`` fields whose own keys stand in their place, ``optional`` what is left out where it
-    is ``None``, ``blank_is_null`` texts that are ``null`` where they are empty. ``names`` maps attributes to keys.
+    ``schema`` is the name of a document (``cachectl/report/1``). ``also`` lists properties to include, ``hidden``
+    fields to leave out, ``flat`` fields that are replaced by their own keys, ``optional`` those left out if ``None``,
+    ``blank_is_null`` texts that are ``null`` if empty. ``names`` maps attributes to keys.
     """
 
-    # Plain classes: every start of the program makes them, and a dataclass takes a millisecond to make.
+    # Plain classes, because every program start makes them and making a dataclass takes a millisecond.
     def __init__(
         self,
         schema: str | None = None,
@@ -43,7 +43,7 @@ class AsJson:
 
 
 class Member:
-    """One key of a fact in JSON, and the attribute it shows; a flat one has the keys of the fact it holds."""
+    """One key of a fact in JSON, and its attribute; a flat one is replaced by the keys of the fact it holds."""
 
     def __init__(self, attribute: str, declared: AsJson) -> None:
         self.attribute = attribute
@@ -54,18 +54,18 @@ class Member:
 
 
 _AS_IT_IS: Final = AsJson()
-#: What :func:`members` has returned for each class.
+#: Cached results of :func:`members`, by class.
 _KNOWN: Final[dict[type, tuple[Member, ...]]] = {}
 
 
 def declared(kind: type) -> AsJson:
-    """Return what a class of facts declares about its JSON."""
+    """Return the JSON declaration of a class of facts."""
     found: AsJson = getattr(kind, "as_json", _AS_IT_IS)
     return found
 
 
 def members(kind: type) -> tuple[Member, ...]:
-    """Return the keys of a class of facts, in the order in which JSON has them."""
+    """Return the keys of a class of facts, in JSON order."""
     if kind in _KNOWN:
         return _KNOWN[kind]
     say = declared(kind)
@@ -75,9 +75,9 @@ def members(kind: type) -> tuple[Member, ...]:
 
 
 def total(kind: type[T], parts: Iterable[object]) -> T:
-    """Return a fact that has, for each of its fields, the sum of what the parts have by that key in JSON.
+    """Return a fact whose fields are the sums of the parts' values for the same JSON keys.
 
-    A number counts as it is, a tuple or list by its length.
+    A tuple or list counts by its length.
     """
     sums = {one.name: 0 for one in fields(kind)}  # type: ignore[arg-type]
     for part in parts:

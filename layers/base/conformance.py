@@ -1,7 +1,6 @@
-"""The suite that every layer passes, cachectl's own and other people's.
+"""The conformance tests for every layer, built-in or plug-in.
 
-Subclass :class:`LayerConformance` in a test module, say how the layer is made and how real content gets there,
-and pytest does the rest::
+Subclass :class:`LayerConformance` in a test module, define ``make`` and ``seed``, and run pytest::
 
     class TestMine(LayerConformance):
         def make(self, environment):
@@ -10,9 +9,9 @@ and pytest does the rest::
         def seed(self, environment):
             subprocess.run([sys.executable, "fill_my_cache.py"], env=dict(environment.variables), check=True)
 
-Each test gets a fresh home. At least two entries must be seeded, best by the library itself. The layer is guarded as
-those of plug-ins are, so an answer of the wrong kind fails the test. The suite imports no pytest: it has plain
-assertions and uses the fixture ``tmp_path``.
+Each test gets a fresh home. ``seed`` must make at least two entries, preferably with the library itself. The layer is
+guarded like that of a plug-in, so an answer of the wrong type fails the test. The suite does not import pytest; it uses
+plain assertions and the fixture ``tmp_path``.
 """
 
 from __future__ import annotations
@@ -35,9 +34,9 @@ from cachectl.layers.base.store import sum_usage
 
 
 class LayerConformance(ABC):
-    """What a layer promises, tested on content of its own kind."""
+    """Tests of the promises of the layer interface, on real content."""
 
-    #: How many files of a cache are damaged in turn, at most.
+    #: Maximum number of files that are damaged in turn.
     damaged_files: ClassVar[int] = 40
 
     @abstractmethod
@@ -70,7 +69,7 @@ class LayerConformance(ABC):
         self.seed(environment)
         return self.guarded(environment)
 
-    # ------------------------------------------------------------------ where and what
+    # ------------------------------------------------------------------ reading
 
     def test_locating_is_pure(self, tmp_path: Path) -> None:
         """Roots are a function of the environment: equal twice, and nothing is written to find them."""
@@ -85,7 +84,7 @@ class LayerConformance(ABC):
             assert root.source
 
     def test_an_empty_home_is_no_fault(self, tmp_path: Path) -> None:
-        """Where nothing is, nothing is found, planned or complained of, and a key is a miss."""
+        """An empty home gives no entries, plans or findings, and every key is a miss."""
         home = tmp_path / "home"
         home.mkdir()
         layer = self.guarded(self.environment(home))
@@ -100,11 +99,11 @@ class LayerConformance(ABC):
         assert snapshot(home) == {}
 
     def test_the_state_has_a_reason(self, tmp_path: Path) -> None:
-        """A condition always comes with words."""
+        """A condition always has a reason."""
         assert self.seeded(tmp_path).state().why
 
     def test_looking_writes_nothing(self, tmp_path: Path) -> None:
-        """Scan, census, verify, diagnose, get and plan leave every byte, name and change time as it was."""
+        """Scan, usage, verify, diagnose, get and plan leave every byte, name and time of change as it was."""
         layer = self.seeded(tmp_path)
         before = snapshot(tmp_path, times=True)
         keys = [entry.key for entry in layer.entries()]
@@ -120,7 +119,7 @@ class LayerConformance(ABC):
         assert snapshot(tmp_path, times=True) == before
 
     def test_a_scan_repeats(self, tmp_path: Path) -> None:
-        """Keys are unique and stable, and the census counts what the scan lists."""
+        """Keys are unique and stable, and the usage agrees with the scan."""
         layer = self.seeded(tmp_path)
         first = list(layer.entries())
         assert [entry.key for entry in first] == [entry.key for entry in layer.entries()]
@@ -135,7 +134,7 @@ class LayerConformance(ABC):
     # ------------------------------------------------------------------ get and put
 
     def test_get_clear_put_gives_equal_bytes(self, tmp_path: Path) -> None:
-        """What was taken out goes back in, and reads equal; putting it twice changes nothing."""
+        """A removed entry can be put back and reads equal; putting it twice changes nothing."""
         layer = self.seeded(tmp_path)
         if self._refuses(layer, Ability.GET, lambda: layer.get("any")):
             return
@@ -155,7 +154,7 @@ class LayerConformance(ABC):
         assert snapshot(tmp_path) == before
 
     def test_many_at_once_are_as_one_by_one(self, tmp_path: Path) -> None:
-        """Entries read together are those read alone; placed together, each is placed, there already, or refused."""
+        """Bulk reads give the same entries as single reads; bulk placement places, skips or refuses each entry."""
         layer = self.seeded(tmp_path)
         if self._refuses(layer, Ability.GET, lambda: layer.get_many(["any"])):
             return
@@ -179,7 +178,7 @@ class LayerConformance(ABC):
             assert layer.get(victim) == alone[victim]
 
     def test_a_foreign_artifact_is_refused(self, tmp_path: Path) -> None:
-        """Another layer's form, another format version, and another entry's key leave all as it was."""
+        """A form of another layer or format version, or another entry's key, is refused and changes nothing."""
         layer = self.seeded(tmp_path)
         if layer.abilities()[Ability.PUT] is not None or layer.abilities()[Ability.GET] is not None:
             return
@@ -197,7 +196,7 @@ class LayerConformance(ABC):
         assert snapshot(tmp_path) == before
 
     def test_a_key_of_another_alphabet_is_not_put(self, tmp_path: Path) -> None:
-        """Every entry has a key of the layer's; one with a control character is refused, and nothing is written."""
+        """Every entry has a valid key; a key with a control character is refused, and nothing is written."""
         layer = self.seeded(tmp_path)
         entries = list(layer.entries())
         assert all(layer.store.is_key(entry.key) for entry in entries)
@@ -215,13 +214,13 @@ class LayerConformance(ABC):
         assert snapshot(tmp_path) == before
 
     def test_damaged_bytes_are_not_put(self, tmp_path: Path) -> None:
-        """An artifact cut short is refused, or, where the layer cannot tell, at least comes back as it was put."""
+        """A truncated artifact is refused; if the layer cannot detect it, at least it reads back equal."""
         layer = self.seeded(tmp_path)
         if layer.abilities()[Ability.PUT] is not None or layer.abilities()[Ability.GET] is not None:
             return
         artifact = layer.get(first_entry(layer).key)
         assert artifact is not None
-        # Padding at the end (of a tar, say) carries nothing: without it the artifact is as good as whole.
+        # Padding at the end, as in a tar, carries nothing: an artifact without it is still whole.
         content = artifact.data.rstrip(b"\0") or artifact.data
         cut = replace(artifact, data=content[: len(content) // 2])
         error = raised(lambda: layer.put(artifact.key, cut, replace=True))
@@ -232,7 +231,7 @@ class LayerConformance(ABC):
     # ------------------------------------------------------------------ clear
 
     def test_clear_removes_exactly_the_plan(self, tmp_path: Path) -> None:
-        """One planned entry goes; every other, and every stranger beside them, stays."""
+        """Exactly the planned entry is removed; other entries and foreign files stay."""
         layer = self.seeded(tmp_path)
         if self._refuses(layer, Ability.CLEAR, layer.plan_clear):
             return
@@ -251,7 +250,7 @@ class LayerConformance(ABC):
         assert all(stranger.read_text() == "not the layer's own" for stranger in strangers)
 
     def test_clear_of_everything_leaves_strangers(self, tmp_path: Path) -> None:
-        """Everything planned goes, nothing else does, and a second clear finds nothing to do."""
+        """Exactly the planned things are removed, and a second clear finds nothing to do."""
         layer = self.seeded(tmp_path)
         if layer.abilities()[Ability.CLEAR] is not None:
             return
@@ -266,7 +265,7 @@ class LayerConformance(ABC):
         assert layer.clear(layer.plan_clear()).removed == 0
 
     def test_a_dry_run_foresees_a_clear(self, tmp_path: Path) -> None:
-        """What would go is named entry by entry, with the numbers of the real run; nothing is touched."""
+        """A dry run lists each entry, with the numbers of the real run, and changes nothing."""
         layer = self.seeded(tmp_path)
         if layer.abilities()[Ability.CLEAR] is not None:
             return
@@ -280,7 +279,7 @@ class LayerConformance(ABC):
         assert len(named) == len(set(named)) == done.removed
 
     def test_what_went_meanwhile_is_skipped(self, tmp_path: Path) -> None:
-        """A plan applied twice removes once, and says so of the rest."""
+        """The second application of a plan removes nothing and reports its targets as skipped."""
         layer = self.seeded(tmp_path)
         if layer.abilities()[Ability.CLEAR] is not None:
             return
@@ -294,7 +293,7 @@ class LayerConformance(ABC):
     # ------------------------------------------------------------------ quarantine
 
     def test_quarantine_and_back(self, tmp_path: Path) -> None:
-        """What is moved aside misses, is listed under its key, and comes back as it was; strangers stay."""
+        """A quarantined entry misses, is listed under its key, and is restored unchanged; foreign files stay."""
         layer = self.seeded(tmp_path)
         entry = first_entry(layer)
         finding = Finding(layer.name, entry.root, entry.key, Severity.FAILS, "trial", "is tried", "nothing", entry)
@@ -316,7 +315,7 @@ class LayerConformance(ABC):
         assert list(layer.quarantined()) == []
 
     def test_what_is_in_quarantine_goes_with_everything(self, tmp_path: Path) -> None:
-        """Clearing the whole layer clears what is in quarantine too."""
+        """Clearing the whole layer also clears its quarantine."""
         layer = self.seeded(tmp_path)
         entry = first_entry(layer)
         finding = Finding(layer.name, entry.root, entry.key, Severity.FAILS, "trial", "is tried", "nothing", entry)
@@ -330,7 +329,7 @@ class LayerConformance(ABC):
     # ------------------------------------------------------------------ damage and refusals
 
     def test_damage_is_a_problem_and_no_exception(self, tmp_path: Path) -> None:
-        """Whatever file is cut short or emptied, looking goes on."""
+        """Truncated or emptied files never stop a scan, usage or verify."""
         layer = self.seeded(tmp_path)
         files = sorted(path for root in layer.roots() for path in root.path.rglob("*") if path.is_file())
         for path in files[:: -(-len(files) // self.damaged_files) or 1]:
@@ -344,12 +343,12 @@ class LayerConformance(ABC):
             path.write_bytes(content)
 
     def test_refusals_carry_a_reason(self, tmp_path: Path) -> None:
-        """Every ability is there, or is absent with a sentence."""
+        """Every missing ability has a reason."""
         for reason in self.seeded(tmp_path).abilities().values():
             assert reason is None or len(reason.split()) > 2  # noqa: PLR2004
 
     def test_disable_then_enable_restores(self, tmp_path: Path) -> None:
-        """The variables that switch off do so, and those that switch on take it back."""
+        """The variables of ``disable`` switch the layer off, and those of ``enable`` switch it on again."""
         layer = self.seeded(tmp_path)
         if self._refuses(layer, Ability.DISABLE, layer.disable):
             return
@@ -362,7 +361,7 @@ class LayerConformance(ABC):
         assert self.guarded(disabled.with_variables(on.set, on.unset)).state().condition is was
 
     def test_relocation_moves_every_user_root(self, tmp_path: Path) -> None:
-        """Under the variables of a relocation, the place to write is under the folder that was asked for."""
+        """Under the variables of a relocation, the root to write to is below the given folder."""
         layer = self.seeded(tmp_path)
         folder = tmp_path / "elsewhere"
         if self._refuses(layer, Ability.RELOCATE, lambda: None):
@@ -387,14 +386,14 @@ def first_entry(layer: Layer) -> Entry:
 
 
 def nobody(folder: Path) -> Path:
-    """Make a stand-in for the system's folder of processes in which no program runs."""
+    """Make a substitute for ``/proc`` in which no program runs."""
     (folder / "self" / "fd").mkdir(parents=True, exist_ok=True)
     (folder / "self" / "maps").touch()
     return folder
 
 
 def raised(attempt: Callable[[], object]) -> LayerError | None:
-    """Return the layer error that an attempt ends in, if it does."""
+    """Return the layer error that an attempt raises, if any."""
     try:
         attempt()
     except LayerError as error:
@@ -403,7 +402,7 @@ def raised(attempt: Callable[[], object]) -> LayerError | None:
 
 
 def snapshot(folder: Path, *, times: bool = False) -> dict[str, str]:
-    """Describe every name below a folder: what it is, the hash of its content, and when it changed."""
+    """Describe every name below a folder: its kind, the hash of its content, and its time of change."""
     described: dict[str, str] = {}
     for path in sorted(folder.rglob("*")):
         status = path.lstat()

@@ -1,4 +1,4 @@
-"""A bound on the time that somebody else's code may take, where the platform can interrupt it."""
+"""A time limit for third-party code, on platforms that can interrupt it."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from types import FrameType
 
 
 class TookTooLong(BaseException):
-    """A block went on for longer than it may; no :class:`Exception`, so that what it interrupts does not catch it."""
+    """A block exceeded its time limit. Not an :class:`Exception`, so that the interrupted code does not catch it."""
 
 
 @contextmanager
 def limited(seconds: float) -> Iterator[None]:
-    """Let a block take so many seconds, then raise :class:`TookTooLong` in it.
+    """Raise :class:`TookTooLong` in a block that takes more than ``seconds``.
 
-    It interrupts Python, and waiting; not a loop of C code. Only the main thread can be interrupted, and a program
-    that has set an alarm of its own keeps it: elsewhere, and there, the block may take any time.
+    This interrupts Python code and waits, but not a loop in C. There is no limit outside the main thread, or if the
+    program uses an alarm of its own.
     """
     can = hasattr(signal, "setitimer") and threading.current_thread() is threading.main_thread()
     if not can or signal.getitimer(signal.ITIMER_REAL)[0]:
@@ -33,7 +33,7 @@ def limited(seconds: float) -> Iterator[None]:
 
     before = signal.signal(signal.SIGALRM, interrupt)
     try:
-        # Again and again: what is interrupted may go on to something else that hangs.
+        # Repeat, because the interrupted code may continue with something else that hangs.
         signal.setitimer(signal.ITIMER_REAL, seconds, 0.1)
         yield
     finally:

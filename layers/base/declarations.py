@@ -1,4 +1,4 @@
-"""What a plain layer declares about its library: where it keeps entries, what turns it off, and when that is read."""
+"""Declarations of a plain layer about its library: its places, its switch, and when it reads its variables."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from cachectl.layers.base.facts import Condition, Root, Scope, State, Switch, Wh
 
 
 class Places(ABC):
-    """Where a library keeps entries."""
+    """The places where a library keeps entries."""
 
     @abstractmethod
     def roots(self, environment: Environment) -> tuple[Root, ...]:
-        """Return every place, whether or not it exists, the one the library writes to first."""
+        """Return every place, existing or not; the one the library writes to comes first."""
 
     @abstractmethod
     def moved(self, layer: str, folder: Path) -> Mapping[str, str]:
@@ -25,10 +25,10 @@ class Places(ABC):
 
 @dataclass(frozen=True)
 class EnvPath(Places):
-    """One folder, named by a variable; where the variable is not set or empty, a default."""
+    """One folder, named by a variable; a default if the variable is unset or empty."""
 
     variable: str
-    #: Returns the folder and the words for why it is there.
+    #: Returns the folder and the reason for it.
     default: Callable[[Environment], tuple[Path, str]]
 
     def roots(self, environment: Environment) -> tuple[Root, ...]:
@@ -60,7 +60,7 @@ user_cache = UserCache
 
 @dataclass(frozen=True)
 class Read:
-    """When a library reads its variables: after that, a change reaches it no more.
+    """The moment when a library reads its variables; later changes have no effect.
 
     ``libraries`` are beginnings of the file names of shared libraries, ``modules`` names of Python modules.
     """
@@ -70,7 +70,7 @@ class Read:
     modules: tuple[str, ...] = ()
 
     def applied(self, layer: str, put: Mapping[str, str], unset: frozenset[str] = frozenset()) -> Switch:
-        """Return the change of variables with the moment from which it counts."""
+        """Return the change of variables with the moment when it takes effect."""
         return Switch(
             layer, put, unset, read_at_load=self.libraries, read_at_import=self.modules, takes_effect=self.when
         )
@@ -93,7 +93,7 @@ def at_once() -> Read:
 
 @dataclass(frozen=True)
 class EnvSwitch:
-    """A variable that turns a cache off when it has one value, and does nothing with any other."""
+    """A variable with one value that turns a cache off; other values have no effect."""
 
     variable: str
     off: str
@@ -101,10 +101,10 @@ class EnvSwitch:
 
     def state(self, environment: Environment) -> State:
         """Return whether the variable has that value."""
-        said = f"{self.variable}={self.off}"
+        setting = f"{self.variable}={self.off}"
         if environment.get(self.variable) == self.off:
-            return State(Condition.DISABLED, said)
-        return State(Condition.ENABLED, f"on unless {said}")
+            return State(Condition.DISABLED, setting)
+        return State(Condition.ENABLED, f"on unless {setting}")
 
     def change(self, layer: str, *, on: bool) -> Switch:
         """Return how to turn the cache on or off."""

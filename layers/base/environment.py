@@ -81,7 +81,7 @@ class Environment:
 
     @property
     def is_this_process(self) -> bool:
-        """Tell whether a library that reads this process's own environment gives the answers of this one."""
+        """Return whether a library that reads the process's own environment would see this one."""
         return (
             self.platform == sys.platform
             and self.variables == os.environ
@@ -91,7 +91,7 @@ class Environment:
 
     @property
     def home_folder(self) -> Path:
-        """The home that ``~`` means to platformdirs: an absolute ``HOME``, else what its release makes of it."""
+        """The home that platformdirs uses for ``~``: an absolute ``HOME``, else by the rule of its release."""
         named = self.variables.get("HOME")
         if named is None or Path(named).is_absolute():
             return self.home if named is None else Path(named)
@@ -102,7 +102,7 @@ class Environment:
 
     @property
     def follows_relative_cache_home(self) -> bool:
-        """Tell whether platformdirs follows an ``XDG_CACHE_HOME`` that is not absolute: until release 4.11.7."""
+        """Return whether platformdirs follows an ``XDG_CACHE_HOME`` that is not absolute: until release 4.11.7."""
         return self.platformdirs < (4, 11, 8)
 
     @property

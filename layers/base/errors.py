@@ -1,16 +1,16 @@
-"""What can go wrong with a cache, as one tree.
+"""The tree of errors.
 
 ::
 
     CachectlError
-    ├── BadRequest            (ValueError)       the caller asked for something that cannot be meant
+    ├── BadRequest            (ValueError)       the caller's request is invalid
     └── LayerError            .layer .path
-        ├── Refused           (PermissionError)  a rule forbids it, or nothing can do it here; says why
-        ├── Busy              (TimeoutError)     somebody else holds the lock
-        ├── Damaged           (ValueError)       the bytes are not what their format promises
+        ├── Refused           (PermissionError)  a rule forbids it, or it is impossible here; says why
+        ├── Busy              (TimeoutError)     another process holds the lock
+        ├── Damaged           (ValueError)       the bytes violate their format
         ├── ForeignForm       (ValueError)       an artifact made for another layer or format version
         ├── EntryExists       (FileExistsError)  a different entry has that key already
-        ├── Unreachable       (OSError)          the file system said no
+        ├── Unreachable       (OSError)          the file system refused
         │   └── NoRoom                           it is full, or a quota is used up
         └── Unsettled         (OSError)          the entry was placed, and a step after that failed
 
@@ -31,13 +31,13 @@ class BadRequest(CachectlError, ValueError):
 
 
 class LayerError(CachectlError):
-    """A failure of one layer, at one path where there is one."""
+    """A failure of one layer, at a path if one is known."""
 
     def __init__(self, layer: str, message: str, path: Path | str | None = None) -> None:
         self.layer = layer
         self.message = message
         self.path = path
-        # A name on disk may hold newlines or undecodable bytes; the line stays one line.
+        # A name on disk may contain newlines or undecodable bytes; the message must stay one line.
         self.line = f"{layer}: {message}" + (f" ({printable(path)})" if path is not None else "")
         super().__init__(self.line)
 
@@ -50,11 +50,11 @@ class Refused(LayerError, PermissionError):
 
 
 class Busy(LayerError, TimeoutError):
-    """A lock was not to be had in the time allowed."""
+    """A lock could not be taken before the timeout."""
 
 
 class Damaged(LayerError, ValueError):
-    """Content that its own library could not use."""
+    """Content that its library could not use."""
 
 
 class ForeignForm(LayerError, ValueError):
@@ -62,7 +62,7 @@ class ForeignForm(LayerError, ValueError):
 
 
 class EntryExists(LayerError, FileExistsError):
-    """The key is taken by a different entry, and replacing it was not asked for."""
+    """The key belongs to a different entry, and replacing it was not requested."""
 
     def __init__(self, layer: str, path: Path | str | None = None) -> None:
         super().__init__(layer, "a different entry has this key; --replace puts this one in its place", path)
@@ -77,23 +77,23 @@ class NoRoom(Unreachable):
 
 
 class Unsettled(LayerError, OSError):
-    """The entry is in its place, but a step after that failed, as counting it in an index; the message says which."""
+    """The entry is in its place, but a later step failed, such as counting it in an index; the message says which."""
 
 
 def not_a_key(layer: str, key: str) -> LayerError:
-    """Say that a key is not spelled as a layer spells its keys."""
+    """Return the error for a text that does not have the form of a layer's keys."""
     return LayerError(layer, f"{key!r} is not a key of this layer; cachectl ls {layer} lists keys")
 
 
 def reason_of(error: LayerError | OSError) -> str:
-    """Return what went wrong without saying again in which layer."""
+    """Return the message without the layer's name."""
     if isinstance(error, LayerError):
         return error.message
     return str(error.strerror or error)
 
 
 def printable(path: Path | str) -> str:
-    """Spell a path on one line: control and undecodable characters are escaped."""
+    """Return a path as one line: control and undecodable characters are escaped."""
     return "".join(
         character if character.isprintable() else character.encode("unicode_escape", "surrogatepass").decode()
         for character in str(path)

@@ -1,4 +1,4 @@
-"""The facts that layers answer with: frozen, plain, free of behaviour that touches a disk.
+"""The facts that layers return: frozen data without access to the disk.
 
 Sizes are bytes, times are epoch seconds. ``None`` is *unknown*; zero is zero.
 """
@@ -17,7 +17,7 @@ from cachectl.layers.disk.presence import status_at
 
 
 class Scope(Enum):
-    """Who owns what lies in a root."""
+    """The owner of the entries in a root."""
 
     USER = "user"
     SYSTEM = "system"
@@ -34,7 +34,7 @@ class Condition(Enum):
 
 
 class Ability(Enum):
-    """What a layer may be asked to do."""
+    """An operation of a layer."""
 
     GET = "get"
     PUT = "put"
@@ -46,7 +46,7 @@ class Ability(Enum):
 
 
 class When(Enum):
-    """The moment from which a switch counts."""
+    """The moment when a switch takes effect."""
 
     NOW = "now"
     NEXT_IMPORT = "at the next import"
@@ -57,8 +57,8 @@ class When(Enum):
 class Root:
     """One place where a layer keeps entries.
 
-    ``source`` says in words why it is there (which variable, which default); ``role`` tells a layer's own
-    roots apart where they differ in meaning (PoCL's ``kcache`` and ``uncached``).
+    ``source`` is the reason for the place in words (the variable or default); ``role`` distinguishes roots of one layer
+    with different meanings (PoCL's ``kcache`` and ``uncached``).
     """
 
     path: Path
@@ -69,7 +69,7 @@ class Root:
 
     @property
     def exists(self) -> bool:
-        """Return whether something is there now. Raises :class:`OSError` where that is unknown."""
+        """Return whether something exists there now. Raises :class:`OSError` if that is unknown."""
         try:
             return status_at(self.path, follow=True) is not None
         except OSError as error:
@@ -92,7 +92,7 @@ class Entry:
     """One thing a cache can hit.
 
     ``written_before`` bounds the age of an entry that has no time of its own: a row is no younger than the
-    last write to its file. ``kernels`` is ``None`` where the bytes do not tell, or were not asked.
+    last write to its file. ``kernels`` is ``None`` if the bytes do not contain the names or were not read.
     """
 
     layer: str
@@ -110,19 +110,19 @@ class Entry:
     stale: bool | None = None
     stale_because: str | None = None
     detail: Mapping[str, str] = field(default_factory=dict)
-    #: The store's own fingerprint, by which a later change is noticed.
+    #: The store's version stamp, to detect later changes.
     stamp: tuple[int, ...] = ()
-    #: Whose it is, where it merely shares a root with the layer's own: not counted, and cleared only by its key.
+    #: The owner, if the entry is foreign and only shares the root: it is not counted, and cleared only by its key.
     guest: str | None = None
     as_json: ClassVar = AsJson(hidden=("stamp", "guest"))
 
 
 @dataclass(frozen=True, slots=True)
 class Orphan:
-    """Files of the layer's own making that no lookup can ever reach: leaked temporaries, left-over builds.
+    """Files of the layer that no lookup can reach: leaked temporaries, failed builds.
 
-    ``key`` is the path relative to the root. ``idle_only`` marks those that a live process may still be
-    writing, ``kept`` those that wait in quarantine to be brought back: only a purge of their layer removes them.
+    ``key`` is the path relative to the root. ``idle_only`` is set if a live process may still be writing, ``kept`` if
+    it is in quarantine: then only a purge of its layer removes it.
     """
 
     key: str
@@ -139,10 +139,10 @@ class Orphan:
 
 @dataclass(frozen=True, slots=True)
 class Housekeeping:
-    """Files that belong to the cache as a whole (an index, an empty dictionary), and so to no entry.
+    """Files that belong to the cache as a whole and to no entry, such as an index or an empty dictionary.
 
-    ``stale`` says of a dictionary that nothing will open it again, ``fixed`` of a file that it is as long whatever the
-    cache holds: removing entries frees nothing of it.
+    ``stale`` is set for a dictionary that nothing will open again, ``fixed`` for a file of constant size, which does
+    not shrink when entries are removed.
     """
 
     key: str
@@ -156,7 +156,7 @@ class Housekeeping:
 
 @dataclass(frozen=True, slots=True)
 class Bulk:
-    """Entries counted together, where nobody asked for each; ``oldest`` and ``newest`` are their last changes."""
+    """Entries counted without being listed; ``oldest`` and ``newest`` are times of last change."""
 
     entries: int
     files: int
@@ -168,7 +168,7 @@ class Bulk:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Something in a root that does not look as its library would have left it."""
+    """Something in a root that its library would not have left there."""
 
     path: Path
     code: str
@@ -181,29 +181,29 @@ class Problem:
 
     @property
     def stays(self) -> bool:
-        """Return whether this has the name of an entry, but is none or holds a foreign file, so that it is left."""
+        """Return whether this has the name of an entry but is none, or holds a foreign file, and so is not removed."""
         return self.code == "unrecognised"
 
     @property
     def note(self) -> Note:
-        """Return the problem as a reason why something was not removed."""
+        """Return the problem as the reason why something was not removed."""
         return Note(str(self.path), self.message)
 
 
 Found = Entry | Orphan | Housekeeping | Problem
-#: What counting yields: the same, and what was counted without being listed.
+#: Items of a count: things found, and things counted without being listed.
 Counted = Found | Bulk
-#: What a plan may list.
+#: Things that a plan may list.
 Removable = Entry | Orphan
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What one root holds, counted.
+    """Numbers of one root.
 
-    ``files`` and ``bytes`` are what lies on disk for the layer, orphans apart; ``stale_*`` is ``None`` where
-    the layer cannot tell a dead entry from a live one. Where a problem hides a part of the root, the numbers are lower
-    bounds, and ``None`` instead of 0.
+    ``files`` and ``bytes`` count the layer's files on disk without orphans; ``stale_*`` is ``None`` if the layer cannot
+    recognise stale entries. If a problem hides a part of the root, the numbers are lower bounds, and ``None`` instead
+    of 0.
     """
 
     entries: int | None = 0
@@ -226,7 +226,7 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Artifact:
-    """The bytes of one entry, with the tag that says how to read them.
+    """The bytes of one entry, with the tag of their format.
 
     ``form`` names layer and format version (``pocl-entry/1``). ``data`` is the raw value of a one-file
     entry, or a deterministic tar of a many-file one.
@@ -241,7 +241,7 @@ class Artifact:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """One line of a plan: what is to be removed, and what it looked like when it was planned.
+    """One thing to remove, with its version stamp when it was planned.
 
     ``entries`` is 0 for an orphan and may be many for a whole table; ``mark`` is compared again before
     anything is removed.
@@ -256,9 +256,9 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """A key and the reason why it was skipped, or why it failed.
+    """A key and the reason why it was skipped or failed.
 
-    ``starved`` lists what failed for lack of room alone: it can be removed after other things have gone.
+    ``starved`` lists targets that failed only for lack of space: they can be removed after other things.
     """
 
     key: str
@@ -269,11 +269,10 @@ class Note:
 
 @dataclass(frozen=True, slots=True)
 class ClearPlan:
-    """Exactly what a clear of one layer would remove, before anything is touched.
+    """The exact list of things that a clear of one layer would remove.
 
-    ``recreate`` lists folders that have gone, and without which running programs fail: they are made again. ``things``
-    describes the targets that were listed one by one, for a dry run to name; a target that stands for a whole table
-    has none.
+    ``recreate`` lists missing folders that running programs need: they are recreated. ``things`` describes the targets
+    that were listed one by one, for dry runs; a target that stands for a whole table has none.
     """
 
     layer: str
@@ -285,18 +284,18 @@ class ClearPlan:
 
     @property
     def entries(self) -> int:
-        """Count the entries that would go."""
+        """Count the entries to remove."""
         return sum(target.entries for target in self.targets)
 
     @property
     def bytes(self) -> int:
-        """Sum the bytes of what would go."""
+        """Sum the bytes to remove."""
         return sum(target.bytes for target in self.targets)
 
 
 @dataclass(frozen=True, slots=True)
 class Foresight:
-    """What removing targets would do: ``going`` would go and free ``bytes_freed``; the others would be left or fail."""
+    """The expected result of a removal: ``going`` would be removed and free ``bytes_freed``; the others stay."""
 
     going: tuple[Target, ...] = ()
     bytes_freed: int = 0
@@ -304,7 +303,7 @@ class Foresight:
     failed: tuple[Note, ...] = ()
 
     def plus(self, other: Foresight) -> Foresight:
-        """Return both as one."""
+        """Return the sum of both."""
         return Foresight(
             self.going + other.going,
             self.bytes_freed + other.bytes_freed,
@@ -315,10 +314,10 @@ class Foresight:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a clear did, or would do.
+    """The result of a clear, or the expected one.
 
-    ``bytes_freed`` is what vanished from the disk, measured; ``recreated`` are
-    folders made again. ``things`` names what would go; it is empty where something was done.
+    ``bytes_freed`` is measured on the disk; ``recreated`` lists folders. ``things`` lists the things to remove in an
+    expected result; it is empty after a clear.
     """
 
     layer: str
@@ -331,7 +330,7 @@ class Outcome:
     as_json: ClassVar = AsJson(hidden=("things",), names={"recreated": "remade"})
 
     def plus(self, other: Outcome) -> Outcome:
-        """Return both outcomes as one."""
+        """Return the sum of both."""
         return Outcome(
             self.layer,
             self.removed + other.removed,
@@ -362,13 +361,13 @@ class Patch:
     module: str
     owner: str | None
     method: str
-    #: Makes the stand-in from the method it stands in for.
+    #: Makes the replacement from the original method.
     replacement: Callable[[Callable[..., object]], Callable[..., object]]
 
 
 @dataclass(frozen=True, slots=True)
 class Switch:
-    """How to turn a layer on or off, as data: nothing is changed by having one.
+    """The changes that turn a layer on or off, as data.
 
     In this process: ``flags`` are set in modules that are loaded; ``patches`` replace methods of a library without a
     switch; ``memo_patches`` replace methods that remember, in modules that are loaded; ``clear_functions`` are
@@ -395,7 +394,7 @@ class Switch:
 
 
 class Severity(Enum):
-    """What something wrong does to the program that meets it."""
+    """The effect of a problem on programs."""
 
     FAILS = "fails every run"
     RISKS = "may fail a run"
@@ -408,7 +407,7 @@ class Severity(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Hazard:
-    """What goes wrong with a cache in a place, or in company, that its library was not made for."""
+    """The effect of a place or of concurrent users that the library does not support."""
 
     severity: Severity
     message: str
@@ -416,10 +415,10 @@ class Hazard:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that is wrong, with the command that mends it.
+    """One problem, with the command that fixes it.
 
-    ``thing`` is what quarantine would move aside: the damaged entry, or (as an orphan) a whole file that its
-    library cannot open. It is ``None`` where moving something would mend nothing.
+    ``thing`` is what quarantine would move: the damaged entry, or (as an orphan) a whole file that its library cannot
+    open. It is ``None`` if moving something would not fix the problem.
     """
 
     layer: str
@@ -437,7 +436,7 @@ class Finding:
 class Unverified:
     """Content of a root that verify did not check: ``what`` of ``count`` things, each a ``thing``.
 
-    ``remedy`` says how it can be checked, in a few words; it is empty where it cannot.
+    ``remedy`` says in a few words how to check it; it is empty if that is impossible.
     """
 
     layer: str
@@ -450,10 +449,10 @@ class Unverified:
 
 @dataclass(frozen=True, slots=True)
 class Quarantined:
-    """One thing that lies in quarantine in the root it came from.
+    """One thing in quarantine, in the root it came from.
 
-    ``name`` is what a user calls it by; ``key`` is the key of the entry, or of the whole file, that it was;
-    ``moved`` is when (epoch seconds), ``code`` and ``message`` say why.
+    ``name`` is its name for ``restore``; ``key`` is the key of the former entry or whole file; ``moved`` is the time
+    (epoch seconds); ``code`` and ``message`` give the reason.
     """
 
     name: str

@@ -34,17 +34,17 @@ from cachectl.layers.base.store import Store, attempt
 
 T = TypeVar("T")
 
-#: What one root or layer may raise without stopping the others.
+#: Errors that one root or layer may raise without stopping the others.
 FAILURES: Final = (LayerError, OSError)
 
-#: Classes of which every object is a right answer.
+#: Classes whose objects need no further check.
 _PLAIN: Final = frozenset({str, bytes, bool, NoneType, object, Path})
 #: The name of a variable that every shell can set.
 _VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 class PluginFailed(LayerError):
-    """A plug-in's layer raised what no layer may raise, or gave a wrong answer."""
+    """A plug-in's layer raised an error that no layer may raise, or gave a wrong answer."""
 
 
 def guarded(layer: Layer, environment: Environment) -> Layer:
@@ -73,7 +73,7 @@ class _Plugin:
             raise PluginFailed(self.name, message) from error
         except (LayerError, KeyboardInterrupt):
             raise
-        # SystemExit, a panic of Rust's and a skip of pytest's are no Exception.
+        # SystemExit, Rust panics and pytest skips are not Exceptions.
         except BaseException as error:
             raise PluginFailed(self.name, f"the plug-in failed: {described(error)}") from error
 
@@ -82,7 +82,7 @@ class _Plugin:
 
 
 class _Guard:
-    """What the guards of layers, stores and parts have in common."""
+    """The common part of the guards of layers, stores and parts."""
 
     _inner: object
     _plugin: _Plugin
@@ -104,10 +104,10 @@ class _Guard:
 
 
 class _LayerRules(Layer):
-    """Adds to the refusals of a layer what fails when it is tried."""
+    """Adds abilities that fail when tried to the refusals of a layer."""
 
     def refusals(self) -> Mapping[Ability, str]:
-        """Return what cannot be done: nothing can where this question fails."""
+        """Return the refused abilities: all of them if this question fails."""
         try:
             refused = super().refusals()
         except LayerError as error:
@@ -130,7 +130,7 @@ def guard_of(kind: type) -> Callable[[object, _Plugin], object]:
 
 
 def public_members(kind: type) -> set[str]:
-    """Name the public methods, properties and annotated attributes of a class."""
+    """Return the names of the public methods, properties and annotated attributes of a class."""
     return {name for name in (*dir(kind), *get_type_hints(kind)) if not name.startswith("_")}
 
 
@@ -144,7 +144,7 @@ def _member(kind: type, name: str) -> object:
 
 
 def _attribute(name: str, hint: object, *default: object) -> cached_property[object]:
-    """Guard an attribute. Where it is wrong, the default of the interface holds if there is one."""
+    """Guard an attribute. If it is wrong, the default of the interface is used if there is one."""
 
     def read(self: _Guard) -> object:
         question = _Question(self._plugin, hint, {})
@@ -163,10 +163,10 @@ def _method(name: str, general: Callable[..., Any], *, soon: bool) -> Callable[.
     signature, hint = inspect.signature(general), get_type_hints(general)["return"]
     iterates = get_origin(hint) in (collections.abc.Iterator, collections.abc.Iterable)
 
-    # A copy of the attributes of an abstract method would make this one abstract, too.
+    # Copying the attributes of an abstract method would make this one abstract too.
     @wraps(general, updated=())
     def member(self: _Guard, *arguments: object, **named: object) -> object:
-        # The check reads arguments that the plug-in may have used up.
+        # The check reads iterators that the plug-in may have consumed.
         given = [tuple(one) if isinstance(one, Iterator) else one for one in arguments]
         own = self._own(name, general)
         if own is None:
@@ -196,14 +196,14 @@ def _each(question: _Question, answer: Callable[[], Iterable[object]]) -> Iterat
 
 
 class _Wrong(Exception):
-    """What is wrong with an answer, in words that follow "answered with"."""
+    """A wrong answer, in words that follow "answered with"."""
 
 
 @cache
 def _matched(hint: Any, given: Any) -> tuple[Any, tuple[Any, ...]]:
-    """Return the class that an annotation asks for and its arguments, as far as they need a look at an answer.
+    """Return the class that an annotation asks for, and its arguments that are checked.
 
-    Of a union it is the member for answers of the ``given`` class. Raises :class:`_Wrong` where they are wrong.
+    For a union, the class is the member that fits the ``given`` class. Raises :class:`_Wrong` if none fits.
     """
     origin, arguments = get_origin(hint), get_args(hint)
     if origin is ClassVar:
@@ -225,14 +225,14 @@ def _fields(kind: Any) -> tuple[tuple[str, Any], ...]:
 
 @dataclass(frozen=True)
 class _Question:
-    """One call of a member: what is right is said by its annotation and by its arguments."""
+    """One call of a member; its annotation and arguments decide which answers are right."""
 
     plugin: _Plugin
     hint: Any
     asked: Mapping[str, Any]
 
     def checked(self, answer: Any) -> Any:
-        """Return an answer, or one item of it, as the caller gets it. Raises :class:`TypeError`."""
+        """Return an answer, or one item of it, checked. Raises :class:`TypeError`."""
         if self.hint is NoneType:
             return None
         try:
@@ -284,7 +284,7 @@ class _Question:
             self._checked(part, one)
 
     def _of_key(self, hint: Any, key: str, answer: object) -> object:
-        """Check the answer for one of several keys; where errors are answers, a wrong one is the error of its key."""
+        """Check the answer for one of several keys; if errors are answers, a wrong answer becomes the key's error."""
         try:
             if isinstance(answer, Artifact):
                 _demand_key(answer, key)
@@ -294,14 +294,14 @@ class _Question:
                 raise
             return PluginFailed(self.plugin.name, f"the plug-in failed: TypeError: answered with {wrong}")
 
-    # ------------------------------------------------------------------ rules that annotations do not say
+    # ------------------------------------------------------------------ rules beyond annotations
 
     @cached_property
     def _targets(self) -> frozenset[tuple[Path, str]]:
         return frozenset((target.root, target.key) for target in self.asked["targets"])
 
     def _demand_asked(self, answer: Any) -> None:
-        """Refuse an answer about something else than the arguments."""
+        """Refuse an answer about anything but the arguments."""
         if "keys" in self.asked and isinstance(answer, Mapping) and (others := set(answer) - set(self.asked["keys"])):
             raise _Wrong(f"{min(others)!r}, which it was not asked for")
         if "artifacts" in self.asked and len(answer) != len(self.asked["artifacts"]):
@@ -333,7 +333,7 @@ def _demand_key(artifact: Artifact, key: str) -> None:
 
 
 def _outside(thing: object, root: Path) -> str | None:
-    """Return where a thing lies, if that is outside a root: files there may belong to anybody."""
+    """Return the place of a thing outside a root, where files may belong to anybody; ``None`` if it is inside."""
     if isinstance(thing, (facts.Problem, facts.Finding)):
         place = thing.path if isinstance(thing, facts.Problem) else thing.root
         return None if root in (place, *place.parents) and ".." not in place.parts else str(place)
@@ -345,7 +345,7 @@ def _outside(thing: object, root: Path) -> str | None:
 
 
 def _demand_variables(switch: facts.Switch) -> None:
-    """Refuse what no shell can set, or would run as a command."""
+    """Refuse variables that no shell can set or that it would run as a command."""
     for name, content in {**dict.fromkeys(switch.unset, ""), **switch.set}.items():
         if not _VARIABLE.fullmatch(name):
             raise _Wrong(f"the variable {name!r}, which is no name of one")

@@ -1,7 +1,7 @@
-"""The class of all layers: a declaration of one cache, and the methods that users call, written once.
+"""The class of all layers: the declaration of one cache, and the methods that users call.
 
-An adapter declares what is particular to its library. A store (:mod:`cachectl.layers.base.store`) does everything that
-touches a disk.
+An adapter declares the properties of its library. A store (:mod:`cachectl.layers.base.store`) does all work on the
+disk.
 """
 
 from __future__ import annotations
@@ -66,35 +66,35 @@ _NO_SWITCH: Final = "nothing turns this cache off"
 
 
 class Declaration(ABC):
-    """What a layer says about its library.
+    """The properties of a layer's library.
 
-    A plain layer sets ``name``, ``title``, ``places``, ``switch`` and ``store``. A layer whose library has rules of its
-    own overrides methods. :mod:`cachectl.layers.base.guard` guards exactly the public members of this class.
+    A plain layer sets ``name``, ``title``, ``places``, ``switch`` and ``store``. A layer whose library has special
+    rules overrides methods. :mod:`cachectl.layers.base.guard` guards exactly the public members of this class.
     """
 
     #: The version of this interface that a layer was written for.
     interface: ClassVar[int] = 1
-    #: What users type.
+    #: The name that users type.
     name: ClassVar[str]
     #: One line for tables.
     title: ClassVar[str]
-    #: Where the library keeps entries.
+    #: The places of the library's entries.
     places: ClassVar[Places]
-    #: What turns the cache on and off; ``None`` where nothing does.
+    #: The switch of the cache; ``None`` if it has none.
     switch: ClassVar[EnvSwitch | None] = None
-    #: How entries are kept. The class declares it, and each instance has it bound to its name and environment.
+    #: The store. The class declares it; an instance has it bound to its name and environment.
     store: Store
-    #: Who owns the entries. Entries of a package are read, never changed.
+    #: The owner of the entries. Entries of a package are read, never changed.
     scope: ClassVar[Scope] = Scope.USER
-    #: Whether this is hours of tuning and not a cache that a rerun refills: removed only when named.
+    #: Whether this holds tuning results that no rerun refills: it is cleared only when named.
     precious: ClassVar[bool] = False
-    #: What goes wrong with a root on a network file system, ``None`` where nothing does.
+    #: The problem with a root on a network file system, ``None`` if there is none.
     on_network: ClassVar[Hazard | None] = Hazard(
         Severity.HARMLESS, "every lookup goes over the network, and locks of other machines may not hold there"
     )
-    #: What goes wrong where the ranks of one job share a root, ``None`` where nothing does.
+    #: The problem with a root that the ranks of one job share, ``None`` if there is none.
     among_ranks: ClassVar[Hazard | None] = Hazard(Severity.HARMLESS, "they may wait for each other")
-    #: What goes wrong where this user cannot write to a root, or make it; ``None`` where nothing does.
+    #: The problem with a root that this user cannot write to or make, ``None`` if there is none.
     when_closed: ClassVar[Hazard | None] = Hazard(Severity.RISKS, "nothing that is new can be stored")
     #: Distributions whose versions belong to a measurement of the cache.
     distributions: ClassVar[tuple[str, ...]] = ()
@@ -111,7 +111,7 @@ class Declaration(ABC):
         return self.store.forms
 
     def roots(self) -> tuple[Root, ...]:
-        """Return every place the library would use, whether or not it exists, the one it writes to first.
+        """Return every place the library would use, existing or not; the one it writes to comes first.
 
         A pure function of the environment.
         """
@@ -122,7 +122,7 @@ class Declaration(ABC):
         return State(Condition.ENABLED, "has no switch") if self.switch is None else self.switch.state(self.environment)
 
     def switched(self, *, on: bool) -> Switch:
-        """Return how to turn the layer on or off. Asked only where nothing in :meth:`refusals` forbids it."""
+        """Return how to turn the layer on or off. Called only if :meth:`refusals` does not forbid it."""
         if self.switch is None:
             raise Refused(self.name, _NO_SWITCH)
         return self.switch.change(self.name, on=on)
@@ -133,20 +133,20 @@ class Declaration(ABC):
         return read.applied(self.name, self.places.moved(self.name, folder))
 
     def diagnose(self) -> Iterator[Finding]:
-        """Yield what is wrong with how the layer is set up here: its variables, its surroundings. Changes nothing."""
+        """Yield problems with the layer's variables and surroundings. Changes nothing."""
         yield from ()
 
     def refusals(self) -> Mapping[Ability, str]:
-        """Return what cannot be done here and now, each with the reason."""
+        """Return the abilities that the layer lacks here and now, each with the reason."""
         without = {} if self.switch is not None or _overrides(self, "switched") else {Ability.DISABLE: _NO_SWITCH}
         return {**without, **self.store.refusals()}
 
     def required_roots(self) -> tuple[Root, ...]:
-        """Return the roots that have gone, and without which programs that are running now fail."""
+        """Return the missing roots without which programs that are running now fail."""
         return ()
 
     def refresher(self) -> Switch | None:
-        """Return how to make the library store without reading, in this process; ``None`` where nothing does."""
+        """Return how to make the library store without reading, in this process; ``None`` if that is impossible."""
         return None
 
     @property
@@ -170,15 +170,15 @@ class Declaration(ABC):
 
 
 class Layer(Declaration):
-    """One cache of the OpenCL stack, as one environment meets it.
+    """One cache of the OpenCL stack in one environment.
 
-    Layers subclass this class. Its own methods are the same for every layer: the verbs call them, no layer overrides
-    them, and they ask the declaration and the store.
+    Layers subclass this class. The verbs call its methods, and no layer overrides them: they use the declaration and
+    the store.
     """
 
     @final
     def abilities(self) -> Mapping[Ability, str | None]:
-        """Map every ability to ``None`` where the layer has it here, else to the reason why it has not."""
+        """Map every ability to ``None`` if the layer has it here, else to the reason why it has not."""
         refusals = self.refusals()
         return {ability: refusals.get(ability) for ability in Ability}
 
@@ -194,7 +194,7 @@ class Layer(Declaration):
 
     @final
     def verify(self, root: Root) -> Iterator[Finding]:
-        """Check every entry of a root the way its library would, and yield what it could not use."""
+        """Check every entry of a root as its library would, and yield those it could not use."""
         return self.store.verify(root)
 
     @final
@@ -207,9 +207,9 @@ class Layer(Declaration):
 
     @final
     def get(self, key: str) -> Artifact | None:
-        """Return the artifact of a key, or ``None`` where no root has it.
+        """Return the artifact of a key, or ``None`` if no root has it.
 
-        Raises :class:`Refused` where the layer cannot, :class:`Damaged` where the entry is not whole.
+        Raises :class:`Refused` if the layer cannot, :class:`Damaged` if the entry is not whole.
         """
         self._demand(Ability.GET)
         for root in self.roots():
@@ -222,13 +222,13 @@ class Layer(Declaration):
     def put(self, key: str, artifact: Artifact, *, replace: bool = False) -> None:
         """Place an artifact under a key, so that the library itself would hit it.
 
-        Raises :class:`Refused`, :class:`ForeignForm`, :class:`Damaged`, or :class:`EntryExists` where a
+        Raises :class:`Refused`, :class:`ForeignForm`, :class:`Damaged`, or :class:`EntryExists` if a
         different entry has the key and ``replace`` is not set. Putting equal bytes again does nothing.
         """
         self._demand(Ability.PUT)
         self._demand_form(artifact)
         if artifact.key != key:
-            # A library takes any file under the name of a key for the entry.
+            # A library accepts any file with the name of a key as the entry.
             raise ForeignForm(self.name, f"the artifact was taken from the key {artifact.key!r}; put it there")
         self._demand_key(key)
         root = self._root_to_put()
@@ -238,9 +238,9 @@ class Layer(Declaration):
 
     @final
     def get_many(self, keys: Sequence[str]) -> Mapping[str, Artifact | LayerError | OSError]:
-        """Return the artifact of each key, or why it cannot be read; a key that no root has is left out.
+        """Return the artifact of each key, or the reading error; a key that no root has is left out.
 
-        Raises :class:`Refused` where the layer cannot.
+        Raises :class:`Refused` if the layer cannot.
         """
         self._demand(Ability.GET)
         found: dict[str, Artifact | LayerError | OSError] = {}
@@ -250,11 +250,11 @@ class Layer(Declaration):
 
     @final
     def put_new(self, artifacts: Sequence[Artifact], *, dry_run: bool = False) -> list[bool | LayerError | OSError]:
-        """Place those artifacts whose keys are free, each whole or not at all, each under its own key.
+        """Place the artifacts whose keys are free, each whole or not at all, each under its own key.
 
-        For each: ``True`` where it was placed, ``False`` where the same is there, else what :meth:`put` would have
-        raised. A ``dry_run`` answers the same as far as it can be known, and touches nothing. Raises :class:`Refused`
-        where the layer cannot.
+        Returns for each: ``True`` if it was placed, ``False`` if the same entry is present, else the error that
+        :meth:`put` would raise. A ``dry_run`` predicts the same as far as possible, and changes nothing. Raises
+        :class:`Refused` if the layer cannot.
         """
         self._demand(Ability.PUT)
         root = self._root_to_put()
@@ -284,7 +284,7 @@ class Layer(Declaration):
     def _demand_fit(self, root: Root, artifact: Artifact) -> None:
         self._demand_form(artifact)
         self._demand_key(artifact.key)
-        # An entry under the key itself is not replaced, but a file of many entries would be changed.
+        # An entry with this key is not replaced, but a file of many entries would be changed.
         self._demand_own_entry(root, artifact.key, beside=root.path / artifact.key)
 
     def _demand_key(self, key: str) -> None:
@@ -307,9 +307,9 @@ class Layer(Declaration):
 
     @final
     def recover_all(self, within: Callable[[Root], bool] = lambda _root: True) -> None:
-        """Finish the writes that were interrupted, in those roots that are ``within`` and may be changed.
+        """Finish interrupted writes in the roots that are ``within`` and may be changed.
 
-        A verb that removes entries does this first, since a read-only look cannot always see past such a write. The
+        Verbs that remove entries call this first, because such a write can hide entries from a read-only scan. The
         verb itself reports a write that cannot be finished.
         """
         if self.abilities()[Ability.CLEAR] is not None:
@@ -324,10 +324,10 @@ class Layer(Declaration):
     def plan_clear(
         self, selection: Selection = ALL, *, within: Callable[[Root], bool] | None = None, listed: bool = False
     ) -> ClearPlan:
-        """List exactly what clearing the selection would remove, in those roots that are ``within``. Touch nothing.
+        """List exactly the things that clearing the selection would remove in roots ``within``. Changes nothing.
 
-        With ``listed`` each entry is looked into and named, also where a store could plan a whole root at once.
-        Raises :class:`Refused` where the layer must not be cleared.
+        With ``listed`` each entry is read and named, even if the store could plan a whole root at once.
+        Raises :class:`Refused` if the layer must not be cleared.
         """
         self._demand(Ability.CLEAR)
         if selection.kernel is not None and (reason := self.refusals().get(Ability.KERNELS)) is not None:
@@ -352,18 +352,18 @@ class Layer(Declaration):
 
     @final
     def plan_removal(self, things: Iterable[Removable]) -> ClearPlan:
-        """Plan the removal of exactly these things, as a scan gave them. Touch nothing.
+        """Plan the removal of exactly these things, as a scan yielded them. Changes nothing.
 
-        Raises :class:`Refused` where the layer must not be cleared.
+        Raises :class:`Refused` if the layer must not be cleared.
         """
         self._demand(Ability.CLEAR)
         return self._planned(things)
 
     @final
     def plan_spent(self, things: Iterable[Removable]) -> ClearPlan:
-        """Plan the removal of entries that only this process could hit and needs no more, in use or not. Touch nothing.
+        """Plan the removal of entries that only this process could hit and no longer needs, in use or not.
 
-        Raises :class:`Refused` where the layer must not be cleared.
+        Changes nothing. Raises :class:`Refused` if the layer must not be cleared.
         """
         self._demand(Ability.CLEAR)
         listed = self._listed(things)
@@ -377,7 +377,7 @@ class Layer(Declaration):
 
     @final
     def foresee(self, plan: ClearPlan) -> Outcome:
-        """Return what :meth:`clear` would do with a plan, as far as that can be known. Touch nothing."""
+        """Predict the outcome of :meth:`clear`, as far as possible. Changes nothing."""
         self._demand(Ability.CLEAR)
         described = {(thing.root, thing.key): thing for thing in plan.things}
 
@@ -405,7 +405,7 @@ class Layer(Declaration):
         return outcome
 
     def _attempted(self, root: Root, act: Callable[[], Outcome]) -> Outcome:
-        """Act on a root as its owner; an error is the root's failure."""
+        """Act on a root as its owner; an error becomes the root's failure."""
         try:
             self._demand_own(root)
             with as_owner(root.path):
@@ -424,28 +424,28 @@ class Layer(Declaration):
 
     @final
     def disable(self) -> Switch:
-        """Return how to turn the layer off; nothing is changed. Raises :class:`Refused` where nothing does."""
+        """Return how to turn the layer off; changes nothing. Raises :class:`Refused` if that is impossible."""
         self._demand(Ability.DISABLE)
         return self.switched(on=False)
 
     @final
     def enable(self) -> Switch:
-        """Return how to turn the layer on; nothing is changed. Raises :class:`Refused`."""
+        """Return how to turn the layer on; changes nothing. Raises :class:`Refused` if that is impossible."""
         self._demand(Ability.DISABLE)
         return self.switched(on=True)
 
     @final
     def plan_quarantine(self, findings: Iterable[Finding]) -> ClearPlan:
-        """Plan to move aside the things that findings name, each once. Touch nothing.
+        """Plan to quarantine the things that findings name, each once. Changes nothing.
 
-        Raises :class:`Refused` where the layer cannot.
+        Raises :class:`Refused` if the layer cannot.
         """
         self._demand(Ability.QUARANTINE)
         return self._planned(finding.thing for finding in findings if finding.thing is not None)
 
     @final
     def quarantine(self, plan: ClearPlan, findings: Iterable[Finding]) -> Outcome:
-        """Move the targets of a plan aside, each labelled with its finding. Changed targets are skipped."""
+        """Quarantine the targets of a plan, each labelled with its finding. Changed targets are skipped."""
         self._demand(Ability.QUARANTINE)
         known = {(one.thing.root, one.thing.key): one for one in findings if one.thing is not None}
         outcome = Outcome(self.name, skipped=plan.skipped, failed=plan.failed)
@@ -469,15 +469,15 @@ class Layer(Declaration):
 
     @final
     def quarantined(self) -> Iterator[Quarantined | Problem]:
-        """Yield the things that this layer has in quarantine, and a problem for each that cannot be read."""
+        """Yield this layer's things in quarantine, and a problem for each that cannot be read."""
         for path in dict.fromkeys(root.path for root in self.roots()):
             yield from Quarantine(self.name, path).held()
 
     @final
     def restore(self, thing: Quarantined, *, replace: bool = False) -> None:
-        """Bring a thing back from quarantine.
+        """Restore a thing from quarantine.
 
-        Raises :class:`Refused`, or :class:`EntryExists` where another entry has taken its place and ``replace`` is
+        Raises :class:`Refused`, or :class:`EntryExists` if another entry has taken its place and ``replace`` is
         not set.
         """
         root = self._root_to_restore(thing)
@@ -486,12 +486,12 @@ class Layer(Declaration):
 
     @final
     def foresee_restore(self, thing: Quarantined, *, replace: bool = False) -> None:
-        """Raise what :meth:`restore` would raise, as far as that can be known. Touch nothing."""
+        """Raise the error that :meth:`restore` would raise, as far as it can be predicted. Changes nothing."""
         root = self._root_to_restore(thing)
         with as_owner(root.path):
             for error in self.store.foresee_write(root, [thing.key]).values():
                 raise error
-            # The folder that it lies in goes.
+            # The folder that it lies in is removed.
             because = closed_because(root.path, ".")
         if because is not None:
             raise Unreachable(self.name, f"cannot put it back: {because}", root.path)
@@ -517,7 +517,7 @@ class Layer(Declaration):
             raise Refused(self.name, f"cannot {ability.value}: {reason}")
 
     def _demand_own(self, root: Root) -> None:
-        """Refuse to let the superuser change another user's root without ``--over-others``.
+        """Forbid the superuser to change another user's root without ``--over-others``.
 
         Programs of that user could not replace files that the superuser leaves there.
         """
@@ -534,7 +534,7 @@ class Layer(Declaration):
             )
 
     def _demand_own_entry(self, root: Root, key: str, *, beside: Path | None = None) -> None:
-        """Refuse to let the superuser change another user's entry; the owner of the path ``beside`` does not matter."""
+        """Forbid the superuser to change another user's entry; the owner of the path ``beside`` does not matter."""
         if not self.environment.superuser or self.environment.over_others:
             return
         for path in self.store.held_in(root, [key]).get(key, ()):
@@ -544,7 +544,7 @@ class Layer(Declaration):
                 raise Refused(self.name, message, path)
 
     def _without_others(self, plan: ClearPlan) -> ClearPlan:
-        """Take entries of other users out of the superuser's plan, with a note of how many belong to whom."""
+        """Remove entries of other users from the superuser's plan, and note how many belong to each user."""
         if not self.environment.superuser or self.environment.over_others or not plan.targets:
             return plan
         kept: list[Target] = []
@@ -582,7 +582,7 @@ class Layer(Declaration):
         return self._without_others(self._gated(self._listed(things)))
 
     def _listed(self, things: Iterable[Removable]) -> tuple[Removable, ...]:
-        """Return each thing once. Raises :class:`Refused` where a root belongs to another user."""
+        """Return each thing once. Raises :class:`Refused` if a root belongs to another user."""
         listed = tuple({(thing.root, thing.key): thing for thing in things}.values())
         for root in self.roots():
             if any(thing.root == root.path for thing in listed):
@@ -615,7 +615,7 @@ class Layer(Declaration):
         skipped += tuple(
             Note("*", f"{count} in {root.path} left, each {whose}; --key names one") for whose, count in guests.items()
         )
-        # Entries behind such a problem may match the selection.
+        # Entries hidden by such a problem may match the selection.
         failed = tuple(problem.note for problem in problems if problem.hides)
         if selection.everything:
             skipped += tuple(problem.note for problem in problems if problem.stays)
@@ -633,7 +633,7 @@ class Layer(Declaration):
 
 
 def _notes_of_nameless(count: int, root: Root) -> Iterator[Note]:
-    """Yield a note of how many entries a selection by kernel has left, since their kernels are unknown."""
+    """Yield a note with the number of entries that a selection by kernel has left because their kernels are unknown."""
     if count:
         have = "entry has no known kernel name and was" if count == 1 else "entries have no known kernel name and were"
         yield Note("*", f"{count} {have} left, in {root.path}")

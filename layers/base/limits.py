@@ -1,7 +1,7 @@
-"""The largest things that cachectl reads, and why: no file may take all memory or fill a disk. All sizes are in bytes.
+"""Limits on input sizes, so that no file can take all memory or fill a disk. All sizes are in bytes.
 
-Each limit is far above what the libraries write. A file above it is reported and left alone; the exception is
-``LARGEST_BUNDLE``, which an option raises.
+Each limit is far above the sizes that the libraries write. A file above it is reported and left alone, except that an
+option raises ``LARGEST_BUNDLE``.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from __future__ import annotations
 import re
 from typing import Final
 
-#: One entry, or one file that is read whole. Entries are held in memory. The largest that the libraries are known to
-#: write, programs of the CUDA driver, have some 100 MiB; the whole CUDA cache has 4 GiB by default.
+#: One entry, or one file that is read whole. Entries are held in memory. The largest known ones, programs of the CUDA
+#: driver, have some 100 MiB; the whole CUDA cache has 4 GiB by default.
 LARGEST_ENTRY: Final = 1 << 30
 #: The file of one entry that ``get`` writes and ``put`` reads.
 LARGEST_ARTIFACT: Final = LARGEST_ENTRY + (1 << 20)
@@ -18,7 +18,7 @@ LARGEST_ARTIFACT: Final = LARGEST_ENTRY + (1 << 20)
 LARGEST_RECORDS: Final = 256 << 20
 #: An index that lists the entries of a store. One of 64 MiB lists a million entries of Mesa's.
 LARGEST_INDEX: Final = 64 << 20
-#: One key. The longest are MIOpen's, which hold the arguments of a compiler.
+#: One key. The longest are those of MIOpen, which contain compiler arguments.
 LONGEST_KEY: Final = 1 << 14
 
 #: Control characters, also those of Unicode that end a line or turn the direction of text.
@@ -45,12 +45,12 @@ LARGEST_SIGNATURE: Final = 1 << 20
 
 
 def too_large(size: int, most: int) -> str:
-    """Say that something is larger than what is read."""
+    """Return the message for something larger than its limit."""
     return f"has {size:,} bytes, and at most {most:,} are read"
 
 
 def key_complaint(key: str) -> str | None:
-    """Return why a text cannot be a key of any layer, else ``None``. Keys become file names, and bundles bring them."""
+    """Return why a text cannot be a key of any layer, else ``None``. Keys come from bundles and become file names."""
     if not key:
         return "is empty"
     if len(key) > LONGEST_KEY:

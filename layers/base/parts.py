@@ -1,7 +1,7 @@
-"""Optional parts of a layer: what a product has beyond entries and a switch, each an object with one purpose.
+"""Optional parts of a layer, beyond entries and a switch; each is an object with one purpose.
 
-A layer that lacks a part has ``None`` in its place. Verbs then do without: a forecast says that it is unknown, a trace
-compares entries before and after the run, and a started driver cannot be salted.
+A missing part is ``None``. Verbs then do without: a forecast is unknown, a trace compares entries before and after the
+run, and a started driver cannot be salted.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Final
 from cachectl.layers.base.environment import Environment
 from cachectl.layers.base.facts import Entry, Removable, Root
 
-#: What a place or an entry says of itself, by name. ``None`` is unknown, and equals nothing.
+#: Facts of a place or an entry, by name. ``None`` is unknown, and equals nothing.
 Facts = Mapping[str, str | None]
 
 
@@ -40,7 +40,7 @@ UNFORESEEN: Final = Outlook(None, "what decides about this layer cannot be read 
 
 
 class Portability:
-    """What decides whether a program elsewhere computes the key of an entry.
+    """The facts that decide whether a program elsewhere computes the key of an entry.
 
     Facts are compared by name between the place where a bundle was made and the place where it is imported. The
     platform and the kind of processor are always compared, and decide alone unless a layer adds facts.
@@ -61,7 +61,7 @@ class Portability:
         return {}
 
     def entry_facts(self, versions: Mapping[str, str], detail: Mapping[str, str]) -> Mapping[str, str]:
-        """Return what an entry adds to the description of the place where it was made."""
+        """Return the facts that an entry adds to those of the place where it was made."""
         del detail
         return versions
 
@@ -129,7 +129,7 @@ class Lookups:
         return None
 
     def weigh(self, path: str) -> int | None:
-        """Return the bytes of what a listener heard was stored; ``None`` if it has not been kept."""
+        """Return the bytes of a file that a listener saw stored; ``None`` if it no longer exists."""
         del path
         return None
 
@@ -160,14 +160,14 @@ class Tagging(ABC):
     drivers: tuple[str, ...] = ()
     #: Names of the OpenCL platforms of that driver, which stores every program that is built for them.
     platforms: tuple[str, ...] = ()
-    #: What in the message of a failed build names its log, or the temporary that it has leaked.
+    #: Pattern of the log, or leaked temporary, that the message of a failed build names.
     failure_trace: re.Pattern[str] | None = None
 
     @abstractmethod
     def find_tagged(
         self, root: Root, tag: re.Pattern[bytes], since: float, known: Container[str]
     ) -> Iterator[tuple[Removable, str]]:
-        """Yield what tagged builds have stored in a root, each with its tag.
+        """Yield the entries of tagged builds in a root, each with its tag.
 
         Entries that have not changed after ``since`` (epoch seconds) are not read. A rest of an entry among the
         ``known`` keys has the tag ``""`` if it does not name the constant. Raises :class:`LayerError` or

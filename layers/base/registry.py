@@ -1,6 +1,6 @@
-"""Which layers there are: the built-in ones by a table, other people's by the entry-point group.
+"""The registry of layers: a table of the built-in ones, and an entry-point group for plug-ins.
 
-A class is imported when its layer is first made, so that a table costs nothing.
+A class is imported when its layer is first made, so that importing the table is fast.
 """
 
 from __future__ import annotations
@@ -44,21 +44,20 @@ BUILT_IN: Final[dict[str, str]] = {
 }
 
 
-#: The versions of the interface of :class:`Layer` that layers may be written for; docs/adding-a-layer.md says what
-#: each of them promises.
+#: The supported versions of the interface of :class:`Layer`; docs/adding-a-layer.md describes each.
 INTERFACES: Final = frozenset({1})
-#: What sets, in seconds, how long a plug-in may take until it has given its layer; and how long that is unless it does.
+#: The variable with the seconds that a plug-in may take to make its layer, and the default.
 PLUGIN_TIMEOUT: Final = "CACHECTL_PLUGIN_TIMEOUT"
 _PLUGIN_TIMEOUT: Final = 30.0
 _LONGEST: Final = 86400.0
 
-#: What can be typed as a layer: no option, no path, no blank.
+#: Pattern of layer names: no option, path or blank.
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
 @dataclass(frozen=True, slots=True)
 class Broken:
-    """A plug-in that gave no layer, and why."""
+    """A plug-in that could not be loaded, and the reason."""
 
     name: str
     why: str
@@ -72,7 +71,7 @@ def built_in(environment: Environment) -> Iterator[Layer]:
 
 
 def plugged_in(environment: Environment) -> Iterator[Layer | Broken]:
-    """Make every layer that an installed distribution offers; one that fails is named, not fatal."""
+    """Make every layer that an installed distribution offers; yield :class:`Broken` for one that fails."""
     for point in entry_points(GROUP):
         yield _plugged(point, environment)
 
@@ -80,7 +79,7 @@ def plugged_in(environment: Environment) -> Iterator[Layer | Broken]:
 def _plugged(point: EntryPoint, environment: Environment) -> Layer | Broken:
     limit = plugin_limit(environment)
     try:
-        # Standard output is for data; what a stranger prints while it is imported is none.
+        # Standard output is for data; a plug-in may print anything while it is imported.
         with redirect_stdout(sys.stderr), limited(limit):
             layer = point.load()(environment)
             wrong = _wrong(layer)
@@ -88,8 +87,8 @@ def _plugged(point: EntryPoint, environment: Environment) -> Layer | Broken:
         return Broken(point.name, f"{point.value} took longer than {limit:g} s; {PLUGIN_TIMEOUT} sets how long it may")
     except KeyboardInterrupt:
         raise
-    # A stranger's own may be no Exception: so are a panic of Rust's, and a skip of pytest's.
-    except BaseException as error:  # noqa: BLE001 - a stranger's code must not stop the others
+    # SystemExit, Rust panics and pytest skips are not Exceptions.
+    except BaseException as error:  # noqa: BLE001 - a plug-in must not stop the others
         return Broken(point.name, f"{point.value} failed: {described(error)}")
     if wrong is not None or not isinstance(layer, Layer):
         return Broken(point.name, f"{point.value} {wrong}")
@@ -97,7 +96,7 @@ def _plugged(point: EntryPoint, environment: Environment) -> Layer | Broken:
 
 
 def plugin_limit(environment: Environment) -> float:
-    """Return how many seconds a plug-in has to give its layer, and for each answer that is a matter of variables."""
+    """Return the seconds that a plug-in has to make its layer, and for each answer that depends on variables alone."""
     try:
         seconds = float(environment.get(PLUGIN_TIMEOUT) or "")
     except ValueError:
@@ -106,7 +105,7 @@ def plugin_limit(environment: Environment) -> float:
 
 
 def _wrong(layer: object) -> str | None:
-    """Say what is wrong with how a plug-in presents itself, or return ``None``."""
+    """Return why a plug-in's object is no valid layer; ``None`` if it is."""
     if not isinstance(layer, Layer):
         return "is no cachectl layer"
     return _ill_named(layer) or _ill_formed(layer)
@@ -142,7 +141,7 @@ def _ill_stored(store: object) -> str | None:
 
 
 def described(error: BaseException) -> str:
-    """Name an error of a stranger's, whose own words may fail too."""
+    """Describe an error of a plug-in; its ``__str__`` may fail too."""
     try:
         words = str(error)
     except Exception:  # noqa: BLE001 - see above

@@ -1,4 +1,4 @@
-"""Which entries a verb is about: by kernel, key, age, size or staleness."""
+"""The selection of entries: by kernel, key, age, size or staleness."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ _SIZE_UNITS: Final = {
 class Selection:
     """A conjunction of conditions; the empty one selects everything.
 
-    ``before`` and ``after`` are moments (epoch seconds) that an entry's last change is held against;
-    ``larger_than`` is bytes; ``kernel`` a shell pattern on kernel names.
+    ``before`` and ``after`` (epoch seconds) are compared with an entry's last change; ``larger_than`` is bytes;
+    ``kernel`` a shell pattern on kernel names.
     """
 
     kernel: str | None = None
@@ -36,32 +36,32 @@ class Selection:
 
     @property
     def everything(self) -> bool:
-        """Tell whether nothing is left out."""
+        """Return whether every entry is selected."""
         return self == Selection()
 
     @property
     def kernel_pattern(self) -> re.Pattern[str] | None:
-        """Return what a kernel's name must match, ``None`` where any will do."""
+        """Return the pattern that a kernel's name must match, ``None`` if any name matches."""
         return None if self.kernel is None else re.compile(translate(self.kernel))
 
     @property
     def kernel_part(self) -> str:
-        """Return the longest part that the name of every selected kernel has in it; maybe none of it."""
-        # What a set in brackets begins and ends is for fnmatch to say.
+        """Return the longest literal part of the pattern, which every selected kernel's name contains; may be empty."""
+        # Only fnmatch knows where a set in brackets begins and ends.
         return max(re.split(r"[*?]", (self.kernel or "").partition("[")[0]), key=len)
 
     @property
     def kernel_prefix(self) -> str:
-        """Return what the name of every selected kernel begins with; maybe nothing."""
+        """Return the prefix of the names of all selected kernels; may be empty."""
         return re.split(r"[*?[]", self.kernel or "", maxsplit=1)[0]
 
     @property
     def needs_contents(self) -> bool:
-        """Tell whether entries must be looked into: kernel names, and some signs of age, lie in the bytes."""
+        """Return whether entries must be read: kernel names and some signs of staleness are in their bytes."""
         return self.kernel is not None or self.stale
 
     def matches(self, entry: Entry) -> bool:
-        """Tell whether an entry meets every condition; what is unknown meets none."""
+        """Return whether an entry meets every condition; unknown values meet none."""
         return (
             self._matches_kernel(entry.kernels)
             and (self.key is None or self.key == entry.key)
@@ -71,7 +71,7 @@ class Selection:
         )
 
     def matches_orphan(self, orphan: Orphan) -> bool:
-        """Tell the same of an orphan, which has no kernel and is never hit: it counts as stale."""
+        """Return whether an orphan meets every condition; it has no kernel and counts as stale."""
         if self.kernel is not None:
             return False
         return (

@@ -1,4 +1,4 @@
-"""The protocol of stores: what a layer keeps its entries in, and how the bytes of one entry are read.
+"""The protocol of stores, in which layers keep their entries, and of codecs, which read the bytes of one entry.
 
 A layer declares one store. :mod:`cachectl.layers.stores` has three general ones: files in a folder tree, rows of
 sqlite files, and records of text files. A store lists, reads, places and removes entries safely; the layer decides
@@ -46,7 +46,7 @@ T = TypeVar("T")
 
 
 class Damage(NamedTuple):
-    """What is wrong with the bytes of an entry, and what the library does when it meets them."""
+    """The damage of an entry's bytes, and its effect on the library."""
 
     severity: facts.Severity
     message: str
@@ -60,18 +60,18 @@ class Codec(ABC):
 
     @abstractmethod
     def describe(self, data: bytes) -> Details:
-        """Return what the bytes of an entry say; damaged bytes give what can still be read."""
+        """Return the details in the bytes of an entry; damaged bytes give those that can still be read."""
 
     @abstractmethod
     def check(self, data: bytes) -> Damage | None:
-        """Return what is wrong with the bytes of an entry, ``None`` where nothing is."""
+        """Return the damage of an entry's bytes, ``None`` if there is none."""
 
 
 class Store(ABC):
-    """Where a layer keeps entries. Declared by a layer, and bound to its name and environment when the layer is made.
+    """The store of a layer's entries. A layer declares it, and it is bound to a name and environment with the layer.
 
-    The first six methods are the protocol. The others have a general way, for entries whose keys are paths below the
-    root; a store overrides one where it knows a faster or a safer way.
+    The first six methods are the protocol. The others have a general implementation for entries whose keys are paths
+    below the root; a store overrides one if it has a faster or safer way.
     """
 
     #: The layer's name.
@@ -79,7 +79,7 @@ class Store(ABC):
     environment: Environment
     #: Artifact forms that :meth:`write` takes; :meth:`read` gives the first.
     forms: tuple[str, ...]
-    #: Whether removing entries needs room on the disk first. Layers whose stores need none are cleared before.
+    #: Whether removing entries needs free disk space. Layers whose stores need none are cleared first.
     clearing_needs_room: ClassVar[bool] = False
 
     def bound(self, name: str, environment: Environment) -> Store:
@@ -94,17 +94,17 @@ class Store(ABC):
     def scan(self, root: Root, *, contents: bool = True) -> Iterator[Found]:
         """Yield each thing in a root; damage is yielded as a problem, never raised.
 
-        With ``contents=False`` entries are not looked into: their kernels are unknown, and they are stale only where
-        the name shows it.
+        With ``contents=False`` entries are not read: their kernels are unknown, and they are stale only if their name
+        shows it.
         """
 
     @abstractmethod
     def read(self, root: Root, key: str) -> Artifact | None:
-        """Read one entry, or return ``None`` where the root has no such key."""
+        """Read one entry, or return ``None`` if the root has no such key."""
 
     @abstractmethod
     def write(self, root: Root, key: str, artifact: Artifact, *, replace: bool) -> None:
-        """Verify, stage and place an entry; its form has been checked."""
+        """Verify, stage and place an entry; the caller has checked its form."""
 
     @abstractmethod
     def remove(self, root: Root, targets: tuple[Target, ...]) -> facts.Outcome:
@@ -112,29 +112,29 @@ class Store(ABC):
 
     @abstractmethod
     def quarantine(self, root: Root, target: Target, thing: facts.Quarantined) -> str | None:
-        """Move a target into quarantine, and return ``None``, or why it was left where it is."""
+        """Move a target into quarantine; return ``None``, or the reason why it was left."""
 
     @abstractmethod
     def restore(self, root: Root, thing: facts.Quarantined, *, replace: bool) -> None:
-        """Move a thing out of quarantine into its old place, and remove the folder it lay in."""
+        """Move a thing from quarantine to its old place, and remove its quarantine folder."""
 
     # ------------------------------------------------------------------ keys and files
 
     def refusals(self) -> Mapping[facts.Ability, str]:
-        """Return what cannot be done on this platform or with what is installed, each with the reason."""
+        """Return the abilities missing on this platform or installation, each with the reason."""
         return {}
 
     def is_key(self, key: str) -> bool:
         """Return whether a text has the form of a key.
 
-        Asked before an artifact is placed, since the key may come from a stranger's bundle and becomes a file name.
+        Called before an artifact is placed, because the key may come from an untrusted bundle and becomes a file name.
         ``limits.key_complaint`` has refused control characters.
         """
         del key
         return True
 
     def owns(self, root: Root, parts: tuple[str, ...]) -> bool | None:
-        """Return whether a path below a shared root belongs to the layer, or leads to what does, by its name alone.
+        """Return whether a path below a shared root is the layer's, or leads to its files, by name alone.
 
         ``None`` is unknown.
         """
@@ -156,12 +156,12 @@ class Store(ABC):
     # ------------------------------------------------------------------ listing
 
     def find(self, root: Root, selection: Selection) -> Iterator[Found]:
-        """Yield at least what a selection matches."""
+        """Yield at least the things that a selection matches."""
         del selection
         yield from self.scan(root, contents=True)
 
     def iter_usage(self, root: Root) -> Iterator[facts.Counted]:
-        """Yield what there is to count in a root."""
+        """Yield the things to count in a root."""
         yield from self.scan(root, contents=False)
 
     def usage(self, root: Root) -> facts.Usage:
@@ -169,27 +169,27 @@ class Store(ABC):
         return sum_usage(self.iter_usage(root))
 
     def in_use(self, targets: Iterable[Removable]) -> Iterator[tuple[Removable, str | None]]:
-        """Pair each thing to be cleared with the reason to leave it for now, ``None`` where there is none.
+        """Pair each thing to be cleared with the reason to leave it for now, ``None`` if there is none.
 
-        The store adds what a later scan could not recognise once those things have gone.
+        The store adds things that a later scan could not recognise without those.
         """
         for target in targets:
             yield target, None
 
     def plan_everything(self, root: Root) -> facts.ClearPlan | None:
-        """Plan a whole root without listing its entries, where the store can; else ``None``."""
+        """Plan a whole root without listing its entries; ``None`` if the store cannot."""
         del root
         return None
 
     # ------------------------------------------------------------------ many at once
 
     def read_many(self, root: Root, keys: Sequence[str]) -> Mapping[str, Artifact | LayerError | OSError]:
-        """Map each key of the root to its artifact, or to the reason why it cannot be read."""
+        """Map each key of the root to its artifact, or to the reading error."""
         read = ((key, attempt(partial(self.read, root, key))) for key in keys)
         return {key: artifact for key, artifact in read if artifact is not None}
 
     def write_new(self, root: Root, artifacts: Sequence[Artifact]) -> list[bool | LayerError | OSError]:
-        """Place several entries, none over another, as :meth:`Layer.put_new` says; their forms have been checked."""
+        """Place several new entries, as :meth:`Layer.put_new` says; the caller has checked their forms."""
         readable = self.refusals().get(facts.Ability.GET) is None
         return [self._write_one(root, artifact, readable=readable) for artifact in artifacts]
 
@@ -205,16 +205,16 @@ class Store(ABC):
     def recover(self, root: Root) -> None:
         """Finish, or roll back, the interrupted writes of a root, as the next program there would.
 
-        Raises :class:`LayerError` for what cannot be finished.
+        Raises :class:`LayerError` for a write that cannot be finished.
         """
         del root
 
     # ------------------------------------------------------------------ dry runs
 
     def foresee_removal(self, root: Root, targets: tuple[Target, ...]) -> facts.Foresight:
-        """Return what :meth:`remove` would do, as far as file modes, file systems and locks show it. Touch nothing.
+        """Predict the result of :meth:`remove` from file modes, file systems and locks. Changes nothing.
 
-        Raises :class:`LayerError` where nothing in the root could be removed.
+        Raises :class:`LayerError` if nothing in the root could be removed.
         """
         for path in self.lock_files(root, [target.key for target in targets]):
             wait_until_free(self.name, path, self.environment.lock_timeout)
@@ -230,9 +230,9 @@ class Store(ABC):
         return facts.Foresight(tuple(going), sum(target.bytes for target in going), failed=tuple(failed))
 
     def foresee_write(self, root: Root, keys: Sequence[str]) -> Mapping[str, LayerError]:
-        """Return why entries of these keys could not be written, whatever is in them. Touch nothing.
+        """Return why entries of these keys could not be written, whatever their content. Changes nothing.
 
-        Raises :class:`LayerError` where none could be written.
+        Raises :class:`LayerError` if none could be written.
         """
         for path in self.lock_files(root, keys):
             wait_until_free(self.name, path, self.environment.lock_timeout)
@@ -247,19 +247,19 @@ class Store(ABC):
     # ------------------------------------------------------------------ verify
 
     def verify(self, root: Root) -> Iterator[Finding]:
-        """Check every entry the way its library would, and yield what it could not use."""
+        """Check every entry as its library would, and yield those it could not use."""
         for found in self.scan(root):
             if isinstance(found, Problem):
                 yield self.to_finding(root, found)
 
     def examine(self, root: Root, *, deep: bool) -> Iterator[Finding | facts.Unverified]:
-        """Verify a root, and yield what was not checked; ``deep`` also runs installed tools that can check more."""
+        """Verify a root, and yield unchecked content; ``deep`` also runs installed tools that can check more."""
         del deep
         yield from self.verify(root)
 
     @final
     def to_finding(self, root: Root, problem: Problem) -> Finding:
-        """Return the finding of a problem: something that cannot be read may hide entries that fail a program."""
+        """Return the finding of a problem: unreadable things may hide entries that fail a program."""
         if problem.code == "unreadable":
             severity, fix = facts.Severity.FAILS, f"chmod u+rwx {shlex.quote(str(problem.path))}"
         else:
@@ -269,19 +269,19 @@ class Store(ABC):
 
     @final
     def unreadable(self, root: Root, key: str, error: LayerError | OSError) -> Finding:
-        """Return the finding of an entry that could not be read. Nothing is moved aside: the entry may be whole."""
+        """Return the finding of an entry that could not be read; it has no ``thing``, since the entry may be whole."""
         return self.to_finding(root, Problem(root.path / key, "unreadable", reason_of(error)))
 
     @final
     def with_fix(self, error: LayerError) -> str:
-        """Return an error's message; for damage, with the command that moves the damaged thing aside."""
+        """Return an error's message; for damage, with the command that moves it to quarantine."""
         if not isinstance(error, Damaged) or facts.Ability.QUARANTINE in self.refusals():
             return error.message
         return f"{error.message}; to move it aside: cachectl verify --quarantine {self.name}"
 
 
 def attempt(act: Callable[[], T]) -> T | LayerError | OSError:
-    """Return what a call returns, or the error that it raises about one entry."""
+    """Return the result of a call, or the error that it raises about one entry."""
     try:
         return act()
     except (LayerError, OSError) as error:
@@ -289,9 +289,9 @@ def attempt(act: Callable[[], T]) -> T | LayerError | OSError:
 
 
 def each_part(layer: str, parts: Iterable[tuple[str, Callable[[], Outcome]]]) -> Outcome:
-    """Do the parts of a removal, each under a name for its failures, and return what all of them did.
+    """Do the parts of a removal, each under a name for its failures; return the sum of their outcomes.
 
-    A part that fails keeps no other from being done, and no count of another is lost.
+    All parts run and count even if one fails.
     """
     outcome = Outcome(layer)
     for name, act in parts:
@@ -304,9 +304,9 @@ def each_part(layer: str, parts: Iterable[tuple[str, Callable[[], Outcome]]]) ->
 
 @contextmanager
 def counting(layer: str, index: Path, recount: Callable[[], None]) -> Iterator[None]:
-    """Recount the entries into an index after a change, and also after a change that fails: it may have got halfway.
+    """Recount the entries into an index after a change, even after a failed one, which may be half done.
 
-    Raises :class:`Unsettled` where only the recount fails.
+    Raises :class:`Unsettled` if only the recount fails.
     """
     try:
         yield
@@ -323,7 +323,7 @@ def counting(layer: str, index: Path, recount: Callable[[], None]) -> Iterator[N
 
 
 def remove_counted(layer: str, change: AbstractContextManager[T], remove: Callable[[T], Outcome]) -> Outcome:
-    """Remove entries within a change that ends with :func:`counting`; what fails then is added to what was done."""
+    """Remove entries within a change that ends with :func:`counting`; a failed recount is added to the outcome."""
     outcome: Outcome | None = None
     try:
         with change as given:
@@ -337,12 +337,12 @@ def remove_counted(layer: str, change: AbstractContextManager[T], remove: Callab
 
 
 def target_of(thing: Removable) -> Target:
-    """Spell a thing that a scan has found as what a plan lists."""
+    """Return the target of a thing that a scan has found."""
     return Target(thing.root, thing.key, thing.bytes, 1 if isinstance(thing, Entry) else 0, thing.stamp)
 
 
 def sum_usage(found: Iterable[Counted]) -> Usage:
-    """Fold a scan into numbers, holding no more than one thing at a time."""
+    """Sum a scan, holding one thing at a time."""
     entries = files = total = orphan_files = orphan_bytes = stale_entries = stale_bytes = 0
     knows_stale = False
     moments: list[float] = []
@@ -352,7 +352,7 @@ def sum_usage(found: Iterable[Counted]) -> Usage:
             problems.append(thing)
             continue
         if isinstance(thing, Orphan):
-            # What is in quarantine has not leaked.
+            # Things in quarantine have not leaked.
             if not thing.kept:
                 orphan_files += thing.files
                 orphan_bytes += thing.bytes
@@ -369,7 +369,7 @@ def sum_usage(found: Iterable[Counted]) -> Usage:
             stale_entries += count if thing.stale else 0
             stale_bytes += thing.bytes if thing.stale else 0
     complete = not any(problem.hides for problem in problems)
-    # Where something could not be counted, a number is a lower bound, and zero says nothing.
+    # If something could not be counted, a number is a lower bound, and zero means nothing.
     return Usage(
         entries=entries if entries or complete else None,
         files=files if files or complete else None,
@@ -385,7 +385,7 @@ def sum_usage(found: Iterable[Counted]) -> Usage:
 
 
 def unknown_usage(*problems: Problem) -> Usage:
-    """Return the numbers of a root of which nothing could be counted: all unknown."""
+    """Return the usage of a root that could not be counted: all numbers are unknown."""
     return Usage(entries=None, files=None, bytes=None, orphan_files=None, orphan_bytes=None, problems=problems)
 
 
@@ -399,7 +399,7 @@ def _moments_of(thing: Entry | Housekeeping | Bulk) -> Iterator[float]:
     elif isinstance(thing, Entry):
         known = (thing.modified if thing.modified is not None else thing.written_before, None)
     else:
-        # Its age is no entry's.
+        # Its age is not that of an entry.
         known = (None, None)
     yield from (moment for moment in known if moment is not None)
 

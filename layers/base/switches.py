@@ -1,4 +1,4 @@
-"""How layers are switched: variables, read the way each library reads them, and methods that must not remember."""
+"""Switches of layers: variables, read as each library reads them, and replacements for memoised methods."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _FALSE: Final = frozenset({"n", "no", "f", "false", "off", "0"})
 
 
 def strtobool(value: str) -> bool | None:
-    """Read a value as ``pytools.strtobool`` does; ``None`` where that raises (also for the empty string)."""
+    """Read a value as ``pytools.strtobool`` does; ``None`` if that raises (also for the empty string)."""
     lowered = value.lower()
     if lowered in _TRUE:
         return True
@@ -26,7 +26,7 @@ def strtobool(value: str) -> bool | None:
 
 
 def switched_off(environment: Environment, distribution: str, variables: tuple[str, ...]) -> State | None:
-    """Judge variables that a library reads with ``pytools.strtobool`` when it is imported; ``None`` if none is off."""
+    """Return the state from variables read with ``pytools.strtobool`` at import; ``None`` if none switches off."""
     for variable in variables:
         value = environment.get(variable)
         if value is None:
@@ -41,13 +41,13 @@ def switched_off(environment: Environment, distribution: str, variables: tuple[s
 
 
 def off(layer: Layer, variable: str, what: str | None = None) -> Finding:
-    """Say that a variable switches a layer off, or ``what`` of it, as it is meant to."""
+    """Return the finding that a variable switches a layer off, or ``what`` of it, on purpose."""
     message = f"{variable}={layer.environment.get(variable)} switches {what or layer.title} off"
     return Finding(layer.name, first_place(layer), None, Severity.RECOMPILES, "off", message, f"unset {variable}")
 
 
 def misread(layer: Layer, variable: str, severity: Severity, outcome: str, fix: str | None = None) -> Finding:
-    """Say what a library makes of a value that it does not understand, or not as it is likely to be meant."""
+    """Return the finding that a library does not understand a value, or not as it is probably meant."""
     message = f"{variable}={layer.environment.get(variable)!r} {outcome}"
     return Finding(layer.name, first_place(layer), None, severity, "variable", message, fix or f"unset {variable}")
 
@@ -58,7 +58,7 @@ def first_place(layer: Layer) -> Path:
 
 
 def diagnosed(layer: Layer, distribution: str, variables: tuple[str, ...]) -> Iterator[Finding]:
-    """Find what is wrong with the variables of :func:`switched_off`."""
+    """Yield problems with the variables of :func:`switched_off`."""
     for variable in variables:
         value = layer.environment.get(variable)
         verdict = False if value is None else strtobool(value)
@@ -70,7 +70,7 @@ def diagnosed(layer: Layer, distribution: str, variables: tuple[str, ...]) -> It
 
 
 def relative_cache_home(layer: Layer) -> Iterator[Finding]:
-    """Find an ``XDG_CACHE_HOME`` that is not absolute: pytools and PyOpenCL ignore it, or follow it from anywhere."""
+    """Yield a finding if ``XDG_CACHE_HOME`` is not absolute: pytools and PyOpenCL ignore it, or resolve it anywhere."""
     value = layer.environment.get("XDG_CACHE_HOME")
     if layer.environment.platform == "linux" and value and not Path(value).is_absolute():
         outcome = "is not absolute: pytools and PyOpenCL ignore it, and use ~/.cache"

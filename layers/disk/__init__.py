@@ -1,1 +1,1 @@
-"""Files and folders, opened so that nobody else decides what is read, written or deleted."""
+"""Safe access to files and folders: no other user can redirect what is read, written or deleted."""

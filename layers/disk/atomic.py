@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all: staged beside their place, synced, and put there in one step."""
+"""Atomic writes: files are staged beside their place, synced, and renamed."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from cachectl.layers.disk.locking import is_same_file, take_flock
 from cachectl.layers.disk.plain import STAGE, open_plain, own_name
 from cachectl.layers.disk.presence import status_at
 
-#: What a file system without hard links raises.
+#: Errors of a file system without hard links.
 _NO_HARD_LINKS: Final = frozenset({errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EMLINK, errno.ENOSYS})
 _NEW: Final = os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
 
 
 def write_all(handle: int, chunks: Iterable[bytes], at: int | None = None) -> None:
-    """Write everything, from the offset ``at`` if given: a disk that fills up takes a part without an error."""
+    """Write everything, from the offset ``at`` if given, even if a disk that fills up accepts only partial writes."""
     for chunk in chunks:
         rest = memoryview(chunk)
         while rest:
@@ -32,14 +32,14 @@ def write_all(handle: int, chunks: Iterable[bytes], at: int | None = None) -> No
 
 
 def overwrite(handle: int, old: bytes, new: bytes) -> None:
-    """Write an open file over in place, given what is in it; if there is no room, it stays as it was.
+    """Overwrite the ``old`` content of an open file in place; if there is no room, the file stays unchanged.
 
-    For files that others hold open or have locked, so that no other can be renamed over them. The part by which the
-    file grows is written first, since only that needs room; until the end the file may be too long, never too short.
+    For files that others have open or locked, which must not be replaced by a rename. The added part at the end is
+    written first, because only that needs room; an interrupted file may be too long, never too short.
     """
     try:
         write_all(handle, (new[len(old) :],), len(old))
-        # Some file systems find out only now that there is no room.
+        # Some file systems report only now that there is no room.
         os.fsync(handle)
         write_all(handle, (new[: len(old)],), 0)
     except OSError:
@@ -56,7 +56,7 @@ def create(name: str, folder: int | None = None, mode: int = 0o600) -> int:
 
 
 def write_synced(folder: int | None, name: str, content: bytes, mode: int = 0o600) -> None:
-    """Write a new file whole, and sync it to the disk."""
+    """Write a new file, and sync it to the disk."""
     handle = create(name, folder, mode)
     try:
         write_all(handle, (content,))
@@ -66,15 +66,15 @@ def write_synced(folder: int | None, name: str, content: bytes, mode: int = 0o60
 
 
 def replace_file(path: str | Path, chunks: Iterable[bytes], *, folder: int | None = None) -> None:
-    """Write a file in the place of the one that stands there, whose mode it keeps. Raises :class:`OSError`.
+    """Replace a file atomically, or create it; the mode of the old one is kept. Raises :class:`OSError`.
 
-    ``folder`` is the open folder that the file is in; without it, the parent of ``path`` is opened. An interruption
-    leaves the old file or the new one. A kill may leave a stage beside it, which the next call removes.
+    ``folder`` is the open folder of the file; without it, the parent of ``path`` is opened. An interruption leaves the
+    old file or the new one. A kill may leave a stage beside it, which the next call removes.
     """
     above, name = os.path.split(os.path.abspath(path))
     opened = None if folder is None else os.dup(folder)
     if opened is None:
-        # Windows opens no folders, and one that is written into need not be readable.
+        # Windows cannot open folders, and a writable folder may be unreadable.
         with suppress(OSError):
             opened = os.open(above, os.O_RDONLY | getattr(os, "O_DIRECTORY", 0))
     try:
@@ -95,17 +95,17 @@ def _replace(folder: int | None, above: str, name: str, chunks: Iterable[bytes])
     try:
         try:
             if standing is not None:
-                # Before anything is in it: the old file may be closed to others.
+                # Before anything is written to it: others may have no access to the old file.
                 os.chmod(handle if os.chmod in os.supports_fd else stage, stat.S_IMODE(standing.st_mode))
             write_all(handle, chunks)
             os.fsync(handle)
             if folder is not None:
-                # Under its lock: nobody takes the stage for one that was left.
+                # Under its lock, so that nobody takes the stage for an abandoned one.
                 os.replace(stage, target, src_dir_fd=folder, dst_dir_fd=folder)
         finally:
             os.close(handle)
         if folder is None:
-            # Windows renames no open file.
+            # Windows cannot rename open files.
             os.replace(stage, target)
     except BaseException:
         with suppress(OSError):
@@ -114,18 +114,18 @@ def _replace(folder: int | None, above: str, name: str, chunks: Iterable[bytes])
 
 
 def _stage(folder: int | None, above: str, name: str) -> tuple[str, int]:
-    """Create and lock the file that is to take a place. One that a killed command left for that place is removed."""
+    """Create and lock the stage of a file. The stage that a killed command left for it is removed."""
     stage = os.path.join(above, STAGE + hashlib.sha256(os.fsencode(name)).hexdigest()[:32])
     _remove_left(stage, folder)
     with suppress(FileExistsError):
         handle = create(stage, folder, 0o666)
         if take_flock(handle) and is_same_file(stage, handle, dir_fd=folder):
             return stage, handle
-        # It cannot be locked, or another command took it for one that was left.
+        # It cannot be locked, or another command took it for an abandoned one.
         os.close(handle)
         with suppress(FileNotFoundError):
             os.unlink(stage, dir_fd=folder)
-    # Another command is writing to the same place, or the file is another user's.
+    # Another command is writing to the same place, or the file belongs to another user.
     stage = os.path.join(above, own_name())
     return stage, create(stage, folder, 0o666)
 
@@ -141,9 +141,9 @@ def _remove_left(stage: str, folder: int | None) -> None:
 
 
 def place_new(source: str | Path, target: str | Path, *, src: int | None = None, dst: int | None = None) -> None:
-    """Move a file to a place where nothing is. Raises :class:`FileExistsError` if something is.
+    """Move a file to a free place. Raises :class:`FileExistsError` if the place is taken.
 
-    A link, unlike a rename, never replaces a file.
+    A hard link, unlike a rename, never replaces a file.
     """
     try:
         os.link(source, target, src_dir_fd=src, dst_dir_fd=dst, follow_symlinks=False)

@@ -1,8 +1,8 @@
-"""Copies on their way into the user cache folder, and those that a killed command left there.
+"""Staged copies in the user cache folder, and those that a killed command left there.
 
-A run in a scratch folder brings home what other programs made in place of the user cache folder. From another file
-system it is copied into a folder ``.cachectl-copy-…`` first, which its maker holds locked, and renamed from there. The
-original is removed last, so a copy without a maker is never the only one.
+An isolated run moves files that other programs made in the overlay to the user cache folder. From another file system
+they are copied first into a locked folder ``.cachectl-copy-…`` and renamed from there. The original is removed last, so
+an abandoned copy is never the only one.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ def user_cache_home(environment: Environment) -> Path:
 
 @contextmanager
 def stage_in(folder: Path) -> Iterator[Path]:
-    """Make a folder for copies in another one, held as long as the block lasts, and remove it afterwards.
+    """Make a folder for copies in ``folder``, held during the block and removed afterwards.
 
-    What the block leaves in it must be no deeper than an entry. Raises :class:`OSError`.
+    The block must leave nothing in it that is deeper than an entry. Raises :class:`OSError`.
     """
     with opened_root(folder) as handle:
         if handle is None:
@@ -48,7 +48,7 @@ def stage_in(folder: Path) -> Iterator[Path]:
 
 
 def copies_left(environment: Environment) -> tuple[Orphan, ...] | None:
-    """Return the copies in the user cache folder whose maker has ended; ``None`` where it cannot be read."""
+    """Return the copies in the user cache folder whose maker has ended; ``None`` if the folder cannot be read."""
     folder = user_cache_home(environment)
     try:
         with opened_root(folder) as handle:
@@ -68,7 +68,7 @@ def _is_left(handle: int, name: str) -> bool:
 
 
 def temporary_left(environment: Environment) -> tuple[Orphan, ...]:
-    """Return the temporary folders whose command was killed. Nothing is removed."""
+    """Return the temporary folders of killed commands. Removes nothing."""
     return tuple(
         _measured(parent, left.folder.name, _KILLED)
         for parent in scratch_parents(environment)

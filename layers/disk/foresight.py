@@ -16,9 +16,9 @@ from cachectl.layers.disk.plain import open_plain, release
 def closed_because(root: Path, key: str, known: dict[Path, str | None] | None = None) -> str | None:
     """Return the operating system's reason why an entry below a root could not be placed or removed, else ``None``.
 
-    A folder leaves its place only if the root, its parent and the folder itself are writable; a file needs its parent.
-    Of what does not exist yet, the nearest path above must be a writable folder. ``known`` remembers folders between
-    calls.
+    A folder can be moved only if the root, its parent and the folder itself are writable; a file needs its parent. For
+    a path that does not exist, the nearest existing one above must be a writable folder. ``known`` caches folders
+    between calls.
     """
     seen = {} if known is None else known
     path = root / key
@@ -35,7 +35,7 @@ def closed_because(root: Path, key: str, known: dict[Path, str | None] | None = 
 
 
 def file_closed_because(path: Path) -> str | None:
-    """Return the reason why a file could not be written in place, with a journal beside it; ``None`` where it could."""
+    """Return the reason why a file could not be written in place, with a journal beside it; ``None`` if it could."""
     there = path if os.path.lexists(path) else path.parent
     return closed_because(path.parent, path.name) or (None if there == path.parent else _unwritable(there))
 
@@ -67,7 +67,7 @@ def _is_locked(path: Path, span: tuple[int, int]) -> bool:
     try:
         handle = open_plain(path)
     except OSError:
-        # The change itself reports what is wrong with it.
+        # The change itself reports the error.
         return False
     try:
         if not try_flock(handle, shared=True):
@@ -78,12 +78,12 @@ def _is_locked(path: Path, span: tuple[int, int]) -> bool:
         # The platform or the file system has no such locks.
         return False
     finally:
-        # Closing it at once could drop locks that a library in this process holds.
+        # Closing it now could drop locks of a library in this process.
         release(handle)
 
 
 def _has_record_lock(handle: int, span: tuple[int, int]) -> bool:
-    """Ask, without taking it, whether a lock would have to wait for another process; known on 64-bit Linux alone."""
+    """Return whether another process holds a conflicting record lock, without taking one; only on 64-bit Linux."""
     if not has_record_structure():
         return False
     import fcntl

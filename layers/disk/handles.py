@@ -1,4 +1,4 @@
-"""Files and folders reached from an open folder, a component at a time: no link on the way is ever followed."""
+"""Access to files and folders below an open folder, one path component at a time, without following links."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from cachectl.layers.disk.locking import take_flock
 from cachectl.layers.disk.plain import STAGE, open_plain, own_name
 from cachectl.layers.disk.presence import means_absent, status_at
 
-#: What a file system says that is full, or will not let a file grow.
+#: Errors of a full file system, or one that does not let a file grow.
 NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
-#: Bytes of a small journal of sqlite's.
+#: Bytes of a small sqlite journal.
 _PROBE: Final = 1 << 15
-#: Deeper than any entry is nested; what goes deeper is none.
+#: Deeper than any entry is nested.
 DEEP: Final = 16
 
 _FOLDER_FLAGS: Final = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_NOFOLLOW", 0)
 
 
 def probe_room(folder: Path, size: int = _PROBE) -> None:
-    """Write and remove a file of some bytes: quotas show in no number. Raises :class:`OSError`."""
+    """Write and remove a file of ``size`` bytes, because no call reports quotas reliably. Raises :class:`OSError`."""
     import tempfile
 
     with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
@@ -35,7 +35,7 @@ def probe_room(folder: Path, size: int = _PROBE) -> None:
 
 
 def lacks_room(folder: Path) -> bool:
-    """Tell whether a folder takes no new file of a few pages: no room, no inode left, or a quota used up."""
+    """Return whether a new file of a few pages cannot be written: no room, no inode left, or a quota used up."""
     try:
         probe_room(folder)
     except OSError as error:
@@ -44,7 +44,7 @@ def lacks_room(folder: Path) -> bool:
 
 
 def status_of(handle: int, name: str) -> os.stat_result | None:
-    """Return the status of a name, of a link itself; ``None`` where there is none. Raises any other error."""
+    """Return the status of a name, of a link itself; ``None`` if there is none. Raises any other error."""
     return status_at(name, dir_fd=handle)
 
 
@@ -55,7 +55,7 @@ def open_folder(name: str, handle: int) -> int:
 
 @contextmanager
 def opened_root(path: Path) -> Iterator[int | None]:
-    """Have a root open for a while, a link to it resolved this once; ``None`` where there is no such folder."""
+    """Open a root for a block, following a link to it once; yield ``None`` if there is no such folder."""
     try:
         handle = os.open(path, os.O_RDONLY | getattr(os, "O_DIRECTORY", 0))
     except OSError as error:
@@ -71,7 +71,7 @@ def opened_root(path: Path) -> Iterator[int | None]:
 
 @contextmanager
 def opened(name: str, handle: int) -> Iterator[int]:
-    """Have a folder open for a while."""
+    """Open a folder for a block."""
     folder = open_folder(name, handle)
     try:
         yield folder
@@ -80,9 +80,9 @@ def opened(name: str, handle: int) -> Iterator[int]:
 
 
 def descend(stack: ExitStack, handle: int, parts: Sequence[str], *, make: bool = False) -> int | None:
-    """Open a folder below a handle component by component; ``None`` where it is not there, or a link is on the way.
+    """Open a folder below a handle component by component; ``None`` if it is missing, or a link is on the way.
 
-    Raises :class:`OSError` where that cannot be determined.
+    Raises :class:`OSError` if that cannot be determined.
     """
     for part in parts:
         if make and status_of(handle, part) is None:
@@ -99,15 +99,15 @@ def descend(stack: ExitStack, handle: int, parts: Sequence[str], *, make: bool =
 
 @contextmanager
 def own_folder(handle: int, prefix: str, freed: Freed | None = None) -> Iterator[tuple[int, str]]:
-    """Make a folder for this process alone, held as long as it is in use, and delete it afterwards.
+    """Make a folder for this process alone, locked during the block, and delete it afterwards unless it was renamed.
 
-    Yields its descriptor and its name; under another name it stays. ``freed`` counts what the deletion gives back.
+    Yields its descriptor and its name. ``freed`` counts the bytes that the deletion frees.
     """
     name = own_name(prefix)
     os.mkdir(name, 0o700, dir_fd=handle)
     try:
         with opened(name, handle) as folder:
-            # Another cachectl may be asking for a moment whether it is held.
+            # Another cachectl may be checking briefly whether it is held.
             take_flock(folder, wait=True)
             yield folder, name
     finally:
@@ -115,17 +115,17 @@ def own_folder(handle: int, prefix: str, freed: Freed | None = None) -> Iterator
 
 
 def is_trusted(root: int, status: os.stat_result) -> bool:
-    """Tell whether a folder of cachectl's in an open root is this user's, or of whoever the root belongs to.
+    """Return whether a folder of cachectl in an open root belongs to this user or to the owner of the root.
 
-    What anybody else has put there, into a temporary folder for instance, is neither believed nor removed.
+    Folders of other users, for instance in a temporary folder, are neither trusted nor removed.
     """
     return status.st_uid in (os.geteuid(), os.fstat(root).st_uid) and not status.st_mode & 0o022
 
 
 def owners(path: Path) -> frozenset[int]:
-    """Return the user ids that own a file, or a folder and everything in it; none where nothing is there.
+    """Return the user ids that own a file, or a folder and everything in it; none if nothing is there.
 
-    Raises :class:`OSError` where a folder cannot be searched.
+    Raises :class:`OSError` if a folder cannot be searched.
     """
     try:
         status = path.lstat()
@@ -144,7 +144,7 @@ def owners(path: Path) -> frozenset[int]:
 
 
 def is_held(handle: int, name: str) -> bool:
-    """Return whether a living cachectl works in a folder of its own making, or the folder has gone.
+    """Return whether a running cachectl holds one of its folders, or the folder has gone.
 
     Raises :class:`OSError` if that cannot be determined.
     """
@@ -152,12 +152,12 @@ def is_held(handle: int, name: str) -> bool:
         folder = descend(stack, handle, (name,))
         if folder is None:
             return True
-        # Shared: those who only ask neither hinder each other, nor the owner for longer than a moment.
+        # Shared, so that several checks do not block each other, and the owner only briefly.
         return not take_flock(folder, shared=True)
 
 
 class Freed:
-    """Counts the bytes that deletions gave back to the disk, including those of a deletion that failed halfway."""
+    """Counts the bytes that deletions freed, including those of a deletion that failed halfway."""
 
     def __init__(self) -> None:
         self.bytes = 0
@@ -166,9 +166,9 @@ class Freed:
 def move(name: str, source: int, target: int, new: str, *, stages: int, first: Collection[str] = ()) -> None:
     """Move a file or folder from one open folder to another, under the name ``new``.
 
-    It is renamed. overlayfs renames no folder of a lower layer (``EXDEV``): there it is copied into a stage in the open
-    folder ``stages``, the copy is renamed, and the original is removed, its ``first`` files before the others. An
-    interruption leaves the original, both, or the copy and a part of the original that lacks the first files.
+    It is renamed. If overlayfs refuses to rename a folder of a lower layer (``EXDEV``), it is copied into a stage in
+    the open folder ``stages``, the copy is renamed, and the original is removed, its ``first`` files before the others.
+    An interruption leaves the original, both, or the copy and a part of the original without the first files.
     """
     try:
         os.rename(name, new, src_dir_fd=source, dst_dir_fd=target)
@@ -185,8 +185,8 @@ def move(name: str, source: int, target: int, new: str, *, stages: int, first: C
 
 
 def _copy(source: int, *, target: int, name: str, new: str, depth: int = 0) -> None:
-    """Copy a file, a link or a folder with its modes and times, and see it to the disk."""
-    # It takes milliseconds to import, and every command imports this module.
+    """Copy a file, a link or a folder with its modes and times, and sync it to the disk."""
+    # The import takes milliseconds, and every command imports this module.
     import shutil
 
     status = os.stat(name, dir_fd=source, follow_symlinks=False)
@@ -217,10 +217,10 @@ def _finish_copy(handle: int, status: os.stat_result) -> None:
 def delete(
     handle: int | None, name: str, freed: Freed | None = None, depth: int = 0, *, first: Collection[str] = ()
 ) -> None:
-    """Delete a file or a whole folder relative to a handle, and add the bytes that are off the disk to ``freed``.
+    """Delete a file or a whole folder relative to a handle, and add the freed bytes to ``freed``.
 
-    The files of a folder that ``first`` names go before its others. Links are unlinked, never followed. Where something
-    cannot be deleted the rest is, unless ``first`` names it, and then the first :class:`OSError` is raised.
+    The files that ``first`` names are deleted before the others. Links are unlinked, never followed. A failed deletion
+    does not stop the others, unless ``first`` names the file; at the end the first :class:`OSError` is raised.
     """
     status = None if handle is None else status_of(handle, name)
     if handle is None or status is None:

@@ -1,8 +1,8 @@
-"""Every temporary folder of cachectl: its user is recorded beside it, so that a later command removes what is left.
+"""Temporary folders of cachectl, with a record of their owner, so that a later command removes abandoned ones.
 
-Beside the folder ``cachectl-1f…`` lies the file ``cachectl-1f….lock``, on which its owner holds ``flock`` as long as it
-lives, and in which it says who it is. A folder is left over if that lock is free, the process has ended, and no process
-that was started with the folder's path in its environment, or has a file in it open, still runs.
+Beside the folder ``cachectl-1f…`` lies the file ``cachectl-1f….lock``. The owner holds ``flock`` on it as long as it
+lives, and records itself in it. A folder is abandoned if that lock is free, the owner has ended, and no running process
+was started with the folder's path in its environment or has a file in it open.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from cachectl.layers.host.processes import mentioning, start_of
 if TYPE_CHECKING:
     from cachectl.layers.base.environment import Environment
 
-#: How the name of a temporary folder begins.
+#: Prefix of the names of temporary folders.
 TEMPORARY: Final = "cachectl-"
 _NAME: Final = re.compile(TEMPORARY + r"(?:stage-)?[0-9a-f]{16}")
 _LOCK: Final = ".lock"
-#: More than the record of any user's cache folder takes, in bytes.
+#: Limit on the size of a record, in bytes.
 _LARGEST: Final = 16 << 20
 
 
 @dataclass
 class Owned:
-    """A scratch folder of this process. ``record`` is what a later command needs to know to remove it."""
+    """A scratch folder of this process. ``record`` has the facts that a later command needs to remove it."""
 
     folder: Path
     record: dict[str, Any] = field(default_factory=dict)
@@ -51,7 +51,7 @@ class Owned:
             handle = create(os.fspath(_lock_of(folder)))
             if _flock(handle) is not False and is_same_file(_lock_of(folder), handle):
                 break
-            # A sweep of another process came first, and removes it.
+            # A sweep of another process took the lock first, and removes the file.
             os.close(handle)
         me = os.getpid()
         owned = cls(folder, {"host": node(), "pid": me, "start": start_of(me, processes=environment.processes)}, handle)
@@ -64,7 +64,7 @@ class Owned:
         return owned
 
     def note(self, **more: object) -> None:
-        """Add something to the record. It is on the disk when this returns."""
+        """Add facts to the record, and sync it to the disk."""
         self.record.update(more)
         self._write()
         os.fsync(self._handle)
@@ -74,7 +74,7 @@ class Owned:
         write_all(self._handle, (json.dumps(self.record).encode(),), 0)
 
     def forget(self) -> None:
-        """Give up the lock, and remove its file if the folder has gone."""
+        """Release the lock, and remove its file if the folder has gone."""
         with suppress(OSError):
             if not self.folder.exists():
                 os.unlink(_lock_of(self.folder))
@@ -86,9 +86,9 @@ class Owned:
 def temporary_folder(environment: Environment | None = None) -> Iterator[Path]:
     """Yield an empty folder that no other user can enter, and delete it afterwards.
 
-    After a kill the next purge or prune deletes it. Without an environment, that of this process says where temporary
-    folders are. Raises :class:`CachectlError` where no place is this user's alone, :class:`OSError` where nothing can
-    be made.
+    After a kill the next purge or prune deletes it. The environment, by default that of this process, decides where
+    temporary folders are. Raises :class:`CachectlError` if there is no private folder, :class:`OSError` if nothing can
+    be made in it.
     """
     # Most commands need no temporary folder.
     import shutil
@@ -107,7 +107,7 @@ def temporary_folder(environment: Environment | None = None) -> Iterator[Path]:
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """A scratch folder whose owner has ended, and what that one has recorded."""
+    """A scratch folder whose owner has ended, and its record."""
 
     folder: Path
     record: Mapping[str, Any]
@@ -116,9 +116,9 @@ class Left:
 def left_in(parent: Path, environment: Environment, *, look: bool = False) -> Iterator[Left]:
     """Yield the scratch folders in a private folder that nobody uses any more.
 
-    While one is held out, no other process takes it; what the caller removes of it loses its lock file too, and a lock
-    file without a folder goes. With ``look`` all lock files stay. On a platform that does not show its processes
-    nothing is yielded.
+    Each is locked while the caller handles it; if the caller removes it, its lock file is removed too, as are lock
+    files without a folder. With ``look`` all lock files stay. Yields nothing on a platform that does not show its
+    processes.
     """
     names = sorted(_names(parent))
     shared = bool(names) and network_file_system(parent, mounts=environment.mounts) is not None
@@ -142,7 +142,7 @@ def left_in(parent: Path, environment: Environment, *, look: bool = False) -> It
 
 
 def _names(parent: Path) -> set[str]:
-    """Name the scratch folders in a folder, and those of which only the lock is left."""
+    """Return the names of the scratch folders in a folder, and of those with only a lock file left."""
     try:
         names = os.listdir(parent)
     except OSError:
@@ -151,11 +151,11 @@ def _names(parent: Path) -> set[str]:
 
 
 def _taken(folder: Path) -> int | None:
-    """Take the lock of a folder: return its descriptor, -1 where there is none, ``None`` where somebody has it."""
+    """Take the lock of a folder; return its descriptor, -1 if there is none, ``None`` if another process holds it."""
     try:
         handle = open_plain(_lock_of(folder), flags=os.O_RDWR | os.O_CLOEXEC)
     except FileNotFoundError:
-        # A program that outlived its command has made the folder again.
+        # A program that outlived its command has recreated the folder.
         return -1
     except OSError:
         return None
@@ -169,7 +169,7 @@ def _record(folder: Path) -> Mapping[str, Any]:
     try:
         record = json.loads(read_plain(_lock_of(folder), limit=_LARGEST))
     except (OSError, ValueError, RecursionError):
-        # It was killed before the folder was of use to anybody.
+        # The owner was killed before it used the folder.
         return {}
     return record if isinstance(record, dict) else {}
 
@@ -188,7 +188,7 @@ def _lock_of(folder: Path) -> Path:
 
 
 def _flock(handle: int) -> bool | None:
-    """Take the lock of a file at once. Return whether that worked, ``None`` if there are no such locks."""
+    """Try to take the lock of a file. Return whether that succeeded, ``None`` if there are no such locks."""
     try:
         return try_flock(handle)
     except OSError:

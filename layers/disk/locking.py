@@ -1,4 +1,4 @@
-"""``flock``, and the one way to wait for a lock: ask again and again, for a finite time."""
+"""``flock``, and polling for a lock with a timeout."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _PAUSE: Final = 0.02
 
 
 def wait_until(holds: Callable[[], bool], seconds: float) -> bool:
-    """Wait until a condition holds, for so many seconds; return whether it does."""
+    """Wait until a condition holds, at most ``seconds``; return whether it does."""
     deadline = time.monotonic() + seconds
     while not holds():
         if time.monotonic() > deadline:
@@ -25,8 +25,8 @@ def wait_until(holds: Callable[[], bool], seconds: float) -> bool:
 def try_flock(handle: int, *, shared: bool = False, wait: bool = False) -> bool:
     """Take ``flock`` on an open file or folder, at once or after a ``wait``; return ``False`` if another holds it.
 
-    It ends at the latest when the file is closed. Raises :class:`OSError` if the platform or the file system has no
-    such locks.
+    It is released at the latest when the file is closed. Raises :class:`OSError` if the platform or the file system has
+    no such locks.
     """
     try:
         import fcntl
@@ -40,7 +40,7 @@ def try_flock(handle: int, *, shared: bool = False, wait: bool = False) -> bool:
 
 
 def take_flock(handle: int, *, shared: bool = False, wait: bool = False) -> bool:
-    """Take ``flock`` as :func:`try_flock` does; return ``False`` for any reason that this process does not hold it."""
+    """Take ``flock`` as :func:`try_flock` does; return ``False`` on any failure."""
     try:
         return try_flock(handle, shared=shared, wait=wait)
     except OSError:
@@ -55,7 +55,7 @@ def release_flock(handle: int) -> None:
 
 
 def is_same_file(path: str | os.PathLike[str], handle: int, *, dir_fd: int | None = None) -> bool:
-    """Tell whether a path still names an open file, which another may have replaced."""
+    """Return whether a path still names an open file, which another process may have replaced."""
     try:
         return os.path.samestat(os.stat(path, dir_fd=dir_fd, follow_symlinks=False), os.fstat(handle))
     except FileNotFoundError:

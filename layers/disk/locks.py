@@ -1,4 +1,4 @@
-"""The two kinds of lock that cache owners take, waited for a finite time and never broken."""
+"""The two kinds of lock that libraries take on their caches, with a timeout and never broken."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LOCK_TIMEOUT: Final = 5.0
 #: ``struct flock`` of 64-bit Linux: type, whence, start, length, process.
 _RECORD: Final = "hhqqi4x"
 _FOLDER: Final = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_NOFOLLOW", 0)
-#: Waits for a word, and removes the lock where none comes and the lock is the file that we share.
+#: Waits for a word; at end of file without one, removes the lock if it is still the shared open file.
 _WATCH: Final = 'read -r word || { [ "$1" -ef "$2" ] && /bin/rm -f -- "$1"; }'
 
 
@@ -33,9 +33,9 @@ def record_lock(
 ) -> Iterator[int]:
     """Hold a POSIX record lock on a whole plain file; yield the open file's descriptor.
 
-    The file is opened, or made, in the open ``folder``, whatever its path has come to mean. The CUDA driver and MIOpen
-    lock so; ``flock`` would not exclude them. Raises :class:`Busy` after ``lock_timeout`` seconds, :class:`Unreachable`
-    where the file cannot be opened or is no plain file.
+    The file is opened, or made, in the open ``folder``, even if its path now leads elsewhere. The CUDA driver and
+    MIOpen use such locks; ``flock`` would not exclude them. Raises :class:`Busy` after ``lock_timeout`` seconds,
+    :class:`Unreachable` if the file cannot be opened or is no plain file.
     """
     try:
         import fcntl
@@ -59,10 +59,10 @@ def has_record_structure() -> bool:
 
 
 def ask_for_record(handle: int, command: int, kind: int, span: tuple[int, int]) -> int:
-    """Do something with a record lock of an open file: set it, remove it, or ask for it. Return the kind of lock found.
+    """Set, remove or query a record lock of an open file. Return the kind of lock found.
 
     ``command`` and ``kind`` are constants of :mod:`fcntl`, as ``F_GETLK`` and ``F_WRLCK``; ``span`` is start and length
-    in bytes. Raises :class:`OSError` for a lock that is not given.
+    in bytes. Raises :class:`OSError` if the lock is refused.
     """
     import fcntl
 
@@ -80,15 +80,15 @@ def presence_lock(
     lock_timeout: float = LOCK_TIMEOUT,
     abandoned: Callable[[float], bool] = lambda _age: False,
 ) -> Iterator[None]:
-    """Hold a lock that consists in a file being there, as PyOpenCL's does.
+    """Hold a lock that is the existence of a file, as PyOpenCL's is.
 
-    ``folder`` is the open folder that the lock lies in; without it the parent of ``path`` is opened, which must not be
-    a link. The lock stays in that folder when its name comes to mean another one.
+    ``folder`` is the open folder of the lock; without it the parent of ``path`` is opened, which must not be a link.
+    The lock stays in that folder even if another folder takes its name.
 
-    Such a lock outlives a holder that was killed. One of our own names its process, and goes with it: a watcher removes
-    it or, if that was killed too, the next cachectl. For a lock of another program ``abandoned`` decides by its age in
-    seconds. Raises :class:`Busy` after ``lock_timeout`` seconds; a lock that may be held is never removed, and no other
-    file of its name either.
+    Such a lock outlives a killed holder. Our own locks name their process and do not outlive it: a watcher removes them
+    or, if that was killed too, the next cachectl. For a lock of another program ``abandoned`` decides by its age in
+    seconds. Raises :class:`Busy` after ``lock_timeout`` seconds. Never removes a lock that may be held, nor any other
+    file of its name.
     """
     with ExitStack() as stack:
         try:
@@ -124,14 +124,14 @@ def wait_until_absent(
 
 
 def is_abandoned(path: Path, abandoned: Callable[[float], bool]) -> bool:
-    """Tell whether :func:`presence_lock` would take a lock for one that nobody holds any more."""
+    """Return whether :func:`presence_lock` would consider a lock abandoned."""
     with suppress(OSError), _opened(os.open(path.parent, _FOLDER)) as folder:
         return _nobody_holds(_Place(folder, path), time.time() - path.lstat().st_mtime, abandoned)
     return False
 
 
 def remove_abandoned(path: Path, abandoned: Callable[[float], bool]) -> bool:
-    """Remove a lock that nobody holds any more; return whether that was done."""
+    """Remove a lock if it is abandoned; return whether it was removed."""
     with suppress(OSError), _opened(os.open(path.parent, _FOLDER)) as folder:
         return _take_over(_Place(folder, path), abandoned)
     return False
@@ -142,7 +142,7 @@ def _locked_too_long(layer: str, path: Path, lock_timeout: float) -> Busy:
 
 
 class _Place(NamedTuple):
-    """Where a lock is: an open folder, and its path for messages."""
+    """The place of a lock: an open folder, and the path for messages."""
 
     folder: int
     path: Path
@@ -156,7 +156,7 @@ class _Place(NamedTuple):
 
 
 def _let_go(place: _Place, handle: int) -> None:
-    # The user may have removed it by hand, as PyOpenCL's own warning says. Another program may have made a new one.
+    # The user may have removed it by hand, as PyOpenCL's warning advises, and another program may have made a new one.
     with suppress(FileNotFoundError):
         if os.path.samestat(os.fstat(handle), os.stat(place.name, dir_fd=place.folder, follow_symlinks=False)):
             os.unlink(place.name, dir_fd=place.folder)
@@ -164,17 +164,17 @@ def _let_go(place: _Place, handle: int) -> None:
 
 @contextmanager
 def _watched(place: _Place, handle: int) -> Iterator[None]:
-    """Have a child by that removes our lock should we be killed: left behind, it would fail every build for good.
+    """Start a child that removes our lock if we are killed: an abandoned lock would fail every build.
 
-    The child waits for a word from us, or for the end of the pipe, which is our end. It is in a session of its own,
-    so that what ends us does not end it. It shares the open lock, so that the system holds it for the two of us: while
-    the child lives, nobody else takes the lock for a dead one.
+    The child waits for a word from us, or for the end of the pipe when we end. It has a session of its own, so that
+    signals to us do not end it. It shares the open lock file, so that other processes see the lock as held while the
+    child lives.
     """
     import subprocess
 
     lock = f"/proc/self/fd/{place.folder}/{place.name}" if os.path.isdir("/proc/self/fd") else os.fspath(place.path)
     try:
-        child = subprocess.Popen(  # noqa: S603 - a fixed program; what it is told is data
+        child = subprocess.Popen(  # noqa: S603 - a fixed program; its arguments are data
             ["/bin/sh", "-c", _WATCH, "cachectl-lock", lock, f"/proc/self/fd/{handle}"],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
@@ -184,7 +184,7 @@ def _watched(place: _Place, handle: int) -> Iterator[None]:
             cwd="/",
         )
     except OSError:
-        # Without a shell, or a process to spare, the next cachectl removes it.
+        # If no child can be started, the next cachectl removes the lock.
         yield
         return
     try:
@@ -194,7 +194,7 @@ def _watched(place: _Place, handle: int) -> Iterator[None]:
 
 
 def _make_lock(layer: str, place: _Place, stack: ExitStack) -> bool:
-    """Make the lock, to be removed when the stack ends; return ``False`` where it exists already."""
+    """Make the lock, to be removed when the stack ends; return ``False`` if it exists already."""
     try:
         try:
             _link_nameless(place, stack)
@@ -211,9 +211,9 @@ def _make_lock(layer: str, place: _Place, stack: ExitStack) -> bool:
 
 
 def _link_nameless(place: _Place, stack: ExitStack) -> None:
-    """Make the lock as a file without a name, with our name in it and a watcher, then link it to its place.
+    """Make the lock as an unnamed file, with our name in it and a watcher, then link it to its place.
 
-    Raises :class:`OSError` where the system or the file system has no such files.
+    Raises :class:`OSError` if the system or the file system has no unnamed files.
     """
     if not hasattr(os, "O_TMPFILE"):
         raise OSError(errno.ENOTSUP, os.strerror(errno.ENOTSUP))
@@ -226,7 +226,7 @@ def _link_nameless(place: _Place, stack: ExitStack) -> None:
 
 
 def _attend(place: _Place, handle: int, stack: ExitStack) -> None:
-    """Write our name into a lock, and have it removed when the stack ends or this process is killed."""
+    """Write our name into a lock; it is removed when the stack ends or this process is killed."""
     stack.callback(os.close, handle)
     _own(handle)
     stack.enter_context(_watched(place, handle))
@@ -234,10 +234,9 @@ def _attend(place: _Place, handle: int, stack: ExitStack) -> None:
 
 
 def _own(handle: int) -> None:
-    """Put our name into a lock.
+    """Write our name into a lock, and take ``flock`` on it, by which others see whether we live.
 
-    The system holds it for as long as we live, so whoever reads the name can tell whether we do. On a full disk it
-    stays empty, as PyOpenCL's own is: it holds all the same.
+    On a full disk the lock stays empty like PyOpenCL's own, and is still valid.
     """
     take_flock(handle)
     with suppress(OSError):
@@ -245,14 +244,13 @@ def _own(handle: int) -> None:
 
 
 def _take_over(place: _Place, abandoned: Callable[[float], bool]) -> bool:
-    """Remove a lock that nobody holds any more; tell whether that was done.
+    """Remove an abandoned lock; return whether it was removed.
 
-    Only one cachectl at a time may judge and remove: of two that judged the same dead lock, the second would
-    remove what the first, or a program, has locked since. Holding the folder keeps the others out, leaves no file
-    and ends with the process. Nobody but cachectl removes a dead lock, so the one that is judged stays where it
-    is; only a hand may come between, which the comparison is for.
+    Only one cachectl at a time may check and remove: of two that found the same abandoned lock, the second would remove
+    the new lock of the first, or of a program. ``flock`` on the folder excludes the others, leaves no file and ends
+    with the process. Only cachectl removes abandoned locks; the comparison detects one that was removed by hand.
     """
-    # Opened again: the system ties what is held to an open folder, and others use the one that is given.
+    # Opened again, because flock belongs to the open folder and others use the given one.
     with suppress(OSError), _opened(os.open(".", _FOLDER, dir_fd=place.folder)) as folder:
         if not take_flock(folder):
             return False
@@ -267,9 +265,9 @@ def _take_over(place: _Place, abandoned: Callable[[float], bool]) -> bool:
 
 
 def _nobody_holds(place: _Place, age: float, abandoned: Callable[[float], bool]) -> bool:
-    """Judge a lock: one of ours, made on this machine, by the system; of another, ask.
+    """Return whether a lock is abandoned: by ``flock`` for our own of this machine, by ``abandoned`` for others.
 
-    What is neither empty nor one of ours is no lock, but somebody's file of that name.
+    A file that is neither empty nor one of ours is no lock.
     """
     with _opened(open_plain(place.name, dir_fd=place.folder)) as handle:
         match = re.fullmatch(rb"(?:cachectl \d+ (.*)\n)?", os.read(handle, 300))
@@ -287,7 +285,7 @@ def _opened(handle: int) -> Iterator[int]:
 
 
 def _marks(status: os.stat_result) -> tuple[int, ...]:
-    """Tell one lock from the next, although a file system may use an inode again."""
+    """Return a version stamp that differs between locks even if the file system reuses an inode."""
     return (status.st_dev, status.st_ino, status.st_mtime_ns, status.st_ctime_ns)
 
 
@@ -306,6 +304,6 @@ def _try(lock: Callable[[], None]) -> bool:
     try:
         lock()
     except (BlockingIOError, PermissionError):
-        # Either is what POSIX allows a refused record lock to say.
+        # POSIX allows either error for a refused record lock.
         return False
     return True

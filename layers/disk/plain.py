@@ -1,4 +1,4 @@
-"""Files opened for what they are: plain, no links, no pipes that would block, no sizes that would not fit."""
+"""Safe opening and reading of plain files: no links, no blocking pipes, no oversized files."""
 
 from __future__ import annotations
 
@@ -20,33 +20,33 @@ _SPECIAL: Final = {
     stat.S_IFCHR: "a device",
     stat.S_IFBLK: "a device",
 }
-#: Looking must not look like use: some caches drop first what was read longest ago.
+#: Reading must not change access times: some caches evict by them.
 _UNNOTICED: Final = getattr(os, "O_NOATIME", 0)
-#: Where the system shows what this process has open.
+#: The folder in which the system shows the open files of this process.
 _DESCRIPTORS: Final = "/proc/self/fd" if sys.platform == "linux" else "/dev/fd"
-#: How the name of everything begins that is staged beside its place.
+#: Prefix of the names of stages beside their place.
 STAGE: Final = ".cachectl-stage-"
-#: The same under an older name.
+#: The prefix of older releases.
 SANE: Final = LARGEST_ENTRY
-#: No more than what a file may be asked for before its size is, in bytes.
+#: Bytes to read before the size of a file is known.
 _HEAD: Final = 4096
 
 
 def own_name(prefix: str = STAGE) -> str:
-    """Make a name that nobody else has: for a stage, or for what another prefix says."""
+    """Return a unique name with a prefix, by default that of stages."""
     return prefix + os.urandom(16).hex()
 
 
 def open_plain(path: str | Path, *, dir_fd: int | None = None, flags: int = _FLAGS, follow: bool = False) -> int:
     """Open a plain file; return its descriptor.
 
-    Raises :class:`OSError` for a folder, a pipe, a socket or a device, so that no name in a cache makes this wait. A
-    link is refused too, unless ``follow`` is set: that is for files of an installation, never for files of a cache.
+    Raises :class:`OSError` for a folder, a pipe, a socket or a device, so that nothing in a cache can block this. Links
+    are refused too, unless ``follow`` is set: that is for files of an installation, never for files of a cache.
     """
     with suppress(FileNotFoundError):
-        # Opening a device can already act on it.
+        # Opening a device can already have an effect.
         _refuse_special(os.stat(path, dir_fd=dir_fd, follow_symlinks=follow), path)
-    # A pipe that replaces the file now must not block the open either.
+    # O_NONBLOCK: a pipe that replaces the file now must not block the open either.
     wanted = (flags | _FLAGS) & ~(_NO_LINKS if follow else 0)
     handle = os.open(path, wanted, 0o644, dir_fd=dir_fd)
     status = os.fstat(handle)
@@ -63,7 +63,7 @@ def _refuse_special(status: os.stat_result, path: str | Path) -> None:
 
 
 def special_kind(mode: int) -> str | None:
-    """Name the kind of a file that may block or act when it is opened, given its mode; ``None`` for any other file."""
+    """Return the kind of a file that may block or act when opened, given its mode; ``None`` for any other file."""
     return _SPECIAL.get(stat.S_IFMT(mode))
 
 
@@ -93,7 +93,7 @@ def _open_otherwise(handle: int) -> bool:
 def open_again(handle: int) -> list[int] | None:
     """Return the descriptors in this process of the file that a descriptor has open, itself included.
 
-    ``None`` where the system does not show them.
+    ``None`` if the system does not show them.
     """
     mine = os.fstat(handle)
     if not os.path.isdir(_DESCRIPTORS):
@@ -107,7 +107,7 @@ def open_again(handle: int) -> list[int] | None:
 
 
 def read_locked(path: str | Path, *, limit: int = -1) -> bytes:
-    """Read a plain file that programs lock, without dropping a lock of this very process.
+    """Read a plain file that programs lock, without dropping a lock of this process.
 
     Raises :class:`OSError` as :func:`read_plain`.
     """
@@ -119,7 +119,7 @@ def read_locked(path: str | Path, *, limit: int = -1) -> bytes:
 
 
 def _read_all(handle: int, path: str | Path, limit: int, most: int = LARGEST_ENTRY) -> bytes:
-    """Read an open file from its beginning, which it may have been read beyond before."""
+    """Read an open file from its beginning, whatever its position."""
     wanted = limit
     if not 0 <= limit <= _HEAD:
         size = os.fstat(handle).st_size
@@ -135,7 +135,7 @@ def _read_all(handle: int, path: str | Path, limit: int, most: int = LARGEST_ENT
 def borrow(path: str | Path, *, dir_fd: int | None = None) -> int:
     """Open a plain file that programs lock, for reading; :func:`release` closes it.
 
-    A descriptor that could not be closed yet is used again, so that there is never more than one of those.
+    A descriptor that could not be closed yet is reused, so that there is at most one of them per file.
     """
     for parked in _PARKED[:]:
         with suppress(OSError, ValueError):
@@ -146,7 +146,7 @@ def borrow(path: str | Path, *, dir_fd: int | None = None) -> int:
 
 
 def read_installed(path: str | Path) -> bytes:
-    """Read a file of an installation, to which links may lead. Raises :class:`OSError` as :func:`open_plain`."""
+    """Read a file of an installation, following links. Raises :class:`OSError` as :func:`open_plain`."""
     handle = open_plain(path, follow=True)
     try:
         return _read_all(handle, path, -1)
@@ -170,7 +170,7 @@ def _open_unnoticed(path: str | Path, dir_fd: int | None) -> int:
     try:
         return open_plain(path, dir_fd=dir_fd, flags=_UNNOTICED)
     except PermissionError:
-        # Only the owner may read unnoticed.
+        # Only the owner may open with O_NOATIME.
         return open_plain(path, dir_fd=dir_fd)
 
 

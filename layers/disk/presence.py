@@ -1,7 +1,7 @@
-"""Whether something exists at a path: the one place that decides which errors mean that nothing does.
+"""Existence of paths, and the errors that mean absence.
 
-Only ``ENOENT``, ``ENOTDIR`` and ``ENAMETOOLONG`` mean that nothing is there. Any other error (``EIO``, ``EACCES``,
-``EMFILE``) leaves it unknown, and is raised: an entry that cannot be read has not gone.
+Only ``ENOENT``, ``ENOTDIR`` and ``ENAMETOOLONG`` mean absence. Any other error (``EIO``, ``EACCES``, ``EMFILE``) leaves
+it unknown and is raised: an entry that cannot be read has not gone.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ _ABSENT: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG})
 
 
 def means_absent(error: OSError) -> bool:
-    """Return whether an error says that nothing has this name."""
+    """Return whether an error means that nothing has this name."""
     return error.errno in _ABSENT
 
 
 def means_no_file(error: OSError) -> bool:
-    """Return whether an error of opening a plain file says that there is none: nothing, a link, a pipe or the like."""
+    """Return whether an error of opening a plain file means that there is none, but nothing, a link, a pipe or so."""
     return means_absent(error) or error.errno in (errno.ELOOP, errno.EINVAL)
 
 
 def status_at(path: str | Path, *, dir_fd: int | None = None, follow: bool = False) -> os.stat_result | None:
-    """Return the status of a path, of a link itself unless ``follow`` is set; ``None`` where nothing is there.
+    """Return the status of a path, of a link itself unless ``follow`` is set; ``None`` if nothing is there.
 
-    Raises :class:`OSError` where that cannot be determined.
+    Raises :class:`OSError` if that cannot be determined.
     """
     try:
         return os.stat(path, dir_fd=dir_fd, follow_symlinks=follow)
@@ -39,11 +39,11 @@ def status_at(path: str | Path, *, dir_fd: int | None = None, follow: bool = Fal
 
 
 def is_there(path: str | Path) -> bool:
-    """Return whether a path exists, be it a dangling link. Raises :class:`OSError` where that is unknown."""
+    """Return whether a path exists, even as a dangling link. Raises :class:`OSError` if that is unknown."""
     return status_at(path) is not None
 
 
 def is_plain_file(path: str | Path) -> bool:
-    """Return whether a path is a regular file and no link. Raises :class:`OSError` where that is unknown."""
+    """Return whether a path is a regular file and no link. Raises :class:`OSError` if that is unknown."""
     status = status_at(path)
     return status is not None and stat.S_ISREG(status.st_mode)

@@ -1,4 +1,4 @@
-"""Folders that belong to this user alone: nobody else can put, rename or replace anything in them."""
+"""Private folders of this user: nobody else can create, rename or replace anything in them."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ class NotPrivate(CachectlError):
 def private_folder(place: Path, *, make: bool = False) -> Path:
     """Return ``place`` if it is this user's own and has mode 0700, else the folder ``cachectl-UID`` in it, which is.
 
-    That one is made where it is missing, and is never removed: nobody else can make it again while a program that
-    was started with its name still runs. With ``make``, a missing ``place`` is made with mode 0700. Raises
-    :class:`NotPrivate` where another user could replace either of them, :class:`OSError` where neither can be made.
+    ``cachectl-UID`` is made if missing and never removed, so that nobody else can make it while a program that was
+    started with its path still runs. With ``make``, a missing ``place`` is made with mode 0700. Raises
+    :class:`NotPrivate` if another user could replace either of them, :class:`OSError` if neither can be made.
     """
     place = Path(os.path.realpath(place))
     if make:
         _make(place)
     if not hasattr(os, "geteuid"):
-        # On Windows the temporary folder is the user's own.
+        # On Windows the temporary folder is private.
         return place
     if (because := shared_because(place, sticky=True)) is not None:
         raise NotPrivate(place, f"others can replace what is in it: {because}")
@@ -61,12 +61,12 @@ def _make(place: Path) -> None:
 
 
 def own_folder_in(place: Path) -> Path:
-    """Return the path of this user's folder in a folder of many users."""
+    """Return the path of this user's folder in a shared folder."""
     return place / f"cachectl-{os.geteuid()}"
 
 
 def is_private(folder: Path) -> bool:
-    """Tell whether a folder exists, is this user's own, and has mode 0700."""
+    """Return whether a folder exists, is this user's own, and has mode 0700."""
     try:
         return _why_not_private(folder) is None
     except OSError:
@@ -74,7 +74,7 @@ def is_private(folder: Path) -> bool:
 
 
 def _why_not_private(folder: Path) -> str | None:
-    """Return what another user can do with a folder because of its kind, owner or mode; ``None`` is nothing."""
+    """Return why a folder is not private, by its kind, owner or mode; ``None`` if it is."""
     status = folder.lstat()
     if not stat.S_ISDIR(status.st_mode):
         return "not a folder, or a link to one; remove it, or name another folder"
@@ -89,9 +89,9 @@ def _why_not_private(folder: Path) -> str | None:
 
 
 def scratch_parent(environment: Environment) -> tuple[Path, str | None]:
-    """Return where scratch folders are made, and a line that says so if that is not in the temporary folder.
+    """Return the folder for scratch folders, and a notice if that is not in the temporary folder.
 
-    Raises :class:`CachectlError` where no place is this user's alone.
+    Raises :class:`CachectlError` if there is no private folder.
     """
     try:
         return private_folder(environment.temporary), None
@@ -106,7 +106,7 @@ def scratch_parent(environment: Environment) -> tuple[Path, str | None]:
 
 
 def scratch_parents(environment: Environment) -> Iterator[Path]:
-    """Yield the folders of this user in which scratch folders may have been left; none is made."""
+    """Yield this user's folders that may hold abandoned scratch folders; makes none."""
     if not hasattr(os, "geteuid"):
         return
     temporary = Path(os.path.realpath(environment.temporary))
@@ -116,9 +116,9 @@ def scratch_parents(environment: Environment) -> Iterator[Path]:
 
 
 def _state_folder(environment: Environment) -> Path:
-    """Return the folder in the user's home that stands in for the temporary one.
+    """Return the folder in the user's home that replaces the temporary one.
 
-    It follows no variable that moves caches: a command of a scratch run must not make its own scratch in there.
+    It ignores variables that move caches: a command in an isolated run must not make its scratch folder in there.
     """
     return Path(os.path.realpath(user_state_folder(environment) / "scratch"))
 

@@ -1,7 +1,7 @@
-"""How much may still be stored where a path lies: free space, free inodes, and what is left of a quota.
+"""Free space, free inodes and remaining quota at a path.
 
 Sources: statvfs(3); quotactl_fd(2) and ``struct dqblk`` of ``linux/quota.h`` (limits in blocks of 1024 bytes, usage in
-bytes). A quota that a server keeps (NFS, Lustre) is not shown by either call, and is unknown here.
+bytes). Neither call shows a quota of a server (NFS, Lustre), so that is unknown here.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _BLOCK: Final = 1024
 
 
 class Room(NamedTuple):
-    """Bytes and files that this user can still store, and what bounds them; ``None`` is unknown."""
+    """Bytes and files that this user can still store, and the source of the limit; ``None`` is unknown."""
 
     bytes: int | None
     files: int | None
@@ -31,9 +31,9 @@ class Room(NamedTuple):
 
 
 def room_at(path: Path) -> tuple[Room, ...]:
-    """Return what bounds this user where a path, or the nearest folder above it, lies: the file system, then quotas.
+    """Return the limits at a path, or the nearest folder above it: the file system, then quotas.
 
-    Raises :class:`OSError` where that folder cannot be looked at.
+    Raises :class:`OSError` if that folder cannot be read.
     """
     place = next(folder for folder in (path, *path.parents) if folder.exists())
     if not hasattr(os, "statvfs"):
@@ -41,7 +41,7 @@ def room_at(path: Path) -> tuple[Room, ...]:
 
         return (Room(shutil.disk_usage(place).free, None, "the file system"),)
     status = os.statvfs(place)
-    # Some file systems give no total: tmpfs without a limit no blocks, btrfs no inodes.
+    # Some totals are zero: blocks on tmpfs without a limit, inodes on btrfs.
     free = status.f_bavail * status.f_frsize if status.f_blocks else None
     files = status.f_favail if status.f_files else None
     quotas = (
@@ -52,7 +52,7 @@ def room_at(path: Path) -> tuple[Room, ...]:
 
 
 def _quota(folder: Path, kind: int, number: int, source: str) -> Room | None:
-    """Return what a quota leaves; ``None`` where there is none, or the system does not say."""
+    """Return the rest of a quota; ``None`` if there is none or it is unknown."""
     if sys.platform != "linux":
         return None
     import ctypes
@@ -71,7 +71,7 @@ def _quota(folder: Path, kind: int, number: int, source: str) -> Room | None:
 
 
 def left_of_quota(answer: bytes, source: str) -> Room | None:
-    """Return what the hard limits of a ``struct dqblk`` leave; ``None`` where it has none."""
+    """Return the rest below the hard limits of a ``struct dqblk``; ``None`` if it has none."""
     blocks, _, used, inodes, _, present, *_ = _DQBLK.unpack(answer)
     free = max(0, blocks * _BLOCK - used) if blocks else None
     files = max(0, inodes - present) if inodes else None

@@ -1,8 +1,8 @@
-"""Who else can write to a folder, and how the superuser works as the owner of one.
+"""Checks for other users who can write to a folder, and work of the superuser as the owner of a folder.
 
-Sqlite opens a database and its journal by name, and looks for the journal again at every lock. It rolls a journal back
-that it finds there, and deletes the file that the journal names as its super-journal. Where another user can place a
-journal, or exchange a folder on the way to it, that user decides what sqlite writes and deletes.
+Sqlite opens a database and its journal by name, and looks for the journal again at every lock. It rolls back a journal
+that it finds, and deletes the file that the journal names as its super-journal. If another user can place a journal, or
+replace a folder on the way to it, that user decides what sqlite writes and deletes.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from typing import Final, NamedTuple
 
 from cachectl.layers.base.environment import user_name
 
-#: The user id that stands for every user whom a user namespace does not know.
+#: The user id that represents all users unknown to a user namespace.
 _OVERFLOW: Final = Path("/proc/sys/kernel/overflowuid")
 _MAPPED: Final = Path("/proc/self/uid_map")
-#: More links than that the system does not follow either.
+#: Limit on links in a path, as in the kernel.
 _LINKS: Final = 40
 _ACL: Final = "system.posix_acl_access"
 #: Modules that functions of layers and stores import when they are called.
@@ -31,17 +31,17 @@ _IMPORTED_LATER: Final = (
     *("queue", "shutil", "subprocess", "tarfile", "tempfile"),
     *("cachectl.layers.host.llvm_tools", "cachectl.layers.disk.leftovers", "cachectl.layers.disk.private_folders"),
 )
-#: The effective user belongs to the process, and not to one thread of it.
+#: The effective user belongs to the process, not to one thread.
 _IDENTITY: Final = RLock()
 
 
 def shared_because(folder: Path, names: tuple[str, ...] = (), *, sticky: bool = False) -> str | None:
     """Return why another user could write to a folder, or to those of its files that exist; ``None`` if nobody can.
 
-    Every folder on the way counts, since a user who can write there can exchange the next one, and so does the owner of
-    a link. Below a folder that other users cannot enter the modes do not matter. Root is always trusted. With
-    ``sticky``, others may write to the folder itself if it is sticky: they cannot exchange what this user makes there.
-    Always ``None`` where the system has no user ids. Raises :class:`OSError` for a folder that does not exist.
+    Every folder on the path counts, because a user who can write there can replace the next one, and so does the owner
+    of a link. Modes below a folder that other users cannot enter do not matter. Root is always trusted. With
+    ``sticky``, others may write to the folder itself if it is sticky: they cannot replace this user's files there.
+    Always ``None`` on a system without user ids. Raises :class:`OSError` for a folder that does not exist.
     """
     if not hasattr(os, "geteuid"):
         return None
@@ -66,19 +66,19 @@ def shared_because(folder: Path, names: tuple[str, ...] = (), *, sticky: bool = 
 
 
 def open_to_others(path: Path) -> Iterator[Path]:
-    """Yield the folders of a path, itself included, in which another user could exchange the next one or put files.
+    """Yield the folders of a path, itself included, in which another user could replace the next one or add files.
 
-    Links are followed. Nothing is yielded where the system has no user ids. Raises :class:`OSError` for a path that
-    does not exist.
+    Links are followed. Yields nothing on a system without user ids. Raises :class:`OSError` for a path that does not
+    exist.
     """
     if hasattr(os, "geteuid"):
         yield from (step.place for step in _way(path) if step.is_writable)
 
 
 def _deciding_owner(folder: Path) -> os.stat_result | None:
-    """Return the status of the first thing on the way to a folder, links included, that is neither root's nor ours.
+    """Return the status of the first part of a path, links included, that belongs neither to root nor to this user.
 
-    Its owner decides what the path leads to. ``None`` where nothing is; the folder need not exist.
+    Its owner decides where the path leads. ``None`` if there is none; the folder need not exist.
     """
     trusted = _trusted()
     with suppress(FileNotFoundError, NotADirectoryError):
@@ -87,7 +87,7 @@ def _deciding_owner(folder: Path) -> os.stat_result | None:
 
 
 class _Step(NamedTuple):
-    """A folder or a link on a way; whether other users can enter the folder that it is in; whether it is the last."""
+    """A folder or link on a path, whether other users can enter its parent folder, and whether it is the last part."""
 
     place: Path
     status: os.stat_result
@@ -96,19 +96,19 @@ class _Step(NamedTuple):
 
     @property
     def is_sticky(self) -> bool:
-        """Return whether users exchange only what is theirs in the folder."""
+        """Return whether users can replace only their own files in the folder."""
         return bool(self.status.st_mode & stat.S_ISVTX)
 
     @property
     def is_writable(self) -> bool:
-        """Return whether other users can put files into the last folder, or exchange what follows in another one."""
+        """Return whether other users can add files to the last folder, or replace the next part in another one."""
         if not self.entered or stat.S_ISLNK(self.status.st_mode) or (self.is_sticky and not self.last):
             return False
         return _can_write(self.place, self.status)
 
 
 def _way(folder: Path) -> Iterator[_Step]:
-    """Yield every folder and every link on the way to a folder, the links followed."""
+    """Yield every folder and every link on the path to a folder, following links."""
     todo = list(reversed(Path(os.path.abspath(folder)).parts))
     way: list[tuple[Path, bool]] = []
     links = 0
@@ -142,7 +142,7 @@ def _can_write(place: Path, status: os.stat_result) -> bool:
 
 
 def _trusted() -> frozenset[int]:
-    """Return the ids of this user and of root, by whatever number the namespace shows root."""
+    """Return the ids of this user and of root, as numbered in the user namespace."""
     trusted = {os.geteuid(), 0}
     with suppress(OSError, ValueError):
         lines = [tuple(map(int, line.split())) for line in _MAPPED.read_text().splitlines()]
@@ -157,7 +157,7 @@ def _open_to_others(place: Path, status: os.stat_result, group: int, others: int
         return True
     if not status.st_mode & group:
         return False
-    # With an access control list these bits are the most that any user or group named there has.
+    # With an access control list these bits bound the permissions of every user or group named there.
     return _has_acl(place) or not _is_private(status)
 
 
@@ -170,9 +170,9 @@ def _has_acl(place: Path) -> bool:
 def _is_private(status: os.stat_result) -> bool:
     """Return whether the group of a file has no member but the file's owner, this user and root.
 
-    Many systems give every user a group of the same name and of no other members. Accounts that have it as their first
-    group are not listed as members. That is looked up for root's group alone, which some systems give to other
-    accounts (``operator`` on Red Hat): nobody is given another user's own group.
+    Many systems give every user a group of the same name without other members. Group lists omit accounts whose primary
+    group it is. Those are looked up only for root's group, which some systems give to other accounts (``operator`` on
+    Red Hat); no system gives a user's own group to other accounts.
     """
     import grp
     import pwd
@@ -192,18 +192,18 @@ def _is_private(status: os.stat_result) -> bool:
 
 @contextmanager
 def as_owner(folder: Path) -> Iterator[None]:
-    """As the superuser, work as the user who decides what a path leads to, and can do no more than that user.
+    """As the superuser, work with the ids and rights of the user who decides where a path leads.
 
-    That is the first user other than root who owns a folder or a link on the way to ``folder``, which need not exist.
-    If nobody does, nothing changes. Only the effective ids change, so that the user can neither signal nor trace this
-    process. They belong to the whole process; other threads that come here wait. Raises :class:`OSError` where the
-    system does not allow it.
+    That is the first user other than root who owns a folder or a link on the path to ``folder``, which need not exist.
+    If there is none, nothing changes. Only the effective ids change, so that the user can neither signal nor trace this
+    process. They belong to the whole process; other threads that come here wait. Raises :class:`OSError` if the system
+    does not allow it.
     """
     decides = _deciding_owner(folder) if hasattr(os, "geteuid") and os.geteuid() == 0 else None
     if decides is None:
         yield
         return
-    # The user may not be able to read the folder that Python, or cachectl, is installed in.
+    # The user may be unable to read the folder in which Python or cachectl is installed.
     for module in _IMPORTED_LATER:
         import_module(module)
     with _IDENTITY:

@@ -1,7 +1,7 @@
-"""What is installed beside cachectl, read off the names in the folders of ``sys.path``.
+"""The distributions installed beside cachectl, found by the names in the folders of ``sys.path``.
 
-``importlib.metadata`` answers the same questions, but importing it costs more than a report of every cache. It is asked
-where names do not tell: for an egg, a zip, or a finder of somebody's own.
+``importlib.metadata`` gives the same answers, but its import takes longer than a report of every cache. It is used only
+if names do not suffice: for an egg, a zip, or a custom finder.
 
 Sources: the binary distribution format and the entry-points specification, packaging.python.org.
 """
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
 _INFORMATION: Final = ".dist-info"
-#: What a version has in it that was spelled otherwise.
+#: Characters of a version that is not in normal form.
 _ODD: Final = re.compile("[-_]")
 _EGG: Final = (".egg-info", ".egg-link", ".egg")
 
 
 def version_of(distribution: str) -> str | None:
-    """Return the version of an installed distribution, ``None`` where there is none."""
+    """Return the version of an installed distribution, ``None`` if it is not installed."""
     folders = tuple(sys.path)
     if _names_tell(folders):
         wanted = _normal(distribution)
@@ -47,7 +47,7 @@ def version_of(distribution: str) -> str | None:
 
 
 def entry_points(group: str) -> tuple[EntryPoint, ...]:
-    """Return the entry points of a group, whoever is installed."""
+    """Return the entry points of a group of all installed distributions."""
     folders = tuple(sys.path)
     if _names_tell(folders) and not any(_mentions(group, folder, names_in(folder)) for folder in folders):
         return ()
@@ -57,7 +57,7 @@ def entry_points(group: str) -> tuple[EntryPoint, ...]:
 
 
 def _names_tell(folders: Sequence[str]) -> bool:
-    """Tell whether everything installed is a folder beside the modules it brought."""
+    """Return whether every distribution is a metadata folder beside its modules, so that names suffice."""
     finders = [finder for finder in sys.meta_path if finder is not PathFinder]
     if any(hasattr(finder, "find_distributions") for finder in finders):
         return False
@@ -66,7 +66,7 @@ def _names_tell(folders: Sequence[str]) -> bool:
 
 @lru_cache(maxsize=64)
 def _offered_by(names: tuple[str, ...]) -> tuple[dict[str, tuple[str, str]], frozenset[str]]:
-    """Return the folder and version of what names in a folder tell, and distributions of which they do not."""
+    """Return folder and version of the distributions that names show, and those for which names do not suffice."""
     versions: dict[str, tuple[str, str]] = {}
     doubtful: set[str] = set()
     for name in names:
@@ -75,14 +75,14 @@ def _offered_by(names: tuple[str, ...]) -> tuple[dict[str, tuple[str, str]], fro
         if ending == _INFORMATION and dash and not _ODD.search(version) and _normal(distribution) not in versions:
             versions[_normal(distribution)] = name, version
         elif ending.lower() in (_INFORMATION, *_EGG):
-            # Two of one name, an egg, or a spelling that only old tools used.
+            # Two of one name, an egg, or a form that only old tools used.
             doubtful.add(_normal(distribution.partition(".egg")[0]))
     return versions, frozenset(doubtful)
 
 
 @lru_cache(maxsize=64)
 def _mentions(group: str, folder: str, names: tuple[str, ...]) -> bool:
-    """Tell whether anything in a folder speaks of a group of entry points: that stays as it was installed."""
+    """Return whether any distribution in a folder has entry points of a group."""
     information = (name for name in names if name.lower().endswith((_INFORMATION, *_EGG)))
     return any(group.encode() in _read(os.path.join(folder, name, "entry_points.txt")) for name in information)
 

@@ -1,6 +1,6 @@
-"""Which OpenCL drivers are registered in an environment, from their ICD files: no OpenCL call is made.
+"""The OpenCL drivers registered in an environment, from their ICD files: no OpenCL call is made.
 
-Asking OpenCL itself would start every driver, and starting PoCL alone creates folders and leaks a file.
+An OpenCL call would start every driver, and PoCL's start creates folders and leaks a file.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Final
 from cachectl.layers.base.environment import Environment
 from cachectl.layers.disk.plain import read_installed
 
-#: What the file name of a driver library contains, and whose it is.
+#: Parts of file names of driver libraries, and their makers.
 _MAKERS: Final = (
     ("pocl", "PoCL"),
     ("nvidia-opencl", "NVIDIA"),
@@ -68,6 +68,6 @@ def _read(file: Path) -> list[str]:
 
 
 def _maker(library: str) -> str:
-    # A folder on the way may bear another maker's name, as a conda environment called "pocl" does.
+    # A folder in the path may have another maker's name, such as a conda environment called "pocl".
     name = Path(library).name
     return next((maker for part, maker in _MAKERS if part in name.lower()), name)

@@ -15,25 +15,25 @@ from typing import Final, NamedTuple
 
 from cachectl.layers.base.environment import Environment
 
-#: From this generation on the runtime counts pairs of compute units, or single ones: both are met.
+#: From this generation on the runtime counts pairs of compute units or single ones; both occur.
 _PAIRED: Final = 10
-#: The most compute units whose number is spelled in decimal.
+#: Up to this number compute units are written in decimal.
 _DECIMAL: Final = 64
-#: No longer than what is counted here can be.
+#: Limit on the digits of a number.
 _NUMBER: Final = re.compile(r"[0-9]{1,12}")
 _NVIDIA: Final = re.compile(r"Kernel Module\s+(?:for \S+\s+)?(\d+(?:\.\d+)+)")
 _VERSION: Final = re.compile(r"([0-9]{1,3})\.([0-9]{1,3})\.([0-9]{1,3})")
 
 
 class Gpu(NamedTuple):
-    """A GPU as MIOpen names its files: the architecture, and how many compute units it may be taken to have."""
+    """A GPU as in MIOpen's file names: the architecture, and the numbers of compute units it may be counted with."""
 
     arch: str
     units: tuple[int, ...]
 
     @property
     def bases(self) -> tuple[str, ...]:
-        """Spell architecture and units as the names of databases do."""
+        """Return architecture and units as in the names of databases."""
         return tuple(f"{self.arch}_{units}" if units <= _DECIMAL else f"{self.arch}{units:x}" for units in self.units)
 
 
@@ -49,10 +49,10 @@ def _gpu(environment: Environment, file: Path) -> Gpu | None:
     except (OSError, UnicodeError):
         return None
     pairs = (line.split() for line in lines)
-    told = {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and _NUMBER.fullmatch(pair[1])}  # noqa: PLR2004
-    version, simds, per_unit = (told.get(name, 0) for name in ("gfx_target_version", "simd_count", "simd_per_cu"))
+    numbers = {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and _NUMBER.fullmatch(pair[1])}  # noqa: PLR2004
+    version, simds, per_unit = (numbers.get(name, 0) for name in ("gfx_target_version", "simd_count", "simd_per_cu"))
     if not version or not simds or not per_unit:
-        # A processor.
+        # A CPU.
         return None
     major, minor, step = version // 10000, version // 100 % 100, version % 100
     enforced = _VERSION.fullmatch(environment.get("HSA_OVERRIDE_GFX_VERSION") or "")

@@ -1,7 +1,7 @@
 """The command that adds a library to the Python that runs cachectl, for each way in which cachectl is installed.
 
-The command names the missing library and not an extra of cachectl: the distribution may come from a folder or a
-repository, and then no index knows its name.
+The command names the missing library and not an extra of cachectl, because a distribution from a folder or repository
+is in no index.
 
 Sources: PEP 668 (``EXTERNALLY-MANAGED``); pipx 1.16 and uv 0.13 (tried): pipx keeps ``pipx_metadata.json`` in the
 environment of a tool, uv ``uv-receipt.toml``, and ``uv`` in the ``pyvenv.cfg`` of those that it makes.
@@ -42,14 +42,14 @@ class Installation:
 
     @classmethod
     def here(cls) -> Installation:
-        """Describe the Python that runs this."""
+        """Return the Python that runs this."""
         import sysconfig
         from importlib.util import find_spec
 
         return cls(
             Path(sys.prefix),
             Path(sys.base_prefix),
-            # Python started by a relative path keeps the dots.
+            # Python started by a relative path keeps dots in it.
             Path(os.path.normpath(sys.executable or "python3")),
             Path(sysconfig.get_path("stdlib")),
             find_spec("pip") is not None,
@@ -69,7 +69,7 @@ class Installation:
         return f"{shlex.join([str(self.python), '-m', 'ensurepip'])} && {self._with_pip(libraries)}"
 
     def _with_pip(self, libraries: Sequence[str]) -> str:
-        # Where the system keeps pip out, cachectl is there because somebody overruled it.
+        # If the system blocks pip, cachectl was installed by overriding that.
         in_system = self.prefix == self.base_prefix and (self.library / "EXTERNALLY-MANAGED").exists()
         overruled = ["--break-system-packages"] if in_system else []
         return shlex.join([str(self.python), "-m", "pip", "install", *overruled, *libraries])
@@ -85,7 +85,7 @@ class Installation:
         return shlex.join([*_env(variables), "pipx", "inject", name, *libraries])
 
     def _with_uv_tool(self, libraries: Sequence[str]) -> str | None:
-        """Return the command that installs the tool as it is, with more libraries; ``None`` if that is unknown.
+        """Return the command that reinstalls the tool with more libraries; ``None`` if its receipt is unknown.
 
         The next ``uv tool upgrade`` removes a library that ``uv pip`` added, and the next ``uv tool install`` removes
         one that it does not name again.
@@ -125,7 +125,7 @@ def _env(variables: Sequence[str]) -> list[str]:
 
 
 def _read_toml(file: Path) -> Mapping[str, Any]:
-    """Return what a file holds; nothing if it cannot be read, or before Python 3.11, which reads no TOML."""
+    """Return the content of a TOML file; empty if it cannot be read, or before Python 3.11, which has no reader."""
     try:
         import tomllib
     except ImportError:
@@ -137,7 +137,7 @@ def _read_toml(file: Path) -> Mapping[str, Any]:
 
 
 def _requirement(option: str, one: Mapping[str, Any]) -> list[str]:
-    """Return the words that name a requirement of a receipt to uv, after an option if it takes one."""
+    """Return the arguments of uv for a requirement of a receipt, after an option if it takes one."""
     extras = f"[{','.join(one['extras'])}]" if one.get("extras") else ""
     if "editable" in one:
         return [f"{option or '-'}-editable", f"{one['editable']}{extras}"]

@@ -1,4 +1,4 @@
-"""What the launcher of a parallel job says about it, read from the variables that it gives every rank.
+"""The size of a parallel job, from the variables that the launcher gives every rank.
 
 If the launcher belongs to one MPI and the MPI library to another, they do not connect: MPI gives each rank a world of
 size 1. Only the launcher's own variables show that there are other ranks.
@@ -41,7 +41,7 @@ _BY_WEIGHT: Final = (
 )
 #: Slurm numbers the batch script, the interactive shell and other steps of its own from here upward.
 _FIRST_SPECIAL_STEP: Final = 0xFFFFFFF0
-#: No number of ranks has more digits.
+#: Limit on the digits of a number of ranks.
 _DIGITS: Final = 12
 
 
@@ -58,20 +58,20 @@ class Launch:
 
 
 def launched(environment: Environment) -> Launch | None:
-    """Return what the launcher says of this job; ``None`` if there is no launcher, or if it started a single rank."""
+    """Return the launch of this job; ``None`` if there is no launcher, or if it started a single rank."""
     for pairs in _BY_WEIGHT:
         if pairs == (_SLURM,) and not _in_slurm_step(environment):
             continue
         found = list(_launches(environment, pairs))
         if found:
-            # Variables of an outer launcher are passed on, and do not show which of two is the inner one.
+            # Variables of an outer launcher are passed on, so they do not show which of two is the inner one.
             least = min(found, key=lambda launch: launch.ranks or 0)
             return least if (least.ranks or 0) > 1 else None
     return next(_later_ranks(environment), None)
 
 
 def number_of(environment: Environment, variable: str) -> int | None:
-    """Return the number that a variable holds; ``None`` if it is not set, or holds something else."""
+    """Return the number in a variable; ``None`` if it is not set or no number."""
     value = environment.get(variable) or ""
     return int(value) if value.isascii() and value.isdigit() and len(value) <= _DIGITS else None
 
@@ -84,7 +84,7 @@ def _launches(environment: Environment, pairs: Iterable[tuple[str, str]]) -> Ite
 
 
 def _later_ranks(environment: Environment) -> Iterator[Launch]:
-    """Yield a launch for each rank above zero; Slurm's says nothing outside of a step."""
+    """Yield a launch for each rank above zero; Slurm's rank counts only within a step."""
     for _, variable in RANKS:
         rank = number_of(environment, variable)
         if rank and (variable != _SLURM[1] or _in_slurm_step(environment)):

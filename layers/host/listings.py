@@ -1,4 +1,4 @@
-"""Folders and files that seldom change, read again only when they have: linkers' folders, installed packages."""
+"""Cached listings of folders and files that seldom change, such as linker folders and installed packages."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from typing import Final
 
 from cachectl.layers.disk.plain import read_installed
 
-#: A folder that has changed since may change again without its time moving on: clocks of file systems tick.
+#: Within one tick of the file system's clock, a folder may change again without a new time.
 _SETTLED_NANOSECONDS: Final = 2_000_000_000
 _Look = Callable[[str, tuple[str, ...]], tuple[str, ...]]
 
 
 def names_in(folder: str, *beginnings: str) -> tuple[str, ...]:
-    """Return the names in a folder that begin so, in order; none where it cannot be listed."""
+    """Return the names in a folder with one of these prefixes, sorted; none if it cannot be listed."""
     return _remembered(_list, folder or ".", beginnings)
 
 
 def lines_of(file: str) -> tuple[str, ...]:
-    """Return the lines of a small text file; none where it cannot be read."""
+    """Return the lines of a small text file; none if it cannot be read."""
     return _remembered(_read, file, ())
 
 

@@ -1,7 +1,7 @@
-"""LLVM's disassembler, where it is installed: the program that can check bitcode to the last operand.
+"""LLVM's disassembler, if installed: it checks bitcode completely.
 
-It only reads: bitcode is given on standard input, nothing of it is executed, and what is printed is discarded. The tool
-``llvm-dis`` reads the bitcode of its own release and of older ones, so the oldest that is new enough is used.
+It reads bitcode from standard input and executes nothing of it; its output is discarded. ``llvm-dis`` reads the bitcode
+of its own release and of older ones, so the oldest one that is new enough is used.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _NAME: Final = re.compile(r"llvm-dis(?:-\d+)?(?:\.exe)?")
 #: Where packages keep the tools of several releases side by side: Debian and Ubuntu, Fedora, Gentoo, ROCm.
 _FOLDERS: Final = ("/usr/lib/llvm-*/bin", "/usr/lib64/llvm*/bin", "/usr/lib/llvm/*/bin", "/opt/rocm*/llvm/bin")
 _VERSION: Final = re.compile(rb"LLVM version (\d+)\.")
-#: Seconds and bytes of memory that reading one program may take; real ones take 0.1 s and 100 MB.
+#: Limits for one program, in seconds and bytes of memory; real ones take 0.1 s and 100 MB.
 _SECONDS: Final = 60.0
 _MEMORY: Final = 1 << 32
 _MOST_AT_ONCE: Final = 4
@@ -39,14 +39,14 @@ class Disassembler(NamedTuple):
     variables: Mapping[str, str]
 
     def reads(self, bitcode: bytes) -> bool | None:
-        """Return whether it can read bitcode; ``None`` where it could not be run, or not in a minute."""
+        """Return whether it can read bitcode; ``None`` if it could not be run, or not in time."""
         try:
-            process = subprocess.Popen(  # noqa: S603 - no shell, and a path of our own finding
+            process = subprocess.Popen(  # noqa: S603 - no shell, and a path that we found
                 [self.path, "-o", os.devnull, "-"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
-                # Without this LLVM starts another program when it crashes, to print where.
+                # Otherwise LLVM starts a symbolizer when it crashes.
                 env={**self.variables, "LLVM_DISABLE_SYMBOLIZATION": "1"},
             )
         except OSError:
@@ -54,7 +54,7 @@ class Disassembler(NamedTuple):
         with process:
             _limit_memory(process.pid)
             try:
-                # A process that ends before it has read everything is no error here.
+                # The process may end before it has read everything.
                 process.communicate(bitcode, timeout=_SECONDS)
             except subprocess.TimeoutExpired:
                 process.kill()
@@ -116,7 +116,7 @@ def _release(path: str) -> int | None:
 
 
 def _limit_memory(process: int) -> None:
-    """Bound the memory of a process where the system can: damaged counts make LLVM ask for any amount."""
+    """Limit the memory of a process if the system can: damaged counts make LLVM request any amount."""
     with suppress(ImportError, AttributeError, OSError, ValueError):
         import resource
 

@@ -1,4 +1,4 @@
-"""Which file system a path lies on, as far as the platform tells."""
+"""The file system of a path, if the platform shows it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import Final, NamedTuple
 
-#: Types on which locks and access times of other machines cannot be relied on.
+#: Types with unreliable locks and access times of other machines.
 _NETWORK: Final = frozenset(
     {"nfs", "nfs4", "cifs", "smb3", "smbfs", "lustre", "ceph", "gpfs", "beegfs", "afs", "9p", "glusterfs"}
     | {"fuse.ceph", "fuse.ceph-fuse", "fuse.glusterfs", "fuse.sshfs"}
@@ -16,14 +16,14 @@ MOUNTS: Final = Path("/proc/self/mountinfo")
 
 
 class Mount(NamedTuple):
-    """What is mounted somewhere: the type of the file system, and where it comes from (a device, a server's export)."""
+    """A mount: the type of the file system, and its source (a device, a server's export)."""
 
     kind: str
     source: str
 
     @property
     def is_network(self) -> bool:
-        """Tell whether other machines see it too."""
+        """Return whether other machines see it too."""
         return self.kind in _NETWORK
 
 
@@ -40,13 +40,13 @@ def file_system(path: Path, *, mounts: Path = MOUNTS) -> str | None:
 
 
 def mount_of(path: Path, *, mounts: Path = MOUNTS) -> Mount | None:
-    """Return what is mounted where a path, or the nearest folder above it, lies; ``None`` is unknown."""
+    """Return the mount of a path, or of the nearest folder above it; ``None`` is unknown."""
     located = place_of(path, mounts=mounts)
     return None if located is None else located[0]
 
 
 def place_of(path: Path, *, mounts: Path = MOUNTS) -> tuple[Mount, str] | None:
-    """Return what is mounted where a path lies, and what the path is called in there, wherever that is mounted."""
+    """Return the mount of a path, and the path within the mounted file system."""
     try:
         lines = mounts.read_text(errors="surrogateescape").splitlines()
     except OSError:
@@ -61,6 +61,6 @@ def place_of(path: Path, *, mounts: Path = MOUNTS) -> tuple[Mount, str] | None:
         # A later mount on the same point hides the earlier one.
         if point and inside and len(point) >= len(best):
             kind, source, *_ = (*after.split(" "), "", "")
-            # A part of it may be mounted by itself.
+            # Only a part of the file system may be mounted.
             best, found = point, (Mount(kind, source), fields[3].rstrip("/") + real[len(point.rstrip("/")) :])
     return found

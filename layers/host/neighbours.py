@@ -1,6 +1,6 @@
-"""Caches of compiled code in the same home that no layer covers: their places and sizes. They are only read.
+"""Caches of compiled code that no layer covers: their places and sizes. They are only read.
 
-One table holds the rule of each library, with its places in the order in which the library looks.
+A table holds the rule of each library, with its places in the order in which the library looks.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from typing import Final
 
 from cachectl.layers.base.environment import Environment, user_name
 
-#: More files than are counted in any one place.
+#: Limit on the files counted in one place.
 MOST: Final = 200_000
 _LOGINS: Final = ("LOGNAME", "USER", "LNAME", "USERNAME")
 
 
 @dataclass(frozen=True, slots=True)
 class Neighbour:
-    """One place of one library: ``files`` and ``bytes`` are ``None`` where they were not counted to the end."""
+    """One place of one library; ``files`` and ``bytes`` are ``None`` if the count was not finished."""
 
     name: str
     path: Path
@@ -33,7 +33,7 @@ class Neighbour:
 
 @dataclass(frozen=True, slots=True)
 class _Rule:
-    """A library, the variable that says where, and where it looks without: several places where releases differ."""
+    """A library, the variable that moves its cache, and its default places, several if releases differ."""
 
     name: str
     variable: str
@@ -112,9 +112,9 @@ _RULES: Final = (
 
 
 def neighbours(environment: Environment, *, most: int = MOST) -> list[Neighbour]:
-    """Look at every place that a variable names, and of the others at those that are there.
+    """Return every place that a variable names, and the default places that exist.
 
-    Without a variable a library has its first default listed whether or not it is there.
+    If no variable is set, the first default of a library is listed even if it does not exist.
     """
     return [_measured(*place, most=most) for rule in _RULES for place in _places(rule, environment)]
 
@@ -122,7 +122,7 @@ def neighbours(environment: Environment, *, most: int = MOST) -> list[Neighbour]
 def _places(rule: _Rule, environment: Environment) -> Iterator[tuple[str, Path, str]]:
     value = environment.get(rule.variable)
     if value:
-        # A place on another machine is none here.
+        # A URL of another machine is not a path here.
         if "://" not in value:
             yield rule.name, environment.expand(value), rule.variable
         return
@@ -149,7 +149,7 @@ def _measured(name: str, path: Path, source: str, *, most: int) -> Neighbour:
 
 
 def _statuses(folder: Path) -> Iterator[os.stat_result]:
-    """Yield the status of every plain file below a folder; links are not followed, and what goes meanwhile is gone."""
+    """Yield the status of every plain file below a folder; links are not followed, and vanished files are skipped."""
     waiting = [os.fspath(folder)]
     while waiting:
         with os.scandir(waiting.pop()) as found:

@@ -1,4 +1,4 @@
-"""Whether a file may be moved from under its name: not while some program has it open."""
+"""Check for programs that have a file open, which therefore must not be moved."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from cachectl.layers.host.processes import holding, spell
 
 
 def open_elsewhere(environment: Environment, path: Path) -> str | None:
-    """Say who has a file open, or may have; ``None`` where surely nobody has, or there is none."""
+    """Return who has a file open, or may have; ``None`` if surely nobody has, or there is no file."""
     if not os.path.lexists(path):
         return None
     if (kind := network_file_system(path)) is not None:
@@ -24,6 +24,6 @@ def open_elsewhere(environment: Environment, path: Path) -> str | None:
 
 
 def _others_may_write(path: Path) -> bool:
-    """Tell whether the processes of other users, which do not show, may be writing to a file."""
+    """Return whether processes of other users, which are not visible, may be writing to a file."""
     status = path.lstat()
     return bool(status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)) or status.st_uid != os.geteuid()

@@ -1,4 +1,4 @@
-"""Which running programs have a library loaded, as far as the platform lets one see."""
+"""Running programs and their loaded libraries and open files, if the platform shows them."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _PROC: Final = Path("/proc")
 
 
 def using(libraries: tuple[str, ...], *, processes: Path = _PROC) -> tuple[int, ...] | None:
-    """Return the ids of processes that map a library whose file name starts so.
+    """Return the ids of processes that map a library whose file name has one of these prefixes.
 
-    ``None`` where it cannot be known: only Linux shows the maps of a process. Looked at are this user's
-    processes, and for the superuser everybody's. A process that hides its maps from its own user runs with
-    other privileges, and does not write into this user's caches.
+    ``None`` if unknown: only Linux shows the maps of a process. Checks this user's processes, and for the superuser
+    all. A process that hides its maps from its own user runs with other privileges and does not write into this user's
+    caches.
     """
     if not (processes / "self" / "maps").exists():
         return None
@@ -27,7 +27,7 @@ def using(libraries: tuple[str, ...], *, processes: Path = _PROC) -> tuple[int, 
 
 
 def holding(path: Path, *, processes: Path = _PROC) -> tuple[int, ...] | None:
-    """Return the ids of processes that have a file open; ``None`` where it cannot be known, as in :func:`using`."""
+    """Return the ids of processes that have a file open; ``None`` if unknown, as in :func:`using`."""
     if not (processes / "self" / "fd").is_dir():
         return None
     status = path.lstat()
@@ -39,7 +39,7 @@ def _open_files(descriptors: Path) -> Iterator[tuple[int, int]]:
     try:
         numbers = os.listdir(descriptors)
     except OSError:
-        # It has ended meanwhile, or hides.
+        # It has ended, or is not readable.
         return
     for number in numbers:
         with suppress(OSError):
@@ -48,9 +48,9 @@ def _open_files(descriptors: Path) -> Iterator[tuple[int, int]]:
 
 
 def mentioning(folder: Path, *, processes: Path = _PROC) -> bool | None:
-    """Tell whether a process was started with a folder's path in its environment, or has a file in it open.
+    """Return whether a process was started with a folder's path in its environment, or has a file in it open.
 
-    ``None`` where it cannot be known, as in :func:`using`.
+    ``None`` if unknown, as in :func:`using`.
     """
     if not (processes / "self" / "maps").exists():
         return None
@@ -63,7 +63,7 @@ def _mentions(process: Path, folder: Path) -> bool:
             return True
         links = [process / "cwd", *(process / "fd").iterdir()]
     except OSError:
-        # It has ended meanwhile, or hides.
+        # It has ended, or is not readable.
         return False
     for link in links:
         with suppress(OSError):
@@ -74,7 +74,7 @@ def _mentions(process: Path, folder: Path) -> bool:
 
 
 def start_of(pid: int, *, processes: Path = _PROC) -> int | None:
-    """Return when a process was started, in clock ticks since boot; ``None`` where that is unknown, or it has ended.
+    """Return the start of a process in clock ticks since boot; ``None`` if that is unknown, or it has ended.
 
     Source: field 22 of ``/proc/PID/stat`` in proc(5).
     """
@@ -86,7 +86,7 @@ def start_of(pid: int, *, processes: Path = _PROC) -> int | None:
 
 
 def spell(users: tuple[int, ...] | None, *, processes: Path = _PROC) -> str:
-    """Name processes in a sentence: ``process 4711 (python3)``."""
+    """Return a phrase for processes: ``process 4711 (python3)``."""
     if users is None:
         return "programs that this platform does not show"
     shown = ", ".join(f"{pid}{_name_of(pid, processes)}" for pid in users[:5])
@@ -102,28 +102,28 @@ def _name_of(pid: int, processes: Path) -> str:
 
 
 def age_of(pid: int, *, processes: Path = _PROC) -> float | None:
-    """Return for how many seconds a process has been running; ``None`` where that is unknown, or it has ended.
+    """Return the age of a process in seconds; ``None`` if that is unknown, or it has ended.
 
     ``/proc/uptime`` is not used: in some containers it is that of the container.
     """
     ticks = start_of(pid, processes=processes)
-    # Only Linux has this clock, and processes to look at.
+    # Only Linux has this clock and shows processes.
     clock = getattr(time, "CLOCK_BOOTTIME", None)
     return None if ticks is None or clock is None else time.clock_gettime(clock) - ticks / os.sysconf("SC_CLK_TCK")
 
 
 class Loaded(NamedTuple):
-    """The libraries of this very process at one moment; ``maps`` is ``None`` where that cannot be known."""
+    """The libraries of this process at one moment; ``maps`` is ``None`` if unknown."""
 
     maps: bytes | None
 
     def has(self, libraries: tuple[str, ...]) -> bool | None:
-        """Tell whether one whose file name starts so is loaded; ``None`` where it cannot be known."""
+        """Return whether a library whose file name has one of these prefixes is loaded; ``None`` if unknown."""
         return None if self.maps is None else any(b"/" + library.encode() in self.maps for library in libraries)
 
 
 def libraries_here(*, processes: Path = _PROC) -> Loaded:
-    """Look once at what this process has loaded: the system takes its time to tell."""
+    """Read the loaded libraries of this process, once, because it is slow."""
     try:
         return Loaded((processes / "self" / "maps").read_bytes())
     except OSError:
@@ -131,7 +131,7 @@ def libraries_here(*, processes: Path = _PROC) -> Loaded:
 
 
 def first_variables(number: int | str = "self", *, processes: Path = _PROC) -> dict[str, str] | None:
-    """Return the environment a process was started with, whatever it has set since; ``None`` is unknown."""
+    """Return the environment a process was started with, without later changes; ``None`` is unknown."""
     try:
         block = (processes / str(number) / "environ").read_bytes()
     except OSError:
@@ -156,13 +156,13 @@ def _maps_one(process: Path, libraries: tuple[str, ...]) -> bool:
     try:
         maps = (process / "maps").read_bytes()
     except OSError:
-        # It has ended meanwhile, or hides.
+        # It has ended, or is not readable.
         return False
     return any(b"/" + library.encode() in maps for library in libraries)
 
 
 def has_ended(pid: int, *, processes: Path = _PROC) -> bool:
-    """Tell whether a process of this user has surely ended; one that nobody has waited for counts as ended."""
+    """Return whether a process of this user has surely ended; a zombie counts as ended."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

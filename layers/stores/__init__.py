@@ -1,5 +1,5 @@
-"""The three kinds of store that carry all layers.
+"""The three kinds of store of all layers.
 
-``rows`` is sqlite, ``tree`` is entries in a folder tree, ``records`` is a text file. A store knows how bytes
-are listed, read, staged, locked and removed safely; it knows no product.
+``rows`` is sqlite, ``tree`` is entries in a folder tree, ``records`` is a text file. Stores list, read, stage, lock and
+remove bytes safely, without knowledge of any product.
 """

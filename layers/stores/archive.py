@@ -13,17 +13,17 @@ from cachectl.layers.base.facts import Artifact
 
 _HEADER: Final = "artifact.json"
 _DATA: Final = "data"
-#: A plain file, as old and as new tars spell it.
+#: Type flags of a plain file in old and new tars.
 _PLAIN: Final = (b"0", b"\0")
-#: Where a header gives its member's bytes, in octal digits.
+#: The place of a member's size in a header, in octal digits.
 _SIZE: Final = slice(124, 135)
-#: What eleven octal digits cannot spell, in bytes.
+#: Sizes from here on do not fit into eleven octal digits.
 _MOST_IN_DIGITS: Final = 8**11
 _SCHEMA: Final = "cachectl/artifact/1"
 
 
 def pack(members: Mapping[str, bytes]) -> bytes:
-    """Write named contents as a tar whose bytes depend on nothing else: no times, owners or order."""
+    """Return a tar that depends only on names and contents: no times, owners or order."""
     import tarfile
 
     parts: list[bytes] = []
@@ -34,9 +34,9 @@ def pack(members: Mapping[str, bytes]) -> bytes:
 
 
 def tar_header(name: str, size: int) -> bytes:
-    """Spell the header of a plain file's member, as tarfile does, with nobody's name and no time.
+    """Return the header of a plain file as tarfile writes it, without owner and time.
 
-    Those of plain names are made from one header of tarfile's, by putting in what differs: a bundle has many.
+    For plain names it fills in a template header, because a bundle has many members.
     """
     import tarfile
 
@@ -53,7 +53,7 @@ def tar_header(name: str, size: int) -> bytes:
 
 @lru_cache(maxsize=1)
 def _blank_header() -> tuple[bytes, int]:
-    """Return the header of a member without name and size, and what its bytes sum up to without these two."""
+    """Return the header of a member without name and size, and the sum of its bytes."""
     import tarfile
 
     info = tarfile.TarInfo("")
@@ -76,16 +76,16 @@ def unpack(data: bytes) -> dict[str, bytes]:
             raise ValueError(message)
         path = "/".join(parts)
         if path in members:
-            message = f"member {name!r} stands twice"
+            message = f"member {name!r} appears twice"
             raise ValueError(message)
         members[path] = content
     return members
 
 
 def _own_members(data: bytes) -> list[tuple[str, bytes]] | None:
-    """Read what :func:`pack` wrote, in a tenth of tarfile's time; ``None`` where another wrote it.
+    """Read a tar of :func:`pack` in a tenth of tarfile's time; ``None`` for any other tar.
 
-    Every byte beside the contents is compared with what :func:`pack` writes, without a copy of the whole.
+    Every byte except the contents is compared with the output of :func:`pack`, without copying the whole.
     """
     import tarfile
 
@@ -99,7 +99,7 @@ def _own_members(data: bytes) -> list[tuple[str, bytes]] | None:
             end = begin + size
             place = end + -end % block
             ordered = not members or members[-1][0] < name
-            # For everybody else a name ends at its first NUL. A negative size has no header.
+            # Other readers end a name at its first NUL. A negative size has no header.
             if not ordered or size < 0 or "\0" in name or data[begin - block : begin] != tar_header(name, size):
                 return None
             if data[end:place] != bytes(-end % block):
@@ -124,7 +124,7 @@ def _members(data: bytes) -> Iterator[tuple[str, bytes]]:
                     raise ValueError(message)
                 content = tar.extractfile(info)
                 yield info.name, content.read() if content is not None else b""
-            # tarfile takes a header that is cut or damaged for the end, except for the first.
+            # tarfile takes a truncated or damaged header for the end, except for the first.
             if data[tar.offset : tar.offset + tarfile.BLOCKSIZE] != bytes(tarfile.BLOCKSIZE):
                 message = "not a tar: it ends before its last block, or is damaged"
                 raise ValueError(message)
@@ -134,7 +134,7 @@ def _members(data: bytes) -> Iterator[tuple[str, bytes]]:
 
 
 def artifact_to_bytes(artifact: Artifact) -> bytes:
-    """Write an artifact as the file that ``cachectl get`` gives: a tar of ``artifact.json`` and ``data``."""
+    """Return an artifact as the file that ``cachectl get`` writes: a tar of ``artifact.json`` and ``data``."""
     import hashlib
 
     header = {
@@ -150,12 +150,12 @@ def artifact_to_bytes(artifact: Artifact) -> bytes:
 
 
 def is_artifact_file(head: bytes) -> bool:
-    """Tell whether bytes are the beginning of a file that :func:`artifact_to_bytes` wrote, or of all of it."""
+    """Return whether bytes are a file of :func:`artifact_to_bytes`, or its beginning."""
     return head.startswith(_HEADER.encode() + b"\0") and f'"schema": "{_SCHEMA}"'.encode() in head
 
 
 def artifact_from_bytes(data: bytes) -> Artifact:
-    """Read such a file. Raises :class:`BadRequest` where it is not one, or its checksum does not hold."""
+    """Read a file of ``cachectl get``. Raises :class:`BadRequest` for another file or a wrong checksum."""
     import hashlib
 
     try:
@@ -177,6 +177,6 @@ def artifact_from_bytes(data: bytes) -> Artifact:
         message = f"not an artifact file of cachectl get: {error}"
         raise BadRequest(message) from error
     if hashlib.sha256(content).hexdigest() != digest:
-        message = "the artifact file is damaged: its checksum does not hold"
+        message = "the artifact file is damaged: wrong checksum"
         raise BadRequest(message)
     return artifact

@@ -1,15 +1,15 @@
-"""A sqlite file opened so that no other user decides what sqlite reads, writes or deletes.
+"""Sqlite files opened safely: no other user can decide what sqlite reads, writes or deletes.
 
 **Reading.** The file is opened relative to its folder and locked as sqlite locks it. Sqlite then reads it as immutable:
-it neither creates, deletes nor opens a file beside it. Where a log or an interrupted write is pending, both files are
+it neither creates, deletes nor opens a file beside it. If a log or an interrupted write is pending, both files are
 copied to a private folder, and sqlite finishes its work on the copy.
 
-**Writing.** Sqlite needs its journal beside the file, opened by name. :mod:`cachectl.layers.disk.trust` says where
-another user could place or exchange one; there nothing is opened for writing.
+**Writing.** Sqlite opens its journal beside the file by name. If another user could place or replace one there
+(:mod:`cachectl.layers.disk.trust`), the file is not opened for writing.
 
-**What is in it.** Only a file with the tables and indexes that its library makes is used: a view, a trigger, a
-generated column or a virtual table could run code of its own. Pages of a damaged file may refer to one another in
-circles, so every statement may do only as much work as the size of the file explains.
+**Content.** Only a file with the tables and indexes that its library makes is used: a view, a trigger, a generated
+column or a virtual table could run code. Pages of a damaged file may refer to one another in circles, so the work of
+every statement is limited in proportion to the size of the file.
 
 Sources: sqlite.org/lockingv3.html (bytes that are locked), ``src/os_unix.c`` and ``src/pager.c`` of sqlite 3.40
 (``hasHotJournal``, ``pager_playback``), sqlite.org/security.html.
@@ -36,20 +36,20 @@ from cachectl.layers.disk.locks import ask_for_record, has_record_structure
 from cachectl.layers.disk.plain import SANE, borrow, open_again, open_plain, release
 from cachectl.layers.disk.trust import shared_because
 
-#: Endings of the files that sqlite keeps beside a database.
+#: Suffixes of the files that sqlite keeps beside a database.
 COMPANIONS: Final = ("-journal", "-wal", "-shm")
 MAGIC: Final = b"SQLite format 3\0"
 WAL_MODE: Final = b"\x02\x02"
-#: Ends a journal that is one of several, after the name of the file that joins them: no library here writes such.
+#: Ends a journal that names a super-journal; no library here writes one.
 _SUPER_JOURNAL: Final = bytes.fromhex("d9d505f920a163d7")
 #: Bytes that sqlite locks: start and length.
 _PENDING: Final = (0x40000000, 1)
 _RESERVED: Final = (0x40000001, 1)
 _SHARED: Final = (0x40000002, 510)
-#: Seconds that opening a file may take, at least.
+#: Minimum timeout for opening a file, in seconds.
 _OPENING: Final = 1.0
 _CHUNK: Final = 1 << 20
-#: How often a database and its log are copied until neither changes meanwhile.
+#: Attempts to copy a database and its log without a change meanwhile.
 _COPIES: Final = 5
 #: Steps of sqlite's machine between two looks at the budget; steps that any statement may take; and more for each byte
 #: on the disk. A row has 20 bytes at least and takes some 20 steps; compression makes a file 10 times smaller, or more.
@@ -64,23 +64,23 @@ _LIMITS: Final = {
     "SQLITE_LIMIT_EXPR_DEPTH": 100,
     "SQLITE_LIMIT_TRIGGER_DEPTH": 1,
 }
-#: More objects than any library makes in one file.
+#: Limit on the tables and indexes in one file.
 _OBJECTS: Final = 20
-#: Letters of a foreign name that are quoted.
+#: Characters of a foreign name shown in messages.
 _LONGEST: Final = 80
 _TOKEN: Final = re.compile(r"\s*(?:`([^`]*)`|\"([^\"]*)\"|\[([^\]]*)\]|(\w+)|(.))", re.DOTALL)
 _IF_NOT_EXISTS: Final = ("if", "not", "exists")
 
 
 class Connection(sqlite3.Connection):
-    """A connection that stops a statement whose work the size of the file does not explain."""
+    """A connection that limits the work of each statement in proportion to the size of the file."""
 
     #: Of the file's folder, while it is open for writing.
     folder: int | None = None
     _budget: int = 0
 
     def harden(self, size: int) -> None:
-        """Restrict what a file of ``size`` bytes on the disk can make sqlite do."""
+        """Restrict the features and the work of sqlite for a file of ``size`` bytes on the disk."""
         self._budget = (_STEPS_FREE + _STEPS_PER_BYTE * size) // _STEPS
         self.text_factory = lambda data: data.decode(errors="surrogateescape")
         if hasattr(self, "setlimit"):
@@ -102,31 +102,31 @@ class Connection(sqlite3.Connection):
         return super().executemany(*arguments)
 
     def _grant(self) -> None:
-        # Made of C functions alone: in one of Python's own a signal's exception would be raised, and lost.
+        # Only C functions: an exception of a signal handler would be lost in a Python function.
         self.set_progress_handler(chain(repeat(0, self._budget), repeat(1)).__next__, _STEPS)
 
 
 def on_disk(status: os.stat_result) -> int:
-    """Return how many bytes a file takes on the disk: a sparse file can be longer than its content."""
+    """Return the bytes that a file takes on the disk, fewer than its length if it is sparse."""
     return min(status.st_size, 512 * getattr(status, "st_blocks", status.st_size))
 
 
-# ---------------------------------------------------------------------- what may be in a file
+# ---------------------------------------------------------------------- content
 
 
 def demand_made_by(connection: sqlite3.Connection, statements: Iterable[str], layer: str, path: Path) -> bool:
-    """Demand that a file holds nothing but what these ``create`` statements make; return whether it holds anything.
+    """Demand that a file contains only the objects of these ``create`` statements; return whether it has any.
 
-    Raises :class:`Damaged` where a table of the library is another one, in whatever case its name is written, where
-    something acts on such a table, and where there are other tables alone. Raises :class:`Refused` for what stands
-    beside the library's tables.
+    Raises :class:`Damaged` if a table of the library has another definition (names in any case), if another object acts
+    on such a table, or if there are only other tables. Raises :class:`Refused` for other objects beside the library's
+    tables.
     """
     allowed = _made_by(tuple(statements))
     names = {str(name).lower() for _, name, _, _ in allowed}
     query = "select type, name, tbl_name, sql from sqlite_master limit ?"
     found = connection.execute(query, (_OBJECTS,)).fetchall()
     if len(found) == _OBJECTS:
-        # Sqlite accepts one index many times in a schema, and what comes after the limit has not been read.
+        # Sqlite accepts one index many times in a schema, and objects after the limit have not been read.
         raise Damaged(layer, f"holds {_OBJECTS} tables and indexes or more, which its library does not make so", path)
     foreign = [one for one in found if (*one[:3], _tokens(one[3])) not in allowed]
     for kind, name, table, _ in foreign:
@@ -140,7 +140,7 @@ def demand_made_by(connection: sqlite3.Connection, statements: Iterable[str], la
 
 @lru_cache
 def _made_by(statements: tuple[str, ...]) -> frozenset[tuple[object, ...]]:
-    """Return what the schema of a new database says after each statement; of two that make one table, both."""
+    """Return the rows of a new database's schema after each statement; both versions if two make one table."""
     made: set[tuple[object, ...]] = set()
     tables = [statement for statement in statements if "table" in _tokens(statement)[:2]]
     for statement in statements:
@@ -153,7 +153,7 @@ def _made_by(statements: tuple[str, ...]) -> frozenset[tuple[object, ...]]:
 
 
 def _tokens(sql: object) -> tuple[str, ...]:
-    """Return the words of a statement in lower case, without quotes; nothing for an index without a statement."""
+    """Return the tokens of a statement in lower case, without quotes; none for an index without a statement."""
     if not isinstance(sql, str):
         return ()
     words = [next(filter(None, found.groups()), "").lower() for found in _TOKEN.finditer(sql.strip())]
@@ -169,10 +169,10 @@ def _tokens(sql: object) -> tuple[str, ...]:
 
 @contextmanager
 def opened_for_reading(layer: str, path: Path, lock_timeout: float) -> Iterator[Connection]:
-    """Open a database as it is without the writes that were interrupted; leave no trace.
+    """Open a database in its state without interrupted writes; change nothing on the disk.
 
     Raises :class:`Busy` after ``lock_timeout`` seconds, :class:`OSError`, :class:`sqlite3.Error`, :class:`Unreachable`
-    where a write was interrupted and the file is too large to be copied, and :class:`Damaged` for a foreign journal.
+    if a write was interrupted and the file is too large to be copied, and :class:`Damaged` for a foreign journal.
     """
     with ExitStack() as stack:
         folder = stack.enter_context(_opened_folder(path))
@@ -221,7 +221,7 @@ def _connected(location: str, lock_timeout: float) -> Iterator[Connection]:
 
 
 def _connect(location: str, lock_timeout: float) -> Connection:
-    """Connect to a database. Only one thread at a time uses a connection, though not always the one that made it."""
+    """Connect to a database. Threads may share the connection, but only one at a time uses it."""
     return sqlite3.connect(
         location, timeout=lock_timeout, uri=True, isolation_level=None, factory=Connection, check_same_thread=False
     )
@@ -229,10 +229,10 @@ def _connect(location: str, lock_timeout: float) -> Connection:
 
 @contextmanager
 def _connected_in_time(layer: str, path: Path, location: str, lock_timeout: float) -> Iterator[Connection]:
-    """Connect to a file that another user can exchange for a pipe, whose opening would wait for ever.
+    """Connect to a file that another user can replace by a pipe, whose opening would block for ever.
 
-    Sqlite repeats an interrupted call, so a thread of its own calls it. Raises :class:`Unreachable` after
-    ``lock_timeout`` seconds; the thread is left behind then, and does not keep the process from ending.
+    Sqlite repeats an interrupted call, so it runs in a separate thread. Raises :class:`Unreachable` after
+    ``lock_timeout`` seconds; the thread remains then, but does not prevent process exit.
     """
     from queue import Empty, Queue
     from threading import Thread
@@ -257,15 +257,15 @@ def _connected_in_time(layer: str, path: Path, location: str, lock_timeout: floa
 
 
 def _is_open(handle: int) -> bool:
-    """Return whether this process has a file open a second time: that is what sqlite has opened by its name."""
+    """Return whether this process has a file open a second time, so that sqlite has opened the same file by name."""
     numbers = open_again(handle)
     return numbers is None or len(numbers) > 1
 
 
 def _pending(folder: int, handle: int, name: str, *, journals: bool) -> str | None:
-    """Return the ending of the file beside a database without which it cannot be read; ``None`` where there is none.
+    """Return the suffix of the file beside a database that is needed to read it; ``None`` if there is none.
 
-    Without a lock of ours the journal may be that of a running program, so ``journals`` must not be set.
+    Without our lock the journal may be that of a running program, so ``journals`` must not be set.
     """
     log = status_of(folder, f"{name}-wal")
     if log is not None and stat.S_ISREG(log.st_mode) and log.st_size:
@@ -274,14 +274,14 @@ def _pending(folder: int, handle: int, name: str, *, journals: bool) -> str | No
 
 
 def has_journal(path: Path) -> bool:
-    """Return whether a journal lies beside a database, also one that a program just writes."""
+    """Return whether a journal lies beside a database, even one that a program is writing now."""
     with suppress(OSError):
         return stat.S_ISREG(Path(f"{path}-journal").lstat().st_mode)
     return False
 
 
 def _is_hot(folder: int, handle: int, name: str) -> bool:
-    """Return whether a journal is left of an interrupted write, while the database is locked against new ones."""
+    """Return whether a journal of an interrupted write exists. The caller's lock prevents new writes."""
     status = status_of(folder, f"{name}-journal")
     if status is None or not stat.S_ISREG(status.st_mode) or not status.st_size or _is_write_locked(handle, _RESERVED):
         return False
@@ -293,7 +293,7 @@ def _is_hot(folder: int, handle: int, name: str) -> bool:
 
 
 class _Pending(NamedTuple):
-    """A database with a log or a journal that sqlite has to work off first."""
+    """A database with a log or a journal that sqlite must apply first."""
 
     layer: str
     path: Path
@@ -301,7 +301,7 @@ class _Pending(NamedTuple):
 
     @contextmanager
     def copied(self, handle: int, beside: int) -> Iterator[Path]:
-        """Copy the open database and the open file beside it to a folder of this user alone; yield the copy's path."""
+        """Copy the open database and the open file beside it to a private folder; yield the copy's path."""
         if on_disk(os.fstat(handle)) + on_disk(os.fstat(beside)) > SANE:
             raise Unreachable(self.layer, self._waiting, self.path)
         from cachectl.layers.disk.leftovers import temporary_folder
@@ -358,7 +358,7 @@ def _copy_file(source: int, target: Path) -> None:
 def _shared_lock(layer: str, path: Path, handle: int, lock_timeout: float) -> Iterator[bool]:
     """Hold the lock of a reader; yield whether this system has locks that belong to a descriptor.
 
-    A lock of the whole process would be lost when any descriptor of the file is closed.
+    A lock of the process would be lost when any descriptor of the file is closed.
     """
     if not _has_own_locks():
         yield False
@@ -372,7 +372,7 @@ def _shared_lock(layer: str, path: Path, handle: int, lock_timeout: float) -> It
 
 
 def locked_too_long(layer: str, path: Path, lock_timeout: float) -> Busy:
-    """Return the error for a lock that another program has held for longer than was waited."""
+    """Return the error for a lock that another program held beyond the timeout."""
     message = f"locked by another process for more than {lock_timeout:g} s; try again when it has ended, or --wait"
     return Busy(layer, message, path)
 
@@ -407,7 +407,7 @@ def _lock(handle: int, kind: str, span: tuple[int, int]) -> None:
 
 
 def _is_write_locked(handle: int, span: tuple[int, int]) -> bool:
-    """Return whether anybody, this very process included, holds a lock for writing."""
+    """Return whether any process, this one included, holds a lock for writing."""
     if not _has_own_locks():
         return False
     import fcntl
@@ -422,11 +422,11 @@ def _is_write_locked(handle: int, span: tuple[int, int]) -> bool:
 def opened_for_writing(
     layer: str, path: Path, lock_timeout: float, demand: Callable[[Connection], object], *, create: bool = False
 ) -> Iterator[Connection]:
-    """Open a database for writing; sqlite rolls back first what was interrupted.
+    """Open a database for writing; sqlite rolls back interrupted writes first.
 
-    ``demand`` is called with the connection of a database that was there before, and raises what is wrong with it. With
+    ``demand`` is called with the connection of an existing database, and raises an error if it is unusable. With
     ``create`` a missing file is made, and its folder. Raises as :func:`opened_for_reading`, and :class:`Unreachable`
-    where another user can write to the folder or to the file.
+    if another user can write to the folder or to the file.
     """
     with ExitStack() as stack:
         if create and not path.parent.exists():
@@ -445,14 +445,14 @@ def opened_for_writing(
         connection.folder = folder
         if not fresh:
             demand(connection)
-        # Sqlite has opened it by name, and its log too by now.
+        # By now sqlite has opened it and its log by name.
         if not _is_open(handle) or not _leads_to(real, folder, handle):
             raise Unreachable(layer, "was replaced while it was opened", path)
         yield connection
 
 
 def demand_writable(layer: str, path: Path) -> None:
-    """Raise what :func:`opened_for_writing` raises because of other users or a foreign journal. Touch nothing."""
+    """Raise the errors of :func:`opened_for_writing` for other users and foreign journals. Changes nothing."""
     with opened_root(path.parent) as folder:
         if folder is not None:
             _demand_alone(layer, path)
@@ -467,7 +467,7 @@ def _demand_alone(layer: str, path: Path) -> None:
 
 
 def _demand_own_companions(layer: str, path: Path, folder: int) -> None:
-    """Refuse what sqlite would open beside a database, and wait for or delete another file."""
+    """Refuse files beside a database that would make sqlite block or delete another file."""
     for ending in COMPANIONS:
         if status_of(folder, path.name + ending) is None:
             continue
@@ -480,14 +480,14 @@ def _demand_own_companions(layer: str, path: Path, folder: int) -> None:
 
 
 def _demand_own_journal(layer: str, path: Path, journal: int) -> None:
-    """Refuse a journal that names another file: sqlite, rolling it back, would delete that file."""
+    """Refuse a journal that names another file: its rollback by sqlite would delete that file."""
     size = os.fstat(journal).st_size
     if os.pread(journal, len(_SUPER_JOURNAL), max(0, size - len(_SUPER_JOURNAL))) == _SUPER_JOURNAL:
         raise Damaged(layer, "its journal names another file, which sqlite would delete", path)
 
 
 def _make(folder: int, name: str) -> bool:
-    """Make an empty file, which sqlite takes for a new database; return whether there was none."""
+    """Make an empty file, which sqlite takes for a new database; return ``False`` if the file exists."""
     try:
         os.close(os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0), 0o644, dir_fd=folder))
     except FileExistsError:

@@ -1,8 +1,7 @@
-"""Space of a sqlite file given back on a full file system: all rows without a journal, or the pages that are free.
+"""Free the space of a sqlite file on a full file system: remove all rows without a journal, or punch out free pages.
 
-Deleting rows, sqlite copies every page that it changes to a journal first. On a full file system there is no room for
-that copy. Here the file is changed in place instead, in an order that leaves a whole database whenever it is
-interrupted:
+To delete rows, sqlite first copies every changed page to a journal. A full file system has no room for that copy. This
+module changes the file in place instead, in an order that leaves a whole database at any interruption:
 
 1. Most of page 1 is unused: it holds the header at its beginning and the schema at its end. The gap between them takes
    an empty database of the same schema with pages of 512 or 1024 bytes. Sqlite does not read the gap.
@@ -13,8 +12,8 @@ interrupted:
 
 The caller holds sqlite's exclusive lock for the whole time, so other programs wait and then find no rows.
 
-Where rows stay, sqlite keeps the pages of those that went in a list, and ``VACUUM`` needs room to do without them. The
-blocks of such pages are given back by a hole in the file: sqlite never reads the content of a free page.
+If some rows stay, sqlite keeps the pages of the deleted ones in a list, and ``VACUUM`` needs room to drop them. A hole
+in the file frees the blocks of such pages: sqlite never reads the content of a free page.
 
 Source: the database file format, sqlite.org/fileformat2.html (header, b-tree pages, cells).
 """
@@ -36,22 +35,22 @@ _INDEX_LEAF: Final = 10
 _PAGE_HEAD: Final = struct.Struct(">BHHHB")
 #: The smallest disk sector: a write within one happens or does not.
 _SECTOR: Final = 512
-#: Where the pointers to the rows of page 1 begin.
+#: Start of the pointers to the rows of page 1.
 _POINTERS: Final = _HEADER + _PAGE_HEAD.size
 #: Versions of the file format in the header; with WAL, page 1 may lie in another file.
 _ROLLBACK_JOURNAL: Final = b"\1\1"
 
 
-#: Where the header says which page begins the list of free pages.
+#: Offset in the header of the first page of the list of free pages.
 _FIRST_FREE: Final = 32
-#: A page of that list: the next one, and how many free pages it names.
+#: A page of that list: the next one, and the number of free pages that it names.
 _TRUNK: Final = struct.Struct(">2I")
 #: ``FALLOC_FL_KEEP_SIZE | FALLOC_FL_PUNCH_HOLE``
 _PUNCH_HOLE: Final = 0x03
 
 
 class Image(NamedTuple):
-    """An empty database: the part that is prepared in the gap of page 1, and the part whose write commits it."""
+    """An empty database: the part prepared in the gap of page 1, and the part whose write commits it."""
 
     commit: bytes
     prepared: bytes
@@ -63,7 +62,7 @@ class Image(NamedTuple):
 
 
 def empty_image(first_page: bytes, roots: Mapping[int, str]) -> Image | None:
-    """Return the empty database with the schema of a page 1; ``None`` where it does not fit into the gap there.
+    """Return the empty database with the schema of a page 1; ``None`` if it does not fit into the gap there.
 
     ``roots`` maps the root page of everything in the schema to its type, ``table`` or ``index``.
     """
@@ -111,7 +110,7 @@ def _image(first_page: bytes, cells: list[bytes], roots: Mapping[int, str], size
 
 
 def _cell(page: bytes, place: int) -> bytes:
-    """Return one row of the schema as it lies in page 1: length of the record, row id, record."""
+    """Return the bytes of one row of the schema in page 1: length of the record, row id, record."""
     length, after = _number(page, place)
     _, after = _number(page, after)
     if after + length > len(page):
@@ -149,7 +148,7 @@ def _write(handle: int, data: bytes, place: int) -> None:
 def punch_free_pages(handle: int, page_size: int) -> None:
     """Give back the disk blocks of the free pages of an open database; its length stays.
 
-    Needs no room. Raises :class:`OSError` where the file system knows no holes.
+    Needs no room. Raises :class:`OSError` if the file system has no holes.
     """
     import ctypes
 
@@ -164,12 +163,12 @@ def punch_free_pages(handle: int, page_size: int) -> None:
 
 
 def _free_pages(handle: int, page_size: int) -> set[int]:
-    """Return the numbers of the free pages, without those in which sqlite keeps the list."""
+    """Return the numbers of the free pages, without those that hold the list."""
     size = os.fstat(handle).st_size
     trunks: set[int] = set()
     free: set[int] = set()
     (trunk,) = struct.unpack(">I", os.pread(handle, 4, _FIRST_FREE))
-    # A list that is damaged may go in circles.
+    # A damaged list may be circular.
     while trunk and trunk not in trunks and trunk * page_size <= size:
         trunks.add(trunk)
         page = os.pread(handle, page_size, (trunk - 1) * page_size)
@@ -180,7 +179,7 @@ def _free_pages(handle: int, page_size: int) -> set[int]:
 
 
 def _runs(numbers: list[int]) -> Iterator[tuple[int, int]]:
-    """Yield the first of each row of consecutive numbers, and how many they are."""
+    """Yield the start and length of each run of consecutive numbers."""
     start = 0
     for place, number in enumerate(numbers):
         if place + 1 == len(numbers) or numbers[place + 1] != number + 1:

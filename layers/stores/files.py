@@ -17,16 +17,16 @@ from cachectl.layers.stores.tree import REFUSALS, Leaf, Shape, Tree, scan_each
 
 
 class Index:
-    """Files that a cache keeps beside its entries, and what must happen around a change of entries.
+    """Files that a cache keeps beside its entries, and their update when entries change.
 
-    This one is for a cache that keeps none.
+    This base class is for a cache without such files.
     """
 
     #: Shapes of the files that belong to the cache as a whole.
     shapes: tuple[Shape, ...] = ()
 
     def is_book(self, leaf: Leaf) -> bool:
-        """Return whether a file of these shapes is what its name says."""
+        """Return whether a file of these shapes has the content that its name promises."""
         del leaf
         return True
 
@@ -36,12 +36,12 @@ class Index:
         return ()
 
     def changing(self, store: Files, root: Root) -> AbstractContextManager[bool]:
-        """Return what is held while entries change; it yields whether no program can make a folder meanwhile."""
+        """Return a context to hold while entries change; it yields whether no program can make a folder meanwhile."""
         del store, root
         return nullcontext(enter_result=False)
 
     def verify(self, store: Files, root: Root) -> Iterator[Finding]:
-        """Yield what does not agree between these files and the entries. Asked where every entry could be read."""
+        """Yield differences between these files and the entries. Called only if every entry could be read."""
         del store, root
         yield from ()
 
@@ -50,8 +50,8 @@ class Files(Store):
     """Entries that are files under names of a pattern.
 
     ``patterns`` are regular expressions of file names, or the shapes of trees, which differ in their depth; leaked
-    temporaries are strays of the first. ``writers`` are beginnings of the names of libraries that may be writing an
-    entry. ``unread`` says what the library does with an entry that cannot be read, where that is known.
+    temporaries are strays of the first. ``writers`` are name prefixes of libraries that may be writing an entry.
+    ``unread`` is the effect of an unreadable entry on the library, if known.
     """
 
     def __init__(
@@ -72,13 +72,13 @@ class Files(Store):
         self.forms = (codec.form,)
 
     def refusals(self) -> Mapping[facts.Ability, str]:
-        """Refuse what needs directory handles where there are none."""
+        """Return the abilities that need directory handles, if the platform has none."""
         return REFUSALS
 
     # ------------------------------------------------------------------ listing
 
     def scan(self, root: Root, *, contents: bool = True) -> Iterator[Found]:
-        """Yield entries, left temporaries, and the files of the cache as a whole."""
+        """Yield entries, leaked temporaries, and the files of the cache as a whole."""
         for tree, leaf in self._walk(root, *self.shapes, *self.index.shapes):
             if isinstance(leaf, Problem):
                 yield leaf
@@ -93,7 +93,7 @@ class Files(Store):
                 yield from self._described(root, tree, leaf)
 
     def leaves(self, root: Root) -> Iterator[Leaf]:
-        """Yield the entries as they lie on the disk. Raises :class:`Unreachable` where some cannot be looked at."""
+        """Yield the leaves of all entries. Raises :class:`Unreachable` if some cannot be read."""
         for _, leaf in self._walk(root, *self.shapes):
             if isinstance(leaf, Leaf):
                 if leaf.stray is None:
@@ -131,7 +131,7 @@ class Files(Store):
         )
 
     def owns(self, root: Root, parts: tuple[str, ...]) -> bool:
-        """Compare with the names of entries and temporaries, and of the files beside them."""
+        """Compare with the names of entries, temporaries, and files beside them."""
         del root
         return any(shape.owns(parts) for shape in (*self.shapes, *self.index.shapes))
 
@@ -144,13 +144,13 @@ class Files(Store):
         return next((shape for shape in self.shapes if len(shape.levels) == above + 1), self.shapes[0])
 
     def tree_of(self, root: Root, key: str) -> Tree:
-        """Return the tree that an entry lies in, by the depth of its key."""
+        """Return the tree of an entry, by the depth of its key."""
         return Tree(self.name, root.path, self._shape_of(key))
 
     # ------------------------------------------------------------------ get and put
 
     def read(self, root: Root, key: str) -> Artifact | None:
-        """Read an entry file as it stands. Raises :class:`Damaged`."""
+        """Read an entry file. Raises :class:`Damaged`."""
         data = self.tree_of(root, key).read(key)
         if data is None:
             return None
@@ -161,7 +161,7 @@ class Files(Store):
         return Artifact(self.name, key, self.codec.form, data, {**about.words, **detail, **about.versions})
 
     def write(self, root: Root, key: str, artifact: Artifact, *, replace: bool) -> None:
-        """Place a whole entry under the name it was taken from."""
+        """Place a whole entry under the key it was read from."""
         if (damage := self.codec.check(artifact.data)) is not None:
             raise Damaged(self.name, damage.message, key)
         with self.index.changing(self, root):
@@ -175,14 +175,14 @@ class Files(Store):
         return tuple(root.path / name for name in self.index.lock_files(root))
 
     def in_use(self, targets: Iterable[Removable]) -> Iterator[tuple[Removable, str | None]]:
-        """Leave a temporary alone that a program may still be writing."""
+        """Leave temporaries that a program may still be writing."""
         users = using(self.writers, processes=self.environment.processes)
         reason = None if users == () else f"{spell(users)} may be writing it"
         for target in targets:
             yield target, reason if isinstance(target, Orphan) and target.idle_only else None
 
     def remove(self, root: Root, targets: tuple[Target, ...]) -> facts.Outcome:
-        """Remove entries: a program that looks for one misses it, and one that has it mapped keeps it."""
+        """Remove entries: programs that look for one miss, and programs that have one mapped keep it."""
         planned = [
             (Tree(self.name, root.path, shape), [target for target in targets if self._shape_of(target.key) is shape])
             for shape in self.shapes

@@ -1,7 +1,6 @@
-"""Databases of one kind brought together: what one has and the other lacks goes in, what both have stays as it is.
+"""Merging databases of one kind: missing rows or records are added, present ones stay.
 
-A file of rows, or of records, takes in another's in one transaction or one rewrite; a key that stands there with
-another content is given back, never replaced.
+One transaction or one rewrite adds everything. A present key with other content is reported, never replaced.
 """
 
 from __future__ import annotations
@@ -21,12 +20,12 @@ from cachectl.layers.stores.database import COMPANIONS
 from cachectl.layers.stores.records import RecordFile, items_of, record_complaint, split_lines
 from cachectl.layers.stores.rows import RowFile, Schema
 
-#: What everybody may read and its owner write.
+#: Readable by everybody, writable by the owner.
 _MODE: Final = 0o644
 
 
 class Merged(NamedTuple):
-    """How many were new, how many were there already, and the keys under which something else stands."""
+    """The number of new and of already present items, and the keys that are present with other content."""
 
     added: int
     there: int
@@ -38,10 +37,10 @@ class Merged(NamedTuple):
 
 
 class Joined(NamedTuple):
-    """Two tables, one of which names rows of the other by their id.
+    """Two tables, one of which refers to rows of the other by their id.
 
-    ``create`` makes both. ``problem`` names the columns that make a row of ``problems``; ``reference`` is where
-    ``table`` names it, ``key`` and ``value`` are the other columns there.
+    ``create`` makes both. ``problem`` names the columns of ``problems``; ``reference`` is the column of ``table`` with
+    the id, ``key`` and ``value`` are its other columns.
     """
 
     create: tuple[str, ...]
@@ -54,7 +53,7 @@ class Joined(NamedTuple):
 
     @property
     def select(self) -> str:
-        """Spell the query that gives every row: the id of its problem, its columns, key, value."""
+        """Return the query for every row: the id of its problem, its columns, key, value."""
         columns = ", ".join(f'"{self.problems}"."{column}"' for column in self.problem)
         joined = f'"{self.table}" join "{self.problems}" on "{self.problems}".id = "{self.table}"."{self.reference}"'
         own = f'"{self.table}"."{self.key}", "{self.table}"."{self.value}"'
@@ -69,12 +68,12 @@ class JoinedRows(RowFile):
         self.joined = joined
 
     def all(self) -> list[tuple[object, ...]]:
-        """Return every row as :attr:`Joined.select` gives it, in an order of its own."""
+        """Return every row of :attr:`Joined.select`."""
         with self._reading() as connection:
             return [] if self._is_new(connection) else [tuple(row) for row in connection.execute(self.joined.select)]
 
     def merge(self, rows: Iterable[Sequence[object]]) -> Merged:
-        """Insert, in one transaction, every row, given without the id, whose problem has none of its key yet."""
+        """Insert, in one transaction, the rows (given without id) whose key their problem does not have yet."""
         added = there = 0
         conflicts: list[tuple[str, ...]] = []
         with self._writing(create=True) as connection:
@@ -98,7 +97,7 @@ class JoinedRows(RowFile):
         return Merged(added, there, tuple(conflicts))
 
     def _number(self, connection: sqlite3.Connection, problem: Sequence[object]) -> int:
-        """Return the id of a problem, which is inserted where there is none."""
+        """Return the id of a problem, which is inserted if missing."""
         condition = " and ".join(f'"{column}" = ?' for column in self.joined.problem)
         query = f'select id from "{self.joined.problems}" where {condition}'
         found = connection.execute(query, tuple(problem)).fetchone()
@@ -111,10 +110,10 @@ class JoinedRows(RowFile):
 
 
 class MergingRecords(RecordFile):
-    """A text file that takes in records of another."""
+    """A text file into which records of another are merged."""
 
     def merge(self, lines: Iterable[bytes]) -> Merged:
-        """Add what is missing, key by key and id by id, in one rewrite under the lock."""
+        """Add missing keys and ids in one rewrite under the lock."""
         with self._translated("write"), self.lock() as folder:
             merged, records = join_records(split_lines(self._content(folder)), lines)
             if merged.added:
@@ -123,9 +122,9 @@ class MergingRecords(RecordFile):
 
 
 def join_records(standing: Iterable[bytes], lines: Iterable[bytes]) -> tuple[Merged, list[bytes]]:
-    """Add what is missing to records, key by key and id by id, and return what became of it and all records.
+    """Add missing keys and ids to records; return the counts and all records.
 
-    Lines that are no record stay where they stand.
+    Lines that are no record stay in place.
     """
     records = list(standing)
     where: dict[bytes, int] = {}
@@ -149,7 +148,7 @@ def join_records(standing: Iterable[bytes], lines: Iterable[bytes]) -> tuple[Mer
 def _join_items(standing: bytes, line: bytes) -> tuple[Merged, bytes]:
     key = line.partition(b"=")[0].decode(errors="surrogateescape")
     if record_complaint(standing):
-        # Nobody reads it; nothing can be added to it either.
+        # No reader uses it, and nothing can be added to it.
         return Merged(0, 0, ((key,),)), standing
     there, offered = items_of(standing), items_of(line)
     new = {identifier: values for identifier, values in offered.items() if identifier not in there}
@@ -162,10 +161,10 @@ def _join_items(standing: bytes, line: bytes) -> tuple[Merged, bytes]:
 
 
 def write_database(layer: str, path: Path, fill: Callable[[Path], object]) -> None:
-    """Make a sqlite file whole beside its place and rename it in, in rollback mode, for everybody to read.
+    """Write a sqlite file atomically, in rollback mode and readable by everybody.
 
-    ``fill`` writes it at the path it is given. Raises :class:`Damaged` where a log lies beside the place: sqlite would
-    play it into the new file.
+    ``fill`` writes it at the given path. Raises :class:`Damaged` if a log lies beside the place: sqlite would apply it
+    to the new file.
     """
     for companion in COMPANIONS:
         beside = path.with_name(path.name + companion)
@@ -176,7 +175,7 @@ def write_database(layer: str, path: Path, fill: Callable[[Path], object]) -> No
         with opened_root(path.parent) as parent:
             if parent is None:
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
-            # In a folder of its own: sqlite writes only where no other user can, as in /tmp nobody is alone.
+            # In a private folder: cachectl opens databases for writing only where no other user can write.
             with own_folder(parent, STAGE) as (folder, name):
                 stage = path.parent / name / path.name
                 fill(stage)

@@ -1,8 +1,8 @@
-"""Damaged things moved aside, inside the root they lay in: dated, listed, and put back as they were.
+"""Quarantine of damaged things, inside their root: dated, listed, and restored unchanged.
 
-Each has a folder of its own, named for its layer and the moment, with a label (what it is, where it lay, what is
-wrong with it) and the thing itself. The label is written first and the thing follows by one rename, so that it is
-in its place or in quarantine, whatever happens in between. A folder that holds nothing but its label holds nothing.
+Each thing has a folder, named after its layer and the time, with a label (kind, place and damage) and the thing. The
+label is written first and the thing follows by one rename, so that after any interruption it is either in its place or
+in quarantine. A folder with only a label counts as empty.
 """
 
 from __future__ import annotations
@@ -38,21 +38,21 @@ _PREFIX: Final = ".cachectl-quarantine-"
 _NAME: Final = r"[0-9]{8}T[0-9]{6}Z-[0-9a-f]{8}"
 _LABEL: Final = "label.json"
 _SCHEMA: Final = "cachectl/quarantined/1"
-#: More than any label holds, in bytes; and more of a message than anybody reads.
+#: Limits on the bytes of a label and the length of a message.
 _LARGEST: Final = 1 << 20
 _LONGEST: Final = 500
-#: No cache is larger (bytes), and no date later (epoch seconds).
+#: Limits on sizes (bytes) and dates (epoch seconds).
 _MOST: Final = 1 << 63
 _LATEST: Final = 1 << 40
 
 
 def folder_pattern(layer: str) -> re.Pattern[str]:
-    """Return what the names of a layer's quarantine folders match."""
+    """Return the pattern of the names of a layer's quarantine folders."""
     return re.compile(f"{re.escape(_PREFIX + layer)}-({_NAME})")
 
 
 def label(root: Path, target: Target, finding: Finding, moment: float) -> Quarantined:
-    """Describe what is about to be moved aside, and name it by the moment (epoch seconds)."""
+    """Return the label of a thing to be quarantined, named after the time (epoch seconds)."""
     date = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(moment))
     return Quarantined(
         name=f"{date}-{os.urandom(4).hex()}",
@@ -68,21 +68,21 @@ def label(root: Path, target: Target, finding: Finding, moment: float) -> Quaran
 
 @dataclass
 class Shelf:
-    """The open folder of a thing that is moved aside; ``taken`` says whether the thing has left its place."""
+    """The open quarantine folder of a thing; ``taken`` says whether the thing has left its place."""
 
     handle: int
     taken: bool = False
 
 
 class Quarantine:
-    """What one layer has in quarantine in one root."""
+    """The quarantine of one layer in one root."""
 
     def __init__(self, layer: str, root: Path) -> None:
         self.layer = layer
         self.root = root
 
     def held(self) -> Iterator[Quarantined | Problem]:
-        """Yield everything in quarantine, the oldest first; a folder that tells nothing is a problem."""
+        """Yield everything in quarantine, the oldest first; a folder without a readable label is a problem."""
         pattern = folder_pattern(self.layer)
         with self._translated("look into quarantine"), opened_root(self.root) as handle:
             for name in [] if handle is None else sorted(filter(pattern.fullmatch, os.listdir(handle))):
@@ -112,9 +112,9 @@ class Quarantine:
 
     @contextmanager
     def shelf(self, handle: int, thing: Quarantined) -> Iterator[Shelf]:
-        """Make the folder of a thing under an open root, for the thing to be moved into.
+        """Make the quarantine folder of a thing under an open root.
 
-        It goes again where nothing was moved in. Raises :class:`Unsettled` for an error after the thing was taken.
+        It is removed if nothing was moved in. Raises :class:`Unsettled` for an error after the thing was taken.
         """
         name, text = _folder_name(thing), write_label(thing)
         if len(text) >= _LARGEST:
@@ -139,7 +139,7 @@ class Quarantine:
 
     @contextmanager
     def taken(self, thing: Quarantined) -> Iterator[int]:
-        """Open the folder of a thing while it is put back; when that is done, the folder goes."""
+        """Open the folder of a thing while it is restored, then remove the folder."""
         name = _folder_name(thing)
         with self._translated("put it back"), opened_root(self.root) as handle, ExitStack() as stack:
             try:
@@ -156,7 +156,7 @@ class Quarantine:
             try:
                 delete(handle, name)
             except OSError as error:
-                # Nothing is in it, so a purge removes it.
+                # It is empty, so a purge removes it.
                 message = f"is back, but its folder in quarantine was not removed: {error.strerror}"
                 raise Unsettled(self.layer, message, self.root / name) from error
 
@@ -172,21 +172,21 @@ class Quarantine:
 
 
 def demand(layer: str, folder: int, name: str) -> None:
-    """See that an open quarantine folder holds a plain file. Raises :class:`Damaged` where it does not."""
+    """Raise :class:`Damaged` if an open quarantine folder does not hold a plain file ``name``."""
     status = status_of(folder, name)
     if status is None or not stat.S_ISREG(status.st_mode):
         raise Damaged(layer, f"the quarantine folder does not hold the file {name!r}, as its label says")
 
 
 def write_label(thing: Quarantined) -> bytes:
-    """Spell a label as JSON."""
+    """Return a label as JSON."""
     known = asdict(thing)
     del known["root"]
     return json.dumps({"schema": _SCHEMA, **known, "lay in": os.fspath(thing.root)}, indent=1).encode()
 
 
 def read_label(data: bytes, root: Path) -> Quarantined | None:
-    """Read a label found in a root; ``None`` where it is none."""
+    """Read a label found in a root; ``None`` if it is invalid."""
     try:
         known = json.loads(data, parse_constant=_no_number)
         fields = {name: known[name] for name in ("name", "layer", "key", "bytes", "moved", "code", "message")}
@@ -200,8 +200,8 @@ def read_label(data: bytes, root: Path) -> Quarantined | None:
     return Quarantined(root=root, **fields)
 
 
-def _no_number(spelled: str) -> float:
-    raise ValueError(f"{spelled} is no number")
+def _no_number(text: str) -> float:
+    raise ValueError(f"{text} is no number")
 
 
 def _is_count(value: object, most: int, *kinds: type) -> bool:
@@ -209,7 +209,7 @@ def _is_count(value: object, most: int, *kinds: type) -> bool:
 
 
 def folder_of(thing: Quarantined) -> Path:
-    """Return the folder in which a thing lies."""
+    """Return the quarantine folder of a thing."""
     return thing.root / _folder_name(thing)
 
 

@@ -1,8 +1,8 @@
-"""Records of a text file, one ``KEY=ID:VALUES{;ID:VALUES}`` per line: read as they stand, rewritten whole.
+"""Records of a text file, one ``KEY=ID:VALUES{;ID:VALUES}`` per line. Changes rewrite the whole file.
 
-The reading rules are those of MIOpen (``src/db_record.cpp``, ``src/ramdb.cpp``): of a key, or of an id in a record, the
-first one counts; an item without ``:`` is skipped and the others count; a line without a key, or without any item that
-counts, is never hit. A rewrite is staged beside the file and renamed over it, under a lock that the caller supplies. It
+The reading rules are those of MIOpen (``src/db_record.cpp``, ``src/ramdb.cpp``): the first of equal keys, or of equal
+ids in a record, counts; an item without ``:`` is skipped and the others count; a line without a key, or without a valid
+item, is never hit. A rewrite is staged beside the file and renamed over it, under a lock that the caller supplies. It
 keeps every other line byte for byte.
 """
 
@@ -25,12 +25,12 @@ from cachectl.layers.disk.handles import opened_root
 from cachectl.layers.disk.plain import open_plain, read_plain
 from cachectl.layers.stores.quarantine import Quarantine, demand
 
-#: What a line in quarantine is called.
+#: File name of a line in quarantine.
 _LINE: Final = "line"
 
 
 class Record(NamedTuple):
-    """One line that can be used: its number, and its bytes without the line's end."""
+    """One usable line: its number, and its bytes without the newline."""
 
     number: int
     key: str
@@ -43,14 +43,14 @@ class Record(NamedTuple):
 
     @property
     def checksum(self) -> int:
-        """Fingerprint the line."""
+        """Return a checksum of the line."""
         return zlib.crc32(self.line)
 
 
 class Fault(NamedTuple):
-    """A line of which the reader uses nothing or not all, or that harms the next one to be written.
+    """A line that the reader uses not at all or in part, or that would damage the next one written.
 
-    ``line`` is the line itself if the fix is to take it out, else ``None``.
+    ``line`` is the line itself if the fix is to remove it, else ``None``.
     """
 
     number: int
@@ -77,7 +77,7 @@ class RecordFile:
         seen: dict[str, bool] = {}
         last = b"\n"
         with self._translated("read"), suppress(FileNotFoundError), open(open_plain(self.path), "rb") as file:
-            # A file of holes would be one line without end.
+            # A sparse file would be one endless line.
             if (size := os.fstat(file.fileno()).st_size) > LARGEST_RECORDS:
                 raise OSError(errno.EFBIG, too_large(size, LARGEST_RECORDS))
             for number, last in enumerate(file, 1):
@@ -88,7 +88,7 @@ class RecordFile:
     def read_many(self, keys: Iterable[str]) -> dict[str, Record | Damaged]:
         """Return the records of those keys that have one.
 
-        Each is the first line with its key, or why that cannot be used: a later one is not reached.
+        Each is the first line with its key, or the error why that is unusable: later ones are never read.
         """
         wanted = set(keys)
         found: dict[str, Record | Damaged] = {}
@@ -101,9 +101,9 @@ class RecordFile:
         return found
 
     def put(self, line: bytes, *, replace: bool) -> None:
-        """Insert a record, or put it in the place of the one that has its key.
+        """Insert a record, or replace the one with its key.
 
-        Raises :class:`Damaged` for no record, :class:`EntryExists` where a different one stands and
+        Raises :class:`Damaged` for an invalid record, :class:`EntryExists` if a different one is present and
         ``replace`` is not set.
         """
         if complaint := record_complaint(line):
@@ -119,34 +119,33 @@ class RecordFile:
             self._rewrite(lines, folder)
 
     def put_new(self, lines: Sequence[bytes]) -> Sequence[bool | LayerError | None]:
-        """Insert those records whose keys have none, in one rewrite.
+        """Insert the records whose keys are free, in one rewrite.
 
-        For each: ``True`` where it was inserted, or what went wrong; ``False`` where the same stands, ``None`` where a
-        different one does. Raises :class:`LayerError` where the file cannot be read.
+        Returns for each: ``True`` if it was inserted, or the error; ``False`` if the same record is present, ``None``
+        if a different one is. Raises :class:`LayerError` if the file cannot be read.
         """
-        new, done = _told_apart(lines, split_lines(self._content()))
+        new, done = _free_lines(lines, split_lines(self._content()))
         if not new:
             return done
         try:
             with self._translated("write"), self.lock() as folder:
                 standing = split_lines(self._content(folder))
-                new, done = _told_apart(lines, standing)
+                new, done = _free_lines(lines, standing)
                 if new:
                     self._rewrite([*standing, *new], folder)
         except LayerError as error:
-            # It may stand there by now: whoever tries again finds it, and takes it for what was there before.
+            # The record may be in the file already: a retry would find it and take it for an older one.
             return [error if one else one for one in done]
         return done
 
     def delete(self, checksums: Mapping[str, int]) -> set[str]:
         """Delete records by key, each only if its line has the checksum; return the keys that went.
 
-        Later lines with such a key go as well: they would be hit from then on. A file that holds nothing any
-        more is unlinked.
+        Later lines with such a key are deleted too, because they would be hit from then on. An empty file is unlinked.
         """
         with self._translated("write"), self.lock() as folder:
             lines = split_lines(self._content(folder))
-            # Filled from the end, so that of equal keys the first line stands.
+            # Filled from the end, so that the first of equal keys wins.
             first = {_key(line): line for line in reversed(lines)}
             gone = {key for key, checksum in checksums.items() if key in first and zlib.crc32(first[key]) == checksum}
             if gone:
@@ -154,9 +153,9 @@ class RecordFile:
         return gone
 
     def foresee_delete(self, keys: Collection[str]) -> int:
-        """Return by how many bytes the file would shrink without the records of these keys. Touches nothing.
+        """Return the bytes by which the file would shrink without the records of these keys. Changes nothing.
 
-        Raises :class:`Unreachable` where the file could not be replaced.
+        Raises :class:`Unreachable` if the file could not be replaced.
         """
         if (because := closed_because(self.path.parent, self.path.name)) is not None:
             raise Unreachable(self.layer, f"cannot write: {because}", self.path)
@@ -167,9 +166,9 @@ class RecordFile:
     # ------------------------------------------------------------------ quarantine
 
     def quarantine(self, target: Target, thing: Quarantined) -> str | None:
-        """Copy a line into quarantine, then take it out of the file; return why it was left, or ``None``.
+        """Copy a line into quarantine, then remove it from the file; return why it was left, or ``None``.
 
-        ``target.mark`` is the line's checksum; of equal lines the last goes, which is read by nobody.
+        ``target.mark`` is the line's checksum; the last of equal lines is removed, because no reader uses it.
         """
         with self._translated("write"), opened_root(thing.root) as root, self.lock() as folder:
             lines = split_lines(self._content(folder))
@@ -188,7 +187,7 @@ class RecordFile:
         return None
 
     def restore(self, thing: Quarantined) -> None:
-        """Put a line that lies in quarantine at the end of the file, as it was, if it does not stand there already."""
+        """Append a line from quarantine to the file unless it is present already."""
         with Quarantine(self.layer, thing.root).taken(thing) as folder:
             demand(self.layer, folder, _LINE)
             line = read_plain(_LINE, dir_fd=folder)
@@ -226,7 +225,7 @@ class RecordFile:
 
 
 def record_complaint(line: bytes) -> str | None:
-    """Say why a line is no record; ``None`` where it is one."""
+    """Return why a line is no record; ``None`` if it is one."""
     key, equals, contents = line.partition(b"=")
     if not equals or not key:
         return "no key and '=' at its beginning"
@@ -247,9 +246,9 @@ def items_of(line: bytes) -> dict[bytes, bytes]:
     return items
 
 
-def _told_apart(lines: Sequence[bytes], standing: Sequence[bytes]) -> tuple[list[bytes], list[bool | None]]:
-    """Return the lines whose keys none of those that stand has, and of each line what :meth:`put_new` says."""
-    # Filled from the end, so that of equal keys the first line stands.
+def _free_lines(lines: Sequence[bytes], standing: Sequence[bytes]) -> tuple[list[bytes], list[bool | None]]:
+    """Return the lines with free keys, and for each line the result of :meth:`put_new`."""
+    # Filled from the end, so that the first of equal keys wins.
     first = {_key(line): line for line in reversed(standing)}
     new: list[bytes] = []
     done: list[bool | None] = []
@@ -274,7 +273,7 @@ def _judge(number: int, line: bytes, seen: dict[str, bool]) -> Iterator[Record |
         if seen[key]:
             yield Fault(number, "duplicate", f"an earlier line has the key {key}: this one is never read", line)
         else:
-            # Not to be taken out: it is read as soon as the first one has gone.
+            # No line to remove: the reader uses it once the first one has gone.
             yield Fault(number, "hidden", f"an earlier line has the key {key} but no value, and hides this one")
         return
     if key:
@@ -283,7 +282,7 @@ def _judge(number: int, line: bytes, seen: dict[str, bool]) -> Iterator[Record |
         yield Fault(number, "malformed", complaint, line)
         return
     yield Record(number, key, line)
-    # The reader sees no item after a ';' at the end.
+    # The reader ignores a ';' at the end.
     items = line.partition(b"=")[2].removesuffix(b";").split(b";")
     read = len(items_of(line))
     if read == len(items):
@@ -301,7 +300,7 @@ def _key(line: bytes) -> str:
 
 
 def _place_of(line: bytes, lines: Sequence[bytes]) -> tuple[int, bytes | None]:
-    """Return where a record goes among lines, and the one that has its key now."""
+    """Return the index for a record among lines, and the line that has its key now."""
     found = ((index, standing) for index, standing in enumerate(lines) if _key(standing) == _key(line))
     return next(found, (len(lines), None))
 

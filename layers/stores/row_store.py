@@ -1,4 +1,4 @@
-"""The store of layers that keep entries as rows of files: many are read, or placed, in one go."""
+"""The store of layers that keep entries as rows of files; many rows are read or placed at once."""
 
 from __future__ import annotations
 
@@ -17,49 +17,46 @@ T = TypeVar("T")
 
 
 class Rows(Store):
-    """A store with keys that begin with the name of a file, and what parts that from the rest.
+    """A store with keys that begin with a file name and a separator.
 
-    What cannot be read or written with others is read or written alone, and says then what is wrong with it.
+    Rows that cannot be read or written with others are read or written alone, to find the error of each.
     """
 
     separator: ClassVar[str]
-    #: Sqlite writes a journal before it deletes rows.
+    #: True because sqlite writes a journal before it deletes rows.
     clearing_needs_room = True
 
     def failed_rows(self, file: str, targets: Sequence[Target], error: LayerError) -> Note:
-        """Say why rows of a file could not be removed, and which may be tried again when there is room."""
+        """Return the reason why rows of a file could not be removed, and those to retry when there is room."""
         return Note(file, self.with_fix(error), tuple(targets) if isinstance(error, NoRoom) else ())
 
     def unread(self, path: Path, error: LayerError | OSError) -> Problem:
-        """Return the problem of a file whose rows could not all be listed, because of a lock, an error or damage."""
+        """Return the problem of a file with unlisted rows, because of a lock, an error or damage."""
         kinds = {Busy: "busy", Damaged: "sqlite"}
         code = next((code for kind, code in kinds.items() if isinstance(error, kind)), "unreadable")
         return Problem(path, code, self.with_fix(error) if isinstance(error, LayerError) else reason_of(error))
 
     @staticmethod
     def examined(examine: Callable[[], Iterable[Finding]]) -> list[Finding]:
-        """Examine a database, and once more where it seems damaged.
-
-        A page that could not be read once is damage in the eyes of sqlite.
-        """
+        """Examine a database, and again if it seems damaged, because sqlite takes one read error for damage."""
         found = list(examine())
         return list(examine()) if any(one.code in ("sqlite", "damaged") for one in found) else found
 
     @abstractmethod
     def read_rows(self, root: Root, file: str, keys: Sequence[str]) -> Mapping[str, Artifact | LayerError] | None:
-        """Read rows of one file, each or what is wrong with it; what is not there is left out.
+        """Return rows of one file, or the error of each; missing rows are left out.
 
-        ``None`` for a file that holds no rows of a database.
+        ``None`` for a file that is no database.
         """
 
     @abstractmethod
     def write_rows(self, root: Root, file: str, artifacts: Sequence[Artifact]) -> Mapping[str, bool | LayerError]:
-        """Insert those rows that fit into one file, in one transaction; say of each key what :meth:`put_new` has to."""
+        """Insert new rows into one file in one transaction; return for each key the result of :meth:`put_new`."""
 
     def foresee_rows(self, root: Root, file: str, targets: Sequence[Target]) -> int | None:
-        """Return how many bytes the disk would get back if targets in one file were removed.
+        """Return the bytes that removing targets from one file would free.
 
-        ``None`` for a file that holds no rows. Raises :class:`LayerError` where none of them could be removed.
+        ``None`` for a file that is no database. Raises :class:`LayerError` if none of them could be removed.
         """
         del root, file, targets
         return None
@@ -70,7 +67,7 @@ class Rows(Store):
         return ()
 
     def recover(self, root: Root) -> None:
-        """Roll back what was interrupted in each database; one that fails keeps no other from it."""
+        """Roll back interrupted writes in each database, even if one fails."""
         for rows in self.row_files(root):
             with suppress(LayerError):
                 rows.recover()
@@ -78,10 +75,10 @@ class Rows(Store):
     def remove_rows(
         self, rows: RowFile, file: str, planned: Mapping[Target, Row | None], delete: Callable[[], Deleted | None]
     ) -> Outcome:
-        """Remove targets from one database by ``delete``, and give the space back; say what went whatever fails then.
+        """Remove targets from one database by ``delete``, and free the space; count removed rows even if that fails.
 
         ``planned`` gives the row of each target, ``None`` for one that means all rows. ``delete`` returns ``None``
-        where nothing is as it was planned.
+        if nothing is as planned.
         """
         before = disk_usage(rows.path)[1], allocated(rows.path)
         try:
@@ -97,7 +94,7 @@ class Rows(Store):
             failed.append(self.failed_rows(file, rest, done.stopped))
         else:
             skipped += [Note(target.key, "changed since it was planned") for target in rest]
-        # What vanished meanwhile was somebody else's doing.
+        # Another process removed the rows that vanished meanwhile.
         if not done.removed:
             return Outcome(self.name, skipped=tuple(skipped), failed=tuple(failed))
         try:
@@ -114,12 +111,12 @@ class Rows(Store):
         return Outcome(self.name, done.removed, freed, tuple(skipped), tuple(failed))
 
     def row_file(self, root: Root, file: str) -> RowFile | None:
-        """Return a database by the name that keys begin with, whether or not it exists; ``None`` where it is none."""
+        """Return a database, existing or not, by the name that keys begin with; ``None`` for any other name."""
         del root, file
         return None
 
     def held_in(self, root: Root, keys: Sequence[str]) -> Mapping[str, tuple[Path, ...]]:
-        """Name the database that a row lies in, and the files that sqlite keeps beside it."""
+        """Return the database of each row, and the files that sqlite keeps beside it."""
         found: dict[str, tuple[Path, ...]] = {}
         for file, listed in self._by_file((key, key) for key in keys).items():
             path = root.path / file
@@ -128,7 +125,7 @@ class Rows(Store):
         return found
 
     def foresee_write(self, root: Root, keys: Sequence[str]) -> Mapping[str, LayerError]:
-        """Look at each database once."""
+        """Check each database once."""
         refused: dict[str, LayerError] = {}
         alone: list[str] = []
         for file, listed in self._by_file((key, key) for key in keys).items():
@@ -143,7 +140,7 @@ class Rows(Store):
         return {**super().foresee_write(root, alone), **refused}
 
     def foresee_removal(self, root: Root, targets: tuple[Target, ...]) -> Foresight:
-        """Look at each file once: it is written as a whole or not at all."""
+        """Check each file once: it is written as a whole or not at all."""
         seen = Foresight()
         for file, planned in self._by_file((target.key, target) for target in targets).items():
             try:
@@ -158,7 +155,7 @@ class Rows(Store):
         return seen
 
     def read_row(self, root: Root, key: str) -> Artifact | None:
-        """Read one row as :meth:`read_rows` does. Raises what is wrong with it."""
+        """Read one row as :meth:`read_rows` does; raises its error."""
         found = (self.read_rows(root, key.partition(self.separator)[0], [key]) or {}).get(key)
         if isinstance(found, LayerError):
             raise found
@@ -167,13 +164,13 @@ class Rows(Store):
     def read_many(self, root: Root, keys: Sequence[str]) -> Mapping[str, Artifact | LayerError | OSError]:
         """Read the rows of each file at once."""
         found: dict[str, Artifact | LayerError | OSError] = {}
-        # The name of a file alone is no key of a row.
+        # A file name alone is no key of a row.
         alone = [key for key in keys if self.separator not in key]
         for file, listed in self._by_file((key, key) for key in keys if self.separator in key).items():
             try:
                 read = self.read_rows(root, file, listed)
             except Busy as error:
-                # Asked one by one, each would wait as long.
+                # One by one, each row would wait as long.
                 read = dict.fromkeys(listed, error)
             except (LayerError, OSError):
                 read = None
@@ -184,7 +181,7 @@ class Rows(Store):
         return {**found, **super().read_many(root, alone)}
 
     def write_new(self, root: Root, artifacts: Sequence[Artifact]) -> list[bool | LayerError | OSError]:
-        """Insert the rows of each file in one transaction; whoever comes second with a key comes after that."""
+        """Insert the rows of each file in one transaction, and repeated keys after that."""
         first: dict[str, int] = {}
         for number, artifact in enumerate(artifacts):
             first.setdefault(artifact.key, number)
@@ -202,7 +199,7 @@ class Rows(Store):
         return [done[number] for number in range(len(artifacts))]
 
     def _by_file(self, things: Iterable[tuple[str, T]]) -> dict[str, list[T]]:
-        """Sort things by the file that their key begins with."""
+        """Group things by the file that their key begins with."""
         found: dict[str, list[T]] = {}
         for key, thing in things:
             found.setdefault(key.partition(self.separator)[0], []).append(thing)
@@ -210,9 +207,9 @@ class Rows(Store):
 
 
 def _deleted_in_spite_of(error: LayerError, rows: RowFile, planned: Mapping[Target, Row | None]) -> Deleted:
-    """Count the planned rows that are not there any more after a failure.
+    """Count the planned rows that are gone after a failure.
 
-    Where the file cannot be read that is none: the next program to open it rolls an interrupted write back.
+    If the file cannot be read, that is none: the next program that opens it rolls back an interrupted write.
     """
     try:
         whole = next((target for target, row in planned.items() if row is None), None)

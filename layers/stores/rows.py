@@ -1,10 +1,9 @@
-"""Rows of a sqlite file: counted, read, inserted and deleted without ever replacing the file.
+"""Rows of a sqlite file: counted, read, inserted and deleted without replacing the file.
 
-A live program may hold the file open; unlinking, renaming over or truncating it would break that program, so
-a :class:`RowFile` only ever deletes rows and then gives the space back with ``VACUUM``, in short
-transactions with a finite wait. A full file system has no room for the journal of such a transaction: there a file
-whose rows shall all go is emptied in place (:mod:`cachectl.layers.stores.emptying`), under the same lock, and of any
-other file few rows go at a time.
+A running program may have the file open; unlinking, replacing or truncating it would break that program. So a
+:class:`RowFile` deletes rows and then frees the space with ``VACUUM``, in short transactions with a timeout. A full
+file system has no room for the journal of such a transaction: if all rows are to be deleted, the file is emptied in
+place (:mod:`cachectl.layers.stores.emptying`) under the same lock, otherwise a few rows are deleted at a time.
 """
 
 from __future__ import annotations
@@ -52,47 +51,47 @@ from cachectl.layers.stores.quarantine import Quarantine, demand, folder_of
 
 T = TypeVar("T")
 
-#: What to do about what sqlite says.
+#: Advice by parts of sqlite's messages.
 _ADVICE: Final = {
     "readonly": "; make the file and its folder writable",
 }
 #: Rows asked for in one query: the oldest sqlite takes 999 values.
 _ASKED_AT_ONCE: Final = 200
-#: Rows from which a second connection pays.
+#: Rows from which a second connection is faster.
 _LARGE: Final = 100_000
 #: Bytes that sqlite locks (start, length): those of a writer in the index of a log, and any of a plain database.
 _WAL_WRITE_LOCK: Final = (120, 1)
 _WHOLE_FILE: Final = (0, 0)
 #: Bytes read at once.
 _CHUNK: Final = 1 << 20
-#: What sqlite says of a full file system, and what to do about it.
+#: Sqlite's message on a full file system, and the advice.
 _FULL: Final = "disk is full"
 _MAKE_ROOM: Final = "; make room and try again"
 #: The page size of a new file, in bytes.
 _PAGE_SIZE: Final = 4096
-#: By how much the next transaction is smaller if there was no room for one.
+#: Factor by which the next transaction is smaller after one without room.
 _SMALLER: Final = 4
 _CHANGED: Final = "changed since it was planned"
-#: What a row in quarantine is called.
+#: File name of a row in quarantine.
 _ROW: Final = "row.json"
 
 
 def without_companion(name: str) -> str:
-    """Return the name of the database that a file of sqlite's own belongs to; any other name as it is."""
+    """Return the name of the database to which a sqlite companion file belongs; any other name unchanged."""
     return next((name.removesuffix(ending) for ending in COMPANIONS if name.endswith(ending)), name)
 
 
 def companions_of(path: Path) -> tuple[Path, ...]:
-    """Name the files of sqlite's own beside a database, whether or not they exist."""
+    """Return the paths of sqlite's companion files of a database, existing or not."""
     return tuple(path.with_name(path.name + companion) for companion in COMPANIONS)
 
 
 class Schema(NamedTuple):
-    """One table: how to make it, what identifies a row, and what it holds.
+    """One table: its ``create`` statement, key columns and value columns.
 
-    ``key`` and ``values`` are column names; ``size`` is the sql expression of a row's bytes. ``table`` may be
-    a query, where rows are only read. ``others`` are further ``create`` statements of the library, of any version: a
-    file that holds what neither these nor ``create`` make is damaged.
+    ``key`` and ``values`` are column names; ``size`` is the SQL expression of a row's bytes. ``table`` may be
+    a query if rows are only read. ``others`` are further ``create`` statements of the library, of any version: a
+    file with objects that neither these nor ``create`` make is damaged.
     """
 
     table: str
@@ -104,17 +103,17 @@ class Schema(NamedTuple):
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """Name all columns, key first."""
+        """Return the names of all columns, key first."""
         return self.key + self.values
 
     @property
     def where_key(self) -> str:
-        """Spell the condition that picks one row."""
+        """Return the condition that selects one row."""
         return " and ".join(f'"{column}" = ?' for column in self.key)
 
 
 class Row(NamedTuple):
-    """The place and weight of one row; ``key`` has a value per key column."""
+    """The row id and size of one row; ``key`` has a value per key column."""
 
     rowid: int
     key: tuple[str, ...]
@@ -122,7 +121,7 @@ class Row(NamedTuple):
 
 
 class Deleted(NamedTuple):
-    """How many rows went, which ones where they were named, and what kept the rest from going."""
+    """The number of deleted rows, the rows if they were named, and the error that kept the rest."""
 
     removed: int
     rows: frozenset[Row] = frozenset()
@@ -138,7 +137,7 @@ class Weight(NamedTuple):
 
 
 def disk_usage(path: Path) -> tuple[int, int]:
-    """Return how many files a database has (journals included) and their bytes."""
+    """Return the number of files of a database (journals included) and their bytes."""
     files = total = 0
     for companion in ("", *COMPANIONS):
         try:
@@ -151,27 +150,27 @@ def disk_usage(path: Path) -> tuple[int, int]:
 
 
 def allocated(path: Path) -> int:
-    """Return how many bytes a file takes on the disk, which are fewer than its length where it has holes."""
+    """Return the bytes that a file takes on the disk, fewer than its length if it has holes."""
     with suppress(FileNotFoundError):
         return on_disk(path.stat())
     return 0
 
 
 def file_mark(path: Path) -> tuple[int, ...]:
-    """Fingerprint a plain file by inode, bytes and last change. Raises :class:`OSError` for anything else."""
+    """Return the version stamp of a plain file (inode, bytes, last change). Raises :class:`OSError` for others."""
     plain_identity(path)
     status = path.lstat()
     return status.st_ino, status.st_size, status.st_mtime_ns
 
 
 def write_row(columns: Sequence[str], values: Sequence[object]) -> bytes:
-    """Spell a row as JSON, bytes in base64."""
+    """Return a row as JSON, bytes in base64."""
     spelled = ({"base64": base64.b64encode(value).decode()} if isinstance(value, bytes) else value for value in values)
     return json.dumps(dict(zip(columns, spelled, strict=True))).encode()
 
 
 def read_row(data: bytes) -> dict[str, object] | None:
-    """Read back what :func:`write_row` spelled; ``None`` where it is none."""
+    """Read the output of :func:`write_row`; ``None`` if it is invalid."""
     try:
         return {str(column): _value(spelled) for column, spelled in json.loads(data).items()}
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
@@ -187,7 +186,7 @@ def _value(spelled: object) -> object:
 
 
 def _row(rowid: object, key: Sequence[object], size: object) -> Row:
-    """Make a row of what a query gave: a foreign table may hold anything, also nothing."""
+    """Make a row from a query result; a foreign table may hold any value, even null."""
     return Row(
         rowid if isinstance(rowid, int) else 0,
         tuple(str(part) for part in key),
@@ -196,7 +195,7 @@ def _row(rowid: object, key: Sequence[object], size: object) -> Row:
 
 
 def _spellable(key: Sequence[str]) -> bool:
-    """Tell whether a key can be bound: undecodable bytes of a command line cannot."""
+    """Return whether a key can be bound: undecodable bytes of a command line cannot."""
     try:
         return all(part.encode() is not None for part in key)
     except UnicodeEncodeError:
@@ -206,8 +205,8 @@ def _spellable(key: Sequence[str]) -> bool:
 class RowFile:
     """One sqlite file holding rows of one schema.
 
-    Every method raises :class:`Busy` when a lock outlasts ``lock_timeout`` seconds, :class:`Damaged` when the file
-    is not such a database, and :class:`Unreachable` when the operating system refuses.
+    Every method raises :class:`Busy` if a lock outlasts ``lock_timeout`` seconds, :class:`Damaged` if the file
+    is not such a database, and :class:`Unreachable` if the operating system refuses.
     """
 
     def __init__(self, layer: str, path: Path, schema: Schema, lock_timeout: float = LOCK_TIMEOUT) -> None:
@@ -219,11 +218,11 @@ class RowFile:
     # ------------------------------------------------------------------ reading
 
     def sum(self) -> Weight:
-        """Weigh the rows for a report: a large table by two connections at once, so not at one single moment."""
+        """Sum the rows for a report; a large table by two connections in parallel, so not in one snapshot."""
         with self._reading() as connection:
             if self._is_new(connection):
                 return Weight(0, 0, 0)
-            # Asked for both at once, sqlite would look at every row.
+            # In one query for both, sqlite would scan every row.
             (first,) = connection.execute(f"select min(rowid) from {self.schema.table}").fetchone()
             (last,) = connection.execute(f"select max(rowid) from {self.schema.table}").fetchone()
             if last is None:
@@ -234,7 +233,7 @@ class RowFile:
             return self._sum_by_two(connection, first, last)
 
     def _sum_by_two(self, connection: Connection, first: int, last: int) -> Weight:
-        """Sum half of a table in a thread: sqlite lets others run while it works."""
+        """Sum half of a table in a thread: sqlite releases the GIL while it works."""
         from concurrent.futures import ThreadPoolExecutor
 
         middle = (first + last) // 2
@@ -255,7 +254,7 @@ class RowFile:
         )
 
     def _weight(self, *numbers: object) -> Weight:
-        """Believe what sqlite sums. A foreign table may hold anything, also a column that is called ``rowid``."""
+        """Check sums of sqlite: a foreign table may hold any value, and may have a column ``rowid``."""
         known = [number for number in numbers if isinstance(number, int)]
         if len(known) != len(numbers):
             message = "holds what its library never writes: sizes or row ids that are no numbers"
@@ -271,7 +270,7 @@ class RowFile:
                 yield _row(rowid, key, size)
 
     def rows_with(self, *columns: str, part: bytes = b"") -> Iterator[tuple[Row, tuple[object, ...]]]:
-        """Yield every row together with some of its values; of blobs only such as hold the ``part``."""
+        """Yield every row with some of its values; of blobs only those that contain ``part``."""
         names = ", ".join(f'"{column}"' for column in (*self.schema.key, *columns))
         query = f"select rowid, {self.schema.size}, {names} from {self.schema.table} order by rowid"
         width = len(self.schema.key)
@@ -281,14 +280,14 @@ class RowFile:
                     yield _row(rowid, rest[:width], size), tuple(rest[width:])
 
     def read(self, key: Sequence[str]) -> tuple[object, ...] | None:
-        """Return the value columns of a row, or ``None`` where there is no such row or no such file."""
+        """Return the value columns of a row, or ``None`` if there is no such row or file."""
         if not self._exists() or not _spellable(key):
             return None
         with self._reading() as connection:
             return self._values_in(connection, key)
 
     def read_many(self, keys: Sequence[Sequence[str]]) -> list[tuple[object, ...] | None]:
-        """Read several rows as :meth:`read` does, a few at a time: programs that write need not wait for all."""
+        """Read several rows as :meth:`read` does, a few at a time, so that writing programs do not wait for all."""
         if not self._exists():
             return [None for _ in keys]
         with self._reading() as connection:
@@ -300,14 +299,14 @@ class RowFile:
             return is_there(self.path)
 
     def columns(self) -> frozenset[str]:
-        """Name the columns that the table has; none where there is no such table."""
+        """Return the names of the table's columns; none if there is no such table."""
         with self._reading() as connection:
             return frozenset(str(row[1]) for row in connection.execute(f"pragma table_info({self.schema.table})"))
 
     def check(self) -> str | None:
-        """Run sqlite's own integrity check; return its complaint, or ``None`` where all is well.
+        """Run sqlite's integrity check; return its complaint, or ``None`` if the file is sound.
 
-        What is found is looked for again: a page that could not be read once is damage in the eyes of sqlite.
+        A complaint is checked again, because sqlite takes one read error for damage.
         """
         with suppress(Damaged):
             if self._check() is None:
@@ -329,9 +328,9 @@ class RowFile:
     # ------------------------------------------------------------------ writing
 
     def insert(self, key: Sequence[str], values: Sequence[object], *, replace: bool) -> None:
-        """Insert one row in one transaction, making file and table if there are none.
+        """Insert one row in one transaction; make file and table if missing.
 
-        Raises :class:`EntryExists` where a different row has the key and ``replace`` is not set.
+        Raises :class:`EntryExists` if a different row has the key and ``replace`` is not set.
         """
         if not _spellable(key):
             raise Damaged(self.layer, "the key holds characters that no database can", self.path)
@@ -347,15 +346,15 @@ class RowFile:
                 connection.execute("commit")
                 is_committed = True
         except LayerError:
-            # What fails when the file is closed takes no row back.
+            # An error when the file is closed does not undo the insert.
             if not is_committed:
                 raise
 
     def insert_new(self, rows: Sequence[tuple[Sequence[str], Sequence[object]]]) -> list[bool | None]:
-        """Insert those rows that have none of their key, all in one transaction.
+        """Insert the rows with free keys in one transaction.
 
-        For each: ``True`` where it was inserted, ``False`` where the same row was there, ``None`` where a different one
-        was in the way, and stays.
+        Returns for each: ``True`` if it was inserted, ``False`` if the same row was present, ``None`` if a different
+        one is, which stays.
         """
         done: list[bool | None] = []
         is_committed = False
@@ -367,22 +366,22 @@ class RowFile:
                         present[key] = values
                         done.append(True)
                         continue
-                    # What came in just now may be in the way too, where the table takes two keys for one.
+                    # A row inserted just now may be in the way too, if the table considers two keys equal.
                     standing = present[key] if key in present else self._values_in(connection, key)
                     done.append(False if standing == values else None)
                 connection.execute("commit")
                 is_committed = True
         except LayerError:
-            # What fails when the file is closed takes no row back.
+            # An error when the file is closed does not undo the insert.
             if not is_committed:
                 raise
         return done
 
     @contextmanager
     def _inserting(self, otherwise: str) -> Iterator[tuple[Connection, str]]:
-        """Begin to write, in a file and a table that are made if there are none; yield what inserts a row.
+        """Begin to write, in a file and a table that are made if missing; yield the statement that inserts a row.
 
-        ``otherwise`` is what sqlite is to do where another row is in the way.
+        ``otherwise`` is sqlite's conflict action if another row is in the way.
         """
         places = ", ".join("?" for _ in self.schema.columns)
         names = ", ".join(f'"{column}"' for column in self.schema.columns)
@@ -393,10 +392,10 @@ class RowFile:
             yield connection, f"insert or {otherwise} into {self.schema.table} ({names}) values ({places})"
 
     def delete(self, rows: Sequence[Row]) -> Deleted:
-        """Delete exactly these rows, each only if it still has its size and row id; return those that went.
+        """Delete exactly these rows, each only if it still has its size and row id; return the deleted ones.
 
-        All go in one transaction. Where there is no room for its journal and other rows are to stay, several small ones
-        follow. Raises :class:`NoRoom` where no row could go.
+        All are deleted in one transaction, or in several small ones if there is no room for its journal and other rows
+        stay. Raises :class:`NoRoom` if no row could be deleted.
         """
         if not rows:
             return Deleted(0)
@@ -411,7 +410,7 @@ class RowFile:
             return Deleted(len(gone), frozenset(gone))
 
     def _delete_in_parts(self, connection: Connection, rows: Sequence[Row], error: sqlite3.OperationalError) -> Deleted:
-        """Delete rows in transactions that the room is enough for, and give back what is free after each."""
+        """Delete rows in transactions small enough for the free space, and free their pages after each."""
         if not self._lacks_room(error):
             raise error
         gone: list[Row] = []
@@ -433,7 +432,7 @@ class RowFile:
         return Deleted(len(gone), frozenset(gone))
 
     def _punch(self, connection: Connection) -> bool:
-        """Give the disk blocks of free pages back; return whether the file system can do that."""
+        """Free the disk blocks of free pages; return whether the file system supports that."""
         connection.execute("begin exclusive")
         try:
             page_size, mode = (
@@ -451,7 +450,7 @@ class RowFile:
 
     @contextmanager
     def _opened(self, connection: Connection) -> Iterator[int]:
-        """Open the file itself, as sqlite has it open, for reading and writing."""
+        """Open for reading and writing the same file that sqlite has open."""
         handle = open_plain(self.path.name, dir_fd=connection.folder, flags=os.O_RDWR)
         try:
             yield handle
@@ -475,10 +474,10 @@ class RowFile:
         return standing if set(rows).issuperset(standing) else None
 
     def delete_up_to(self, weight: Weight) -> Deleted | None:
-        """Delete every row up to the last one of an earlier weighing; return how many went.
+        """Delete every row up to the last one of an earlier :meth:`sum`; return the number deleted.
 
-        ``None``, and nothing goes, where those rows are not the same in number and size any more: row ids are
-        used again, so that younger rows may stand among them. Without room for a journal as :meth:`delete`.
+        ``None``, and nothing is deleted, if the number and size of those rows have changed: row ids are reused, so
+        younger rows may be among them. Without room for a journal it works as :meth:`delete`.
         """
         with self._writing() as connection:
             try:
@@ -486,7 +485,7 @@ class RowFile:
             except sqlite3.OperationalError as error:
                 removed = self._empty(connection, error, lambda locked: self._rows_if_all(locked, weight))
                 if removed is None:
-                    # Younger rows are there, so that no row id is used again while these go.
+                    # Younger rows exist, so no row id is reused while these are deleted.
                     return self._delete_in_parts(connection, self._rows_up_to(connection, weight.last), error)
             return None if removed is None else Deleted(removed)
 
@@ -504,7 +503,7 @@ class RowFile:
             return None
         younger = f"select 1 from {self.schema.table} where rowid > ? limit 1"
         if connection.execute(younger, (weight.last,)).fetchone() is None:
-            # Without a condition sqlite drops whole pages, and not row after row.
+            # Without a condition sqlite drops whole pages instead of single rows.
             removed = connection.execute(f"delete from {self.schema.table}").rowcount
         else:
             removed = connection.execute(f"delete {older}", (weight.last,)).rowcount
@@ -512,15 +511,15 @@ class RowFile:
         return removed
 
     def foresee_delete(self, rows: Sequence[Row] | None) -> int:
-        """Return by how many bytes the file and its journals would shrink without these rows (``None``: any rows).
+        """Return the bytes by which the file and its journals would shrink without these rows (``None``: all rows).
 
-        Touches nothing: the rows are deleted from a copy. Raises as :meth:`foresee_insert`.
+        Changes nothing: the rows are deleted from a copy. Raises as :meth:`foresee_insert`.
         """
         self.foresee_insert()
         before = disk_usage(self.path)[1]
-        # Without a name sqlite keeps the copy in memory, and in a temporary file once it is large.
+        # Without a name sqlite keeps the copy in memory, or in a temporary file if it is large.
         with self._reading() as connection, closing(sqlite3.connect("", isolation_level=None)) as copy:
-            # A budget bounds this statement, but not what the copy does: in a damaged file that could go on for ever.
+            # This statement has a budget; the copy has none, and would run for ever on a damaged file.
             connection.execute(f"select max({self.schema.size}) from {self.schema.table}")
             connection.backup(copy)
             if rows is None:
@@ -535,7 +534,7 @@ class RowFile:
         return max(0, before - pages * size)
 
     def foresee_insert(self) -> None:
-        """Raise what any writing would raise, as far as file modes and locks show it. Touches nothing."""
+        """Raise the error of any writing, as far as file modes and locks show it. Changes nothing."""
         with self._translated():
             demand_writable(self.layer, self.path)
         if (because := file_closed_because(self.path)) is not None:
@@ -545,13 +544,13 @@ class RowFile:
             return
         log = read_locked(self.path, limit=20)[18:20] == WAL_MODE
         shared = self.path.with_name(self.path.name + "-shm")
-        # In that mode programs that have the file open hold a lock on it all the time.
+        # In that mode programs hold a lock on the file as long as they have it open.
         wait_until_free(
             self.layer, shared if log else self.path, self.lock_timeout, span=_WAL_WRITE_LOCK if log else _WHOLE_FILE
         )
 
     def _rows_if_all(self, connection: Connection, weight: Weight) -> int | None:
-        """Return the number of rows if a weighing is of all that there are, ``None`` otherwise."""
+        """Return the number of rows if a weight covers all of them, ``None`` otherwise."""
         query = f"select count(*), coalesce(sum({self.schema.size}), 0), coalesce(max(rowid), 0)"
         standing = connection.execute(f"{query} from {self.schema.table}").fetchone()
         return weight.rows if tuple(standing) == weight else None
@@ -562,10 +561,10 @@ class RowFile:
         error: sqlite3.OperationalError,
         decide: Callable[[Connection], T | None],
     ) -> T | None:
-        """Empty the file without a journal, where an error says that there is no room for one.
+        """Empty the file without a journal, if an error says that there is no room for one.
 
-        ``decide`` is asked under sqlite's exclusive lock; the file is left alone if it answers ``None``. Return its
-        answer, or ``None`` where nothing was done.
+        ``decide`` is called under sqlite's exclusive lock; if it returns ``None``, the file is left alone. Return its
+        result, or ``None`` if nothing was done.
         """
         if not self._lacks_room(error):
             return None
@@ -579,7 +578,7 @@ class RowFile:
             connection.execute("rollback")
 
     def _write_empty(self, connection: Connection) -> bool:
-        """Write an empty database over the file, which is locked; ``False`` where its form does not allow that."""
+        """Overwrite the locked file with an empty database; ``False`` if its format does not allow that."""
         (page_size,) = connection.execute("pragma page_size").fetchone()
         found = connection.execute("select rootpage, type, tbl_name from sqlite_master").fetchall()
         if not hasattr(os, "pwrite") or any(table != self.schema.table for *_, table in found):
@@ -594,14 +593,14 @@ class RowFile:
 
     def _lacks_room(self, error: sqlite3.OperationalError) -> bool:
         text = str(error)
-        # Sqlite reports a used-up quota as an I/O error, and a file system without inodes as a file it cannot open.
+        # Sqlite reports a used-up quota as an I/O error, and missing inodes as a file it cannot open.
         doubtful = "disk I/O error" in text or "unable to open" in text
         return _FULL in text or (doubtful and lacks_room(self.path.parent))
 
     # ------------------------------------------------------------------ quarantine
 
     def orphan(self, root: Path, key: str, why: str) -> Orphan | None:
-        """Return the whole file as something no library can use; ``None`` where it has gone, or is no plain file."""
+        """Return the whole file as an orphan; ``None`` if it has gone, or is no plain file."""
         with suppress(OSError):
             mark = file_mark(self.path)
             return Orphan(key, root, mark[1], 1, mark[2] / 1e9, why, stamp=mark)
@@ -618,7 +617,7 @@ class RowFile:
                 try:
                     shelf.taken = bool(self.delete([row]).removed)
                 except LayerError:
-                    # The copy stays until it is certain that the row does.
+                    # Keep the copy until it is certain that the row stays.
                     shelf.taken = self._whole(row) is None
                     raise
                 finally:
@@ -628,7 +627,7 @@ class RowFile:
         return None if shelf.taken else _CHANGED
 
     def bring_row_back(self, thing: Quarantined, *, replace: bool) -> None:
-        """Insert a row that lies in quarantine. Raises :class:`EntryExists` as :meth:`insert`."""
+        """Insert a row from quarantine. Raises :class:`EntryExists` as :meth:`insert`."""
         with Quarantine(self.layer, thing.root).taken(thing) as folder:
             demand(self.layer, folder, _ROW)
             values = read_row(read_plain(_ROW, dir_fd=folder))
@@ -640,9 +639,9 @@ class RowFile:
     def set_file_aside(self, target: Target, thing: Quarantined, in_use: Callable[[Path], str | None]) -> str | None:
         """Move the whole file into quarantine with its journals; return why it was left, or ``None``.
 
-        Only a file that its library cannot use may go, and only while nobody has it open: ``in_use`` says who has. It
-        goes first, by one rename (a journal that sqlite finds without a database it drops), and is looked at once more
-        where no program can find it by name: if it is whole by now, or open, it goes back.
+        Only a file that its library cannot use is moved, and only while nobody has it open: ``in_use`` returns who has.
+        It is moved before its journals, by one rename (sqlite drops a journal without a database). Then it is checked
+        again, under a name that no program knows: if it is sound by now, or open, it is moved back.
         """
         with self._translated("move aside"), opened_root(thing.root) as root, opened_root(self.path.parent) as parent:
             if root is None or parent is None or file_mark(self.path) != target.stamp:
@@ -665,7 +664,7 @@ class RowFile:
         return None
 
     def is_sound(self) -> bool:
-        """Tell whether the file is a database that its library can use."""
+        """Return whether the file is a database that its library can use."""
         try:
             return self.check() is None
         except LayerError:
@@ -674,8 +673,8 @@ class RowFile:
     def bring_file_back(self, thing: Quarantined, *, replace: bool) -> None:
         """Move the whole file back into its place, with its journals.
 
-        Raises :class:`EntryExists` where another has taken it and ``replace`` is not set; that nobody has that one
-        open, the caller sees to. Whatever goes wrong, the one that stood there stands there again.
+        Raises :class:`EntryExists` if another file is there and ``replace`` is not set; the caller ensures that nobody
+        has that one open. After any error the previous file is in its place again.
         """
         with self._translated("put it back"), Quarantine(self.layer, thing.root).taken(thing) as folder:
             self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -689,7 +688,7 @@ class RowFile:
                     self._exchange(folder, parent, aside)
 
     def _exchange(self, folder: int, parent: int, aside: int) -> None:
-        """Let what stands in the file's place step aside, and the file in; back, where that fails."""
+        """Move the present file aside and the quarantined one in; undo that on failure."""
         standing = [self.path.name] if status_of(parent, self.path.name) is not None else []
         standing += self._journals(parent)
         if standing[:1] == [self.path.name]:
@@ -697,7 +696,7 @@ class RowFile:
         gone: list[str] = []
         placed: list[str] = []
         try:
-            # A database goes before its journals, and comes after them: it never meets another's.
+            # A database is moved out before its journals and in after them, so it never meets those of another.
             for name in standing:
                 os.rename(name, name, src_dir_fd=parent, dst_dir_fd=aside)
                 gone.append(name)
@@ -715,7 +714,7 @@ class RowFile:
             raise
 
     def _journals(self, folder: int) -> list[str]:
-        """Name the plain files of sqlite's own beside the database in a folder."""
+        """Return the names of the database's plain companion files in a folder."""
         names = [self.path.name + companion for companion in COMPANIONS]
         found = ((name, status_of(folder, name)) for name in names)
         return [name for name, status in found if status is not None and stat.S_ISREG(status.st_mode)]
@@ -730,15 +729,15 @@ class RowFile:
     # ------------------------------------------------------------------ interrupted writes
 
     def recover(self) -> None:
-        """Let sqlite roll back a write that was interrupted, and remove a journal without content.
+        """Make sqlite roll back an interrupted write, and remove an empty journal.
 
-        Needs no room. Raises as any writing; nothing is opened where no journal is.
+        Needs no room. Raises as any writing; opens nothing if there is no journal.
         """
         if not has_journal(self.path):
             return
         with self._writing() as connection:
             connection.execute("begin exclusive")
-            # Sqlite leaves a journal to which it had not yet written. With the lock held nobody else uses it.
+            # Sqlite leaves a journal that has no content yet. The lock ensures that nobody else uses it.
             if connection.execute("pragma journal_mode").fetchone() == ("delete",):
                 with suppress(FileNotFoundError):
                     os.unlink(f"{self.path.name}-journal", dir_fd=connection.folder)
@@ -747,7 +746,7 @@ class RowFile:
     # ------------------------------------------------------------------ space
 
     def vacuum(self) -> str | None:
-        """Give deleted rows' space back to the disk; return why that could not be done, or ``None``."""
+        """Free the disk space of deleted rows; return why that failed, or ``None``."""
         try:
             with self._writing() as connection:
                 try:
@@ -762,7 +761,7 @@ class RowFile:
         return None
 
     def _vacuum_within_room(self, connection: Connection) -> str | None:
-        """Vacuum in the room that the free pages have given back; return why that could not be done, or ``None``."""
+        """Vacuum in the space freed by the free pages; return why that failed, or ``None``."""
         if not self._punch(connection):
             return "its rows are gone, but there is no room to make the file smaller now"
         try:
@@ -775,14 +774,14 @@ class RowFile:
 
     def _vacuum(self, connection: Connection) -> None:
         if self._was_emptied(connection):
-            # With the page size that sqlite gives to new files; what is copied for that are a few empty pages.
+            # Restore sqlite's page size for new files; this copies only a few empty pages.
             connection.execute("pragma temp_store = memory")
             connection.execute(f"pragma page_size = {_PAGE_SIZE}")
         connection.execute("vacuum")
         connection.execute("pragma wal_checkpoint(truncate)")
 
     def _was_emptied(self, connection: Connection) -> bool:
-        """Return whether the file has the small pages of one that was emptied in place."""
+        """Return whether the file has the small pages of a file emptied in place."""
         return int(connection.execute("pragma page_size").fetchone()[0]) in EMPTY_PAGE_SIZES
 
     def _is_empty(self, connection: Connection) -> bool | None:
@@ -794,11 +793,11 @@ class RowFile:
     def _rows_in(
         self, connection: Connection, keys: Sequence[Sequence[str]]
     ) -> dict[tuple[str, ...], tuple[object, ...]]:
-        """Return the values of those keys that have a row."""
+        """Return the values of the keys that have a row."""
         names = [f'"{column}"' for column in self.schema.columns]
         asked = [f'"asked {column}"' for column in self.schema.key]
         width = len(asked)
-        # By what was asked, not by what was found: a foreign column may compare otherwise than Python does.
+        # Use the requested keys, not the found ones: a foreign column may compare differently from Python.
         query = (
             f"select {', '.join(asked + names[width:])} from asked join {self.schema.table} "
             f"where {' and '.join(f'{name} = {one}' for name, one in zip(names, asked, strict=False))}"
@@ -831,11 +830,11 @@ class RowFile:
             yield connection
 
     def _demand_made(self, connection: Connection) -> None:
-        """Raise :class:`Damaged` for a file that holds anything that its library does not make."""
+        """Raise :class:`Damaged` for a file with objects that its library does not make."""
         demand_made_by(connection, (*self.schema.create, *self.schema.others), self.layer, self.path)
 
     def _is_new(self, connection: Connection) -> bool:
-        """Return whether there is no table at all yet, which the library makes when it opens the file."""
+        """Return whether the file has no table yet; the library makes them when it opens the file."""
         return connection.execute("select 1 from sqlite_master limit 1").fetchone() is None
 
     @contextmanager
@@ -855,7 +854,7 @@ class RowFile:
             raise Unreachable(self.layer, message, self.path) from error
 
     def _damaged(self, text: str) -> LayerError:
-        """Return the error for a file that sqlite takes for damaged, which it may do where the disk fails."""
+        """Return the error for a file that sqlite takes for damaged, which a failing disk can cause too."""
         try:
             self._demand_readable()
         except Unreachable as error:
@@ -863,7 +862,7 @@ class RowFile:
         return Damaged(self.layer, f"not a usable database: {text}", self.path)
 
     def _demand_readable(self) -> None:
-        """Raise :class:`Unreachable` where the file cannot be read to its end."""
+        """Raise :class:`Unreachable` if the file cannot be read to its end."""
         try:
             with open(open_plain(self.path), "rb") as file:
                 while file.read(_CHUNK):
@@ -881,7 +880,7 @@ class RowFile:
         if has_journal(self.path) and ("readonly" in text or "unable to open" in text):
             message = "an interrupted write is pending, which the next program that opens it rolls back"
             return Unreachable(self.layer, message, self.path)
-        # Only a writer may try whether there is room: looking writes nothing.
+        # Only a writer may probe for room: reading must write nothing.
         if writing and self._lacks_room(error):
             return NoRoom(self.layer, f"sqlite cannot write: {text}{_MAKE_ROOM}", self.path)
         if "no such table" in text or "no such column" in text or "malformed" in text:

@@ -1,8 +1,8 @@
 """Entries in a folder tree: listed, read, placed and removed relative to open directory handles.
 
-A :class:`Tree` is told the *shape* of its entries, a pattern for each path component, and sees nothing else:
-what does not match is not listed, and what is not listed cannot be removed. Links inside a root are never
-followed; a root that is itself a link is resolved once, when it is opened.
+A :class:`Tree` has the *shape* of its entries, a pattern for each path component. Names that do not match are not
+listed, and only listed things can be removed. Links inside a root are never followed; a root that is itself a link is
+resolved once, when it is opened.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ from cachectl.layers.stores.walk import CHANGED, GONE, Cleared, Group, Task, Wei
 #: Whether this platform can act relative to directory handles, without which nothing is removed safely.
 _HANDLES: Final = {os.open, os.stat, os.unlink, os.rename, os.mkdir, os.rmdir} <= os.supports_dir_fd
 _WITHOUT: Final = "this platform cannot act relative to an open folder, so nothing could be changed safely"
-#: What layers over trees must refuse here.
+#: Abilities that layers over trees lack here.
 REFUSALS: Final[Mapping[Ability, str]] = (
     {} if _HANDLES else dict.fromkeys((Ability.PUT, Ability.CLEAR, Ability.QUARANTINE), _WITHOUT)
 )
@@ -62,24 +62,23 @@ REFUSALS: Final[Mapping[Ability, str]] = (
 #: Makes what is held while entries are renamed, given the open root.
 Guard = Callable[[int], AbstractContextManager[object]]
 
-#: How long a root that nobody uses is believed to stay so.
+#: Seconds for which a check that a root is unused counts.
 _SECONDS_UNASKED: Final = 0.5
 #: Files, bytes and newest change.
 _MARK: Final = 3
 _TRASH: Final = ".cachectl-trash-"
-#: What a killed cachectl may leave in a root: its own staging and trash, safe to clear at any time.
+#: Staging and trash folders that a killed cachectl may leave in a root; safe to clear at any time.
 LEFTOVER: Final = re.compile(r"\.cachectl-(?:stage|trash)-[0-9a-f]{32}")
 
-#: How often a placement is tried while others place and remove beside it.
+#: Attempts to place an entry while other processes place and remove beside it.
 _TRIES: Final = 5
 
 
 class StrayRule(NamedTuple):
-    """What the root of a tree may hold beside entries: temporaries and left-overs, by the pattern of their name.
+    """A kind of stray, a temporary or left-over beside the entries of a tree, by the pattern of its name.
 
-    ``members`` makes it a folder, and is what every file in it must match; else it is a plain file, and
-    ``empty`` accepts those of 0 bytes only. ``private`` accepts only what no other user may read, as
-    ``mkstemp`` makes it.
+    With ``members`` it is a folder whose files must all match; else it is a plain file, and ``empty`` accepts only
+    those of 0 bytes. ``private`` accepts only files that no other user may read, as ``mkstemp`` makes them.
     """
 
     pattern: re.Pattern[str]
@@ -91,7 +90,7 @@ class StrayRule(NamedTuple):
     kept: bool = False
 
     def accepts(self, name: str, status: os.stat_result) -> bool:
-        """Tell whether a name in the root is one of these, as far as can be told without looking into it."""
+        """Return whether a name in the root may be a stray of this kind, by its name and status alone."""
         kind = stat.S_ISREG if self.members is None else stat.S_ISDIR
         if not self.pattern.fullmatch(name) or not kind(status.st_mode):
             return False
@@ -101,11 +100,10 @@ class StrayRule(NamedTuple):
 class Shape(NamedTuple):
     """The form of a tree: one pattern per path component, the last being the entry itself.
 
-    ``members`` is what every file of an entry must match where entries are folders (``None``: anything); an
-    entry with another file in it is not the layer's to touch. ``empty`` is the rule by which an empty folder above the
-    entries is a stray; its ``members`` match nothing. With ``None`` such a folder is not listed. ``first``
-    names the files without which the library takes a folder for a miss: where a folder cannot be renamed away, they are
-    removed first.
+    If entries are folders, every file in them must match ``members`` (``None``: anything); an entry with another file
+    is left alone. ``empty`` is the rule by which an empty folder above the entries is a stray; its ``members`` match
+    nothing. With ``None`` such a folder is not listed. Without the files in ``first`` the library takes a folder for a
+    miss: they are removed first if the folder cannot be renamed.
     """
 
     levels: tuple[re.Pattern[str], ...]
@@ -116,26 +114,26 @@ class Shape(NamedTuple):
     first: tuple[str, ...] = ()
 
     def accepts(self, key: str) -> bool:
-        """Tell whether a key spells an entry of this shape."""
+        """Return whether a key has this shape."""
         parts = key.split("/")
         return len(parts) == len(self.levels) and all(
             pattern.fullmatch(part) for pattern, part in zip(self.levels, parts, strict=True)
         )
 
     def owns(self, parts: Sequence[str]) -> bool:
-        """Tell by name alone whether a path is one of this shape, on the way to one, or in one."""
+        """Return by name alone whether a path is an entry of this shape, above one, or in one."""
         named = all(pattern.fullmatch(part) for pattern, part in zip(self.levels, parts, strict=False))
         if named and (self.folders or len(parts) <= len(self.levels)):
             return True
         return any(rule.pattern.fullmatch(parts[0]) for rule in self.strays)
 
 
-#: A tree without entries, in which only cachectl's own folders are recognised.
+#: The shape of a tree without entries, in which only cachectl's own folders are listed.
 NOTHING: Final = Shape((re.compile("(?!)"),), folders=True)
 
 
 class Member(NamedTuple):
-    """One file of a leaf; ``path`` is relative to the leaf, and empty where the leaf is the file."""
+    """One file of a leaf; ``path`` is relative to the leaf, and empty if the leaf is the file."""
 
     path: str
     bytes: int
@@ -147,9 +145,9 @@ Head = bytes
 
 
 class Leaf(NamedTuple):
-    """An entry, or a stray, as it lies on the disk; ``newest`` counts folders too, in nanoseconds.
+    """An entry, or a stray, on the disk; ``newest`` is in nanoseconds and includes folders.
 
-    ``head`` is what a file begins with, where that was asked for.
+    ``head`` is the beginning of a file, if requested.
     """
 
     key: str
@@ -171,11 +169,11 @@ class Leaf(NamedTuple):
 
     @property
     def stamp(self) -> tuple[int, ...]:
-        """Fingerprint files, bytes and newest change."""
+        """Return the version stamp: files, bytes and newest change."""
         return (len(self.members), self.bytes, self.newest)
 
     def orphan(self, root: Path, why: str | None = None) -> Orphan:
-        """Return the leaf as an orphan of a root, for a stray's own reason or another."""
+        """Return the leaf as an orphan of a root; ``why`` defaults to the stray's own reason."""
         reason = self.stray.why if self.stray is not None and why is None else why or ""
         idle_only = self.stray is None or self.stray.idle_only
         kept = self.stray is not None and self.stray.kept
@@ -183,7 +181,7 @@ class Leaf(NamedTuple):
         return Orphan(self.key, root, self.bytes, files, self.modified, reason, idle_only, self.stamp, kept)
 
     def entry(self, layer: str, root: Path) -> Entry:
-        """Return the leaf as an entry of which no more is known than how it lies on the disk."""
+        """Return the leaf as an entry without details from its content."""
         return Entry(layer, self.key, root, self.bytes, len(self.members), modified=self.modified, stamp=self.stamp)
 
     def member(self, path: str) -> Member | None:
@@ -192,7 +190,7 @@ class Leaf(NamedTuple):
 
 
 def bulk(group: Group, *, stale: bool | None = None) -> Iterator[Bulk]:
-    """Sum the entries of a folder that were only weighed, if there are any."""
+    """Sum the weighed entries of a folder, if there are any."""
     moments = [weight.newest / 1e9 for weight in group.weights]
     if moments:
         files = sum(weight.files for weight in group.weights)
@@ -201,7 +199,7 @@ def bulk(group: Group, *, stale: bool | None = None) -> Iterator[Bulk]:
 
 
 def planned(root: Path, group: Group) -> list[Target]:
-    """Spell the entries of a folder that were only weighed as what a plan lists."""
+    """Return the weighed entries of a folder as targets of a plan."""
     return [Target(root, f"{group.folder}/{weight.name}", weight.bytes, 1, weight[1:]) for weight in group.weights]
 
 
@@ -209,7 +207,7 @@ _ANYTHING: Final = re.compile(".*", re.DOTALL)
 _LEFTOVERS: Final = StrayRule(LEFTOVER, "left by an interrupted cachectl", idle_only=False, members=_ANYTHING)
 #: Why an empty folder above entries is left.
 IN_USE: Final = "a running program may be about to make an entry in it"
-_QUARANTINED: Final = "moved aside as damaged; cachectl restore lists what is"
+_QUARANTINED: Final = "in quarantine as damaged; cachectl restore lists it"
 
 
 class Tree:
@@ -238,17 +236,17 @@ class Tree:
                 yield from self._scan_level(handle, (), 0, head)
 
     def weigh(self, *, hollow: Iterable[str] = (), whole: Iterable[str] = ()) -> Iterator[Group | Leaf | Problem]:
-        """Yield what :meth:`scan` does, but entries that are as they should be only weighed, folder by folder.
+        """Yield as :meth:`scan`, but regular entries only as weights, folder by folder.
 
-        For trees of two levels and folders. ``hollow`` are files that alone make no entry, ``whole`` those that must be
-        there and not empty.
+        For trees of two levels with folders as entries. ``hollow`` are files that alone make no entry, ``whole`` those
+        that must exist and not be empty.
         """
         yield from self._scan_all(self._task()._replace(hollow=tuple(hollow), whole=tuple(whole)))
 
     def holding(self, child: re.Pattern[str]) -> Iterator[Leaf | Problem]:
-        """Yield the leaves of :meth:`scan` that hold a folder or file of such a name, strays, and folders' problems.
+        """Yield the leaves of :meth:`scan` with a file or folder that matches ``child``, strays, and folder problems.
 
-        For trees of two levels and folders.
+        For trees of two levels with folders as entries.
         """
         for found in self._scan_all(self._task()._replace(child=(child.pattern, child.flags))):
             if not isinstance(found, Group):
@@ -260,7 +258,7 @@ class Tree:
 
     def _scan_all(self, task: Task) -> Iterator[Group | Leaf | Problem]:
         folder = self.shape.levels[0]
-        # A search finds nothing in most folders.
+        # Most folders have no match.
         lists_empty = self.shape.empty is not None and task.child is None
         with self._opened_root() as handle:
             if handle is None:
@@ -293,7 +291,7 @@ class Tree:
                     yield from self._scan_name(below, (folder, name), 1)
 
     def find(self, key: str) -> Leaf | None:
-        """Look at one entry or stray by its key. Raises :class:`Unreachable` where it cannot be looked at."""
+        """Return one entry or stray by its key. Raises :class:`Unreachable` if it cannot be read."""
         parts = key.split("/")
         with self._reading(key), self._opened_root() as handle, ExitStack() as stack:
             parent = None if handle is None else descend(stack, handle, parts[:-1])
@@ -310,7 +308,7 @@ class Tree:
             yield self._problem(above, error)
             return
         for name in names:
-            # Most names in a shared folder match nothing: no stat is spent on them.
+            # Most names in a shared folder match nothing, and need no stat.
             if self.shape.levels[level].fullmatch(name) or self._may_stray(level, name):
                 yield from self._scan_name(handle, (*above, name), level, head)
 
@@ -350,7 +348,7 @@ class Tree:
         return level == 0 and any(rule.pattern.fullmatch(name) for rule in (*self._own, *self.shape.strays))
 
     def _foreign(self, leaf: Leaf) -> str | None:
-        """Return a file of a leaf that does not belong there."""
+        """Return a foreign file in a leaf, if there is one."""
         pattern = self.shape.members if leaf.stray is None else leaf.stray.members
         if pattern is None:
             return None
@@ -389,7 +387,7 @@ class Tree:
     def read_members(self, key: str) -> dict[str, bytes] | None:
         """Return every file of an entry by its path in the leaf.
 
-        Raises :class:`Unreachable` where one cannot be read.
+        Raises :class:`Unreachable` if one cannot be read.
         """
         if not self.shape.accepts(key):
             return None
@@ -401,7 +399,7 @@ class Tree:
             return self._read_folder(parent, parts) if self.shape.folders else self._read_file(parent, parts)
 
     def standing(self, key: str) -> dict[str, bytes] | LayerError | None:
-        """Return what :meth:`read_members` does, or why that cannot be read: what is in the way of replacing it."""
+        """Return the result or the error of :meth:`read_members`, for the entry that is to be replaced."""
         try:
             return self.read_members(key)
         except LayerError as error:
@@ -415,7 +413,7 @@ class Tree:
         try:
             _load(parent, parts[-1], "", contents)
         except FileNotFoundError:
-            # A file that vanished meanwhile means the entry is being replaced: a miss, not half an entry.
+            # If a file vanished meanwhile, the entry is being replaced: return a miss, not half an entry.
             return None
         except OSError as error:
             if error.errno == errno.EFBIG:
@@ -438,7 +436,7 @@ class Tree:
 
     @contextmanager
     def _reading(self, key: str) -> Iterator[None]:
-        """Turn what the operating system refuses while an entry is looked at into :class:`Unreachable`."""
+        """Turn operating system errors of reading an entry into :class:`Unreachable`."""
         try:
             yield
         except LayerError:
@@ -477,9 +475,9 @@ class Tree:
     def write(
         self, key: str, data: bytes, *, replace: bool, file_mode: int = 0o600, guard: Guard = nullcontext
     ) -> None:
-        """Stage an entry beside its place and rename it in: before or after, never half.
+        """Place an entry atomically: stage it beside its place and rename it.
 
-        ``guard`` makes what is held for the renaming alone. Raises :class:`EntryExists` where a different entry stands
+        ``guard`` makes the context of the rename. Raises :class:`EntryExists` if a different entry is present
         and ``replace`` is not set.
         """
         try:
@@ -522,7 +520,7 @@ class Tree:
         if standing is not None and not replace:
             raise standing if isinstance(standing, LayerError) else EntryExists(self.layer, self.root / key)
         parts = key.split("/")
-        # Somebody may tidy an empty folder away on the way there.
+        # Another process may remove an empty folder on the path.
         for _ in range(_TRIES - 1):
             with suppress(FileNotFoundError):
                 self._place(parts, members, guard, replace=replace, file_mode=file_mode)
@@ -552,9 +550,9 @@ class Tree:
     def _publish(
         self, stage: int, parent: int, parts: Sequence[str], *, replace: bool, aside: int | None = None
     ) -> None:
-        """Move an entry, whole under its own name in another folder of the root, into its place.
+        """Move an entry from another folder of the root, where it has the same name, into its place.
 
-        What stood there steps ``aside``, or into the stage.
+        The present one is moved ``aside``, or into the stage.
         """
         self._demand_room(parent, tuple(parts))
         try:
@@ -567,11 +565,11 @@ class Tree:
         os.fsync(parent)
 
     def _demand_room(self, parent: int, parts: tuple[str, ...]) -> None:
-        """Refuse to put an entry where something else stands: it is not the layer's to replace."""
+        """Refuse to place an entry over something that is no entry."""
         status = status_of(parent, parts[-1])
         leaf = None if status is None else self._recognise(parent, parts, status)
         if status is not None and (leaf is None or self._foreign(leaf) is not None):
-            message = "something that is no entry stands in its place, and is left alone"
+            message = "its place is taken by something that is no entry; left alone"
             raise LayerError(self.layer, message, self.root.joinpath(*parts))
 
     def _publish_file(self, stage: int, parent: int, name: str, *, replace: bool) -> None:
@@ -581,7 +579,7 @@ class Tree:
             place_new(name, name, src=stage, dst=parent)
 
     def _publish_folder(self, stage: int, parent: int, name: str, aside: int, *, replace: bool) -> None:
-        """Rename a folder into its place; a full one cannot be renamed over, so it steps aside first."""
+        """Rename a folder into its place; a present folder is moved aside first, since rename cannot replace it."""
         for attempt in range(_TRIES if replace else 1):
             old = f".old{attempt}"
             if replace:
@@ -595,7 +593,7 @@ class Tree:
         try:
             move(name, stage, parent, name, stages=old[1])
         except OSError as error:
-            # Whatever went wrong, the old entry goes back if nobody has placed another.
+            # After any error the old entry is moved back unless another process has placed one.
             with suppress(OSError):
                 os.rename(old[0], name, src_dir_fd=old[1], dst_dir_fd=parent)
             if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
@@ -606,11 +604,11 @@ class Tree:
     # ------------------------------------------------------------------ removing
 
     def remove(self, targets: Sequence[Target], *, tidy: bool = False, guard: Guard = nullcontext) -> Outcome:
-        """Remove planned leaves, each compared with its mark first.
+        """Remove planned leaves whose mark has not changed.
 
         A folder is renamed into a trash folder of the same root before it is deleted, so that no reader
-        meets half of it. Where overlayfs cannot rename it, it is deleted in its place, the shape's ``first`` files
-        before the others. ``guard`` makes what is held for the renaming alone. ``tidy`` also removes empty folders:
+        sees half of it. If overlayfs cannot rename it, it is deleted in place, the shape's ``first`` files
+        before the others. ``guard`` makes the context of the rename. ``tidy`` also removes empty folders:
         those above the removed leaves, and planned ones. A program that is about to make an entry in such a folder
         would fail, so ``tidy`` is only for roots that no program uses.
         """
@@ -632,17 +630,17 @@ class Tree:
                 finally:
                     trash.empty()
         except (LayerError, OSError) as error:
-            # What has gone before must not be lost from the count.
+            # Earlier removals must still be counted.
             if isinstance(error, LayerError) and not (removed or skipped or failed):
                 raise
             failed.append(Note(str(self.root), f"cannot be cleared: {reason_of(error)}"))
         return Outcome(self.layer, removed, freed.bytes, tuple(skipped), tuple(failed))
 
     def remove_unused(self, targets: Sequence[Target], is_unused: Callable[[], bool]) -> Outcome:
-        """Do the same in a root that no program uses, many entries at once; the folders above them go too.
+        """Remove many entries at once, and the folders above them, in a root that no program uses.
 
-        For trees of two levels and folders. Whether it is still unused is asked again and again; once it is not, the
-        rest goes one by one.
+        For trees of two levels with folders as entries. ``is_unused`` is called repeatedly; once it returns ``False``,
+        the rest is removed one by one.
         """
         folders: dict[str, list[Weight]] = {}
         entries: list[Target] = []
@@ -655,7 +653,7 @@ class Tree:
             else:
                 others.append(target)
         outcome = self._clear_folders(folders, is_unused) if folders else Outcome(self.layer)
-        # Folders that are left were not begun with.
+        # The remaining folders have not been started.
         others += [target for target in entries if target.key.partition("/")[0] in folders]
         if not others:
             return outcome
@@ -667,7 +665,7 @@ class Tree:
             return outcome.plus(Outcome(self.layer, failed=(Note(str(self.root), error.message),)))
 
     def _clear_folders(self, left: dict[str, list[Weight]], is_unused: Callable[[], bool]) -> Outcome:
-        """Clear folder by folder, and take those that were dealt with out of what is left."""
+        """Clear folder by folder, and remove finished ones from ``left``."""
         folders = dict(left)
         outcome = Outcome(self.layer)
         freed = Freed()
@@ -675,12 +673,12 @@ class Tree:
             if handle is None:
                 return outcome
             try:
-                # What could not be deleted at once is deleted with the trash folder.
+                # Files that could not be deleted at once are deleted with the trash folder.
                 with own_folder(handle, _TRASH, freed) as (trash, _):
                     for part in self._clear_into(trash, handle, left, is_unused):
                         outcome = outcome.plus(part)
             except OSError as error:
-                # Without room for a trash folder nothing was done yet; afterwards only the trash is left.
+                # If the trash folder could not be made, nothing is done yet; later errors leave only trash.
                 if len(left) == len(folders):
                     return outcome
                 because = f"cannot be cleared: {error.strerror or error}"
@@ -709,7 +707,7 @@ class Tree:
     def _retire(
         self, handle: int, trash: _Bin, target: Target, skipped: list[Note], failed: list[Note], *, tidy: bool
     ) -> int:
-        """Take one leaf out of its place; return how many entries that were."""
+        """Remove one leaf from its place; return the number of its entries."""
         try:
             reason = self._remove_one(handle, trash, target, tidy=tidy)
         except FileNotFoundError:
@@ -742,7 +740,7 @@ class Tree:
     # ------------------------------------------------------------------ quarantine
 
     def quarantine(self, target: Target, thing: Quarantined, *, guard: Guard = nullcontext) -> str | None:
-        """Move a planned leaf into quarantine, compared with its mark first; return why it was left, or ``None``."""
+        """Move a planned leaf into quarantine if its mark has not changed; return why it was left, or ``None``."""
         try:
             with self._opened_root() as handle:
                 if handle is None:
@@ -757,9 +755,9 @@ class Tree:
             raise self._unreachable("cannot be moved aside", target.key, error) from error
 
     def restore(self, thing: Quarantined, *, replace: bool, guard: Guard = nullcontext) -> None:
-        """Move a leaf out of quarantine into its old place.
+        """Move a leaf from quarantine into its old place.
 
-        Raises :class:`EntryExists` where another has taken it and ``replace`` is not set.
+        Raises :class:`EntryExists` if the place is taken and ``replace`` is not set.
         """
         parts = thing.key.split("/")
         if not self.shape.accepts(thing.key):
@@ -781,13 +779,13 @@ class Tree:
                 raise self._unsettled(thing.key, error) from error
 
     def _demand_leaf(self, folder: int, thing: Quarantined) -> None:
-        """See that what lies in a quarantine folder is an entry, and nothing else."""
+        """Raise an error unless a quarantine folder holds exactly an entry."""
         parts = tuple(thing.key.split("/"))
         status = status_of(folder, parts[-1])
         leaf = None if status is None else self._recognise(folder, parts, status)
         if leaf is None or leaf.links or self._foreign(leaf) is not None:
             raise Damaged(
-                self.layer, "what lies in quarantine under this name is no entry, and stays there", thing.name
+                self.layer, "the quarantined thing of this name is no entry; it stays in quarantine", thing.name
             )
 
     # ------------------------------------------------------------------ helpers
@@ -812,7 +810,7 @@ class Tree:
 
 
 def scan_each(trees: Iterable[Tree]) -> Iterator[tuple[Tree, Leaf | Problem]]:
-    """Yield what several trees of one root hold, each with its tree; a stray or a problem of several comes once."""
+    """Yield the content of several trees of one root, each item with its tree; strays and problems once."""
     seen: set[Path] = set()
     for tree in trees:
         for found in tree.scan():
@@ -830,7 +828,7 @@ def _is_empty(handle: int, name: str) -> bool:
 
 
 def _removed_if_empty(parent: int, name: str) -> bool:
-    """Remove a folder unless something lies in it; return whether it was removed. It is not renamed first."""
+    """Remove a folder if it is empty, without a rename; return whether it was removed."""
     try:
         os.rmdir(name, dir_fd=parent)
     except OSError as error:
@@ -853,7 +851,7 @@ def _measure(
 
 
 def _gather(handle: int, name: str, prefix: str, members: list[Member]) -> tuple[int, bool]:
-    """List a folder's files into ``members``; return its newest change (ns) and whether links were met."""
+    """List a folder's files into ``members``; return its newest change (ns) and whether it contains links."""
     newest, links = 0, False
     if prefix.count("/") > DEEP:
         raise OSError(errno.ELOOP, "nested deeper than any entry", name)
@@ -882,8 +880,8 @@ def _gather(handle: int, name: str, prefix: str, members: list[Member]) -> tuple
 def _load(handle: int, name: str, prefix: str, contents: dict[str, bytes]) -> int:
     """Read a folder's files into ``contents``; return their bytes.
 
-    Raises :class:`OSError`: :class:`FileNotFoundError` where one goes meanwhile, ``EFBIG`` where they are too much,
-    others for what is no plain file.
+    Raises :class:`OSError`: :class:`FileNotFoundError` if one vanishes meanwhile, ``EFBIG`` if they are too large,
+    others for anything but a plain file.
     """
     if prefix.count("/") > DEEP:
         raise OSError(errno.ELOOP, "nested deeper than any entry", name)
@@ -905,7 +903,7 @@ def _fill(stage: int, name: str, members: Mapping[str, bytes], file_mode: int) -
     folders: dict[str, list[str]] = {}
     for path in members:
         folders.setdefault(f"{name}/{path}".rpartition("/")[0] if path else "", []).append(path)
-    # One after the other: an entry may have more folders than a process may have open.
+    # One at a time, because an entry may have more folders than a process may open.
     for above, paths in folders.items():
         with ExitStack() as stack:
             folder = descend(stack, stage, above.split("/") if above else (), make=True)
@@ -916,10 +914,10 @@ def _fill(stage: int, name: str, members: Mapping[str, bytes], file_mode: int) -
 
 
 class _Bin:
-    """Where retired leaves go: folders into a trash folder, made when first needed, files straight away.
+    """Removes leaves: moves folders into a trash folder, made when first needed, and deletes files at once.
 
-    ``freed`` counts the bytes that are off the disk: a file with another name elsewhere frees nothing. A folder that
-    overlayfs cannot rename is deleted in its place, its ``first`` files before the others.
+    ``freed`` counts the freed bytes: a file with another hard link frees nothing. A folder that overlayfs cannot rename
+    is deleted in place, its ``first`` files before the others.
     """
 
     def __init__(self, handle: int, freed: Freed, first: tuple[str, ...]) -> None:
@@ -931,7 +929,7 @@ class _Bin:
         self._taken = 0
 
     def empty(self) -> None:
-        """Delete what was taken. Raises the first :class:`OSError` after all that can be deleted is."""
+        """Delete the trash. Raises the first :class:`OSError` after deleting everything possible."""
         self._stack.close()
 
     def take(self, parent: int, name: str) -> None:
@@ -953,14 +951,14 @@ class _Bin:
             try:
                 self._folder, _ = self._stack.enter_context(own_folder(self._handle, _TRASH, self._freed))
             except OSError as error:
-                # On a full disk there is no room for a folder, and all the more reason to go on.
+                # On a full disk there is no room for a folder; go on without one to free space.
                 if error.errno not in NO_ROOM:
                     raise
         return self._folder is not None
 
 
 class _Shelf:
-    """Where a damaged leaf goes: into a quarantine folder of its own."""
+    """Moves a damaged leaf into its quarantine folder."""
 
     def __init__(self, tree: Tree, handle: int, thing: Quarantined) -> None:
         self._quarantine = Quarantine(tree.layer, tree.root)

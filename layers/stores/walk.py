@@ -1,9 +1,9 @@
-"""Many entries at once: folders of files in a tree of two levels, with as few system calls as possible.
+"""Bulk work on entries that are folders in a tree of two levels, with as few system calls as possible.
 
-A :class:`~cachectl.layers.stores.tree.Tree` looks at one entry at a time and knows all about it. To count, search or
-clear a hundred thousand entries, this module handles every regular entry itself, and leaves any other to the tree. The
-file is also a program, which needs the standard library alone, so that other processors can take a share:
-``python -I -S walk.py`` reads a share of the work and writes the answers.
+A :class:`~cachectl.layers.stores.tree.Tree` handles one entry at a time in full detail. To count, search or clear a
+hundred thousand entries, this module handles regular entries itself, and leaves others to the tree. The file is also a
+program that needs only the standard library, so that other processors can share the work: ``python -I -S walk.py``
+reads a share of the work and writes the answers.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ if TYPE_CHECKING:
     import subprocess
     from concurrent.futures import Future
 
-#: Errors that say that nothing has a name, or that a link has it; ``host/presence.py`` says why no other does.
+#: Errors that mean that a name is free or a link, as in ``disk/presence.py``.
 _ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP)
 _FOLDER_FLAGS = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_NOFOLLOW", 0)
 _KIND, _FILE, _FOLDER = 0o170000, stat.S_IFREG, stat.S_IFDIR
 #: Deeper than any entry is nested, as in ``cachectl.layers.disk.handles``.
 _DEEP = 16
-#: More folders than an entry should have open at once: what has more is left to the tree.
+#: Limit on the open folders of an entry; larger entries are left to the tree.
 _MOST_FOLDERS = 256
-#: More paths than this are judged anew each time: memory is not to grow with the tree.
+#: Limit on cached paths, so that memory does not grow with the tree.
 _MOST_KNOWN = 10_000
-#: Seconds of work after which it pays to start others: a process takes a twentieth of that.
+#: Seconds of work after which helpers are started; a start takes a twentieth of that.
 _ALONE = 0.3
-#: No machine reads its file system faster with more.
+#: Maximum number of processes; more do not read a file system faster.
 _MOST_PROCESSES = 8
 
-#: What starts this file rather than a program of its own.
+#: Programs that start this file as a helper.
 _PYTHON = re.compile(r"(?:python|pypy)[\d.]*t?d?")
 _GREETING = b"cachectl walk 1\n"
 
@@ -57,12 +57,12 @@ class Weight(NamedTuple):
 
 
 class Task(NamedTuple):
-    """What entries are, in types that another process can read: patterns are those of ``re``.
+    """The description of entries, in types that can be marshalled; patterns are those of ``re``, with flags.
 
-    ``name`` is what an entry is called, ``member`` what each file of it must match, each with its flags; ``hollow`` are
-    files that alone make no entry, ``whole`` those that must be there and not empty. With a ``child`` nothing is
-    weighed: entries that hold something of that name are named as others. ``first`` are the files that go first where
-    an entry cannot be renamed away.
+    ``name`` is the pattern of entry names, ``member`` that of each file in an entry; ``hollow`` are files that alone
+    make no entry, ``whole`` those that must exist and not be empty. With a ``child`` nothing is weighed: entries with
+    something of that name are listed as ``others``. ``first`` are the files to delete first if an entry cannot be
+    renamed.
     """
 
     name: tuple[str, int]
@@ -74,9 +74,9 @@ class Task(NamedTuple):
 
 
 class Group(NamedTuple):
-    """What one folder of the first level holds: the entries that are as they should be, and the names of others.
+    """The content of one folder of the first level: weights of regular entries, and names of others.
 
-    ``others`` is ``None`` where the folder itself could not be read.
+    ``others`` is ``None`` if the folder itself could not be read.
     """
 
     folder: str
@@ -85,9 +85,9 @@ class Group(NamedTuple):
 
 
 class Cleared(NamedTuple):
-    """What came of clearing one folder: entries and bytes off the disk, and names left, each with the reason.
+    """The result of clearing one folder: removed entries, freed bytes, and the names left with reasons.
 
-    ``failed`` tells, name by name, what the operating system refused.
+    ``failed`` has the operating system's error for each name.
     """
 
     folder: str
@@ -98,16 +98,16 @@ class Cleared(NamedTuple):
 
 
 def weigh(root: int, folders: Sequence[str], task: Task) -> Iterator[Group]:
-    """Weigh or search the entries in some folders of an open root; each folder is yielded once, in no order."""
+    """Weigh or search the entries in some folders of an open root; yield each folder once, in any order."""
     for folder, weights, others in _dealt("weigh", (root,), list(folders), task):
         yield Group(folder, [Weight(*weight) for weight in weights], others)
 
 
 def clear(root: int, trash: int, planned: Sequence[tuple[str, list[Weight]]], task: Task) -> Iterator[Cleared]:
-    """Clear planned entries of some folders, each if it is as it was planned; each folder is yielded once.
+    """Clear planned entries of some folders unless they have changed; yield each folder once.
 
-    An entry that is as it was planned steps into the trash folder whole, and is deleted there by the folders that were
-    opened to look at it. Only for roots that no program uses.
+    An unchanged entry is renamed into the trash folder, and deleted there through the folders that were opened to check
+    it. Only for roots that no program uses.
     """
     items = [(folder, [tuple(weight) for weight in weights]) for folder, weights in planned]
     for answer in _dealt("clear", (root, trash), items, task):
@@ -118,10 +118,10 @@ def clear(root: int, trash: int, planned: Sequence[tuple[str, list[Weight]]], ta
 
 
 class _Hand:
-    """Deals with one kind of entries, a folder at a time."""
+    """Weighs, searches or clears entries of one task, a folder at a time."""
 
     def __init__(self, handles: Sequence[int], task: Task, *, parent: int | None = None) -> None:
-        #: Whose work this is: a helper goes no further than that process.
+        #: The process that this helper works for, and with which it ends.
         self._parent = parent
         self._root, self._trash = (*handles, -1)[:2]
         self._is_name = re.compile(*task.name).fullmatch
@@ -135,7 +135,7 @@ class _Hand:
         self._taken = 0
 
     def weigh(self, folder: str) -> tuple[str, list[tuple[str, int, int, int]], list[str] | None]:
-        """Weigh, or search, what lies in a folder."""
+        """Weigh or search the entries of a folder."""
         weights: list[tuple[str, int, int, int]] = []
         others: list[str] = []
         try:
@@ -189,9 +189,9 @@ class _Hand:
         return folder, entries, freed, left, failed
 
     def _clear(self, handle: int, name: str, mark: tuple[int, ...]) -> int:
-        """Clear one entry; return the bytes that are off the disk. Raises :class:`ValueError` where it has changed.
+        """Clear one entry; return the freed bytes. Raises :class:`ValueError` if it has changed.
 
-        What cannot be deleted is out of its place all the same, and stays in the trash folder for the caller.
+        Files that cannot be deleted stay in the trash folder for the caller.
         """
         files: list[tuple[int, str, int]] = []
         opened: list[tuple[int, int, str]] = []
@@ -207,11 +207,11 @@ class _Hand:
             except OSError as error:
                 if error.errno != errno.EXDEV:
                     raise
-                # overlayfs renames no folder of a lower layer: it goes where it stands.
+                # overlayfs cannot rename a folder of a lower layer: delete it in place.
                 place, in_place = (name, handle), True
                 files.sort(key=lambda file: file[0] != opened[0][1] or file[1] not in self._first)
             try:
-                # Nobody finds it by name any more; its folders are open still.
+                # The name is gone, but its folders are still open.
                 for below, file, size in files:
                     os.unlink(file, dir_fd=below)
                     freed += size
@@ -237,14 +237,14 @@ class _Hand:
         try:
             return self._look(handle, name, files, opened, keep=True) == mark
         except OSError as error:
-            # Something else than a folder, or a link, stands there now.
+            # It has been replaced by a link or something else.
             if error.errno in (errno.ENOTDIR, errno.ELOOP):
                 return False
             raise
         except ValueError:
             return False
 
-    def _look(  # noqa: C901, PLR0912 - one loop, and no more calls than it takes: it runs a million times
+    def _look(  # noqa: C901, PLR0912 - one loop with few calls, because it runs a million times
         self,
         handle: int,
         name: str,
@@ -253,10 +253,10 @@ class _Hand:
         *,
         keep: bool = False,
     ) -> tuple[int, int, int]:
-        """Weigh one entry. Raises :class:`ValueError` where anything about it is not as it should be.
+        """Weigh one entry. Raises :class:`ValueError` if it is not regular.
 
-        Its folders are listed as they were opened, and to ``keep`` them so also its files, with the bytes that go with
-        each.
+        Lists its folders in the order of opening; with ``keep`` they stay open, and its files are listed with the bytes
+        that each would free.
         """
         newest = os.stat(name, dir_fd=handle, follow_symlinks=False).st_mtime_ns
         files = total = 0
@@ -285,7 +285,7 @@ class _Hand:
                         if status.st_size and path in required_roots:
                             required_roots = required_roots - {path}
                         if keep:
-                            # A file with another name elsewhere frees nothing.
+                            # A file with another hard link frees nothing.
                             listed.append((below, item, status.st_size if status.st_nlink == 1 else 0))
                     elif kind == _FOLDER and len(opened) < _MOST_FOLDERS:
                         waiting.append((below, item, path + "/"))
@@ -308,7 +308,7 @@ class _Hand:
         return not self._strangers.issuperset(names) and any(map(self._is_wanted, names))
 
     def _is_wanted(self, name: str) -> bool:
-        """Judge a name once, as :meth:`_meet` does."""
+        """Return whether a name matches the child pattern, cached as in :meth:`_meet`."""
         if self._is_child is not None and self._is_child(name):
             return True
         if len(self._strangers) < _MOST_KNOWN:
@@ -316,7 +316,7 @@ class _Hand:
         return False
 
     def _meet(self, path: str) -> None:
-        """Judge a path once: kernels are few, and programs many."""
+        """Match a path, with a cache: few kernel names occur in many programs."""
         if not self._is_member(path):
             raise ValueError(path)
         if len(self._known) < _MOST_KNOWN:
@@ -327,7 +327,7 @@ class _Hand:
 
 
 def _dealt(verb: str, handles: tuple[int, ...], items: list[Any], task: Task) -> Iterator[tuple[Any, ...]]:
-    """Do a verb for each item, and hand the rest out to other processes once it turns out long."""
+    """Do a verb for each item, and share the rest with other processes if it takes long."""
     do = _verb(verb, _Hand(handles, task))
     started = time.monotonic()
     helpers = _processors() - 1
@@ -344,7 +344,7 @@ def _verb(verb: str, hand: _Hand) -> Callable[[Any], tuple[Any, ...]]:
 
 
 def _processors() -> int:
-    """Return how many can work at once; one where no other Python can be started."""
+    """Return the number of processes to use; 1 if no other Python can be started."""
     is_python = _PYTHON.fullmatch(os.path.basename(sys.executable or "")) and not getattr(sys, "frozen", False)
     if not is_python or os.name != "posix" or not os.path.isfile(__file__):
         return 1
@@ -355,10 +355,10 @@ def _processors() -> int:
 def _together(
     work: tuple[str, tuple[int, ...], tuple[Any, ...]], shares: list[list[Any]], do: Callable[[Any], tuple[Any, ...]]
 ) -> Iterator[tuple[Any, ...]]:
-    """Deal shares out to other processes and this one, which also does what another process could not do.
+    """Share items among other processes and this one, which also does those that failed in another process.
 
-    The processes are programs of their own: those of ``multiprocessing`` import the user's main module, or are forks
-    of a process in which drivers run threads, and one that is killed ends them all.
+    ``multiprocessing`` is not used: its processes import the user's main module, or are forks of a process in which
+    drivers run threads, and a killed one ends them all.
     """
     from concurrent.futures import ThreadPoolExecutor
 
@@ -366,7 +366,7 @@ def _together(
         answers: list[Future[tuple[bytes, bytes]] | None] = []
         for share in shares[1:]:
             answer = None
-            # No process, or no thread, can be had.
+            # No process or thread can be started.
             with suppress(OSError, RuntimeError):
                 helper = _start(work[1])
                 # The caller may stop before the end.
@@ -387,7 +387,7 @@ def _together(
 
 
 def _is_of(answer: tuple[Any, ...], item: str | tuple[Any, ...]) -> bool:
-    """Tell whether an answer is that to an item."""
+    """Return whether an answer belongs to an item."""
     folder = item if isinstance(item, str) else item[0]
     return len(answer) in (len(Group._fields), len(Cleared._fields)) and answer[0] == folder
 
@@ -405,7 +405,7 @@ def _start(handles: tuple[int, ...]) -> subprocess.Popen[bytes]:
 
 
 def _answers(written: bytes) -> Iterator[object]:
-    """Yield the answers of a helper in the order of its share, as far as it came."""
+    """Yield the answers of a helper in the order of its share, until the output ends."""
     if not written.startswith(_GREETING):
         return
     stream = io.BytesIO(written)

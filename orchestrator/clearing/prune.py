@@ -1,4 +1,4 @@
-"""``cachectl prune``: remove what is stale or old, and then the longest unused until the rest fits."""
+"""``cachectl prune``: remove stale and old entries, then the longest unused until the rest fits."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _UNKNOWN: Final = float("inf")
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What to remove: the stale, what was last used before a moment, and then what exceeds a size or a count.
+    """What to remove: stale entries, entries last used before a moment, then the excess over a size or a count.
 
     ``before`` is epoch seconds; ``bytes`` and ``files`` bound what the pruned layers hold together.
     """
@@ -36,7 +36,7 @@ class Limits:
         return self == Limits()
 
     def forbids(self, thing: Removable) -> bool:
-        """Return whether a thing has to go, however much space there is."""
+        """Return whether a thing must be removed regardless of the free space."""
         if isinstance(thing, Orphan):
             return self.stale or (self.before is not None and Selection(before=self.before).matches_orphan(thing))
         old = self.before is not None and Selection(before=self.before).matches(thing)
@@ -45,7 +45,7 @@ class Limits:
 
 @dataclass(slots=True)
 class _Holding:
-    """What one layer holds, and what of it has to go."""
+    """The things of one layer to keep, and those to remove."""
 
     layer: Layer
     kept: list[Removable] = field(default_factory=list)
@@ -53,15 +53,14 @@ class _Holding:
     bytes: int = 0
     files: int = 0
     failed: tuple[Note, ...] = ()
-    #: What could not be looked into; the rest of the layer is pruned all the same.
+    #: Places that could not be read; the rest of the layer is still pruned.
     hidden: list[Note] = field(default_factory=list)
 
 
 def plan_prune(layers: Iterable[Layer], limits: Limits, *, listed: bool = False) -> PurgePlan:
-    """Plan what has to go for the limits to hold. Touches nothing. ``listed`` looks up the kernels of each entry.
+    """Plan the removals that the limits require; changes nothing. ``listed`` looks up the kernels of each entry.
 
-    The longest unused goes first: by time of use, else of change, else by the bound there is on it. A thing
-    whose age is not known at all stays.
+    The longest unused goes first, by time of use, else of change, else by a bound on it. Things of unknown age stay.
     """
     holdings = [_look(layer, limits, contents=listed or limits.stale) for layer in layers]
     _make_room(holdings, limits)

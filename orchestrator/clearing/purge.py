@@ -1,4 +1,4 @@
-"""``cachectl purge``: plan exactly what every layer would remove, then remove it."""
+"""``cachectl purge``: plan the exact removals of every layer, then apply the plan."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class PurgeTotal:
 
 @dataclass(frozen=True, slots=True)
 class PurgeResult:
-    """What a purge did, or (``dry_run``) would do, layer by layer."""
+    """The outcome of a purge, or (``dry_run``) of its plan, layer by layer."""
 
     dry_run: bool
     outcomes: tuple[Outcome, ...]
@@ -64,7 +64,7 @@ class PurgeResult:
 
     @property
     def found_nothing(self) -> bool:
-        """Return whether there was nothing to remove, and no reason for that."""
+        """Return whether there was nothing to remove and nothing refused or failed."""
         return not any(one.removed or one.skipped or one.failed or one.recreated for one in self.outcomes)
 
 
@@ -87,14 +87,14 @@ class PurgePlan:
         return tuple(plan for _, plan in self.parts)
 
     def foreseen(self) -> PurgeResult:
-        """Return what applying the plan would do: its numbers, what would fail, and each entry that was listed."""
+        """Return the expected result of :meth:`apply`: its numbers, failures, and each listed entry."""
         return PurgeResult(dry_run=True, outcomes=tuple(_done(plan, layer.foresee) for layer, plan in self.parts))
 
     def apply(self) -> PurgeResult:
-        """Remove what is listed. A layer that fails is named, and the others go on.
+        """Remove what is listed. If a layer fails, the result says so and the others are still cleared.
 
-        Layers that need no free disk space are cleared first. What failed for lack of space is tried again as long
-        as something else was removed meanwhile.
+        Layers that need no free disk space are cleared first. A removal that failed for lack of space is retried as
+        long as other removals succeed.
         """
         outcomes: dict[int, Outcome] = {}
         for number in sorted(
@@ -112,7 +112,7 @@ class PurgePlan:
 
 
 def remove_leftovers(environment: Environment, notice: Callable[[str], None]) -> None:
-    """Remove what killed commands left, copies in the user cache folder and isolated roots; ``notice`` says what."""
+    """Remove copies in the user cache folder and isolated roots of killed commands; ``notice`` gets a line for each."""
     from cachectl.switching import isolated
 
     for copy in isolated.remove_copies(environment):
@@ -128,7 +128,7 @@ def plan(
     within: Callable[[Layer, Root], bool] = lambda _layer, _root: True,
     listed: bool = False,
 ) -> PurgePlan:
-    """Plan the purge of a selection in each layer, in the roots that are ``within``; a refusal is part of the plan.
+    """Plan the purge of a selection in each layer's roots that are ``within``; a refusal is part of the plan.
 
     ``listed`` names every entry, which takes as long as listing them.
     """
@@ -136,7 +136,7 @@ def plan(
 
 
 def recover(layers: Iterable[Layer], within: Callable[[Layer, Root], bool] = lambda _layer, _root: True) -> None:
-    """Finish interrupted writes, before anything is planned that will be applied."""
+    """Finish interrupted writes; call this before planning removals that will be applied."""
     for layer in layers:
         # The plan of a layer names its failure.
         with suppress(*FAILURES):

@@ -1,4 +1,4 @@
-"""``cachectl verify --quarantine`` and ``cachectl restore``: damaged things moved to quarantine, and back."""
+"""``cachectl verify --quarantine`` and ``cachectl restore``: move damaged things to quarantine and back."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ _PRECIOUS: Final = "results of tuning are moved aside only when their layer is n
 
 @dataclass(frozen=True, slots=True)
 class QuarantinePlan:
-    """What would be moved to quarantine, layer by layer, and the findings behind it."""
+    """The planned moves to quarantine, layer by layer, and the findings behind them."""
 
     findings: tuple[Finding, ...]
     parts: tuple[tuple[Layer, ClearPlan], ...]
 
     def apply(self) -> tuple[Outcome, ...]:
-        """Move it. A layer that fails is named, and the others go on."""
+        """Move everything planned. If a layer fails, its outcome says so and the others go on."""
         return tuple(_move(layer, plan, self.findings) for layer, plan in self.parts)
 
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """One thing that was restored, or why it was not (``because``); ``trouble`` is what failed after that."""
+    """One restored thing, or the reason why it was not restored (``because``); ``trouble`` is a later failure."""
 
     thing: Quarantined
     because: str | None
@@ -54,7 +54,7 @@ class Restorable:
 
 @dataclass(frozen=True, slots=True)
 class RestorableLayer:
-    """What a dry run would restore to one layer."""
+    """The things a dry run would restore to one layer."""
 
     layer: str
     entries: tuple[Restorable, ...]
@@ -62,9 +62,9 @@ class RestorableLayer:
 
 @dataclass(frozen=True, slots=True)
 class Restoration:
-    """What is in quarantine if no name was given; else what was restored, or (``dry_run``) would be.
+    """The content of quarantine if no name was given; else the things restored, or (``dry_run``) to be restored.
 
-    ``unknown`` are names of nothing in quarantine; ``unread`` is what could not be read there.
+    ``unknown`` are names that match nothing in quarantine; ``unread`` are places there that could not be read.
     """
 
     dry_run: bool
@@ -78,7 +78,7 @@ class Restoration:
 
     @property
     def layers(self) -> tuple[RestorableLayer, ...] | None:
-        """Return what would be restored to each layer; ``None`` unless this is a dry run."""
+        """Return the things that would be restored to each layer; ``None`` unless this is a dry run."""
         if not self.dry_run:
             return None
         things: dict[str, list[Restorable]] = {}
@@ -95,7 +95,7 @@ class Restoration:
 
 
 def quarantine(layers: Iterable[Layer], found: Verification, *, named: bool) -> Verification:
-    """Move damaged things to quarantine, tuning results only if their layer was ``named``; return what was moved."""
+    """Move damaged things to quarantine, tuning results only if their layer was ``named``; return the moves."""
     return replace(found, outcomes=plan(layers, found.findings, named=named).apply())
 
 
@@ -137,9 +137,9 @@ def restore(
     replace: bool = False,
     dry_run: bool = False,
 ) -> Restoration:
-    """Restore the named things, or ``everything``, from quarantine; without either, list what is there.
+    """Restore the named things, or ``everything``, from quarantine; without either, list its content.
 
-    ``replace`` lets them take the place of what is there now. ``dry_run`` only checks what would be restored.
+    ``replace`` overwrites the present things. ``dry_run`` only checks.
     """
     unread: list[Outcome] = []
     held = [pair for layer in layers for pair in _held_by(layer, unread)]

@@ -1,8 +1,7 @@
 """One report, or one purge, over every node of an MPI job.
 
-Every rank resolves its own roots, for ranks may be given different variables. Of all ranks that see a root, one looks
-at it, or clears it: what nodes or ranks share is listed once and counted once, and a root on a node's own disk is seen
-by a rank of that node.
+Every rank resolves its own roots, because ranks may have different variables. One of the ranks that see a root reads or
+clears it: a shared root is counted once, and a root on a node's own disk is handled by a rank of that node.
 """
 
 from __future__ import annotations
@@ -33,29 +32,29 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-#: Differs between two machines, and between two boots of one, whatever they are called.
+#: Differs between machines, and between two boots of one, even if their host names are equal.
 _BOOT: Final = Path("/proc/sys/kernel/random/boot_id")
-#: A layer, and what tells one root of it from all others in the job.
+#: A layer, and a text that identifies one of its roots in the whole job.
 _Identity = tuple[str, str]
 
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """Which rank looks at a root, and the nodes that see it."""
+    """The rank that handles a root, and the nodes that see it."""
 
     rank: int
     nodes: frozenset[str]
 
     def plus(self, other: _Seen) -> _Seen:
-        """Let the lowest rank look."""
+        """Combine with what another rank sees; the lowest rank handles the root."""
         return _Seen(min(self.rank, other.rank), self.nodes | other.nodes)
 
 
 class Nodes:
-    """The ranks of a job that report or purge together: every method is called by all of them, in the same order.
+    """The ranks of a job that report or purge together. All ranks must call each method, in the same order.
 
-    What is returned is for rank 0 to show, and ``None`` on the others. Raises :class:`BadRequest`, on every rank, for a
-    layer that no rank has, and :class:`NotConnected` where MPI does not connect the ranks.
+    Methods return the result on rank 0 and ``None`` on the others. They raise :class:`BadRequest`, on every rank, for a
+    layer that no rank has, and :class:`NotConnected` if MPI does not connect the ranks.
     """
 
     def __init__(self, stack: LayerSet, notice: Callable[[str], None], comm: Intracomm | None = None) -> None:
@@ -68,7 +67,7 @@ class Nodes:
 
     @property
     def first(self) -> bool:
-        """Tell whether this is rank 0."""
+        """Return whether this is rank 0."""
         return bool(self._comm.rank == 0)
 
     def report(self, names: Sequence[str] = ()) -> Report | None:
@@ -84,7 +83,7 @@ class Nodes:
         return _report_of(parts, tuple(dict.fromkeys(nodes)))
 
     def purge(self, selection: Selection, names: Sequence[str] = (), *, dry_run: bool = False) -> PurgeResult | None:
-        """Clear a selection in every root that a rank sees, each by one rank; or say what would go."""
+        """Clear a selection in every root that a rank sees, each by one rank; ``dry_run`` only plans that."""
         with failing_together(self._notice):
             layers = self._named(names) if names else self._stack.clearable()
             mine = self._mine(self._divided(layers))
@@ -102,7 +101,7 @@ class Nodes:
         return PurgeResult(dry_run, tuple(outcomes.values()))
 
     def _named(self, names: Sequence[str]) -> tuple[Layer, ...]:
-        """Return those of the named layers that this rank has: none, where it has none of them."""
+        """Return those of the named layers that this rank has, maybe none."""
         known = self._comm.allreduce({layer.name for layer in self._stack}, op=_union)
         for name in names:
             if name not in known:
@@ -111,7 +110,7 @@ class Nodes:
         return tuple(self._stack[name] for name in dict.fromkeys(names) if name in self._stack)
 
     def _divided(self, layers: Iterable[Layer]) -> Mapping[_Identity, _Seen]:
-        """Agree who looks at which root."""
+        """Agree with the other ranks which of them handles each root."""
         here = _Seen(int(self._comm.rank), frozenset({self._node}))
         self._identities.clear()
         mine = {self._identity(layer.name, root): here for layer in layers for root in _roots(layer)}
@@ -120,7 +119,7 @@ class Nodes:
     def _mine(self, seen: Mapping[_Identity, _Seen]) -> Callable[[Layer, Root], bool]:
         def mine(layer: Layer, root: Root) -> bool:
             found = seen.get(self._identity(layer.name, root))
-            # A root that was not there to be told of before is this rank's.
+            # A root that appeared after the agreement belongs to this rank.
             return found is None or found.rank == self._comm.rank
 
         return mine
@@ -133,17 +132,18 @@ class Nodes:
         return nodes
 
     def _identity(self, layer: str, root: Root) -> _Identity:
-        """Tell a root from all others, always as when it was first asked for: others make folders, and remove them."""
+        """Return the identity of a root, computed once: other processes make and remove folders meanwhile."""
         name = layer, root.path
         if name not in self._identities:
             self._identities[name] = layer, self._place(root.path)
         return self._identities[name]
 
     def _place(self, path: Path) -> str:
-        """Tell a folder from all others.
+        """Return a text that identifies a folder among all machines.
 
-        On a network file system by what is mounted, its name in there and its number, for some of them number files on
-        each machine anew; else by the machine, device and number. Before there is a folder it is told by its name.
+        On a network file system: the mounted source, the path in it and the inode, since some network file systems
+        number files differently on each machine. Elsewhere: the machine, device and inode. A folder that does not exist
+        yet is identified by its path.
         """
         located = place_of(path, mounts=self._stack.environment.mounts)
         shared = located is not None and located[0].is_network
@@ -168,7 +168,7 @@ def _roots(layer: Layer) -> tuple[Root, ...]:
     try:
         return layer.roots()
     except FAILURES:
-        # The survey, or the plan, says so.
+        # The report or the plan contains the error.
         return ()
 
 
@@ -184,7 +184,7 @@ def _joined(one: Mapping[_Identity, _Seen], other: Mapping[_Identity, _Seen]) ->
 
 
 def _labelled(report: Report, nodes: Callable[[str, Root], tuple[str, ...]]) -> Report:
-    """Say of every root which nodes see it."""
+    """Return a report with the nodes that see each root."""
     layers = tuple(
         replace(layer, roots=tuple(replace(one, nodes=nodes(layer.layer, one.root)) for one in layer.roots))
         for layer in report.layers
@@ -207,12 +207,12 @@ def _layer_of(parts: Sequence[LayerReport]) -> LayerReport:
 
 
 def _state_of(states: Sequence[State]) -> State:
-    """Return the state that all ranks agree on, or the most frequent one with what the others say."""
+    """Return the common state of all ranks, or the most frequent one with the others in its reason."""
     (most, _), *others = counted = Counter(states).most_common()
     if not others:
         return most
-    told = "; ".join(f"on {_ranks(count)} {state.condition.value}, {state.why}" for state, count in counted)
-    return State(most.condition if len({state.condition for state in states}) == 1 else Condition.UNKNOWN, told)
+    why = "; ".join(f"on {_ranks(count)} {state.condition.value}, {state.why}" for state, count in counted)
+    return State(most.condition if len({state.condition for state in states}) == 1 else Condition.UNKNOWN, why)
 
 
 def _ranks(count: int) -> str:
@@ -220,7 +220,7 @@ def _ranks(count: int) -> str:
 
 
 def _placed(outcome: Outcome, node: str) -> Outcome:
-    """Say on which node something would go, was left or failed."""
+    """Return an outcome with the node added to each note."""
     skipped, failed = (
         tuple(Note(note.key, f"{note.because} (on {node})") for note in notes)
         for notes in (outcome.skipped, outcome.failed)

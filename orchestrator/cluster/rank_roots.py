@@ -1,7 +1,7 @@
-"""``cachectl merge``: the folders of several ranks merged into one, every entry placed once as ``put`` does.
+"""``cachectl merge``: merge the folders of several ranks into one; every entry is placed once, as by ``put``.
 
-A root is the folder that ``run --isolated`` or ``env --root`` was given, the value of ``XDG_CACHE_HOME``, or a home
-folder; its content shows which. Any other folder is refused.
+A root is a folder given to ``run --isolated`` or ``env --root``, the value of ``XDG_CACHE_HOME``, or a home folder; its
+content shows which. Any other folder is refused.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 
 @dataclass
 class MergedLayer:
-    """What a merge did with a layer.
+    """The result of a merge for one layer.
 
-    ``there`` counts entries that were there already, bit by bit; ``kept`` are different ones of the same key, of which
-    the first stays.
+    ``there`` counts identical entries that were present already; ``kept`` lists different ones of a present key, which
+    were not placed.
     """
 
     layer: str
@@ -55,7 +55,7 @@ class MergedTotal:
 
 @dataclass(frozen=True, slots=True)
 class MergedRoots:
-    """What a merge did, for each layer of which there was an entry."""
+    """The result of a merge, for each layer that had an entry."""
 
     layers: tuple[MergedLayer, ...]
     as_json: ClassVar = AsJson("cachectl/merge/1", also=("total",))
@@ -72,7 +72,7 @@ class MergedRoots:
 
 
 def merge_roots(environment: Environment, roots: Sequence[Path], into: Path) -> MergedRoots:
-    """Place every entry of the roots in ``into``, which is laid out as ``run --isolated`` does and made if need be.
+    """Place every entry of the roots in ``into``, which has the layout of ``run --isolated`` and is made if missing.
 
     The roots are only read. Raises :class:`BadRequest` for a folder that is no root, before anything is written.
     """
@@ -93,7 +93,7 @@ def merge_roots(environment: Environment, roots: Sequence[Path], into: Path) -> 
 
 
 def root_stack(environment: Environment, root: Path) -> LayerSet:
-    """Return the layers as they lie in a root. Raises :class:`BadRequest` for a folder that is none."""
+    """Return the layers of a root. Raises :class:`BadRequest` for any other folder."""
     bare = _bare(environment)
     in_cache, in_home = _folders(bare)
     if (root / "xdg").is_dir():
@@ -103,7 +103,7 @@ def root_stack(environment: Environment, root: Path) -> LayerSet:
             changes.update(switch.set)
         return LayerSet(_with(bare, changes))
     if any((root / name).is_dir() for name in in_cache):
-        # Layers that go by the home find nothing: it is not part of such a folder.
+        # Layers below the home find nothing, because such a folder contains no home.
         return LayerSet(replace(_with(bare, {"XDG_CACHE_HOME": str(root), "HOME": str(root)}), home=root))
     if any((root / name).is_dir() for name in in_home):
         return LayerSet(replace(_with(bare, {"HOME": str(root)}), home=root))
@@ -123,7 +123,7 @@ def _folders(bare: Environment) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 
 def _bare(environment: Environment) -> Environment:
-    """Drop every variable that moves a layer, or switches one off: they are about other folders."""
+    """Drop every variable that moves a layer, or switches one off: they are meant for other folders."""
     layers = tuple(LayerSet(environment))
     switches = [layer.disable() for layer in layers if layer.abilities()[Ability.DISABLE] is None]
     names = {name for switch in (*switches, *relocations(layers, Path("/")).values()) for name in switch.set}

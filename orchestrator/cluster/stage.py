@@ -1,10 +1,10 @@
-"""Warm caches on every node of an MPI job: a bundle read once, broadcast, unpacked beside each node's processors.
+"""Warm caches on every node of an MPI job: rank 0 reads a bundle once and broadcasts it, each node unpacks it.
 
-The ranks that share memory are a node, and the first of them leads it. Rank 0 alone reads the bundle, sees that it is
-to be believed and whole, and broadcasts it to the leaders in chunks; each unpacks it on its own node's disk. At the end
-the leaders agree who sends which new entry, so that each travels once, and rank 0 writes them with the old ones.
+The ranks that share memory are a node, and the lowest of them is its leader. Rank 0 reads the bundle, checks its
+signature or checksum, and broadcasts it to the leaders in chunks; each unpacks it on its own node's disk. At the end
+the leaders agree which of them sends each new entry, so that each is sent once, and rank 0 writes new and old ones.
 
-mpi4py is imported here and nowhere else; who launches the ranks does not matter.
+mpi4py is imported here and nowhere else. Any launcher may start the ranks.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ if TYPE_CHECKING:
     # The module mpi4py.MPI, which cannot be named as a type.
     _Module = Any
 
-#: Parts ranks of one node that share its memory into nodes by its value, for trials on one machine.
+#: For tests on one machine: ranks with different values count as different nodes.
 NODE: Final = "CACHECTL_NODE"
-#: What is broadcast or sent at once, in bytes.
+#: Bytes broadcast or sent at once.
 CHUNK: Final = 4 << 20
-#: How long a rank that fails waits for the others to hear of it, in seconds.
+#: Seconds that a failing rank waits for the others to notice.
 _PATIENCE: Final = 5.0
 _SHORTEST, _LONGEST = 0.001, 0.05
 
@@ -74,10 +74,10 @@ class NotConnected(CachectlError):
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What is asked of a job: the bundle to begin with and why it is believed, and the bundle to write at the end.
+    """The request of a job: the bundle to start with, the proof that it is trusted, and the bundle to write at the end.
 
-    ``scratch`` is a folder on a disk of each node's own; without it, each node's temporary folder. ``force`` replaces
-    what is there already and is no bundle.
+    ``scratch`` is a folder on a local disk of each node, by default the node's temporary folder. ``force`` overwrites
+    an existing output file that is no bundle.
     """
 
     bundle: str | None = None
@@ -91,14 +91,14 @@ class Job:
         if self.bundle is not None and self.trust is None:
             raise BadRequest("a bundle is code: give one of --allowed-signers, --sha256 and --trust")
         if self.bundle is None and self.trust is not None:
-            raise BadRequest("no bundle was given that --allowed-signers, --sha256 or --trust could be about")
+            raise BadRequest("--allowed-signers, --sha256 and --trust need a bundle")
         if self.sign is not None and self.out is None:
             raise BadRequest("--sign needs --out FILE")
 
 
 @dataclass(frozen=True, slots=True)
 class Staged:
-    """What has been staged, over all nodes: how many of them are warm, and how often the bundle's file was read."""
+    """The result of staging on all nodes: the number of warm nodes, and how often the bundle's file was read."""
 
     nodes: int
     warm: int
@@ -109,7 +109,7 @@ class Staged:
 
     @property
     def words(self) -> str:
-        """Say it in words."""
+        """Return a line for the user."""
         chunks = -(-self.bytes // CHUNK)
         return (
             f"staged {self.entries:,} entries on {self.warm} of {self.nodes} {'node' if self.nodes == 1 else 'nodes'}: "
@@ -120,7 +120,7 @@ class Staged:
 
 @dataclass(frozen=True, slots=True)
 class _Announced:
-    """What rank 0 tells the leaders of the bundle; ``sha256`` is ``None`` where there is none to be had."""
+    """Facts about the bundle that rank 0 broadcasts to the leaders; ``sha256`` is ``None`` without a usable bundle."""
 
     bytes: int = 0
     sha256: str | None = None
@@ -132,7 +132,7 @@ class _Announced:
 
 @dataclass(frozen=True, slots=True)
 class _Tally:
-    """What leaders tell rank 0: numbers to be added, and each note with how many nodes have it and one of these."""
+    """The results that leaders send to rank 0: numbers to add, and for each note one node and the number of nodes."""
 
     warm: int = 0
     entries: int = 0
@@ -155,9 +155,9 @@ class _Tally:
 
 
 class Fleet:
-    """All ranks of a job; every method is called by all of them, in the same order.
+    """All ranks of a job. All ranks must call each method, in the same order.
 
-    On rank 0 ``notice`` is told what went otherwise than asked, and ``inform`` what was done, a line each.
+    On rank 0 ``notice`` gets a line for each problem, and ``inform`` a line for each thing done.
     """
 
     def __init__(
@@ -174,7 +174,7 @@ class Fleet:
         self._job = job
         self.notice = notice
         self._inform = inform
-        # Nothing of ours meets what the program sends.
+        # A separate communicator, so that our messages do not mix with the program's.
         self._world = (mpi.COMM_WORLD if comm is None else comm).Dup()
         self._node = self._split(mpi)
         leads = self._node.rank == 0
@@ -204,9 +204,9 @@ class Fleet:
     # ------------------------------------------------------------------ in
 
     def stage_in(self) -> Mapping[str, str | None]:
-        """Stage, and return the variables with which programs of this rank find what was staged.
+        """Stage; return the variables with which programs of this rank use the staged entries.
 
-        Raises :class:`BadRequest`, on every rank, where what is asked cannot be meant.
+        Raises :class:`BadRequest`, on every rank, for an invalid request.
         """
         misuse: str | None = None
         if self._leaders is not None:
@@ -218,14 +218,14 @@ class Fleet:
                 self._take(self._here, said)
                 self._tell_staged(self._here, said)
         rest(self._node)
-        told = (misuse, None, {}) if self._here is None else (misuse, self._here.root, dict(self._here.variables))
-        misuse, self.root, variables = self._node.bcast(told)
+        result = (misuse, None, {}) if self._here is None else (misuse, self._here.root, dict(self._here.variables))
+        misuse, self.root, variables = self._node.bcast(result)
         if misuse is not None:
             raise BadRequest(misuse)
         return cast("Mapping[str, str | None]", variables)
 
     def _misused(self) -> str | None:
-        """Say why the file that is to be written must not be."""
+        """Return why the output file must not be written; ``None`` if it may."""
         job = self._job
         if job.out is None:
             return None
@@ -244,7 +244,7 @@ class Fleet:
         return None
 
     def _read(self) -> _Announced:
-        """Read the bundle, for all."""
+        """Read the bundle, on rank 0."""
         job = self._job
         folder = os.path.dirname(job.out or "")
         if job.out is not None and (os.path.isdir(job.out) or (folder and not os.path.isdir(folder))):
@@ -262,7 +262,7 @@ class Fleet:
             return _Announced(note=f"{job.bundle}: there is no such file yet; all nodes start cold", writes=writes)
         except (OSError, CachectlError) as error:
             note = f"all nodes start cold: {job.bundle}: {_reason(error)}"
-            # What was not to be read holds what somebody may want: only another file is written.
+            # An unreadable bundle may be valuable, so it is not overwritten; another file is.
             kept = writes and _same(job.bundle, job.out or "")
             note += f"; nothing will be written to {job.out}, which stays as it is" if kept else ""
             return _Announced(note=note, writes=writes and not kept)
@@ -272,7 +272,7 @@ class Fleet:
         return _Announced(checked.bytes, checked.sha256, trusted, writes=writes)
 
     def _copied(self, bundle: str) -> BinaryIO:
-        """Return what a bundle holds, or a root as a bundle, where no other process can change it."""
+        """Return a private copy of a bundle, or of a root packed as a bundle, that no other process can change."""
         apart = self._apart()
         if not os.path.isdir(bundle):
             return self._held.enter_context(private_copy(LayerSet(apart, plugins=False), bundle))
@@ -282,7 +282,7 @@ class Fleet:
         return copy
 
     def _apart(self) -> Environment:
-        """Return the environment in which what has no name lies on the node's own disk, if that can be had."""
+        """Return an environment whose unnamed temporary files lie on the node's own disk, if possible."""
         try:
             return replace(self.environment, temporary=private_folder(self._scratch, make=True))
         except (OSError, CachectlError):
@@ -300,7 +300,7 @@ class Fleet:
             chunk = buffer[: min(CHUNK, said.bytes - start)]
             if self._base is not None:
                 chunk[:] = self._base.read(len(chunk))
-            # A leader that cannot keep it takes part all the same: the others wait for no one.
+            # A leader that cannot store it must still take part in the broadcast.
             self._leaders.Bcast([chunk, mpi.BYTE], root=0)
             if sink is not None:
                 sink.write(chunk)
@@ -325,7 +325,7 @@ class Fleet:
             self.notice(line)
 
     def _sum(self, here: NodeRoot) -> _Tally | None:
-        """Add up what all nodes have to say; rank 0 gets it."""
+        """Sum the results of all nodes; rank 0 gets the sum, the others ``None``."""
         notes = dict.fromkeys(here.notes, (1, self._name))
         here.notes.clear()
         mine = _Tally(int(here.placed > 0), here.placed, self._reads, notes)
@@ -334,9 +334,9 @@ class Fleet:
     # ------------------------------------------------------------------ out
 
     def stage_out(self, *, ok: bool = True) -> Merged | None:
-        """Wait for all ranks; gather what is new where that was asked for. Rank 0 is given what it has written.
+        """Wait for all ranks; gather new entries if requested. Rank 0 gets the bundle written, the others ``None``.
 
-        Where a rank is not ``ok``, nothing is gathered, and it waits for the others a few seconds only.
+        If a rank is not ``ok``, nothing is gathered, and it waits only a few seconds for the others.
         """
         if not self._all_are(ok=ok):
             if self._here is not None and self._writes and self.rank == 0:
@@ -356,7 +356,7 @@ class Fleet:
         mine, everybody = bytearray([ok]), bytearray(1)
         request = self._world.Iallreduce([mine, mpi.BYTE], [everybody, mpi.BYTE], op=mpi.BAND)
         if not _poll(request.Test, None if ok else _PATIENCE):
-            # The others are somewhere else, perhaps for ever; what they still use is left to them.
+            # The others may never arrive here; leave them the folder that they still use.
             self._abandoned = True
             self._pending = (request, mine, everybody)
             return False
@@ -380,11 +380,11 @@ class Fleet:
         mpi = _mpi()
         packed.seek(0)
         for start in range(0, size, CHUNK):
-            # Synchronous: rank 0 holds one chunk at a time, however many nodes there are.
+            # Synchronous, so that rank 0 holds one chunk at a time.
             leaders.Ssend([packed.read(min(CHUNK, size - start)), mpi.BYTE], dest=0)
 
     def _collect(self, leaders: Intracomm, own: BinaryIO | None, sizes: Sequence[int]) -> Merged | None:
-        """Receive what each leader sends, one after the other, and write all of it."""
+        """Receive the new entries of one leader after the other, and write them all."""
         parts = [part for part in (self._base, own) if part is not None]
         chunks = _chunks(leaders, sizes)
         try:
@@ -399,7 +399,7 @@ class Fleet:
             self.notice(f"new entries are lost: {self._job.out}: {_reason(error)}")
             return None
         finally:
-            # Whoever sends waits until all of it is received.
+            # A sender waits until all of its chunks are received.
             deque(chunks, maxlen=0)
         self._inform(_written(done, sum(map(bool, sizes))))
         return done
@@ -417,16 +417,16 @@ class Fleet:
             yield file
 
     def highest(self, status: int) -> int:
-        """Return the highest of the numbers that all ranks give."""
+        """Return the highest ``status`` of all ranks."""
         rest(self._world)
         return int(self._world.allreduce(status, op=max))
 
     def united(self, mine: Mapping[str, str]) -> dict[str, str]:
-        """Return what all ranks give, together."""
+        """Return the union of the mappings of all ranks."""
         return dict(self._world.allreduce(dict(mine), op=_united))
 
     def close(self, *, wait: bool = False) -> None:
-        """Remove what this node has kept. With ``wait``, once all of its ranks have come here."""
+        """Remove this node's folder. With ``wait``, wait first until all ranks of the node call this."""
         self._held.close()
         if wait and not self._abandoned and not _mpi().Is_finalized():
             rest(self._node)
@@ -435,7 +435,7 @@ class Fleet:
 
 
 def _chunks(leaders: Intracomm, sizes: Sequence[int]) -> Iterator[tuple[int, memoryview]]:
-    """Receive what the leaders send, a chunk at a time, each with its sender; rank 0 sends nothing."""
+    """Yield the chunks that the leaders send, each with the rank of its sender; rank 0 sends nothing."""
     mpi = _mpi()
     buffer = memoryview(bytearray(CHUNK))
     for source, size in enumerate(sizes):
@@ -447,7 +447,7 @@ def _chunks(leaders: Intracomm, sizes: Sequence[int]) -> Iterator[tuple[int, mem
 
 def _written(done: Merged, nodes: int) -> str:
     foreign = "".join(
-        f"; {count} of {layer} left out: made where something that decides about hits is not the same"
+        f"; {count} of {layer} left out: made on a node with another processor, driver or library"
         for layer, count in done.foreign.items()
     )
     origin = f", from {nodes} {'node' if nodes == 1 else 'nodes'}" * bool(done.added)
@@ -459,7 +459,7 @@ def _written(done: Merged, nodes: int) -> str:
 
 
 def _lowest(one: Mapping[Name, int], other: Mapping[Name, int]) -> dict[Name, int]:
-    """Let the lowest leader that has an entry send it."""
+    """Merge two mappings of entries to ranks; the lowest leader that has an entry sends it."""
     return {**other, **one, **{name: min(one[name], other[name]) for name in one.keys() & other.keys()}}
 
 
@@ -476,7 +476,7 @@ def _reason(error: OSError | CachectlError) -> str:
 
 
 def world(environment: Environment) -> Intracomm:
-    """Return a communicator of all ranks, apart from those of the program.
+    """Return a communicator of all ranks, separate from those of the program.
 
     Raises :class:`CachectlError` without MPI, and :class:`NotConnected`.
     """
@@ -495,9 +495,9 @@ def _connected(environment: Environment) -> _Module:
 
 @contextmanager
 def one_voice() -> Iterator[None]:
-    """Let one rank report that ranks are not connected; the others end with status 1, and say nothing.
+    """Let one rank report that ranks are not connected; the others exit silently with status 1.
 
-    They wait before they do: some launchers end a job as soon as one rank fails, and rank 0 has yet to report it.
+    They wait before they exit: some launchers end a job as soon as one rank fails, before rank 0 has reported.
     """
     try:
         yield
@@ -509,7 +509,7 @@ def one_voice() -> Iterator[None]:
 
 
 def node_name(environment: Environment) -> str:
-    """Name the node this rank runs on."""
+    """Return the name of the node this rank runs on."""
     return str(_mpi().Get_processor_name()) + _suffix(environment)
 
 
@@ -520,7 +520,7 @@ def _suffix(environment: Environment) -> str:
 
 @contextmanager
 def failing_together(notice: Callable[[str], None]) -> Iterator[None]:
-    """End the job where a rank fails in a way that nobody foresaw: the others would wait for it for ever."""
+    """Abort the job if a rank fails unexpectedly: the others would wait for it for ever."""
     try:
         yield
     except BadRequest:
@@ -532,12 +532,12 @@ def failing_together(notice: Callable[[str], None]) -> Iterator[None]:
 
 
 def rest(comm: Intracomm) -> None:
-    """Wait for all ranks without keeping a processor busy: others of the node may need it."""
+    """Wait for all ranks without keeping a processor busy: other processes of the node may need it."""
     _poll(comm.Ibarrier().Test, None)
 
 
 def _poll(done: Callable[[], bool], limit: float | None) -> bool:
-    """Ask, ever more rarely, until it is done or the seconds are over; tell whether it is done."""
+    """Poll ``done`` with growing pauses, for at most ``limit`` seconds; return whether it became true."""
     deadline = None if limit is None else time.monotonic() + limit
     pause = _SHORTEST
     while not done():
@@ -554,8 +554,8 @@ def _poll(done: Callable[[], bool], limit: float | None) -> bool:
 def run_staged(command: Sequence[str], environment: Environment, job: Job, notice: Callable[[str], None]) -> int:
     """Run a command on every rank, as its child, with staged caches; return the highest exit status of all.
 
-    A command that is killed gives 128+n, and takes nobody with it. Raises :class:`BadRequest` on rank 0, and gives
-    2 on the others, for what cannot be meant. Where MPI does not connect the ranks, raises
+    A command killed by signal n gives 128+n, and the other ranks go on. For an invalid request, raises
+    :class:`BadRequest` on rank 0 and returns 2 on the others. If MPI does not connect the ranks, raises
     :class:`NotConnected` on the launcher's rank 0, and ends the others.
     """
     from cachectl.switching.run import signals_held
@@ -605,13 +605,13 @@ def staged(
 ) -> Iterator[Path | None]:
     """Stage caches for a program that runs under MPI itself; all ranks of ``comm`` (the world) enter and leave it.
 
-    Yields the folder in which this node's caches are, ``None`` where its disk could not be used. Enter it before
-    loopy is imported and before a driver starts: raises :class:`CachectlError` on all ranks, before anything is
-    changed, where that is too late on one; and :class:`NotConnected` where MPI does not connect the ranks. Exactly one
-    of ``sha256``, ``allowed_signers`` and ``trust`` says why a bundle is believed; with ``after``, in epoch seconds, it
-    must have been signed later than that. ``out`` is written when the block ends, unless a rank leaves it by an
-    exception. Libraries go on using the folder, so it goes when the program ends. On rank 0 ``notice`` gets a line for
-    each thing that was done; without one, what went otherwise than asked is a warning.
+    Yields the folder of this node's caches, ``None`` if its disk could not be used. Enter the block before loopy is
+    imported and before a driver starts: if that is too late on one rank, raises :class:`CachectlError` on all ranks
+    before anything is changed. Raises :class:`NotConnected` if MPI does not connect the ranks. A bundle needs exactly
+    one of ``sha256``, ``allowed_signers`` and ``trust``; with ``after``, in epoch seconds, it must have been signed
+    later than that. ``out`` is written when the block ends, unless a rank leaves it by an exception. The folder is
+    removed at process exit, because libraries go on using it. On rank 0 ``notice`` gets a line for each thing done and
+    each problem; without it, problems are warnings.
     """
     from cachectl.switching.disabled import too_late
 
@@ -623,8 +623,8 @@ def staged(
     fleet = Fleet(environment, job, comm, notice=lines.append, inform=lambda _: None if notice is None else notice(_))
     late = fleet.united(too_late(LayerSet(environment).clearable(), environment.temporary))
     if late:
-        told = "; ".join(f"{name}: {why}" for name, why in late.items())
-        message = f"too late to stage; enter the block before these are used: {told}"
+        reasons = "; ".join(f"{name}: {why}" for name, why in late.items())
+        message = f"too late to stage; enter the block before these are used: {reasons}"
         raise CachectlError(message)
     variables = fleet.stage_in()
     process = os.getpid()
@@ -632,13 +632,13 @@ def staged(
     hold = PROCESS.push({Variable(name): value for name, value in variables.items()}, {})
     ok = False
     try:
-        # Not before all ranks have come through: a warning may be an error.
+        # Only after all ranks have passed: a warning may be an error.
         _say(lines, notice)
         yield fleet.root
         ok = True
     finally:
         PROCESS.pop(hold)
-        # A forked child leaves the block too; the ranks are its parents.
+        # A forked child leaves the block too, but is no rank.
         if os.getpid() == process:
             fleet.stage_out(ok=ok)
             _say(lines, notice)
@@ -661,7 +661,7 @@ def _close_in(process: int, fleet: Fleet) -> None:
 def _mpi() -> _Module:
     try:
         with warnings.catch_warnings():
-            # NotConnected says the same in one line.
+            # NotConnected reports the same in one line.
             warnings.filterwarnings("ignore", "suspicious MPI execution environment", RuntimeWarning)
             from mpi4py import MPI
     except ImportError as error:

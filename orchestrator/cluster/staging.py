@@ -1,7 +1,7 @@
-"""What staging does on one node: a folder on its own disk, filled from a bundle, and looked through at the end.
+"""Staging on one node: fill a folder on its own disk from a bundle, and find the new entries at the end.
 
-Nothing here knows of MPI or of other nodes. Whatever fails leaves a node that runs: in an empty folder where only the
-bundle could not be used, as it would have run anyway where the disk could not.
+Nothing here uses MPI or knows other nodes. Programs run after any failure: with an empty folder if the bundle is
+unusable, and as without staging if the disk is.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ from cachectl.switching.run import variables_isolated
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-#: What a disk must still take for programs to keep anything there, in bytes.
+#: Bytes of free space that a disk needs before programs are moved there.
 _ROOM: Final = 1 << 20
 
-#: Layer and key: what an entry is called wherever it lies.
+#: Layer and key: the name of an entry in any root.
 Name = tuple[str, str]
 
 
 @dataclass
 class NodeRoot:
-    """The folder that all ranks of one node keep their caches in, for one job.
+    """The folder with the caches of all ranks of one node, for one job.
 
-    ``root`` is ``None`` where there is none, or none any more, and ``variables`` are then empty: programs run as they
-    would without staging. ``notes`` say what went otherwise than asked, a line each.
+    Without a folder ``root`` is ``None`` and ``variables`` are empty: programs run as without staging. ``notes`` has a
+    line for each problem.
     """
 
     environment: Environment
@@ -52,12 +52,11 @@ class NodeRoot:
 
     @classmethod
     def make(cls, environment: Environment, scratch: Path) -> NodeRoot:
-        """Make an empty folder in ``scratch``, which is made where it is missing, and move every layer there.
+        """Make an empty folder in ``scratch``, which is made if missing, and move every layer there.
 
-        ``scratch`` is used itself if it is this user's own with mode 0700; else the folder is made in ``cachectl-UID``
-        in it, which is. Where another user could replace either, nothing is staged, and a note says so.
-        A layer moves if a rerun refills it: results of tuning stay where they are. What other programs have in the
-        user cache folder is linked.
+        ``scratch`` is used directly if it is this user's own with mode 0700, else through its folder ``cachectl-UID``,
+        which is. If another user could replace either, nothing is staged, and a note says so. Only layers that a rerun
+        refills move: tuning results stay in place. Files of other programs in the user cache folder are linked.
         """
         made = cls(environment)
         try:
@@ -75,7 +74,7 @@ class NodeRoot:
         return made
 
     def give_up(self, why: str) -> None:
-        """Leave the disk alone: programs run as they would without staging, and a note says why."""
+        """Stop using the folder: programs run as without staging, and a note gives the reason."""
         self.notes.append(f"not staged, so programs run cold or with the caches they have anyway: {why}")
         self.variables = {}
         self.placed = 0
@@ -89,7 +88,7 @@ class NodeRoot:
         return LayerSet(moved if self.root is None else replace(moved, temporary=self.root))
 
     def receive(self) -> BinaryIO | None:
-        """Open a file for the bytes of a bundle on the node's own disk; ``None`` where that cannot be had."""
+        """Open a file for the bytes of a bundle on the node's own disk; ``None`` if that fails."""
         if self.root is None:
             return None
         try:
@@ -99,7 +98,7 @@ class NodeRoot:
             return None
 
     def fill(self, copy: BinaryIO, name: str, sha256: str) -> None:
-        """Place what a bundle of this sum holds and what programs here can hit. Whatever fails leaves them cold."""
+        """Place the entries of a bundle with this checksum that programs here can hit. A failure leaves them cold."""
         if self.root is None:
             return
         stack = self.stack()
@@ -132,11 +131,11 @@ class NodeRoot:
                 self.notes.append(f"{cold}: {layer.cannot_hit} of {total} entries cannot hit: {whys[0]}")
 
     def new(self) -> frozenset[Name]:
-        """Name the entries that were not there when programs began. An entry that has only grown is not new."""
+        """Return the names of the entries added since programs began. An entry that only grew is not new."""
         return frozenset(names_in(self.stack())) - self._known if self.root is not None else frozenset()
 
     def pack(self, names: Collection[Name]) -> BinaryIO | None:
-        """Return a bundle of these entries, at its beginning; ``None``, and a note, where it cannot be written."""
+        """Return a bundle of these entries, rewound; ``None``, and a note, if it cannot be written."""
         packed = self.receive()
         if packed is None:
             return None
@@ -157,7 +156,7 @@ class NodeRoot:
 
 
 class Sink:
-    """A file that takes what it can: after the first failure it takes no more, and remembers why."""
+    """A file that stops writing after the first failure and records the error."""
 
     def __init__(self, node: NodeRoot) -> None:
         self._node = node
@@ -175,7 +174,7 @@ class Sink:
 
     def _drop(self, error: OSError) -> None:
         if self.file is not None:
-            # Closing flushes, and so fails as writing did; the handle goes all the same.
+            # Closing flushes and so fails like the write, but it frees the handle.
             _quietly(self.file.close)
             self.file = None
         self._node.give_up(_reason(error))
@@ -189,7 +188,7 @@ def _quietly(action: Callable[[], object]) -> None:
 
 
 def names_in(stack: LayerSet) -> set[Name]:
-    """Name every entry that a rerun refills; what cannot be listed has none."""
+    """Return the names of all entries that a rerun refills; a layer that cannot be listed adds none."""
     names: set[Name] = set()
     for layer in stack.clearable():
         try:

@@ -1,1 +1,1 @@
-"""Verbs that only look: the report, entries, the doctor, and caches that are no layer's."""
+"""Verbs that only read: report, ls, verify, doctor, layers, and caches that belong to no layer."""

@@ -1,4 +1,4 @@
-"""``cachectl doctor``: what is wrong with this set-up, and the command that fixes it.
+"""``cachectl doctor``: find problems of this set-up, each with the command that fixes it.
 
 Each layer reports its own problems (:meth:`Layer.diagnose`) and damage (:meth:`Layer.verify`). This module checks what
 holds for every layer: who may write a root, network file systems, roots that ranks share, stale entries and leaked
@@ -43,39 +43,39 @@ _WORST_FIRST: Final = (
     Severity.WASTES,
     Severity.HARMLESS,
 )
-#: So many empty files are no bytes, but they fill a quota of files.
+#: This many empty files have no bytes, but they use up a quota of files.
 _MANY_FILES: Final = 1000
-#: Bytes and files below which nothing more can be stored, and below which the next program may find no room.
+#: Free bytes and files: below the first nothing can be stored, below the second the next program may run out of space.
 _FULL: Final = (1 << 20, 10)
 _NEARLY_FULL: Final = (16 << 20, 100)
 
-#: Ranks within a node: they tell roots apart where each node has its own.
+#: Ranks within a node: these distinguish roots if each node has its own disk.
 _LOCAL_RANKS: Final = (
     *("OMPI_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_RANK", "PALS_LOCAL_RANKID", "SLURM_LOCALID"),
     *("FLUX_TASK_LOCAL_ID", "MPI_LOCALRANKID"),
 )
 
-#: What a finding is recognised by when another layer says the same.
+#: Identifies a finding, so that a problem that several layers report appears once.
 Identity = tuple[object, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """The parallel job that the environment belongs to: how many ranks, as far as told, and what tells them apart."""
+    """The parallel job of the environment: the number of ranks if known, and the variable with the rank."""
 
     ranks: int | None
     variable: str
 
     @property
     def own_folder(self) -> str:
-        """Spell a folder for each rank, for the shell; where the variable is not set, the shell says so, and stops."""
+        """Return a shell word for a folder of each rank; the shell stops with an error if the variable is not set."""
         node = "$(hostname)-" if self.variable in _LOCAL_RANKS else ""
         return f'"$HOME/.cachectl/rank{node}${{{self.variable}:?}}"'
 
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """What is wrong, in the order of :func:`diagnosis`."""
+    """The findings, in the order of :func:`diagnosis`."""
 
     findings: tuple[Finding, ...]
     as_json: ClassVar = AsJson("cachectl/findings/1")
@@ -87,7 +87,7 @@ class Diagnosis:
 
 
 def diagnosis(layers: Iterable[Layer], broken: Iterable[Broken] = ()) -> list[Finding]:
-    """Return what is wrong: full file systems first, then layer by layer, the worst of each first.
+    """Return the findings: full file systems first, then layer by layer, the worst of each first.
 
     A problem that several layers share is reported once.
     """
@@ -120,7 +120,7 @@ def _fix_plugin(name: str) -> str:
 def _everything(layer: Layer) -> Iterator[tuple[Identity, Finding]]:
     try:
         for finding in layer.diagnose():
-            # Of layers that share a variable the first speaks.
+            # Layers that share a variable report its problem once.
             yield (finding.code, finding.message, finding.fix), finding
     except FAILURES as error:
         yield _own(failure(layer, Path("*"), error))
@@ -144,14 +144,14 @@ def _of_roots(layer: Layer) -> Iterator[tuple[Identity, Finding]]:
     try:
         roots = layer.roots()
     except FAILURES:
-        # The search for damage meets, and tells, the same.
+        # `verify` reports the same error.
         return
     for root in roots:
         first = root is roots[0]
         if _may_exist(root):
             yield from _of_root(layer, root, first=first)
         elif first:
-            # What will be made there the first time that it is used.
+            # The library will make this root at its first use.
             yield from _of_surroundings(layer, root, reachable=True)
 
 
@@ -159,7 +159,7 @@ def _may_exist(root: Root) -> bool:
     try:
         return root.exists
     except OSError:
-        # Whoever reads it tells why it cannot be known.
+        # The read that follows reports the error.
         return True
 
 
@@ -170,7 +170,7 @@ def _of_root(layer: Layer, root: Root, *, first: bool) -> Iterator[tuple[Identit
     except FAILURES as error:
         yield _own(failure(layer, root.path, error))
     else:
-        # The search for damage may meet no error where this has met one.
+        # `verify` may not meet this error.
         yield from (_own(layer.store.to_finding(root, one)) for one in usage.problems if one.code == "unreadable")
     # A fallback that holds nothing, the temporary folder for instance, is not in use.
     if first or usage is None or usage.entries or usage.files or usage.orphan_files:
@@ -184,11 +184,11 @@ def _of_root(layer: Layer, root: Root, *, first: bool) -> Iterator[tuple[Identit
         yield from map(_own, _of_content(layer, root, usage))
 
 
-# ---------------------------------------------------------------------- where there is no room
+# ---------------------------------------------------------------------- free space
 
 
 def _of_room(layers: Iterable[Layer]) -> Iterator[Finding]:
-    """Report file systems and quotas of the layers' roots that are full, or nearly so, each once."""
+    """Report file systems and quotas of the layers' roots that are full or nearly full, each once."""
     places: dict[int, list[tuple[Layer, Root]]] = {}
     for layer in layers:
         with suppress(*FAILURES):
@@ -209,22 +209,20 @@ def _device(path: Path) -> int:
 
 
 def _shortage(room: Room) -> tuple[Severity, str] | None:
-    """Return how grave the lack of room is, and what is lacking; ``None`` where there is enough, or that is unknown."""
+    """Return a severity and the missing space; ``None`` if there is enough or the free space is unknown."""
     parts = ((room.bytes, "bytes"), (room.files, "files"))
-    required_roots: list[tuple[Severity, str]] = []
+    shortages: list[tuple[Severity, str]] = []
     for (free, unit), full, nearly in zip(parts, _FULL, _NEARLY_FULL, strict=True):
         if free is not None and free < nearly:
             severity = Severity.FAILS if free < full else Severity.RISKS
-            required_roots.append((severity, f"{room.source} has room for {free:,} more {unit}"))
-    if not required_roots:
+            shortages.append((severity, f"{room.source} has room for {free:,} more {unit}"))
+    if not shortages:
         return None
-    return min(required_roots, key=lambda one: _WORST_FIRST.index(one[0]))[0], " and ".join(
-        text for _, text in required_roots
-    )
+    return min(shortages, key=lambda one: _WORST_FIRST.index(one[0]))[0], " and ".join(text for _, text in shortages)
 
 
-def _full(held: Iterable[tuple[Layer, Root]], severity: Severity, required_roots: str) -> Finding:
-    """Name what holds most of a full file system among the layers that ``purge --all`` clears."""
+def _full(held: Iterable[tuple[Layer, Root]], severity: Severity, shortage: str) -> Finding:
+    """Return the finding for a full file system, with the largest layer there that ``purge --all`` clears."""
     sizes: dict[str, int] = {}
     roots: dict[str, Root] = {}
     for layer, root in held:
@@ -235,22 +233,22 @@ def _full(held: Iterable[tuple[Layer, Root]], severity: Severity, required_roots
                 sizes[layer.name] = sizes.get(layer.name, 0) + (usage.bytes or 0) + (usage.orphan_bytes or 0)
     largest = max(sizes, key=lambda name: sizes[name], default=next(iter(roots)))
     if sizes.get(largest):
-        required_roots += f"; {largest} holds most of what can be cleared there, {sizes[largest]:,} bytes"
+        shortage += f"; {largest} holds most of what can be cleared there, {sizes[largest]:,} bytes"
         fix = f"cachectl purge {largest}"
     else:
-        required_roots += "; no layer holds anything there that can be cleared"
+        shortage += "; no layer holds anything there that can be cleared"
         fix = "remove other files there"
-    return Finding(largest, roots[largest].path, None, severity, "full", required_roots, fix)
+    return Finding(largest, roots[largest].path, None, severity, "full", shortage, fix)
 
 
-# ---------------------------------------------------------------------- what is stale, what has leaked
+# ---------------------------------------------------------------------- stale entries, orphans, quarantine
 
 
 def _of_content(layer: Layer, root: Root, usage: Usage) -> Iterator[Finding]:
     fix = f"cachectl prune --stale {layer.name}"
     if usage.stale_entries:
         amount = _counted(usage.stale_entries, "stale entry", "stale entries")
-        message = f"{amount} of {usage.stale_bytes or 0:,} bytes, which nothing that starts here can hit"
+        message = f"{amount} of {usage.stale_bytes or 0:,} bytes, which no program started here can hit"
         yield Finding(layer.name, root.path, None, Severity.WASTES, "stale", message, fix)
     if usage.orphan_files:
         orphan_bytes = usage.orphan_bytes or 0
@@ -264,7 +262,7 @@ def _of_content(layer: Layer, root: Root, usage: Usage) -> Iterator[Finding]:
 def _of_quarantine(layer: Layer) -> Iterator[Finding]:
     things: dict[Path, list[Quarantined]] = {}
     for thing in layer.quarantined():
-        # What is no such thing could not be read, and has no label to be brought back by.
+        # Anything else could not be read, so it has no label for restore.
         if isinstance(thing, Quarantined):
             things.setdefault(thing.root, []).append(thing)
     for root, held in things.items():
@@ -277,11 +275,11 @@ def _counted(number: int, one: str, many: str) -> str:
     return f"{number:,} {one if number == 1 else many}"
 
 
-# ---------------------------------------------------------------------- where a root lies, and who shares it
+# ---------------------------------------------------------------------- network file systems and shared roots
 
 
 def _of_surroundings(layer: Layer, root: Root, *, reachable: bool) -> Iterator[tuple[Identity, Finding]]:
-    """Say what is wrong with where a root of a layer that takes part lies, or will lie once it is made."""
+    """Report problems with the place of an active layer's root, whether or not the root exists yet."""
     if not _takes_part(layer):
         return
     try:
@@ -325,14 +323,14 @@ def _of_ranks(layer: Layer, root: Root) -> Iterator[tuple[Identity, Finding]]:
 
 
 def _elsewhere(layer: Layer, folder: str) -> str:
-    """Spell how a shell moves a layer to a folder, itself spelled for the shell."""
+    """Return the shell command that moves a layer to ``folder``, which is already quoted."""
     if (reason := layer.abilities()[Ability.RELOCATE]) is not None:
         return f"nothing moves it: {reason}"
     return f'eval "$(cachectl env --root {folder} --layer {layer.name} --shell sh)"'
 
 
 def job_of(environment: Environment) -> Job | None:
-    """Return the job of several ranks that the variables tell of, ``None`` outside of one."""
+    """Return the job of several ranks that the variables describe; ``None`` outside of one."""
     for size, rank in RANKS:
         ranks, own = number_of(environment, size), number_of(environment, rank)
         if (ranks or 0) > 1 or (own or 0) > 0:
@@ -341,27 +339,27 @@ def job_of(environment: Environment) -> Job | None:
 
 
 def _apart(environment: Environment, path: Path) -> bool:
-    """Tell whether a root is this rank's own: whether a folder's name, the home's apart, ends with the rank.
+    """Return whether a root is this rank's own: whether a folder's name, the home's path apart, ends with the rank.
 
-    A rank within the node counts on a disk of the node, and elsewhere where the name tells the node too.
+    The rank within the node counts on a local disk, and elsewhere only if the path also names the node.
     """
     local = network_file_system(path, mounts=environment.mounts) is None
     home = environment.home_folder
     for part in path.relative_to(home).parts if path.is_relative_to(home) else path.parts:
         end = re.search(r"[0-9]{1,12}$", part)
-        told = {rank for _, rank in RANKS} - set(_LOCAL_RANKS)
+        variables = {rank for _, rank in RANKS} - set(_LOCAL_RANKS)
         if local or platform.node() in part:
-            told |= set(_LOCAL_RANKS)
-        if end is not None and int(end[0]) in {number_of(environment, name) for name in told}:
+            variables |= set(_LOCAL_RANKS)
+        if end is not None and int(end[0]) in {number_of(environment, name) for name in variables}:
             return True
     return False
 
 
-# ---------------------------------------------------------------------- whether a root can be used
+# ---------------------------------------------------------------------- unusable roots
 
 
 def _of_use(layer: Layer, root: Root, hazard: Hazard) -> Iterator[tuple[Identity, Finding]]:
-    """Say why nothing can be stored in a root: something else stands there, or on the way, or it is closed to us."""
+    """Report why nothing can be stored in a root: its path is blocked by something else, or is not writable."""
     place = next(path for path in (root.path, *root.path.parents) if os.path.lexists(path))
     if not place.is_dir():
         which = "there" if place == root.path else f"at {place}"
@@ -369,8 +367,8 @@ def _of_use(layer: Layer, root: Root, hazard: Hazard) -> Iterator[tuple[Identity
         fix = _make_way(layer, root, place)
         yield ("no-folder", place), Finding(layer.name, root.path, None, hazard.severity, "no-folder", message, fix)
     elif not _writable_for_us(place):
-        what = "is" if place == root.path else f"cannot be made, since {place} is"
-        message = f"{what} not writable for you, so {hazard.message}"
+        state = "is" if place == root.path else f"cannot be made, since {place} is"
+        message = f"{state} not writable for you, so {hazard.message}"
         fix = f"chmod u+w {shlex.quote(str(place))}"
         if not _forbidden_by_mode(place):
             home = layer.environment.home_folder
@@ -379,7 +377,7 @@ def _of_use(layer: Layer, root: Root, hazard: Hazard) -> Iterator[tuple[Identity
 
 
 def _make_way(layer: Layer, root: Root, place: Path) -> str:
-    """Spell what mends a root in whose place, or on the way to it, there is no folder."""
+    """Return the command that fixes a root whose path leads to, or through, something other than a folder."""
     spelled = shlex.quote(str(place))
     if place.is_symlink() and not place.exists() and (target := os.path.realpath(place)) != str(place):
         return f"mkdir -p {shlex.quote(target)}"
@@ -393,16 +391,16 @@ def _writable_for_us(place: Path) -> bool:
 
 
 def _forbidden_by_mode(place: Path) -> bool:
-    """Tell whether the owner of a folder, which we are, forbids himself to write."""
+    """Return whether the mode of a folder of this user denies its owner to write."""
     status = place.stat()
     return hasattr(os, "geteuid") and status.st_uid == os.geteuid() and not status.st_mode & stat.S_IWUSR
 
 
-# ---------------------------------------------------------------------- who may write
+# ---------------------------------------------------------------------- other writers
 
 
 def _of_writers(layer: Layer, root: Root) -> Iterator[tuple[Identity, Finding]]:
-    """Say who else may write a root, or put another in its place: a cache is code, which runs as its user."""
+    """Report who else may write or replace a root: a cache is code, which runs as its user."""
     real = Path(os.path.realpath(root.path))
     owner = real.stat().st_uid
     if root.scope is Scope.USER and owner not in (0, os.geteuid()):
@@ -423,7 +421,7 @@ def _writable(layer: Layer, root: Root, folder: Path, *, itself: bool) -> Findin
     message = f"{does} writable by {whose}, who can {can}"
     fix = f"chmod go-w {shlex.quote(str(folder))}"
     if status.st_mode & stat.S_ISVTX:
-        # Meant to be everybody's.
+        # Writable by everybody on purpose.
         fix = _elsewhere(layer, '"$HOME/.cachectl"')
     elif os.geteuid() not in (0, status.st_uid):
         fix = f"as {user_name(status.st_uid)}: {fix}"

@@ -32,7 +32,7 @@ _ORDERS: Final[dict[str, Callable[[Entry], float]]] = {
 
 @dataclass(frozen=True, slots=True)
 class Trouble:
-    """Something a listing met that is no entry; ``failed`` if it kept entries from being listed.
+    """A problem of a listing; ``failed`` if entries could not be listed because of it.
 
     ``path`` is ``None`` if the layer as a whole failed.
     """
@@ -46,7 +46,7 @@ class Trouble:
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """The entries that were selected, and what else was met."""
+    """The selected entries, and the problems met."""
 
     entries: tuple[Entry, ...]
     problems: tuple[Trouble, ...]

@@ -27,7 +27,7 @@ class LayerAbilities:
 
 @dataclass(frozen=True, slots=True)
 class Layers:
-    """Layers with their abilities, and the plug-ins that gave no layer."""
+    """Layers with their abilities, and the plug-ins that could not be loaded."""
 
     layers: tuple[LayerAbilities, ...]
     broken: tuple[Broken, ...]
@@ -40,7 +40,7 @@ class Layers:
 
 
 def layer_abilities(layers: Iterable[Layer], broken: Iterable[Broken] = ()) -> Layers:
-    """Ask layers for their abilities."""
+    """Return the abilities of each layer."""
     return Layers(tuple(map(_abilities, layers)), tuple(broken))
 
 

@@ -39,7 +39,7 @@ class RootReport:
 
 @dataclass(frozen=True, slots=True)
 class LayerReport:
-    """One layer: its state and its roots; ``failures`` are its errors while it was asked for them."""
+    """One layer: its state and its roots; ``failures`` are the errors met while reading them."""
 
     layer: str
     title: str
@@ -76,12 +76,12 @@ class LayerReport:
 
     @property
     def stale_entries(self) -> int | None:
-        """Count dead entries; ``None`` where the layer cannot tell."""
+        """Count stale entries; ``None`` if the layer cannot know."""
         return _known_sum(root.usage.stale_entries for root in self.roots)
 
     @property
     def stale_bytes(self) -> int | None:
-        """Sum the bytes of dead entries; ``None`` where the layer cannot tell."""
+        """Sum the bytes of stale entries; ``None`` if the layer cannot know."""
         return _known_sum(root.usage.stale_bytes for root in self.roots)
 
     @property
@@ -105,7 +105,7 @@ class Report:
     """The whole stack at one moment (epoch seconds).
 
     ``leftovers`` are copies that killed commands left outside the roots; ``None`` if that cannot be known. ``nodes``
-    are the nodes of an MPI job, and ``neighbours`` the caches that are no layer's; ``None`` if nobody asked for them.
+    are the nodes of an MPI job, and ``neighbours`` the caches of no layer; ``None`` if not requested.
     """
 
     generated: float
@@ -150,7 +150,7 @@ class Report:
 def survey(
     stack: LayerSet, layers: Iterable[Layer], *, within: Callable[[Layer, Root], bool] = lambda _layer, _root: True
 ) -> Report:
-    """Count every root of the given layers, or those roots that are ``within``."""
+    """Count every root of the given layers for which ``within`` is true."""
     copies = copies_left(stack.environment)
     return Report(
         stack.environment.clock(),

@@ -1,4 +1,4 @@
-"""``cachectl verify``: damage in all layers, and what was not checked."""
+"""``cachectl verify``: damage in all layers, and the things not checked."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Moved:
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """What is damaged, what was not checked, and what was moved to quarantine, if that was asked for."""
+    """The damage, the things not checked, and the things moved to quarantine if requested."""
 
     findings: tuple[Finding, ...]
     unverified: tuple[Unverified, ...] | None = None
@@ -44,19 +44,19 @@ class Verification:
 
     @property
     def quarantine(self) -> tuple[Moved, ...] | None:
-        """Return what was moved of each layer; ``None`` if that was not asked for."""
+        """Return the things moved of each layer; ``None`` if that was not requested."""
         if self.outcomes is None:
             return None
         return tuple(Moved(one.layer, one.removed, one.skipped, one.failed) for one in self.outcomes)
 
     @property
     def failed(self) -> bool:
-        """Return whether damage was found, and is still in place."""
+        """Return whether damage was found and is still in place."""
         return bool(self.findings) and not (self.outcomes is not None and self.repaired)
 
     @property
     def repaired(self) -> bool:
-        """Return whether nothing is left that harms a program."""
+        """Return whether nothing harmful is left in place."""
         left = [finding for finding in self.findings if finding.thing is None]
         # An unreadable place may hold damage.
         harmless = all(finding.severity is Severity.HARMLESS and finding.code != "unreadable" for finding in left)
@@ -74,14 +74,14 @@ class Verification:
 
 
 def findings(layers: Iterable[Layer]) -> list[Finding]:
-    """Return what is damaged in every root of the given layers."""
+    """Return the damage in every root of the given layers."""
     return list(verify(layers).findings)
 
 
 def verify(layers: Iterable[Layer], *, deep: bool = False) -> Verification:
     """Verify every root of the given layers; ``deep`` also runs installed tools that can check more.
 
-    What was not checked in several roots of a layer for the same reason is counted together.
+    Things of one layer that were not checked for the same reason are counted together.
     """
     found = [one for layer in layers for one in _examine(layer, deep=deep)]
     counts: Counter[Unverified] = Counter()

@@ -45,7 +45,7 @@ _INSTEAD_OF_DISABLED: Final = (
 class StillOn(CachectlError, RuntimeError):
     """Some layers cannot be switched off, or moved, in this process any more.
 
-    ``layers`` maps each to the reason, ``what`` says this in one sentence, and ``instead`` names what works.
+    ``layers`` maps each to the reason, ``what`` is the message in one sentence, and ``instead`` names what works.
     """
 
     def __init__(self, layers: Mapping[str, str], act: str, instead: str) -> None:
@@ -58,11 +58,10 @@ class StillOn(CachectlError, RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """One layer in a block, and why it is as it is.
+    """The status of one layer in a block, and the reason.
 
     ``status`` is ``off``, ``salted`` (every program that PyOpenCL builds for its driver from source misses, and its
-    entry is removed), ``on``, or with ``refresh`` also ``refreshed`` (nothing is read, what is stored replaces what
-    there was).
+    entry is removed), ``on``, or with ``refresh`` also ``refreshed`` (entries are not read, new ones replace them).
     """
 
     status: str
@@ -73,12 +72,12 @@ class Held:
 def disabled(*layers: str | Iterable[str], strict: bool = True, refresh: bool = False) -> Iterator[Mapping[str, Held]]:
     """Switch the named layers, or all, off in this process and its children.
 
-    Layers are named one by one, or by any iterable of names; an empty iterable names none. Yields the truth about each
-    layer. Where a driver has started, its layer is salted. Raises :class:`StillOn` before anything is changed where a
-    layer can be neither switched nor salted; ``strict=False`` warns instead. With ``refresh``, layers that can are not
-    read but still written, in this process only; all others are off. Leaving restores environment and switches exactly,
-    and leaves modules that were imported meanwhile as they would be had the block not been there. Kernels that the
-    program has compiled before, and holds, are not compiled again.
+    Layers are named one by one, or by any iterable of names; an empty iterable names none. Yields the status of each
+    layer. If its driver has started, a layer is salted. Raises :class:`StillOn` before anything is changed if a
+    layer can be neither switched nor salted; ``strict=False`` warns instead. With ``refresh``, layers that support it
+    are written but not read, in this process only; all others are off. On exit the environment and the switches are
+    restored exactly, and modules imported in the block are left as they would be without it. Compiled kernels that the
+    program already holds are not compiled again.
     """
     stack = LayerSet()
     chosen = [layer for layer in _named(stack, layers) if can_switch(layer)]
@@ -105,15 +104,15 @@ def disabled(*layers: str | Iterable[str], strict: bool = True, refresh: bool = 
             SALTING.enter(_keeping(stack, salted, held), stack.environment.clock(), salting)
             block.push(lambda _kind, error, _trace: SALTING.leave(salting, error))
         for switch in reversed(switches):
-            # Each is done, whatever happens in another.
+            # Every step runs even if another one fails.
             block.callback(_drop_copies, switch)
-            block.callback(_mend_modules, switch)
+            block.callback(_reload_modules, switch)
         hold = PROCESS.push(settings, _flags_left_behind(chosen))
         try:
             yield held
         finally:
             PROCESS.pop(hold)
-            # What objects remembered for the block alone, programs among it, goes with the settings.
+            # Memoised results of the block, programs among them, end with the settings.
             del settings, hold
 
 
@@ -121,10 +120,9 @@ def disabled(*layers: str | Iterable[str], strict: bool = True, refresh: bool = 
 def isolated(folder: Path | str | None = None, *, strict: bool = True) -> Iterator[Path]:
     """Switch every layer on, in an empty scratch root: a cold run that can be repeated.
 
-    Yields the root. A named one is kept. A temporary one goes when the block ends, or, where a library has
-    opened its cache there meanwhile, when the process does: such a library goes on using it. Raises
-    :class:`StillOn` before anything is changed where a library has opened its cache elsewhere already;
-    ``strict=False`` warns instead.
+    Yields the root. A named root is kept. A temporary root is removed when the block ends, or at process exit if a
+    library has opened its cache there and goes on using it. Raises :class:`StillOn` before anything is changed if a
+    library has already opened its cache elsewhere; ``strict=False`` warns instead.
     """
     stack = LayerSet()
     root = make_scratch(stack.environment) if folder is None else Path(folder).absolute()
@@ -146,7 +144,7 @@ def isolated(folder: Path | str | None = None, *, strict: bool = True) -> Iterat
             finally:
                 PROCESS.pop(hold)
     finally:
-        # A forked child leaves the block too; the root is its parent's.
+        # A forked child leaves the block too, but the root belongs to its parent.
         if folder is None and os.getpid() == process:
             # A library that keeps a database open goes on using it.
             opened = any((root / "xdg").glob("*/*.sqlite"))
@@ -158,7 +156,7 @@ def isolated(folder: Path | str | None = None, *, strict: bool = True) -> Iterat
 
 
 def too_late(layers: Iterable[Layer], folder: Path) -> dict[str, str]:
-    """Say of each layer that cannot be moved in this process any more, why not."""
+    """Return the layers that cannot be moved in this process any more, each with the reason."""
     loaded = libraries_here()
     moved = relocations(layers, folder)
     return {name: why for name, switch in moved.items() if (why := _latched(switch, loaded)) is not None}
@@ -170,12 +168,12 @@ def _remove_in(process: int, root: Path) -> None:
 
 
 def _judge(layer: Layer, loaded: Loaded, *, refresh: bool) -> tuple[Held, Switch | None]:
-    """Say what a block can do about a layer, and the switch that does it."""
+    """Return the status that a layer can have in a block, and the switch for it."""
     off = layer.disable()
     if refresh and not _is_off(layer, off):
-        anew = layer.refresher()
-        if anew is not None:
-            return Held("refreshed", "nothing is read, and what is stored replaces what there was"), anew
+        refresher = layer.refresher()
+        if refresher is not None:
+            return Held("refreshed", "entries are not read, and new ones replace them"), refresher
     hold = _judge_off(layer, off, loaded)
     if refresh and hold.status != "on":
         kept = f"{hold.why}; what it holds is not rebuilt, cachectl purge {layer.name} clears it"
@@ -196,14 +194,14 @@ def _judge_off(layer: Layer, off: Switch, loaded: Loaded) -> Held:
 
 
 def _is_off(layer: Layer, off: Switch) -> bool:
-    """Tell whether variables have switched a layer off; the layer itself, which looks around, is asked only then."""
+    """Return whether variables have switched a layer off; asks the layer itself, which reads the disk, only then."""
     variables = layer.environment.variables
     touched = any(name in variables for name in off.set.keys() | layer.enable().unset)
     return touched and layer.state().condition is Condition.DISABLED
 
 
 def _judge_latched(layer: Layer, loaded: Loaded, why: str) -> Held:
-    """Tell whether a started driver was off from the first: only what the process began with proves that."""
+    """Return the status of a started driver's layer: off only if the variables at process start switched it off."""
     began = _began(layer)
     if began is not None and began.state().condition is Condition.DISABLED:
         return Held("off", f"off since the process began: {began.state().why}")
@@ -238,7 +236,7 @@ def _first_variables() -> dict[str, str] | None:
 
 
 def _keeping(stack: LayerSet, salted: Iterable[Layer], held: Mapping[str, Held]) -> Iterator[Layer]:
-    """Yield the layers in which salted builds may be stored: a driver goes by the variables of its start."""
+    """Yield the layers in which salted builds may be stored: a driver uses the variables read at its start."""
     for layer in salted:
         yield layer
         if (began := _began(layer)) is not None:
@@ -250,7 +248,7 @@ def _keeping(stack: LayerSet, salted: Iterable[Layer], held: Mapping[str, Held])
 
 
 def _switched_along(stack: LayerSet, switches: Iterable[Switch]) -> dict[str, Held]:
-    """Name the layers that a switch of another one turns off too: a library may have one for several caches."""
+    """Return the layers that another layer's switch turns off too: PyOpenCL has one switch for both of its caches."""
     ours = {name for switch in switches for name in switch.set}
     named = {switch.layer for switch in switches}
     others = [layer for layer in stack if layer.name not in named and can_switch(layer)]
@@ -262,7 +260,7 @@ def _switched_along(stack: LayerSet, switches: Iterable[Switch]) -> dict[str, He
 
 
 def _latched(switch: Switch, loaded: Loaded) -> str | None:
-    """Say why it is too late for the variables of a switch, or return ``None``."""
+    """Return why it is too late for the variables of a switch; ``None`` if it is not."""
     modules = [module for module in switch.read_at_import if module in sys.modules]
     if modules:
         return f"{modules[0]} is imported and has opened its dictionaries"
@@ -275,9 +273,9 @@ def _latched(switch: Switch, loaded: Loaded) -> str | None:
 
 
 def _named(stack: LayerSet, layers: Iterable[str | Iterable[str]]) -> tuple[Layer, ...]:
-    """Return the layers that are named, each once; all of them where the caller gave no argument.
+    """Return the named layers, each once; all layers if the caller gave no argument.
 
-    Raises :class:`BadRequest` for a name that no layer has, and for what is no name.
+    Raises :class:`BadRequest` for an unknown name and for an argument that is no name.
     """
     names: list[str] = []
     for argument in layers:
@@ -290,7 +288,7 @@ def _named(stack: LayerSet, layers: Iterable[str | Iterable[str]]) -> tuple[Laye
 
 
 def _instead_of_isolated(stack: LayerSet, loaded: Loaded) -> str:
-    """Say what works where layers cannot be moved; ``disabled()`` only if it would."""
+    """Return advice for layers that cannot be moved; it names ``disabled()`` only if that would work."""
     statuses = (_judge(layer, loaded, refresh=False)[0].status for layer in stack if can_switch(layer))
     off = "" if "on" in statuses else "; cachectl.disabled() works here"
     return f"enter isolated() before these libraries start, or run: cachectl run --isolated -- COMMAND{off}"
@@ -313,9 +311,9 @@ def _settings(switches: Iterable[Switch], salts: Iterable[Patch] = ()) -> dict[S
 
 
 def _stand_in(patches: Iterable[Patch], settings: dict[Slot, object]) -> None:
-    """Add stand-ins, each around the method it stands in for, or around another's stand-in for that.
+    """Add a wrapper for each patch, around the method or an earlier wrapper of it.
 
-    There is none where the library is not loaded.
+    Libraries that are not loaded get none.
     """
     for patch in dict.fromkeys(patches):
         module = sys.modules.get(patch.module)
@@ -327,7 +325,7 @@ def _stand_in(patches: Iterable[Patch], settings: dict[Slot, object]) -> None:
 
 
 def _flags_left_behind(layers: Iterable[Layer]) -> dict[Slot, object]:
-    """Return the flags that modules imported in the block would have had without it."""
+    """Return the flags that modules imported in the block would have without it."""
     left: dict[Slot, object] = {}
     for layer in layers:
         off = layer.disable()
@@ -345,8 +343,8 @@ def _drop_copies(switch: Switch) -> None:
             drop()
 
 
-def _mend_modules(switch: Switch) -> None:
-    """Execute again a module that made no dictionary because it was first imported while its layer was off."""
+def _reload_modules(switch: Switch) -> None:
+    """Reload modules that made no dictionary because their first import happened while their layer was off."""
     off = {Attribute(flag.module, None, flag.attribute): flag.value for flag in switch.flags}
     if any(slot.read() == value for slot, value in off.items()):
         return

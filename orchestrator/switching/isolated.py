@@ -1,7 +1,7 @@
-"""Roots to throw away: every layer moved under one scratch folder, everything else left where it is.
+"""Isolated roots: every layer moved under one scratch folder, everything else left in place.
 
-A temporary scratch folder lies where no other user can write (:mod:`cachectl.layers.disk.private_folders`): a program
-that outlives its command goes on using the path. A command that is killed leaves its folder; the next one removes it.
+A temporary scratch folder lies where no other user can write (:mod:`cachectl.layers.disk.private_folders`), because a
+program may outlive its command and go on using the path. A killed command leaves its folder; the next one removes it.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from cachectl.layers.disk.trust import as_owner
 if TYPE_CHECKING:
     from cachectl.layers.base.layer import Layer
 
-#: Variables that move more than one layer, and much that is no layer at all.
+#: Variables that move several layers, and caches of other programs.
 _SHARED: Final = frozenset({"XDG_CACHE_HOME", "WIN_PD_OVERRIDE_LOCAL_APPDATA"})
-#: Temporary folders in which something stayed that could not be brought home.
+#: Temporary folders that still hold something that could not be moved home.
 _KEPT: Final[set[Path]] = set()
 #: The temporary folders that this process has made and not yet removed.
 _OWNED: Final[dict[Path, Owned]] = {}
@@ -45,10 +45,10 @@ def _warn(line: str) -> None:
 def scratch_folder(
     environment: Environment, folder: Path | None = None, notice: Callable[[str], None] = _warn
 ) -> Iterator[Path]:
-    """Yield a folder to keep (made if need be), or a temporary one that goes when the block ends.
+    """Yield ``folder``, created if missing, or a temporary one that is removed when the block ends.
 
-    A temporary one stays where :func:`shadow_user_cache` could not bring home what lies in it. A child that the
-    block forks leaves it alone. ``notice`` gets a line for each thing that went otherwise than expected.
+    A temporary one stays if :func:`shadow_user_cache` could not move all files home. A forked child does not remove
+    it. ``notice`` gets a line for each problem.
     """
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -64,14 +64,14 @@ def scratch_folder(
 
 
 def copy_scratch(source: Path, target: Path) -> None:
-    """Copy what lies in one scratch folder into another; links stay links, and pipes and sockets are left out."""
+    """Copy the content of one scratch folder into another; links stay links, pipes and sockets are left out."""
     shutil.copytree(source, target, symlinks=True, ignore=_special, dirs_exist_ok=True)
 
 
 def make_scratch(environment: Environment, notice: Callable[[str], None] = _warn) -> Path:
-    """Make an empty scratch folder in a folder of this user alone, and remove what killed commands have left there.
+    """Make an empty scratch folder in a private folder of this user, and remove those of killed commands there.
 
-    Raises :class:`CachectlError` where no folder is this user's alone, :class:`OSError` where nothing can be made.
+    Raises :class:`CachectlError` if there is no private folder, :class:`OSError` if nothing can be made in it.
     """
     remove_leftovers(environment, notice)
     parent, elsewhere = scratch_parent(environment)
@@ -81,14 +81,14 @@ def make_scratch(environment: Environment, notice: Callable[[str], None] = _warn
 
 
 def make_scratch_in(parent: Path, environment: Environment, prefix: str = TEMPORARY) -> Path:
-    """Make an empty scratch folder in a folder that is this user's alone. Raises :class:`OSError`."""
+    """Make an empty scratch folder in ``parent``, a private folder of this user. Raises :class:`OSError`."""
     owned = Owned.make(parent, prefix, environment)
     _OWNED[owned.folder] = owned
     return owned.folder
 
 
 def remove_scratch(root: Path) -> None:
-    """Delete a scratch folder, unless something stayed in it that could not be brought home."""
+    """Delete a scratch folder, unless it still holds something that could not be moved home."""
     if root not in _KEPT:
         _remove(root)
     owned = _OWNED.pop(root, None)
@@ -99,11 +99,11 @@ def remove_scratch(root: Path) -> None:
 def remove_leftovers(
     environment: Environment, notice: Callable[[str], None], parents: Iterable[Path] | None = None
 ) -> int:
-    """Remove the scratch folders that killed commands left in ``parents``; return how many went.
+    """Remove the scratch folders that killed commands left in ``parents``; return the number removed.
 
-    ``parents`` are folders of this user alone; without them, those where :func:`make_scratch` makes its folders.
-    What other programs keep in the user cache folder, and made in such a scratch folder instead, is moved home first.
-    ``notice`` gets a line for each thing that cannot be moved; its scratch folder stays.
+    ``parents`` are private folders of this user, by default those in which :func:`make_scratch` makes its folders.
+    User cache files of other programs in such a scratch folder are moved home first. ``notice`` gets a line for each
+    file that cannot be moved; its scratch folder stays.
     """
     removed = 0
     for parent in scratch_parents(environment) if parents is None else parents:
@@ -124,7 +124,7 @@ def _bring_home_of(left: Left) -> Iterator[str]:
         linked = {name: None if sign is None else tuple(sign) for name, sign in home["linked"].items()}
         hidden = frozenset(home["hidden"])
     except (KeyError, TypeError, ValueError, AttributeError):
-        # No command was run there with a stand-in for the user cache folder.
+        # No command ran there with an overlay of the user cache folder.
         return
     yield from shadow.bring_home(hidden, linked)
 
@@ -133,7 +133,7 @@ def _remove(root: Path) -> None:
     shutil.rmtree(root, ignore_errors=True)
     if not root.exists():
         return
-    # Some programs make their caches read-only.
+    # Some programs make their cache folders read-only.
     for folder, names, _ in os.walk(root):
         for path in (os.path.join(folder, name) for name in names):
             if not os.path.islink(path):
@@ -143,7 +143,7 @@ def _remove(root: Path) -> None:
 
 
 def can_switch(layer: Layer) -> bool:
-    """Tell whether anything switches the layer."""
+    """Return whether anything switches the layer."""
     return layer.abilities()[Ability.DISABLE] is None
 
 
@@ -153,14 +153,14 @@ def relocations(layers: Iterable[Layer], folder: Path) -> dict[str, Switch]:
 
 
 def make_folders(switches: Iterable[Switch]) -> None:
-    """Make the folders without which a library that was moved there keeps nothing."""
+    """Make the folders that moved libraries need and do not make themselves."""
     for switch in switches:
         for folder in switch.makes:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
 
 def companions(layers: Iterable[Layer], everything: Iterable[Layer], folder: Path) -> tuple[str, ...]:
-    """Name the layers that move along because they follow a variable that moves one of the given layers."""
+    """Return the names of layers that move too because they follow a variable that moves one of the given layers."""
     moved = relocations(layers, folder)
     shared = {variable for switch in moved.values() for variable in switch.set} & _SHARED
     return tuple(
@@ -170,29 +170,29 @@ def companions(layers: Iterable[Layer], everything: Iterable[Layer], folder: Pat
     )
 
 
-# ---------------------------------------------------------------------- the user cache folder's stand-in
+# ---------------------------------------------------------------------- overlay of the user cache folder
 
 
 @contextmanager
 def shadow_user_cache(
     environment: Environment, layers: Iterable[Layer], folder: Path, notice: Callable[[str], None] = _warn
 ) -> Iterator[None]:
-    """Let the user cache folder's stand-in show everything but what the given layers keep there.
+    """Overlay the user cache folder: show everything there except the entries of the given layers.
 
-    Programs that are no layer follow ``XDG_CACHE_HOME`` too, and so do layers that stay: they must not
-    notice. What they have there is linked; what they newly make or replace there is moved home when the block
-    ends. What cannot be moved stays in the stand-in, and ``notice`` is told.
+    Other programs and layers that stay also follow ``XDG_CACHE_HOME`` and must not notice. The overlay links to their
+    files; files that they make or replace are moved home when the block ends. Files that cannot be moved stay in the
+    overlay, and ``notice`` gets a line for each.
     """
     shadow = _Shadow(user_cache_home(environment), folder / "xdg")
     if shadow.real.resolve() == shadow.stand_in.resolve():
-        # A block within a block in the same folder: it is empty already, or meant to be warm.
+        # Nested block in the same folder: it is already empty, or warm on purpose.
         yield
         return
     hidden = _hidden(layers, shadow.real, folder)
     shadow.stand_in.mkdir(parents=True, exist_ok=True)
     linked = shadow.link(hidden)
     if folder in _OWNED:
-        # If this process is killed, a later command brings home what is new.
+        # If this process is killed, a later command moves the new files home.
         _OWNED[folder].note(home={"real": str(shadow.real), "hidden": sorted(hidden), "linked": linked})
     owner = os.getpid()
     remove_copies(environment)
@@ -206,14 +206,14 @@ def shadow_user_cache(
 
 
 def link_user_cache(environment: Environment, layers: Iterable[Layer], folder: Path) -> None:
-    """Let the user cache folder's stand-in show the same as in :func:`shadow_user_cache`; nothing is moved home."""
+    """Make the same overlay as :func:`shadow_user_cache`, but move nothing home."""
     shadow = _Shadow(user_cache_home(environment), folder / "xdg")
     shadow.stand_in.mkdir(parents=True, exist_ok=True)
     shadow.link(_hidden(layers, shadow.real, folder))
 
 
 def _hidden(layers: Iterable[Layer], real: Path, folder: Path) -> frozenset[str]:
-    """Name what the shared variable itself moves away; a layer with a variable of its own needs no hiding."""
+    """Return the names that the shared variable moves; a layer with a variable of its own needs no hiding."""
     names: set[str] = set()
     for layer in layers:
         if layer.abilities()[Ability.RELOCATE] is None and _SHARED & layer.relocate(folder).set.keys():
@@ -221,7 +221,7 @@ def _hidden(layers: Iterable[Layer], real: Path, folder: Path) -> frozenset[str]
     return frozenset(names)
 
 
-#: What tells whether a file is still the same: device, inode, size and time of change; ``None`` for what is no file.
+#: Version stamp of a file: device, inode, size and time of change; ``None`` for anything else.
 _Identity = tuple[int, int, int, int]
 
 
@@ -237,17 +237,17 @@ def _identity(path: Path) -> _Identity | None:
 
 @dataclass(frozen=True, slots=True)
 class _Shadow:
-    """The real user cache folder, and the one that stands in for it."""
+    """The real user cache folder, and its overlay."""
 
     real: Path
     stand_in: Path
 
     def link(self, hidden: frozenset[str]) -> dict[str, _Identity | None]:
-        """Show every name that is not hidden; return what each was a link to."""
+        """Link every name that is not hidden; return the version stamp of each link's target."""
         self._prune(hidden)
         linked: dict[str, _Identity | None] = {}
         for name in _names(self.real):
-            # A stand-in within the real folder must not show itself.
+            # An overlay within the real folder must not link to itself.
             if name in hidden or (self.real / name) in (self.stand_in, *self.stand_in.parents):
                 continue
             with suppress(FileExistsError):
@@ -257,7 +257,7 @@ class _Shadow:
         return linked
 
     def _prune(self, hidden: frozenset[str]) -> None:
-        """Remove links of an earlier run that lead nowhere, or to what is hidden now."""
+        """Remove links of an earlier run that are broken or now hidden."""
         for name in _names(self.stand_in):
             if self._ours(name) and (name in hidden or not os.path.lexists(self.real / name)):
                 with suppress(FileNotFoundError):
@@ -270,7 +270,7 @@ class _Shadow:
             return False
 
     def bring_home(self, hidden: frozenset[str], linked: Mapping[str, _Identity | None]) -> Iterator[str]:
-        """Move home what was newly made, and what replaced one of our links; say what could not be moved."""
+        """Move home new files and files that replaced a link; yield a line for each that could not be moved."""
         for name in _names(self.stand_in):
             if name in hidden or self._ours(name):
                 continue
@@ -290,32 +290,32 @@ def _names(folder: Path) -> list[str]:
 
 
 def _move_home(path: Path, home: Path, *, replaces: bool) -> None:
-    """Move a file or folder beside its place, then into it. Nothing that stands there is overwritten or entered.
+    """Move a file or folder beside its place, then into it. Nothing there is overwritten or entered.
 
-    ``replaces`` says that the one file there may be: it is what this one was made from.
+    With ``replaces`` a file there is overwritten: this one was made from it.
     """
     mode = path.lstat().st_mode
     is_file = stat.S_ISREG(mode)
     if not (is_file or stat.S_ISDIR(mode) or stat.S_ISLNK(mode)):
-        # Sockets and pipes end with the program that made them.
+        # Sockets and pipes are useless without the program that made them.
         return
     if os.path.lexists(home) and not (is_file and replaces):
-        # Another program made it meanwhile: neither is lost, and the user is told.
-        raise FileExistsError(errno.EEXIST, "something else has come to stand there", str(home))
+        # Another program made it meanwhile: both are kept and the error is reported.
+        raise FileExistsError(errno.EEXIST, "another program has put a file there", str(home))
     home.parent.mkdir(parents=True, exist_ok=True)
     if stat.S_ISLNK(mode):
         os.symlink(os.readlink(path), home)
         path.unlink()
         return
-    # A link of the user's own to the file stays a link.
+    # A link that the user made to the file stays a link.
     place = Path(os.path.realpath(home)) if replaces else home
     same = place.parent.stat().st_dev == home.parent.stat().st_dev
-    # In the user cache folder a copy that is left is found again.
+    # A copy left in the user cache folder is found by remove_copies.
     _carry(path, place, replaces=replaces, stages=home.parent if same else place.parent)
 
 
 def _carry(path: Path, place: Path, *, replaces: bool, stages: Path) -> None:
-    """Move to a place in one step; from another file system, by a copy in the folder ``stages``."""
+    """Move to a place atomically; from another file system, through a copy in the folder ``stages``."""
     try:
         _place(path, place, replaces=replaces)
     except OSError as error:
@@ -334,9 +334,9 @@ def _carry(path: Path, place: Path, *, replaces: bool, stages: Path) -> None:
 
 
 def remove_copies(environment: Environment) -> tuple[Orphan, ...]:
-    """Remove the copies that killed commands left in the user cache folder; return those that have gone.
+    """Remove the copies that killed commands left in the user cache folder; return the removed ones.
 
-    The superuser removes none from the home of somebody else.
+    The superuser removes none from another user's home.
     """
     left = copies_left(environment) or ()
     if left and environment.superuser and not environment.over_others and left[0].root.stat().st_uid != 0:
@@ -349,7 +349,7 @@ def remove_copies(environment: Environment) -> tuple[Orphan, ...]:
 
 def _place(stage: Path, place: Path, *, replaces: bool) -> None:
     if replaces or stage.is_dir():
-        # A rename puts no folder over a file, nor over a folder with something in it.
+        # Rename refuses to put a folder over a file or a folder that is not empty.
         os.rename(stage, place)
         return
     place_new(stage, place)
@@ -363,7 +363,7 @@ def _copy(path: Path, copy: Path) -> None:
 
 
 def _special(folder: str, names: list[str]) -> list[str]:
-    """Name what is neither file, folder nor link: opening it to copy it could wait for ever."""
+    """Return the names that are neither file, folder nor link: opening one to copy it could block for ever."""
     modes = ((name, os.lstat(os.path.join(folder, name)).st_mode) for name in names)
     return [name for name, mode in modes if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode) or stat.S_ISLNK(mode))]
 

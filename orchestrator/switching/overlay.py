@@ -1,7 +1,7 @@
-"""Settings laid over a running process, and taken off again in any order.
+"""Settings applied to a running process, and removed again in any order.
 
-Blocks may nest, overlap in several threads and end by exceptions. So a hold does not remember what it found:
-the ground is remembered once, and whatever holds remain are laid over it anew.
+Blocks may nest, overlap in several threads and end by exceptions. So a hold does not save the previous values: the
+original values are saved once, and the remaining holds are applied to them again.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from cachectl.layers.base.environment import process_variable, set_process_varia
 
 
 class Missing:
-    """The value of an attribute that is not there."""
+    """The value of an attribute that does not exist."""
 
 
 MISSING: Final = Missing()
-#: The value of an attribute of a module that is not loaded: there is nothing to read, and nothing to put back.
+#: The value of an attribute of a module that is not loaded: nothing to read or restore.
 UNLOADED: Final = Missing()
 
 
@@ -48,12 +48,12 @@ class Attribute:
     name: str
 
     def read(self) -> object:
-        """Return the value now, :data:`UNLOADED` or :data:`MISSING` where there is none."""
+        """Return the value now, :data:`UNLOADED` or :data:`MISSING` if there is none."""
         target = self._target()
         return UNLOADED if target is None else vars(target).get(self.name, MISSING)
 
     def write(self, value: object) -> None:
-        """Set the value; :data:`MISSING` removes it. Nothing happens where the module is, or was, not loaded."""
+        """Set the value; :data:`MISSING` removes it. Does nothing if the module is, or was, not loaded."""
         target = self._target()
         if target is None or value is UNLOADED:
             return
@@ -79,12 +79,11 @@ class Overlay:
         self._ground: dict[Slot, object] = {}
 
     def push(self, settings: Mapping[Slot, object], absent: Mapping[Slot, object]) -> Mapping[Slot, object]:
-        """Lay settings over the process; return the hold, to be given to :meth:`pop`.
+        """Apply settings to the process; return the hold, the argument of :meth:`pop`.
 
-        ``absent`` says what to leave behind in a module that is not loaded yet, should it be loaded before
-        the hold ends.
+        ``absent`` has the values to leave in a module that is not loaded yet and is loaded before the hold ends.
         """
-        # A mapping of its own: two equal holds must not be taken for one another.
+        # A copy, because equal holds are distinguished by identity.
         hold = dict(settings)
         with self._lock:
             for slot in hold:
@@ -96,7 +95,7 @@ class Overlay:
         return hold
 
     def pop(self, hold: Mapping[Slot, object]) -> None:
-        """Take one hold off; what the others still hold stays as they want it."""
+        """Remove one hold; the settings of the others stay."""
         with self._lock:
             self._holds = [other for other in self._holds if other is not hold]
             self._lay(hold)

@@ -80,9 +80,9 @@ def run_command(
 ) -> Ran[Proof_co]:
     """Run a command with the named layers (or all) off, or on in an empty root, or in the root ``isolated``.
 
-    With neither the command runs as it is. ``watch`` starts watching the real roots of the layers, except those of the
-    given names. ``notice`` gets a line for each layer that stays as it is. Raises :class:`Refused` if such a layer was
-    named, and :class:`CannotStart`.
+    With neither, the command runs unchanged. ``watch`` starts watching the real roots of the layers, except those of
+    the given names. ``notice`` gets a line for each layer that stays as it is. Raises :class:`Refused` if such a layer
+    was named, and :class:`CannotStart`.
     """
     chosen = stack.named(layers)
     environment = stack.environment
@@ -102,14 +102,14 @@ def run_command(
             staying = frozenset(layer.name for layer in chosen if out_of_reach(layer, off=no_cache) is not None)
             watching = watch and watch(chosen, staying)
             status = run(command, changes, environment, signals)
-        # Files that were moved back to the user cache folder count too.
+        # Files moved back to the user cache folder also count.
         return Ran(status, watching.end() if watching else None)
 
 
 def _moved(
     stack: LayerSet, layers: tuple[Layer, ...], root: Path, *, off: bool, notice: Callable[[str], None]
 ) -> tuple[tuple[Layer, ...], dict[str, str | None]]:
-    """Return the layers that a child has elsewhere, and the variables for that."""
+    """Return the layers that are moved for a child, and the variables that move them."""
     if off:
         return layers, variables_off(layers, stack, root)
     along = companions(layers, stack, root)
@@ -140,9 +140,9 @@ def variables_off(layers: Iterable[Layer], stack: LayerSet, folder: Path) -> dic
 
 
 def variables_isolated(layers: Iterable[Layer], folder: Path) -> dict[str, str | None]:
-    """Return the variables for a child in which the given layers are on, and keep everything in a folder.
+    """Return the variables for a child in which the given layers are on and use ``folder``.
 
-    Folders that a library would not make there itself are made.
+    Makes the folders there that a library would not make itself.
     """
     chosen = tuple(layers)
     changes = _merged(layer.enable() for layer in chosen if can_switch(layer))
@@ -153,7 +153,7 @@ def variables_isolated(layers: Iterable[Layer], folder: Path) -> dict[str, str |
 
 
 def left_alone(layers: Iterable[Layer], *, off: bool) -> dict[str, str]:
-    """Return the layers that a child would use as they are, each with the reason."""
+    """Return the layers that a child would use unchanged, each with the reason."""
     return {
         layer.name: reason
         for layer in layers
@@ -169,7 +169,7 @@ def out_of_reach(layer: Layer, *, off: bool) -> str | None:
 
 
 class Signals:
-    """Signals for a child: kept until it starts, then passed on."""
+    """Signals for a child: held until it starts, then passed on."""
 
     def __init__(self) -> None:
         self.child: subprocess.Popen[bytes] | None = None
@@ -186,7 +186,7 @@ class Signals:
             self.child.send_signal(number)
 
     def ending(self) -> int:
-        """Return 128+n if a signal n asked for an end, whatever the child did then; else 0."""
+        """Return 128+n if signal n asked this process to end, even if the child ignored it; else 0."""
         return next((128 + number for number in self.taken if number in _ENDING), 0)
 
 
@@ -267,9 +267,9 @@ def _merged(switches: Iterable[Switch]) -> dict[str, str | None]:
 def variables_for(
     layers: Iterable[Layer], *, on: bool, root: Path | None = None
 ) -> tuple[dict[str, str | None], tuple[str, ...]]:
-    """Return the variables that switch layers on or off, or move them to ``root``; and why some cannot be.
+    """Return the variables that switch layers on or off, or move them to ``root``; and the reasons why some cannot be.
 
-    Folders below ``root`` that a library would not make itself are made.
+    Makes the folders below ``root`` that a library would not make itself.
     """
     switches: list[Switch] = []
     notes: list[str] = []

@@ -42,15 +42,15 @@ class _Built:
 
     #: The name of its constant.
     tag: str
-    #: A reference of our own, by the driver's count: who else holds the program is seen without asking Python.
+    #: A reference of our own that the driver counts, so that other holders show in the driver's count.
     program: Any = None
     traces: frozenset[str] = frozenset()
     done: bool = False
-    #: Whether the driver has the binary to itself, which it may else put together from what is to be removed.
+    #: Whether the driver holds the whole binary; if not, it may assemble it from entries that are about to be removed.
     whole: bool = False
-    #: Keys of entries that have been removed, but that a launch of the program may bring back.
+    #: Keys of removed entries that a launch of the program may recreate.
     keys: set[str] = field(default_factory=set)
-    #: Names of the layers that have to hold an entry with this salt, none of which has been found yet.
+    #: Names of the layers that must hold an entry with this salt and in which none was found yet.
     due: set[str] = field(default_factory=set)
 
 
@@ -65,12 +65,12 @@ class Block:
     refresh: bool
 
     def layers_of(self, platform: str) -> set[str]:
-        """Name the salted layers that store every program built for a platform."""
+        """Return the names of the salted layers that store every program built for a platform."""
         return {name for name, platforms in self.platforms.items() if platform in platforms}
 
 
 class Salting:
-    """All salted builds of one process, whatever blocks and threads they belong to."""
+    """All salted builds of one process, in all blocks and threads."""
 
     def __init__(self) -> None:
         self._begin(uuid.uuid4().hex[:16])
@@ -89,7 +89,7 @@ class Salting:
     # ------------------------------------------------------------------ blocks
 
     def enter(self, layers: Iterable[Layer], now: float, block: Block) -> None:
-        """Begin a block. When it ends, the entries that salted builds have stored in these layers are removed."""
+        """Begin a block. Its end removes the entries that salted builds have stored in these layers."""
         with self._lock:
             self._arm()
             if not self._built and not self._blocks:
@@ -100,10 +100,10 @@ class Salting:
             self._blocks.append(block)
 
     def leave(self, block: Block, error: BaseException | None) -> None:
-        """End a block, and remove what its builds have stored as far as nothing uses it any more.
+        """End a block, and remove those entries of its builds that nothing uses any more.
 
-        Warns last, of what could not be removed: where warnings are errors, all is done by then. An ``error`` that
-        ends the block is not masked by that.
+        Warns of entries that could not be removed. The warning comes last because it may be an error; it does not mask
+        an ``error`` that ended the block.
         """
         with self._lock:
             self._blocks.remove(block)
@@ -121,7 +121,7 @@ class Salting:
         self._forked = self._forked or bool(self._blocks)
 
     def _begin_child(self) -> None:
-        """Go on salting in a forked child, which has built nothing itself; its parent's programs are not touched."""
+        """Continue salting in a forked child, which has built nothing yet, without touching its parent's programs."""
         self._inherited = self._built
         layers, blocks, since = self._layers, self._blocks, self._since
         self._begin(self._token)
@@ -130,9 +130,10 @@ class Salting:
     def _end(self) -> None:
         busy, notes = self.sweep(ends=True)
         if busy:
-            line = f"what salted builds have stored stays, for commands of {busy} are not done; purge it once they are"
+            builds = "1 salted build" if busy == 1 else f"{busy} salted builds"
+            line = f"entries of {builds} stay, because commands still use them; purge them afterwards"
             notes.append(line)
-        # No driver is to be met again while the interpreter is taken apart.
+        # Drivers must not be called during interpreter shutdown.
         self._built.clear()
         _warn(notes)
 
@@ -140,11 +141,11 @@ class Salting:
 
     @contextmanager
     def build(self, due: set[str]) -> Iterator[_Built]:
-        """Give a build its salt, and remember it; a build that outlives the last block is swept at its end.
+        """Give a build its salt, and record it; a build that outlives the last block is swept when it ends.
 
         ``due`` names the layers that store it.
         """
-        # In bitcode another name may follow at once: the last character marks the end of this one.
+        # In bitcode another name may follow directly: the last character marks the end of this one.
         salt = f"{_NAME}_{self._token}_{os.getpid()}_{next(self._numbers)}_"
         built = _Built(salt, due=due)
         with self._lock:
@@ -174,7 +175,7 @@ class Salting:
         return set().union(*(block.layers_of(platform) for block in tuple(self._blocks)))
 
     def refreshes(self) -> bool:
-        """Return whether the library that builds is to store builds under its own keys."""
+        """Return whether the building library stores builds under its own keys."""
         return all(block.refresh for block in tuple(self._blocks))
 
     def _traces(self, message: str) -> frozenset[str]:
@@ -185,10 +186,10 @@ class Salting:
     # ------------------------------------------------------------------ removing
 
     def sweep(self, *, ends: bool = False) -> tuple[int, list[str]]:
-        """Remove what salted builds have stored, except where a kernel of theirs may just be compiling.
+        """Remove the entries of salted builds, except those whose kernels may be compiling now.
 
-        Returns of how many builds something may be left, and what could not be removed and why. Unless the process
-        ``ends``, programs that are still held stay whole.
+        Returns the number of builds that may have entries left, and a note for each entry that could not be removed.
+        Unless the process ``ends``, programs that are still held stay whole.
         """
         with self._lock:
             if not self._built and not self._forked:
@@ -234,29 +235,29 @@ class Salting:
     def _forget(self, idle: set[str]) -> None:
         for salt in idle:
             if count_references(self._built[salt].program) <= 1:
-                # Nothing can launch a kernel of it any more.
+                # No kernel of it can be launched any more.
                 del self._built[salt]
         if not self._built and not self._blocks and not self._forked:
             self._layers.clear()
 
     def _make_whole(self, idle: set[str], held: Holders) -> None:
-        """Let drivers make the binaries of programs that may be asked for them, while they still can.
+        """Make drivers produce the binaries of programs that may still be asked for them.
 
-        PoCL puts a binary together from the folder of the entry, once: made after the folder has gone, it lacks the
-        bitcode, and whatever process loads it crashes.
+        PoCL assembles a binary from the entry's folder, once. Without the folder the binary lacks the bitcode, and a
+        process that loads it crashes.
         """
         for built in map(self._built.__getitem__, idle):
-            # The record is one of those that hold it; a kernel does not ask.
+            # The record itself is one holder; kernels do not ask for binaries.
             if not built.whole and built.program is not None and held.programs[built.program.int_ptr] > 1:
                 built.whole = True
                 ask_for_binaries(built.program)
 
     def _idle(self, held: Holders) -> set[str]:
-        """Name the builds of which nothing is running: done, and their program held by no launched command.
+        """Return the salts of idle builds: finished, and their program held by no launched command.
 
         A driver holds the kernel of a command until the command has ended, and a kernel holds its program.
         """
-        # Another thread could launch a kernel in a new shape at this very moment.
+        # Another thread could launch a kernel in a new shape right now.
         alone = threading.active_count() == 1
         return {
             salt
@@ -265,7 +266,7 @@ class Salting:
         }
 
     def _sweep(self, layer: Layer, path: Path, idle: set[str]) -> Iterator[str]:
-        """Remove what is spent in one root, and yield what was left, and why."""
+        """Remove spent entries in one root; yield a note for each that was left."""
         try:
             things = tuple(self._spent(layer, path, idle))
             outcome = layer.clear(layer.plan_spent(things)) if things else None
@@ -276,7 +277,7 @@ class Salting:
             yield f"{layer.name} keeps an entry of a salted build: {note.key} {note.because}"
 
     def _spent(self, layer: Layer, path: Path, idle: set[str]) -> Iterator[Removable]:
-        """Yield what builds that are done with have left in one root, here or in a forked child that has ended."""
+        """Yield the entries of finished builds in one root, of this process or of forked children that have ended."""
         traces = {trace: salt for salt, built in self._built.items() for trace in built.traces}
         known = {key: salt for salt, built in self._built.items() for key in built.keys}
         salts = rf"{_NAME}_{self._token}_\d+_\d+_"
@@ -296,7 +297,7 @@ class Salting:
 
 
 def _warn(notes: Iterable[str], error: BaseException | None = None) -> None:
-    """Warn; where warnings are errors, none takes the place of an error that is on its way, but the error notes it."""
+    """Warn. If warnings are errors, attach them to ``error`` as notes instead of replacing it."""
     for note in notes:
         try:
             warnings.warn(note, RuntimeWarning, stacklevel=4)

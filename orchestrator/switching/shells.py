@@ -1,4 +1,4 @@
-"""Variables spelled as commands of a shell."""
+"""Shell commands that set and unset variables."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Spelling = tuple[Callable[[str, str], str], Callable[[str], str]]
 
 
 class Unspeakable(CachectlError, ValueError):
-    """A value that a shell has no spelling for."""
+    """A value that a shell cannot quote."""
 
 
 def _fish_quote(value: str) -> str:
@@ -23,7 +23,7 @@ def _fish_quote(value: str) -> str:
 
 def _csh_quote(value: str) -> str:
     if "\n" in value:
-        # A newline ends a word of what `...` gives to eval, however it is quoted.
+        # csh splits the output of `...` at newlines even if they are quoted.
         message = f"csh cannot quote a value that contains a newline: {value!r}"
         raise Unspeakable(message)
     # csh expands ! even between single quotes.
@@ -58,7 +58,7 @@ def spell(changes: Mapping[str, str | None], shell: str) -> list[str]:
 
 
 def guess_shell(path: str | None) -> str:
-    """Name the spelling for a login shell's path; ``sh`` where there is no better."""
+    """Return the name in :data:`SHELLS` for a login shell's path; ``sh`` if there is none."""
     name = PurePath(path or "sh").name
     if name in ("csh", "tcsh"):
         return "csh"

@@ -83,7 +83,7 @@ def test_what_cannot_be_removed_at_the_end_is_told_of(home: Home) -> None:
     seen = home.python("salted.py", "never_done")
     assert seen["stays"]
     assert len(programs(home)) == 1
-    assert "commands of 1 are not done" in seen["stderr"]
+    assert "entries of 1 salted build stay" in seen["stderr"]
 
 
 def programs(home: Home) -> list[str]:
