@@ -13,7 +13,7 @@ from collections.abc import Container, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from cachectl.layers.base.errors import Busy, Damaged, LayerError, Unreachable
 from cachectl.layers.base.facts import (
@@ -37,6 +37,7 @@ from cachectl.layers.base.facts import (
     Target,
 )
 from cachectl.layers.base.layer import Layer
+from cachectl.layers.base.lazy import module, regex
 from cachectl.layers.base.store import Store, counting, remove_counted
 from cachectl.layers.base.switches import first_place, misread, off
 from cachectl.layers.disk.atomic import overwrite
@@ -44,18 +45,22 @@ from cachectl.layers.disk.handles import opened_root, status_of
 from cachectl.layers.disk.locks import record_lock
 from cachectl.layers.disk.plain import read_locked
 from cachectl.layers.disk.presence import means_no_file
-from cachectl.layers.formats import compute_cache
 from cachectl.layers.host.drivers import opencl_drivers
 from cachectl.layers.host.processes import spell, using
 from cachectl.layers.stores.tree import REFUSALS, Leaf, Shape, Tree
+
+if TYPE_CHECKING:
+    from cachectl.layers.formats import compute_cache
+else:
+    compute_cache = module("cachectl.layers.formats.compute_cache")
 
 LIBRARIES: Final = ("libcuda.so", "libnvidia-opencl.so")
 _OPENCL: Final = ("libnvidia-opencl.so",)
 _PLATFORMS: Final = ("NVIDIA CUDA",)
 INDEX: Final = "index"
-_DIGIT: Final = re.compile("[0-9a-f]")
-_SHAPE: Final = Shape((_DIGIT, _DIGIT, re.compile("[0-9a-f]{14}")), folders=False)
-_INDEX: Final = Shape((re.compile(INDEX),), folders=False)
+_DIGIT: Final = regex("[0-9a-f]")
+_SHAPE: Final = Shape((_DIGIT, _DIGIT, regex("[0-9a-f]{14}")), folders=False)
+_INDEX: Final = Shape((regex(INDEX),), folders=False)
 #: Four million entries: a longer one cannot be true.
 _LARGEST_INDEX: Final = 1 << 26
 _KERNEL_MODULE: Final = Path("/proc/driver/nvidia")
@@ -65,8 +70,8 @@ _HIGHEST_CAP: Final = 1 << 32
 #: From this part of the limit on, the driver is about to drop entries.
 _NEARLY: Final = 0.9
 #: A size as the driver reads it: units, and whatever else follows the digits, are passed over.
-_LIMIT: Final = re.compile(r"\s*[+-]?\d{1,18}", re.ASCII)
-_PLAIN_LIMIT: Final = re.compile(r"\s*[+-]?\d+\s*", re.ASCII)
+_LIMIT: Final = regex(r"\s*[+-]?\d{1,18}", re.ASCII)
+_PLAIN_LIMIT: Final = regex(r"\s*[+-]?\d+\s*", re.ASCII)
 
 
 class ComputeCache(Store):

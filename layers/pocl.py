@@ -10,7 +10,6 @@ import re
 import shlex
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
-from dataclasses import replace
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -40,11 +39,11 @@ from cachectl.layers.base.facts import (
     Unverified,
 )
 from cachectl.layers.base.layer import Layer
+from cachectl.layers.base.lazy import module, regex, replace
 from cachectl.layers.base.selection import Selection
 from cachectl.layers.base.store import Store, target_of
 from cachectl.layers.base.switches import misread, off, strtobool
 from cachectl.layers.disk.presence import is_there
-from cachectl.layers.formats import bitcode, elf, elf_checks, pocl_names
 from cachectl.layers.host.drivers import opencl_drivers
 from cachectl.layers.host.mounts import network_file_system
 from cachectl.layers.host.processes import age_of, first_variables, spell, using
@@ -53,7 +52,13 @@ from cachectl.layers.stores.tree import REFUSALS, Leaf, Shape, StrayRule, Tree, 
 from cachectl.layers.stores.walk import Group
 
 if TYPE_CHECKING:
+    from cachectl.layers.formats import bitcode, elf, elf_checks, pocl_names
     from cachectl.layers.host.llvm_tools import Disassembler
+else:
+    bitcode = module("cachectl.layers.formats.bitcode")
+    elf = module("cachectl.layers.formats.elf")
+    elf_checks = module("cachectl.layers.formats.elf_checks")
+    pocl_names = module("cachectl.layers.formats.pocl_names")
 
 #: Seconds without change after which no compile can be using an entry: longer than any one compile.
 ENTRY_REST: Final = 600.0
@@ -70,7 +75,7 @@ _DRAWN: Final = "[A-Za-z0-9]{6}"
 _NO_WORD: Final = f"(?=.*[0-9]|.+[A-Z]){_DRAWN}"
 #: Begins the name of a program's folder that is built with the cache off.
 _UNCACHED: Final = "_UNCACHED_"
-_TEMPORARY: Final = re.compile(rf".*_{_DRAWN}\.(?:temp|so)")
+_TEMPORARY: Final = regex(rf".*_{_DRAWN}\.(?:temp|so)")
 _SUFFIX: Final = r"\.(?:cl|preproc\.cl|so|so\.o|spirv|spv|bc|s|binary|map)"
 #: Files of a work-group function: native code, and what ``POCL_LEAVE_KERNEL_COMPILER_TEMP_FILES`` and other devices
 #: add (``lib/CL/devices``: ``common.c``, ``hsa``, ``tce``). Any other file there is somebody's own.
@@ -78,17 +83,15 @@ _FUNCTION: Final = (
     r"[^/]+\.(?:so|so\.o|o|obj|dll|tpef|img)|parallel\.bc(?:\.brig)?|descriptor\.so\.kernel_obj\.c"
     rf"|[^/]+_{_DRAWN}\.(?:temp|so)"
 )
-_VARIANT: Final = re.compile(
-    rf"(?P<kernel>[^/]+)/(?P<variant>\d+-\d+-\d+(?:-goffs0)?(?:-smallgrid)?)/(?P<file>{_FUNCTION})"
-)
+_VARIANT: Final = regex(rf"(?P<kernel>[^/]+)/(?P<variant>\d+-\d+-\d+(?:-goffs0)?(?:-smallgrid)?)/(?P<file>{_FUNCTION})")
 _PROGRAM: Final = (
     r"program\.(?:bc|spv|map|mlir|bc\.(?:noOfs|Ofs)\.ptx)|last_accessed|build\.log|native/[^/]+\.native|parallel\.bc"
 )
-_MEMBERS: Final = re.compile(f"{_PROGRAM}|{_VARIANT.pattern}|{_TEMPORARY.pattern}")
+_MEMBERS: Final = regex(f"{_PROGRAM}|{_VARIANT.pattern}|{_TEMPORARY.pattern}")
 
 
 def _strays(drawn: str) -> tuple[StrayRule, StrayRule]:
-    leaked, uncached = re.compile(f"tempfile_{drawn}"), re.compile(f"{_UNCACHED}{drawn}")
+    leaked, uncached = regex(f"tempfile_{drawn}"), regex(f"{_UNCACHED}{drawn}")
     return (
         StrayRule(leaked, "leaked by a PoCL process", idle_only=False, empty=True, private=True),
         StrayRule(uncached, "a program built with the cache off", private=True, members=_MEMBERS),
@@ -97,17 +100,17 @@ def _strays(drawn: str) -> tuple[StrayRule, StrayRule]:
 
 def _compiling(drawn: str) -> StrayRule:
     """Know a temporary by its name: it may be anybody's draft, except in a folder that bears PoCL's name."""
-    return StrayRule(re.compile(f"tempfile_{drawn}{_SUFFIX}"), "a compile's temporary file", private=True)
+    return StrayRule(regex(f"tempfile_{drawn}{_SUFFIX}"), "a compile's temporary file", private=True)
 
 
 #: Headers handed to a compile may have any name: only in a folder that is all PoCL's own are they known for its.
 _HEADERS: Final = StrayRule(
-    re.compile(f"tempdir_{_DRAWN}"), "a compile's temporary folder", private=True, members=re.compile(".*", re.DOTALL)
+    regex(f"tempdir_{_DRAWN}"), "a compile's temporary folder", private=True, members=regex(".*", re.DOTALL)
 )
-_LEVELS: Final = (re.compile("[A-P]{2}"), re.compile("[A-P]{37}"))
+_LEVELS: Final = (regex("[A-P]{2}"), regex("[A-P]{37}"))
 #: A purge beside a running PoCL leaves these: PoCL makes one if it is missing, then a program's folder in it, and the
 #: build fails if it vanishes between the two (``pocl_mkdir_p`` in ``lib/CL/pocl_file_util.c``).
-_EMPTY: Final = StrayRule(_LEVELS[0], "an empty folder of programs", members=re.compile("(?!)"))
+_EMPTY: Final = StrayRule(_LEVELS[0], "an empty folder of programs", members=regex("(?!)"))
 _NAMED: Final = Shape(
     _LEVELS, folders=True, members=_MEMBERS, strays=_strays(_NO_WORD), first=("program.bc", "program.spv")
 )
@@ -117,7 +120,7 @@ _BEARING: Final = _NAMED._replace(
 _OWN: Final = _NAMED._replace(strays=(*_strays(_DRAWN), _compiling(_DRAWN), _HEADERS), empty=_EMPTY)
 _NATIVE: Final = (".so", ".o")
 #: The symbol of a kernel's work-group function in a native file.
-_WORK_GROUP: Final = re.compile("_pocl_kernel_(.+)_workgroup")
+_WORK_GROUP: Final = regex("_pocl_kernel_(.+)_workgroup")
 #: Of these, what PoCL since version 7.2 links itself.
 _OBJECT: Final = ".o"
 _BITCODE: Final = "program.bc"
@@ -153,7 +156,7 @@ class Programs(Store):
             return
         prefix = pocl_names.kept_part(selection.kernel_prefix)
         shortened = f"(?={pocl_names.SHORTENED.pattern}\\Z){re.escape(prefix)}.*"
-        child = re.compile(f"(?:{pattern.pattern})|(?s:{shortened})", pattern.flags)
+        child = regex(f"(?:{pattern.pattern})|(?s:{shortened})", pattern.flags)
         for leaf in self._tree(root).holding(child):
             yield from self._found(root, leaf, contents=True)
 
@@ -461,7 +464,7 @@ class PoclKernels(Layer):
 
     name = "pocl"
     title = "PoCL kernel cache"
-    failure_mark = re.compile(f"tempfile_{_DRAWN}")
+    failure_mark = regex(f"tempfile_{_DRAWN}")
     on_network = Hazard(
         Severity.HARMLESS,
         "every lookup goes over the network, and some builds of PoCL load what another kind of processor compiled",

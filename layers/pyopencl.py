@@ -12,7 +12,7 @@ from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial, wraps
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from cachectl.layers.base.environment import user_cache_folder
 from cachectl.layers.base.errors import Damaged, LayerError, Unreachable, not_a_key
@@ -43,6 +43,7 @@ from cachectl.layers.base.facts import (
     When,
 )
 from cachectl.layers.base.layer import Layer
+from cachectl.layers.base.lazy import module, regex
 from cachectl.layers.base.store import Store, each_part
 from cachectl.layers.base.switches import diagnosed, relative_cache_home, switched_off
 from cachectl.layers.disk.foresight import closed_because
@@ -50,8 +51,6 @@ from cachectl.layers.disk.handles import opened
 from cachectl.layers.disk.locks import is_abandoned, presence_lock, remove_abandoned, wait_until_absent
 from cachectl.layers.disk.plain import open_plain, read_plain
 from cachectl.layers.disk.presence import means_no_file
-from cachectl.layers.formats import device_binaries
-from cachectl.layers.formats.device_binaries import Damage
 from cachectl.layers.formats.opencl_source import kernel_names
 from cachectl.layers.formats.pickles import Thing, attributes, things, walk
 from cachectl.layers.host.drivers import opencl_drivers
@@ -63,14 +62,19 @@ from cachectl.layers.stores.archive import unpack
 from cachectl.layers.stores.tree import REFUSALS, Guard, Leaf, Shape, Tree, bulk
 from cachectl.layers.stores.walk import Group
 
+if TYPE_CHECKING:
+    from cachectl.layers.formats import device_binaries
+else:
+    device_binaries = module("cachectl.layers.formats.device_binaries")
+
 #: Platforms whose drivers cache source builds, so that PyOpenCL leaves its own cache alone
 #: (``pyopencl/characterize/__init__.py``, ``has_src_build_cache``).
 BYPASSED_ON: Final = frozenset({"PoCL", "NVIDIA"})
-_BASE: Final = re.compile(r"pyopencl-compiler-cache-v\d+-(?:uid\w+-)?py(?P<python>[\w.]+)")
+_BASE: Final = regex(r"pyopencl-compiler-cache-v\d+-(?:uid\w+-)?py(?P<python>[\w.]+)")
 _FILES: Final = frozenset({"source.cl", "binary", "info"})
-_MEMBERS: Final = re.compile("source\\.cl|binary|info")
+_MEMBERS: Final = regex("source\\.cl|binary|info")
 #: Without ``info`` PyOpenCL takes an entry for a miss; without ``binary`` alone it fails.
-_SHAPE: Final = Shape((_BASE, re.compile("[0-9a-f]{32}")), folders=True, members=_MEMBERS, first=("info",))
+_SHAPE: Final = Shape((_BASE, regex("[0-9a-f]{32}")), folders=True, members=_MEMBERS, first=("info",))
 #: The extension module of PyOpenCL, and the age in seconds from which a lock is no running program's: holders
 #: keep it for milliseconds, and give up on another's after a minute.
 _EXTENSION: Final = ("_cl.",)
@@ -352,7 +356,7 @@ class ProgramFolders(Store):
         """Return what is wrong with a program, and what PyOpenCL makes of it."""
         damage = self._binary_damage(binary)
         if damage is None and info and (complaint := _info_complaint(info)) is not None:
-            damage = Damage(complaint)
+            damage = device_binaries.Damage(complaint)
         if damage is not None:
             fix, severity = f"cachectl purge pyopencl --key {leaf.key}", Severity.FAILS
             if damage.runs:
@@ -364,16 +368,16 @@ class ProgramFolders(Store):
             return Finding(self.name, root.path, leaf.key, Severity.HARMLESS, "info", message, fix)
         return None
 
-    def _binary_damage(self, binary: bytes) -> Damage | None:
+    def _binary_damage(self, binary: bytes) -> device_binaries.Damage | None:
         if not binary:
-            return Damage("binary is missing or empty")
+            return device_binaries.Damage("binary is missing or empty")
         if (damage := device_binaries.damage(binary)) is not None:
-            return Damage(f"binary: {damage.message}", damage.runs)
+            return device_binaries.Damage(f"binary: {damage.message}", damage.runs)
         if not device_binaries.is_known(binary):
             used = [driver for driver in opencl_drivers(self.environment) if driver not in BYPASSED_ON]
             # Another driver than those here may have made it only where one is here whose formats are not all known.
             if used and set(used) <= device_binaries.KNOWN_DRIVERS:
-                return Damage(f"binary: is no program of {' or '.join(used)}")
+                return device_binaries.Damage(f"binary: is no program of {' or '.join(used)}")
         return None
 
 

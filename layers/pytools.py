@@ -10,7 +10,6 @@ import os
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial, wraps
-from inspect import unwrap
 from pathlib import Path
 from typing import Any, ClassVar, Final, NamedTuple, TypeVar
 
@@ -625,6 +624,8 @@ def _replacing(owns: Callable[[str], bool], store: Callable[..., object]) -> Cal
     def store_anew(dictionary: Any, key: object, value: object, **options: object) -> object:  # noqa: ANN401 - as above
         if not owns(dictionary.identifier):
             return store(dictionary, key, value, **options)
+        from inspect import unwrap
+
         from pytools.persistent_dict import PersistentDict
 
         unwrap(PersistentDict.store)(dictionary, key, value)

@@ -61,9 +61,8 @@ class Stack(LayerSet):
         report = survey(self, self.named(layers))
         if not neighbours:
             return report
-        from dataclasses import replace
-
         from cachectl.inspecting import neighbours as beside
+        from cachectl.layers.base.lazy import replace
 
         return replace(report, neighbours=tuple(beside.neighbours(self.environment)))
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import signal
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -20,6 +18,9 @@ def limited(seconds: float) -> Iterator[None]:
     It interrupts Python, and waiting; not a loop of C code. Only the main thread can be interrupted, and a program
     that has set an alarm of its own keeps it: elsewhere, and there, the block may take any time.
     """
+    import signal
+    import threading
+
     can = hasattr(signal, "setitimer") and threading.current_thread() is threading.main_thread()
     if not can or signal.getitimer(signal.ITIMER_REAL)[0]:
         yield

@@ -12,7 +12,6 @@ from abc import ABC
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import ClassVar, Final, TypeVar, cast, final
@@ -52,6 +51,7 @@ from cachectl.layers.base.facts import (
     Switch,
     Target,
 )
+from cachectl.layers.base.lazy import replace
 from cachectl.layers.base.limits import key_complaint
 from cachectl.layers.base.selection import ALL, Selection
 from cachectl.layers.base.store import Store, attempt, target_of

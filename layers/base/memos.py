@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import wraps
-from inspect import unwrap
 from typing import Any
-from weakref import WeakKeyDictionary
 
 
 def forgetting(method: Callable[..., object]) -> Callable[..., object]:
     """Make a stand-in for a method that pytools' ``memoize_method`` wraps."""
+    from inspect import unwrap
+    from weakref import WeakKeyDictionary
+
     bare = unwrap(method)
     memo: WeakKeyDictionary[Any, dict[object, object]] = WeakKeyDictionary()
 

@@ -5,11 +5,9 @@ A class is imported when its layer is first made, so that a table costs nothing.
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Iterator
 from contextlib import redirect_stdout
-from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Final
 
@@ -17,6 +15,7 @@ from cachectl.layers.base.deadline import TookTooLong, limited
 from cachectl.layers.base.environment import Environment
 from cachectl.layers.base.facts import Scope
 from cachectl.layers.base.layer import Layer
+from cachectl.layers.base.lazy import dataclass, regex
 from cachectl.layers.base.store import Store
 from cachectl.layers.host.distributions import entry_points
 
@@ -53,7 +52,7 @@ _PLUGIN_TIMEOUT: Final = 30.0
 _LONGEST: Final = 86400.0
 
 #: What can be typed as a layer: no option, no path, no blank.
-_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_NAME: Final = regex(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
 @dataclass(frozen=True, slots=True)

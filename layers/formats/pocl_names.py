@@ -7,15 +7,16 @@ found elsewhere can be compared with it.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 from collections.abc import Iterable
 from functools import lru_cache
 from typing import Final
 
+from cachectl.layers.base.lazy import regex
+
 #: A folder name that may be shortened; no OpenCL C name holds a dot or a blank.
-SHORTENED: Final = re.compile(r".+[. ][A-P]{40}", re.DOTALL)
+SHORTENED: Final = regex(r".+[. ][A-P]{40}", re.DOTALL)
 #: The longest names that are kept whole, in bytes: by PoCL 7.0 and newer, by 6.0, and by 4.0 and 5.0.
 _LIMITS: Final = (59, 64, 255)
 _HASH_AND_DOT: Final = 41
@@ -40,6 +41,8 @@ def _folder_names(name: bytes) -> frozenset[bytes]:
     limits = [limit for limit in _LIMITS if len(name) > limit]
     if not limits:
         return frozenset((name,))
+    import hashlib
+
     digest = hashlib.sha1(name, usedforsecurity=False).digest()
     letters = bytes(ord("A") + nibble for byte in digest for nibble in (byte & 15, byte >> 4))
     prefixes = (name[: limit - _HASH_AND_DOT] for limit in limits)

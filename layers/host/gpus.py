@@ -6,19 +6,19 @@ Sources: the properties of KFD's topology (``drivers/gpu/drm/amd/amdkfd/kfd_topo
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from cachectl.layers.base.environment import Environment
+from cachectl.layers.base.lazy import regex
 
 #: From this generation on the runtime counts pairs of compute units, or single ones: both are met.
 _PAIRED: Final = 10
 #: The most compute units whose number is spelled in decimal.
 _DECIMAL: Final = 64
 #: No longer than what is counted here can be.
-_NUMBER: Final = re.compile(r"[0-9]{1,12}")
-_VERSION: Final = re.compile(r"([0-9]{1,3})\.([0-9]{1,3})\.([0-9]{1,3})")
+_NUMBER: Final = regex(r"[0-9]{1,12}")
+_VERSION: Final = regex(r"([0-9]{1,3})\.([0-9]{1,3})\.([0-9]{1,3})")
 
 
 class Gpu(NamedTuple):

@@ -14,10 +14,9 @@ import shlex
 import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from cachectl.layers.base.errors import Damaged, LayerError, Refused, Unreachable
 from cachectl.layers.base.facts import (
@@ -44,6 +43,7 @@ from cachectl.layers.base.facts import (
     Target,
 )
 from cachectl.layers.base.layer import Layer
+from cachectl.layers.base.lazy import dataclass, module, regex, replace
 from cachectl.layers.base.store import Store, counting, each_part, remove_counted
 from cachectl.layers.base.switches import misread, off
 from cachectl.layers.disk.atomic import write_synced
@@ -52,11 +52,14 @@ from cachectl.layers.disk.plain import open_plain, read_plain
 from cachectl.layers.disk.presence import is_there, means_no_file, status_at
 from cachectl.layers.host.drivers import opencl_drivers
 from cachectl.layers.host.processes import spell, using
-from cachectl.layers.mesa import entries as mesa_entries
-from cachectl.layers.mesa.entries import RUSTICL
 from cachectl.layers.mesa.stores import Blob, DatabaseFile, FossilizeFile, MesaFile
 from cachectl.layers.stores.quarantine import Quarantine, demand
 from cachectl.layers.stores.tree import REFUSALS, Leaf, Shape, Tree, scan_each
+
+if TYPE_CHECKING:
+    from cachectl.layers.mesa import entries as mesa_entries
+else:
+    mesa_entries = module("cachectl.layers.mesa.entries")
 
 #: What is mapped into every process that has one of the stores open, whichever driver it is.
 OPENED: Final = ("mesa_shader_cache",)
@@ -75,16 +78,16 @@ _SELECTORS: Final = {SINGLE_FILE: "MESA_DISK_CACHE_SINGLE_FILE", DATABASE: "MESA
 #: What names read-only files of a single-file store beside its own, ``src/util/fossilize_db.c``.
 _SHIPPED: Final = ("MESA_DISK_CACHE_READ_ONLY_FOZ_DBS", "MESA_DISK_CACHE_READ_ONLY_FOZ_DBS_DYNAMIC_LIST")
 
-_PAIR: Final = re.compile("[0-9a-f]{2}")
-_REST: Final = re.compile("[0-9a-f]{38}")
+_PAIR: Final = regex("[0-9a-f]{2}")
+_REST: Final = regex("[0-9a-f]{38}")
 _ENTRIES: Final = Shape((_PAIR, _REST), folders=False)
-_TEMPORARIES: Final = Shape((_PAIR, re.compile(r"[0-9a-f]{38}\.tmp")), folders=False)
-_OWN: Final = Shape((re.compile("index|marker"),), folders=False)
-_NAME: Final = re.compile(r"[^./][^/]*")
-_FOSSILIZE: Final = Shape((_NAME, _NAME, re.compile(r"foz_cache(?:_idx)?\.foz")), folders=False)
+_TEMPORARIES: Final = Shape((_PAIR, regex(r"[0-9a-f]{38}\.tmp")), folders=False)
+_OWN: Final = Shape((regex("index|marker"),), folders=False)
+_NAME: Final = regex(r"[^./][^/]*")
+_FOSSILIZE: Final = Shape((_NAME, _NAME, regex(r"foz_cache(?:_idx)?\.foz")), folders=False)
 _FOSSILIZE_OWN: Final = Shape((_NAME, _NAME, _OWN.levels[0]), folders=False)
-_PART: Final = re.compile(r"part\d{1,3}")
-_DATABASES: Final = re.compile(r"mesa_cache\.(?:db|idx)")
+_PART: Final = regex(r"part\d{1,3}")
+_DATABASES: Final = regex(r"mesa_cache\.(?:db|idx)")
 _FLAT: Final = Shape((_DATABASES,), folders=False)
 _PARTED: Final = Shape((_PART, _DATABASES), folders=False)
 #: What an entry of a file is called while it is in quarantine.
@@ -101,7 +104,7 @@ _DEFAULT_CAP: Final = 1 << 30
 _NEARLY: Final = 0.9
 #: By how much the count of the index may differ before that costs anything, in bytes.
 _TOLERANCE: Final = 1 << 24
-_LIMIT: Final = re.compile(r"\s*([+-]?\d{1,18})(.?)", re.ASCII | re.DOTALL)
+_LIMIT: Final = regex(r"\s*([+-]?\d{1,18})(.?)", re.ASCII | re.DOTALL)
 _UNITS: Final = {"k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 _TRUE: Final = frozenset({"1", "t", "true", "y", "yes"})
 _FALSE: Final = frozenset({"0", "f", "false", "n", "no"})
@@ -333,7 +336,7 @@ class ShaderCache(Store):
             guests = _guests(raws, unread)
             for maker, group in _makers(raws).items():
                 rest = [raw for raw in group if raw.entry.key not in keys]
-                told_by_kernels = guests[maker] is None and RUSTICL not in maker and len(rest) < len(group)
+                told_by_kernels = guests[maker] is None and mesa_entries.RUSTICL not in maker and len(rest) < len(group)
                 if told_by_kernels and not any(_kernels(_content(raw, unread)) for raw in rest) and not unread:
                     yield from (_described(raw, guests, unread, contents=False) for raw in rest)
 
@@ -378,7 +381,7 @@ class ShaderCache(Store):
         unread = sorted(keys - {raw.entry.key for raw in raws})
         last: dict[str, list[str]] = {}
         for maker, group in _makers(raws).items():
-            by_size = sorted(group, key=lambda raw: raw.entry.bytes) if RUSTICL not in maker else []
+            by_size = sorted(group, key=lambda raw: raw.entry.bytes) if mesa_entries.RUSTICL not in maker else []
             kernel = next((raw.entry.key for raw in by_size if _kernels(_content(raw, {}))), None)
             if kernel is not None:
                 last[kernel] = [*(raw.entry.key for raw in group if raw.entry.key != kernel), *unread]

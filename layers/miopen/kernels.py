@@ -6,7 +6,6 @@ sqlite). Sources: ``src/binary_cache.cpp`` (places, lookup), ``src/kern_db.cpp``
 
 from __future__ import annotations
 
-import re
 import shlex
 import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -35,6 +34,7 @@ from cachectl.layers.base.facts import (
     Target,
 )
 from cachectl.layers.base.layer import Layer
+from cachectl.layers.base.lazy import regex
 from cachectl.layers.base.store import each_part
 from cachectl.layers.host.mounts import network_file_system
 from cachectl.layers.host.open_files import open_elsewhere
@@ -69,7 +69,7 @@ _SEPARATORS: Final = 2
 #: The first release that packs kernels and checks them.
 _PACKED: Final = (2, 4, 0)
 
-_OBJECT: Final = (re.compile("[0-9a-f]{32}"), re.compile(r".+\.o(?:bj)?"))
+_OBJECT: Final = (regex("[0-9a-f]{32}"), regex(r".+\.o(?:bj)?"))
 # A custom folder had no version folder in it up to 3.3.
 _SHAPES = (Shape((VERSION_FOLDER, *_OBJECT), folders=False), Shape(_OBJECT, folders=False))
 

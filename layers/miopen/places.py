@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import errno
 import os
-import re
 import shlex
 import stat
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -30,6 +28,7 @@ from cachectl.layers.base.facts import (
     Switch,
 )
 from cachectl.layers.base.layer import Layer
+from cachectl.layers.base.lazy import regex, replace
 from cachectl.layers.base.store import Store
 from cachectl.layers.base.switches import misread, off
 from cachectl.layers.disk.presence import is_there, means_absent, status_at
@@ -52,8 +51,8 @@ _FALSE: Final = frozenset({"0", "disable", "disabled", "no", "off", "false"})
 # Before ROCm 6.1 these alone were known, in lower case; everything else counted as not set.
 _ALWAYS_KNOWN: Final = (_TRUE | _FALSE) - {"on", "off"}
 # ``/opt/rocm-6.2.0/lib``, ``libMIOpen.so.1.0.60200``
-_ROCM_FOLDER: Final = re.compile(r"/rocm-(\d+)\.(\d+)")
-_ROCM_LIBRARY: Final = re.compile(r"\.so\.\d+\.\d+\.(\d+)(\d\d)\d\d$")
+_ROCM_FOLDER: Final = regex(r"/rocm-(\d+)\.(\d+)")
+_ROCM_LIBRARY: Final = regex(r"\.so\.\d+\.\d+\.(\d+)(\d\d)\d\d$")
 _DATABASES: Final = Path("share", "miopen", "db")
 _LINKER_FOLDERS: Final = "/etc/ld.so.conf.d"
 _LIBRARY_FOLDERS: Final = ("/usr/lib/x86_64-linux-gnu", "/usr/lib64", "/usr/lib")

@@ -16,7 +16,6 @@ import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
-from dataclasses import replace as changed
 from functools import partial
 from pathlib import Path
 from threading import Lock
@@ -44,6 +43,8 @@ from cachectl.layers.base.facts import (
     Target,
 )
 from cachectl.layers.base.layer import Layer
+from cachectl.layers.base.lazy import regex
+from cachectl.layers.base.lazy import replace as changed
 from cachectl.layers.base.store import each_part
 from cachectl.layers.base.switches import first_place, misread
 from cachectl.layers.disk.atomic import replace_file
@@ -85,7 +86,7 @@ _TIME: Final = ".time"
 _OPEN_TO_ALL: Final = 0o777
 # Record locks keep out processes, not threads.
 _THREADS: Final = Lock()
-_SIDE_FILE: Final = re.compile(r"(?P<database>.+)(?P<ending>\.temp|\.time)")
+_SIDE_FILE: Final = regex(r"(?P<database>.+)(?P<ending>\.temp|\.time)")
 
 #: The columns of a problem, in the order of a text record's key.
 PROBLEM: Final = (

@@ -9,9 +9,7 @@ other file few rows go at a time.
 
 from __future__ import annotations
 
-import base64
 import errno
-import json
 import os
 import sqlite3
 import stat
@@ -166,12 +164,17 @@ def file_mark(path: Path) -> tuple[int, ...]:
 
 def write_row(columns: Sequence[str], values: Sequence[object]) -> bytes:
     """Spell a row as JSON, bytes in base64."""
+    import base64
+    import json
+
     spelled = ({"base64": base64.b64encode(value).decode()} if isinstance(value, bytes) else value for value in values)
     return json.dumps(dict(zip(columns, spelled, strict=True))).encode()
 
 
 def read_row(data: bytes) -> dict[str, object] | None:
     """Read back what :func:`write_row` spelled; ``None`` where it is none."""
+    import json
+
     try:
         return {str(column): _value(spelled) for column, spelled in json.loads(data).items()}
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
@@ -180,6 +183,8 @@ def read_row(data: bytes) -> dict[str, object] | None:
 
 def _value(spelled: object) -> object:
     if isinstance(spelled, dict):
+        import base64
+
         return base64.b64decode(spelled["base64"], validate=True)
     if isinstance(spelled, list):
         raise TypeError("no column holds a list")

@@ -21,9 +21,17 @@ from typing import ClassVar, Final, NamedTuple
 from cachectl.inspecting.entries import Trouble, listed
 from cachectl.layers.base.as_json import AsJson, total
 from cachectl.layers.base.environment import Environment, user_name
-from cachectl.layers.base.errors import BadRequest, Damaged, LayerError, Refused, Unreachable, printable, reason_of
+from cachectl.layers.base.errors import (
+    FAILURES,
+    BadRequest,
+    Damaged,
+    LayerError,
+    Refused,
+    Unreachable,
+    printable,
+    reason_of,
+)
 from cachectl.layers.base.facts import Note, Root, Scope
-from cachectl.layers.base.guard import FAILURES
 from cachectl.layers.base.selection import ALL, Selection
 from cachectl.layers.disk.atomic import replace_file
 from cachectl.layers.disk.trust import as_owner

@@ -21,7 +21,7 @@ import pytest
 from cachectl.layers.base.deadline import TookTooLong
 from cachectl.layers.base.declarations import EnvSwitch, Places, at_load
 from cachectl.layers.base.environment import Environment
-from cachectl.layers.base.errors import LayerError
+from cachectl.layers.base.errors import LayerError, PluginFailed
 from cachectl.layers.base.facts import (
     Ability,
     Artifact,
@@ -39,7 +39,7 @@ from cachectl.layers.base.facts import (
     Switch,
     Target,
 )
-from cachectl.layers.base.guard import PluginFailed, guarded, public_members
+from cachectl.layers.base.guard import guarded, public_members
 from cachectl.layers.base.layer import Declaration, Layer
 from cachectl.layers.base.registry import Broken, plugged_in
 from cachectl.layers.base.selection import ALL
