@@ -15,8 +15,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Final, Union, get_args, get_origin, get_type_hints
 
-from cachectl.inspecting.neighbours import Neighbour
 from cachectl.layers.base.as_json import declared, members
+from cachectl.layers.host.neighbours import Neighbour
 
 #: Every class that a verb shows with ``--json``.
 DOCUMENTS: Final = (
@@ -30,8 +30,8 @@ DOCUMENTS: Final = (
     "cachectl.observing.bench:Bench",
     "cachectl.moving.exporting:Export",
     "cachectl.moving.importing:Import",
-    "cachectl.moving.miopen_files:FilesExport",
-    "cachectl.moving.miopen_files:Merge",
+    "cachectl.layers.miopen.exporting:FilesExport",
+    "cachectl.layers.miopen.merging:Merge",
     "cachectl.cluster.rank_roots:MergedRoots",
 )
 

@@ -1,7 +1,7 @@
-"""The layer ``comgr``: what AMD's code object manager has compiled, for ROCm's OpenCL and for hipRTC.
+"""The layer ``comgr``: the cache of AMD's code object manager, used by ROCm's OpenCL and by hipRTC.
 
 Sources, in ROCm/llvm-project: ``amd/comgr/src/{comgr-env,comgr-cache,comgr-cache-command}.cpp`` and
-``amd/comgr/README.md``; LLVM's ``Support/{Caching,CachePruning,Path}``. What is in entries:
+``amd/comgr/README.md``; LLVM's ``Support/{Caching,CachePruning,Path}``. The format of entries:
 :mod:`cachectl.layers.formats.comgr_entries`.
 """
 
@@ -13,16 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from cachectl.layers.base.facts import (
-    Condition,
-    Finding,
-    Hazard,
-    Root,
-    Scope,
-    Severity,
-    State,
-    Switch,
-)
+from cachectl.layers.base.declarations import EnvSwitch, at_load
+from cachectl.layers.base.facts import Condition, Finding, Hazard, Root, Scope, Severity, State, Switch
 from cachectl.layers.base.layer import Layer
 from cachectl.layers.base.lazy import module, regex
 from cachectl.layers.base.store import Codec, Damage
@@ -61,7 +53,7 @@ class ComgrCodec(Codec):
         return comgr_entries.describe(comgr_entries.output_of(data) or b"")
 
     def check(self, data: bytes) -> Damage | None:
-        """Check that an entry is exactly an output and a log, and that bitcode and code objects are whole."""
+        """Check that an entry is exactly an output and a log, and that bitcode and code objects are complete."""
         output = comgr_entries.output_of(data)
         if output is None:
             return Damage(Severity.RECOMPILES, _NOT_WHOLE)
@@ -80,6 +72,7 @@ class ComgrCache(Layer):
 
     name = "comgr"
     title = "AMD comgr cache"
+    switch = EnvSwitch("AMD_COMGR_CACHE", off="0", read=at_load(*LIBRARIES))
     store = Files(_SHAPE, codec=ComgrCodec(), index=ComgrIndex(), writers=LIBRARIES)
     on_network = Hazard(
         Severity.RISKS,
@@ -90,7 +83,7 @@ class ComgrCache(Layer):
     # ------------------------------------------------------------------ where and whether
 
     def roots(self) -> tuple[Root, ...]:
-        """Resolve as comgr and LLVM do: what is empty or relative counts from the working folder."""
+        """Resolve as comgr and LLVM do: an empty or relative path counts from the working folder."""
         environment = self.environment
         if environment.platform == "darwin":
             return ()
@@ -107,7 +100,7 @@ class ComgrCache(Layer):
         return (Root(environment.home / ".cache" / "comgr", Scope.USER, "default (the account's home)"),)
 
     def state(self) -> State:
-        """Judge the switch, which knows one value, the policy, and the place."""
+        """Read the switch, which has one value, the policy, and the place."""
         if self.environment.get("AMD_COMGR_CACHE") == "0":
             return State(Condition.DISABLED, "AMD_COMGR_CACHE=0")
         if not self._is_here():
@@ -150,11 +143,11 @@ class ComgrCache(Layer):
         policy, wrong = self.environment.get("AMD_COMGR_CACHE_POLICY"), self._policy_complaint()
         if policy is None or wrong is None:
             return
-        # The manual of comgr spells it so; LLVM, which reads it, does not.
-        mended = policy.replace("prune_expiration=", "prune_after=")
+        # comgr's manual names this key, but LLVM, which reads it, expects another.
+        corrected = policy.replace("prune_expiration=", "prune_after=")
         fix = None
-        if comgr_entries.policy_complaint(mended) is None:
-            fix = f"export AMD_COMGR_CACHE_POLICY={shlex.quote(mended)}"
+        if comgr_entries.policy_complaint(corrected) is None:
+            fix = f"export AMD_COMGR_CACHE_POLICY={shlex.quote(corrected)}"
         outcome = f"cannot be read ({wrong}): nothing is kept, and every run compiles"
         yield misread(self, "AMD_COMGR_CACHE_POLICY", Severity.RECOMPILES, outcome, fix)
 
@@ -172,12 +165,6 @@ class ComgrCache(Layer):
                     fix = f"export HOME={shlex.quote(str(self.environment.home))}"
                 yield misread(self, variable, Severity.RECOMPILES, outcome, fix)
 
-    def switched(self, *, on: bool) -> Switch:
-        """Give the variable, which comgr reads when it first compiles."""
-        if on:
-            return Switch(self.name, unset=frozenset({"AMD_COMGR_CACHE"}), latches=LIBRARIES)
-        return Switch(self.name, {"AMD_COMGR_CACHE": "0"}, latches=LIBRARIES)
-
     def relocate(self, folder: Path) -> Switch:
-        """Give the path; comgr makes the folder."""
-        return Switch(self.name, {"AMD_COMGR_CACHE_DIR": str(folder / "comgr")}, latches=LIBRARIES)
+        """Return the path; comgr makes the folder."""
+        return Switch(self.name, {"AMD_COMGR_CACHE_DIR": str(folder / "comgr")}, read_at_load=LIBRARIES)

@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from cachectl.layers.base.facts import Finding, Flag, Patch, State, Switch, When
-from cachectl.layers.base.memos import forgetting
-from cachectl.layers.base.switches import diagnosed, relative_cache_home
+from cachectl.layers.base.switches import diagnosed, forgetting, relative_cache_home
 from cachectl.layers.pytools import Dictionaries, PytoolsDictionaries
 
 _VARIABLES = ("LOOPY_NO_CACHE", "CG_NO_CACHE")
@@ -24,15 +23,17 @@ _MEMOS = tuple(
 
 
 class LoopyDictionaries(PytoolsDictionaries):
-    """What loopy remembers of kernels it has scheduled, generated and wrapped."""
+    """Schedules, generated code and wrappers of loopy's kernels."""
 
     name = "loopy"
     title = "loopy code generation"
+    distributions = ("loopy",)
     store = Dictionaries("loopy-pdict", lambda identifier: identifier.startswith("loopy-"))
     opened_by = ("loopy",)
+    reveals = "source text of your kernels"
 
     def state(self) -> State:
-        """Judge the two variables, both read when loopy is imported."""
+        """Read the two variables, as loopy does when it is imported."""
         return self.judged("loopy", _VARIABLES)
 
     def diagnose(self) -> Iterator[Finding]:
@@ -41,13 +42,13 @@ class LoopyDictionaries(PytoolsDictionaries):
         yield from relative_cache_home(self)
 
     def switched(self, *, on: bool) -> Switch:
-        """Give the variable for the next import, and the flag that every call site reads in a running one."""
+        """Return the variable for the next import, and the flag that loopy reads at each call in a running process."""
         return Switch(
             self.name,
             set={} if on else {"LOOPY_NO_CACHE": "1"},
             unset=frozenset(_VARIABLES) if on else frozenset(),
             flags=(Flag("loopy", "CACHING_ENABLED", on),),
-            memos=_MEMOS,
-            drops=(("loopy", "clear_in_mem_caches"),),
+            memo_patches=_MEMOS,
+            clear_functions=(("loopy", "clear_in_mem_caches"),),
             takes_effect=When.NOW,
         )

@@ -1,4 +1,4 @@
-"""The layer ``neo``: what Intel's compute-runtime (NEO) and its ``ocloc`` have compiled.
+"""The layer ``neo``: programs compiled by Intel's compute-runtime (NEO) and its ``ocloc``.
 
 Sources, in intel/compute-runtime: ``programmers-guide/COMPILER_CACHE.md`` and
 ``shared/source/compiler_interface/{default_cache_config,compiler_cache,compiler_interface}.cpp`` with
@@ -17,18 +17,12 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from cachectl.layers.base.declarations import EnvSwitch, at_load
 from cachectl.layers.base.errors import LayerError, Unreachable
-from cachectl.layers.base.facts import (
-    Condition,
-    Finding,
-    Root,
-    Scope,
-    Severity,
-    State,
-    Switch,
-)
+from cachectl.layers.base.facts import Condition, Finding, Root, Scope, Severity, State, Switch
 from cachectl.layers.base.layer import Layer
 from cachectl.layers.base.lazy import module, regex
+from cachectl.layers.base.parts import Lookups
 from cachectl.layers.base.store import Codec, Damage, counting
 from cachectl.layers.base.switches import first_place, misread, off
 from cachectl.layers.disk.atomic import overwrite
@@ -45,7 +39,7 @@ if TYPE_CHECKING:
 else:
     neo_binaries = module("cachectl.layers.formats.neo_binaries")
 
-#: OpenCL's driver, Level Zero's, and the compiler that stands alone.
+#: The drivers of OpenCL and Level Zero, and the stand-alone compiler.
 LIBRARIES: Final = ("libigdrcl.so", "libze_intel_gpu.so", "libocloc.so")
 ACCOUNT: Final = "config.file"
 STATISTICS: Final = "stats"
@@ -57,22 +51,22 @@ _BOOKS: Final = regex(r"stats|config\.file|[0-9a-f]{16}\.(?:trace|input)")
 _TEMPORARY: Final = StrayRule(regex(r"cl_cache\.[A-Za-z0-9]{6}"), "left by a killed driver", private=True)
 _FLAT: Final = Shape((_ENTRY,), folders=False, strays=(_TEMPORARY,))
 _DEEP: Final = Shape((_DIGIT, _DIGIT, _ENTRY), folders=False)
-#: Beside entries: the account and debugging aids at the top, and statistics at each level.
+#: Files beside the entries: the account and debugging aids at the top, statistics at each level.
 _BOOK_SHAPES: Final = (
     Shape((_BOOKS,), folders=False),
     Shape((_DIGIT, regex(STATISTICS)), folders=False),
     Shape((_DIGIT, _DIGIT, regex(STATISTICS)), folders=False),
 )
-#: Bytes that the driver keeps unless told.
+#: The driver's default limit in bytes.
 _DEFAULT_CAP: Final = 1 << 30
 _NEARLY: Final = 0.9
 #: A number as ``atoll`` reads it.
 _NUMBER: Final = regex(r"\s*[+-]?\d{1,18}", re.ASCII)
 _PLAIN_NUMBER: Final = regex(r"\s*[+-]?\d+\s*", re.ASCII)
-#: The releases in which any variable of the compiler's switches the cache off, the first and the last.
+#: The first and the last release in which any variable of the compiler switches the cache off.
 _KILLED: Final = ((25, 31), (26, 31))
 _NEVER: Final = "the driver compiles it again at every run, and never replaces it"
-#: How the driver spells its release, in the library itself.
+#: The driver's release, as it stands in the library.
 _RELEASE: Final = regex(rb"\x00(\d\d)\.(\d\d?)\.\d{4,6}(?:\.\d+)?\x00")
 
 
@@ -82,7 +76,7 @@ class NeoCodec(Codec):
     form = "neo-entry/1"
 
     def describe(self, data: bytes) -> Details:
-        """Return what a program of any kind says."""
+        """Read a program of any kind."""
         return neo_binaries.describe(data)
 
     def check(self, data: bytes) -> Damage | None:
@@ -101,7 +95,7 @@ class Account(Index):
     shapes = _BOOK_SHAPES
 
     def is_book(self, leaf: Leaf) -> bool:
-        """Tell by its length whether a file beside the entries is what its name says."""
+        """Compare the length with that of the driver's files."""
         name = leaf.key.rpartition("/")[2]
         if name == STATISTICS:
             return leaf.bytes == neo_binaries.STATISTICS.size
@@ -109,14 +103,14 @@ class Account(Index):
 
     @contextmanager
     def changing(self, store: Files, root: Root) -> Iterator[bool]:
-        """Hold the driver's own lock around a change, then write the sum of all entries into its account.
+        """Hold the driver's lock around a change, then write the sum of all entries into the account.
 
-        That is done also where the change fails. Raises :class:`Unsettled` where only the counting fails. Where there
-        is no account the driver counts for itself when it makes one. Yields whether the lock is held.
+        The sum is also written if the change fails. Raises :class:`Unsettled` where only that writing fails. Without an
+        account, the driver counts the entries when it makes one. Yields whether the lock is held.
         """
         path = root.path / ACCOUNT
         with (
-            file_lock(store.name, path, patience=store.environment.patience) as handle,
+            file_lock(store.name, path, lock_timeout=store.environment.lock_timeout) as handle,
             counting(store.name, path, partial(self._count, store, root, handle)),
         ):
             yield handle is not None
@@ -124,7 +118,7 @@ class Account(Index):
     def _count(self, store: Files, root: Root, handle: int | None) -> None:
         if handle is None:
             return
-        # A longer file is none of the driver's.
+        # A longer file is not the driver's.
         old = os.pread(handle, neo_binaries.ACCOUNT.size + 1, 0)
         new = neo_binaries.ACCOUNT.pack(sum(leaf.bytes for leaf in store.leaves(root)))
         if len(old) in (0, len(new)) and old != new:
@@ -152,23 +146,30 @@ class Account(Index):
                 yield store.unreadable(root, ACCOUNT, error)
         else:
             if (complaint := _account_complaint(account, sizes)) is not None:
-                fix = "nothing: the next put or purge in this layer counts anew"
+                fix = "nothing: the next put or purge in this layer counts again"
                 if len(account) != neo_binaries.ACCOUNT.size:
                     fix = f"rm {shlex.quote(str(root.path / ACCOUNT))}"
                 yield Finding(store.name, root.path, ACCOUNT, Severity.WASTES, "index", complaint, fix)
 
 
 class NeoCompilerCache(Layer):
-    """Programs that Intel's driver, for OpenCL or Level Zero, has compiled: one file each."""
+    """Programs compiled by Intel's driver for OpenCL or Level Zero, one file each."""
 
     name = "neo"
     title = "Intel NEO compiler cache"
+    # The driver reads it once for each device.
+    switch = EnvSwitch("NEO_CACHE_PERSISTENT", off="0", read=at_load(*LIBRARIES))
     store = Files(_FLAT, _DEEP, codec=NeoCodec(), index=Account(), writers=LIBRARIES, unread=_NEVER)
 
     # ------------------------------------------------------------------ where and whether
 
+    @property
+    def lookups(self) -> Lookups:
+        """How the lookups and stores of a run are observed."""
+        return NeoLookups(self.roots())
+
     def roots(self) -> tuple[Root, ...]:
-        """Resolve as the driver does for each device: an empty variable is one that is not set."""
+        """Resolve as the driver does for each device: an empty variable counts as not set."""
         environment = self.environment
         if environment.platform == "darwin":
             return ()
@@ -183,7 +184,7 @@ class NeoCompilerCache(Layer):
         return (Root(environment.absolute(home) / ".cache" / _LEAF, Scope.USER, "default (HOME)"),) if home else ()
 
     def state(self) -> State:
-        """Judge all that turns the cache off: its switch, variables of the compiler, and a folder that is not there."""
+        """Check everything that turns the cache off: its switch, variables of the compiler, and a missing folder."""
         value = self.environment.get("NEO_CACHE_PERSISTENT")
         if value is not None and _number(value) == 0:
             hint = "" if value == "0" else " (the driver takes it for 0)"
@@ -191,7 +192,7 @@ class NeoCompilerCache(Layer):
         if not self._is_here():
             return State(Condition.ABSENT, "no driver of Intel's is registered, and none has left a cache")
         if (lack := self._lacking_folder()) is not None:
-            return State(Condition.DISABLED, f"{lack[1]}: the driver then keeps no cache, without a word")
+            return State(Condition.DISABLED, f"{lack[1]}: the driver then keeps no cache, without a message")
         if variable := self._compiler_variable():
             return self._with_compiler_variable(variable)
         return State(Condition.ENABLED, "on by default" if value is None else f"NEO_CACHE_PERSISTENT={value}")
@@ -200,13 +201,13 @@ class NeoCompilerCache(Layer):
         return bool(driver_libraries(self.environment, _MAKER)) or any(root.exists for root in self.roots())
 
     def _lacking_folder(self) -> tuple[Path | None, str] | None:
-        """Return the folder that must be there and is not, with the reason in words; ``None`` if all is well."""
+        """Return the missing folder that the driver needs, and why it is missing; ``None`` where nothing is missing."""
         roots = self.roots()
         if not roots:
             missing = "LOCALAPPDATA is not set" if self.environment.platform == "win32" else "HOME is not set"
             return None, missing
         root = roots[0]
-        # The driver makes its own folder, and on Linux .cache above it; never what a variable names.
+        # The driver makes its own folder, and on Linux .cache above it, but no folder that a variable names.
         above = {"NEO_CACHE_DIR": 0, "XDG_CACHE_HOME": 1, "LOCALAPPDATA": 2}.get(root.source, 2)
         wanted = (root.path, *root.path.parents)[above]
         if wanted.is_dir():
@@ -220,18 +221,18 @@ class NeoCompilerCache(Layer):
         release = self._release()
         span = "compute-runtime 25.31 to 26.31 keeps no cache then"
         if release is None:
-            return State(Condition.UNKNOWN, f"{variable} is set: {span}, and which release is here is not known")
-        spelled = f"compute-runtime {release[0]}.{release[1]:02}"
+            return State(Condition.UNKNOWN, f"{variable} is set: {span}, and the installed release is not known")
+        named = f"compute-runtime {release[0]}.{release[1]:02}"
         if _KILLED[0] <= release <= _KILLED[1]:
-            return State(Condition.DISABLED, f"{variable} is set: {spelled} then keeps no cache")
-        return State(Condition.ENABLED, f"on by default; {variable} is set, which {spelled} does not mind")
+            return State(Condition.DISABLED, f"{variable} is set: {named} then keeps no cache")
+        return State(Condition.ENABLED, f"on by default; {variable} is set, which {named} ignores")
 
     def _release(self) -> tuple[int, int] | None:
-        """Read the driver's release out of its library, which nothing loads; ``None`` where that does not tell."""
+        """Return the driver's release, read from its library, which is not loaded; ``None`` where it is not there."""
         import mmap
 
         for library in driver_libraries(self.environment, _MAKER):
-            # What has no folder is for the system's linker to find.
+            # A library without a folder is found by the system's linker alone.
             with suppress(OSError, ValueError), open(open_plain(library, follow=True), "rb") as file:
                 with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
                     match = _RELEASE.search(content)
@@ -241,18 +242,14 @@ class NeoCompilerCache(Layer):
         return None
 
     def diagnose(self) -> Iterator[Finding]:
-        """Yield what is wrong with the variables, folders that are not there, and a cache that is nearly full."""
+        """Yield what is wrong with the variables, missing folders, and a cache that is nearly full."""
         value = self.environment.get("NEO_CACHE_PERSISTENT")
         if value is not None and _number(value) == 0:
-            plain = value.strip() == "0"
-            outcome = "is no number: the driver takes it for 0, and keeps nothing"
-            yield (
-                off(self, "NEO_CACHE_PERSISTENT")
-                if plain
-                else misread(
-                    self, "NEO_CACHE_PERSISTENT", Severity.RECOMPILES, outcome, "export NEO_CACHE_PERSISTENT=1"
-                )
-            )
+            if value.strip() == "0":
+                yield off(self, "NEO_CACHE_PERSISTENT")
+            else:
+                outcome, fix = "is no number: the driver takes it for 0, and keeps nothing", "NEO_CACHE_PERSISTENT=1"
+                yield misread(self, "NEO_CACHE_PERSISTENT", Severity.RECOMPILES, outcome, f"export {fix}")
         if self._is_here():
             yield from self._unfit_folder()
             yield from self._unfit_compiler_variable()
@@ -293,7 +290,7 @@ class NeoCompilerCache(Layer):
 
     def _nearly_full(self, limit: int, said: str) -> Iterator[Finding]:
         size = 0
-        # A root that cannot be read is told of by whoever counts it.
+        # Report names a root that cannot be read.
         with suppress(LayerError, OSError):
             size = sum(leaf.bytes for root in self.roots() for leaf in self.store.leaves(root))
         if size < _NEARLY * limit:
@@ -302,45 +299,51 @@ class NeoCompilerCache(Layer):
         fix = f"export NEO_CACHE_MAX_SIZE={2 * max(limit, size)}"
         yield Finding(self.name, first_place(self), None, Severity.RECOMPILES, "cap", message, fix)
 
-    def switched(self, *, on: bool) -> Switch:
-        """Give the variable, which the driver reads once for each device."""
-        if on:
-            return Switch(self.name, unset=frozenset({"NEO_CACHE_PERSISTENT"}), latches=LIBRARIES)
-        return Switch(self.name, {"NEO_CACHE_PERSISTENT": "0"}, latches=LIBRARIES)
-
     def relocate(self, folder: Path) -> Switch:
-        """Give the path, and name the folder as one to be made: where it is not there, the driver keeps nothing."""
+        """Return the path, and the folder to make first: the driver keeps nothing in a missing folder."""
         place = folder / "neo"
-        return Switch(self.name, {"NEO_CACHE_DIR": str(place)}, latches=LIBRARIES, makes=(place,))
-
-    def counters(self) -> tuple[int, int] | None:
-        """Return hits and misses as the driver has counted them in this cache; ``None`` where it has not.
-
-        It does from release 26.14 on, where ``NEO_CACHE_STATS`` is set to another number than 0.
-        """
-        for root in self.roots():
-            with suppress(OSError):
-                return neo_binaries.read_statistics(read_plain(root.path / STATISTICS, limit=64))
-        return None
+        return Switch(self.name, {"NEO_CACHE_DIR": str(place)}, read_at_load=LIBRARIES, makes=(place,))
 
 
 def _number(value: str) -> int:
-    """Read a number as ``atoll`` does: ``1G`` is one, and what does not begin with a number is 0."""
+    """Read a number as ``atoll`` does: ``1G`` is one, and a text without a leading number is 0."""
     match = _NUMBER.match(value)
     return 0 if match is None else int(match[0])
 
 
 def _account_complaint(account: bytes, sizes: Mapping[str, int]) -> str | None:
-    """Say what is wrong with the account, given the bytes of the entries of each kind.
+    """Return what is wrong with the account, given the bytes of the entries of each kind.
 
-    A driver that counts anew counts those of its own kind alone, so that it may know of less than there is.
+    A driver that counts again counts only its own kind, so the account may be smaller than the sum.
     """
     if len(account) != neo_binaries.ACCOUNT.size:
-        return "the account has another length than the driver gives it: it counts from nonsense" if account else None
+        return (
+            "the account has another length than the driver gives it: it counts from a wrong number"
+            if account
+            else None
+        )
     (counted,) = neo_binaries.ACCOUNT.unpack(account)
     total = sum(sizes.values())
     if counted > total:
-        return f"the account says {counted} bytes where there are {total}: the driver drops entries sooner than it need"
+        return f"the account says {counted} bytes where there are {total}: the driver drops entries too early"
     if counted < min(sizes.values(), default=0):
         return f"the account says {counted} bytes where there are {total}: the cache grows beyond its limit"
     return None
+
+
+class NeoLookups(Lookups):
+    """The driver counts hits and misses in a file of the cache, from release 26.14 on, if a variable says so."""
+
+    by = "the driver's own counters"
+    variables: Mapping[str, str] = {"NEO_CACHE_STATS": "1"}
+
+    def __init__(self, roots: Iterable[Root]) -> None:
+        super().__init__()
+        self._roots = roots
+
+    def counters(self) -> tuple[int, int] | None:
+        """Return the hits and misses of the first cache that has the file."""
+        for root in self._roots:
+            with suppress(OSError):
+                return neo_binaries.read_statistics(read_plain(root.path / STATISTICS, limit=64))
+        return None

@@ -8,6 +8,7 @@ from cachectl.layers.base.environment import Environment
 from cachectl.layers.base.errors import BadRequest
 from cachectl.layers.base.facts import Scope
 from cachectl.layers.base.layer import Layer
+from cachectl.layers.base.parts import Portability
 from cachectl.layers.base.registry import Broken, built_in, plugged_in
 
 
@@ -48,6 +49,10 @@ class LayerSet:
             message = f"no layer is called {name!r}; there are {', '.join(self._layers)}"
             raise BadRequest(message) from error
 
+    def portability(self, name: str) -> Portability | None:
+        """Return what decides about entries of a layer elsewhere; ``None`` if it does not say, or is not here."""
+        return self[name].portability if name in self else None
+
     def named(self, names: Iterable[str]) -> tuple[Layer, ...]:
         """Return the layers of these names, each once; all of them where none is named.
 
@@ -56,6 +61,6 @@ class LayerSet:
         chosen = tuple(self[name] for name in dict.fromkeys(names))
         return chosen or tuple(self)
 
-    def expendable(self) -> tuple[Layer, ...]:
+    def clearable(self) -> tuple[Layer, ...]:
         """Return what ``purge --all`` means: every user layer that a rerun refills."""
         return tuple(layer for layer in self if layer.scope is Scope.USER and not layer.precious)

@@ -61,8 +61,9 @@ class Stack(LayerSet):
         report = survey(self, self.named(layers))
         if not neighbours:
             return report
-        from cachectl.inspecting import neighbours as beside
-        from cachectl.layers.base.lazy import replace
+        from dataclasses import replace
+
+        from cachectl.layers.host import neighbours as beside
 
         return replace(report, neighbours=tuple(beside.neighbours(self.environment)))
 
@@ -131,7 +132,7 @@ class Stack(LayerSet):
         from cachectl.clearing.purge import recover
 
         named = tuple(layers)
-        recover(self.named(named) if named else self.expendable())
+        recover(self.named(named) if named else self.clearable())
 
     def plan_clear(self, selection: Selection = ALL, *, layers: Iterable[str] = (), listed: bool = False) -> PurgePlan:
         """Plan a purge of the named layers, or of every clearable one. Touches nothing.
@@ -141,7 +142,7 @@ class Stack(LayerSet):
         from cachectl.clearing.purge import plan
 
         named = tuple(layers)
-        return plan(self.named(named) if named else self.expendable(), selection, listed=listed)
+        return plan(self.named(named) if named else self.clearable(), selection, listed=listed)
 
     def purge(
         self,
@@ -165,7 +166,7 @@ class Stack(LayerSet):
         from cachectl.clearing.prune import plan_prune
 
         def plan(*, listed: bool) -> PurgePlan:
-            return plan_prune(self.named(layers) if layers else self.expendable(), limits, listed=listed)
+            return plan_prune(self.named(layers) if layers else self.clearable(), limits, listed=listed)
 
         return self._clear(plan, layers, dry_run=dry_run, notice=notice)
 

@@ -28,6 +28,9 @@ from cachectl.layers.base.environment import Environment
 if TYPE_CHECKING:
     from injector import Injector
 
+#: Fixtures that several test files of one subject share.
+pytest_plugins = ("support.bundles",)
+
 HERE = Path(__file__).parent
 KERNELS = 8
 
@@ -44,6 +47,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--all", action="store_true", help="run every tier of the tests, not only the default one")
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:  # noqa: ANN401 - classes of pytest-xdist
+    """Keep the tests of a module together as long as possible: they share fixtures that take long to fill."""
+    from xdist.scheduler.worksteal import WorkStealingScheduling
+
+    return WorkStealingScheduling(config, log)
+
+
+@pytest.hookimpl(optionalhook=True)
 def pytest_xdist_setupnodes(config: pytest.Config, specs: list[Any]) -> None:
     """Give each worker of pytest-xdist a PID namespace: a purge must not meet the PoCL programs of other workers."""
     del config
@@ -93,6 +105,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if "real" in item.keywords:
             item.add_marker(pytest.mark.skip(reason=reason))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:  # noqa: ANN401 - a class of pytest-xdist
+    """Learn from a worker of pytest-xdist how many tests it left out; every worker collects the same."""
+    node.config.stash[LEFT_OUT] = getattr(node, "workeroutput", {}).get("left_out", 0)
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Let a worker of pytest-xdist send how many tests it left out."""
+    if (output := getattr(session.config, "workeroutput", None)) is not None:
+        output["left_out"] = session.config.stash.get(LEFT_OUT, 0)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:

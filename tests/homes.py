@@ -14,7 +14,7 @@ import termios
 import threading
 import time
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -76,6 +76,23 @@ def run_command(
         sys.stderr.flush()
         read = [os.pread(file, os.fstat(file).st_size, 0) for file in (out, err)]
     return subprocess.CompletedProcess(["cachectl", *arguments], status, *read)
+
+
+def run_as(
+    by: Sequence[str], arguments: Sequence[str], variables: Mapping[str, str], cwd: Path = Path("/")
+) -> subprocess.CompletedProcess[str]:
+    """Run a cachectl command with exactly these variables: inside this process, or as a process that ``by`` starts."""
+    if by:
+        command = [*by, *CACHECTL, *arguments]
+        return subprocess.run(
+            command, env=variables, cwd=cwd, capture_output=True, text=True, check=False, timeout=1200
+        )
+    return _as_text(run_command(tuple(arguments), variables, cwd))
+
+
+def _as_text(done: subprocess.CompletedProcess[bytes]) -> subprocess.CompletedProcess[str]:
+    streams = (stream.decode().replace("\r\n", "\n").replace("\r", "\n") for stream in (done.stdout, done.stderr))
+    return subprocess.CompletedProcess(done.args, done.returncode, *streams)
 
 
 @contextmanager
@@ -159,8 +176,7 @@ class Home:
             return self.process(*arguments, check=check, **changes)
         with self._processes() as processes:
             done = run_command(arguments, variables, self.path, processes)
-        out, err = (stream.decode().replace("\r\n", "\n").replace("\r", "\n") for stream in (done.stdout, done.stderr))
-        return _checked(subprocess.CompletedProcess(done.args, done.returncode, out, err), check=check)
+        return _checked(_as_text(done), check=check)
 
     def process(self, *arguments: str, check: bool = True, **changes: str) -> subprocess.CompletedProcess[str]:
         """Run a command as a process of its own.

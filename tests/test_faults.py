@@ -12,7 +12,6 @@ import json
 import os
 import pickle
 import sqlite3
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
@@ -21,11 +20,13 @@ from pathlib import Path
 from typing import Final, Protocol
 
 import pytest
+from homes import run_as
 
 sys.path.append(str(Path(__file__).parents[0] / "faults"))
 
 from injector import KILL, READS, WRITES, Fault, Injector, compiled_shim
-from sweep import CASES, FAULTS, WORLDS, Sweep, World, filled_world, put_cases
+from sweep import CASES, FAULTS, Sweep, put_cases
+from worlds import WORLDS, World, filled_world
 
 #: Each how many calls; ``None`` for one call.
 EVERY: Final = int(os.environ["CACHECTL_HAZARD"]) if os.environ.get("CACHECTL_HAZARD") else None
@@ -102,15 +103,8 @@ def test_no_fault_makes_a_command_lie(name: str, verb: str, injector: Injector, 
 
 def cachectl(home: Path, *arguments: str, by: tuple[str, ...] = (), **variables: str) -> tuple[int, str, str]:
     """Run a command over a home; return its status, output and errors."""
-    done = subprocess.run(
-        [*by, sys.executable, "-m", "cachectl", *arguments],
-        env={"PATH": os.environ["PATH"], "HOME": str(home), "TMPDIR": str(home / "tmp"), **variables},
-        cwd="/",
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=600,
-    )
+    kept = {"PATH": os.environ["PATH"], "HOME": str(home), "TMPDIR": str(home / "tmp")}
+    done = run_as(by, arguments, {**kept, **variables})
     assert "Traceback" not in done.stderr
     return done.returncode, done.stdout, done.stderr
 
@@ -258,8 +252,8 @@ def test_doctor_names_what_it_could_not_read_once(synthetic: Path, injector: Inj
     for nth in range(1, good.seen + 1, 4):
         done = injector.run(*command, home=synthetic, fault=Fault(READS, nth, errno.EMFILE))
         said = {finding["code"] for finding in done.json["findings"]}
-        lacking = {finding["code"] for finding in good.json["findings"]} - said
-        if lacking and "unreadable" not in said:
+        required_roots = {finding["code"] for finding in good.json["findings"]} - said
+        if required_roots and "unreadable" not in said:
             unnamed.append(done.where)
     assert not unnamed
 

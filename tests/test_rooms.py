@@ -9,11 +9,12 @@ MOST_MODULES = 15
 #: Each room with the rooms that its modules may import from, beside their own. ``layers`` are the adapters.
 ALLOWED = {
     "layers.formats": {"layers.base"},
+    "layers.inside": {"layers.base"},
     "layers.disk": {"layers.base", "layers.host"},
     "layers.host": {"layers.base", "layers.disk"},
     "layers.stores": {"layers.base", "layers.disk", "layers.formats", "layers.host"},
     "layers.base": {"layers.disk", "layers.formats", "layers.host", "layers.stores"},
-    "layers": {"layers.base", "layers.disk", "layers.formats", "layers.host", "layers.stores"},
+    "layers": {"layers.base", "layers.disk", "layers.formats", "layers.host", "layers.inside", "layers.stores"},
     "": {"layers", "inspecting", "clearing", "switching", "observing", "moving", "cluster"},
     "inspecting": {"", "layers"},
     "clearing": {"", "layers", "inspecting", "switching"},

@@ -31,7 +31,7 @@ from cachectl.layers.base.facts import Ability, Artifact, Condition, Entry, Find
 from cachectl.layers.base.guard import guarded
 from cachectl.layers.base.layer import Layer
 from cachectl.layers.base.selection import Selection
-from cachectl.layers.base.store import tally
+from cachectl.layers.base.store import sum_usage
 
 
 class LayerConformance(ABC):
@@ -111,7 +111,7 @@ class LayerConformance(ABC):
         assert len(keys) >= 2, "seed at least two entries"  # noqa: PLR2004
         list(layer.diagnose())
         for root in layer.roots():
-            layer.census(root)
+            layer.usage(root)
             list(layer.verify(root))
         if layer.abilities()[Ability.GET] is None:
             layer.get(keys[0])
@@ -126,7 +126,7 @@ class LayerConformance(ABC):
         assert [entry.key for entry in first] == [entry.key for entry in layer.entries()]
         assert len({(entry.root, entry.key) for entry in first}) == len(first)
         for root in layer.roots():
-            assert layer.census(root) == tally(layer.scan(root, contents=False))
+            assert layer.usage(root) == sum_usage(layer.scan(root, contents=False))
         for entry in first:
             assert entry.layer == layer.name
             assert entry.bytes >= 0
@@ -339,7 +339,7 @@ class LayerConformance(ABC):
                 path.write_bytes(damaged)
                 for root in layer.roots():
                     list(layer.scan(root))
-                    layer.census(root)
+                    layer.usage(root)
                     list(layer.verify(root))
             path.write_bytes(content)
 

@@ -71,7 +71,9 @@ class Read:
 
     def applied(self, layer: str, put: Mapping[str, str], unset: frozenset[str] = frozenset()) -> Switch:
         """Return the change of variables with the moment from which it counts."""
-        return Switch(layer, put, unset, latches=self.libraries, latching_modules=self.modules, takes_effect=self.when)
+        return Switch(
+            layer, put, unset, read_at_load=self.libraries, read_at_import=self.modules, takes_effect=self.when
+        )
 
 
 def at_load(*libraries: str) -> Read:

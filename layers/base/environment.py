@@ -16,7 +16,7 @@ from pathlib import Path, PureWindowsPath
 from types import MappingProxyType
 
 from cachectl.layers.base.lazy import dataclass, field, replace
-from cachectl.layers.disk.locks import PATIENCE
+from cachectl.layers.disk.locks import LOCK_TIMEOUT
 from cachectl.layers.host.distributions import version_of
 from cachectl.layers.host.mounts import MOUNTS
 
@@ -32,10 +32,10 @@ class Environment:
     ``home`` is the account's home folder in the password database, used if ``HOME`` is not set; ``python`` is the
     five-part version that pytools and PyOpenCL put into their names; ``site`` lists the folders of installed packages;
     ``installed`` returns the version of a distribution there, or ``None``; ``prefix`` is the folder that Python is
-    installed in, or ``None`` if there is no Python; ``patience`` is how many seconds to wait for a lock that another
-    process holds; ``processes`` is where the system shows running programs, ``mounts`` where it lists mounted file
-    systems, and ``topology`` where AMD's driver lists processors, GPUs among them. ``superuser`` says whether the user
-    is one, and ``over_others`` whether it may change what belongs to other users.
+    installed in, or ``None`` if there is no Python; ``lock_timeout`` is how many seconds to wait for a lock that
+    another process holds; ``processes`` is where the system shows running programs, ``mounts`` where it lists mounted
+    file systems, and ``topology`` where AMD's driver lists processors, GPUs among them. ``superuser`` says whether the
+    user is one, and ``over_others`` whether it may change what belongs to other users.
     """
 
     variables: Mapping[str, str]
@@ -48,7 +48,7 @@ class Environment:
     prefix: Path | None = None
     installed: Callable[[str], str | None] = _unknown_version
     clock: Callable[[], float] = field(default=time.time)
-    patience: float = PATIENCE
+    lock_timeout: float = LOCK_TIMEOUT
     processes: Path = Path("/proc")
     mounts: Path = MOUNTS
     topology: Path = Path("/sys/class/kfd/kfd/topology/nodes")

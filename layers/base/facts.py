@@ -111,10 +111,10 @@ class Entry:
     stale_because: str | None = None
     detail: Mapping[str, str] = field(default_factory=dict)
     #: The store's own fingerprint, by which a later change is noticed.
-    mark: tuple[int, ...] = ()
+    stamp: tuple[int, ...] = ()
     #: Whose it is, where it merely shares a root with the layer's own: not counted, and cleared only by its key.
     guest: str | None = None
-    as_json: ClassVar = AsJson(hidden=("mark", "guest"))
+    as_json: ClassVar = AsJson(hidden=("stamp", "guest"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,9 +132,9 @@ class Orphan:
     modified: float
     why: str
     idle_only: bool = True
-    mark: tuple[int, ...] = ()
+    stamp: tuple[int, ...] = ()
     kept: bool = False
-    as_json: ClassVar = AsJson(hidden=("idle_only", "mark", "kept"), names={"why": "because"})
+    as_json: ClassVar = AsJson(hidden=("idle_only", "stamp", "kept"), names={"why": "because"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +198,7 @@ Removable = Entry | Orphan
 
 
 @dataclass(frozen=True, slots=True)
-class Census:
+class Usage:
     """What one root holds, counted.
 
     ``files`` and ``bytes`` are what lies on disk for the layer, orphans apart; ``stale_*`` is ``None`` where
@@ -251,7 +251,7 @@ class Target:
     key: str
     bytes: int
     entries: int
-    mark: tuple[int, ...]
+    stamp: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,7 +271,7 @@ class Note:
 class ClearPlan:
     """Exactly what a clear of one layer would remove, before anything is touched.
 
-    ``remake`` lists folders that have gone, and without which running programs fail: they are made again. ``things``
+    ``recreate`` lists folders that have gone, and without which running programs fail: they are made again. ``things``
     describes the targets that were listed one by one, for a dry run to name; a target that stands for a whole table
     has none.
     """
@@ -280,7 +280,7 @@ class ClearPlan:
     targets: tuple[Target, ...] = ()
     skipped: tuple[Note, ...] = ()
     failed: tuple[Note, ...] = ()
-    remake: tuple[Path, ...] = ()
+    recreate: tuple[Path, ...] = ()
     things: tuple[Removable, ...] = ()
 
     @property
@@ -317,8 +317,8 @@ class Foresight:
 class Outcome:
     """What a clear did, or would do.
 
-    ``bytes_freed`` is what vanished from the disk, measured; ``remade`` are folders made again. ``things`` names what
-    would go; it is empty where something was done.
+    ``bytes_freed`` is what vanished from the disk, measured; ``recreated`` are
+    folders made again. ``things`` names what would go; it is empty where something was done.
     """
 
     layer: str
@@ -326,9 +326,9 @@ class Outcome:
     bytes_freed: int = 0
     skipped: tuple[Note, ...] = ()
     failed: tuple[Note, ...] = ()
-    remade: tuple[Path, ...] = ()
+    recreated: tuple[Path, ...] = ()
     things: tuple[Removable, ...] = ()
-    as_json: ClassVar = AsJson(hidden=("things",))
+    as_json: ClassVar = AsJson(hidden=("things",), names={"recreated": "remade"})
 
     def plus(self, other: Outcome) -> Outcome:
         """Return both outcomes as one."""
@@ -338,7 +338,7 @@ class Outcome:
             self.bytes_freed + other.bytes_freed,
             self.skipped + other.skipped,
             self.failed + other.failed,
-            self.remade + other.remade,
+            self.recreated + other.recreated,
             self.things + other.things,
         )
 
@@ -370,16 +370,14 @@ class Patch:
 class Switch:
     """How to turn a layer on or off, as data: nothing is changed by having one.
 
-    ``flags`` act on modules that are loaded; ``patches`` replace methods of a library without a switch;
-    ``memos`` replace, in modules that are loaded, methods that remember; ``drops`` are ``(module, function)`` pairs
-    that empty in-memory copies; ``reloads`` are ``(module,
-    attribute)`` pairs: such a module, first imported while the layer was off, lacks the attribute and must be
-    executed again. The variables are read only once, when a library whose file name begins with one of
-    ``latches`` starts, or when one of ``latching_modules`` is imported. Where one of ``salts`` has started, a build by
-    PyOpenCL reaches the cache through it, and is not answered if no build before had its source and options.
-    ``platforms`` are the names of the OpenCL platforms of that driver, which stores every program that it builds: only
-    builds for these are salted, and with none the layer is not. ``makes``
-    are folders that must be there before the library starts, since it makes none and keeps nothing without.
+    In this process: ``flags`` are set in modules that are loaded; ``patches`` replace methods of a library without a
+    switch; ``memo_patches`` replace methods that remember, in modules that are loaded; ``clear_functions`` are
+    ``(module, function)`` pairs that empty copies in memory; ``reloads`` are ``(module, attribute)`` pairs: such a
+    module, first imported while the layer was off, lacks the attribute and must be executed again.
+
+    For programs that start: variables to ``set`` and ``unset``. They are read only once, when a library whose file name
+    begins with one of ``read_at_load`` starts, or when one of ``read_at_import`` is imported. ``makes`` are folders
+    that must exist before the library starts, since it makes none and keeps nothing without.
     """
 
     layer: str
@@ -387,15 +385,13 @@ class Switch:
     unset: frozenset[str] = frozenset()
     flags: tuple[Flag, ...] = ()
     patches: tuple[Patch, ...] = ()
-    memos: tuple[Patch, ...] = ()
-    drops: tuple[tuple[str, str], ...] = ()
+    memo_patches: tuple[Patch, ...] = ()
+    clear_functions: tuple[tuple[str, str], ...] = ()
     reloads: tuple[tuple[str, str], ...] = ()
-    latches: tuple[str, ...] = ()
-    latching_modules: tuple[str, ...] = ()
-    salts: tuple[str, ...] = ()
+    read_at_load: tuple[str, ...] = ()
+    read_at_import: tuple[str, ...] = ()
     makes: tuple[Path, ...] = ()
     takes_effect: When = When.NEXT_START
-    platforms: tuple[str, ...] = ()
 
 
 class Severity(Enum):

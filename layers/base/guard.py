@@ -24,13 +24,12 @@ from types import NoneType, UnionType
 from typing import Any, ClassVar, Final, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 from cachectl.layers.base import facts
-from cachectl.layers.base.deadline import TookTooLong, limited
 from cachectl.layers.base.environment import Environment
 from cachectl.layers.base.errors import LayerError, PluginFailed
 from cachectl.layers.base.facts import Ability, Artifact
 from cachectl.layers.base.layer import Declaration, Layer
 from cachectl.layers.base.lazy import regex
-from cachectl.layers.base.registry import PLUGIN_TIMEOUT, described, plugin_limit
+from cachectl.layers.base.registry import PLUGIN_TIMEOUT, TookTooLong, described, limited, plugin_limit
 from cachectl.layers.base.store import Store, attempt
 
 T = TypeVar("T")

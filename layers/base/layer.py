@@ -7,7 +7,6 @@ touches a disk.
 from __future__ import annotations
 
 import os
-import re
 from abc import ABC
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -31,7 +30,6 @@ from cachectl.layers.base.errors import (
 from cachectl.layers.base.facts import (
     Ability,
     Artifact,
-    Census,
     ClearPlan,
     Condition,
     Entry,
@@ -50,9 +48,11 @@ from cachectl.layers.base.facts import (
     State,
     Switch,
     Target,
+    Usage,
 )
 from cachectl.layers.base.lazy import replace
 from cachectl.layers.base.limits import key_complaint
+from cachectl.layers.base.parts import Lookups, Portability, Tagging
 from cachectl.layers.base.selection import ALL, Selection
 from cachectl.layers.base.store import Store, attempt, target_of
 from cachectl.layers.disk.foresight import closed_because
@@ -96,8 +96,10 @@ class Declaration(ABC):
     among_ranks: ClassVar[Hazard | None] = Hazard(Severity.HARMLESS, "they may wait for each other")
     #: What goes wrong where this user cannot write to a root, or make it; ``None`` where nothing does.
     when_closed: ClassVar[Hazard | None] = Hazard(Severity.RISKS, "nothing that is new can be stored")
-    #: What in the message of a failed build names the log, or leaked temporary, that it has left.
-    failure_mark: ClassVar[re.Pattern[str] | None] = None
+    #: Distributions whose versions belong to a measurement of the cache.
+    distributions: ClassVar[tuple[str, ...]] = ()
+    #: What an exported entry reveals about its user, in words; ``None`` if that is not known.
+    reveals: ClassVar[str | None] = None
 
     def __init__(self, environment: Environment) -> None:
         self.environment = environment
@@ -139,12 +141,27 @@ class Declaration(ABC):
         without = {} if self.switch is not None or _overrides(self, "switched") else {Ability.DISABLE: _NO_SWITCH}
         return {**without, **self.store.refusals()}
 
-    def lacking(self) -> tuple[Root, ...]:
+    def required_roots(self) -> tuple[Root, ...]:
         """Return the roots that have gone, and without which programs that are running now fail."""
         return ()
 
     def refresher(self) -> Switch | None:
         """Return how to make the library store without reading, in this process; ``None`` where nothing does."""
+        return None
+
+    @property
+    def portability(self) -> Portability | None:
+        """What decides whether a program elsewhere can hit an entry."""
+        return None
+
+    @property
+    def lookups(self) -> Lookups | None:
+        """How the lookups and stores of a run are observed."""
+        return None
+
+    @property
+    def tagging(self) -> Tagging | None:
+        """How entries of tagged builds are recognised."""
         return None
 
     def elsewhere(self, environment: Environment) -> Layer:
@@ -171,9 +188,9 @@ class Layer(Declaration):
         return self.store.scan(root, contents=contents)
 
     @final
-    def census(self, root: Root) -> Census:
+    def usage(self, root: Root) -> Usage:
         """Count a root."""
-        return self.store.census(root)
+        return self.store.usage(root)
 
     @final
     def verify(self, root: Root) -> Iterator[Finding]:
@@ -184,7 +201,7 @@ class Layer(Declaration):
     def entries(self, selection: Selection = ALL) -> Iterator[Entry]:
         """Yield the selected entries of every root."""
         for root in self.roots():
-            for found in self.store.searched(root, selection):
+            for found in self.store.find(root, selection):
                 if isinstance(found, Entry) and selection.matches(found):
                     yield found
 
@@ -330,8 +347,8 @@ class Layer(Declaration):
             skipped.extend(part.skipped)
             failed.extend(part.failed)
             things.extend(part.things)
-        remake = tuple(root.path for root in self.lacking() if within is None or within(root))
-        return ClearPlan(self.name, tuple(targets), tuple(skipped), tuple(failed), remake, tuple(things))
+        recreate = tuple(root.path for root in self.required_roots() if within is None or within(root))
+        return ClearPlan(self.name, tuple(targets), tuple(skipped), tuple(failed), recreate, tuple(things))
 
     @final
     def plan_removal(self, things: Iterable[Removable]) -> ClearPlan:
@@ -381,7 +398,7 @@ class Layer(Declaration):
     ) -> Outcome:
         outcome = Outcome(self.name, skipped=plan.skipped, failed=plan.failed)
         for root in self.roots():
-            if root.path in plan.remake:
+            if root.path in plan.recreate:
                 outcome = outcome.plus(self._attempted(root, partial(recreate, root)))
             if targets := tuple(target for target in plan.targets if target.root == root.path):
                 outcome = outcome.plus(self._attempted(root, partial(remove, root, targets)))
@@ -398,12 +415,12 @@ class Layer(Declaration):
 
     def _recreate(self, root: Root) -> Outcome:
         root.path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        return Outcome(self.name, remade=(root.path,))
+        return Outcome(self.name, recreated=(root.path,))
 
     def _foresee_recreation(self, root: Root) -> Outcome:
         if (because := closed_because(root.path.parent, root.path.name)) is not None:
             return Outcome(self.name, failed=(Note(str(root.path), because),))
-        return Outcome(self.name, remade=(root.path,))
+        return Outcome(self.name, recreated=(root.path,))
 
     @final
     def disable(self) -> Switch:
@@ -443,7 +460,7 @@ class Layer(Declaration):
         thing = label(root.path, target, finding, self.environment.clock())
         try:
             with as_owner(root.path):
-                because = self.store.set_aside(root, target, thing)
+                because = self.store.quarantine(root, target, thing)
         except Unsettled as error:
             return Outcome(self.name, 1, failed=(Note(target.key, error.message),))
         except (LayerError, OSError) as error:
@@ -465,7 +482,7 @@ class Layer(Declaration):
         """
         root = self._root_to_restore(thing)
         with as_owner(root.path):
-            self.store.bring_back(root, thing, replace=replace)
+            self.store.restore(root, thing, replace=replace)
 
     @final
     def foresee_restore(self, thing: Quarantined, *, replace: bool = False) -> None:
@@ -607,7 +624,7 @@ class Layer(Declaration):
     def _gated(self, things: Iterable[Removable]) -> ClearPlan:
         idle: list[Removable] = []
         skipped: list[Note] = []
-        for thing, reason in self.store.idle_gate(things):
+        for thing, reason in self.store.in_use(things):
             if reason is not None:
                 skipped.append(Note(thing.key, reason))
             else:

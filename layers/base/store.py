@@ -8,10 +8,9 @@ when that is allowed.
 from __future__ import annotations
 
 import os
-import re
 import shlex
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from copy import copy
 from functools import partial
@@ -24,7 +23,6 @@ from cachectl.layers.base.errors import Damaged, EntryExists, LayerError, Unreac
 from cachectl.layers.base.facts import (
     Artifact,
     Bulk,
-    Census,
     Counted,
     Entry,
     Finding,
@@ -37,6 +35,7 @@ from cachectl.layers.base.facts import (
     Removable,
     Root,
     Target,
+    Usage,
 )
 from cachectl.layers.base.selection import Selection
 from cachectl.layers.disk.foresight import closed_because, wait_until_free
@@ -112,11 +111,11 @@ class Store(ABC):
         """Remove the targets of a plan in one root, and skip those that have changed since."""
 
     @abstractmethod
-    def set_aside(self, root: Root, target: Target, thing: facts.Quarantined) -> str | None:
+    def quarantine(self, root: Root, target: Target, thing: facts.Quarantined) -> str | None:
         """Move a target into quarantine, and return ``None``, or why it was left where it is."""
 
     @abstractmethod
-    def bring_back(self, root: Root, thing: facts.Quarantined, *, replace: bool) -> None:
+    def restore(self, root: Root, thing: facts.Quarantined, *, replace: bool) -> None:
         """Move a thing out of quarantine into its old place, and remove the folder it lay in."""
 
     # ------------------------------------------------------------------ keys and files
@@ -134,7 +133,7 @@ class Store(ABC):
         del key
         return True
 
-    def claims(self, root: Root, parts: tuple[str, ...]) -> bool | None:
+    def owns(self, root: Root, parts: tuple[str, ...]) -> bool | None:
         """Return whether a path below a shared root belongs to the layer, or leads to what does, by its name alone.
 
         ``None`` is unknown.
@@ -156,20 +155,20 @@ class Store(ABC):
 
     # ------------------------------------------------------------------ listing
 
-    def searched(self, root: Root, selection: Selection) -> Iterator[Found]:
+    def find(self, root: Root, selection: Selection) -> Iterator[Found]:
         """Yield at least what a selection matches."""
         del selection
         yield from self.scan(root, contents=True)
 
-    def counted(self, root: Root) -> Iterator[facts.Counted]:
+    def iter_usage(self, root: Root) -> Iterator[facts.Counted]:
         """Yield what there is to count in a root."""
         yield from self.scan(root, contents=False)
 
-    def census(self, root: Root) -> facts.Census:
+    def usage(self, root: Root) -> facts.Usage:
         """Count a root."""
-        return tally(self.counted(root))
+        return sum_usage(self.iter_usage(root))
 
-    def idle_gate(self, targets: Iterable[Removable]) -> Iterator[tuple[Removable, str | None]]:
+    def in_use(self, targets: Iterable[Removable]) -> Iterator[tuple[Removable, str | None]]:
         """Pair each thing to be cleared with the reason to leave it for now, ``None`` where there is none.
 
         The store adds what a later scan could not recognise once those things have gone.
@@ -181,18 +180,6 @@ class Store(ABC):
         """Plan a whole root without listing its entries, where the store can; else ``None``."""
         del root
         return None
-
-    def marked(
-        self, root: Root, mark: re.Pattern[bytes], since: float, known: Container[str]
-    ) -> Iterator[tuple[Removable, str | None]]:
-        """Yield what builds have stored whose source bore a mark, each with the mark.
-
-        Only what has changed after ``since`` (epoch seconds) is looked into. What is left of an entry among the
-        ``known`` keys has the mark ``""`` where it bears none any more. A store that keeps none of a source's names
-        yields nothing.
-        """
-        del root, mark, since, known
-        yield from ()
 
     # ------------------------------------------------------------------ many at once
 
@@ -230,7 +217,7 @@ class Store(ABC):
         Raises :class:`LayerError` where nothing in the root could be removed.
         """
         for path in self.lock_files(root, [target.key for target in targets]):
-            wait_until_free(self.name, path, self.environment.patience)
+            wait_until_free(self.name, path, self.environment.lock_timeout)
         failed: list[facts.Note] = []
         going: list[Target] = []
         known: dict[Path, str | None] = {}
@@ -248,7 +235,7 @@ class Store(ABC):
         Raises :class:`LayerError` where none could be written.
         """
         for path in self.lock_files(root, keys):
-            wait_until_free(self.name, path, self.environment.patience)
+            wait_until_free(self.name, path, self.environment.lock_timeout)
         known: dict[Path, str | None] = {}
         found = ((key, closed_because(root.path, key, known)) for key in keys)
         return {
@@ -263,7 +250,7 @@ class Store(ABC):
         """Check every entry the way its library would, and yield what it could not use."""
         for found in self.scan(root):
             if isinstance(found, Problem):
-                yield self.told(root, found)
+                yield self.to_finding(root, found)
 
     def examine(self, root: Root, *, deep: bool) -> Iterator[Finding | facts.Unverified]:
         """Verify a root, and yield what was not checked; ``deep`` also runs installed tools that can check more."""
@@ -271,7 +258,7 @@ class Store(ABC):
         yield from self.verify(root)
 
     @final
-    def told(self, root: Root, problem: Problem) -> Finding:
+    def to_finding(self, root: Root, problem: Problem) -> Finding:
         """Return the finding of a problem: something that cannot be read may hide entries that fail a program."""
         if problem.code == "unreadable":
             severity, fix = facts.Severity.FAILS, f"chmod u+rwx {shlex.quote(str(problem.path))}"
@@ -283,10 +270,10 @@ class Store(ABC):
     @final
     def unreadable(self, root: Root, key: str, error: LayerError | OSError) -> Finding:
         """Return the finding of an entry that could not be read. Nothing is moved aside: the entry may be whole."""
-        return self.told(root, Problem(root.path / key, "unreadable", reason_of(error)))
+        return self.to_finding(root, Problem(root.path / key, "unreadable", reason_of(error)))
 
     @final
-    def with_cure(self, error: LayerError) -> str:
+    def with_fix(self, error: LayerError) -> str:
         """Return an error's message; for damage, with the command that moves the damaged thing aside."""
         if not isinstance(error, Damaged) or facts.Ability.QUARANTINE in self.refusals():
             return error.message
@@ -351,10 +338,10 @@ def remove_counted(layer: str, change: AbstractContextManager[T], remove: Callab
 
 def target_of(thing: Removable) -> Target:
     """Spell a thing that a scan has found as what a plan lists."""
-    return Target(thing.root, thing.key, thing.bytes, 1 if isinstance(thing, Entry) else 0, thing.mark)
+    return Target(thing.root, thing.key, thing.bytes, 1 if isinstance(thing, Entry) else 0, thing.stamp)
 
 
-def tally(found: Iterable[Counted]) -> Census:
+def sum_usage(found: Iterable[Counted]) -> Usage:
     """Fold a scan into numbers, holding no more than one thing at a time."""
     entries = files = total = orphan_files = orphan_bytes = stale_entries = stale_bytes = 0
     knows_stale = False
@@ -383,7 +370,7 @@ def tally(found: Iterable[Counted]) -> Census:
             stale_bytes += thing.bytes if thing.stale else 0
     complete = not any(problem.hides for problem in problems)
     # Where something could not be counted, a number is a lower bound, and zero says nothing.
-    return Census(
+    return Usage(
         entries=entries if entries or complete else None,
         files=files if files or complete else None,
         bytes=total if total or complete else None,
@@ -397,9 +384,9 @@ def tally(found: Iterable[Counted]) -> Census:
     )
 
 
-def uncounted(*problems: Problem) -> Census:
+def unknown_usage(*problems: Problem) -> Usage:
     """Return the numbers of a root of which nothing could be counted: all unknown."""
-    return Census(entries=None, files=None, bytes=None, orphan_files=None, orphan_bytes=None, problems=problems)
+    return Usage(entries=None, files=None, bytes=None, orphan_files=None, orphan_bytes=None, problems=problems)
 
 
 def _count_of(thing: Entry | Housekeeping | Bulk) -> int:

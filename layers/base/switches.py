@@ -1,10 +1,12 @@
-"""Variables, read the way each library reads them, and what is wrong with them."""
+"""How layers are switched: variables, read the way each library reads them, and methods that must not remember."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import wraps
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
+from weakref import WeakKeyDictionary
 
 from cachectl.layers.base.environment import Environment
 from cachectl.layers.base.facts import Condition, Finding, Severity, State
@@ -74,3 +76,24 @@ def relative_cache_home(layer: Layer) -> Iterator[Finding]:
         if layer.environment.follows_relative_cache_home:
             outcome = "is not absolute: pytools and PyOpenCL make a cache in every folder that a program starts in"
         yield misread(layer, "XDG_CACHE_HOME", Severity.HARMLESS, outcome)
+
+
+def forgetting(method: Callable[..., object]) -> Callable[..., object]:
+    """Return a replacement for a method that pytools' ``memoize_method`` wraps: every object starts with no memory.
+
+    What an object remembers meanwhile goes with the replacement. What it remembered before is kept for the original.
+    """
+    from inspect import unwrap
+
+    bare = unwrap(method)
+    memo: WeakKeyDictionary[Any, dict[object, object]] = WeakKeyDictionary()
+
+    @wraps(method)
+    def remember_again(owner: object, *arguments: object, **options: object) -> object:
+        remembered = memo.setdefault(owner, {})
+        key = (arguments, tuple(sorted(options.items())))
+        if key not in remembered:
+            remembered[key] = bare(owner, *arguments, **options)
+        return remembered[key]
+
+    return remember_again

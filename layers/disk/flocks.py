@@ -10,15 +10,15 @@ from pathlib import Path
 
 from cachectl.layers.base.errors import Busy, Unreachable
 from cachectl.layers.disk.locking import is_same_file, try_flock, wait_until
-from cachectl.layers.disk.locks import PATIENCE
+from cachectl.layers.disk.locks import LOCK_TIMEOUT
 from cachectl.layers.disk.plain import open_plain
 
 
 @contextmanager
-def file_lock(layer: str, path: Path, *, patience: float = PATIENCE) -> Iterator[int | None]:
+def file_lock(layer: str, path: Path, *, lock_timeout: float = LOCK_TIMEOUT) -> Iterator[int | None]:
     """Hold ``flock`` on a plain file; yield its descriptor, or ``None`` if there is no such file.
 
-    If the file was replaced during the wait, the new one is locked instead. Raises :class:`Busy` after ``patience``
+    If the file was replaced during the wait, the new one is locked instead. Raises :class:`Busy` after ``lock_timeout``
     seconds, :class:`Unreachable` if the file cannot be opened or is no plain file.
     """
     while True:
@@ -27,8 +27,8 @@ def file_lock(layer: str, path: Path, *, patience: float = PATIENCE) -> Iterator
             yield None
             return
         try:
-            if not wait_until(partial(try_flock, handle), patience):
-                raise Busy(layer, f"locked by another process for more than {patience:g} s", path)
+            if not wait_until(partial(try_flock, handle), lock_timeout):
+                raise Busy(layer, f"locked by another process for more than {lock_timeout:g} s", path)
             if is_same_file(path, handle):
                 yield handle
                 return

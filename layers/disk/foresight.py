@@ -52,14 +52,14 @@ def _unwritable(path: Path) -> str | None:
     return os.strerror(errno.EACCES)
 
 
-def wait_until_free(layer: str, path: Path, patience: float, *, span: tuple[int, int] = (0, 0)) -> None:
-    """Wait until no other process holds a lock on a file. Raises :class:`Busy` after ``patience`` seconds.
+def wait_until_free(layer: str, path: Path, lock_timeout: float, *, span: tuple[int, int] = (0, 0)) -> None:
+    """Wait until no other process holds a lock on a file. Raises :class:`Busy` after ``lock_timeout`` seconds.
 
     Both kinds of lock count: ``flock``, and records of ``fcntl``, which sqlite, CUDA and MIOpen take, in a ``span`` of
     bytes (start and length; a length of 0 is the rest of the file).
     """
-    if not wait_until(lambda: not _is_locked(path, span), patience):
-        message = f"locked by another process for more than {patience:g} s; try again when it has ended, or --wait"
+    if not wait_until(lambda: not _is_locked(path, span), lock_timeout):
+        message = f"locked by another process for more than {lock_timeout:g} s; try again when it has ended, or --wait"
         raise Busy(layer, message, path)
 
 

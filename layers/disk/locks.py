@@ -19,7 +19,7 @@ from cachectl.layers.disk.locking import take_flock, wait_until
 from cachectl.layers.disk.plain import open_plain, release
 
 #: Seconds to wait for a lock that another process holds.
-PATIENCE: Final = 5.0
+LOCK_TIMEOUT: Final = 5.0
 #: ``struct flock`` of 64-bit Linux: type, whence, start, length, process.
 _RECORD: Final = "hhqqi4x"
 _FOLDER: Final = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_NOFOLLOW", 0)
@@ -29,12 +29,12 @@ _WATCH: Final = 'read -r word || { [ "$1" -ef "$2" ] && /bin/rm -f -- "$1"; }'
 
 @contextmanager
 def record_lock(
-    layer: str, path: Path, *, folder: int, patience: float = PATIENCE, create: bool = True
+    layer: str, path: Path, *, folder: int, lock_timeout: float = LOCK_TIMEOUT, create: bool = True
 ) -> Iterator[int]:
     """Hold a POSIX record lock on a whole plain file; yield the open file's descriptor.
 
     The file is opened, or made, in the open ``folder``, whatever its path has come to mean. The CUDA driver and MIOpen
-    lock so; ``flock`` would not exclude them. Raises :class:`Busy` after ``patience`` seconds, :class:`Unreachable`
+    lock so; ``flock`` would not exclude them. Raises :class:`Busy` after ``lock_timeout`` seconds, :class:`Unreachable`
     where the file cannot be opened or is no plain file.
     """
     try:
@@ -46,8 +46,8 @@ def record_lock(
     except OSError as error:
         raise Unreachable(layer, f"cannot open: {error.strerror}", path) from error
     try:
-        if not wait_until(lambda: _try(lambda: fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)), patience):
-            raise Busy(layer, f"locked by another process for more than {patience:g} s", path)
+        if not wait_until(lambda: _try(lambda: fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)), lock_timeout):
+            raise Busy(layer, f"locked by another process for more than {lock_timeout:g} s", path)
         yield handle
     finally:
         release(handle)
@@ -77,7 +77,7 @@ def presence_lock(
     path: Path,
     *,
     folder: int | None = None,
-    patience: float = PATIENCE,
+    lock_timeout: float = LOCK_TIMEOUT,
     abandoned: Callable[[float], bool] = lambda _age: False,
 ) -> Iterator[None]:
     """Hold a lock that consists in a file being there, as PyOpenCL's does.
@@ -87,7 +87,7 @@ def presence_lock(
 
     Such a lock outlives a holder that was killed. One of our own names its process, and goes with it: a watcher removes
     it or, if that was killed too, the next cachectl. For a lock of another program ``abandoned`` decides by its age in
-    seconds. Raises :class:`Busy` after ``patience`` seconds; a lock that may be held is never removed, and no other
+    seconds. Raises :class:`Busy` after ``lock_timeout`` seconds; a lock that may be held is never removed, and no other
     file of its name either.
     """
     with ExitStack() as stack:
@@ -103,20 +103,24 @@ def presence_lock(
                     break
             return made
 
-        if not wait_until(is_made, patience):
-            raise _locked_too_long(layer, path, patience)
+        if not wait_until(is_made, lock_timeout):
+            raise _locked_too_long(layer, path, lock_timeout)
         yield
 
 
 def wait_until_absent(
-    layer: str, path: Path, *, patience: float = PATIENCE, abandoned: Callable[[float], bool] = lambda _age: False
+    layer: str,
+    path: Path,
+    *,
+    lock_timeout: float = LOCK_TIMEOUT,
+    abandoned: Callable[[float], bool] = lambda _age: False,
 ) -> None:
     """Wait until :func:`presence_lock` could take a lock, without taking it or removing an abandoned one.
 
     Raises :class:`Busy` as it does.
     """
-    if not wait_until(lambda: not os.path.lexists(path) or is_abandoned(path, abandoned), patience):
-        raise _locked_too_long(layer, path, patience)
+    if not wait_until(lambda: not os.path.lexists(path) or is_abandoned(path, abandoned), lock_timeout):
+        raise _locked_too_long(layer, path, lock_timeout)
 
 
 def is_abandoned(path: Path, abandoned: Callable[[float], bool]) -> bool:
@@ -133,8 +137,8 @@ def remove_abandoned(path: Path, abandoned: Callable[[float], bool]) -> bool:
     return False
 
 
-def _locked_too_long(layer: str, path: Path, patience: float) -> Busy:
-    return Busy(layer, f"locked for more than {patience:g} s; if no program is running, remove the lock", path)
+def _locked_too_long(layer: str, path: Path, lock_timeout: float) -> Busy:
+    return Busy(layer, f"locked for more than {lock_timeout:g} s; if no program is running, remove the lock", path)
 
 
 class _Place(NamedTuple):

@@ -82,7 +82,7 @@ def _deciding_owner(folder: Path) -> os.stat_result | None:
     Its owner decides what the path leads to. ``None`` where nothing is; the folder need not exist.
     """
     trusted = _trusted()
-    with suppress(FileNotFoundError):
+    with suppress(FileNotFoundError, NotADirectoryError):
         return next((step.status for step in _way(folder) if step.status.st_uid not in trusted), None)
     return None
 

@@ -1,4 +1,4 @@
-"""LLVM bitcode: whether it is whole, who wrote it, and the kernels that it defines.
+"""LLVM bitcode: checks, the program that wrote it, and the kernels that it defines.
 
 Source: ``llvm/docs/BitCodeFormat.rst`` ("LLVM IR Encoding") and ``llvm/include/llvm/Bitcode/LLVMBitCodes.h``. A kernel
 is a function that a module defines with a kernel's calling convention.
@@ -14,7 +14,7 @@ from cachectl.layers.base.lazy import regex
 from cachectl.layers.formats.bitstream import ENTERED, BitstreamError, Record, records
 
 MAGIC: Final = b"BC\xc0\xde"
-#: A wrapper holds bitcode, as some systems want it: magic, version, then where the bitcode begins and its length.
+#: The header of wrapped bitcode: magic, version, offset and length of the bitcode.
 _WRAPPER: Final = struct.Struct("<5I")
 _WRAPPER_MAGIC: Final = 0x0B17C0DE
 
@@ -28,7 +28,7 @@ _VARIABLE, _FUNCTION = 7, 8
 _PRODUCER, _EPOCH = 1, 2
 _TYPE_COUNT, _STRUCT_NAME = 1, 19
 _BLOB: Final = 1
-#: Types made of other types, with the place of the first of these among the operands.
+#: Types made of other types, with the index of the first of these among the operands.
 _MADE_OF: Final = {8: 0, 11: 1, 12: 1, 18: 1, 20: 1, 21: 1}
 #: A pointer's second operand is no type; arrays and vectors have one element type.
 _SINGLE: Final = frozenset({8, 11, 12})
@@ -47,15 +47,15 @@ _NAMES: Final = {_MODULE: frozenset({_FUNCTION}), _STRING_TABLE: frozenset({_BLO
 #: The fields of a function's record that are read: offset and length of its name, type, calling convention, and whether
 #: it is only declared.
 _FIELDS: Final = 5
-#: Longer names are none, in bytes.
+#: The longest name, in bytes.
 _LONGEST: Final = 4096
-#: Larger than any program, in bytes; as text, the bits would take eight times as many.
+#: Larger than any program, in bytes. As text, the bits take eight times as many.
 _LARGEST: Final = 1 << 26
 _LLVM: Final = regex(r"LLVM(\d+)\..*")
 
 
 def complaint(data: bytes) -> str | None:
-    """Say what is wrong with bitcode; ``None`` where its blocks and records are whole to the last bit.
+    """Return what is wrong with bitcode; ``None`` where its blocks and records are complete to the last bit.
 
     Types and operands are not checked beyond what names and counts need: LLVM alone can. More than 64 MiB are not read.
     """
@@ -63,7 +63,7 @@ def complaint(data: bytes) -> str | None:
 
 
 def examine(data: bytes) -> tuple[str | None, frozenset[str]]:
-    """Return what :func:`complaint` says, and the names of all functions, none where anything is wrong."""
+    """Return the result of :func:`complaint`, and the names of all functions, none where anything is wrong."""
     if not data.startswith((MAGIC, _WRAPPER_MAGIC.to_bytes(4, "little"))):
         return "is not LLVM bitcode" if data else "is empty", frozenset()
     if len(data) > _LARGEST:
@@ -82,7 +82,7 @@ def examine(data: bytes) -> tuple[str | None, frozenset[str]]:
 
 
 def producer(data: bytes) -> str | None:
-    """Return what wrote the bitcode, such as ``LLVM14.0.6``; ``None`` where it does not say."""
+    """Return the program that wrote the bitcode, such as ``LLVM14.0.6``; ``None`` where it is not named."""
     return next((_text(one) for one in _some(data, {_IDENTIFICATION: None}) if one.code == _PRODUCER), None)
 
 
@@ -108,7 +108,7 @@ def function_names(data: bytes) -> tuple[str, ...]:
 
 
 def _functions(found: list[Record]) -> Iterator[tuple[str, int, int]]:
-    """Yield name and calling convention of each function, and whether it is a mere declaration."""
+    """Yield name and calling convention of each function, and whether it is only declared."""
     functions: list[list[int]] = []
     table = b""
     for record in found:
@@ -123,7 +123,7 @@ def _functions(found: list[Record]) -> Iterator[tuple[str, int, int]]:
 
 
 def _some(data: bytes, wanted: Mapping[int, frozenset[int] | None]) -> list[Record]:
-    """Return some records, passing over every other block by its length; none where that fails."""
+    """Return some records, skipping other blocks by their lengths; none where that fails."""
     stream = _unwrapped(data)
     if stream is None or not stream.startswith(MAGIC) or len(data) > _LARGEST:
         return []
@@ -134,7 +134,7 @@ def _some(data: bytes, wanted: Mapping[int, frozenset[int] | None]) -> list[Reco
 
 
 def _unwrapped(data: bytes) -> bytes | None:
-    """Return the bitcode without its wrapper; ``None`` where the wrapper holds none."""
+    """Return the bitcode without its wrapper; ``None`` where the wrapper is empty."""
     if data.startswith(MAGIC):
         return data
     if len(data) < _WRAPPER.size:
@@ -149,7 +149,7 @@ def _text(record: Record) -> str:
 
 
 def _inconsistency(found: list[Record]) -> str | None:
-    """Say what does not fit among records that are whole."""
+    """Return what does not fit together among complete records."""
     by_block: dict[int, list[Record]] = {}
     for record in found:
         by_block.setdefault(record.block, []).append(record)
@@ -170,7 +170,7 @@ def _wrong_epoch(identification: list[Record]) -> str | None:
 
 
 def _wrong_types(types: list[Record]) -> str | None:
-    """Check each table of types: it has as many as it says, and they are made of each other."""
+    """Check that each table of types has the length that it states, and refers only to its own types."""
     tables: list[list[Record]] = []
     for record in types:
         if record.code == ENTERED:
@@ -194,7 +194,7 @@ def _parts(record: Record) -> Iterator[int]:
 
 
 def _wrong_functions(by_block: dict[int, list[Record]]) -> str | None:
-    """Compare the functions that modules define with the bodies they hold."""
+    """Compare the functions that modules define with their bodies."""
     functions = [record.operands for record in by_block[_MODULE] if record.code == _FUNCTION]
     if any(len(function) < _FIELDS for function in functions):
         return "a function is cut short"

@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 
 from cachectl.layers.base.lazy import dataclass
 
-#: The block that defines abbreviations for other blocks, and its record that names the block they are for.
+#: The block that defines abbreviations for other blocks, and its record with the id of such a block.
 _BLOCK_INFO: Final = 0
 _SET_BLOCK: Final = 1
 #: Abbreviations that every block has.
@@ -20,7 +20,7 @@ _FIRST_DEFINED: Final = 4
 # Encodings of an operand.
 _LITERAL, _FIXED, _VARIABLE, _ARRAY, _CHARACTER, _BLOB = range(6)
 _WORD: Final = 32
-#: No field and no number is wider, in bits.
+#: The widest field or number, in bits.
 _WIDEST: Final = 64
 #: Real bitcode nests five blocks.
 _DEEPEST: Final = 64
@@ -38,7 +38,7 @@ _SHORT: Final = {bits: number for bits, number in _NUMBERS[6].items() if bits.en
 
 
 class BitstreamError(ValueError):
-    """The bytes are not a whole bitstream; the message says why."""
+    """The bytes are no complete bitstream; the message says why."""
 
 
 class Record(NamedTuple):
@@ -61,7 +61,7 @@ _Operand = tuple[int, int]
 
 
 class _Abbreviation(NamedTuple):
-    """How a record is laid out: its operands, its code if that is a literal, and the steps that skip it.
+    """The layout of a record: its operands, its code if that is a literal, and the steps that skip it.
 
     A step is an encoding and a width: neighbours of fixed width are one step.
     """
@@ -134,13 +134,13 @@ class _Reader:
             if stop == self.end:
                 raise BitstreamError("a number reaches beyond its block")
             chunks *= 4
-        # A number of 64 bits takes no more chunks than this.
+        # A number of 64 bits has at most this many chunks.
         if max(map(len, parts[:count])) > _WIDEST // (width - 1):
             raise BitstreamError("a number is too long")
         self.at += (len(flags) - len(parts[count])) * width
 
     def skip_records(self, width: int) -> None:
-        """Skip as many of the usual records as follow: unabbreviated, and all their numbers of a usual length.
+        """Skip the usual records that follow: unabbreviated, with numbers of a usual length.
 
         Most records are of these, so this loop decides how long a program takes; the general case is left to others.
         """
@@ -179,7 +179,7 @@ class _Reader:
         count = self.variable(6)
         encoding, width = element
         if encoding == _VARIABLE and width:
-            # Each element takes a chunk at least, or the count would be bounded by nothing.
+            # Each element takes at least one chunk, which bounds the count.
             if count * width > self.end - self.at:
                 raise BitstreamError("an array reaches beyond its block")
             if count:
@@ -281,7 +281,7 @@ def records(
 
 
 class _Walk:
-    """A way through a bitstream, one abbreviation number at a time; each step returns a record if it is wanted."""
+    """A reader of a bitstream, one abbreviation number at a time; each step returns a record if it is wanted."""
 
     def __init__(self, reader: _Reader, wanted: Mapping[int, frozenset[int] | None], *, whole: bool) -> None:
         self._reader = reader
@@ -357,7 +357,7 @@ class _Walk:
             self._defined.setdefault(block.about, []).append(abbreviation)
 
     def _plain(self, block: _Block, start: int) -> Record | None:
-        """Read a record without an abbreviation: a code, a count and so many operands, all of variable width."""
+        """Read a record without an abbreviation: a code, a count and that many operands, all of variable width."""
         reader, codes = self._reader, block.codes
         code, count = reader.variable(6), reader.variable(6)
         if count * 6 > reader.end - reader.at:

@@ -1,4 +1,4 @@
-"""Entries of AMD's comgr, what is in them, and its policy for dropping them.
+"""Entries of AMD's comgr, their contents, and the policy for dropping them.
 
 Sources: ``amd/comgr/src/comgr-cache.cpp`` of ROCm/llvm-project (an entry is the output and the log of one command, each
 behind its length), ``llvm/lib/Support/CachePruning.cpp`` (the policy), and LLVM's AMDGPU usage guide (code objects).
@@ -52,7 +52,7 @@ def _parts(data: bytes) -> Iterator[bytes]:
 
 
 def complaint(output: bytes) -> str | None:
-    """Say what is wrong with an output, as far as its kind tells."""
+    """Return what is wrong with an output of a known kind; ``None`` where nothing is, and for other kinds."""
     if output.startswith(ELF_MAGIC):
         return None if read_elf(output) is not None else f"holds an ELF file that is cut short at {len(output)} bytes"
     if output.startswith(bitcode.MAGIC):
@@ -62,7 +62,7 @@ def complaint(output: bytes) -> str | None:
 
 
 def describe(output: bytes) -> Details:
-    """Read kernels and device of an output."""
+    """Return kind, kernels and device of an output."""
     if output.startswith(bitcode.MAGIC):
         return Details("LLVM bitcode", bitcode.kernels(output))
     if output.startswith(spirv.MAGIC):
@@ -90,7 +90,7 @@ def _device(elf: Elf) -> str | None:
 
 
 def policy_complaint(policy: str) -> str | None:
-    """Say why LLVM would not understand a policy, which leaves comgr without a cache; ``None`` if it would."""
+    """Return why LLVM cannot read a policy, which leaves comgr without a cache; ``None`` where it can."""
     rest = policy
     while rest:
         one, _, rest = rest.partition(":")
@@ -116,11 +116,11 @@ def _value_complaint(key: str, value: str) -> str | None:
 
 
 def _is_integer(text: str) -> bool:
-    """Tell whether LLVM reads a number of 64 bits, in any base that a prefix names."""
+    """Return whether LLVM reads a text as a number of 64 bits, in any base that a prefix names."""
     # A prefix and 64 digits are the longest.
     return _INTEGER.fullmatch(text) is not None and len(text) <= 66 and _number(text) < _MOST  # noqa: PLR2004
 
 
 def _number(text: str) -> int:
-    """Read such a number: a leading zero alone means octal."""
+    """Read such a number. A leading zero means octal."""
     return int(text, 8 if text.startswith("0") and text.isdigit() else 0)

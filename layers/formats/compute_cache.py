@@ -1,8 +1,7 @@
-"""The CUDA ComputeCache, decoded: entries, their keys, and the index.
+"""The CUDA ComputeCache: entries, their keys, and the index.
 
-NVIDIA publishes no format; this one was decoded from caches that driver 580.159.04 wrote and checked on every
-entry of them. All numbers are little endian. Everything here is gated on the version and on two checksums, so
-another format is noticed and never guessed at.
+NVIDIA publishes no format. This one was derived from caches that driver 580.159.04 wrote, and checked on every entry of
+them. All numbers are little endian. Version and two checksums are compared, so another format is never misread.
 
 An entry is a header of 28 bytes (u32 version, u64 key length, u64 payload length, u64 FNV-1a of the payload),
 the key, the payload. Its file name is the FNV-1a of the key, as 16 hex digits split ``a/b/14 digits``. The
@@ -47,12 +46,12 @@ class Header(NamedTuple):
 
     @property
     def known(self) -> bool:
-        """Tell whether this is the format described here."""
+        """Whether this is the format described here."""
         return self.version == VERSION
 
     @property
     def file_size(self) -> int:
-        """Return how long the whole file must be."""
+        """The length of the whole file in bytes."""
         return HEADER.size + self.key_length + self.payload_length
 
 
@@ -70,18 +69,18 @@ def read_header(data: bytes) -> Header | None:
 
 
 def identifier_of(name: str) -> int:
-    """Read a relative path back as the id."""
+    """Return the id of an entry by its relative path."""
     return int(name.replace("/", ""), 16)
 
 
 def key_from(identifier: int) -> str:
-    """Return the key of the entry that an index lists under a number."""
+    """Return the relative path of an entry by its id in the index."""
     name = f"{identifier:016x}"
     return f"{name[0]}/{name[1]}/{name[2:]}"
 
 
-def complaint(name: str, data: bytes) -> str | None:
-    """Say what is wrong with an entry of the known version, or ``None``: lengths, name and checksum."""
+def form_complaint(data: bytes) -> str | None:
+    """Return what is wrong with the version or the lengths of an entry, ``None`` where nothing is."""
     header = read_header(data)
     if header is None:
         return f"is cut short at {len(data)} bytes"
@@ -89,6 +88,14 @@ def complaint(name: str, data: bytes) -> str | None:
         return f"has format version {header.version:#x}, not {VERSION:#x}"
     if len(data) != header.file_size:
         return f"is {len(data)} bytes long, its header says {header.file_size}"
+    return None
+
+
+def complaint(name: str, data: bytes) -> str | None:
+    """Return what is wrong with an entry: version, lengths, name or checksum; ``None`` where nothing is."""
+    if (wrong := form_complaint(data)) is not None:
+        return wrong
+    header = Header(*HEADER.unpack_from(data))
     key = data[HEADER.size : HEADER.size + header.key_length]
     if fnv1a(key) != identifier_of(name):
         return "its name is not the hash of its key"
@@ -98,7 +105,7 @@ def complaint(name: str, data: bytes) -> str | None:
 
 
 def key_of(data: bytes) -> bytes | None:
-    """Return the key of an entry of the known version, ``None`` where it is cut short or unknown."""
+    """Return the key of an entry of the known version; ``None`` where it is cut short, or of another version."""
     header = read_header(data)
     if header is None or not header.known or len(data) < HEADER.size + header.key_length:
         return None
@@ -106,22 +113,19 @@ def key_of(data: bytes) -> bytes | None:
 
 
 def device(key: bytes) -> str | None:
-    """Return the compute architecture a key names (``sm_90``)."""
+    """Return the compute architecture in a key (``sm_90``)."""
     match = _DEVICE.search(key)
     return None if match is None else match[0].decode()
 
 
 def kernels(key: bytes) -> tuple[str, ...] | None:
-    """Return the kernels a key names: from OpenCL source, or from the entries of PTX.
-
-    ``None`` where it names none, as for the driver's own helpers.
-    """
+    """Return the kernels in a key, from OpenCL source or PTX; ``None`` where it has none, as the driver's helpers."""
     ptx = {match[1].decode() for match in _PTX_ENTRY.finditer(key)}
     return tuple(sorted(ptx | set(kernel_names(key) or ()))) or None
 
 
 def driver(key: bytes) -> dict[str, str]:
-    """Return the driver version a key names, or the date at which the compiler was built."""
+    """Return the driver version in a key, or the date on which the compiler was built."""
     version = _DRIVER.search(key)
     if version is not None:
         return {"driver": version[1].decode()}
@@ -130,7 +134,7 @@ def driver(key: bytes) -> dict[str, str]:
 
 
 def half(key: bytes) -> str:
-    """Tell the two entries of one OpenCL program apart: the key of the back end is PTX."""
+    """Return which of the two entries of an OpenCL program has a key: that of the back end is PTX."""
     return "back end" if b".target" in key and b".version" in key else "front end"
 
 
@@ -141,12 +145,12 @@ class Index(NamedTuple):
 
     @property
     def total(self) -> int:
-        """Sum the sizes, which is what the driver holds against its cap."""
+        """The sum of the sizes, which the driver compares with its limit."""
         return sum(size for _, size in self.records)
 
 
 def read_index(data: bytes) -> Index | None:
-    """Read an index; ``None`` where it is not whole, or another version. An empty file is an empty index."""
+    """Read an index; ``None`` where it is incomplete, or of another version. An empty file is an empty index."""
     if not data:
         return Index(())
     if len(data) < _INDEX_HEADER.size:
@@ -159,12 +163,12 @@ def read_index(data: bytes) -> Index | None:
 
 
 def is_index(data: bytes) -> bool:
-    """Tell whether data begins as an index of the known version does, whole or not."""
+    """Return whether data begins as an index of the known version, complete or not."""
     return len(data) >= _INDEX_HEADER.size and _INDEX_HEADER.unpack_from(data)[0] == VERSION
 
 
-def vouches(index: bytes, entry: bytes) -> bool:
-    """Tell whether an index of another version, but of the same build, has the version of an entry."""
+def has_version_of(index: bytes, entry: bytes) -> bool:
+    """Return whether a complete index of another version has the version of an entry."""
     if len(index) < _INDEX_HEADER.size or entry[:4] != index[:4]:
         return False
     version, count, _ = _INDEX_HEADER.unpack_from(index)
@@ -173,7 +177,7 @@ def vouches(index: bytes, entry: bytes) -> bool:
 
 
 def write_index(records: Sequence[tuple[int, int]]) -> bytes:
-    """Spell an index."""
+    """Return the bytes of an index."""
     total = sum(size for _, size in records)
     return _INDEX_HEADER.pack(VERSION, len(records), total) + b"".join(
         _INDEX_RECORD.pack(*record) for record in records

@@ -1,4 +1,4 @@
-"""Program binaries as OpenCL drivers return them: recognised by how they begin, checked as far as their kind allows.
+"""Program binaries as OpenCL drivers return them: recognised by their first bytes, and checked where known.
 
 Intel's CPU driver returns an ELF file whose sections hold other files: ``.ocl.ir`` LLVM bitcode, ``.ocl.obj`` an ELF
 file of machine code, ``.ocl.meta`` a description of the kernels in a format that Intel does not document. A program
@@ -12,12 +12,12 @@ from typing import Final, NamedTuple
 from cachectl.layers.formats import bitcode, elf, elf_checks, spirv
 from cachectl.layers.formats.elf import Elf, Section
 
-#: The sections of Intel's CPU driver that are checked: the kinds of file that each may hold.
+#: The checked sections of Intel's CPU driver, and the kinds of file that each may contain.
 _HELD: Final = {".ocl.ir": (bitcode.MAGIC, spirv.MAGIC), ".ocl.obj": (elf.MAGIC,)}
 _INTERMEDIATE: Final = ".ocl.ir"
-#: Drivers that return nothing else, as :mod:`cachectl.layers.host.drivers` names them.
+#: Drivers that return only known kinds, as :mod:`cachectl.layers.host.drivers` names them.
 KNOWN_DRIVERS: Final = frozenset({"Intel CPU"})
-#: How the binaries begin whose structure is known.
+#: The first bytes of known kinds of binaries.
 _KNOWN: Final = (elf.MAGIC, bitcode.MAGIC, spirv.MAGIC)
 
 
@@ -34,7 +34,7 @@ def is_known(data: bytes) -> bool:
 
 
 def damage(data: bytes) -> Damage | None:
-    """Return what is wrong with a binary; ``None`` where nothing is, and for kinds that are not known."""
+    """Return what is wrong with a binary; ``None`` where nothing is, and for unknown kinds."""
     found = elf.read_elf(data)
     if found is not None:
         wrong = elf_checks.complaint(data)
@@ -52,7 +52,7 @@ def _complaint(data: bytes) -> str | None:
 
 
 def _damage_inside(found: Elf) -> Damage | None:
-    """Check the files that a driver keeps in sections of a file of its own type."""
+    """Check the files inside the sections of a driver's own type of file."""
     if found.kind < elf.OWN_TYPES:
         return None
     damages = [

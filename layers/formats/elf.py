@@ -1,4 +1,4 @@
-"""ELF files, read as far as a cache needs: sections, notes and symbol names, each within the bytes that are there.
+"""ELF files: sections, notes and symbol names, read only within the file.
 
 Source: the System V ABI, chapter 4 ("Object Files"). Nothing here is executed or mapped; what points outside the
 file makes the file no whole one.
@@ -13,9 +13,9 @@ from typing import Final
 from cachectl.layers.base.lazy import dataclass
 
 MAGIC: Final = b"\x7fELF"
-#: Types of files from here on are an operating system's or a driver's own.
+#: From this number on, types of files belong to an operating system or a driver.
 OWN_TYPES: Final = 0xFE00
-#: Longer names are none, in bytes.
+#: The longest name, in bytes.
 _LONGEST: Final = 4096
 _NO_BITS: Final = 8
 _WITH_ADDEND: Final = 4
@@ -27,7 +27,7 @@ _SECTIONS: Final = {1: "IIIIIIIIII", 2: "IIQQQQIIQQ"}
 _SEGMENTS: Final = {1: "IIIIIIII", 2: "IIQQQQQQ"}
 _SYMBOL_ENTRIES: Final = {1: "IIIBBH", 2: "IBBHQQ"}
 _RELOCATIONS: Final = {(1, False): "II", (1, True): "IIi", (2, False): "QQ", (2, True): "QQq"}
-#: Of a relocation's second word: the bits that are its type.
+#: The bits of a relocation's second word that are its type.
 _TYPE_BITS: Final = {1: 8, 2: 32}
 
 
@@ -79,19 +79,19 @@ class Elf:
 
     @property
     def symbol_size(self) -> int:
-        """Return the bytes that one symbol takes."""
+        """The size of a symbol in bytes."""
         return struct.calcsize(self.order + _SYMBOL_ENTRIES[self.width])
 
     def relocation_size(self, *, with_addend: bool) -> int:
-        """Return the bytes that one relocation takes."""
+        """Return the size of a relocation in bytes."""
         return struct.calcsize(self.order + _RELOCATIONS[self.width, with_addend])
 
     def has_name(self, at: int) -> bool:
-        """Tell whether a name of a section begins within the section of names."""
+        """Return whether a name of a section begins within the section of names."""
         return at < len(self.content(self.sections[self.names]))
 
     def content(self, section: Section) -> bytes:
-        """Return the bytes of a section, none for one that takes no room in the file."""
+        """Return the bytes of a section, none for one without bytes in the file."""
         return b"" if section.kind == _NO_BITS else self.data[section.offset : section.offset + section.size]
 
     def notes(self, section: Section) -> Iterator[tuple[bytes, int, bytes]]:
@@ -106,7 +106,7 @@ class Elf:
             at = begin + -(-described // 4) * 4
 
     def symbol_fields(self, table: Section) -> Iterator[tuple[int, int, int, int, int]]:
-        """Yield where the name begins, type and binding, section, value and size of each symbol of a table."""
+        """Yield offset of the name, type and binding, section, value and size of each symbol of a table."""
         entry, content = struct.Struct(self.order + _SYMBOL_ENTRIES[self.width]), self.content(table)
         for fields in entry.iter_unpack(content[: len(content) // entry.size * entry.size]):
             if self.width == 1:
@@ -116,14 +116,14 @@ class Elf:
             yield name_at, info, section, value, size
 
     def relocations(self, table: Section) -> Iterator[tuple[int, int, int]]:
-        """Yield the place, the number of the symbol and the type of each relocation of a table."""
+        """Yield the offset, the number of the symbol and the type of each relocation of a table."""
         entry = struct.Struct(self.order + _RELOCATIONS[self.width, table.kind == _WITH_ADDEND])
         content, bits = self.content(table), _TYPE_BITS[self.width]
         for offset, info, *_ in entry.iter_unpack(content[: len(content) // entry.size * entry.size]):
             yield offset, info >> bits, info & ((1 << bits) - 1)
 
     def symbols(self) -> Iterator[str]:
-        """Yield the names of all symbols, those of the dynamic linker included."""
+        """Yield the names of all symbols, including those of the dynamic linker."""
         entry = struct.Struct(self.order + _SYMBOL_ENTRIES[self.width])
         for section in self.sections:
             if section.kind not in _SYMBOLS or section.link >= len(self.sections):
@@ -134,7 +134,7 @@ class Elf:
 
 
 def read_elf(data: bytes) -> Elf | None:
-    """Read the sections of an ELF file; ``None`` where it is none, or something of it lies outside of it."""
+    """Read the sections of an ELF file; ``None`` for other bytes, and where a part lies outside the file."""
     width, order = data[4:5], data[5:6]
     if not data.startswith(MAGIC) or width not in (b"\1", b"\2") or order not in (b"\1", b"\2"):
         return None

@@ -1,4 +1,4 @@
-"""ELF files, checked to the end: every offset, index and name in their headers and tables must lead to something.
+"""Checks of ELF files: every offset, index and name in their headers and tables must be valid.
 
 Sources: the System V ABI, chapters 4 and 5 ("Object Files", "Program Loading and Dynamic Linking"); the hash tables of
 glibc's ``elf/dl-lookup.c``. Machine code and data cannot be checked: any bytes are possible there.
@@ -25,7 +25,7 @@ _LOAD, _DYNAMIC_SEGMENT = 1, 2
 _RELOCATABLE, _EXECUTABLE, _SHARED = 1, 2, 3
 _FIRST_RESERVED_INDEX: Final = 0xFF00
 _EXTENDED_INDEX: Final = 0xFFFF
-#: Types of symbols that lie in their section: of any kind, data, function, section.
+#: Types of symbols within their section: any kind, data, function, section.
 _PLACED: Final = frozenset({0, 1, 2, 3})
 _TLS_FLAG, _ALLOCATED = 0x400, 2
 # Tags of the dynamic section.
@@ -36,17 +36,17 @@ _NAMES: Final = frozenset({1, 14, 15, 29})
 #: GNU_HASH, VERSYM, VERDEF, VERNEED.
 _ADDRESSES: Final = frozenset({4, 5, 6, 7, 12, 13, 17, 23, 25, 26, 0x6FFFFEF5, 0x6FFFFFF0, 0x6FFFFFFC, 0x6FFFFFFE})
 _X86_64: Final = 62
-#: Relocations that a machine has, where that is known: x86-64, with the two that GNU adds.
+#: The relocations of known machines: x86-64, with the two that GNU adds.
 _RELOCATIONS: Final = {_X86_64: frozenset({*range(52), 250, 251})}
 _WIDTHS: Final = {1: 4, 2: 8}
 
 
 class _BadElfError(ValueError):
-    """What is wrong, in words that follow the name of the file."""
+    """What is wrong; the message follows the name of the file."""
 
 
 def complaint(data: bytes) -> str | None:
-    """Say what is wrong with an ELF file; ``None`` where everything in its headers and tables holds together."""
+    """Return what is wrong with an ELF file; ``None`` where its headers and tables are consistent."""
     if not data.startswith(MAGIC):
         return "is not an ELF file" if data else "is empty"
     elf = read_elf(data)
@@ -124,7 +124,7 @@ def _check_segments(elf: Elf) -> None:
             _demand(align <= 1 or (segment.offset - segment.address) % align == 0, f"{where} cannot be mapped")
     if elf.kind == _SHARED:
         _demand(any(segment.kind == _LOAD for segment in elf.segments), "it has no segments to load")
-        # What is loaded lies in the section it is said to lie in.
+        # A loaded table must lie in its section.
         for number, section in enumerate(elf.sections):
             if section.flags & _ALLOCATED and section.size and section.kind not in (_NULL, _NOBITS):
                 _demand(_file_offset(elf, section.address) == section.offset, f"section {number} is in no segment")
@@ -180,7 +180,7 @@ def _check_place(elf: Elf, number: int, symbol: _Symbol) -> None:
     if symbol.info & 15 not in _PLACED or section.flags & _TLS_FLAG or elf.kind not in (_RELOCATABLE, _SHARED):
         return
     begin = 0 if elf.kind == _RELOCATABLE else section.address
-    # A linker's own symbols may lie at the end of any section.
+    # Symbols made by the linker may lie at the end of any section.
     if symbol.size:
         inside = begin <= symbol.value and symbol.value + symbol.size <= begin + section.size
         _demand(inside, f"symbol {number} lies outside its section")
@@ -238,7 +238,7 @@ def _check_dynamic(elf: Elf, section: Section) -> None:
 
 
 def _tags(elf: Elf, section: Section) -> Iterator[tuple[int, int]]:
-    """Yield tags and values, the one that ends them last."""
+    """Yield tags and values, the last of which ends the list."""
     code = {4: "II", 8: "QQ"}[_WIDTHS[elf.width]]
     for tag, value in struct.iter_unpack(elf.order + code, elf.content(section)):
         yield tag, value
@@ -253,7 +253,7 @@ def _hashed(elf: Elf, section: Section) -> tuple[list[_Symbol], bytes]:
 
 
 def _check_hash(elf: Elf, section: Section) -> None:
-    """Follow every chain: each symbol that is defined must be found by its name."""
+    """Follow every chain: each defined symbol must be found by its name."""
     symbols, strings = _hashed(elf, section)
     words = [word for (word,) in struct.iter_unpack(elf.order + "I", elf.content(section)[: section.size // 4 * 4])]
     _demand(len(words) >= 2, "the hash table is cut short")  # noqa: PLR2004 - its two counts
@@ -285,7 +285,7 @@ def _check_gnu_hash(elf: Elf, section: Section) -> None:
     _demand(begin + 4 * buckets <= len(content), "the hash table has a wrong size")
     heads = struct.unpack_from(f"{elf.order}{buckets}I", content, begin)
     if not any(heads):
-        # A linker that has nothing to hash may name any symbol as the first.
+        # Without symbols to hash, linkers write any first symbol.
         _demand(not any(symbol.section for symbol in symbols[first:]), "the hash table lacks a symbol")
         return
     _demand(first <= len(symbols), "the hash table has a wrong size")

@@ -34,7 +34,7 @@ _KERNEL: Final = struct.Struct("<IQ7I")
 
 
 def complaint(data: bytes) -> str | None:
-    """Say what is wrong with an entry: it must be of a kind that the driver stores, and whole."""
+    """Return what is wrong with an entry, which must be complete and of a kind that the driver stores."""
     if data.startswith(ELF_MAGIC):
         return None if read_elf(data) is not None else f"is cut short at {len(data)} bytes"
     if data.startswith(spirv.MAGIC):
@@ -49,12 +49,12 @@ def complaint(data: bytes) -> str | None:
 
 
 def is_wrapper(data: bytes) -> bool:
-    """Tell by its header, whole or not, whether an entry is the wrapper of before zebin."""
+    """Return whether an entry has the header, complete or not, of the wrapper used before zebin."""
     return data.startswith(ELF_MAGIC) and data[16:18] == _WRAPPER.to_bytes(2, "little")
 
 
 def describe(data: bytes) -> Details:
-    """Read kernels, device and versions, whatever kind of program it is."""
+    """Return kernels, device and versions of a program of any kind."""
     if data.startswith(ELF_MAGIC):
         elf = read_elf(data)
         return Details("unknown") if elf is None else _of_elf(elf)
@@ -96,7 +96,7 @@ def _of_zebin(elf: Elf) -> Details:
 
 
 def _device(notes: Mapping[int, bytes]) -> str | None:
-    """Spell the device as ``ocloc`` does where it is told exactly, else by family."""
+    """Return the device as ``ocloc`` names it where the notes say it exactly, else its family."""
     numbers = {kind: int.from_bytes(notes[kind][:4], "little") for kind in (1, 2, 6) if notes.get(kind)}
     if 6 in numbers:  # noqa: PLR2004 - the type of the note
         config = numbers[6]
@@ -118,7 +118,7 @@ def _patch_tokens(data: bytes) -> Details | None:
 
 
 def _kernels(data: bytes, at: int, count: int) -> Iterator[str]:
-    """Yield the name of each kernel that is there whole."""
+    """Yield the name of each complete kernel."""
     for _ in range(count):
         if at + _KERNEL.size > len(data):
             return

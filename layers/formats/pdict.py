@@ -30,12 +30,12 @@ V4_LEVELS: Final = (
 
 _DATA_MODEL: Final = regex(r"-(?P<loopy>\d[^-]*)-islpy(?P<islpy>[^-]+)-cgen(?P<cgen>[^-]+)-v\d+$")
 # Names that loopy and PyOpenCL derive from a kernel's own. A pickled short string is its length in one byte,
-# then the text: the length tells where the name ends.
+# then the text: the length says where the name ends.
 _DERIVED: Final = regex(rb"\x8c(.)(?=(invoke_|_lpy_host_|enqueue_knl_))", re.DOTALL)
 
 
 class DictionaryName(NamedTuple):
-    """What the name of a dictionary tells."""
+    """The parts of a dictionary's name."""
 
     file: str
     generation: str
@@ -45,7 +45,7 @@ class DictionaryName(NamedTuple):
 
     @property
     def packages(self) -> dict[str, str]:
-        """Return the versions of loopy, islpy and cgen in the identifier of a loopy dictionary."""
+        """The versions of loopy, islpy and cgen in the identifier of a loopy dictionary."""
         match = _DATA_MODEL.search(self.identifier)
         return {} if match is None else match.groupdict()
 
@@ -83,7 +83,7 @@ def kernel_names(data: bytes) -> tuple[str, ...] | None:
     try:
         top, _ = walk(data)
     except ValueError:
-        # A row cut short names nothing; verify reports the damage.
+        # A truncated row has no names; verify reports the damage.
         return None
     return tuple(sorted(set(_names_in(top)))) or None
 
@@ -108,7 +108,7 @@ def _names_in(top: object) -> Iterator[str]:
             sets.append(entrypoints)
         elif isinstance(name, str) and "instructions" in found:
             yield name
-    # A set is spelled as a frozenset, or as a call of one on a list.
+    # A set is pickled as a frozenset, or as a call of one on a list.
     for part in things(Thing("list", list(sets))):
         if part.kind != "global":
             yield from (item for item in part.items if isinstance(item, str) and item)

@@ -21,7 +21,7 @@ class Thing:
     """
 
     kind: str
-    # Shown without its parts: parts may be shared, and a picture of them exponential.
+    # The representation leaves parts out: shared parts would make it exponentially long.
     items: list[object] = field(default_factory=list, repr=False)
     state: object = field(default=None, repr=False)
 
@@ -47,7 +47,7 @@ _NOTHING: Final = {"PROTO", "FRAME", "READONLY_BUFFER"}
 
 
 def is_framed(data: bytes) -> bool:
-    """Tell at once whether a pickle's frames reach from its beginning to its end.
+    """Return quickly whether a pickle's frames reach from its beginning to its end.
 
     Such a pickle has not been cut, and nothing stands behind it; what is in its frames is not looked at. ``False`` says
     nothing: it may have no frames, or hold large values between them. Source: PEP 3154, framing.
@@ -84,8 +84,17 @@ def walk(data: bytes) -> tuple[object, int]:
     raise ValueError(message)
 
 
+def complaint(data: bytes) -> str | None:
+    """Return what is wrong with bytes that should be exactly one pickle, ``None`` where nothing is."""
+    try:
+        _, length = walk(data)
+    except ValueError as error:
+        return str(error)
+    return None if length == len(data) else f"{len(data) - length} bytes follow the end of the pickle"
+
+
 def things(top: object) -> Iterator[Thing]:
-    """Yield every thing reachable from a structure, each once, in no promised order."""
+    """Yield every thing reachable from a structure once, in any order."""
     seen: set[int] = set()
     waiting = [top]
     while waiting:
@@ -114,7 +123,7 @@ def attributes(thing: Thing) -> dict[str, object]:
 
 
 class _Machine:
-    """The pickle machine, with every power to act taken out."""
+    """The pickle machine, which imports and calls nothing."""
 
     def __init__(self) -> None:
         self.stack: list[object] = []
@@ -154,7 +163,7 @@ class _Machine:
             return Thing(kind, self.from_top(count))
         if name in _MADE_OF_ARGUMENT:
             return Thing(_MADE_OF_ARGUMENT[name], [argument])
-        # Every opcode left pushes the literal it carries: a number, a string or bytes.
+        # Every other opcode pushes its literal: a number, a string or bytes.
         return argument
 
     def pop(self) -> object:

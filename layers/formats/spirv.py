@@ -1,4 +1,4 @@
-"""SPIR-V modules: whether they are whole, and the kernels they name.
+"""SPIR-V modules: checks, and the kernels in them.
 
 Source: the SPIR-V specification, section 2.3 ("Physical Layout of a SPIR-V Module and Instruction").
 """
@@ -14,12 +14,12 @@ _HEADER: Final = 20
 _ENTRY_POINT: Final = 15
 _FUNCTION_END: Final = 56
 _KERNEL: Final = 6
-#: What comes before an entry point's name: the instruction's own word, the model, the number of the function.
+#: The words before the name of an entry point: the instruction, the model, the number of the function.
 _BEFORE_NAME: Final = 12
 
 
 def complaint(data: bytes) -> str | None:
-    """Say what is wrong with a module: its instructions, each with its length, fill it exactly, functions last."""
+    """Return what is wrong with a module: its instructions must fill it exactly, with functions last."""
     if not data.startswith(MAGIC):
         return "is no SPIR-V module"
     end, last = _HEADER, 0
@@ -35,7 +35,7 @@ def kernels(data: bytes) -> tuple[str, ...] | None:
 
 
 def _instructions(data: bytes) -> Iterator[tuple[int, int, int]]:
-    """Yield the place, the length in bytes and the code of each whole instruction."""
+    """Yield the offset, the length in bytes and the code of each complete instruction."""
     at = _HEADER
     while at + 4 <= len(data):
         (word,) = struct.unpack_from("<I", data, at)

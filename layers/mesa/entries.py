@@ -1,10 +1,10 @@
-"""Entries of Mesa's shader cache, the same bytes in each of its three stores.
+"""Entries of Mesa's shader cache, the same bytes in each of its three forms.
 
-A header names the driver and the device, a checksum covers the payload, which zstd has packed. Sources:
+A header names the driver and the device, and a checksum covers the payload, which is packed with zstd. Sources:
 ``src/util/disk_cache.c`` (the keys at the beginning), ``src/util/disk_cache_os.c``
-(``create_cache_item_header_and_blob``, ``parse_and_validate_cache_item``), ``src/util/crc32.c``. What a payload is,
-``src/gallium/frontends/rusticl/core/program.rs`` and ``src/compiler/spirv/spirv_to_nir.c``
-(``vtn_emit_kernel_entry_point_wrapper``) tell.
+(``create_cache_item_header_and_blob``, ``parse_and_validate_cache_item``), ``src/util/crc32.c``. Payloads:
+``src/gallium/frontends/rusticl/core/program.rs``, ``src/compiler/spirv/spirv_to_nir.c``
+(``vtn_emit_kernel_entry_point_wrapper``).
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from typing import Final
 
 from cachectl.layers.base.lazy import dataclass, regex
 
-#: Enough for every driver and device; what is longer is read again whole.
+#: Bytes that contain the header of every driver and device; GL's longer headers are read whole.
 HEAD: Final = 512
-#: The driver, or the device, that Rusticl names for what is its own and no driver's.
+#: The driver, or the device, in entries that Rusticl itself stored.
 RUSTICL: Final = "rusticl"
 
 _VERSION: Final = 1
@@ -46,9 +46,9 @@ _KERNEL_MODEL: Final = 6
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """Whose an entry is: driver (a hash of its build), device, and whether GL's compiler made it.
+    """The owner of an entry: driver (a hash of its build), device, and whether GL's compiler made it.
 
-    ``payload`` is where the packed bytes begin, ``None`` where more must be read to know.
+    ``payload`` is the offset of the packed bytes, ``None`` where more must be read to know it.
     """
 
     driver: str
@@ -60,17 +60,17 @@ class Header:
 
     @property
     def maker(self) -> tuple[str, str]:
-        """Return driver and device: entries of equal ones were stored by one build of one library."""
+        """Driver and device. Entries with the same pair were stored by one build of one library."""
         return self.driver, self.device
 
     @property
     def is_rusticl(self) -> bool:
-        """Tell whether Rusticl itself stored the entry, before any driver saw the program."""
+        """Whether Rusticl itself stored the entry, before a driver compiled the program."""
         return RUSTICL in self.maker
 
 
 def read_header(data: bytes) -> Header | None:
-    """Read the header of an entry, or of its first :data:`HEAD` bytes; ``None`` where it is none."""
+    """Read the header from an entry, or from its first :data:`HEAD` bytes; ``None`` where there is none."""
     names = _NAMES.match(data, 1)
     if data[:1] != bytes([_VERSION]) or names is None:
         return None
@@ -98,13 +98,13 @@ def checksum(data: bytes) -> int:
 
 
 def complaint(data: bytes) -> str | None:
-    """Say why Mesa would not use an entry; ``None`` where it would."""
+    """Return why Mesa would not use an entry; ``None`` where it would."""
     header = read_header(data)
     if header is None or header.payload is None:
         return "has no whole header"
     packed = data[header.payload :]
     if checksum(packed) != header.checksum:
-        return "its checksum does not hold"
+        return "its checksum does not match"
     return None
 
 
@@ -143,7 +143,7 @@ def _unpack_zstd(packed: bytes, most: int) -> bytes:
 
 
 def kernels(content: bytes) -> tuple[str, ...] | None:
-    """Name the OpenCL kernels in an unpacked payload; ``None`` where it does not tell, as machine code does not."""
+    """Return the OpenCL kernels in an unpacked payload; ``None`` where it names none, as machine code."""
     if content.startswith(_ELF):
         return None
     if content.startswith(_SPIRV):
@@ -154,7 +154,7 @@ def kernels(content: bytes) -> tuple[str, ...] | None:
 
 
 def _entry_points(module: bytes) -> Iterator[str]:
-    """Yield the kernels that a SPIR-V module offers."""
+    """Yield the kernels of a SPIR-V module."""
     at = _SPIRV_HEAD
     while at + 4 <= len(module):
         (word,) = _COUNT.unpack_from(module, at)

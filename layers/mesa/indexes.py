@@ -1,4 +1,4 @@
-"""The two files of Mesa's single-file store, and the two of its database: what each index says, and its records.
+"""The formats of Mesa's single-file store and of its database, each a data file and an index.
 
 Sources: ``src/util/fossilize_db.c`` and ``.h`` (single file), ``src/util/mesa_cache_db.c`` (database).
 """
@@ -11,7 +11,7 @@ from typing import Final
 
 from cachectl.layers.base.lazy import dataclass, regex
 
-#: What an entry is called in both: a SHA-1 as hex digits.
+#: The name of an entry in both: a SHA-1 as hex digits.
 NAME: Final = regex(rb"[0-9a-f]{40}")
 _NAME_LENGTH: Final = 40
 
@@ -25,7 +25,7 @@ _FOZ_RECORD: Final = _NAME_LENGTH + FOZ_HEADER.size + _FOZ_PLACE.size
 
 DB_MAGIC: Final = b"MESA_DB\0"
 _DB_VERSION: Final = 1
-#: Magic, version, the number that the two files share while they belong together.
+#: Magic, version, and a number that is equal in files that belong together.
 DB_HEADER: Final = struct.Struct("<8sIQ")
 #: Key, checksum, length.
 DB_ENTRY: Final = struct.Struct("<20sII")
@@ -35,7 +35,7 @@ DB_RECORD: Final = struct.Struct("<QIQQ")
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where an index says that an entry lies: its name (or the beginning of it), and the offset of its header."""
+    """A record of an index: the name of an entry (or its beginning), and the offset of its header."""
 
     name: str
     offset: int
@@ -44,13 +44,13 @@ class Place:
 
 
 def is_fossilize(head: bytes) -> bool:
-    """Tell whether a file begins as Mesa demands of a single-file store; it uses no other, and mends none."""
+    """Return whether a file has the header of a single-file store. Mesa neither uses nor repairs another file."""
     whole = len(head) == len(FOZ_MAGIC)
     return whole and head[:-1] == FOZ_MAGIC[:-1] and head[-1] in _FOZ_VERSIONS
 
 
 def foz_places(index: bytes) -> Iterator[Place]:
-    """Yield what an index lists, as far as Mesa reads it: up to the first record that is not whole."""
+    """Yield the records of an index up to the first incomplete one, where Mesa stops."""
     at = len(FOZ_MAGIC)
     while at + _FOZ_RECORD <= len(index):
         name = index[at : at + _NAME_LENGTH]
@@ -63,18 +63,18 @@ def foz_places(index: bytes) -> Iterator[Place]:
 
 
 def foz_entry(name: str, data: bytes, checksum: int) -> bytes:
-    """Spell an entry of the data file."""
+    """Return the bytes of an entry of the data file."""
     return name.encode() + FOZ_HEADER.pack(len(data), _FOZ_PLAIN, checksum, len(data)) + data
 
 
 def foz_record(place: Place) -> bytes:
-    """Spell a record of the index."""
+    """Return the bytes of a record of the index."""
     size = _FOZ_PLACE.size
     return place.name.encode() + FOZ_HEADER.pack(size, _FOZ_PLAIN, 0, size) + _FOZ_PLACE.pack(place.offset)
 
 
 def db_number(head: bytes) -> int | None:
-    """Return the number in a header, 0 while the file is being changed; ``None`` where it is no header."""
+    """Return the number in a header, 0 while the file is being changed; ``None`` for other bytes."""
     if len(head) < DB_HEADER.size:
         return None
     magic, version, number = DB_HEADER.unpack_from(head)
@@ -82,12 +82,12 @@ def db_number(head: bytes) -> int | None:
 
 
 def db_head(number: int) -> bytes:
-    """Spell a header."""
+    """Return the bytes of a header."""
     return DB_HEADER.pack(DB_MAGIC, _DB_VERSION, number)
 
 
 def db_places(index: bytes) -> Iterator[Place]:
-    """Yield what an index lists, up to the first record that Mesa takes for a fault."""
+    """Yield the records of an index up to the first one that Mesa takes for damage."""
     for at in range(DB_HEADER.size, len(index) - DB_RECORD.size + 1, DB_RECORD.size):
         beginning, length, used, offset = DB_RECORD.unpack_from(index, at)
         if not (beginning and length and DB_HEADER.size <= offset < 1 << 63):
@@ -96,11 +96,11 @@ def db_places(index: bytes) -> Iterator[Place]:
 
 
 def db_entry(name: str, data: bytes, checksum: int) -> bytes:
-    """Spell an entry of the data file."""
+    """Return the bytes of an entry of the data file."""
     return DB_ENTRY.pack(bytes.fromhex(name), checksum, len(data)) + data
 
 
 def db_record(place: Place) -> bytes:
-    """Spell a record of the index, for a place whose length is known."""
+    """Return the bytes of a record of the index, for a place of known length."""
     beginning = int.from_bytes(bytes.fromhex(place.name)[:8], "little")
     return DB_RECORD.pack(beginning, place.length or 0, place.used, place.offset)

@@ -1,521 +1,655 @@
-"""Two of Mesa's stores: many entries in one file, with an index beside it.
+"""The store of Mesa's shader cache, in one of three forms: a file for each entry, one file with an index, a database.
 
-Both are changed under the lock that Mesa's own writers take. A program that has a single-file store open keeps the
-places it has read, so a new pair of files is renamed over the old, which the program goes on using. A database is
-changed in place, as Mesa itself does: its number is zero meanwhile, and another afterwards, at which every program
-reads the index again.
+GL and Vulkan keep their programs in the same folders, and only contents show which entries are OpenCL's. All entries of
+one driver and device were stored by one build of one library, and Rusticl is a library of its own. So if one of them
+contains a kernel, all are OpenCL's. Source: ``src/util/disk_cache.c`` and ``disk_cache_os.c``.
 """
 
 from __future__ import annotations
 
-import errno
 import os
-import time
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+import struct
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from pathlib import Path
-from typing import ClassVar, Final
+from typing import Final
 
-from cachectl.layers.base.errors import Busy, Damaged, EntryExists, LayerError, Unreachable
-from cachectl.layers.base.lazy import dataclass, replace
-from cachectl.layers.base.limits import LARGEST_ENTRY, LARGEST_INDEX, too_large
-from cachectl.layers.disk.atomic import create, write_all
-from cachectl.layers.disk.handles import NO_ROOM, descend, opened_root, own_folder, status_of
-from cachectl.layers.disk.locking import release_flock, try_flock, wait_until
-from cachectl.layers.disk.plain import STAGE, open_plain
-from cachectl.layers.disk.presence import means_absent
+from cachectl.layers.base import facts
+from cachectl.layers.base.errors import Damaged, LayerError, Refused, Unreachable
+from cachectl.layers.base.facts import Entry, Finding, Found, Outcome, Problem, Root, Severity, Target
+from cachectl.layers.base.lazy import dataclass, regex, replace
+from cachectl.layers.base.store import Store, counting, each_part, remove_counted
+from cachectl.layers.disk.atomic import write_synced
+from cachectl.layers.disk.handles import opened_root
+from cachectl.layers.disk.plain import open_plain, read_plain
+from cachectl.layers.disk.presence import is_there, means_no_file, status_at
+from cachectl.layers.host.processes import spell, using
 from cachectl.layers.mesa import entries as mesa_entries
-from cachectl.layers.mesa import indexes as mesa_files
-from cachectl.layers.mesa.indexes import Place
+from cachectl.layers.mesa.entries import RUSTICL
+from cachectl.layers.mesa.files import Blob, DatabaseFile, FossilizeFile, MesaFile
+from cachectl.layers.stores.quarantine import Quarantine, demand
+from cachectl.layers.stores.tree import REFUSALS, Leaf, Shape, Tree, scan_each
 
-_CHUNK: Final = 1 << 20
-_TRIES: Final = 5
+#: What every process maps that has one of the stores open, whichever driver it uses.
+OPENED: Final = ("mesa_shader_cache",)
+
+MULTI_FILE: Final = "multi-file"
+SINGLE_FILE: Final = "single-file"
+DATABASE: Final = "database"
+FOLDERS: Final = {
+    MULTI_FILE: "mesa_shader_cache",
+    SINGLE_FILE: "mesa_shader_cache_sf",
+    DATABASE: "mesa_shader_cache_db",
+}
+
+_PAIR: Final = regex("[0-9a-f]{2}")
+_REST: Final = regex("[0-9a-f]{38}")
+_ENTRIES: Final = Shape((_PAIR, _REST), folders=False)
+_TEMPORARIES: Final = Shape((_PAIR, regex(r"[0-9a-f]{38}\.tmp")), folders=False)
+_OWN: Final = Shape((regex("index|marker"),), folders=False)
+_NAME: Final = regex(r"[^./][^/]*")
+_FOSSILIZE: Final = Shape((_NAME, _NAME, regex(r"foz_cache(?:_idx)?\.foz")), folders=False)
+_FOSSILIZE_OWN: Final = Shape((_NAME, _NAME, _OWN.levels[0]), folders=False)
+_PART: Final = regex(r"part\d{1,3}")
+_DATABASES: Final = regex(r"mesa_cache\.(?:db|idx)")
+_FLAT: Final = Shape((_DATABASES,), folders=False)
+_PARTED: Final = Shape((_PART, _DATABASES), folders=False)
+#: The file name of an entry of a larger file in quarantine.
+_ASIDE: Final = "entry"
+
+#: Seconds without change after which no living process is still writing a temporary.
+_REST_TIME: Final = 3600.0
+#: How many entries of one driver are unpacked, the smallest first, to find a kernel.
+_LOOKS: Final = 256
+_INDEX: Final = struct.Struct("<Q")
+_INDEX_SIZE: Final = _INDEX.size + 65536 * 20
+_BLOCK: Final = 512
+#: The difference in bytes that the count of the index may have before it costs anything.
+_TOLERANCE: Final = 1 << 24
+
+_GRAPHICS: Final = "is of GL or Vulkan, which share the folder"
+_UNKNOWN: Final = "cannot be distinguished from what GL and Vulkan keep in the same folder"
+_NEVER: Final = "Mesa compiles it again in every run, and never replaces it"
 
 
 @dataclass(frozen=True, slots=True)
-class Blob:
-    """One entry of a file: where its header and its bytes lie, and the checksum that the file has of them."""
+class _Raw:
+    """An entry with its header, and a function that reads all of it."""
 
-    name: str
-    offset: int
-    start: int
-    length: int
-    checksum: int
-    used: int = 0
-
-    @property
-    def mark(self) -> tuple[int, ...]:
-        """Fingerprint the content: its place changes whenever another entry goes."""
-        return (self.length, self.checksum)
+    entry: Entry
+    header: mesa_entries.Header | None
+    read: Callable[[], bytes | None]
 
 
-@dataclass(frozen=True, slots=True)
-class Removed:
-    """What a removal did: why some entries stay, how many have gone, and by how many bytes the files have shrunk.
+class ShaderCache(Store):
+    """Entries in the three forms of Mesa; the role of a root says which one it has."""
 
-    ``failed`` says what went wrong where it failed halfway.
-    """
+    forms = ("mesa-entry/1",)
 
-    stay: Mapping[str, str]
-    entries: int
-    bytes: int
-    failed: str | None = None
+    def refusals(self) -> Mapping[facts.Ability, str]:
+        """Refuse every change on platforms without directory handles."""
+        return REFUSALS
 
+    def owns(self, root: Root, parts: tuple[str, ...]) -> bool:
+        """Compare with the names of entries, files and temporaries."""
+        return any(shape.owns(parts) for shape in _shapes(root))
 
-@dataclass(frozen=True, slots=True)
-class _Open:
-    """Both files, open; ``folder`` is that of the two, ``root`` the one at the top, where stages lie."""
+    # ------------------------------------------------------------------ listing
 
-    root: int
-    folder: int
-    data: int
-    index: int
+    def scan(self, root: Root, *, contents: bool = True) -> Iterator[Found]:
+        """Yield entries, each with its owner; only ``contents`` unpacks kernel names."""
+        raws: list[_Raw] = []
+        for found in self._raws(root):
+            if isinstance(found, _Raw):
+                raws.append(found)
+            else:
+                yield found
+        unread: dict[Path, LayerError] = {}
+        guests = _guests(raws, unread)
+        for raw in raws:
+            if raw.header is None:
+                yield Problem(root.path / raw.entry.key, "damaged", f"has no header of an entry: {_NEVER}")
+            yield _described(raw, guests, unread, contents=contents)
+        for path, error in unread.items():
+            yield Problem(path, "unreadable", error.message)
 
+    def _raws(self, root: Root) -> Iterator[_Raw | Found]:
+        return self._files_scan(root) if root.role != MULTI_FILE else self._tree_scan(root)
 
-class MesaFile(ABC):
-    """One data file with its index, in a folder below a root."""
+    def _tree_scan(self, root: Root) -> Iterator[_Raw | Found]:
+        shapes = (_ENTRIES, _TEMPORARIES, _OWN)
+        for tree, leaf in scan_each(self._tree(root, shape) for shape in shapes):
+            if isinstance(leaf, Problem):
+                yield leaf
+            elif leaf.stray is not None:
+                yield leaf.orphan(root.path)
+            elif tree.shape is _ENTRIES:
+                entry = leaf.entry(self.name, root.path)
+                try:
+                    yield _raw(entry, lambda limit, key=leaf.key, tree=tree: tree.read_file(key, limit=limit))  # type: ignore[misc]
+                except LayerError as error:
+                    yield Problem(root.path / leaf.key, "unreadable", error.message)
+            elif tree.shape is _TEMPORARIES:
+                yield leaf.orphan(root.path, "a program that was never stored whole")
+            else:
+                yield _housekeeping(root, leaf)
 
-    data_name: ClassVar[str]
-    index_name: ClassVar[str]
+    def _files_scan(self, root: Root) -> Iterator[_Raw | Found]:
+        for leaf in self._leaves(root):
+            if not isinstance(leaf, Leaf):
+                yield leaf
+            elif self._is_data(root, leaf):
+                try:
+                    yield from self._file_scan(root, self._file_of(root, leaf))
+                except LayerError as error:
+                    yield Problem(root.path / leaf.key, "unreadable", error.message)
+            elif leaf.key.rpartition("/")[2] != self._kind(root).index_name:
+                yield _housekeeping(root, leaf)
 
-    def __init__(self, layer: str, root: Path, folder: tuple[str, ...], patience: float) -> None:
-        self.layer = layer
-        self.root = root
-        self.folder = folder
-        self.patience = patience
+    def _file_scan(self, root: Root, file: MesaFile) -> Iterator[_Raw | Found]:
+        """Yield the entries of one file, and the rest of it. Raises :class:`LayerError` where it is unreadable."""
+        size = file.size()
+        if size is None:
+            return
+        if (why := file.damage()) is not None:
+            yield Problem(file.path, "damaged", why)
+        total = 0
+        for blob in file.blobs():
+            total += blob.length
+            yield self._blob_raw(root, file, blob, size[1])
+        relative = os.path.relpath(file.path, root.path)
+        yield facts.Housekeeping(relative, root.path, size[0] - total, 2, size[1])
 
-    @property
-    def path(self) -> Path:
-        """Return the data file."""
-        return self.root.joinpath(*self.folder, self.data_name)
+    def _blob_raw(self, root: Root, file: MesaFile, blob: Blob, modified: float) -> _Raw:
+        key = _key(blob.name)
+        entry = Entry(self.name, key, root.path, blob.length, 0, written_before=modified, stamp=blob.stamp)
+        return _raw(entry, lambda limit: file.read(blob, limit))
 
-    # ------------------------------------------------------------------ what differs
+    def _leaves(self, root: Root) -> Iterator[Found | Leaf]:
+        """Yield the files of a root, cachectl's own files there, and problems."""
+        for _, leaf in scan_each(self._tree(root, shape) for shape in _shapes(root)):
+            yield leaf if isinstance(leaf, Problem) or leaf.stray is None else leaf.orphan(root.path)
 
-    @abstractmethod
-    def complaint(self, data: bytes, index: bytes) -> str | None:
-        """Say why Mesa would not use the pair, given the first bytes of each."""
+    def _files(self, root: Root) -> list[MesaFile]:
+        """Return every file of entries in a root. Raises :class:`Unreachable` where one may have been overlooked."""
+        files = []
+        for leaf in self._leaves(root):
+            if isinstance(leaf, Leaf) and self._is_data(root, leaf):
+                files.append(self._file_of(root, leaf))
+            elif isinstance(leaf, Problem) and leaf.hides:
+                raise Unreachable(self.name, leaf.message, leaf.path)
+        return files
 
-    @abstractmethod
-    def _places(self, index: bytes) -> Iterator[Place]:
-        """Yield what the index lists."""
+    def _kind(self, root: Root) -> type[MesaFile]:
+        return FossilizeFile if root.role == SINGLE_FILE else DatabaseFile
 
-    @abstractmethod
-    def _at(self, data: int, place: Place, end: int) -> Blob | None:
-        """Look at an entry in the data file, which has ``end`` bytes; ``None`` where none is."""
+    def _is_data(self, root: Root, leaf: Leaf) -> bool:
+        return leaf.key.rpartition("/")[2] == self._kind(root).data_name
 
-    @abstractmethod
-    def _drop(self, files: _Open, gone: set[Blob]) -> None:
-        """Take entries out of both files."""
+    def _file_of(self, root: Root, leaf: Leaf) -> MesaFile:
+        return self._file(root, tuple(leaf.key.split("/")[:-1]))
 
-    @abstractmethod
-    def _length_with(self, blobs: Iterable[Blob]) -> int:
-        """Return how many bytes both files have that hold these entries and nothing else."""
+    def _file(self, root: Root, folder: tuple[str, ...]) -> MesaFile:
+        return self._kind(root)(self.name, root.path, folder, self.environment.lock_timeout)
 
-    @abstractmethod
-    def _append(self, files: _Open, name: str, content: bytes) -> None:
-        """Add an entry at the end of both files."""
+    def _tree(self, root: Root, shape: Shape = _ENTRIES) -> Tree:
+        return Tree(self.name, root.path, shape)
 
-    @abstractmethod
-    def _begin(self, files: _Open) -> None:
-        """Write the beginning of both files where they are empty."""
-
-    # ------------------------------------------------------------------ reading
-
-    def size(self) -> tuple[int, float] | None:
-        """Return the bytes of both files, and the time of the last change; ``None`` where they are not there."""
-        with self._opened(write=False) as files:
-            if files is None:
-                return None
-            both = [os.fstat(handle) for handle in (files.data, files.index)]
-            return sum(status.st_size for status in both), max(status.st_mtime for status in both)
-
-    def damage(self) -> str | None:
-        """Say what keeps Mesa from using the files at all."""
-        with self._opened(write=False) as files:
-            return None if files is None else self.complaint(_head(files.data), _head(files.index))
-
-    def blobs(self) -> list[Blob]:
-        """List the entries, a later one of a name in the place of an earlier, as Mesa's table has them."""
-        with self._opened(write=False) as files:
-            return [] if files is None else self._listed(files)
-
-    def lost(self) -> int:
-        """Count what the index lists, and the data file does not hold."""
-        with self._opened(write=False) as files:
-            if files is None:
-                return 0
-            names = {place.name[:16] for place in self._places(_whole(files.index))}
-            return len(names) - len(self._listed(files))
-
-    def find(self, name: str) -> Blob | None:
-        """Return the entry of a name."""
-        return next((blob for blob in self.blobs() if blob.name == name), None)
-
-    def read(self, blob: Blob, limit: int = -1) -> bytes | None:
-        """Read an entry, or its first bytes; ``None`` where it has moved."""
-        with self._opened(write=False) as files:
-            return None if files is None else self._content(files, blob, limit)
-
-    def reading(self) -> Iterator[tuple[Blob, Callable[[int], bytes]]]:
-        """Yield each entry with what reads its first bytes, or all for -1; the files are open meanwhile."""
-        with self._opened(write=False) as files:
-            for blob in [] if files is None else self._listed(files):
-                yield blob, lambda limit, files=files, blob=blob: self._content(files, blob, limit)  # type: ignore[misc]
-
-    def _content(self, files: _Open, blob: Blob, limit: int) -> bytes:
-        if limit < 0 and blob.length > LARGEST_ENTRY:
-            raise OSError(errno.EFBIG, f"the entry {too_large(blob.length, LARGEST_ENTRY)}")
-        return os.pread(files.data, blob.length if limit < 0 else min(limit, blob.length), blob.start)
-
-    def _listed(self, files: _Open) -> list[Blob]:
-        if self.complaint(_head(files.data), _head(files.index)) is not None:
-            return []
-        end = os.fstat(files.data).st_size
-        found = (self._at(files.data, place, end) for place in self._places(_whole(files.index)))
-        return list({blob.name: blob for blob in found if blob is not None}.values())
-
-    # ------------------------------------------------------------------ changing
-
-    def remove(self, marks: Mapping[str, tuple[int, ...]]) -> Removed:
-        """Take out the entries of these names whose mark still holds. Raises :class:`LayerError` before any change."""
-        size: int | None = None
-        done: Removed | None = None
-        there: dict[str, Blob] = {}
-        try:
-            with self._changing() as files:
-                if files is None:
-                    return Removed(dict.fromkeys(marks, "already gone"), 0, 0)
-                there = {blob.name: blob for blob in self._listed(files)}
-                stay = {name: "already gone" for name in marks if name not in there}
-                stay |= {
-                    name: "changed since it was planned"
-                    for name in marks.keys() & there
-                    if there[name].mark != marks[name]
-                }
-                gone = {there[name] for name in marks if name not in stay}
-                size = self._bytes(files)
-                if gone:
-                    self._drop(files, gone)
-                done = Removed(stay, len(gone), 0)
-                return Removed(stay, len(gone), max(0, size - self._bytes(files)))
-        except LayerError as error:
-            if done is not None:
-                return replace(done, failed=f"its entries are gone, but their bytes are not counted: {error.message}")
-            if size is None:
-                raise
-            return self._removed_in_spite_of(error, marks, there.keys(), size)
-
-    def _removed_in_spite_of(
-        self, error: LayerError, marks: Mapping[str, tuple[int, ...]], there: Collection[str], size: int
-    ) -> Removed:
-        """Count what a removal that failed halfway has taken out, which may be more than was planned."""
-        with self._opened(write=False) as files:
-            left = {blob.name for blob in self._listed(files)} if files is not None else set()
-            now = self._bytes(files) if files is not None else 0
-        stay = {name: error.message for name in marks if name in left}
-        return Removed(stay, len(set(there) - left), max(0, size - now), error.message)
-
-    def foresee_removal(self, names: Collection[str]) -> int:
-        """Return by how many bytes the files would shrink without the entries of these names. Touches nothing."""
-        with self._opened(write=False) as files:
-            if files is None:
-                return 0
-            kept = [blob for blob in self._listed(files) if blob.name not in names]
-            return max(0, self._bytes(files) - self._length_with(kept))
-
-    def _bytes(self, files: _Open) -> int:
-        found = (status_of(files.folder, name) for name in (self.data_name, self.index_name))
-        return sum(status.st_size for status in found if status is not None)
-
-    def put(self, name: str, content: bytes, *, replace: bool) -> None:
-        """Add an entry. Raises :class:`EntryExists` where a different one stands and ``replace`` is not set."""
-        with self._changing(make=True) as files:
-            if files is None:
-                raise Unreachable(self.layer, "cannot be made", self.path)
-            self._begin(files)
-            if (why := self.complaint(_head(files.data), _head(files.index))) is not None:
-                raise Damaged(self.layer, f"{why}; cachectl verify --quarantine {self.layer} moves it aside", self.path)
-            standing = next((blob for blob in self._listed(files) if blob.name == name), None)
-            if standing is None:
-                self._append_whole(files, name, content)
-                return
-            if self._content(files, standing, -1) == content:
-                return
-            if not replace:
-                raise EntryExists(self.layer, self.path)
-            self._drop(files, {standing})
-        # There may be other files in their place by now.
-        self.put(name, content, replace=False)
-
-    def _append_whole(self, files: _Open, name: str, content: bytes) -> None:
-        """Add an entry whole, or leave both files as they were."""
-        ends = {handle: os.fstat(handle).st_size for handle in (files.data, files.index)}
-        try:
-            self._append(files, name, content)
-        except OSError:
-            for handle, end in ends.items():
-                with suppress(OSError):
-                    os.ftruncate(handle, end)
-            raise
-
-    # ------------------------------------------------------------------ the files
-
-    @contextmanager
-    def _opened(self, *, write: bool, make: bool = False) -> Iterator[_Open | None]:
-        flags = (os.O_RDWR if write else os.O_RDONLY) | (os.O_CREAT if make else 0)
-        with ExitStack() as stack:
-            try:
-                if make:
-                    self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
-                root = stack.enter_context(opened_root(self.root))
-                folder = None if root is None else descend(stack, root, self.folder, make=make)
-                if root is None or folder is None:
-                    yield None
-                    return
-                handles = []
-                for name in (self.data_name, self.index_name):
-                    handles.append(open_plain(name, dir_fd=folder, flags=flags))
-                    stack.callback(os.close, handles[-1])
-            except OSError as error:
-                if not means_absent(error):
-                    raise self._unreachable("open", error) from error
-                yield None
-                return
-            try:
-                yield _Open(root, folder, *handles)
-            except LayerError:
-                raise
-            except OSError as error:
-                raise self._unreachable("change" if write else "read", error) from error
-
-    def _unreachable(self, verb: str, error: OSError) -> Unreachable:
-        advice = "; make room and try again" if error.errno in NO_ROOM else ""
-        return Unreachable(self.layer, f"cannot {verb}: {error.strerror or error}{advice}", self.path)
-
-    @contextmanager
-    def _changing(self, *, make: bool = False) -> Iterator[_Open | None]:
-        """Have both files open and locked against Mesa and other cachectls, and be sure they are still those."""
-        for _ in range(_TRIES):
-            with self._opened(write=True, make=make) as files:
-                if files is None:
-                    yield None
-                    return
-                # Mesa takes them in this order.
-                with self._locked(files.data), self._locked(files.index):
-                    if self._is_current(files):
-                        yield files
-                        return
-        raise Busy(
-            self.layer, "is replaced again and again; try again when the programs that use it have ended", self.path
-        )
-
-    def _is_current(self, files: _Open) -> bool:
-        pairs = ((self.data_name, files.data), (self.index_name, files.index))
-        found = [(status_of(files.folder, name), os.fstat(handle)) for name, handle in pairs]
-        return all(there is not None and os.path.samestat(there, ours) for there, ours in found)
-
-    @contextmanager
-    def _locked(self, handle: int) -> Iterator[None]:
-        if not wait_until(lambda: try_flock(handle), self.patience):
-            message = f"locked by another process for more than {self.patience:g} s; --wait waits longer"
-            raise Busy(self.layer, message, self.path)
-        try:
-            yield
-        finally:
-            # The lock ends at the latest when the file is closed.
-            with suppress(OSError):
-                release_flock(handle)
-
-
-class FossilizeFile(MesaFile):
-    """The single-file store of one driver and device (``MESA_DISK_CACHE_SINGLE_FILE``)."""
-
-    data_name = "foz_cache.foz"
-    index_name = "foz_cache_idx.foz"
-
-    def complaint(self, data: bytes, index: bytes) -> str | None:
-        """Say which of the two does not begin as it must; of an empty pair Mesa writes the beginning itself."""
-        if not index:
-            # Mesa then begins the index anew, and the data file stays good for reading by place.
-            return None if not data or mesa_files.is_fossilize(data[:16]) else "the data file is none of Mesa's"
-        for what, head in (("index", index), ("data file", data)):
-            if not mesa_files.is_fossilize(head[:16]):
-                return f"the {what} does not begin as Mesa demands: it stores and finds nothing there"
+    def _located(self, root: Root, name: str) -> tuple[MesaFile, Blob] | None:
+        """Find an entry among the files of a root."""
+        for file in self._files(root):
+            blob = file.find(name)
+            if blob is not None:
+                return file, blob
         return None
 
-    def _places(self, index: bytes) -> Iterator[Place]:
-        return mesa_files.foz_places(index)
+    def held_in(self, root: Root, keys: Sequence[str]) -> Mapping[str, tuple[Path, ...]]:
+        """Return both files of every store in a root: only reading shows which of them has an entry."""
+        if root.role == MULTI_FILE:
+            return super().held_in(root, keys)
+        both = tuple(path for file in self._files(root) for path in (file.path, file.path.with_name(file.index_name)))
+        return {key: both if _ENTRIES.accepts(key) else (root.path / key,) for key in keys}
 
-    def _at(self, data: int, place: Place, end: int) -> Blob | None:
-        name, size = place.name.encode(), mesa_files.FOZ_HEADER.size
-        if not len(name) <= place.offset <= end - size:
+    # ------------------------------------------------------------------ get and put
+
+    def is_key(self, key: str) -> bool:
+        """Compare with the pattern of entries."""
+        return _ENTRIES.accepts(key)
+
+    def read(self, root: Root, key: str) -> facts.Artifact | None:
+        """Read an entry with its header, which has the same bytes in all forms."""
+        if not _ENTRIES.accepts(key):
             return None
-        head = os.pread(data, len(name) + size, place.offset - len(name))
-        if len(head) != len(name) + size or not head.startswith(name):
+        data = self._bytes(root, key)
+        if data is None:
             return None
-        length, _, checksum, _ = mesa_files.FOZ_HEADER.unpack(head[len(name) :])
-        start = place.offset + size
-        return Blob(place.name, place.offset, start, length, checksum) if start + length <= end else None
+        header = mesa_entries.read_header(data)
+        if (complaint := mesa_entries.complaint(data)) is not None or header is None:
+            raise Damaged(self.name, f"{complaint}; {_NEVER}", root.path / key)
+        names = " ".join(_kernels(data) or ())
+        return facts.Artifact(
+            self.name, key, self.forms[0], data, {"kernels": names, "device": header.device, "driver": header.driver}
+        )
 
-    def _begin(self, files: _Open) -> None:
-        for handle in (files.data, files.index):
-            if os.fstat(handle).st_size == 0:
-                write_all(handle, (mesa_files.FOZ_MAGIC,), 0)
+    def _bytes(self, root: Root, key: str) -> bytes | None:
+        if root.role == MULTI_FILE:
+            return self._tree(root).read(key)
+        found = self._located(root, _name(key))
+        return None if found is None else found[0].read(found[1])
 
-    def _append(self, files: _Open, name: str, content: bytes) -> None:
-        end = os.fstat(files.data).st_size
-        write_all(files.data, (mesa_files.foz_entry(name, content, mesa_entries.checksum(content)),), end)
-        os.fsync(files.data)
-        record = mesa_files.foz_record(Place(name, end + len(name)))
-        write_all(files.index, (record,), os.fstat(files.index).st_size)
-        os.fsync(files.index)
+    def write(self, root: Root, key: str, artifact: facts.Artifact, *, replace: bool) -> None:
+        """Place an entry whose checksum matches into the form in use. Nothing can check its name."""
+        header = mesa_entries.read_header(artifact.data)
+        if (complaint := mesa_entries.complaint(artifact.data)) is not None or header is None:
+            raise Damaged(self.name, complaint or "has no header", key)
+        if root.role == MULTI_FILE:
+            with self._counting(root):
+                self._tree(root).write(key, artifact.data, replace=replace, file_mode=0o644)
+            return
+        self._file_for(root, header, _name(key)).put(_name(key), artifact.data, replace=replace)
 
-    def _drop(self, files: _Open, gone: set[Blob]) -> None:
-        """Rename a new pair over the old one.
+    def _file_for(self, root: Root, header: mesa_entries.Header, name: str) -> MesaFile:
+        """Return the file that has an entry, else the file where Mesa would look for it."""
+        found = self._located(root, name)
+        if found is not None:
+            return found[0]
+        if root.role == SINGLE_FILE:
+            if not all(map(_NAME.fullmatch, header.maker)):
+                raise Damaged(self.name, f"{header.maker} makes no folder", root.path)
+            return self._file(root, header.maker)
+        # Newer releases use parts, and remove the files that older ones kept beside them.
+        parts = [file for file in self._files(root) if file.folder]
+        return parts[0] if parts else self._file(root, ())
 
-        An empty index goes first: between the steps nothing is found, and nothing wrong is.
+    # ------------------------------------------------------------------ clear
+
+    def in_use(self, targets: Iterable[facts.Removable]) -> Iterator[tuple[facts.Removable, str | None]]:
+        """Skip temporaries that a running process may be writing. Entries may be removed at any time.
+
+        Machine code is removed with the last kernel of its driver and device: without a kernel, nothing shows
+        that it is OpenCL's.
         """
-        kept = [blob for blob in self._listed(files) if blob not in gone]
-        with ExitStack() as stack:
-            stage, _ = stack.enter_context(own_folder(files.root, STAGE))
-            empty, data, index = (self._staged(stack, stage, name, files) for name in ("empty", "data", "index"))
-            write_all(empty[1], (mesa_files.FOZ_MAGIC,), 0)
-            places = self._copied(files.data, kept, data[1])
-            records = b"".join(map(mesa_files.foz_record, places))
-            write_all(index[1], (mesa_files.FOZ_MAGIC + records,), 0)
-            for _, handle in (empty, data, index):
-                os.fsync(handle)
-            for (staged, _), name in ((empty, self.index_name), (data, self.data_name), (index, self.index_name)):
-                os.rename(staged, name, src_dir_fd=stage, dst_dir_fd=files.folder)
-            os.fsync(files.folder)
+        targets = list(targets)
+        targets += self._without_kernel(targets)
+        users = using(OPENED, processes=self.environment.processes)
+        now = self.environment.clock()
+        for target in targets:
+            age = now - (target.modified or now)
+            busy = isinstance(target, facts.Orphan) and target.idle_only and users != () and age <= _REST_TIME
+            yield target, f"changed {max(0, age):.0f} s ago, and Mesa is in use by {spell(users)}" if busy else None
 
-    def _length_with(self, blobs: Iterable[Blob]) -> int:
-        lengths = (
-            blob.start + blob.length - blob.offset + len(blob.name) + len(mesa_files.foz_record(Place(blob.name, 0)))
-            for blob in blobs
-        )
-        return 2 * len(mesa_files.FOZ_MAGIC) + sum(lengths)
+    def _without_kernel(self, targets: Iterable[facts.Removable]) -> Iterator[Entry]:
+        """Yield the entries of OpenCL that nothing could recognise without the targets."""
+        going: dict[Path, set[str]] = {}
+        for target in targets:
+            if isinstance(target, Entry) and target.guest is None:
+                going.setdefault(target.root, set()).add(target.key)
+        for path, keys in going.items():
+            root = _root_at(path)
+            found = list(self._raws(root))
+            if any(isinstance(one, Problem) and one.hides for one in found):
+                # A kernel that cannot be read may remain.
+                continue
+            raws = [one for one in found if isinstance(one, _Raw)]
+            unread: dict[Path, LayerError] = {}
+            guests = _guests(raws, unread)
+            for maker, group in _makers(raws).items():
+                rest = [raw for raw in group if raw.entry.key not in keys]
+                known_by_kernels = guests[maker] is None and RUSTICL not in maker and len(rest) < len(group)
+                if known_by_kernels and not any(_kernels(_content(raw, unread)) for raw in rest) and not unread:
+                    yield from (_described(raw, guests, unread, contents=False) for raw in rest)
 
-    def _staged(self, stack: ExitStack, stage: int, name: str, files: _Open) -> tuple[str, int]:
-        handle = create(name, stage)
-        stack.callback(os.close, handle)
-        os.fchmod(handle, os.fstat(files.data).st_mode & 0o777)
-        return name, handle
+    def foresee_removal(self, root: Root, targets: tuple[Target, ...]) -> facts.Foresight:
+        """Also count the headers and records that a file keeps for each entry."""
+        seen = super().foresee_removal(root, targets)
+        if root.role == MULTI_FILE:
+            return seen
+        names = {_name(target.key) for target in seen.going if _ENTRIES.accepts(target.key)}
+        strays = sum(target.bytes for target in seen.going if not _ENTRIES.accepts(target.key))
+        freed = sum(file.foresee_removal(names) for file in self._files(root))
+        return replace(seen, bytes_freed=strays + freed)
 
-    def _copied(self, source: int, kept: Iterable[Blob], target: int) -> list[Place]:
-        at = len(mesa_files.FOZ_MAGIC)
-        write_all(target, (mesa_files.FOZ_MAGIC,), 0)
-        places = []
-        for blob in kept:
-            begin = blob.offset - len(blob.name)
-            length = blob.start + blob.length - begin
-            _copy(source, begin, length, target, at)
-            places.append(Place(blob.name, at + len(blob.name)))
-            at += length
-        return places
+    def lock_files(self, root: Root, keys: Iterable[str]) -> Iterable[Path]:
+        """Return the data files: Mesa locks the one that it writes to. Entries that are files have no lock."""
+        del keys
+        return () if root.role == MULTI_FILE else [file.path for file in self._files(root)]
+
+    def remove(self, root: Root, targets: tuple[Target, ...]) -> Outcome:
+        """Unlink entries, or remove them under the lock of their file; then count the size again."""
+        if root.role != MULTI_FILE:
+            return self._remove_from_files(root, targets)
+        return remove_counted(self.name, self._counting(root), lambda _: self._remove_kernels_last(root, targets))
+
+    def _remove_kernels_last(self, root: Root, targets: tuple[Target, ...]) -> Outcome:
+        last = self._last_kernels(root, targets)
+        outcome = self._remove_files(root, tuple(target for target in targets if target.key not in last))
+        gone = {key for key, others in last.items() if not any(_may_stand(root.path / other) for other in others)}
+        outcome = outcome.plus(self._remove_files(root, tuple(target for target in targets if target.key in gone)))
+        kept = "is left until the machine code of its driver can be removed"
+        skipped = tuple(facts.Note(key, kept) for key in last.keys() - gone)
+        return outcome.plus(Outcome(self.name, skipped=skipped))
+
+    def _last_kernels(self, root: Root, targets: tuple[Target, ...]) -> dict[str, list[str]]:
+        """Map a kernel of each driver and device to the other targets of these, which must be removed before it.
+
+        Without a kernel nothing shows whose they are, so after an interruption no purge would remove them. A target
+        that cannot be read may belong to any driver.
+        """
+        keys = {target.key for target in targets if _ENTRIES.accepts(target.key)}
+        raws = [found for found in self._raws(root) if isinstance(found, _Raw) and found.entry.key in keys]
+        unread = sorted(keys - {raw.entry.key for raw in raws})
+        last: dict[str, list[str]] = {}
+        for maker, group in _makers(raws).items():
+            by_size = sorted(group, key=lambda raw: raw.entry.bytes) if RUSTICL not in maker else []
+            kernel = next((raw.entry.key for raw in by_size if _kernels(_content(raw, {}))), None)
+            if kernel is not None:
+                last[kernel] = [*(raw.entry.key for raw in group if raw.entry.key != kernel), *unread]
+        return last
+
+    def _remove_files(self, root: Root, targets: tuple[Target, ...]) -> Outcome:
+        idle = using(OPENED, processes=self.environment.processes) == ()
+        temporary = [target for target in targets if target.key.endswith(".tmp")]
+        others = [target for target in targets if not target.key.endswith(".tmp")]
+        planned = ((self._tree(root), others), (self._tree(root, _TEMPORARIES), temporary))
+        parts = [(str(root.path), partial(tree.remove, own, tidy=idle)) for tree, own in planned if own]
+        return each_part(self.name, parts)
+
+    def _remove_from_files(self, root: Root, targets: tuple[Target, ...]) -> Outcome:
+        wanted = {_name(target.key): target for target in targets if _ENTRIES.accepts(target.key)}
+        strays = tuple(target for target in targets if not _ENTRIES.accepts(target.key))
+        outcome = Outcome(self.name)
+        if strays:
+            remove = partial(self._tree(root, _shapes(root)[0]).remove, strays)
+            outcome = each_part(self.name, [(str(root.path), remove)])
+        left = set(wanted)
+        trouble: str | None = None
+        # List all files before changing one, so that no failure to list hides what was removed.
+        for leaf in list(self._leaves(root)):
+            if isinstance(leaf, Problem) and leaf.hides:
+                trouble = leaf.message
+            elif isinstance(leaf, Leaf) and self._is_data(root, leaf):
+                try:
+                    removed = self._remove_from(self._file_of(root, leaf), wanted, left)
+                except LayerError as error:
+                    trouble = error.message
+                else:
+                    outcome = outcome.plus(removed)
+        notes = tuple(facts.Note(_key(name), trouble or "already gone") for name in sorted(left))
+        return outcome.plus(Outcome(self.name, failed=notes) if trouble else Outcome(self.name, skipped=notes))
+
+    def _remove_from(self, file: MesaFile, wanted: Mapping[str, Target], left: set[str]) -> Outcome:
+        """Remove the wanted entries of one file, and drop their names from ``left``."""
+        marks = {blob.name: wanted[blob.name].stamp for blob in file.blobs() if blob.name in wanted}
+        if not marks:
+            return Outcome(self.name)
+        removed = file.remove(marks)
+        left.difference_update(marks)
+        notes = tuple(facts.Note(_key(name), why) for name, why in removed.stay.items())
+        if removed.failed is None:
+            return Outcome(self.name, removed.entries, removed.bytes, skipped=notes)
+        failed = notes or (facts.Note(str(file.path), removed.failed),)
+        return Outcome(self.name, removed.entries, removed.bytes, failed=failed)
+
+    def _counting(self, root: Root) -> AbstractContextManager[None]:
+        return counting(self.name, root.path / "index", partial(self._recount, root))
+
+    def _recount(self, root: Root) -> None:
+        """Write the true size into the index, to which Mesa only adds, and by which it decides when to drop entries."""
+        try:
+            handle = open_plain(root.path / "index", flags=os.O_RDWR)
+        except OSError as error:
+            if means_no_file(error):
+                return
+            raise
+        try:
+            if os.fstat(handle).st_size == _INDEX_SIZE:
+                os.pwrite(handle, _INDEX.pack(self._held(root)), 0)
+        finally:
+            os.close(handle)
+
+    def _held(self, root: Root) -> int:
+        """Return the bytes that the entries take on the disk, as Mesa counts them. Raises :class:`Unreachable`."""
+        total = 0
+        for leaf in self._tree(root).scan():
+            if isinstance(leaf, Leaf):
+                status = status_at(root.path / leaf.key) if leaf.stray is None else None
+                total += 0 if status is None else status.st_blocks * _BLOCK
+            elif leaf.hides:
+                raise Unreachable(self.name, leaf.message, leaf.path)
+        return total
+
+    # ------------------------------------------------------------------ quarantine
+
+    def quarantine(self, root: Root, target: Target, thing: facts.Quarantined) -> str | None:
+        """Rename an entry, or a whole file, into quarantine; copy an entry of a file there, then remove it."""
+        if root.role == MULTI_FILE:
+            with self._counting(root):
+                return self._tree(root).quarantine(target, thing)
+        if not _ENTRIES.accepts(target.key):
+            return self._tree(root, _shape_of(root, target.key)).quarantine(target, thing)
+        found = self._located(root, _name(target.key))
+        if found is None:
+            return "already gone"
+        file, blob = found
+        content = file.read(blob)
+        with opened_root(root.path) as handle:
+            if handle is None or content is None or blob.stamp != target.stamp:
+                return "changed since it was planned"
+            with Quarantine(self.name, root.path).shelf(handle, thing) as shelf:
+                write_synced(shelf.handle, _ASIDE, content)
+                stay: Mapping[str, str] = {blob.name: "was not taken out"}
+                try:
+                    removed = file.remove({blob.name: blob.stamp})
+                    stay = removed.stay
+                finally:
+                    if stay:
+                        os.unlink(_ASIDE, dir_fd=shelf.handle)
+                shelf.taken = not stay
+                if removed.failed is not None and stay:
+                    raise Unreachable(self.name, removed.failed, file.path)
+                return stay.get(blob.name)
+
+    def restore(self, root: Root, thing: facts.Quarantined, *, replace: bool) -> None:
+        """Put an entry, or a whole file, back unchanged."""
+        if root.role == MULTI_FILE or not _ENTRIES.accepts(thing.key):
+            shape = _ENTRIES if root.role == MULTI_FILE else _shape_of(root, thing.key)
+            with self._counting(root) if root.role == MULTI_FILE else nullcontext():
+                self._tree(root, shape).restore(thing, replace=replace)
+            return
+        with Quarantine(self.name, root.path).taken(thing) as folder:
+            demand(self.name, folder, _ASIDE)
+            data = read_plain(_ASIDE, dir_fd=folder)
+            header = mesa_entries.read_header(data)
+            if header is None:
+                raise Refused(self.name, "has no header that says which file it came from", thing.name)
+            self._file_for(root, header, _name(thing.key)).put(_name(thing.key), data, replace=replace)
+
+    # ------------------------------------------------------------------ verify
+
+    def verify(self, root: Root) -> Iterator[Finding]:
+        """Check header and checksum of every entry of any driver: Mesa repairs none of them."""
+        if root.role != MULTI_FILE:
+            yield from self._verify_files(root)
+            return
+        tree = self._tree(root)
+        for leaf in tree.scan():
+            if isinstance(leaf, Problem):
+                yield self.to_finding(root, leaf)
+            elif leaf.stray is None:
+                try:
+                    data = tree.read_file(leaf.key)
+                    complaint = None if data is None else mesa_entries.complaint(data)
+                except Unreachable as error:
+                    yield self.unreadable(root, leaf.key, error)
+                    continue
+                except LayerError as error:
+                    complaint = error.message
+                if complaint is not None:
+                    yield self._damaged(root, leaf.entry(self.name, root.path), f"{complaint}: {_NEVER}")
+        yield from self._drifted(root)
+
+    def _damaged(self, root: Root, thing: facts.Removable, message: str) -> Finding:
+        fix = f"cachectl purge {self.name} --key {thing.key}"
+        return Finding(self.name, root.path, thing.key, Severity.RECOMPILES, "damaged", message, fix, thing)
+
+    def _drifted(self, root: Root) -> Iterator[Finding]:
+        try:
+            counted = self.counted_bytes(root)
+            held = 0 if counted is None else self._held(root)
+        except OSError as error:
+            yield self.unreadable(root, "index", error)
+            return
+        if counted is not None and counted > 2 * held + _TOLERANCE:
+            message = f"counts {counted:,} bytes where {held:,} are: Mesa drops entries too early"
+            fix = "nothing: the next put or purge in this layer counts again"
+            yield Finding(self.name, root.path, "index", Severity.WASTES, "index", message, fix)
+
+    def counted_bytes(self, root: Root) -> int | None:
+        """Return the bytes that the index counts; ``None`` where there is no index. Raises :class:`OSError`."""
+        try:
+            data = read_plain(root.path / "index", limit=_INDEX.size)
+        except OSError as error:
+            if means_no_file(error):
+                return None
+            raise
+        return _INDEX.unpack(data)[0] if len(data) == _INDEX.size else None
+
+    def _verify_files(self, root: Root) -> Iterator[Finding]:
+        found = list(self._leaves(root))
+        leaves = {leaf.key: leaf for leaf in found if isinstance(leaf, Leaf)}
+        for leaf in found:
+            if isinstance(leaf, Problem):
+                yield self.to_finding(root, leaf)
+            elif isinstance(leaf, Leaf) and self._is_data(root, leaf):
+                try:
+                    yield from self._verify_file(root, self._file_of(root, leaf), leaves)
+                except LayerError as error:
+                    yield self.unreadable(root, leaf.key, error)
+
+    def _verify_file(self, root: Root, file: MesaFile, leaves: Mapping[str, Leaf]) -> Iterator[Finding]:
+        if (why := file.damage()) is not None:
+            yield from self._broken(root, file, why, leaves)
+        elif lost := file.lost():
+            yield from self._broken(root, file, f"its index lists {lost} entries that the data file lacks", leaves)
+        for blob in file.blobs():
+            data = file.read(blob)
+            if data is None:
+                continue
+            complaint = mesa_entries.complaint(data)
+            if complaint is None and blob.checksum not in (0, mesa_entries.checksum(data)):
+                complaint = "its checksum does not match"
+            if complaint is not None:
+                what = "Mesa then drops every entry of the file" if root.role == DATABASE else _NEVER
+                entry = self._blob_raw(root, file, blob, 0).entry
+                yield self._damaged(root, entry, f"{complaint}: {what}")
+
+    def _broken(self, root: Root, file: MesaFile, why: str, leaves: Mapping[str, Leaf]) -> Iterator[Finding]:
+        """Yield a finding for both files, since one without the other has the same effect."""
+        for name in (file.index_name, file.data_name):
+            key = "/".join((*file.folder, name))
+            thing = leaves[key].orphan(root.path, why) if key in leaves else None
+            fix = f"cachectl verify --quarantine {self.name}"
+            yield Finding(self.name, root.path, key, Severity.RECOMPILES, "file", why, fix, thing)
 
 
-class DatabaseFile(MesaFile):
-    """One part of Mesa's database (``MESA_DISK_CACHE_DATABASE``)."""
+def _raw(entry: Entry, read: Callable[[int], bytes | None]) -> _Raw:
+    head = read(mesa_entries.HEAD)
+    return _Raw(entry, None if head is None else mesa_entries.read_header(head), lambda: read(-1))
 
-    data_name = "mesa_cache.db"
-    index_name = "mesa_cache.idx"
 
-    def complaint(self, data: bytes, index: bytes) -> str | None:
-        """Say why Mesa would begin both anew."""
-        numbers = {mesa_files.db_number(data), mesa_files.db_number(index)}
-        if not data and not index:
+def _guests(raws: Iterable[_Raw], unread: dict[Path, LayerError]) -> dict[tuple[str, str], str | None]:
+    """Map every driver and device to the owner of its entries; ``None`` for OpenCL."""
+    return {maker: _guest(group, unread) for maker, group in _makers(raws).items()}
+
+
+def _may_stand(path: Path) -> bool:
+    """Return whether an entry exists, or may exist."""
+    try:
+        return is_there(path)
+    except OSError:
+        return True
+
+
+def _makers(raws: Iterable[_Raw]) -> dict[tuple[str, str], list[_Raw]]:
+    """Sort entries by driver and device."""
+    groups: dict[tuple[str, str], list[_Raw]] = {}
+    for raw in raws:
+        if raw.header is not None:
+            groups.setdefault(raw.header.maker, []).append(raw)
+    return groups
+
+
+def _guest(group: list[_Raw], unread: dict[Path, LayerError]) -> str | None:
+    headers = [raw.header for raw in group if raw.header is not None]
+    if any(header.graphics for header in headers):
+        return _GRAPHICS
+    if headers[0].is_rusticl:
+        return None
+    # Kernels are smaller than the code that a driver makes from them.
+    for raw in sorted(group, key=lambda raw: raw.entry.bytes)[:_LOOKS]:
+        if _kernels(_content(raw, unread)):
             return None
-        if len(numbers) != 1 or not numbers.pop():
-            return "the two files do not belong together: the next program drops every entry"
+    return _UNKNOWN
+
+
+def _content(raw: _Raw, unread: dict[Path, LayerError]) -> bytes:
+    """Read an entry; an unreadable one is empty, and added to ``unread``."""
+    try:
+        return raw.read() or b""
+    except LayerError as error:
+        unread[raw.entry.root / raw.entry.key] = error
+        return b""
+
+
+def _housekeeping(root: Root, leaf: Leaf) -> facts.Housekeeping:
+    return facts.Housekeeping(leaf.key, root.path, leaf.bytes, 1, leaf.modified, fixed=True)
+
+
+def _kernels(data: bytes) -> tuple[str, ...] | None:
+    try:
+        return mesa_entries.kernels(mesa_entries.inflate(data))
+    except ValueError:
         return None
 
-    def _places(self, index: bytes) -> Iterator[Place]:
-        return mesa_files.db_places(index)
 
-    def _at(self, data: int, place: Place, end: int) -> Blob | None:
-        size = mesa_files.DB_ENTRY.size
-        if place.offset > end - size:
-            return None
-        head = os.pread(data, size, place.offset)
-        if len(head) != size:
-            return None
-        key, checksum, length = mesa_files.DB_ENTRY.unpack(head)
-        start = place.offset + size
-        if not key.hex().startswith(place.name) or length != place.length or start + length > end:
-            return None
-        return Blob(key.hex(), place.offset, start, length, checksum, place.used)
-
-    def _begin(self, files: _Open) -> None:
-        if not _head(files.data) and not _head(files.index):
-            self._renumber(files)
-
-    def _renumber(self, files: _Open) -> None:
-        number = _number()
-        for handle in (files.data, files.index):
-            write_all(handle, (mesa_files.db_head(number),), 0)
-            os.fsync(handle)
-
-    def _append(self, files: _Open, name: str, content: bytes) -> None:
-        end = os.fstat(files.data).st_size
-        write_all(files.data, (mesa_files.db_entry(name, content, mesa_entries.checksum(content)),), end)
-        os.fsync(files.data)
-        # Mesa counts from the start of the machine, as this clock does.
-        record = mesa_files.db_record(Place(name, end, len(content), time.monotonic_ns()))
-        write_all(files.index, (record,), os.fstat(files.index).st_size)
-        os.fsync(files.index)
-
-    def _drop(self, files: _Open, gone: set[Blob]) -> None:
-        """Close the gaps in place. What is interrupted keeps the number zero, and Mesa begins anew."""
-        kept = sorted((blob for blob in self._listed(files) if blob not in gone), key=lambda blob: blob.offset)
-        for handle in (files.data, files.index):
-            write_all(handle, (mesa_files.db_head(0),), 0)
-            os.fsync(handle)
-        at = mesa_files.DB_HEADER.size
-        places = []
-        for blob in kept:
-            length = blob.start + blob.length - blob.offset
-            if blob.offset != at:
-                _copy(files.data, blob.offset, length, files.data, at)
-            places.append(Place(blob.name, at, blob.length, blob.used))
-            at += length
-        os.ftruncate(files.data, at)
-        records = b"".join(map(mesa_files.db_record, places))
-        write_all(files.index, (records,), mesa_files.DB_HEADER.size)
-        os.ftruncate(files.index, mesa_files.DB_HEADER.size + len(records))
-        self._renumber(files)
-
-    def _length_with(self, blobs: Iterable[Blob]) -> int:
-        lengths = (
-            blob.start + blob.length - blob.offset + len(mesa_files.db_record(Place(blob.name, 0, blob.length)))
-            for blob in blobs
-        )
-        return 2 * mesa_files.DB_HEADER.size + sum(lengths)
+def _described(
+    raw: _Raw, guests: Mapping[tuple[str, str], str | None], unread: dict[Path, LayerError], *, contents: bool
+) -> Entry:
+    header = raw.header
+    if header is None:
+        return replace(raw.entry, guest=_UNKNOWN)
+    guest = guests[header.maker]
+    kernels = _kernels(_content(raw, unread)) if contents and guest is None else None
+    return replace(
+        raw.entry,
+        kernels=kernels,
+        device=header.device,
+        versions={"driver": header.driver},
+        detail={"of": "OpenCL" if guest is None else "GL or Vulkan" if guest == _GRAPHICS else "unknown"},
+        guest=guest,
+    )
 
 
-def _number() -> int:
-    """Make a number as Mesa does: unlike any before, and never zero."""
-    return int(time.time()) << 32 | int.from_bytes(os.urandom(4), "little") & 0x7FFFFFFF
+def _root_at(path: Path) -> Root:
+    """Return the root at a path: the name of its folder says its form."""
+    return Root(path, facts.Scope.USER, "", next(role for role, folder in FOLDERS.items() if folder == path.name))
 
 
-def _head(handle: int) -> bytes:
-    return os.pread(handle, 64, 0)
+def _shapes(root: Root) -> tuple[Shape, ...]:
+    if root.role == MULTI_FILE:
+        return (_ENTRIES, _TEMPORARIES, _OWN)
+    return (_FOSSILIZE, _FOSSILIZE_OWN) if root.role == SINGLE_FILE else (_FLAT, _PARTED, _OWN)
 
 
-def _whole(handle: int) -> bytes:
-    size = os.fstat(handle).st_size
-    if size > LARGEST_INDEX:
-        raise OSError(errno.EFBIG, f"the index {too_large(size, LARGEST_INDEX)}")
-    return os.pread(handle, size, 0)
+def _shape_of(root: Root, key: str) -> Shape:
+    """Return the shape of a whole file by its key."""
+    return next((shape for shape in _shapes(root) if shape.accepts(key)), _shapes(root)[0])
 
 
-def _copy(source: int, begin: int, length: int, target: int, at: int) -> None:
-    """Copy a range, a piece at a time; within one file only towards its beginning."""
-    done = 0
-    while done < length:
-        piece = os.pread(source, min(_CHUNK, length - done), begin + done)
-        if not piece:
-            raise OSError(None, "the file is shorter than it was")
-        write_all(target, (piece,), at + done)
-        done += len(piece)
+def _name(key: str) -> str:
+    return key.replace("/", "")
+
+
+def _key(name: str) -> str:
+    return f"{name[:2]}/{name[2:]}"

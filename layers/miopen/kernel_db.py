@@ -35,25 +35,25 @@ SCHEMA: Final = Schema(
 SCHEMA_2_3: Final = Schema("kern_db", _CREATE_2_3, SCHEMA.key, ("kernel_blob",), SCHEMA.size, _CREATE)
 
 _LEVEL: Final = 9
-#: More than any kernel has, in bytes: what claims more is a bomb.
+#: More than any kernel has, in bytes: larger blobs are bombs.
 _LARGEST: Final = 1 << 30
 _INT64: Final = (-(1 << 63), (1 << 63) - 1)
-#: One more than such a number has.
+#: One more digit than such a number has.
 _DIGITS: Final = 20
 _NUMBER: Final = regex(rb"[ \t\n\v\f\r]*([+-]?)0*(\d+)")
-#: What a code object begins with: an ELF file, or a bundle of several.
+#: The first bytes of code objects: an ELF file, or a bundle of several.
 _CODE: Final = (b"\x7fELF", b"__CLANG_OFFLOAD_BUNDLE__", b"CCOB")
 
 
 def is_code(head: bytes) -> bool:
-    """Tell whether a file of a kernel begins as one."""
+    """Return whether bytes begin a code object."""
     return head.startswith(_CODE)
 
 
 def schema_of(columns: frozenset[str]) -> Schema | None:
-    """Tell which generation a table's columns are; ``None`` where no MIOpen could use them.
+    """Return the table with these columns; ``None`` where no MIOpen can use them.
 
-    MIOpen names its columns in every statement: further ones, and another order, do no harm.
+    MIOpen names its columns in every statement, so further columns and another order do no harm.
     """
     if columns.issuperset(SCHEMA.columns):
         return SCHEMA
@@ -62,14 +62,14 @@ def schema_of(columns: frozenset[str]) -> Schema | None:
 
 
 def digest(data: bytes) -> str:
-    """Return the checksum of uncompressed bytes as MIOpen spells it: md5 in lower-case hex."""
+    """Return MIOpen's checksum of unpacked bytes: md5 in lower-case hex."""
     import hashlib
 
     return hashlib.md5(data, usedforsecurity=False).hexdigest()
 
 
 def encode(data: bytes, schema: Schema = SCHEMA) -> tuple[object, ...]:
-    """Pack a kernel into a row's values as MIOpen does; a size of 0 says that the blob is plain."""
+    """Return the values of a row as MIOpen packs a kernel; a size of 0 means that the blob is not packed."""
     if schema is SCHEMA_2_3:
         return (data,)
     packed = bz2.compress(data, _LEVEL)
@@ -77,22 +77,22 @@ def encode(data: bytes, schema: Schema = SCHEMA) -> tuple[object, ...]:
 
 
 class Unpacked(NamedTuple):
-    """A kernel that MIOpen loads, and the code and message of each way in which MIOpen would not have stored it."""
+    """A kernel that MIOpen can load, with code and message of each difference from how MIOpen stores it."""
 
     data: bytes
     oddities: tuple[tuple[str, str], ...] = ()
 
 
 def decode(values: Sequence[object]) -> bytes:
-    """Return the kernel of a row, as :func:`unpack` does."""
+    """Return the kernel of a row. Raises :class:`ValueError` as :func:`unpack`."""
     return unpack(values).data
 
 
 def unpack(values: Sequence[object]) -> Unpacked:
-    """Unpack the value columns of a row of either generation, as ``KernDb::FindRecordUnsafe`` does.
+    """Unpack the value columns of a row of either table, as ``KernDb::FindRecordUnsafe`` does.
 
-    MIOpen has sqlite convert the columns, so any type is read. Raises :class:`ValueError` with the reason wherever
-    MIOpen could not use the row.
+    MIOpen lets sqlite convert the columns, so any type is read. Raises :class:`ValueError` with the reason if MIOpen
+    could not use the row.
     """
     blob, *proofs = values
     data = _as_bytes(blob)
@@ -141,14 +141,14 @@ def decompress(blob: bytes, size: int) -> tuple[bytes, bytes]:
 
 
 def key_complaint(name: str, args: str) -> str | None:
-    """Say why a key breaks MIOpen, which pastes both parts between quotes into its statements."""
+    """Return why a key breaks MIOpen, which writes both parts between quotes in its statements."""
     if any(mark in part for part in (name, args) for mark in "'\0"):
         return "a quote in the kernel's name or arguments breaks MIOpen's statements"
     return None
 
 
 def store_complaint(name: str, args: str, data: bytes) -> str | None:
-    """Say why MIOpen would not have stored such a kernel."""
+    """Return why MIOpen would not have stored such a kernel; ``None`` where it would."""
     if not name.endswith((".o", ".obj")):
         return f"the kernel name {name!r} does not end in .o"
     return key_complaint(name, args) or (None if data else "the kernel is empty")
@@ -159,13 +159,13 @@ def _as_bytes(value: object) -> bytes:
 
 
 def _as_int64(value: object) -> int:
-    """Convert as ``sqlite3_column_int64`` does: the leading number of a text or blob, else 0; never out of range."""
+    """Convert as ``sqlite3_column_int64`` does: the leading number of a text or blob, else 0, within 64 bits."""
     if isinstance(value, float):
         number = value
     elif isinstance(value, int):
         return value
     else:
         match = _NUMBER.match(_as_bytes(value))
-        # More digits than fit need not be counted.
+        # More digits than fit make no difference.
         number = 0 if match is None else int(match[1] + match[2][:_DIGITS])
     return int(max(_INT64[0], min(_INT64[1], number)))

@@ -1,4 +1,4 @@
-"""The layer ``miopen``: the kernels that MIOpen has compiled for this user.
+"""The layer ``miopen``: kernels that MIOpen has compiled for this user.
 
 Rows of one sqlite file per device (2.3.0 and newer), or one file per kernel (older ones, and builds without
 sqlite). Sources: ``src/binary_cache.cpp`` (places, lookup), ``src/kern_db.cpp`` (rows), ``src/sqlite_db.cpp``.
@@ -14,51 +14,19 @@ from itertools import chain
 from pathlib import Path
 from typing import ClassVar, Final
 
-from cachectl.layers.base.errors import Busy, Damaged, EntryExists, LayerError, Refused, Unsettled, not_a_key, reason_of
-from cachectl.layers.base.facts import (
-    Ability,
-    Artifact,
-    Entry,
-    Finding,
-    Found,
-    Hazard,
-    Housekeeping,
-    Note,
-    Outcome,
-    Problem,
-    Quarantined,
-    Root,
-    Severity,
-    State,
-    Switch,
-    Target,
-)
-from cachectl.layers.base.layer import Layer
+from cachectl.layers.base import facts
+from cachectl.layers.base.declarations import EnvSwitch, at_load
+from cachectl.layers.base.errors import Damaged, EntryExists, LayerError, Unsettled, not_a_key, reason_of
+from cachectl.layers.base.facts import Artifact, Entry, Finding, Found, Hazard, Problem, Root, Severity, Switch, Target
 from cachectl.layers.base.lazy import regex
+from cachectl.layers.base.lazy import replace as replaced
+from cachectl.layers.base.parts import Portability
 from cachectl.layers.base.store import each_part
 from cachectl.layers.host.mounts import network_file_system
-from cachectl.layers.host.open_files import open_elsewhere
-from cachectl.layers.miopen import kernel_db
+from cachectl.layers.miopen import kernel_db, places
+from cachectl.layers.miopen.databases import MIOpenDatabases, MIOpenLayer
 from cachectl.layers.miopen.names import VERSION_FOLDER, program_names, version_numbers
-from cachectl.layers.miopen.places import (
-    ANY_ROOT,
-    LIBRARIES,
-    SEPARATOR,
-    TEMPORARY,
-    DatabaseFile,
-    Databases,
-    diagnosed_flag,
-    judge,
-    kernel_key,
-    libraries,
-    several_installed,
-    split_kernel_key,
-    stale_because,
-    temporary_folder,
-    to_finding,
-    user_cache_roots,
-)
-from cachectl.layers.stores.row_store import Rows
+from cachectl.layers.miopen.places import LIBRARIES, SEPARATOR, TEMPORARY, DatabaseFile, Databases, judge, stale_because
 from cachectl.layers.stores.rows import Row, RowFile, Schema, disk_usage
 from cachectl.layers.stores.tree import REFUSALS, Leaf, Shape, Tree, scan_each
 
@@ -70,39 +38,38 @@ _SEPARATORS: Final = 2
 _PACKED: Final = (2, 4, 0)
 
 _OBJECT: Final = (regex("[0-9a-f]{32}"), regex(r".+\.o(?:bj)?"))
-# A custom folder had no version folder in it up to 3.3.
+# MIOpen up to 3.3 makes no version folder in a custom folder.
 _SHAPES = (Shape((VERSION_FOLDER, *_OBJECT), folders=False), Shape(_OBJECT, folders=False))
 
 
-class KernelDatabases(Rows):
+class KernelDatabases(MIOpenDatabases):
     """Rows of sqlite files, one file for each kind of GPU, and the files of single kernels of old versions."""
 
     forms: tuple[str, ...] = (_ROW_FORM, _OBJECT_FORM)
-    separator = SEPARATOR
     #: Endings of this layer's databases.
     kinds: ClassVar[tuple[str, ...]] = ("ukdb",)
     #: Forms of its trees of object files.
     shapes: ClassVar[tuple[Shape, ...]] = _SHAPES
 
-    def refusals(self) -> Mapping[Ability, str]:
-        """Refuse what needs directory handles where there are none."""
+    def refusals(self) -> Mapping[facts.Ability, str]:
+        """Refuse every change on platforms without directory handles."""
         return REFUSALS
 
-    def claims(self, root: Root, parts: tuple[str, ...]) -> bool:
-        """Tell by the names of databases and version folders, and of object files but in a temporary folder."""
-        if self.databases(root).claims(parts):
+    def owns(self, root: Root, parts: tuple[str, ...]) -> bool:
+        """Compare with the names of databases and version folders, and of object files except in temporary folders."""
+        if self.databases(root).owns(parts):
             return True
-        return root.role != TEMPORARY and any(shape.claims(parts) for shape in self.shapes)
+        return root.role != TEMPORARY and any(shape.owns(parts) for shape in self.shapes)
 
     def databases(self, root: Root) -> Databases:
         """Return the database files of a root."""
         return Databases(root, self.kinds, folders=True)
 
     def scan(self, root: Root, *, contents: bool = True) -> Iterator[Found]:
-        """Yield rows and object files; their names alone tell the kernels, so nothing is unpacked."""
+        """Yield rows and object files. Names contain the kernels, so nothing is unpacked."""
         del contents
         databases = self.databases(root)
-        latest = None if several_installed(self.environment) else databases.newest()
+        latest = self.latest(databases)
         for file in databases.files():
             if isinstance(file, Problem):
                 yield file
@@ -113,7 +80,7 @@ class KernelDatabases(Rows):
     def _scan_file(self, root: Root, file: DatabaseFile, because: str | None) -> Iterator[Found]:
         schema, findings = self._inspect(root, file)
         for finding in findings:
-            # Of a damaged file no row is listed.
+            # No row of a damaged file is listed.
             yield Problem(file.path, "sqlite" if finding.code == "damaged" else finding.code, finding.message)
         payload = 0
         try:
@@ -128,7 +95,7 @@ class KernelDatabases(Rows):
         try:
             files, total = disk_usage(file.path)
             rest = max(0, total - payload)
-            yield Housekeeping(file.relative, root.path, rest, files, file.modified(), True if because else None)
+            yield facts.Housekeeping(file.relative, root.path, rest, files, file.modified(), True if because else None)
         except OSError as error:
             yield self.unread(file.path, error)
 
@@ -136,25 +103,14 @@ class KernelDatabases(Rows):
         self, root: Root, file: DatabaseFile, row: Row, modified: float | None, because: str | None
     ) -> Entry:
         name, args = row.key
-        return Entry(
-            layer=self.name,
-            key=SEPARATOR.join((file.relative, kernel_key(name, args))),
-            root=root.path,
-            bytes=row.bytes,
-            files=0,
-            written_before=modified,
-            kernels=program_names(name),
-            device=file.device,
-            versions=file.versions,
-            stale=True if because else None,
-            stale_because=because,
-            detail={**file.detail, "kernel_name": name, "kernel_args": args},
-            # MIOpen gives a row a new id whenever it stores it.
-            mark=(row.rowid, row.bytes),
-        )
+        # MIOpen gives a row a new id whenever it stores it.
+        mark = (row.rowid, row.bytes)
+        entry = self.entry_of(root, file, places.kernel_key(name, args), row.bytes, stamp=mark, because=because)
+        detail = {**file.detail, "kernel_name": name, "kernel_args": args}
+        return replaced(entry, written_before=modified, kernels=program_names(name), detail=detail)
 
     def _scan_objects(self, root: Root, latest: str | None) -> Iterator[Found]:
-        # In a temporary folder these may be anybody's.
+        # In a temporary folder these may belong to other programs.
         shapes = () if root.role == TEMPORARY else self.shapes
         try:
             for tree, leaf in scan_each(Tree(self.name, root.path, shape) for shape in shapes):
@@ -190,16 +146,16 @@ class KernelDatabases(Rows):
             versions={"miopen": above[0]} if above else {},
             stale=True if because else None,
             stale_because=because,
-            mark=leaf.mark,
+            stamp=leaf.stamp,
         )
 
     def _rows(self, file: DatabaseFile, schema: Schema = kernel_db.SCHEMA) -> RowFile:
-        return RowFile(self.name, file.path, schema, self.environment.patience)
+        return RowFile(self.name, file.path, schema, self.environment.lock_timeout)
 
     def _schema(self, file: DatabaseFile) -> Schema | None:
-        """Tell a file's generation; ``None`` where it has no table yet, which MIOpen then makes.
+        """Return the table of a file, ``None`` where MIOpen has not made it yet.
 
-        Raises :class:`Damaged` for columns that the MIOpen of its folder cannot use.
+        Raises :class:`Damaged` for columns that no MIOpen can use.
         """
         columns = self._rows(file).columns()
         if not columns:
@@ -210,7 +166,7 @@ class KernelDatabases(Rows):
         return schema
 
     def _inspect(self, root: Root, file: DatabaseFile) -> tuple[Schema | None, tuple[Finding, ...]]:
-        """Make the checks that cost nothing: header and columns."""
+        """Return the table, and findings from header and columns."""
         try:
             schema = self._schema(file)
         except LayerError as error:
@@ -221,7 +177,7 @@ class KernelDatabases(Rows):
         return schema, ()
 
     def read(self, root: Root, key: str) -> Artifact | None:
-        """Read a kernel uncompressed, checked as MIOpen checks it, or an object file as it stands."""
+        """Read a kernel, unpacked and checked as MIOpen does, or an object file as it stands."""
         return self.read_row(root, key) if SEPARATOR in key else self._read_object(root, key)
 
     def read_rows(self, root: Root, file: str, keys: Sequence[str]) -> Mapping[str, Artifact | LayerError] | None:
@@ -254,14 +210,14 @@ class KernelDatabases(Rows):
         return None if data is None else Artifact(self.name, key, _OBJECT_FORM, data)
 
     def is_key(self, key: str) -> bool:
-        """Tell by the name of a database and what follows it, or by the pattern of object files."""
+        """Check the name of the database and the parts after it, or compare with the pattern of object files."""
         file, separator, rest = key.partition(SEPARATOR)
         if not separator:
             return self._shape(key) is not None
-        return SEPARATOR in rest and self.databases(ANY_ROOT).name(file) is not None
+        return SEPARATOR in rest and self.databases(places.ANY_ROOT).name(file) is not None
 
     def write(self, root: Root, key: str, artifact: Artifact, *, replace: bool) -> None:
-        """Pack and insert a kernel exactly as MIOpen would, and read it back; an object file is placed."""
+        """Pack and insert a kernel as MIOpen does, and read it back; or place an object file."""
         if artifact.form == _OBJECT_FORM:
             self._write_object(root, key, artifact.data, replace=replace)
             return
@@ -284,7 +240,7 @@ class KernelDatabases(Rows):
             raise self._misread(key)
 
     def write_rows(self, root: Root, file: str, artifacts: Sequence[Artifact]) -> Mapping[str, bool | LayerError]:
-        """Pack and insert kernels into one database, and read them back; what is there already is not written to."""
+        """Pack and insert kernels into one database, and read them back; leave existing ones alone."""
         fit = {artifact.key: artifact for artifact in artifacts if self._is_row(artifact)}
         if not fit:
             return {}
@@ -299,7 +255,7 @@ class KernelDatabases(Rows):
             return done
         rows = [(_name_and_args(key), kernel_db.encode(artifact.data, schema)) for key, artifact in new.items()]
         placed = zip(new, self._rows(database, schema).insert_new(rows), strict=True)
-        # What came in just now, by another way of packing, is left to a single one.
+        # A key that another program has inserted meanwhile is written alone, later.
         mine = [key for key, one in placed if one]
         try:
             stored = self.read_rows(root, file, mine) or {}
@@ -317,11 +273,11 @@ class KernelDatabases(Rows):
         return True
 
     def _demand_storable(self, artifact: Artifact) -> None:
-        """Raise :class:`Damaged` for what MIOpen could not use."""
+        """Raise :class:`Damaged` for a kernel that MIOpen could not use."""
         complaint = kernel_db.store_complaint(*_name_and_args(artifact.key), artifact.data)
         promised = artifact.detail.get("md5")
         if complaint is None and promised not in (None, kernel_db.digest(artifact.data)):
-            complaint = "the kernel is not the one whose md5 the artifact tells"
+            complaint = "the kernel does not have the md5 that the artifact states"
         if complaint is not None:
             raise Damaged(self.name, complaint, artifact.key)
 
@@ -332,17 +288,14 @@ class KernelDatabases(Rows):
         return Damaged(self.name, "the kernel was stored, but does not read back equal", key)
 
     def _writable(self, root: Root, key: str) -> tuple[DatabaseFile, Schema]:
-        """Return the file that a key names, and the form in which the MIOpen of its folder keeps rows."""
+        """Return the file of a key, and the table that the MIOpen of its folder uses."""
         databases = self.databases(root)
         file = databases.name(key.partition(SEPARATOR)[0])
         if file is None or key.count(SEPARATOR) < _SEPARATORS:
             raise not_a_key(self.name, key)
         own = kernel_db.SCHEMA_2_3 if _plain(file) else kernel_db.SCHEMA
-        if databases.find(file.relative) is None:
-            if databases.blocked(file):
-                reason = "a link, a folder, or somebody else's file stands there"
-                raise Refused(self.name, f"cannot put: {reason}", file.path)
-        elif self._schema(file) not in (None, own):
+        self.demand_place(databases, file)
+        if databases.find(file.relative) is not None and self._schema(file) not in (None, own):
             raise Damaged(self.name, "the file has the columns of another MIOpen than its folder", file.path)
         return file, own
 
@@ -357,8 +310,8 @@ class KernelDatabases(Rows):
     def _shape(self, key: str) -> Shape | None:
         return next((shape for shape in self.shapes if shape.accepts(key)), None)
 
-    def remove(self, root: Root, targets: tuple[Target, ...]) -> Outcome:
-        """Delete rows, then vacuum: a file that somebody may have open, or whose log is pending, is not unlinked."""
+    def remove(self, root: Root, targets: tuple[Target, ...]) -> facts.Outcome:
+        """Delete rows, then vacuum. Never unlink a file that a program may have open, or whose log is pending."""
         by_file: dict[str, list[Target]] = {}
         objects: list[Target] = []
         for target in targets:
@@ -384,50 +337,39 @@ class KernelDatabases(Rows):
         return None if named is None else self._rows(named)
 
     def foresee_rows(self, root: Root, file: str, targets: Sequence[Target]) -> int | None:
-        """Delete the rows from a copy of their database."""
+        """Delete the rows from a copy of the file."""
         rows = self.row_file(root, file)
         return None if rows is None else rows.foresee_delete(list(map(_planned_row, targets)))
 
-    def _remove_from(self, root: Root, relative: str, targets: Sequence[Target]) -> Outcome:
+    def _remove_from(self, root: Root, relative: str, targets: Sequence[Target]) -> facts.Outcome:
         file = self.databases(root).find(relative)
         if file is None:
-            return Outcome(self.name, skipped=tuple(Note(target.key, "already gone") for target in targets))
+            return facts.Outcome(self.name, skipped=tuple(facts.Note(target.key, "already gone") for target in targets))
         rows = self._rows(file)
         planned = {target: _planned_row(target) for target in targets}
         return self.remove_rows(rows, relative, planned, lambda: rows.delete(list(planned.values())))
 
-    def set_aside(self, root: Root, target: Target, thing: Quarantined) -> str | None:
-        """Move a row into quarantine, or a file that MIOpen cannot use and nobody has open: it makes another."""
-        relative, separator, _ = target.key.partition(SEPARATOR)
-        file = self.databases(root).find(relative)
-        if file is None:
-            return "already gone"
-        if separator:
-            rows = self._rows(file, self._schema(file) or kernel_db.SCHEMA)
-            return rows.set_row_aside(_planned_row(target), thing)
-        return self._rows(file).set_file_aside(target, thing, partial(open_elsewhere, self.environment))
+    def file_of(self, file: DatabaseFile) -> RowFile:
+        """Return a database with the table of new MIOpens."""
+        return self._rows(file)
 
-    def bring_back(self, root: Root, thing: Quarantined, *, replace: bool) -> None:
-        """Insert a row again, as it was, or move a file back."""
-        relative, separator, _ = thing.key.partition(SEPARATOR)
-        databases = self.databases(root)
-        file = databases.name(relative)
-        if file is None or (databases.find(relative) is None and databases.blocked(file)):
-            raise not_a_key(self.name, thing.key)
-        if separator:
-            own = kernel_db.SCHEMA_2_3 if _plain(file) else kernel_db.SCHEMA
-            self._rows(file, own).bring_row_back(thing, replace=replace)
-            return
-        if (because := open_elsewhere(self.environment, file.path)) is not None:
-            raise Busy(self.name, because, file.path)
-        self._rows(file).bring_file_back(thing, replace=replace)
+    def entry_aside(self, root: Root, file: DatabaseFile, target: Target, thing: facts.Quarantined) -> str | None:
+        """Move a row into quarantine."""
+        del root
+        return self._rows(file, self._schema(file) or kernel_db.SCHEMA).set_row_aside(_planned_row(target), thing)
+
+    def entry_back(self, root: Root, file: DatabaseFile, thing: facts.Quarantined, *, replace: bool) -> None:
+        """Insert a row again."""
+        del root
+        own = kernel_db.SCHEMA_2_3 if _plain(file) else kernel_db.SCHEMA
+        self._rows(file, own).bring_row_back(thing, replace=replace)
 
     def verify(self, root: Root) -> Iterator[Finding]:
-        """Unpack and check every row as MIOpen does on loading: what it throws on is not repaired by any run."""
+        """Unpack and check every row as MIOpen does when it loads it; no run repairs a row on which it throws."""
         files = list(self.databases(root).files())
         for problem in self._unseen(root, files):
             # Where MIOpen cannot open its database it throws at every lookup and store.
-            yield to_finding(self, root, problem, Severity.FAILS)
+            yield places.to_finding(self, root, problem, Severity.FAILS)
         for file in files:
             if not isinstance(file, Problem):
                 yield from self.examined(partial(self._verify_file, root, file))
@@ -439,7 +381,7 @@ class KernelDatabases(Rows):
             yield from self._verify_rows(root, file, schema)
 
     def _unseen(self, root: Root, files: Iterable[DatabaseFile | Problem]) -> Iterator[Problem]:
-        """Yield what keeps databases or object files from being looked at, each path once."""
+        """Yield the problems of databases and object files, each path once."""
         shapes = () if root.role == TEMPORARY else self.shapes
         objects = scan_each(Tree(self.name, root.path, shape) for shape in shapes)
         found = chain(files, (leaf for _, leaf in objects))
@@ -453,19 +395,19 @@ class KernelDatabases(Rows):
                 yield self._file_finding(root, file, "sqlite", complaint)
                 return
             for row, values in rows.rows_with(*schema.values):
-                key = SEPARATOR.join((file.relative, kernel_key(*row.key)))
-                thing = Entry(self.name, key, root.path, row.bytes, 0, mark=(row.rowid, row.bytes))
+                key = SEPARATOR.join((file.relative, places.kernel_key(*row.key)))
+                thing = Entry(self.name, key, root.path, row.bytes, 0, stamp=(row.rowid, row.bytes))
                 for severity, code, message in _flaws(row, values, seen):
-                    mended = None if severity is Severity.HARMLESS else thing
+                    removable = None if severity is Severity.HARMLESS else thing
                     fix = self._row_fix(file, key)
-                    yield Finding(self.name, root.path, key, severity, code, message, fix, mended)
+                    yield Finding(self.name, root.path, key, severity, code, message, fix, removable)
         except LayerError as error:
             yield self._file_finding(root, file, "damaged", error.message, error)
 
     def _file_finding(
         self, root: Root, file: DatabaseFile, code: str, message: str, error: LayerError | None = None
     ) -> Finding:
-        # What could not be opened now says nothing about the file.
+        # A file that cannot be opened may be whole.
         known = error is None or isinstance(error, Damaged)
         severity, code = (Severity.FAILS, code) if known else (Severity.HARMLESS, "unreadable")
         thing = self._rows(file).orphan(root.path, file.relative, message) if known else None
@@ -480,11 +422,13 @@ class KernelDatabases(Rows):
         return f"end every program that has it open, then: cachectl verify --quarantine {self.name}"
 
 
-class MIOpenKernels(Layer):
-    """Kernels that MIOpen has compiled."""
+class MIOpenKernels(MIOpenLayer):
+    """Kernels compiled by MIOpen."""
 
     name = "miopen"
     title = "MIOpen user kernels"
+    # It hides user and system kernels alike.
+    switch = EnvSwitch(SWITCH, off="1", read=at_load(*LIBRARIES))
     on_network: ClassVar[Hazard | None] = Hazard(
         Severity.RISKS,
         "sqlite's WAL mode fails there, and databases were damaged; MIOpen since ROCm 5.7 uses the temporary folder "
@@ -496,52 +440,46 @@ class MIOpenKernels(Layer):
     when_closed: ClassVar[Hazard | None] = Hazard(Severity.FAILS, "MIOpen throws, even where it only looks up")
     store = KernelDatabases()
 
+    @property
+    def portability(self) -> Portability:
+        """What decides whether a program elsewhere can hit an entry."""
+        return places.MIOpenPortability()
+
     def roots(self) -> tuple[Root, ...]:
         """Resolve as MIOpen does when it first loads a kernel."""
-        return user_cache_roots(self.environment)
+        return places.user_cache_roots(self.environment)
 
-    def state(self) -> State:
-        """Judge the one switch of all kernel databases."""
-        return judge(self.environment, SWITCH, present=any(self._anything_in(root) for root in self.roots()))
-
-    def _anything_in(self, root: Root) -> bool:
-        if root.role == TEMPORARY:
-            return any(True for _ in self.store.databases(root).files())
-        return root.exists
+    def state(self) -> facts.State:
+        """Read the switch of all kernel databases."""
+        return judge(self.environment, SWITCH, present=self.present())
 
     def diagnose(self) -> Iterator[Finding]:
-        """Yield what is wrong with the switch, and a place that is everybody's."""
-        yield from diagnosed_flag(self, SWITCH)
+        """Yield what is wrong with the switch, and a place where anybody can write."""
+        yield from places.diagnosed_flag(self, SWITCH)
         yield from self._fallback()
 
     def _fallback(self) -> Iterator[Finding]:
-        """Find MIOpen taking kernels from a temporary folder because the home cannot be used."""
+        """Yield that MIOpen takes kernels from a temporary folder because it cannot use the home folder."""
         environment = self.environment
         named = environment.get("MIOPEN_CUSTOM_CACHE_DIR") or environment.platform == "win32"
-        if named or not libraries(environment):
+        if named or not places.libraries(environment):
             return
         first = self.roots()[0]
         kind = network_file_system(first.path, mounts=environment.mounts)
-        folder = temporary_folder(environment)
-        if (first.role != TEMPORARY and kind is None) or not _is_everybodys(folder):
+        folder = places.temporary_folder(environment)
+        if (first.role != TEMPORARY and kind is None) or not _is_open_to_all(folder):
             return
         why = "HOME names no folder" if kind is None else f"the home is on {kind}"
         message = f"as {why}, MIOpen up to 3.3 takes kernels from {folder} itself, where anybody may have put them"
         fix = 'export MIOPEN_CUSTOM_CACHE_DIR="$(mktemp -d)"'
         yield Finding(self.name, folder, None, Severity.UNSAFE, "fallback", message, fix)
 
-    def switched(self, *, on: bool) -> Switch:
-        """Give the variable, which hides user and system kernels alike; on is its absence, never an empty value."""
-        if on:
-            return Switch(self.name, unset=frozenset({SWITCH}), latches=LIBRARIES)
-        return Switch(self.name, {SWITCH: "1"}, latches=LIBRARIES)
-
     def relocate(self, folder: Path) -> Switch:
-        """Give MIOpen's own variable; the folder is made by MIOpen."""
-        return Switch(self.name, {"MIOPEN_CUSTOM_CACHE_DIR": str(folder / "miopen")}, latches=LIBRARIES)
+        """Return MIOpen's own variable; MIOpen makes the folder."""
+        return Switch(self.name, {"MIOPEN_CUSTOM_CACHE_DIR": str(folder / "miopen")}, read_at_load=LIBRARIES)
 
 
-def _is_everybodys(folder: Path) -> bool:
+def _is_open_to_all(folder: Path) -> bool:
     try:
         return bool(folder.stat().st_mode & stat.S_IWOTH)
     except OSError:
@@ -549,7 +487,7 @@ def _is_everybodys(folder: Path) -> bool:
 
 
 def _flaws(row: Row, values: Sequence[object], seen: set[tuple[str, ...]]) -> Iterator[tuple[Severity, str, str]]:
-    """Yield severity, code and message of what is wrong with a row; ``seen`` gathers the keys."""
+    """Yield severity, code and message of each fault of a row; add its key to ``seen``."""
     if row.key in seen:
         yield Severity.FAILS, "duplicate", "a second row has this key: MIOpen cannot make its index, and throws"
     seen.add(row.key)
@@ -565,16 +503,16 @@ def _flaws(row: Row, values: Sequence[object], seen: set[tuple[str, ...]]) -> It
 
 
 def _planned_row(target: Target) -> Row:
-    return Row(target.mark[0], _name_and_args(target.key), target.mark[1])
+    return Row(target.stamp[0], _name_and_args(target.key), target.stamp[1])
 
 
 def _plain(file: DatabaseFile) -> bool:
-    """Tell whether the MIOpen of a file's folder stored kernels plain; all without a folder are newer."""
+    """Return whether the MIOpen of a file's folder stores kernels unpacked; files without a folder are newer."""
     return bool(file.folder) and version_numbers(file.folder) < _PACKED
 
 
 def _name_and_args(key: str) -> tuple[str, str]:
-    return split_kernel_key(key.partition(SEPARATOR)[2])
+    return places.split_kernel_key(key.partition(SEPARATOR)[2])
 
 
 def _is_that(stored: Artifact | LayerError | None, wanted: Artifact) -> bool:

@@ -1,4 +1,4 @@
-"""File and folder names of MIOpen's caches and databases, read back into what they say.
+"""File and folder names of MIOpen's caches and databases, and the facts in them.
 
 Sources: ``src/include/miopen/handle.hpp`` (``GetDbBasename``), ``src/target_properties.cpp`` (device id),
 ``src/db_path.cpp.in`` (version suffix), ``src/find_db.cpp``, ``src/include/miopen/execution_context.hpp``.
@@ -12,15 +12,15 @@ from typing import Final, NamedTuple
 
 from cachectl.layers.base.lazy import regex
 
-#: ``3.3.0.a85ca8a54``; without a build id before 2.4, and with an empty one where git was not at hand.
-#: No colon: it would be read as the end of the file's name in a key.
+#: ``3.3.0.a85ca8a54``; without a build id before 2.4, and with an empty one if built without git.
+#: A colon would end the file's name in a key.
 VERSION_FOLDER: Final = regex(r"\d+\.\d+\.\d+(?:\.[^/:]*)?")
 
 _NUMBERS: Final = (
     "700 701 702 703 704 705 801 802 803 805 810 900 902 904 906 908 909 90a 90c 940 941 942 950 1010 1011 1012 1013 "
     "1030 1031 1032 1033 1034 1035 1036 1100 1101 1102 1103 1150 1151 1152 1153 1200 1201"
 )
-# Hex compute units follow the architecture without a separator: only a list tells them apart.
+# Hex compute units follow the architecture without a separator, so a list must separate them.
 _ARCHITECTURES: Final = sorted((f"gfx{number}" for number in _NUMBERS.split()), key=len, reverse=True)
 _BASE: Final = regex(
     rf"(?P<arch>{'|'.join(_ARCHITECTURES)})(?P<modes>(?:_(?:no)?sramecc)?(?:_xnack)?)"
@@ -38,9 +38,9 @@ _GRAMMARS: Final = (
 
 
 class Base(NamedTuple):
-    """A device and its compute units, as far as a list of known architectures tells; ``raw`` always holds.
+    """A device and its compute units, ``None`` for unknown architectures; ``raw`` is the whole text.
 
-    ``device`` is the architecture with its sramecc and xnack modes, which arch-only databases are named by.
+    ``device`` is the architecture with its sramecc and xnack modes: the name of databases for all compute units.
     """
 
     raw: str
@@ -50,7 +50,7 @@ class Base(NamedTuple):
 
 
 class DatabaseName(NamedTuple):
-    """What the name of a database file tells. ``kind`` is its ending; ``version`` is spelled with dots."""
+    """The facts in the name of a database file. ``kind`` is its ending; ``version`` has dots."""
 
     file: str
     kind: str
@@ -60,7 +60,7 @@ class DatabaseName(NamedTuple):
 
 
 def parse_base(raw: str) -> Base:
-    """Split ``gfx90a6e`` or ``gfx906_60``; what no known architecture begins is kept whole."""
+    """Split ``gfx90a6e`` or ``gfx906_60``; a text without a known architecture stays whole."""
     match = _BASE.fullmatch(raw)
     if match is None:
         return Base(raw)
@@ -70,7 +70,7 @@ def parse_base(raw: str) -> Base:
 
 
 def parse_name(file: str) -> DatabaseName | None:
-    """Read the name of a database file; ``None`` if it is none of MIOpen's."""
+    """Read the name of a database file; ``None`` for other names."""
     match = next(filter(None, (grammar.fullmatch(file) for grammar in _GRAMMARS)), None)
     if match is None:
         return None
@@ -81,16 +81,16 @@ def parse_name(file: str) -> DatabaseName | None:
 
 
 def version_numbers(version: str) -> tuple[int, ...]:
-    """Return major, minor and patch; the build id that follows has no order."""
+    """Return major, minor and patch; build ids have no order."""
     return tuple(int(part) for part in version.split(".")[:3])
 
 
 def newest(versions: Iterable[str]) -> str | None:
-    """Return the highest version, ``None`` of none."""
+    """Return the highest version; ``None`` where there is none."""
     return max(versions, key=version_numbers, default=None)
 
 
 def program_names(kernel_name: str) -> tuple[str, ...]:
-    """Name a program file without ``.o``, and without its source's ending: what a user may ask for."""
+    """Return the names by which a user may select a program: without ``.o``, and without the ending of its source."""
     program = kernel_name.removesuffix(".obj").removesuffix(".o")
     return tuple(dict.fromkeys((program, PurePosixPath(program).stem)))

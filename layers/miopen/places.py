@@ -1,4 +1,4 @@
-"""What the four MIOpen layers share: where MIOpen looks, how it reads its variables, which files are its own.
+"""Where MIOpen looks for its files, how it reads its variables, and which files belong to it.
 
 Sources: ``src/db_path.cpp.in``, ``src/binary_cache.cpp``, ``src/expanduser.cpp`` (places),
 ``src/include/miopen/env.hpp`` (variables), ``src/lock_file.cpp`` (locks).
@@ -16,19 +16,10 @@ from typing import Final, NamedTuple
 
 from cachectl.layers.base.environment import Environment
 from cachectl.layers.base.errors import Refused
-from cachectl.layers.base.facts import (
-    Ability,
-    Condition,
-    Finding,
-    Problem,
-    Root,
-    Scope,
-    Severity,
-    State,
-    Switch,
-)
+from cachectl.layers.base.facts import Ability, Condition, Finding, Problem, Root, Scope, Severity, State, Switch
 from cachectl.layers.base.layer import Layer
 from cachectl.layers.base.lazy import regex, replace
+from cachectl.layers.base.parts import UNFORESEEN, Facts, Outlook, Portability
 from cachectl.layers.base.store import Store
 from cachectl.layers.base.switches import misread, off
 from cachectl.layers.disk.presence import is_there, means_absent, status_at
@@ -40,15 +31,15 @@ from cachectl.layers.stores.rows import without_companion
 LIBRARIES: Final = ("libMIOpen",)
 #: The role of roots in a temporary folder, which other users write to as well.
 TEMPORARY: Final = "temporary"
-#: What stands between the parts of a key: file, kernel name and arguments; or file and record.
+#: Separates the parts of a key: file, kernel name and arguments; or file and record.
 SEPARATOR: Final = "::"
-#: The code of a problem: something that is no file has a database's name.
+#: The code of a problem: a folder, pipe or the like has a database's name.
 NO_FILE: Final = "no-file"
 PACKAGED: Final = "these files belong to the package that MIOpen came with"
 
 _TRUE: Final = frozenset({"1", "enable", "enabled", "yes", "on", "true"})
 _FALSE: Final = frozenset({"0", "disable", "disabled", "no", "off", "false"})
-# Before ROCm 6.1 these alone were known, in lower case; everything else counted as not set.
+# Before ROCm 6.1 only these were known, in lower case; other values counted as not set.
 _ALWAYS_KNOWN: Final = (_TRUE | _FALSE) - {"on", "off"}
 # ``/opt/rocm-6.2.0/lib``, ``libMIOpen.so.1.0.60200``
 _ROCM_FOLDER: Final = regex(r"/rocm-(\d+)\.(\d+)")
@@ -58,7 +49,7 @@ _LINKER_FOLDERS: Final = "/etc/ld.so.conf.d"
 _LIBRARY_FOLDERS: Final = ("/usr/lib/x86_64-linux-gnu", "/usr/lib64", "/usr/lib")
 
 
-#: Stands for a root where only names are looked at.
+#: A root for checks of names alone.
 ANY_ROOT: Final = Root(Path("/"), Scope.USER, "")
 
 
@@ -69,14 +60,14 @@ def read_flag(value: str) -> bool | None:
 
 
 def judge(environment: Environment, variable: str, *, present: bool) -> State:
-    """Judge a variable that turns MIOpen's databases off; ``present`` says whether any lie here."""
+    """Return the state by a variable that turns MIOpen's databases off; ``present`` says whether there are any."""
     value = environment.get(variable)
     verdict = None if value is None else read_flag(value)
     if value is not None and verdict is None:
         why = f"{variable}={value!r} is not a boolean: MIOpen throws (ignores it before ROCm 6.1); use 1, or unset it"
         return State(Condition.DISABLED, why)
     if verdict:
-        hint = "" if value in _ALWAYS_KNOWN else " (MIOpen before ROCm 6.1 ignores this spelling; use 1)"
+        hint = "" if value in _ALWAYS_KNOWN else " (MIOpen before ROCm 6.1 ignores this value; use 1)"
         return State(Condition.DISABLED, f"{variable}={value}{hint}")
     if not present and not libraries(environment):
         return State(Condition.ABSENT, "no libMIOpen is found here, and none has left a file")
@@ -84,7 +75,7 @@ def judge(environment: Environment, variable: str, *, present: bool) -> State:
 
 
 def diagnosed_flag(layer: Layer, variable: str, what: str | None = None) -> Iterator[Finding]:
-    """Find what is wrong with a variable that :func:`judge` judges, for the MIOpen that is here."""
+    """Yield what is wrong with the variable of :func:`judge`, for the installed MIOpen."""
     value = layer.environment.get(variable)
     verdict = None if value is None else read_flag(value)
     ignored = _is_before_6_1(layer.environment)
@@ -93,7 +84,7 @@ def diagnosed_flag(layer: Layer, variable: str, what: str | None = None) -> Iter
     if value in _ALWAYS_KNOWN or (verdict and ignored is False):
         yield off(layer, variable, what)
     elif ignored:
-        outcome = "is ignored: MIOpen before ROCm 6.1 does not know this spelling"
+        outcome = "is ignored: MIOpen before ROCm 6.1 does not know this value"
         yield misread(layer, variable, Severity.HARMLESS, outcome, f"export {variable}=1" if verdict else None)
     elif verdict:
         outcome = f"switches {what or layer.title} off, but is ignored by MIOpen before ROCm 6.1"
@@ -104,7 +95,7 @@ def diagnosed_flag(layer: Layer, variable: str, what: str | None = None) -> Iter
 
 
 def _is_before_6_1(environment: Environment) -> bool | None:
-    """Tell whether every libMIOpen here is of a ROCm before 6.1, as their paths tell; ``None`` if unknown or mixed."""
+    """Return whether every libMIOpen here is of a ROCm before 6.1, by its path; ``None`` if unknown or mixed."""
     old: set[bool | None] = set()
     for library in libraries(environment):
         match = _ROCM_FOLDER.search(str(library)) or _ROCM_LIBRARY.search(library.name)
@@ -115,21 +106,21 @@ def _is_before_6_1(environment: Environment) -> bool | None:
 def kernel_key(name: str, args: str) -> str:
     """Return the part of a kernel's key that follows the file: ``NAME::ARGS``.
 
-    A name may hold ``::`` (``ns::kernel.cl.o``), so its ``%`` and ``:`` are written ``%25`` and ``%3A``. Names without
-    either stand as they are. Arguments are never changed.
+    A name may contain ``::`` (``ns::kernel.cl.o``), so its ``%`` and ``:`` are written ``%25`` and ``%3A``. Arguments
+    are never changed.
     """
     return SEPARATOR.join((name.replace("%", "%25").replace(":", "%3A"), args))
 
 
 def split_kernel_key(text: str) -> tuple[str, str]:
-    """Return name and arguments of what :func:`kernel_key` made."""
+    """Return name and arguments from the result of :func:`kernel_key`."""
     name, _, args = text.partition(SEPARATOR)
     return name.replace("%3A", ":").replace("%25", "%"), args
 
 
 def to_finding(store: Store, root: Root, problem: Problem, blocked: Severity) -> Finding:
-    """Turn a problem into a finding; ``blocked`` is how severe it is that a database cannot be opened at all."""
-    finding = store.told(root, problem)
+    """Return the finding of a problem; ``blocked`` is the severity if a database cannot be opened at all."""
+    finding = store.to_finding(root, problem)
     if problem.code != NO_FILE:
         return finding
     path = shlex.quote(str(problem.path))
@@ -139,15 +130,15 @@ def to_finding(store: Store, root: Root, problem: Problem, blocked: Severity) ->
 
 
 def user_cache_roots(environment: Environment) -> tuple[Root, ...]:
-    """Resolve where MIOpen keeps kernels it has compiled.
+    """Resolve where MIOpen keeps kernels that it has compiled.
 
-    The variable names the very folder up to MIOpen 3.3; MIOpen 3.5 makes its version folder in there too.
+    Up to MIOpen 3.3 the variable names the folder itself; MIOpen 3.5 makes its version folder in it.
     """
     return _user_roots(environment, "MIOPEN_CUSTOM_CACHE_DIR", Path(".cache", "miopen"), "cache")
 
 
 def user_database_roots(environment: Environment) -> tuple[Root, ...]:
-    """Resolve where MIOpen keeps what its tuning has found."""
+    """Resolve where MIOpen keeps results of its tuning."""
     return _user_roots(environment, "MIOPEN_USER_DB_PATH", Path(".config", "miopen"), "db")
 
 
@@ -173,7 +164,7 @@ def _user_roots(environment: Environment, variable: str, default: Path, windows:
 
 
 def expand(environment: Environment, text: str) -> Path:
-    """Place a path as MIOpen does: every ``~`` in it stands for the home, except on Windows."""
+    """Expand a path as MIOpen does: every ``~`` in it means the home folder, except on Windows."""
     if environment.platform == "win32":
         return environment.absolute(text)
     home = environment.get("HOME") or "/"
@@ -187,10 +178,10 @@ def temporary_folder(environment: Environment) -> Path:
 
 
 def system_roots(environment: Environment, *, tilde: bool) -> tuple[Root, ...]:
-    """Resolve the databases that came with MIOpen: relative to each library that can be found.
+    """Resolve the databases that came with MIOpen, relative to each library that is found.
 
-    ``tilde`` tells whether a ``~`` in ``MIOPEN_SYSTEM_DB_PATH`` is expanded: for kernels it is, for find-db
-    and perf-db it is not.
+    ``tilde`` says whether a ``~`` in ``MIOPEN_SYSTEM_DB_PATH`` is expanded: it is for kernels, but not for find-db and
+    perf-db.
     """
     named = environment.get("MIOPEN_SYSTEM_DB_PATH")
     if named:
@@ -207,7 +198,7 @@ def system_roots(environment: Environment, *, tilde: bool) -> tuple[Root, ...]:
 
 
 def libraries(environment: Environment) -> tuple[Path, ...]:
-    """Find every libMIOpen a program could load, each once, links resolved."""
+    """Return every libMIOpen that a program could load, once, with links resolved."""
     found = (
         os.path.realpath(os.path.join(folder, name))
         for folder in dict.fromkeys(_library_folders(environment))
@@ -217,7 +208,7 @@ def libraries(environment: Environment) -> tuple[Path, ...]:
 
 
 def several_installed(environment: Environment) -> bool:
-    """Tell whether more than one MIOpen is here, each with files of its own version."""
+    """Return whether several MIOpens are installed, each with files of its own version."""
     return len({library.parent for library in libraries(environment)}) > 1
 
 
@@ -252,10 +243,10 @@ def _well_known_folders(environment: Environment) -> Iterator[Path]:
 
 
 def lock_files(environment: Environment, path: Path) -> tuple[Path, ...]:
-    """Name the lock files of a text database, for every version and every spelling of its folder.
+    """Return the lock files of a text database, for every version and every path of its folder.
 
-    Up to 3.3 they lie in the temporary folder, named by the md5 of the folder as it was spelled; later ones
-    lie beside the database.
+    Up to 3.3 they lie in the temporary folder, named by the md5 of the folder's path as it was given; later they lie
+    beside the database.
     """
     spellings = {str(path.parent), os.path.realpath(path.parent)}
     named = environment.get("MIOPEN_USER_DB_PATH")
@@ -270,7 +261,7 @@ def lock_files(environment: Environment, path: Path) -> tuple[Path, ...]:
 
 
 class DatabaseFile(NamedTuple):
-    """A database file of a root; ``relative`` is its path there, ``folder`` the version folder it lies in."""
+    """A database file of a root, with its path there and its version folder."""
 
     relative: str
     path: Path
@@ -279,36 +270,36 @@ class DatabaseFile(NamedTuple):
 
     @property
     def version(self) -> str | None:
-        """Return the MIOpen it belongs to, where its folder or name tells."""
+        """The version of MIOpen, from folder or name; ``None`` if neither has one."""
         return self.folder or self.name.version
 
     @property
     def versions(self) -> dict[str, str]:
-        """Return the same as entries carry it."""
+        """The version as entries have it."""
         return {} if self.version is None else {"miopen": self.version}
 
     @property
     def detail(self) -> dict[str, str]:
-        """Return what else the name tells."""
+        """The other facts in the name."""
         base = self.name.base
         known = {"base": base.raw, "compute_units": base.units, "backend": self.name.backend}
         return {name: str(value) for name, value in known.items() if value is not None}
 
     @property
     def device(self) -> str:
-        """Return the architecture, or all of the name where no known one begins it."""
+        """The architecture, or the whole base name where the architecture is not known."""
         return self.name.base.arch or self.name.base.raw
 
     def modified(self) -> float | None:
-        """Return the last write to the file or its log, in epoch seconds; ``None`` where it has gone."""
+        """Return the last write to the file or its log in epoch seconds; ``None`` where it does not exist."""
         status = (status_at(path) for path in (self.path, self.path.with_name(self.path.name + "-wal")))
         return max((found.st_mtime for found in status if found is not None), default=None)
 
 
 class Databases(NamedTuple):
-    """The database files of one root: of certain kinds, no links, in a temporary folder the caller's own.
+    """The database files of certain kinds in one root: no links, and in a temporary folder only the user's own.
 
-    ``folders`` tells whether they may also lie in version folders.
+    ``folders`` says whether they may also lie in version folders.
     """
 
     root: Root
@@ -316,7 +307,7 @@ class Databases(NamedTuple):
     folders: bool = False
 
     def files(self) -> Iterator[DatabaseFile | Problem]:
-        """Yield each file; a link in the place of one, and what cannot be read, is a problem."""
+        """Yield each file, and a problem for each link and each unreadable file or folder."""
         names = self._names("")
         yield from self._files_in("", names)
         for folder in sorted(name for name in names if isinstance(name, str)):
@@ -327,7 +318,7 @@ class Databases(NamedTuple):
                 yield self._unreadable(self.root.path / folder, error)
 
     def name(self, relative: str) -> DatabaseFile | None:
-        """Read a path relative to the root, whether or not such a file is there."""
+        """Return the file of a relative path, whether or not it exists; ``None`` for other names."""
         folder, _, file = relative.rpartition("/")
         name = parse_name(file)
         if name is None or name.kind not in self.kinds:
@@ -336,21 +327,21 @@ class Databases(NamedTuple):
             return None
         return DatabaseFile(relative, self.root.path / relative, name, folder)
 
-    def claims(self, parts: tuple[str, ...]) -> bool:
-        """Tell by name alone whether a path is a database, sqlite's own file beside one, or a folder of them."""
+    def owns(self, parts: tuple[str, ...]) -> bool:
+        """Return whether a path has the name of a database, of sqlite's file beside one, or of a version folder."""
         if self.folders and len(parts) == 1 and VERSION_FOLDER.fullmatch(parts[0]):
             return True
         return self.name("/".join((*parts[:-1], without_companion(parts[-1])))) is not None
 
     def find(self, relative: str) -> DatabaseFile | None:
-        """Return a file that is there and may be used. Raises :class:`OSError` where that cannot be determined."""
+        """Return a file that exists and may be used. Raises :class:`OSError` where that cannot be determined."""
         file = self.name(relative)
         if file is None or self._linked(file.folder):
             return None
         return file if owned_file(self.root, file.path) else None
 
     def blocked(self, file: DatabaseFile) -> bool:
-        """Tell whether something stands in a file's place, or on the way to it, that must not be written through."""
+        """Return whether something in a file's place, or on the way to it, must not be written to."""
         return self._linked(file.folder) or is_there(file.path)
 
     def newest(self) -> str | None:
@@ -364,7 +355,7 @@ class Databases(NamedTuple):
         names = self._names("")
         for name in names:
             if isinstance(name, Problem):
-                # Without the newest nothing says which folders are stale.
+                # Staleness is unknown without the newest version.
                 raise OSError(errno.EIO, name.message, str(name.path))
         return [name for name in names if isinstance(name, str) and self._is_version_folder(name)]
 
@@ -401,7 +392,7 @@ class Databases(NamedTuple):
             yield Problem(file.path, NO_FILE, "a folder, or something else that is no file, has a database's name")
 
     def _in_the_way(self, path: Path) -> bool:
-        """Tell whether a folder, pipe or the like is there, in a temporary folder one of the caller's own."""
+        """Return whether a folder, pipe or the like is there; in a temporary folder, whether it is the user's."""
         status = status_at(path)
         if status is None or stat.S_ISREG(status.st_mode) or stat.S_ISLNK(status.st_mode):
             return False
@@ -419,7 +410,7 @@ class Databases(NamedTuple):
 
 
 def owned_file(root: Root, path: Path) -> bool:
-    """Return whether a plain file is there, in a temporary folder one of the caller's own.
+    """Return whether a plain file is there; in a temporary folder, whether it is the user's.
 
     Raises :class:`OSError` where that cannot be determined.
     """
@@ -430,14 +421,14 @@ def owned_file(root: Root, path: Path) -> bool:
 
 
 def stale_because(version: str | None, latest: str | None, what: str = "folder") -> str | None:
-    """Say why no MIOpen opens the files of a version any more; ``None`` where one may."""
+    """Return why no installed MIOpen opens the files of a version; ``None`` where one may."""
     if version is None or latest is None or version_numbers(version) >= version_numbers(latest):
         return None
     return f"a newer MIOpen ({latest}) has its own {what}"
 
 
 class Packaged(Layer):
-    """What the two layers have in common whose files belong to a package: they are read, never changed."""
+    """A layer whose files belong to a package: they are read, never changed."""
 
     scope = Scope.SYSTEM
 
@@ -452,9 +443,23 @@ class Packaged(Layer):
 
 
 def read_only(instead: str) -> Mapping[Ability, str]:
-    """Refuse everything that would change a package's files; ``instead`` is the layer that MIOpen asks first."""
+    """Return the refusals of all changes of a package's files; ``instead`` is the layer that MIOpen asks first."""
     return {
         Ability.PUT: f"{PACKAGED}; put into the layer {instead}, which MIOpen asks first",
         Ability.CLEAR: f"{PACKAGED}; its package manager removes them",
         Ability.QUARANTINE: f"{PACKAGED}; its package manager puts whole ones there",
     }
+
+
+class MIOpenPortability(Portability):
+    """Keys hold no version: the names of databases do, with the backend, the architecture and its units."""
+
+    def entry_facts(self, versions: Mapping[str, str], detail: Mapping[str, str]) -> Mapping[str, str]:
+        """Return what the name of an entry's database says."""
+        found = {**detail, **versions}
+        return {name: value for name, value in found.items() if name not in ("kernel_name", "kernel_args")}
+
+    def outlook(self, versions: Mapping[str, str], there: Facts, environment: Environment) -> Outlook:
+        """Return that it is unknown: only MIOpen itself sees which device it would name."""
+        del versions, there, environment
+        return UNFORESEEN

@@ -1,4 +1,4 @@
-"""The layer ``miopen-system``: the compiled kernels that came with MIOpen, and the lookup through both tiers.
+"""The layer ``miopen-system``: the compiled kernels that came with MIOpen, and the lookup in both layers.
 
 Sqlite files beside the library, opened read-only. Sources: ``src/binary_cache.cpp`` (``ComputeSysCachePath``,
 ``GetDb``), ``src/include/miopen/db.hpp`` (``MultiFileDb``: the user's file first), ``src/sqlite_db.cpp``.
@@ -15,7 +15,7 @@ from typing import Final
 from cachectl.layers.base.errors import Damaged
 from cachectl.layers.base.facts import Ability, Artifact, Finding, Root, Severity
 from cachectl.layers.disk.plain import read_plain
-from cachectl.layers.host.gpus import Gpu, amd_gpus
+from cachectl.layers.host.hardware import Gpu, amd_gpus
 from cachectl.layers.miopen.kernels import SWITCH, KernelDatabases, MIOpenKernels
 from cachectl.layers.miopen.names import parse_base, version_numbers
 from cachectl.layers.miopen.places import (
@@ -30,7 +30,7 @@ from cachectl.layers.miopen.places import (
 )
 from cachectl.layers.stores.rows import Schema
 
-#: MIOpen takes a smaller file for a missing one: an empty file, or the pointer git-lfs leaves.
+#: MIOpen ignores smaller files: empty ones, and pointers of git-lfs.
 _LEAST: Final = 512
 _WAL_MODE: Final = b"\x02\x02"
 
@@ -43,7 +43,7 @@ class SystemKernelDatabases(KernelDatabases):
     shapes = ()
 
     def refusals(self) -> Mapping[Ability, str]:
-        """Refuse everything that would write."""
+        """Refuse every change."""
         return {**super().refusals(), **read_only("miopen")}
 
     def databases(self, root: Root) -> Databases:
@@ -69,7 +69,7 @@ class SystemKernelDatabases(KernelDatabases):
             return None, (self._header_finding(root, file, Severity.RECOMPILES, "too-small", message),)
         schema, findings = super()._inspect(root, file)
         if head[18:20] == _WAL_MODE:
-            message = "is in WAL mode: it opens only for those who may write beside it"
+            message = "is in WAL mode: only users who can write beside it can open it"
             findings += (self._header_finding(root, file, Severity.FAILS, "wal", message),)
         return schema, findings
 
@@ -100,11 +100,11 @@ class MIOpenSystemKernels(Packaged, MIOpenKernels):
     when_closed = None
 
     def roots(self) -> tuple[Root, ...]:
-        """Resolve relative to each libMIOpen that can be found."""
+        """Resolve relative to each libMIOpen that is found."""
         return system_roots(self.environment, tilde=True)
 
     def diagnose(self) -> Iterator[Finding]:
-        """Yield what is wrong with the switch, and each GPU here that no database is for."""
+        """Yield what is wrong with the switch, and each GPU without a database."""
         yield from diagnosed_flag(self, SWITCH)
         roots = self.roots()
         if not roots:
@@ -117,7 +117,7 @@ class MIOpenSystemKernels(Packaged, MIOpenKernels):
                 yield self._missing(roots[0], gpu, present)
 
     def _missing(self, root: Root, gpu: Gpu, present: list[DatabaseFile]) -> Finding:
-        """Name the nearest database: of the same architecture by compute units, else of the most similar name."""
+        """Name the nearest database: by compute units of the same architecture, else by the most similar name."""
         names = " nor ".join(f"{stem}.kdb" for stem in (*gpu.bases, gpu.arch))
         package = f"miopen-hip-{gpu.arch}kdb"
         fix = f"sudo apt-get install {package} || sudo dnf install {package}"
@@ -129,7 +129,7 @@ class MIOpenSystemKernels(Packaged, MIOpenKernels):
         else:
             near = f"the nearest is {nearest.path.name}, whose code runs on it but which MIOpen does not look for"
             to = nearest.path.with_name(f"{gpu.arch}.kdb" if len(gpu.bases) > 1 else f"{gpu.bases[0]}.kdb")
-            # It is a package's folder.
+            # The folder belongs to a package.
             sudo = "" if os.access(to.parent, os.W_OK) else "sudo "
             fix = f"{sudo}cp {shlex.quote(str(nearest.path))} {shlex.quote(str(to))}"
         message = f"no system kernels for the GPU {gpu.arch}, neither {names}: each is compiled when first used; {near}"
@@ -137,7 +137,7 @@ class MIOpenSystemKernels(Packaged, MIOpenKernels):
 
 
 def _serves(file: DatabaseFile, gpu: Gpu) -> bool:
-    """Tell whether MIOpen on a GPU looks for a file; in which of its modes the GPU runs is not known here."""
+    """Return whether MIOpen looks for a file on a GPU, whose mode is not known here."""
     base = file.name.base
     plain = base.raw if base.device is None else f"{base.arch}{base.raw.removeprefix(base.device)}"
     return {gpu.arch, *gpu.bases} & {base.raw, plain} != set()
@@ -152,10 +152,10 @@ def _distance(file: DatabaseFile, gpu: Gpu) -> tuple[int, int]:
 
 
 def lookup(user: MIOpenKernels, system: MIOpenSystemKernels, base: str, name: str, args: str) -> Artifact | None:
-    """Find a kernel as MIOpen does: the user's file, else the device's ``.kdb``, else the architecture's.
+    """Find a kernel as MIOpen does: in the user's file, the device's ``.kdb``, or the architecture's if it is missing.
 
-    ``base`` is device and compute units as files spell them (``gfx90a6e``). The last is asked only where the
-    second does not exist. Raises :class:`Damaged` where a tier is: MIOpen throws, and asks no further one.
+    ``base`` is device and compute units as in file names (``gfx90a6e``). Raises :class:`Damaged` for a damaged file:
+    MIOpen throws, and looks no further.
     """
     for root in user.roots():
         files = [file for file in user.store.databases(root).files() if isinstance(file, DatabaseFile)]

@@ -13,17 +13,17 @@ from cachectl.layers.miopen.tuning import FIND_DB, SWITCH, MIOpenTuning, TuningD
 
 
 class SystemTuningDatabases(TuningDatabases):
-    """The same files, as they came with MIOpen."""
+    """The find-db and perf-db of the package."""
 
     texts = ("fdb.txt", "db.txt", "cd.pdb.txt")
     tables = ("db",)
 
     def refusals(self) -> Mapping[Ability, str]:
-        """Refuse everything that would write."""
+        """Refuse every change."""
         return {**super().refusals(), **read_only("miopen-tuning")}
 
     def _scan_strays(self, root: Root) -> Iterator[Orphan]:
-        # Nobody rewrites these files; what lies beside them is the package's own.
+        # Nothing rewrites these files. Other files beside them belong to the package.
         del root
         return iter(())
 
@@ -44,7 +44,7 @@ class MIOpenSystemTuning(Packaged, MIOpenTuning):
     when_closed = None
 
     def roots(self) -> tuple[Root, ...]:
-        """Resolve relative to each libMIOpen that can be found."""
+        """Resolve relative to each libMIOpen that is found."""
         return system_roots(self.environment, tilde=False)
 
     def diagnose(self) -> Iterator[Finding]:

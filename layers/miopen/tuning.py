@@ -1,7 +1,7 @@
-"""The layer ``miopen-tuning``: what MIOpen's tuning has found for this user, hours of work rather than a cache.
+"""The layer ``miopen-tuning``: results of MIOpen's tuning for this user, which take hours to make again.
 
 The find-db (which solver is fastest) and the perf-db (how to run it) are text records; some builds keep the
-perf-db in sqlite, which is only read here. The find-db alone has a switch: nothing turns the user's perf-db
+perf-db in sqlite, which is only read here. Only the find-db has a switch: nothing turns the user's perf-db
 off before MIOpen 3.5 (``MIOPEN_DEBUG_DISABLE_USER_DB``). Sources: ``src/find_db.cpp``, ``src/db_record.cpp``,
 ``src/ramdb.cpp`` (the ``.time`` file), ``src/lock_file.cpp``.
 """
@@ -21,30 +21,13 @@ from pathlib import Path
 from threading import Lock
 from typing import ClassVar, Final
 
-from cachectl.layers.base.errors import Busy, Damaged, EntryExists, LayerError, Refused, Unreachable, not_a_key
-from cachectl.layers.base.facts import (
-    Ability,
-    Artifact,
-    Entry,
-    Finding,
-    Found,
-    Hazard,
-    Housekeeping,
-    Note,
-    Orphan,
-    Outcome,
-    Problem,
-    Quarantined,
-    Removable,
-    Root,
-    Severity,
-    State,
-    Switch,
-    Target,
-)
-from cachectl.layers.base.layer import Layer
+from cachectl.layers.base import facts
+from cachectl.layers.base.declarations import EnvSwitch, at_load
+from cachectl.layers.base.errors import Damaged, EntryExists, LayerError, Refused, Unreachable, not_a_key
+from cachectl.layers.base.facts import Artifact, Finding, Hazard, Note, Outcome, Problem, Root, Severity, Switch, Target
 from cachectl.layers.base.lazy import regex
 from cachectl.layers.base.lazy import replace as changed
+from cachectl.layers.base.parts import Portability
 from cachectl.layers.base.store import each_part
 from cachectl.layers.base.switches import first_place, misread
 from cachectl.layers.disk.atomic import replace_file
@@ -52,39 +35,23 @@ from cachectl.layers.disk.foresight import wait_until_free
 from cachectl.layers.disk.handles import opened, opened_root
 from cachectl.layers.disk.locks import record_lock
 from cachectl.layers.disk.presence import is_there, means_absent, status_at
-from cachectl.layers.host.open_files import open_elsewhere
-from cachectl.layers.miopen.places import (
-    ANY_ROOT,
-    LIBRARIES,
-    SEPARATOR,
-    TEMPORARY,
-    DatabaseFile,
-    Databases,
-    diagnosed_flag,
-    judge,
-    lock_files,
-    owned_file,
-    read_flag,
-    several_installed,
-    stale_because,
-    to_finding,
-    user_database_roots,
-)
+from cachectl.layers.miopen import places
+from cachectl.layers.miopen.databases import MIOpenDatabases, MIOpenLayer
+from cachectl.layers.miopen.places import LIBRARIES, SEPARATOR, DatabaseFile, Databases, judge, lock_files, owned_file
 from cachectl.layers.stores.quarantine import folder_pattern
 from cachectl.layers.stores.records import Fault, Record, RecordFile, record_complaint
-from cachectl.layers.stores.row_store import Rows
 from cachectl.layers.stores.rows import RowFile, Schema, disk_usage
 from cachectl.layers.stores.tree import LEFTOVER, NOTHING, REFUSALS, Tree
 
 SWITCH: Final = "MIOPEN_DEBUG_DISABLE_FIND_DB"
 FIND_DB: Final = "MIOpen's find-db"
 _FORM: Final = "miopen-record/1"
-NO_KERNELS: Final = "a record tells a problem and its solvers, not the kernels they run"
+NO_KERNELS: Final = "a record has a problem and its solvers, not the kernels they run"
 _LISTED_ONLY: Final = "an sqlite perf-db is read, never changed; MIOpen's own tools edit it"
 _TIME: Final = ".time"
-# Other users take the same locks.
+# Other users lock the same files.
 _OPEN_TO_ALL: Final = 0o777
-# Record locks keep out processes, not threads.
+# Record locks exclude processes, not threads.
 _THREADS: Final = Lock()
 _SIDE_FILE: Final = regex(r"(?P<database>.+)(?P<ending>\.temp|\.time)")
 
@@ -112,7 +79,7 @@ PERF_DB_CREATE: Final = (
     _PERF_TABLE,
     "CREATE UNIQUE INDEX IF NOT EXISTS `idx_perf_db` ON perf_db(solver, config)",
 )
-# Read only, so a query may stand for the table; it spells the problem as a text record does.
+# A query can replace the table, since it is only read. It writes the problem as a text record does.
 _PERF_DB: Final = Schema(
     table=(
         "(select perf_db.id as rowid, perf_db.config, perf_db.solver, perf_db.params, "
@@ -125,95 +92,83 @@ _PERF_DB: Final = Schema(
     size="length(params)",
     others=PERF_DB_CREATE,
 )
-#: What ``MIOPEN_FIND_ENFORCE`` may say, and what that does to every run.
+#: The values of ``MIOPEN_FIND_ENFORCE``, and their effects on every run.
 _ACTIONS: Final = {"NONE": 1, "DB_UPDATE": 2, "SEARCH": 3, "SEARCH_DB_UPDATE": 4, "DB_CLEAN": 5}
 _ENFORCED: Final = {
-    2: (Severity.HARMLESS, "a search that a program asks for is made again although its result is known"),
-    3: (Severity.HARMLESS, "whatever has not been tuned is tuned, which takes long"),
+    2: (Severity.HARMLESS, "a search that a program requests is repeated although its result is known"),
+    3: (Severity.HARMLESS, "everything that has not been tuned is tuned, which takes long"),
     4: (Severity.RECOMPILES, "everything is tuned again in every run"),
-    5: (Severity.RECOMPILES, "every run erases the tuning results that it meets"),
+    5: (Severity.RECOMPILES, "every run erases the tuning results that it reads"),
 }
-#: Variables of a tuning session beside it.
+#: Other variables of a tuning session, and their effects.
 _LEFT_SET: Final = {
-    "MIOPEN_DEBUG_FIND_ONLY_SOLVER": "no other solver is used, and what tuning finds is no better than that",
-    "MIOPEN_DEBUG_PERFDB_OVERRIDE": "tuning results are passed over",
+    "MIOPEN_DEBUG_FIND_ONLY_SOLVER": "no other solver is used, also while tuning",
+    "MIOPEN_DEBUG_PERFDB_OVERRIDE": "tuning results are ignored",
 }
 #: The rows of the perf-db alone.
 PERF_TABLE: Final = _PERF_DB._replace(table="perf_db", key=("solver", "config"), values=("params",))
 _HARM: Final = {
     "malformed": Severity.RECOMPILES,
     "newline": Severity.RECOMPILES,
-    # What the line that hides it does is said of that one.
+    # The finding of the line that hides it says what that costs.
     "hidden": Severity.HARMLESS,
     "item": Severity.HARMLESS,
     "duplicate": Severity.WASTES,
     "duplicate-id": Severity.WASTES,
 }
-#: Faults of records that MIOpen reads all the same.
+#: Faults of records that MIOpen still reads.
 _READ: Final = frozenset({"item", "duplicate-id"})
 
 
-class TuningDatabases(Rows):
+class TuningDatabases(MIOpenDatabases):
     """Records of text files, and rows of sqlite files."""
 
     forms = (_FORM,)
-    separator = SEPARATOR
     #: Endings of its files of records, and of its sqlite files.
     texts: ClassVar[tuple[str, ...]] = ("ufdb.txt", "udb.txt", "cd.updb.txt")
     tables: ClassVar[tuple[str, ...]] = ("udb",)
 
-    def refusals(self) -> Mapping[Ability, str]:
-        """Refuse kernels, and what needs directory handles where there are none."""
-        return {**REFUSALS, Ability.KERNELS: NO_KERNELS}
+    def refusals(self) -> Mapping[facts.Ability, str]:
+        """Refuse kernels, and every change on platforms without directory handles."""
+        return {**REFUSALS, facts.Ability.KERNELS: NO_KERNELS}
 
-    def claims(self, root: Root, parts: tuple[str, ...]) -> bool:
-        """Tell by the names of databases, and of what a rewrite of one leaves."""
+    def owns(self, root: Root, parts: tuple[str, ...]) -> bool:
+        """Compare with the names of databases, and of the files that their rewrites leave."""
         side = _SIDE_FILE.fullmatch(parts[-1])
-        return self.databases(root).claims(parts if side is None else (*parts[:-1], side["database"]))
+        return self.databases(root).owns(parts if side is None else (*parts[:-1], side["database"]))
 
     def databases(self, root: Root) -> Databases:
         """Return the database files of a root."""
         return Databases(root, self.texts + self.tables)
 
-    def scan(self, root: Root, *, contents: bool = True) -> Iterator[Found]:
-        """Yield the records of text files, the rows of sqlite files, and left-overs of interrupted rewrites."""
+    def scan(self, root: Root, *, contents: bool = True) -> Iterator[facts.Found]:
+        """Yield the records of text files, the rows of sqlite files, and remains of interrupted rewrites."""
         del contents
         databases = self.databases(root)
-        latest = None if several_installed(self.environment) else databases.newest()
+        latest = self.latest(databases)
         for file in databases.files():
             if isinstance(file, Problem):
                 yield file
                 continue
-            because = stale_because(file.version, latest, "files")
+            because = places.stale_because(file.version, latest, "files")
             yield from self._scan_file(root, file, because)
         yield from self._scan_strays(root)
 
-    def _scan_file(self, root: Root, file: DatabaseFile, because: str | None) -> Iterator[Found]:
+    def _scan_file(self, root: Root, file: DatabaseFile, because: str | None) -> Iterator[facts.Found]:
         payload = 0
         try:
             modified = file.modified()
             for found in self._listing(root, file):
                 if isinstance(found, Fault):
-                    # The record of such a line is listed: only verify has anything to add.
+                    # The line has a record, which is listed. Only verify reports the fault.
                     if found.code in _READ:
                         continue
                     yield Problem(file.path, found.code, f"line {found.number}: {found.message}")
                     continue
                 key, size, mark = found
                 payload += size
-                yield Entry(
-                    layer=self.name,
-                    key=SEPARATOR.join((file.relative, key)),
-                    root=root.path,
-                    bytes=size,
-                    files=0,
-                    written_before=modified,
-                    device=file.device,
-                    versions=file.versions,
-                    stale=True if because else None,
-                    stale_because=because,
-                    detail=file.detail,
-                    mark=mark,
+                yield changed(
+                    self.entry_of(root, file, key, size, stamp=mark, because=because), written_before=modified
                 )
             yield self._rest_of(root, file, payload, because)
         except (LayerError, OSError) as error:
@@ -221,20 +176,20 @@ class TuningDatabases(Rows):
             with suppress(OSError):
                 yield self._rest_of(root, file, payload, because)
 
-    def _rest_of(self, root: Root, file: DatabaseFile, payload: int, because: str | None) -> Housekeeping:
-        """Weigh what a file has beside its entries, and the file that marks its changes."""
+    def _rest_of(self, root: Root, file: DatabaseFile, payload: int, because: str | None) -> facts.Housekeeping:
+        """Return the size of a file beside its entries, and of the file that marks its changes."""
         files, total = disk_usage(file.path)
         beside = _time_file(file.path)
         if owned_file(root, beside):
             files, total = files + 1, total + disk_usage(beside)[1]
-        # A last line without its end is a byte shorter than it counts.
+        # A last line without a newline is one byte shorter than counted.
         rest = max(0, total - payload)
-        return Housekeeping(file.relative, root.path, rest, files, file.modified(), True if because else None)
+        return facts.Housekeeping(file.relative, root.path, rest, files, file.modified(), True if because else None)
 
     def _listing(self, root: Root, file: DatabaseFile) -> Iterator[tuple[str, int, tuple[int, ...]] | Fault]:
-        """Yield each entry's key within the file, its bytes, and what marks it; and every fault."""
+        """Yield the key within the file, the bytes and the mark of each entry, and every fault."""
         if file.name.kind in self.tables:
-            for row in RowFile(self.name, file.path, _PERF_DB, self.environment.patience).rows():
+            for row in RowFile(self.name, file.path, _PERF_DB, self.environment.lock_timeout).rows():
                 yield SEPARATOR.join(row.key), row.bytes, (row.rowid,)
             return
         for found in self._records(root, file).scan():
@@ -243,7 +198,7 @@ class TuningDatabases(Rows):
             else:
                 yield found.key, len(found.line) + 1, (found.checksum,)
 
-    def _scan_strays(self, root: Root) -> Iterator[Orphan | Problem]:
+    def _scan_strays(self, root: Root) -> Iterator[facts.Orphan | Problem]:
         for leaf in Tree(self.name, root.path, NOTHING).scan():
             if isinstance(leaf, Problem):
                 yield leaf
@@ -264,10 +219,10 @@ class TuningDatabases(Rows):
                 continue
             if why is not None and status is not None:
                 mark = (status.st_size, status.st_mtime_ns)
-                yield Orphan(name, root.path, status.st_size, 1, status.st_mtime, why, mark=mark)
+                yield facts.Orphan(name, root.path, status.st_size, 1, status.st_mtime, why, stamp=mark)
 
     def _stray_because(self, root: Root, name: str) -> str | None:
-        """Say why a file beside the databases serves nothing; ``None`` where it does, or is not known."""
+        """Return why a file beside the databases is useless; ``None`` where it is not, or is not recognised."""
         match = _SIDE_FILE.fullmatch(name)
         database = None if match is None else self.databases(root).name(match["database"])
         is_ours = LEFTOVER.fullmatch(name) is not None
@@ -284,10 +239,9 @@ class TuningDatabases(Rows):
 
     @contextmanager
     def editing(self, root: Root, path: Path) -> Iterator[int]:
-        """Hold MIOpen's own locks while a file is changed, then tell running programs of the change.
+        """Hold MIOpen's locks while a file is changed, then notify running programs; yield the open folder of the file.
 
-        They read the file again if ``.time`` holds a later moment of the steady clock (ns) than their last read. Yields
-        the open folder that the file is in.
+        They read the file again if ``.time`` contains a later time of the steady clock (ns) than their last read.
         """
         with self.locked(path, root) as folder:
             yield folder
@@ -299,26 +253,26 @@ class TuningDatabases(Rows):
 
     @contextmanager
     def locked(self, path: Path, root: Root | None = None) -> Iterator[int]:
-        """Hold every lock that some MIOpen takes on a database; yield the open folder that the database is in.
+        """Hold the locks of every MIOpen version on a database; yield the open folder of the database.
 
         Lock files are made as MIOpen makes them, and stay. Below a ``root`` no link is followed.
         """
         with _THREADS, ExitStack() as stack:
             start = path.parent if root is None else root.path
             folder = self._open_folder(start, path.parent.relative_to(start).parts, stack)
-            # In one order everywhere, so that two cachectls never wait for each other.
+            # One order everywhere, so that two cachectls never wait for each other.
             for lock in sorted(lock_files(self.environment, path)):
                 beside = lock.parent.parent == path.parent
                 above = folder if beside else self._open_folder(lock.parent.parent, (), stack)
                 locks = self._enter(lock.parent, above, stack, mode=_OPEN_TO_ALL)
-                held = record_lock(self.name, lock, folder=locks, patience=self.environment.patience)
+                held = record_lock(self.name, lock, folder=locks, lock_timeout=self.environment.lock_timeout)
                 handle = stack.enter_context(held)
                 with suppress(PermissionError):
                     os.fchmod(handle, _OPEN_TO_ALL)
             yield folder
 
     def _open_folder(self, start: Path, parts: Sequence[str], stack: ExitStack) -> int:
-        """Open a folder, to which a link may lead, and what is below it; make what is missing."""
+        """Open a folder, perhaps through a link, and the folders below it; make missing ones."""
         try:
             start.mkdir(parents=True, exist_ok=True)
             handle = stack.enter_context(opened_root(start))
@@ -332,7 +286,7 @@ class TuningDatabases(Rows):
         return handle
 
     def _enter(self, folder: Path, above: int, stack: ExitStack, *, mode: int | None = None) -> int:
-        """Open a folder in an open one, which is made if it is missing, with a ``mode``. No link is followed."""
+        """Open a folder in an open one, or make it with a ``mode``. No link is followed."""
         try:
             made = False
             with suppress(FileExistsError):
@@ -351,7 +305,7 @@ class TuningDatabases(Rows):
         return Unreachable(self.name, f"cannot make the lock folder: {error.strerror}", folder)
 
     def read(self, root: Root, key: str) -> Artifact | None:
-        """Read the line of a record as it stands; a row of a sqlite file is spelled as such a line."""
+        """Read the line of a record as it stands, or a row of an sqlite file as such a line."""
         return self.read_row(root, key)
 
     def read_rows(self, root: Root, file: str, keys: Sequence[str]) -> Mapping[str, Artifact | LayerError] | None:
@@ -372,7 +326,7 @@ class TuningDatabases(Rows):
             read = self._records(root, file).read_many(names)
             return {name: one.line if isinstance(one, Record) else one for name, one in read.items()}
         pairs = [(config, solver) for config, _, solver in (name.partition(SEPARATOR) for name in names)]
-        rows = RowFile(self.name, file.path, _PERF_DB, self.environment.patience).read_many(pairs)
+        rows = RowFile(self.name, file.path, _PERF_DB, self.environment.lock_timeout).read_many(pairs)
         return {
             name: f"{values[0]}={solver}:{values[1]}".encode()
             for name, (_, solver), values in zip(names, pairs, rows, strict=True)
@@ -380,15 +334,15 @@ class TuningDatabases(Rows):
         }
 
     def is_key(self, key: str) -> bool:
-        """Tell by the name of a database and what follows it."""
+        """Check the name of the database and that a record follows."""
         file, separator, rest = key.partition(SEPARATOR)
-        return bool(separator and rest) and self.databases(ANY_ROOT).name(file) is not None
+        return bool(separator and rest) and self.databases(places.ANY_ROOT).name(file) is not None
 
     def write(self, root: Root, key: str, artifact: Artifact, *, replace: bool) -> None:
-        """Insert a line into a text file, under MIOpen's locks; the line says its key itself."""
+        """Insert a line into a text file under MIOpen's locks. The line contains its key."""
         file = self._writable(root, key)
         if not _is_of(artifact, key):
-            raise Damaged(self.name, "the line's own key is another than the one it is put under", key)
+            raise Damaged(self.name, "the line contains another key than the one it is put under", key)
         self._make_folder(root)
         self._records(root, file).put(artifact.data, replace=replace)
 
@@ -405,7 +359,7 @@ class TuningDatabases(Rows):
         return {one.key: exists if placed is None else placed for one, placed in zip(fit, new, strict=True)}
 
     def _writable(self, root: Root, key: str) -> DatabaseFile:
-        """Return the text file that a key names."""
+        """Return the text file of a key."""
         relative, separator, _ = key.partition(SEPARATOR)
         databases = self.databases(root)
         file = databases.name(relative)
@@ -413,8 +367,7 @@ class TuningDatabases(Rows):
             raise not_a_key(self.name, key)
         if file.name.kind in self.tables:
             raise Refused(self.name, f"cannot put: {_LISTED_ONLY}", file.path)
-        if databases.find(relative) is None and databases.blocked(file):
-            raise Refused(self.name, "cannot put: a link, a folder, or somebody else's file stands there", file.path)
+        self.demand_place(databases, file)
         return file
 
     def _make_folder(self, root: Root) -> None:
@@ -423,15 +376,15 @@ class TuningDatabases(Rows):
         except OSError as error:
             raise Unreachable(self.name, f"cannot make the folder: {error.strerror}", root.path) from error
 
-    def idle_gate(self, targets: Iterable[Removable]) -> Iterator[tuple[Removable, str | None]]:
-        """Leave rows of sqlite files alone."""
+    def in_use(self, targets: Iterable[facts.Removable]) -> Iterator[tuple[facts.Removable, str | None]]:
+        """Skip rows of sqlite files."""
         endings = tuple(f".{kind}" for kind in self.tables)
         for target in targets:
-            row = isinstance(target, Entry) and target.key.partition(SEPARATOR)[0].endswith(endings)
+            row = isinstance(target, facts.Entry) and target.key.partition(SEPARATOR)[0].endswith(endings)
             yield target, _LISTED_ONLY if row else None
 
     def remove(self, root: Root, targets: tuple[Target, ...]) -> Outcome:
-        """Delete lines; running programs keep what they have read, whatever is deleted."""
+        """Delete lines. Running programs keep the records that they have read."""
         by_file: dict[str, dict[str, Target]] = {}
         parts: list[tuple[str, Callable[[], Outcome]]] = []
         for target in targets:
@@ -456,40 +409,40 @@ class TuningDatabases(Rows):
         records = self._records(root, file)
         failed: tuple[Note, ...] = ()
         try:
-            gone = records.delete({key: target.mark[0] for key, target in planned.items()})
+            gone = records.delete({key: target.stamp[0] for key, target in planned.items()})
         except LayerError as error:
             failed = (Note(relative, error.message),)
-            # The new file may be in place, and only a step after that has failed.
+            # The new file may be in place if a later step failed.
             gone = planned.keys() - records.read_many(planned).keys()
         left = [target for key, target in planned.items() if key not in gone]
         skipped = () if failed else tuple(Note(target.key, "changed since it was planned") for target in left)
         return Outcome(self.name, len(gone), max(0, before - disk_usage(file.path)[1]), skipped, failed)
 
     def foresee_rows(self, root: Root, file: str, targets: Sequence[Target]) -> int | None:
-        """Take the lines out of a copy of their file."""
+        """Delete the lines from a copy of the file."""
         located = self.databases(root).find(file)
         if located is None or any(SEPARATOR not in target.key for target in targets):
             return None
         for lock in self.lock_files(root, [target.key for target in targets]):
-            wait_until_free(self.name, lock, self.environment.patience)
+            wait_until_free(self.name, lock, self.environment.lock_timeout)
         return self._records(root, located).foresee_delete({target.key.partition(SEPARATOR)[2] for target in targets})
 
     def lock_files(self, root: Root, keys: Iterable[str]) -> Iterable[Path]:
-        """Name MIOpen's locks on the files of records."""
+        """Return MIOpen's locks on the files of records."""
         files = {key.partition(SEPARATOR)[0] for key in keys if SEPARATOR in key}
         return [lock for file in sorted(files) for lock in lock_files(self.environment, root.path / file)]
 
     def _remove_stray(self, root: Root, target: Target) -> Outcome:
         path = root.path / target.key
         match = _SIDE_FILE.fullmatch(target.key)
-        # MIOpen rewrites under its lock: whoever has it knows that a temporary file is nobody's.
+        # MIOpen rewrites under its lock, so while cachectl holds it no program uses the temporary file.
         lock = nullcontext() if match is None else self.locked(root.path / match["database"], root)
         try:
             with lock:
                 if self._stray_because(root, target.key) is None:
                     return Outcome(self.name, skipped=(Note(target.key, "already gone"),))
                 status = path.lstat()
-                if (status.st_size, status.st_mtime_ns) != target.mark:
+                if (status.st_size, status.st_mtime_ns) != target.stamp:
                     return Outcome(self.name, skipped=(Note(target.key, "changed since it was planned"),))
                 path.unlink()
         except (LayerError, OSError) as error:
@@ -498,11 +451,11 @@ class TuningDatabases(Rows):
         return Outcome(self.name, 0, target.bytes)
 
     def verify(self, root: Root) -> Iterator[Finding]:
-        """Check every line by the reader's rules, and sqlite files with sqlite's own check."""
+        """Check every line by the rules of MIOpen's reader, and sqlite files with sqlite's own check."""
         for file in self.databases(root).files():
             if isinstance(file, Problem):
-                # Where MIOpen cannot open its database it tunes again in every run.
-                yield to_finding(self, root, file, Severity.RECOMPILES)
+                # MIOpen tunes again in every run if it cannot open its database.
+                yield places.to_finding(self, root, file, Severity.RECOMPILES)
                 continue
             if file.name.kind in self.tables:
                 yield from self.examined(partial(self._verify_table, root, file))
@@ -515,39 +468,27 @@ class TuningDatabases(Rows):
                 yield self._unusable(root, file, error)
 
     def _verify_table(self, root: Root, file: DatabaseFile) -> Iterator[Finding]:
-        # The integrity check wants a table; that both tables have their columns is proved by listing them.
+        # The integrity check needs a table. Listing the rows proves that both tables have their columns.
         try:
-            if complaint := RowFile(self.name, file.path, PERF_TABLE, self.environment.patience).check():
+            if complaint := RowFile(self.name, file.path, PERF_TABLE, self.environment.lock_timeout).check():
                 raise Damaged(self.name, complaint, file.path)
-            for _ in RowFile(self.name, file.path, _PERF_DB, self.environment.patience).rows_with("problem"):
+            for _ in RowFile(self.name, file.path, _PERF_DB, self.environment.lock_timeout).rows_with("problem"):
                 pass
         except LayerError as error:
             yield self._unusable(root, file, error)
 
-    def set_aside(self, root: Root, target: Target, thing: Quarantined) -> str | None:
-        """Move a line into quarantine, or an sqlite file that MIOpen cannot use and nobody has open."""
-        relative, separator, _ = target.key.partition(SEPARATOR)
-        file = self.databases(root).find(relative)
-        if file is None:
-            return "already gone"
-        if separator:
-            return self._records(root, file).set_aside(target, thing)
-        rows = RowFile(self.name, file.path, PERF_TABLE, self.environment.patience)
-        return rows.set_file_aside(target, thing, partial(open_elsewhere, self.environment))
+    def file_of(self, file: DatabaseFile) -> RowFile:
+        """Return a perf-db in sqlite."""
+        return RowFile(self.name, file.path, PERF_TABLE, self.environment.lock_timeout)
 
-    def bring_back(self, root: Root, thing: Quarantined, *, replace: bool) -> None:
-        """Put a line at the end of its file, or move an sqlite file back."""
-        relative, separator, _ = thing.key.partition(SEPARATOR)
-        databases = self.databases(root)
-        file = databases.name(relative)
-        if file is None or (databases.find(relative) is None and databases.blocked(file)):
-            raise not_a_key(self.name, thing.key)
-        if separator:
-            self._records(root, file).bring_back(thing)
-            return
-        if (because := open_elsewhere(self.environment, file.path)) is not None:
-            raise Busy(self.name, because, file.path)
-        RowFile(self.name, file.path, _PERF_DB, self.environment.patience).bring_file_back(thing, replace=replace)
+    def entry_aside(self, root: Root, file: DatabaseFile, target: Target, thing: facts.Quarantined) -> str | None:
+        """Move a line into quarantine."""
+        return self._records(root, file).quarantine(target, thing)
+
+    def entry_back(self, root: Root, file: DatabaseFile, thing: facts.Quarantined, *, replace: bool) -> None:
+        """Append a line to its file."""
+        del replace
+        self._records(root, file).restore(thing)
 
     def _finding(self, root: Root, file: DatabaseFile, fault: Fault) -> Finding:
         fix = {
@@ -560,31 +501,33 @@ class TuningDatabases(Rows):
         thing = None
         if fault.line is not None:
             key = f"{file.relative}{SEPARATOR}line {fault.number}"
-            thing = Entry(self.name, key, root.path, len(fault.line) + 1, 0, mark=(zlib.crc32(fault.line),))
+            thing = facts.Entry(self.name, key, root.path, len(fault.line) + 1, 0, stamp=(zlib.crc32(fault.line),))
         return Finding(self.name, root.path, file.relative, severity, fault.code, message, self._fix(file, fix), thing)
 
     def _unusable(self, root: Root, file: DatabaseFile, error: LayerError) -> Finding:
-        # What could not be opened now says nothing about the file.
+        # A file that cannot be opened may be whole.
         damaged = isinstance(error, Damaged)
         severity, code = (Severity.FAILS, "damaged") if damaged else (Severity.HARMLESS, "unreadable")
         fix = self._fix(file, f"end every program that has it open, then: cachectl verify --quarantine {self.name}")
         thing = None
         if damaged and file.name.kind in self.tables:
-            rows = RowFile(self.name, file.path, _PERF_DB, self.environment.patience)
+            rows = RowFile(self.name, file.path, _PERF_DB, self.environment.lock_timeout)
             thing = rows.orphan(root.path, file.relative, error.message)
         return Finding(self.name, root.path, file.relative, severity, code, error.message, fix, thing)
 
     def _fix(self, file: DatabaseFile, own: str) -> str:
-        """Say how to mend a file of the user's ``own``; a package's is mended otherwise."""
+        """Return the fix of a user's file; a package's file has another."""
         del file
         return own
 
 
-class MIOpenTuning(Layer):
-    """Results of tuning MIOpen."""
+class MIOpenTuning(MIOpenLayer):
+    """Results of MIOpen's tuning."""
 
     name = "miopen-tuning"
     title = "MIOpen user tuning results"
+    # It turns the find-db off. The perf-db stays on.
+    switch = EnvSwitch(SWITCH, off="1", read=at_load(*LIBRARIES))
     precious = True
     on_network: ClassVar[Hazard | None] = Hazard(
         Severity.RISKS,
@@ -595,15 +538,20 @@ class MIOpenTuning(Layer):
     )
     store = TuningDatabases()
 
+    @property
+    def portability(self) -> Portability:
+        """What decides whether a program elsewhere can hit an entry."""
+        return places.MIOpenPortability()
+
     def roots(self) -> tuple[Root, ...]:
         """Resolve as MIOpen does when it first needs a tuning result."""
-        return user_database_roots(self.environment)
+        return places.user_database_roots(self.environment)
 
-    def state(self) -> State:
-        """Judge the switch of the find-db; it leaves the perf-db on."""
-        state = judge(self.environment, SWITCH, present=any(self._anything_in(root) for root in self.roots()))
+    def state(self) -> facts.State:
+        """Read the switch of the find-db; the perf-db stays on."""
+        state = judge(self.environment, SWITCH, present=self.present())
         hints = []
-        if read_flag(self.environment.get(SWITCH) or ""):
+        if places.read_flag(self.environment.get(SWITCH) or ""):
             hints.append("the find-db is off, the perf-db stays on")
         enforce = self.environment.get("MIOPEN_FIND_ENFORCE")
         if enforce in ("5", "DB_CLEAN"):
@@ -611,8 +559,8 @@ class MIOpenTuning(Layer):
         return changed(state, why="; ".join((state.why, *hints)))
 
     def diagnose(self) -> Iterator[Finding]:
-        """Yield what is wrong with the switch, and variables of a tuning session that are still set."""
-        yield from diagnosed_flag(self, SWITCH, FIND_DB)
+        """Yield what is wrong with the switch, and variables of a past tuning session."""
+        yield from places.diagnosed_flag(self, SWITCH, FIND_DB)
         yield from self._enforced()
         for variable, outcome in _LEFT_SET.items():
             if self.environment.get(variable):
@@ -636,20 +584,9 @@ class MIOpenTuning(Layer):
         message = f"{variable}={self.environment.get(variable)} is set: {outcome}"
         return Finding(self.name, first_place(self), None, severity, "tuning", message, f"unset {variable}")
 
-    def _anything_in(self, root: Root) -> bool:
-        if root.role == TEMPORARY:
-            return any(True for _ in self.store.databases(root).files())
-        return root.exists
-
-    def switched(self, *, on: bool) -> Switch:
-        """Give the variable of the find-db; on is its absence, never an empty value."""
-        if on:
-            return Switch(self.name, unset=frozenset({SWITCH}), latches=LIBRARIES)
-        return Switch(self.name, {SWITCH: "1"}, latches=LIBRARIES)
-
     def relocate(self, folder: Path) -> Switch:
-        """Give MIOpen's own variable; the folder is made by MIOpen."""
-        return Switch(self.name, {"MIOPEN_USER_DB_PATH": str(folder / "miopen-db")}, latches=LIBRARIES)
+        """Return MIOpen's own variable; MIOpen makes the folder."""
+        return Switch(self.name, {"MIOPEN_USER_DB_PATH": str(folder / "miopen-db")}, read_at_load=LIBRARIES)
 
 
 def _time_file(path: Path) -> Path:
@@ -657,6 +594,6 @@ def _time_file(path: Path) -> Path:
 
 
 def _is_of(artifact: Artifact, key: str) -> bool:
-    """Tell whether a line is of the key that it is put under, which it says itself."""
+    """Return whether a line contains the key that it is put under."""
     own = key.partition(SEPARATOR)[2]
     return artifact.data.partition(b"=")[0] == own.encode(errors="surrogateescape")

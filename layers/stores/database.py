@@ -169,17 +169,17 @@ def _tokens(sql: object) -> tuple[str, ...]:
 
 
 @contextmanager
-def opened_for_reading(layer: str, path: Path, patience: float) -> Iterator[Connection]:
+def opened_for_reading(layer: str, path: Path, lock_timeout: float) -> Iterator[Connection]:
     """Open a database as it is without the writes that were interrupted; leave no trace.
 
-    Raises :class:`Busy` after ``patience`` seconds, :class:`OSError`, :class:`sqlite3.Error`, :class:`Unreachable`
+    Raises :class:`Busy` after ``lock_timeout`` seconds, :class:`OSError`, :class:`sqlite3.Error`, :class:`Unreachable`
     where a write was interrupted and the file is too large to be copied, and :class:`Damaged` for a foreign journal.
     """
     with ExitStack() as stack:
         folder = stack.enter_context(_opened_folder(path))
         handle = borrow(path.name, dir_fd=folder)
         stack.callback(release, handle)
-        locked = stack.enter_context(_shared_lock(layer, path, handle, patience))
+        locked = stack.enter_context(_shared_lock(layer, path, handle, lock_timeout))
         header = os.pread(handle, 100, 0)
         if header and not header.startswith(MAGIC):
             raise sqlite3.DatabaseError("file is not a database")
@@ -194,9 +194,9 @@ def opened_for_reading(layer: str, path: Path, patience: float) -> Iterator[Conn
         else:
             location = f"{_uri(path)}?mode=ro"
         if companion is None and shared_because(path.parent, (path.name,)) is not None:
-            connection = stack.enter_context(_connected_in_time(layer, path, location, patience))
+            connection = stack.enter_context(_connected_in_time(layer, path, location, lock_timeout))
         else:
-            connection = stack.enter_context(_connected(location, patience))
+            connection = stack.enter_context(_connected(location, lock_timeout))
         if companion is None and not _is_open(handle):
             raise Unreachable(layer, "was replaced while it was opened", path)
         connection.harden(on_disk(os.fstat(handle)))
@@ -216,24 +216,24 @@ def _uri(path: Path) -> str:
 
 
 @contextmanager
-def _connected(location: str, patience: float) -> Iterator[Connection]:
-    with closing(_connect(location, patience)) as connection:
+def _connected(location: str, lock_timeout: float) -> Iterator[Connection]:
+    with closing(_connect(location, lock_timeout)) as connection:
         yield connection
 
 
-def _connect(location: str, patience: float) -> Connection:
+def _connect(location: str, lock_timeout: float) -> Connection:
     """Connect to a database. Only one thread at a time uses a connection, though not always the one that made it."""
     return sqlite3.connect(
-        location, timeout=patience, uri=True, isolation_level=None, factory=Connection, check_same_thread=False
+        location, timeout=lock_timeout, uri=True, isolation_level=None, factory=Connection, check_same_thread=False
     )
 
 
 @contextmanager
-def _connected_in_time(layer: str, path: Path, location: str, patience: float) -> Iterator[Connection]:
+def _connected_in_time(layer: str, path: Path, location: str, lock_timeout: float) -> Iterator[Connection]:
     """Connect to a file that another user can exchange for a pipe, whose opening would wait for ever.
 
-    Sqlite repeats an interrupted call, so a thread of its own calls it. Raises :class:`Unreachable` after ``patience``
-    seconds; the thread is left behind then, and does not keep the process from ending.
+    Sqlite repeats an interrupted call, so a thread of its own calls it. Raises :class:`Unreachable` after
+    ``lock_timeout`` seconds; the thread is left behind then, and does not keep the process from ending.
     """
     from queue import Empty, Queue
     from threading import Thread
@@ -242,13 +242,13 @@ def _connected_in_time(layer: str, path: Path, location: str, patience: float) -
 
     def connect() -> None:
         try:
-            opened.put(_connect(location, patience))
+            opened.put(_connect(location, lock_timeout))
         except Exception as error:  # noqa: BLE001 - raised again where it is waited for
             opened.put(error)
 
     Thread(target=connect, daemon=True).start()
     try:
-        answer = opened.get(timeout=max(patience, _OPENING))
+        answer = opened.get(timeout=max(lock_timeout, _OPENING))
     except Empty as error:
         raise Unreachable(layer, "cannot be opened: something else has taken its place", path) from error
     if isinstance(answer, Exception):
@@ -356,7 +356,7 @@ def _copy_file(source: int, target: Path) -> None:
 
 
 @contextmanager
-def _shared_lock(layer: str, path: Path, handle: int, patience: float) -> Iterator[bool]:
+def _shared_lock(layer: str, path: Path, handle: int, lock_timeout: float) -> Iterator[bool]:
     """Hold the lock of a reader; yield whether this system has locks that belong to a descriptor.
 
     A lock of the whole process would be lost when any descriptor of the file is closed.
@@ -364,17 +364,17 @@ def _shared_lock(layer: str, path: Path, handle: int, patience: float) -> Iterat
     if not _has_own_locks():
         yield False
         return
-    if not wait_until(lambda: _try_to_share(handle), patience):
-        raise locked_too_long(layer, path, patience)
+    if not wait_until(lambda: _try_to_share(handle), lock_timeout):
+        raise locked_too_long(layer, path, lock_timeout)
     try:
         yield True
     finally:
         _lock(handle, "F_UNLCK", _SHARED)
 
 
-def locked_too_long(layer: str, path: Path, patience: float) -> Busy:
+def locked_too_long(layer: str, path: Path, lock_timeout: float) -> Busy:
     """Return the error for a lock that another program has held for longer than was waited."""
-    message = f"locked by another process for more than {patience:g} s; try again when it has ended, or --wait"
+    message = f"locked by another process for more than {lock_timeout:g} s; try again when it has ended, or --wait"
     return Busy(layer, message, path)
 
 
@@ -421,7 +421,7 @@ def _is_write_locked(handle: int, span: tuple[int, int]) -> bool:
 
 @contextmanager
 def opened_for_writing(
-    layer: str, path: Path, patience: float, demand: Callable[[Connection], object], *, create: bool = False
+    layer: str, path: Path, lock_timeout: float, demand: Callable[[Connection], object], *, create: bool = False
 ) -> Iterator[Connection]:
     """Open a database for writing; sqlite rolls back first what was interrupted.
 
@@ -441,7 +441,7 @@ def opened_for_writing(
         handle = borrow(path.name, dir_fd=folder)
         stack.callback(release, handle)
         _demand_own_companions(layer, path, folder)
-        connection = stack.enter_context(_connected(f"{_uri(real)}?mode=rw", patience))
+        connection = stack.enter_context(_connected(f"{_uri(real)}?mode=rw", lock_timeout))
         connection.harden(on_disk(os.fstat(handle)))
         connection.folder = folder
         if not fresh:

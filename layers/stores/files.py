@@ -125,13 +125,13 @@ class Files(Store):
             device=about.device,
             versions=about.versions,
             detail=about.words,
-            mark=leaf.mark,
+            stamp=leaf.stamp,
         )
 
-    def claims(self, root: Root, parts: tuple[str, ...]) -> bool:
+    def owns(self, root: Root, parts: tuple[str, ...]) -> bool:
         """Compare with the names of entries and temporaries, and of the files beside them."""
         del root
-        return any(shape.claims(parts) for shape in (*self.shapes, *self.index.shapes))
+        return any(shape.owns(parts) for shape in (*self.shapes, *self.index.shapes))
 
     def is_key(self, key: str) -> bool:
         """Compare with the pattern of entries."""
@@ -172,7 +172,7 @@ class Files(Store):
         del keys
         return tuple(root.path / name for name in self.index.lock_files(root))
 
-    def idle_gate(self, targets: Iterable[Removable]) -> Iterator[tuple[Removable, str | None]]:
+    def in_use(self, targets: Iterable[Removable]) -> Iterator[tuple[Removable, str | None]]:
         """Leave a temporary alone that a program may still be writing."""
         users = using(self.writers, processes=self.environment.processes)
         reason = None if users == () else f"{spell(users)} may be writing it"
@@ -194,15 +194,15 @@ class Files(Store):
 
     # ------------------------------------------------------------------ quarantine
 
-    def set_aside(self, root: Root, target: Target, thing: facts.Quarantined) -> str | None:
+    def quarantine(self, root: Root, target: Target, thing: facts.Quarantined) -> str | None:
         """Rename an entry into quarantine."""
         with self.index.changing(self, root):
-            return self.tree_of(root, target.key).set_aside(target, thing)
+            return self.tree_of(root, target.key).quarantine(target, thing)
 
-    def bring_back(self, root: Root, thing: facts.Quarantined, *, replace: bool) -> None:
+    def restore(self, root: Root, thing: facts.Quarantined, *, replace: bool) -> None:
         """Rename an entry back."""
         with self.index.changing(self, root):
-            self.tree_of(root, thing.key).bring_back(thing, replace=replace)
+            self.tree_of(root, thing.key).restore(thing, replace=replace)
 
     # ------------------------------------------------------------------ verify
 
@@ -218,7 +218,7 @@ class Files(Store):
     def _verify_entries(self, root: Root) -> Iterator[Finding]:
         for tree, leaf in self._walk(root, *self.shapes):
             if isinstance(leaf, Problem):
-                yield self.told(root, leaf)
+                yield self.to_finding(root, leaf)
             elif leaf.stray is None:
                 yield from self._examined(root, tree, leaf)
 

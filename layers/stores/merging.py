@@ -64,8 +64,8 @@ class Joined(NamedTuple):
 class JoinedRows(RowFile):
     """A sqlite file of two such tables, read and added to."""
 
-    def __init__(self, layer: str, path: Path, schema: Schema, joined: Joined, patience: float) -> None:
-        super().__init__(layer, path, schema, patience)
+    def __init__(self, layer: str, path: Path, schema: Schema, joined: Joined, lock_timeout: float) -> None:
+        super().__init__(layer, path, schema, lock_timeout)
         self.joined = joined
 
     def all(self) -> list[tuple[object, ...]]:

@@ -166,14 +166,14 @@ class RecordFile:
 
     # ------------------------------------------------------------------ quarantine
 
-    def set_aside(self, target: Target, thing: Quarantined) -> str | None:
+    def quarantine(self, target: Target, thing: Quarantined) -> str | None:
         """Copy a line into quarantine, then take it out of the file; return why it was left, or ``None``.
 
         ``target.mark`` is the line's checksum; of equal lines the last goes, which is read by nobody.
         """
         with self._translated("write"), opened_root(thing.root) as root, self.lock() as folder:
             lines = split_lines(self._content(folder))
-            same = [index for index, line in enumerate(lines) if (zlib.crc32(line),) == target.mark]
+            same = [index for index, line in enumerate(lines) if (zlib.crc32(line),) == target.stamp]
             if root is None or not same:
                 return "changed since it was planned"
             with Quarantine(self.layer, thing.root).shelf(root, thing) as shelf:
@@ -187,7 +187,7 @@ class RecordFile:
                             os.unlink(_LINE, dir_fd=shelf.handle)
         return None
 
-    def bring_back(self, thing: Quarantined) -> None:
+    def restore(self, thing: Quarantined) -> None:
         """Put a line that lies in quarantine at the end of the file, as it was, if it does not stand there already."""
         with Quarantine(self.layer, thing.root).taken(thing) as folder:
             demand(self.layer, folder, _LINE)

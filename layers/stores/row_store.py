@@ -28,13 +28,13 @@ class Rows(Store):
 
     def failed_rows(self, file: str, targets: Sequence[Target], error: LayerError) -> Note:
         """Say why rows of a file could not be removed, and which may be tried again when there is room."""
-        return Note(file, self.with_cure(error), tuple(targets) if isinstance(error, NoRoom) else ())
+        return Note(file, self.with_fix(error), tuple(targets) if isinstance(error, NoRoom) else ())
 
     def unread(self, path: Path, error: LayerError | OSError) -> Problem:
         """Return the problem of a file whose rows could not all be listed, because of a lock, an error or damage."""
         kinds = {Busy: "busy", Damaged: "sqlite"}
         code = next((code for kind, code in kinds.items() if isinstance(error, kind)), "unreadable")
-        return Problem(path, code, self.with_cure(error) if isinstance(error, LayerError) else reason_of(error))
+        return Problem(path, code, self.with_fix(error) if isinstance(error, LayerError) else reason_of(error))
 
     @staticmethod
     def examined(examine: Callable[[], Iterable[Finding]]) -> list[Finding]:
@@ -104,7 +104,7 @@ class Rows(Store):
             if (because := rows.vacuum()) is not None:
                 skipped.append(Note(file, because))
         except LayerError as error:
-            failed.append(Note(file, f"its rows are gone, but: {self.with_cure(error)}"))
+            failed.append(Note(file, f"its rows are gone, but: {self.with_fix(error)}"))
         freed = 0
         try:
             after = disk_usage(rows.path)[1], allocated(rows.path)

@@ -30,7 +30,7 @@ from cachectl.layers.disk.handles import (
     own_folder,
     status_of,
 )
-from cachectl.layers.disk.locks import PATIENCE
+from cachectl.layers.disk.locks import LOCK_TIMEOUT
 from cachectl.layers.disk.plain import STAGE, open_plain, plain_identity, read_locked, read_plain, release
 from cachectl.layers.disk.presence import is_there
 from cachectl.layers.stores.database import (
@@ -211,15 +211,15 @@ def _spellable(key: Sequence[str]) -> bool:
 class RowFile:
     """One sqlite file holding rows of one schema.
 
-    Every method raises :class:`Busy` when a lock outlasts ``patience`` seconds, :class:`Damaged` when the file
+    Every method raises :class:`Busy` when a lock outlasts ``lock_timeout`` seconds, :class:`Damaged` when the file
     is not such a database, and :class:`Unreachable` when the operating system refuses.
     """
 
-    def __init__(self, layer: str, path: Path, schema: Schema, patience: float = PATIENCE) -> None:
+    def __init__(self, layer: str, path: Path, schema: Schema, lock_timeout: float = LOCK_TIMEOUT) -> None:
         self.layer = layer
         self.path = path
         self.schema = schema
-        self.patience = patience
+        self.lock_timeout = lock_timeout
 
     # ------------------------------------------------------------------ reading
 
@@ -552,7 +552,7 @@ class RowFile:
         shared = self.path.with_name(self.path.name + "-shm")
         # In that mode programs that have the file open hold a lock on it all the time.
         wait_until_free(
-            self.layer, shared if log else self.path, self.patience, span=_WAL_WRITE_LOCK if log else _WHOLE_FILE
+            self.layer, shared if log else self.path, self.lock_timeout, span=_WAL_WRITE_LOCK if log else _WHOLE_FILE
         )
 
     def _rows_if_all(self, connection: Connection, weight: Weight) -> int | None:
@@ -609,7 +609,7 @@ class RowFile:
         """Return the whole file as something no library can use; ``None`` where it has gone, or is no plain file."""
         with suppress(OSError):
             mark = file_mark(self.path)
-            return Orphan(key, root, mark[1], 1, mark[2] / 1e9, why, mark=mark)
+            return Orphan(key, root, mark[1], 1, mark[2] / 1e9, why, stamp=mark)
         return None
 
     def set_row_aside(self, row: Row, thing: Quarantined) -> str | None:
@@ -650,15 +650,15 @@ class RowFile:
         where no program can find it by name: if it is whole by now, or open, it goes back.
         """
         with self._translated("move aside"), opened_root(thing.root) as root, opened_root(self.path.parent) as parent:
-            if root is None or parent is None or file_mark(self.path) != target.mark:
+            if root is None or parent is None or file_mark(self.path) != target.stamp:
                 return _CHANGED
             if (because := in_use(self.path)) is not None:
                 return because
             with Quarantine(self.layer, thing.root).shelf(root, thing) as shelf:
                 os.rename(self.path.name, self.path.name, src_dir_fd=parent, dst_dir_fd=shelf.handle)
-                moved = RowFile(self.layer, folder_of(thing) / self.path.name, self.schema, self.patience)
+                moved = RowFile(self.layer, folder_of(thing) / self.path.name, self.schema, self.lock_timeout)
                 because = in_use(moved.path)
-                if because is None and (file_mark(moved.path) != target.mark or moved.is_sound()):
+                if because is None and (file_mark(moved.path) != target.stamp or moved.is_sound()):
                     because = _CHANGED
                 if because is not None:
                     place_new(self.path.name, self.path.name, src=shelf.handle, dst=parent)
@@ -825,13 +825,13 @@ class RowFile:
 
     @contextmanager
     def _reading(self) -> Iterator[Connection]:
-        with self._translated(), opened_for_reading(self.layer, self.path, self.patience) as connection:
+        with self._translated(), opened_for_reading(self.layer, self.path, self.lock_timeout) as connection:
             self._demand_made(connection)
             yield connection
 
     @contextmanager
     def _writing(self, *, create: bool = False) -> Iterator[Connection]:
-        opened = opened_for_writing(self.layer, self.path, self.patience, self._demand_made, create=create)
+        opened = opened_for_writing(self.layer, self.path, self.lock_timeout, self._demand_made, create=create)
         with self._translated(writing=True), opened as connection:
             yield connection
 
@@ -879,7 +879,7 @@ class RowFile:
     def _operational(self, error: sqlite3.OperationalError, *, writing: bool) -> LayerError:
         text = str(error)
         if "locked" in text or "busy" in text:
-            return locked_too_long(self.layer, self.path, self.patience)
+            return locked_too_long(self.layer, self.path, self.lock_timeout)
         if text == "interrupted":
             message = "not a usable database: a statement did more work than a file of its size can need"
             return Damaged(self.layer, message, self.path)

@@ -123,7 +123,7 @@ class Shape(NamedTuple):
             pattern.fullmatch(part) for pattern, part in zip(self.levels, parts, strict=True)
         )
 
-    def claims(self, parts: Sequence[str]) -> bool:
+    def owns(self, parts: Sequence[str]) -> bool:
         """Tell by name alone whether a path is one of this shape, on the way to one, or in one."""
         named = all(pattern.fullmatch(part) for pattern, part in zip(self.levels, parts, strict=False))
         if named and (self.folders or len(parts) <= len(self.levels)):
@@ -171,7 +171,7 @@ class Leaf(NamedTuple):
         return self.newest / 1e9
 
     @property
-    def mark(self) -> tuple[int, ...]:
+    def stamp(self) -> tuple[int, ...]:
         """Fingerprint files, bytes and newest change."""
         return (len(self.members), self.bytes, self.newest)
 
@@ -181,11 +181,11 @@ class Leaf(NamedTuple):
         idle_only = self.stray is None or self.stray.idle_only
         kept = self.stray is not None and self.stray.kept
         files = len(self.members)
-        return Orphan(self.key, root, self.bytes, files, self.modified, reason, idle_only, self.mark, kept)
+        return Orphan(self.key, root, self.bytes, files, self.modified, reason, idle_only, self.stamp, kept)
 
     def entry(self, layer: str, root: Path) -> Entry:
         """Return the leaf as an entry of which no more is known than how it lies on the disk."""
-        return Entry(layer, self.key, root, self.bytes, len(self.members), modified=self.modified, mark=self.mark)
+        return Entry(layer, self.key, root, self.bytes, len(self.members), modified=self.modified, stamp=self.stamp)
 
     def member(self, path: str) -> Member | None:
         """Return the member at a path."""
@@ -650,8 +650,8 @@ class Tree:
         others: list[Target] = []
         for target in targets:
             folder, _, name = target.key.partition("/")
-            if target.entries == 1 and name and self.shape.accepts(target.key) and len(target.mark) == _MARK:
-                folders.setdefault(folder, []).append(Weight(name, *target.mark))
+            if target.entries == 1 and name and self.shape.accepts(target.key) and len(target.stamp) == _MARK:
+                folders.setdefault(folder, []).append(Weight(name, *target.stamp))
                 entries.append(target)
             else:
                 others.append(target)
@@ -731,7 +731,7 @@ class Tree:
             leaf = None if parent is None or status is None else self._recognise(parent, parts, status)
             if status is None or parent is None:
                 return GONE
-            if leaf is None or self._foreign(leaf) is not None or leaf.mark != target.mark:
+            if leaf is None or self._foreign(leaf) is not None or leaf.stamp != target.stamp:
                 return CHANGED
             if leaf.stray is None or leaf.stray is not self.shape.empty:
                 trash.take(parent, parts[-1])
@@ -742,7 +742,7 @@ class Tree:
 
     # ------------------------------------------------------------------ quarantine
 
-    def set_aside(self, target: Target, thing: Quarantined, *, guard: Guard = nullcontext) -> str | None:
+    def quarantine(self, target: Target, thing: Quarantined, *, guard: Guard = nullcontext) -> str | None:
         """Move a planned leaf into quarantine, compared with its mark first; return why it was left, or ``None``."""
         try:
             with self._opened_root() as handle:
@@ -757,7 +757,7 @@ class Tree:
                 raise
             raise self._unreachable("cannot be moved aside", target.key, error) from error
 
-    def bring_back(self, thing: Quarantined, *, replace: bool, guard: Guard = nullcontext) -> None:
+    def restore(self, thing: Quarantined, *, replace: bool, guard: Guard = nullcontext) -> None:
         """Move a leaf out of quarantine into its old place.
 
         Raises :class:`EntryExists` where another has taken it and ``replace`` is not set.

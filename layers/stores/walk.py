@@ -263,7 +263,7 @@ class _Hand:
         newest = os.stat(name, dir_fd=handle, follow_symlinks=False).st_mtime_ns
         files = total = 0
         hollow = True
-        lacking = self._whole
+        required_roots = self._whole
         waiting = [(handle, name, "")]
         try:
             while waiting:
@@ -284,8 +284,8 @@ class _Hand:
                         files += 1
                         total += status.st_size
                         hollow = hollow and path in self._hollow
-                        if status.st_size and path in lacking:
-                            lacking = lacking - {path}
+                        if status.st_size and path in required_roots:
+                            required_roots = required_roots - {path}
                         if keep:
                             # A file with another name elsewhere frees nothing.
                             listed.append((below, item, status.st_size if status.st_nlink == 1 else 0))
@@ -297,7 +297,7 @@ class _Hand:
             if not keep:
                 for _, below, _ in opened:
                     os.close(below)
-        if hollow or lacking:
+        if hollow or required_roots:
             raise ValueError(name)
         return files, total, newest
 

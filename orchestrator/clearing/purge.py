@@ -64,7 +64,7 @@ class PurgeResult:
     @property
     def found_nothing(self) -> bool:
         """Return whether there was nothing to remove, and no reason for that."""
-        return not any(one.removed or one.skipped or one.failed or one.remade for one in self.outcomes)
+        return not any(one.removed or one.skipped or one.failed or one.recreated for one in self.outcomes)
 
 
 def _cleared(outcome: Outcome, *, listed: bool) -> ClearedLayer:
@@ -152,7 +152,7 @@ def _plan_one(layer: Layer, selection: Selection, within: Callable[[Layer, Root]
 def _done(plan: ClearPlan, act: Callable[[ClearPlan], Outcome]) -> Outcome:
     """Act on the plan of one layer; if the layer fails as a whole, its outcome has the error."""
     untouched = Outcome(plan.layer, skipped=plan.skipped, failed=plan.failed)
-    if not plan.targets and not plan.remake:
+    if not plan.targets and not plan.recreate:
         return untouched
     try:
         return act(plan)

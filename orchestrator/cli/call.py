@@ -69,7 +69,7 @@ class Call:
         wait = getattr(self.options, "wait", None)
         return replace(
             here,
-            patience=here.patience if wait is None else wait,
+            lock_timeout=here.lock_timeout if wait is None else wait,
             over_others=getattr(self.options, "over_others", False),
         )
 

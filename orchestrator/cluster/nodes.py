@@ -85,7 +85,7 @@ class Nodes:
     def purge(self, selection: Selection, names: Sequence[str] = (), *, dry_run: bool = False) -> PurgeResult | None:
         """Clear a selection in every root that a rank sees, each by one rank; or say what would go."""
         with failing_together(self._notice):
-            layers = self._named(names) if names else self._stack.expendable()
+            layers = self._named(names) if names else self._stack.clearable()
             mine = self._mine(self._divided(layers))
             if not dry_run:
                 recover(layers, mine)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Final
+from typing import TYPE_CHECKING, ClassVar
 
 from cachectl.inspecting.entries import Trouble, listed
 from cachectl.layer_set import LayerSet
@@ -23,9 +23,6 @@ from cachectl.switching.run import variables_isolated
 
 if TYPE_CHECKING:
     from cachectl.layers.base.layer import Layer
-
-#: What programs make in a user cache folder whose names tell it.
-_TELLING: Final = ("pytools", "pyopencl", "pocl")
 
 
 @dataclass
@@ -84,9 +81,9 @@ def merge_roots(environment: Environment, roots: Sequence[Path], into: Path) -> 
         message = f"{printable(into)} is not empty and not a root; name a new folder, or one that run --isolated kept"
         raise BadRequest(message)
     into.mkdir(parents=True, exist_ok=True)
-    changes = variables_isolated(LayerSet(bare).expendable(), into)
+    changes = variables_isolated(LayerSet(bare).clearable(), into)
     target = LayerSet(_with(bare, changes))
-    merged = [MergedLayer(layer.name) for layer in target.expendable()]
+    merged = [MergedLayer(layer.name) for layer in target.clearable()]
     for source in sources:
         for done in merged:
             if done.layer in source:
@@ -97,19 +94,31 @@ def merge_roots(environment: Environment, roots: Sequence[Path], into: Path) -> 
 def root_stack(environment: Environment, root: Path) -> LayerSet:
     """Return the layers as they lie in a root. Raises :class:`BadRequest` for a folder that is none."""
     bare = _bare(environment)
+    in_cache, in_home = _folders(bare)
     if (root / "xdg").is_dir():
-        layers = LayerSet(bare).expendable()
+        layers = LayerSet(bare).clearable()
         changes: dict[str, str | None] = {}
         for switch in relocations(layers, root).values():
             changes.update(switch.set)
         return LayerSet(_with(bare, changes))
-    if any((root / name).is_dir() for name in _TELLING):
+    if any((root / name).is_dir() for name in in_cache):
         # Layers that go by the home find nothing: it is not part of such a folder.
         return LayerSet(replace(_with(bare, {"XDG_CACHE_HOME": str(root), "HOME": str(root)}), home=root))
-    if (root / ".cache").is_dir() or (root / ".nv").is_dir():
+    if any((root / name).is_dir() for name in in_home):
         return LayerSet(replace(_with(bare, {"HOME": str(root)}), home=root))
-    message = f"{printable(root)} is no root: neither xdg, nor {', '.join(_TELLING)}, nor .cache lies in it"
+    message = f"{printable(root)} is no root: in it lies neither xdg, nor any of {', '.join((*in_cache, *in_home))}"
     raise BadRequest(message)
+
+
+def _folders(bare: Environment) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the names of the folders that layers keep in a user cache folder, and in a home folder."""
+    cache, home = Path("/cache"), Path("/home")
+    environment = replace(_with(bare, {"XDG_CACHE_HOME": str(cache), "HOME": str(home)}), home=home)
+    places = [root.path for layer in LayerSet(environment).clearable() for root in layer.roots()]
+    found = ([path.relative_to(top).parts[0] for path in places if top in path.parents] for top in (cache, home))
+    in_cache, in_home = (tuple(dict.fromkeys(names)) for names in found)
+    # Without the variable, a cache folder lies in the home.
+    return in_cache, tuple(dict.fromkeys((".cache", *in_home)))
 
 
 def _bare(environment: Environment) -> Environment:

@@ -311,15 +311,17 @@ class Fleet:
             sink.file.close()
 
     def _tell_staged(self, here: NodeRoot, said: _Announced) -> None:
-        tally = self._sum(here)
-        if tally is None or self._leaders is None:
+        sum_usage = self._sum(here)
+        if sum_usage is None or self._leaders is None:
             return
         if said.note is not None:
             self.notice(said.note)
         if said.sha256 is not None:
-            done = Staged(self._leaders.size, tally.warm, tally.entries, said.bytes, tally.reads, said.trusted)
+            done = Staged(
+                self._leaders.size, sum_usage.warm, sum_usage.entries, said.bytes, sum_usage.reads, said.trusted
+            )
             self._inform(done.words)
-        for line in tally.lines():
+        for line in sum_usage.lines():
             self.notice(line)
 
     def _sum(self, here: NodeRoot) -> _Tally | None:
@@ -343,8 +345,8 @@ class Fleet:
         if self._leaders is None or self._here is None or not self._writes:
             return None
         merged = self._gather(self._leaders, self._here)
-        tally = self._sum(self._here)
-        for line in () if tally is None else tally.lines():
+        sum_usage = self._sum(self._here)
+        for line in () if sum_usage is None else sum_usage.lines():
             self.notice(line)
         return merged
 
@@ -619,7 +621,7 @@ def staged(
     job = Job(bundle, believed, out, sign, None if scratch is None else Path(scratch).absolute())
     lines: list[str] = []
     fleet = Fleet(environment, job, comm, notice=lines.append, inform=lambda _: None if notice is None else notice(_))
-    late = fleet.united(too_late(LayerSet(environment).expendable(), environment.temporary))
+    late = fleet.united(too_late(LayerSet(environment).clearable(), environment.temporary))
     if late:
         told = "; ".join(f"{name}: {why}" for name, why in late.items())
         message = f"too late to stage; enter the block before these are used: {told}"

@@ -64,7 +64,7 @@ class NodeRoot:
             remove_leftovers(environment, made.notes.append, (parent,))
             made.root = make_scratch_in(parent, environment, "cachectl-stage-")
             probe_room(made.root, _ROOM)
-            layers = LayerSet(environment).expendable()
+            layers = LayerSet(environment).clearable()
             link_user_cache(environment, layers, made.root)
             made.variables = variables_isolated(layers, made.root)
         except NotPrivate as error:
@@ -190,7 +190,7 @@ def _quietly(action: Callable[[], object]) -> None:
 def names_in(stack: LayerSet) -> set[Name]:
     """Name every entry that a rerun refills; what cannot be listed has none."""
     names: set[Name] = set()
-    for layer in stack.expendable():
+    for layer in stack.clearable():
         try:
             found = list(listed((layer,), ALL, lambda _: None))
         except FAILURES:

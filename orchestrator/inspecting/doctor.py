@@ -22,7 +22,7 @@ from cachectl.inspecting.verify import failure, findings
 from cachectl.layers.base.as_json import AsJson
 from cachectl.layers.base.environment import user_name
 from cachectl.layers.base.errors import FAILURES, LayerError
-from cachectl.layers.base.facts import Ability, Census, Condition, Finding, Hazard, Quarantined, Root, Scope, Severity
+from cachectl.layers.base.facts import Ability, Condition, Finding, Hazard, Quarantined, Root, Scope, Severity, Usage
 from cachectl.layers.disk.room import Room, room_at
 from cachectl.layers.disk.trust import open_to_others
 from cachectl.layers.host.launcher import RANKS, number_of
@@ -163,24 +163,24 @@ def _may_exist(root: Root) -> bool:
 
 
 def _of_root(layer: Layer, root: Root, *, first: bool) -> Iterator[tuple[Identity, Finding]]:
-    census: Census | None = None
+    usage: Usage | None = None
     try:
-        census = layer.census(root)
+        usage = layer.usage(root)
     except FAILURES as error:
         yield _own(failure(layer, root.path, error))
     else:
         # The search for damage may meet no error where this has met one.
-        yield from (_own(layer.store.told(root, one)) for one in census.problems if one.code == "unreadable")
+        yield from (_own(layer.store.to_finding(root, one)) for one in usage.problems if one.code == "unreadable")
     # A fallback that holds nothing, the temporary folder for instance, is not in use.
-    if first or census is None or census.entries or census.files or census.orphan_files:
+    if first or usage is None or usage.entries or usage.files or usage.orphan_files:
         try:
             if hasattr(os, "geteuid"):
                 yield from _of_writers(layer, root)
         except FAILURES as error:
             yield _own(failure(layer, root.path, error))
-        yield from _of_surroundings(layer, root, reachable=first and census is not None)
-    if census is not None and layer.abilities()[Ability.CLEAR] is None:
-        yield from map(_own, _of_content(layer, root, census))
+        yield from _of_surroundings(layer, root, reachable=first and usage is not None)
+    if usage is not None and layer.abilities()[Ability.CLEAR] is None:
+        yield from map(_own, _of_content(layer, root, usage))
 
 
 # ---------------------------------------------------------------------- where there is no room
@@ -210,17 +210,19 @@ def _device(path: Path) -> int:
 def _shortage(room: Room) -> tuple[Severity, str] | None:
     """Return how grave the lack of room is, and what is lacking; ``None`` where there is enough, or that is unknown."""
     parts = ((room.bytes, "bytes"), (room.files, "files"))
-    lacking: list[tuple[Severity, str]] = []
+    required_roots: list[tuple[Severity, str]] = []
     for (free, unit), full, nearly in zip(parts, _FULL, _NEARLY_FULL, strict=True):
         if free is not None and free < nearly:
             severity = Severity.FAILS if free < full else Severity.RISKS
-            lacking.append((severity, f"{room.source} has room for {free:,} more {unit}"))
-    if not lacking:
+            required_roots.append((severity, f"{room.source} has room for {free:,} more {unit}"))
+    if not required_roots:
         return None
-    return min(lacking, key=lambda one: _WORST_FIRST.index(one[0]))[0], " and ".join(text for _, text in lacking)
+    return min(required_roots, key=lambda one: _WORST_FIRST.index(one[0]))[0], " and ".join(
+        text for _, text in required_roots
+    )
 
 
-def _full(held: Iterable[tuple[Layer, Root]], severity: Severity, lacking: str) -> Finding:
+def _full(held: Iterable[tuple[Layer, Root]], severity: Severity, required_roots: str) -> Finding:
     """Name what holds most of a full file system among the layers that ``purge --all`` clears."""
     sizes: dict[str, int] = {}
     roots: dict[str, Root] = {}
@@ -228,32 +230,32 @@ def _full(held: Iterable[tuple[Layer, Root]], severity: Severity, lacking: str) 
         roots.setdefault(layer.name, root)
         with suppress(*FAILURES):
             if not layer.precious and layer.abilities()[Ability.CLEAR] is None:
-                census = layer.census(root)
-                sizes[layer.name] = sizes.get(layer.name, 0) + (census.bytes or 0) + (census.orphan_bytes or 0)
+                usage = layer.usage(root)
+                sizes[layer.name] = sizes.get(layer.name, 0) + (usage.bytes or 0) + (usage.orphan_bytes or 0)
     largest = max(sizes, key=lambda name: sizes[name], default=next(iter(roots)))
     if sizes.get(largest):
-        lacking += f"; {largest} holds most of what can be cleared there, {sizes[largest]:,} bytes"
+        required_roots += f"; {largest} holds most of what can be cleared there, {sizes[largest]:,} bytes"
         fix = f"cachectl purge {largest}"
     else:
-        lacking += "; no layer holds anything there that can be cleared"
+        required_roots += "; no layer holds anything there that can be cleared"
         fix = "remove other files there"
-    return Finding(largest, roots[largest].path, None, severity, "full", lacking, fix)
+    return Finding(largest, roots[largest].path, None, severity, "full", required_roots, fix)
 
 
 # ---------------------------------------------------------------------- what is stale, what has leaked
 
 
-def _of_content(layer: Layer, root: Root, census: Census) -> Iterator[Finding]:
+def _of_content(layer: Layer, root: Root, usage: Usage) -> Iterator[Finding]:
     fix = f"cachectl prune --stale {layer.name}"
-    if census.stale_entries:
-        amount = _counted(census.stale_entries, "stale entry", "stale entries")
-        message = f"{amount} of {census.stale_bytes or 0:,} bytes, which nothing that starts here can hit"
+    if usage.stale_entries:
+        amount = _counted(usage.stale_entries, "stale entry", "stale entries")
+        message = f"{amount} of {usage.stale_bytes or 0:,} bytes, which nothing that starts here can hit"
         yield Finding(layer.name, root.path, None, Severity.WASTES, "stale", message, fix)
-    if census.orphan_files:
-        orphan_bytes = census.orphan_bytes or 0
-        harm = orphan_bytes or census.orphan_files >= _MANY_FILES
+    if usage.orphan_files:
+        orphan_bytes = usage.orphan_bytes or 0
+        harm = orphan_bytes or usage.orphan_files >= _MANY_FILES
         severity = Severity.WASTES if harm else Severity.HARMLESS
-        amount = _counted(census.orphan_files, "leaked file", "leaked files")
+        amount = _counted(usage.orphan_files, "leaked file", "leaked files")
         message = f"{amount} of {orphan_bytes:,} bytes, which nothing reads"
         yield Finding(layer.name, root.path, None, severity, "leaked", message, fix)
 

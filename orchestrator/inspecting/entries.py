@@ -87,7 +87,7 @@ def _listed_root(
     layer: Layer, root: Root, selection: Selection, notice: Callable[[Trouble], None], *, contents: bool
 ) -> Iterator[Entry]:
     try:
-        for found in layer.store.searched(root, selection) if contents else layer.scan(root, contents=False):
+        for found in layer.store.find(root, selection) if contents else layer.scan(root, contents=False):
             if isinstance(found, Problem):
                 notice(Trouble(layer.name, found.path, found.code, found.message, failed=found.hides))
             elif isinstance(found, Entry) and selection.matches(found):

@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, ClassVar
 
 from cachectl.layers.base.as_json import AsJson
 from cachectl.layers.base.errors import FAILURES, reason_of
-from cachectl.layers.base.facts import Census, Condition, Orphan, Problem, Root, Scope, State
+from cachectl.layers.base.facts import Condition, Orphan, Problem, Root, Scope, State, Usage
 from cachectl.layers.base.lazy import dataclass
 from cachectl.layers.base.registry import Broken
-from cachectl.layers.base.store import uncounted
+from cachectl.layers.base.store import unknown_usage
 from cachectl.layers.disk.copies import copies_left, temporary_left
 
 if TYPE_CHECKING:
-    from cachectl.inspecting.neighbours import Neighbour
     from cachectl.layer_set import LayerSet
     from cachectl.layers.base.layer import Layer
+    from cachectl.layers.host.neighbours import Neighbour
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,10 +30,10 @@ class RootReport:
 
     root: Root
     exists: bool
-    census: Census
+    usage: Usage
     link_to: Path | None = None
     nodes: tuple[str, ...] | None = None
-    as_json: ClassVar = AsJson(flat=("root", "census"), optional=("nodes",))
+    as_json: ClassVar = AsJson(flat=("root", "usage"), optional=("nodes",))
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,39 +54,39 @@ class LayerReport:
     @property
     def complete(self) -> bool:
         """Return whether everything in every root could be counted; if not, the sums are lower bounds."""
-        return not self.failures and all(root.census.complete for root in self.roots)
+        return not self.failures and all(root.usage.complete for root in self.roots)
 
     @property
     def entries(self) -> int | None:
         """Count the entries of all roots; ``None`` where nothing could be counted."""
-        return _sum((root.census.entries for root in self.roots), complete=self.complete)
+        return _sum((root.usage.entries for root in self.roots), complete=self.complete)
 
     @property
     def files(self) -> int | None:
         """Count the files of all roots, orphans included; ``None`` where nothing could be counted."""
-        counts = ((root.census.files, root.census.orphan_files) for root in self.roots)
+        counts = ((root.usage.files, root.usage.orphan_files) for root in self.roots)
         return _sum((count for pair in counts for count in pair), complete=self.complete)
 
     @property
     def bytes(self) -> int | None:
         """Sum the bytes of all roots, orphans included; ``None`` where nothing could be measured."""
-        sizes = ((root.census.bytes, root.census.orphan_bytes) for root in self.roots)
+        sizes = ((root.usage.bytes, root.usage.orphan_bytes) for root in self.roots)
         return _sum((size for pair in sizes for size in pair), complete=self.complete)
 
     @property
     def stale_entries(self) -> int | None:
         """Count dead entries; ``None`` where the layer cannot tell."""
-        return _known_sum(root.census.stale_entries for root in self.roots)
+        return _known_sum(root.usage.stale_entries for root in self.roots)
 
     @property
     def stale_bytes(self) -> int | None:
         """Sum the bytes of dead entries; ``None`` where the layer cannot tell."""
-        return _known_sum(root.census.stale_bytes for root in self.roots)
+        return _known_sum(root.usage.stale_bytes for root in self.roots)
 
     @property
     def problems(self) -> tuple[Problem, ...]:
         """Return the problems of all roots."""
-        return tuple(problem for root in self.roots for problem in root.census.problems)
+        return tuple(problem for root in self.roots for problem in root.usage.problems)
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,13 +178,13 @@ def _layer_report(layer: Layer, within: Callable[[Layer, Root], bool]) -> LayerR
 
 def _root_report(layer: Layer, root: Root) -> RootReport:
     try:
-        return RootReport(root, root.exists, layer.census(root), _link_to(root.path))
+        return RootReport(root, root.exists, layer.usage(root), _link_to(root.path))
     except FAILURES as error:
         # An unreadable root exists.
         return RootReport(
             root,
             exists=True,
-            census=uncounted(Problem(root.path, "unreadable", reason_of(error))),
+            usage=unknown_usage(Problem(root.path, "unreadable", reason_of(error))),
             link_to=_link_to(root.path),
         )
 

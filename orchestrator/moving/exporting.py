@@ -33,19 +33,7 @@ if TYPE_CHECKING:
     from cachectl.layers.base.layer import Layer
 
 _CHUNK: Final = 1 << 20
-#: Layers whose entries need not be opened to be told apart.
-_TOLD_BY_NAMES: Final = frozenset({"loopy", "pyopencl-invoker", "pytools", "pyopencl", "pocl"})
 _VANISHED: Final = "vanished meanwhile"
-_SOURCE: Final = "source text of your kernels"
-#: What the entries of a layer give away.
-_TELLING: Final[Mapping[str, str]] = {
-    "loopy": _SOURCE,
-    "pyopencl-invoker": _SOURCE,
-    "pytools": "whatever the programs keep in their dictionaries",
-    "pyopencl": f"{_SOURCE}, paths of included headers",
-    "pocl": "paths of your home, in bitcode",
-    "cuda": f"{_SOURCE}, in keys",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +166,7 @@ def export(
     demand_writable(file)
     _demand_outputs(stack, file, sign, force=force)
     named = tuple(dict.fromkeys(layers))
-    chosen = stack.named(named) if named else stack.expendable()
+    chosen = stack.named(named) if named else stack.clearable()
     with unseen(stack.environment) as spool, unseen(stack.environment) as packed:
         gathered = _Gathered(Members(spool))
         for layer in _in_order(chosen):
@@ -196,7 +184,7 @@ def export(
             entries=len(items),
             bytes=sum(item.bytes for item in items),
             fingerprint=prints.get(name, {}),
-            sensitive=_TELLING.get(name) if items else None,
+            sensitive=stack[name].reveals if items else None,
             exposed=exposed.get(name, ()),
             skipped=tuple(gathered.skipped.get(name, ())),
             failed=tuple(gathered.failed.get(name, ())),
@@ -218,7 +206,7 @@ def _demand_outputs(stack: LayerSet, file: str, sign: str | None, *, force: bool
 
 def pack(stack: LayerSet, packed: BinaryIO, keys: Collection[tuple[str, str]]) -> None:
     """Write the entries of these layers and keys into an open file, as a bundle; what cannot be read is left out."""
-    chosen = tuple(layer for layer in stack.expendable() if layer.abilities()[Ability.GET] is None)
+    chosen = tuple(layer for layer in stack.clearable() if layer.abilities()[Ability.GET] is None)
     with unseen(stack.environment) as spool:
         gathered = _Gathered(Members(spool))
         for layer in _in_order(chosen):
@@ -243,7 +231,9 @@ def _packed(
 ) -> tuple[dict[str, tuple[Item, ...]], dict[str, dict[str, str | None]], dict[str, tuple[Path, ...]]]:
     """Write what was gathered; return the items, the fingerprint and the exposed folders of each layer."""
     parts = {layer.name: tuple(item for item in gathered.items if item.layer == layer.name) for layer in chosen}
-    prints = {name: fingerprint(name, stack.environment, items) for name, items in parts.items() if items}
+    prints = {
+        name: fingerprint(stack.portability(name), stack.environment, items) for name, items in parts.items() if items
+    }
     exposed = {layer.name: _exposed(layer) for layer in chosen if parts[layer.name]}
     manifest = Manifest(
         tuple(gathered.items), prints, tuple(name for name, folders in exposed.items() if folders), made
@@ -281,8 +271,9 @@ def _gather(layer: Layer, selection: Selection, gathered: _Gathered, *, named: b
         notes = gathered.failed if trouble.failed else gathered.skipped
         notes.setdefault(trouble.layer, []).append(Note(where, trouble.message))
 
-    # Looked into only where that tells what they were compiled for.
-    contents = selection.needs_contents or layer.name not in _TOLD_BY_NAMES
+    # Entries are opened only if that is needed to learn what they were compiled for.
+    portability = layer.portability
+    contents = selection.needs_contents or portability is None or not portability.named
     found = listed((layer,), selection, notice, contents=contents)
     # What merely shares a root is another program's.
     own = (entry for entry in found if entry.guest is None or selection.key is not None)

@@ -22,9 +22,10 @@ from cachectl.layers.base.as_json import AsJson, total
 from cachectl.layers.base.errors import FAILURES, BadRequest, EntryExists, LayerError, Unsettled, printable, reason_of
 from cachectl.layers.base.facts import Ability, Artifact, Entry, Note
 from cachectl.layers.base.limits import LARGEST_BUNDLE, SPARED_ROOM
+from cachectl.layers.base.parts import Outlook
 from cachectl.layers.base.selection import moment_text
 from cachectl.moving.bundle import MAGIC, BadBundle, Item, Manifest, Reader, artifact_of, in_batches
-from cachectl.moving.portability import Difference, Outlook, differences, fingerprint, outlook
+from cachectl.moving.portability import Difference, differences, fingerprint, outlook
 from cachectl.moving.signing import Untrusted, signer
 from cachectl.moving.transfer import opened, signature_of, without_secrets
 from cachectl.switching.isolated import scratch_folder
@@ -163,7 +164,9 @@ def import_copy(stack: LayerSet, copy: BinaryIO, file: str, trust: Trust, *, dry
     contents = Reader(copy, checked.bytes, known=checked.manifest).contents()
     for batch in in_batches(contents, lambda pair: pair[0].layer, lambda pair: pair[0].bytes):
         done.take(batch)
-    return Import(without_secrets(file), checked.sha256, checked.trusted, dry_run, done.told(), checked.manifest.made)
+    return Import(
+        without_secrets(file), checked.sha256, checked.trusted, dry_run, done.to_finding(), checked.manifest.made
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,38 +276,39 @@ class _Placing:
         self._outlooks: dict[tuple[object, ...], Outlook] = {}
         self._tallies = {name: _Tally() for name in manifest.fingerprints}
         self._differing = {
-            name: differences(name, there, fingerprint(name, stack.environment))
+            name: differences(stack.portability(name), there, fingerprint(stack.portability(name), stack.environment))
             for name, there in manifest.fingerprints.items()
         }
 
     def take(self, batch: list[tuple[Item, bytes]]) -> None:
         """Do with entries of one layer what there is to do."""
         name = batch[0][0].layer
-        tally = self._tallies[name]
+        sum_usage = self._tallies[name]
         wanted: list[tuple[Item, Artifact]] = []
         for item, data in batch:
             seen = self._outlook(item)
             if name not in self._stack:
-                tally.failed.append(Note(item.key, "no layer of this name is here"))
+                sum_usage.failed.append(Note(item.key, "no layer of this name is here"))
             elif seen.hits is False:
-                tally.cannot_hit += 1
-                tally.foreseen[seen] += 1
+                sum_usage.cannot_hit += 1
+                sum_usage.foreseen[seen] += 1
             else:
                 wanted.append((item, artifact_of(item, data)))
         if wanted:
             done = self._done(self._stack[name], [artifact for _, artifact in wanted])
             for (item, _), one in zip(wanted, done, strict=True):
-                self._count(tally, item, one)
+                self._count(sum_usage, item, one)
             if self._dry_run:
                 new = [pair for pair, one in zip(wanted, done, strict=True) if one is True]
-                tally.entries += _described(self._stack, self._stack[name], new)
+                sum_usage.entries += _described(self._stack, self._stack[name], new)
 
     def _outlook(self, item: Item) -> Outlook:
         """Judge an entry as the last one of the same versions: most are, and asking what is installed takes long."""
         known = (item.layer, item.device, *sorted(item.versions.items()))
         if known not in self._outlooks:
-            there = self._manifest.fingerprints[item.layer]
-            self._outlooks[known] = outlook(item, there, self._stack.environment, self._differing[item.layer])
+            there, portability = self._manifest.fingerprints[item.layer], self._stack.portability(item.layer)
+            differing = self._differing[item.layer]
+            self._outlooks[known] = outlook(portability, item, there, self._stack.environment, differing)
         return self._outlooks[known]
 
     def _done(self, layer: Layer, wanted: list[Artifact]) -> list[bool | LayerError | OSError]:
@@ -314,39 +318,39 @@ class _Placing:
             # The layer as a whole.
             return [error for _ in wanted]
 
-    def _count(self, tally: _Tally, item: Item, done: bool | LayerError | OSError) -> None:
+    def _count(self, sum_usage: _Tally, item: Item, done: bool | LayerError | OSError) -> None:
         """Count what was done with an entry; only of one that is here now is its outlook anybody's concern."""
         if isinstance(done, EntryExists):
-            tally.kept.append(Note(item.key, "a different entry, or a damaged one, is here, and stays"))
+            sum_usage.kept.append(Note(item.key, "a different entry, or a damaged one, is here, and stays"))
             return
         if isinstance(done, (LayerError, OSError)):
-            tally.failed.append(Note(item.key, reason_of(done)))
+            sum_usage.failed.append(Note(item.key, reason_of(done)))
             if not isinstance(done, Unsettled):
                 return
-        tally.foreseen[self._outlook(item)] += 1
+        sum_usage.foreseen[self._outlook(item)] += 1
         if not done:
-            tally.there += 1
+            sum_usage.there += 1
             return
-        tally.placed += 1
-        tally.bytes += item.bytes
+        sum_usage.placed += 1
+        sum_usage.bytes += item.bytes
 
-    def told(self) -> tuple[ImportedLayer, ...]:
+    def to_finding(self) -> tuple[ImportedLayer, ...]:
         """Return what was done, layer by layer."""
         return tuple(
             ImportedLayer(
                 layer=name,
-                placed=tally.placed,
-                bytes=tally.bytes,
-                there=tally.there,
-                cannot_hit=tally.cannot_hit,
-                kept=tuple(tally.kept),
-                failed=tuple(tally.failed),
-                entries=tuple(tally.entries) if self._dry_run else None,
-                foreseen=tuple(Foreseen(seen, entries) for seen, entries in tally.foreseen.items()),
+                placed=sum_usage.placed,
+                bytes=sum_usage.bytes,
+                there=sum_usage.there,
+                cannot_hit=sum_usage.cannot_hit,
+                kept=tuple(sum_usage.kept),
+                failed=tuple(sum_usage.failed),
+                entries=tuple(sum_usage.entries) if self._dry_run else None,
+                foreseen=tuple(Foreseen(seen, entries) for seen, entries in sum_usage.foreseen.items()),
                 differences=self._differing[name],
                 exposed=name in self._manifest.exposed,
             )
-            for name, tally in self._tallies.items()
+            for name, sum_usage in self._tallies.items()
         )
 
 

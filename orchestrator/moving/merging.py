@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from itertools import chain, groupby, islice
 from typing import TYPE_CHECKING, BinaryIO, Final
 
+from cachectl.layer_set import LayerSet
 from cachectl.moving.bundle import Item, Manifest, Reader, sort_key, write_bundle
 from cachectl.moving.exporting import place_bundle, time_of_signing, unseen
 from cachectl.moving.portability import combined, described
@@ -43,8 +44,9 @@ class Merged:
 
 @dataclass
 class _Union:
-    """What is taken, as far as manifests have been looked at: of each key the item of the first part that has it."""
+    """What is taken from the manifests read so far: of each key, the item of the first part that has it."""
 
+    layers: LayerSet
     items: dict[tuple[str, str], Item] = field(default_factory=dict)
     prints: dict[str, Mapping[str, str | None]] = field(default_factory=dict)
     exposed: set[str] = field(default_factory=set)
@@ -60,7 +62,7 @@ class _Union:
         self.exposed.update(fitting.intersection(manifest.exposed))
 
     def _fits(self, layer: str, told: Mapping[str, str | None]) -> bool:
-        both = combined(layer, self.prints.get(layer, told), told)
+        both = combined(self.layers.portability(layer), self.prints.get(layer, told), told)
         if both is not None:
             self.prints[layer] = both
         return both is not None
@@ -69,7 +71,9 @@ class _Union:
         """Return the manifest of all that was taken."""
         items = tuple(sorted(self.items.values(), key=sort_key))
         layers = {name: tuple(each) for name, each in groupby(items, key=lambda item: item.layer)}
-        prints = {name: described(name, self.prints[name], each) for name, each in layers.items()}
+        prints = {
+            name: described(self.layers.portability(name), self.prints[name], each) for name, each in layers.items()
+        }
         return Manifest(items, prints, tuple(name for name in prints if name in self.exposed), made)
 
     def contents(self, readers: Iterable[Reader]) -> Iterator[bytes]:
@@ -97,14 +101,15 @@ def merge_bundles(
     and what its decompressor takes. Raises :class:`BadBundle` for a part that is damaged, :class:`OSError` where
     nothing can be written.
     """
+    stack = LayerSet(environment)
     rest = iter(parts)
     left = _Left()
     made = None if sign is None else time_of_signing(environment)
-    whole, first, entries = _joined(environment, islice(rest, _SIDE_BY_SIDE), left, made)
+    whole, first, entries = _joined(stack, islice(rest, _SIDE_BY_SIDE), left, made)
     before = first if base else 0
     for part in rest:
         few = chain((whole, part), islice(rest, _SIDE_BY_SIDE - 1))
-        whole, _, entries = _joined(environment, few, left, made)
+        whole, _, entries = _joined(stack, few, left, made)
     with whole:
         size, digest, signature = place_bundle(whole, file, sign)
     return Merged(
@@ -119,21 +124,19 @@ def merge_bundles(
     )
 
 
-def _joined(
-    environment: Environment, parts: Iterable[BinaryIO], left: _Left, made: int | None
-) -> tuple[BinaryIO, int, int]:
+def _joined(stack: LayerSet, parts: Iterable[BinaryIO], left: _Left, made: int | None) -> tuple[BinaryIO, int, int]:
     """Write what a few parts hold together into a file without a name.
 
     Return it, how many entries the first part has, and how many all together.
     """
-    with ExitStack() as stack:
+    with ExitStack() as closing:
         # Closed however this ends: one that is damaged keeps none of the others open.
-        opened = [stack.enter_context(part) for part in parts]
+        opened = [closing.enter_context(part) for part in parts]
         readers = [_reader(part) for part in opened]
-        union = _Union()
+        union = _Union(stack)
         for reader in readers:
             union.take(reader.manifest, left)
-        whole = unseen(environment)
+        whole = unseen(stack.environment)
         try:
             write_bundle(whole, union.manifest(made), union.contents(readers))
         except BaseException:

@@ -158,7 +158,7 @@ def _saved(off: Setting, warm: Setting, entries: Mapping[str, int]) -> Saved:
 def _versions(stack: LayerSet) -> dict[str, str]:
     """Return what is installed beside cachectl, which is where most commands run too."""
     environment = stack.environment
-    found = {name: environment.installed(name) for name in ("loopy", "pytools", "pyopencl", "pocl-binary-distribution")}
+    found = {name: environment.installed(name) for layer in stack for name in layer.distributions}
     return {
         "python": ".".join(environment.python.split(".")[:3]),
         **{name: version for name, version in found.items() if version is not None},
@@ -312,7 +312,7 @@ class _Work:
         stack = self._moved(root)
         report = survey(stack, stack.named(layer.name for layer in self.layers))
         return {
-            layer.layer: sum(one.census.entries or 0 for one in layer.roots if root in one.root.path.parents)
+            layer.layer: sum(one.usage.entries or 0 for one in layer.roots if root in one.root.path.parents)
             for layer in report.layers
             if layer.scope is Scope.USER
         }

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,9 +19,6 @@ _PROC: Final = Path("/proc")
 _START_OF_STACK: Final = 25
 #: Who uses a library of ours lives longer than this: importing it alone takes three times as long.
 _SECONDS_BETWEEN: Final = 0.05
-#: What a process has mapped or opened, by the cache it uses.
-_MAPPED: Final = {"pyopencl": b"/pyopencl/_cl.", "pocl": b"/libpocl"}
-_OPENED: Final = {"pytools": "/pdict-v5-"}
 
 
 @dataclass
@@ -39,10 +36,23 @@ class Descendant:
 
 
 class Descendants:
-    """Those of this process: :meth:`look` notes what is there at the moment."""
+    """The descendants of this process: :meth:`look` notes those that live at the moment.
 
-    def __init__(self, watched: Path, *, processes: Path = _PROC) -> None:
+    ``watched`` is the folder of the events. ``mapped`` and ``opened`` are parts of paths of files that a process has
+    mapped or opened if it uses a cache, with the names of the layers.
+    """
+
+    def __init__(
+        self,
+        watched: Path,
+        mapped: Iterable[tuple[str, str]] = (),
+        opened: Iterable[tuple[str, str]] = (),
+        *,
+        processes: Path = _PROC,
+    ) -> None:
         self._watched = watched
+        self._mapped = [(part.encode(), layer) for part, layer in mapped]
+        self._opened = tuple(opened)
         self._processes = processes
         #: By number and stack: a process may go over to another program.
         self._seen: dict[tuple[int, int], Descendant] = {}
@@ -59,7 +69,7 @@ class Descendants:
                     self._note(pid, parent)
 
     def unwatched(self) -> tuple[Descendant, ...]:
-        """Return those that have used a cache, and told nothing themselves."""
+        """Return those that have used a cache and were not watched."""
         return tuple(one for one in self._seen.values() if one.uses and not self._told_of(one))
 
     def _children(self, parent: int) -> Iterator[int]:
@@ -92,12 +102,12 @@ class Descendants:
 
     def _uses(self, pid: int) -> set[str]:
         maps = (self._processes / str(pid) / "maps").read_bytes()
-        uses = {name for name, part in _MAPPED.items() if part in maps}
+        uses = {layer for part, layer in self._mapped if part in maps}
         folder = self._processes / str(pid) / "fd"
         for number in os.listdir(folder):
             with suppress(OSError):
-                opened = os.readlink(folder / number)
-                uses |= {name for name, part in _OPENED.items() if part in opened}
+                path = os.readlink(folder / number)
+                uses |= {layer for part, layer in self._opened if part in path}
         return uses
 
 

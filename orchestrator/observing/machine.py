@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 from cachectl.layers.base.environment import Environment
 from cachectl.layers.host.drivers import opencl_drivers
+from cachectl.layers.host.hardware import nvidia_gpus, processor
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,15 +35,10 @@ class Machine:
 
 def machine(environment: Environment) -> Machine:
     """Describe this machine; what it has is read from ``environment.processes`` (``/proc``)."""
-    proc = environment.processes
     return Machine(
-        cpu=next(_fields(proc / "cpuinfo", "model name"), None) or platform.processor() or None,
+        cpu=processor(environment)[0] or platform.processor() or None,
         cpus=_usable(),
-        gpus=tuple(
-            model
-            for file in sorted((proc / "driver" / "nvidia" / "gpus").glob("*/information"))
-            for model in _fields(file, "Model")
-        ),
+        gpus=nvidia_gpus(environment),
         system=f"{platform.system()} {platform.release()}",
         drivers=opencl_drivers(environment),
     )
@@ -54,15 +48,3 @@ def _usable() -> int | None:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count()
-
-
-def _fields(file: Path, name: str) -> Iterator[str]:
-    """Yield the values of ``name: value`` lines."""
-    try:
-        lines = file.read_text(errors="replace").splitlines()
-    except OSError:
-        return
-    for line in lines:
-        key, colon, value = line.partition(":")
-        if colon and key.strip() == name:
-            yield " ".join(value.split())

@@ -377,7 +377,7 @@ def _means(places: Iterable[_Place]) -> tuple[str, ...]:
 def _claims(layer: Layer, root: Root, parts: tuple[str, ...]) -> bool | None:
     """Ask a layer for a path; one that fails to answer is taken for one that does not say."""
     try:
-        return layer.store.claims(root, parts)
+        return layer.store.owns(root, parts)
     except FAILURES:
         return None
 

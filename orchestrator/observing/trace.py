@@ -1,22 +1,22 @@
 """Which cache served a run: hits, misses and stores of a command and its children, layer by layer.
 
-Inside Python the libraries are watched (:mod:`cachectl.observing.observer`), and PoCL reports by its own messages:
-these numbers are exact, whatever other programs do on the same caches. Where there is no Python, the marks of a layer
-are compared: entries that have appeared, and times of use. A process that used a cache and could not be watched is
-named (:mod:`cachectl.observing.descendants`), and the numbers of the others are then a lower bound.
+Each layer says how its lookups are observed (:class:`cachectl.layers.base.parts.Lookups`). Libraries in Python are
+watched, and drivers that report while they build are listened to (:mod:`cachectl.observing.observer`): these numbers
+are exact, whatever other programs do on the same caches. Otherwise the entries before and after the run are compared:
+those that have appeared, and times of use. A process that used a cache and could not be watched is named
+(:mod:`cachectl.observing.descendants`), and the numbers of the others are then a lower bound.
 """
 
 from __future__ import annotations
 
-import hashlib
+import json
 import os
-import re
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
@@ -24,11 +24,9 @@ from cachectl.layers.base.as_json import AsJson
 from cachectl.layers.base.environment import process_variable, set_process_variable
 from cachectl.layers.base.errors import FAILURES, BadRequest
 from cachectl.layers.base.facts import Entry, Scope
-from cachectl.layers.disk.plain import read_plain
-from cachectl.layers.neo import NeoCompilerCache
-from cachectl.layers.pytools import PytoolsDictionaries
+from cachectl.layers.base.parts import Lookups
 from cachectl.observing.descendants import Descendants, looked_after
-from cachectl.observing.observer import POCL, Messages
+from cachectl.observing.observer import TABLE
 from cachectl.observing.trace_events import messages_after, read_events
 
 if TYPE_CHECKING:
@@ -39,6 +37,8 @@ if TYPE_CHECKING:
 EXACT: Final = "exact"
 INFERRED: Final = "inferred"
 NONE: Final = "none"
+#: Events that are counted as they are.
+_COUNTED: Final = frozenset({"hit", "miss", "store"})
 _FOLDER: Final = "CACHECTL_TRACE"
 _SITE: Final = """
 import os, sys
@@ -46,7 +46,7 @@ import os, sys
 def observe():
     try:
         import cachectl_observer
-        cachectl_observer.observe(os.environ["CACHECTL_TRACE"])
+        cachectl_observer.observe(os.environ["CACHECTL_TRACE"], os.path.dirname(cachectl_observer.__file__))
     except Exception:
         pass
 
@@ -82,7 +82,7 @@ class LayerTrace:
 class KernelTrace:
     """One build: its kernels, the layer that served it, whether it was compiled, and the seconds it took.
 
-    Where neither is known, as with a driver that tells nothing, both are ``None``.
+    ``served_by`` and ``compiled`` are ``None`` if they are unknown, as with a driver that does not report.
     """
 
     kernels: tuple[str, ...]
@@ -121,7 +121,7 @@ class Trace:
     misses: tuple[Miss, ...] | None = None
     #: Commands that used a cache and could not be watched, with the layers they used.
     unwatched: tuple[Unwatched, ...] = ()
-    #: What C code of the run printed to its error stream meanwhile, PoCL's own messages apart.
+    #: Output of C code of the run on its error stream in a build that did not end, without the drivers' own messages.
     passed_on: bytes = b""
     as_json: ClassVar = AsJson("cachectl/trace/1", hidden=("passed_on",), optional=("kernels", "misses"))
 
@@ -178,21 +178,52 @@ class Tracer:
     def __init__(self, stack: LayerSet, folder: Path, *, explain: bool = False) -> None:
         self._stack = stack
         self._folder = folder
-        self._before = {layer.name: _marks(layer) for layer in stack}
-        self._counted = {layer.name: _counters(layer) for layer in stack}
+        self._lookups = {layer.name: part for layer in stack if (part := layer.lookups) is not None}
+        self._before = {layer.name: self._marks(layer) for layer in stack}
+        self._counted = {name: part.counters() for name, part in self._lookups.items()}
         self._known = list(_entries(stack)) if explain else []
         self._explain = explain
         self._started = time.time()
-        (folder / "site").mkdir()
+        self.site.mkdir()
         (folder / "events").mkdir()
-        self._descendants = Descendants(folder / "events")
+        self._descendants = Descendants(
+            folder / "events",
+            ((sign, name) for name, part in self._lookups.items() for sign in part.mapped),
+            ((sign, name) for name, part in self._lookups.items() for sign in part.opened),
+        )
         observer = Path(__file__).with_name("observer.py")
-        (folder / "site" / "cachectl_observer.py").write_bytes(observer.read_bytes())
-        (folder / "site" / "sitecustomize.py").write_text(_SITE)
+        (self.site / "cachectl_observer.py").write_bytes(observer.read_bytes())
+        (self.site / "sitecustomize.py").write_text(_SITE)
+        (self.site / TABLE).write_text(json.dumps(self._table()))
+
+    def _table(self) -> dict[str, object]:
+        """Copy the layers' files into the site folder, and return what the observer does with them."""
+        copies: dict[Path, str] = {}
+
+        def copied(file: Path) -> str:
+            if file not in copies:
+                copies[file] = f"cachectl_watch_{len(copies)}.py"
+                (self.site / copies[file]).write_bytes(file.read_bytes())
+            return copies[file]
+
+        parts = self._lookups.items()
+        watchers = {(module, copied(file)) for _, part in parts for module, file in part.watchers.items()}
+        return {
+            "calls": [{"layer": name, **asdict(call)} for name, part in parts for call in part.calls],
+            "watchers": sorted(watchers),
+            "listeners": {
+                platform: (name, copied(file)) for name, part in parts for platform, file in part.listeners.items()
+            },
+        }
+
+    @property
+    def site(self) -> Path:
+        """The folder of modules that each Python of the run finds first."""
+        return self._folder / "site"
 
     @property
     def events_folder(self) -> Path:
-        """Where the processes of the run note what they do."""
+        """The folder in which the processes of the run note their events."""
         return self._folder / "events"
 
     @contextmanager
@@ -202,11 +233,10 @@ class Tracer:
             yield
 
     def variables(self, environment: Environment) -> dict[str, str]:
-        """Return what a child must be told to be watched, and its children with it, beside a trace it is part of."""
-        put = {_FOLDER: self.events_folder, "PYTHONPATH": self._folder / "site"}
+        """Return the variables with which a child and its children are watched, by a trace around this one too."""
+        put = {_FOLDER: self.events_folder, "PYTHONPATH": self.site}
         joined = {name: os.pathsep.join(filter(None, [str(path), environment.get(name)])) for name, path in put.items()}
-        # Intel's driver then counts; nothing else changes, its keys least of all.
-        return {**joined, "NEO_CACHE_STATS": "1"}
+        return joined | {name: value for part in self._lookups.values() for name, value in part.variables.items()}
 
     def ended(self, command: Sequence[str], status: int | None, wall: float) -> Trace:
         """Say what the run did."""
@@ -222,63 +252,82 @@ class Tracer:
             tuple(_kernels(events)),
             tuple(self._misses(events)) if self._explain else None,
             unwatched,
-            # C code printed this in a build in which its process ended, and could not pass it on itself.
-            b"".join(Messages(text).others for text in messages_after(self.events_folder, events)),
+            # The process ended in the build, and so did not pass it on itself.
+            b"".join(map(self._other_output, messages_after(self.events_folder, events))),
         )
 
     def _unwatched(self) -> tuple[Unwatched, ...]:
         found: dict[str, set[str]] = {}
         for one in self._descendants.unwatched():
             found.setdefault(one.command, set()).update(one.uses)
-        return tuple(Unwatched(command, tuple(self._named(uses))) for command, uses in found.items())
+        return tuple(
+            Unwatched(command, tuple(layer.name for layer in self._stack if layer.name in uses))
+            for command, uses in found.items()
+        )
 
-    def _named(self, uses: set[str]) -> Iterator[str]:
-        for layer in self._stack:
-            kind = "pytools" if isinstance(layer, PytoolsDictionaries) else layer.name
-            if kind in uses:
-                yield layer.name
+    def _other_output(self, heard: bytes) -> bytes:
+        for part in self._lookups.values():
+            heard = part.other_output(heard)
+        return heard
 
     # ------------------------------------------------------------------ layers
 
     def _layer(self, layer: Layer, events: Sequence[Mapping[str, Any]]) -> LayerTrace:
         watched = any(event["event"] == "started" for event in events)
         failed = {event.get("library") for event in events if event["event"] == "failed"}
-        if isinstance(layer, PytoolsDictionaries) and watched and "pytools.persistent_dict" not in failed:
-            own = [event for event in events if event.get("layer") == "pytools" and _owns(layer, event)]
-            return _counted(layer.name, own, "pytools in each Python of the run that could be watched")
-        if layer.name == "pyopencl" and watched and "pyopencl.cache" not in failed:
-            own = [event for event in events if event.get("layer") == "pyopencl"]
-            return _counted(layer.name, own, "PyOpenCL in each Python of the run that could be watched")
-        if layer.name == "pocl" and _is_heard(events):
-            return _told(layer.name, [event for event in events if event["event"] == "pocl"])
-        return self._inferred(layer, watched=watched)
+        lookups = self._lookups.get(layer.name)
+        modules = set() if lookups is None else _modules(lookups)
+        if lookups is not None and modules and watched and not modules & failed:
+            own = [event for event in events if event["event"] in _COUNTED and self._owns(layer.name, event)]
+            return _counted(layer.name, own, f"{lookups.by} in each Python of the run that could be watched")
+        if lookups is not None and lookups.listeners and _is_heard(layer.name, events):
+            own = [event for event in events if event["event"] == "messages" and event["layer"] == layer.name]
+            return _heard(layer.name, lookups, own)
+        return self._inferred(layer, lookups or Lookups())
 
-    def _inferred(self, layer: Layer, *, watched: bool) -> LayerTrace:
-        if isinstance(layer, PytoolsDictionaries) or layer.name == "pyopencl":
+    def _owns(self, name: str, event: Mapping[str, Any]) -> bool:
+        part = self._lookups.get(name)
+        return part is not None and event["layer"] == (part.family or name) and part.owns_identifier(event)
+
+    def _inferred(self, layer: Layer, lookups: Lookups) -> LayerTrace:
+        if _modules(lookups):
             why = (
                 "no Python of the run could be watched (it had none, was started with -I or -S, or has other releases)"
             )
             return LayerTrace(layer.name, None, None, None, None, NONE, why)
-        before, after = self._before[layer.name], _marks(layer)
+        before, after = self._before[layer.name], self._marks(layer)
         if before is None or after is None:
             why = "it is only read, which leaves no mark" if layer.scope is Scope.SYSTEM else "it cannot be listed"
             return LayerTrace(layer.name, None, None, None, None, NONE, why)
-        if not before and not after and layer.name != "pocl":
+        if not before and not after and not lookups.keeps_use:
             return LayerTrace(layer.name, None, None, None, None, NONE, "it keeps no entry, and no lookup shows")
         new = after.keys() - before.keys()
         used = [mark.used for key, mark in after.items() if key in before and mark.used is not None]
-        hits = sum(moment >= self._started for moment in used) if used or layer.name == "pocl" else None
-        if watched and layer.name == "pocl" and not new and not hits:
-            hits = 0
+        hits = sum(moment >= self._started for moment in used) if used or lookups.keeps_use else None
         total = sum(after[key].bytes for key in new)
-        if (counted := _counters(layer)) is not None:
+        if (counted := lookups.counters()) is not None:
             first = self._counted[layer.name] or (0, 0)
-            why = "the driver's own counters; other programs on the same cache are counted too"
-            # Somebody may have set them back meanwhile.
+            why = f"{lookups.by}; other programs on the same cache are counted too"
+            # The counters may have been reset in the run.
             hits, misses = (now - then if now >= then else None for now, then in zip(counted, first, strict=True))
             return LayerTrace(layer.name, hits, misses, len(new), total, INFERRED, why)
         why = "entries that appeared, and times of use; other programs on the same cache are counted too"
         return LayerTrace(layer.name, hits, None, len(new), total, INFERRED, why)
+
+    def _marks(self, layer: Layer) -> dict[str, _Mark] | None:
+        """List the entries of a layer; return ``None`` if it is watched, or read only, or cannot be listed."""
+        part = self._lookups.get(layer.name)
+        if layer.scope is Scope.SYSTEM or (part is not None and _modules(part)):
+            return None
+        try:
+            marks: dict[str, _Mark] = {}
+            for root in layer.roots():
+                for found in layer.scan(root, contents=False):
+                    if isinstance(found, Entry):
+                        marks[f"{root.path}/{found.key}"] = _Mark(found.bytes, found.used)
+        except FAILURES:
+            return None
+        return marks
 
     # ------------------------------------------------------------------ misses
 
@@ -287,27 +336,23 @@ class Tracer:
         for event in events:
             compiled = event["event"] == "build" and event.get("compiled")
             if event["event"] == "miss" or compiled:
-                layer = "pocl" if compiled else self._layer_of(event)
+                layer = str(event.get("driver")) if compiled else self._layer_of(event)
                 kernels = tuple(event.get("kernels") or ())
                 yield Miss(layer, kernels, _other_build(event, built) or self._because(layer, kernels, event))
             if event["event"] == "build":
                 built.append(event)
 
     def _layer_of(self, event: Mapping[str, Any]) -> str:
-        if event["layer"] != "pytools":
-            return str(event["layer"])
-        dictionaries = (layer for layer in self._stack if isinstance(layer, PytoolsDictionaries))
-        return next((layer.name for layer in dictionaries if _owns(layer, event)), "pytools")
+        owners = (layer.name for layer in self._stack if self._owns(layer.name, event))
+        return next(owners, str(event["layer"]))
 
     def _because(self, layer: str, kernels: tuple[str, ...], event: Mapping[str, Any]) -> str:
         """Name the nearest entry that was there before the run, and what differs."""
-        dictionary = event.get("dictionary")
+        lookups = self._lookups.get(layer) or Lookups()
         alike = [
             entry
             for entry in self._known
-            if entry.layer == layer
-            and set(kernels) & set(entry.kernels or ())
-            and (dictionary is None or _generation_free(entry.detail.get("dictionary")) == _generation_free(dictionary))
+            if entry.layer == layer and set(kernels) & set(entry.kernels or ()) and lookups.is_alike(entry, event)
         ]
         if not alike:
             nameless = sum(entry.layer == layer and entry.kernels is None for entry in self._known)
@@ -317,17 +362,11 @@ class Tracer:
         dead = next((entry for entry in alike if entry.stale), None)
         if dead is not None and all(entry.stale for entry in alike):
             return f"an entry of the same kernel is there, but {dead.stale_because}"
-        if layer == "pyopencl":
-            same = any(_source_digest(entry) == event.get("source") for entry in alike)
-            differs = "build options, include path, device or driver differ" if same else "its source is another"
-            return f"an entry of the same {'source' if same else 'kernel'} is there, but {differs}"
-        if layer == "pocl":
-            return "a program with this kernel is there, but its source, build options or device differ"
-        return "an entry of the same kernel is there, but the kernel itself, its types or its target differ"
+        return lookups.difference(alike, event)
 
 
 def _other_build(event: Mapping[str, Any], built: Sequence[Mapping[str, Any]]) -> str | None:
-    """Say what differs from an earlier build of the same source in this run, of which all is known."""
+    """Explain what differs from an earlier build of the same source in this run."""
     for other in reversed(built):
         if event.get("source") is not None and other.get("source") == event["source"]:
             differs = [
@@ -344,52 +383,15 @@ def _quoted(value: object) -> str:
     return repr(", ".join(value) if isinstance(value, list) else value)
 
 
-def _source_digest(entry: Entry) -> str | None:
-    """Return the SHA-256 of the source that an entry of PyOpenCL's was built from.
-
-    PyOpenCL adds a constant to what it builds, so that the driver's cache cannot answer (``pyopencl/cache.py``).
-    """
-    try:
-        text = read_plain(entry.root / entry.key / "source.cl")
-    except OSError:
-        return None
-    own = text.partition(b"\n\n__constant int pyopencl_defeat_cache_")[0].decode(errors="replace")
-    return hashlib.sha256(own.encode(errors="replace")).hexdigest()
-
-
-def _generation_free(identifier: object) -> str:
-    """Return an identifier without the versions that loopy and PyOpenCL spell into it."""
-    return re.sub(r"-v\d.*", "", str(identifier))
-
-
 def _entries(stack: LayerSet) -> Iterator[Entry]:
     for layer in stack:
         with suppress(*FAILURES):
             yield from layer.entries()
 
 
-def _marks(layer: Layer) -> dict[str, _Mark] | None:
-    if isinstance(layer, PytoolsDictionaries) or layer.name == "pyopencl" or layer.scope is Scope.SYSTEM:
-        # These are watched, or never written: listing them would cost more than the run.
-        return None
-    try:
-        marks: dict[str, _Mark] = {}
-        for root in layer.roots():
-            for found in layer.scan(root, contents=False):
-                if isinstance(found, Entry):
-                    marks[f"{root.path}/{found.key}"] = _Mark(found.bytes, found.used)
-    except FAILURES:
-        return None
-    return marks
-
-
-def _counters(layer: Layer) -> tuple[int, int] | None:
-    """Return hits and misses of a layer whose library counts them."""
-    return layer.counters() if isinstance(layer, NeoCompilerCache) else None
-
-
-def _owns(layer: PytoolsDictionaries, event: Mapping[str, Any]) -> bool:
-    return layer.store.owns(str(event.get("dictionary") or ""))
+def _modules(lookups: Lookups) -> set[str]:
+    """Name the modules that must be watched for the numbers of a layer to be exact."""
+    return {*lookups.modules, *(call.module for call in lookups.calls)}
 
 
 def _counted(name: str, events: Sequence[Mapping[str, Any]], why: str) -> LayerTrace:
@@ -399,22 +401,22 @@ def _counted(name: str, events: Sequence[Mapping[str, Any]], why: str) -> LayerT
     return LayerTrace(name, counts["hit"], counts["miss"], counts["store"], total, EXACT, why)
 
 
-def _told(name: str, events: Sequence[Mapping[str, Any]]) -> LayerTrace:
+def _heard(name: str, lookups: Lookups, events: Sequence[Mapping[str, Any]]) -> LayerTrace:
     written = [path for event in events for path in event["wrote"]]
-    lookups = [event["lookups"] for event in events]
-    total = sum(_weight(Path(path)) for path in set(written))
-    # With its cache off, PoCL writes what it throws away.
-    stored = sum(os.path.exists(os.path.join(path, "program.bc")) for path in written)
-    why = "programs, each for each of its devices, by PoCL's own messages"
-    if None in lookups:
+    asked = [event["lookups"] for event in events]
+    weights = {path: lookups.weigh(path) for path in set(written)}
+    total = sum(weight or 0 for weight in weights.values())
+    stored = sum(weights[path] is not None for path in written)
+    why = f"programs, each for each of its devices, by {lookups.by}"
+    if None in asked:
         why = f"{why}; builds that failed ran beside others, so hits are not known"
         return LayerTrace(name, None, len(written), stored, total, INFERRED, why)
-    return LayerTrace(name, sum(lookups) - len(written), len(written), stored, total, EXACT, why)
+    return LayerTrace(name, sum(asked) - len(written), len(written), stored, total, EXACT, why)
 
 
-def _is_heard(events: Sequence[Mapping[str, Any]]) -> bool:
-    """Tell whether PoCL spoke to us in every process that built with it."""
-    builds = [event for event in events if event["event"] == "build" and event.get("platform") == POCL]
+def _is_heard(name: str, events: Sequence[Mapping[str, Any]]) -> bool:
+    """Return whether a driver was heard in every build by it."""
+    builds = [event for event in events if event["event"] == "build" and event.get("driver") == name]
     return bool(builds) and all(event.get("heard") for event in builds)
 
 
@@ -429,13 +431,6 @@ def _bounded(counted: LayerTrace, unwatched: Iterable[Unwatched], unread: Sequen
     return replace(counted, evidence=INFERRED, why=why)
 
 
-def _weight(folder: Path) -> int:
-    try:
-        return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-    except OSError:
-        return 0
-
-
 # ---------------------------------------------------------------------- kernels
 
 
@@ -445,7 +440,7 @@ def _kernels(events: Iterable[Mapping[str, Any]]) -> Iterator[KernelTrace]:
             compiled = False if event.get("binary") == "hit" else event.get("compiled")
             served = None
             if compiled is False and not event.get("failed"):
-                served = "pyopencl" if event.get("binary") == "hit" else "pocl"
+                served = event["layer"] if event.get("binary") == "hit" else event.get("driver")
             yield KernelTrace(tuple(event.get("kernels") or ()), served, compiled, float(event["seconds"]))
 
 
@@ -493,7 +488,7 @@ def _watching(tracer: Tracer) -> Iterator[None]:
     before = {name: process_variable(name) for name in changes}
     for name, wanted in changes.items():
         set_process_variable(name, wanted)
-    notes = observe(str(tracer.events_folder))
+    notes = observe(str(tracer.events_folder), str(tracer.site))
     try:
         yield
     finally:

@@ -59,8 +59,8 @@ _REQUIRED: Final[Mapping[str, Mapping[str, _Check]]] = {
     "hit": {"layer": _text},
     "miss": {"layer": _text},
     "store": {"layer": _text},
-    "build": {"seconds": _seconds, "failed": _flag, "heard": _flag},
-    "pocl": {"lookups": _or_unknown(_number), "wrote": _texts, "upto": _number},
+    "build": {"layer": _text, "seconds": _seconds, "failed": _flag, "heard": _flag},
+    "messages": {"layer": _text, "lookups": _or_unknown(_number), "wrote": _texts, "upto": _number},
 }
 _OPTIONAL: Final[Mapping[str, _Check]] = {
     "dictionary": _or_unknown(_text),
@@ -72,6 +72,7 @@ _OPTIONAL: Final[Mapping[str, _Check]] = {
     "options": _or_unknown(_text),
     "devices": _or_unknown(_texts),
     "platform": _or_unknown(_text),
+    "driver": _or_unknown(_text),
 }
 
 
@@ -108,7 +109,9 @@ def read_events(folder: Path) -> Noted:
 def messages_after(folder: Path, events: Sequence[Event]) -> Iterator[bytes]:
     """Yield the end of each process's messages: what came after the last event that accounts for them."""
     for path in _files(folder, ".messages"):
-        accounted = (event["upto"] for event in events if event["event"] == "pocl" and str(event["pid"]) == path.stem)
+        accounted = (
+            event["upto"] for event in events if event["event"] == "messages" and str(event["pid"]) == path.stem
+        )
         try:
             yield _read(path, max(accounted, default=0), _MOST_MESSAGES)[0]
         except OSError:

@@ -19,6 +19,7 @@ from cachectl.layer_set import LayerSet
 from cachectl.layers.base.errors import BadRequest, CachectlError, LayerError
 from cachectl.layers.base.facts import Condition, Patch, Switch
 from cachectl.layers.host.processes import Loaded, first_variables, libraries_here
+from cachectl.layers.inside.tagged_builds import LIBRARY, can_tag, patches
 from cachectl.switching.isolated import (
     can_switch,
     make_folders,
@@ -28,7 +29,7 @@ from cachectl.switching.isolated import (
     shadow_user_cache,
 )
 from cachectl.switching.overlay import PROCESS, Attribute, Missing, Slot, Variable
-from cachectl.switching.salt import SALTING, can_salt
+from cachectl.switching.salt import SALTING
 from cachectl.switching.salt import Block as SaltedBlock
 
 if TYPE_CHECKING:
@@ -96,10 +97,10 @@ def disabled(*layers: str | Iterable[str], strict: bool = True, refresh: bool = 
             import_module(module)
     for switch in switches:
         _drop_copies(switch)
-    settings = _settings(switches, SALTING.patches() if salted else ())
+    settings = _settings(switches, patches(SALTING) if salted else ())
     with ExitStack() as block:
         if salted:
-            platforms = {layer.name: layer.disable().platforms for layer in salted}
+            platforms = {layer.name: part.platforms for layer in salted if (part := layer.tagging) is not None}
             salting = SaltedBlock(platforms, refresh)
             SALTING.enter(_keeping(stack, salted, held), stack.environment.clock(), salting)
             block.push(lambda _kind, error, _trace: SALTING.leave(salting, error))
@@ -147,7 +148,8 @@ def isolated(folder: Path | str | None = None, *, strict: bool = True) -> Iterat
     finally:
         # A forked child leaves the block too; the root is its parent's.
         if folder is None and os.getpid() == process:
-            opened = any((root / "xdg" / "pytools").glob("*.sqlite"))
+            # A library that keeps a database open goes on using it.
+            opened = any((root / "xdg").glob("*/*.sqlite"))
             loaded = libraries_here()
             if opened or any(_latched(switch, loaded) for switch in moved.values()):
                 atexit.register(_remove_in, process, root)
@@ -185,7 +187,7 @@ def _judge(layer: Layer, loaded: Loaded, *, refresh: bool) -> tuple[Held, Switch
 def _judge_off(layer: Layer, off: Switch, loaded: Loaded) -> Held:
     why = _latched(off, loaded)
     if why is not None:
-        return _judge_latched(layer, off, loaded, why)
+        return _judge_latched(layer, loaded, why)
     if _is_off(layer, off):
         return Held("off", f"already off: {layer.state().why}")
     if off.patches:
@@ -200,23 +202,23 @@ def _is_off(layer: Layer, off: Switch) -> bool:
     return touched and layer.state().condition is Condition.DISABLED
 
 
-def _judge_latched(layer: Layer, off: Switch, loaded: Loaded, why: str) -> Held:
+def _judge_latched(layer: Layer, loaded: Loaded, why: str) -> Held:
     """Tell whether a started driver was off from the first: only what the process began with proves that."""
     began = _began(layer)
     if began is not None and began.state().condition is Condition.DISABLED:
         return Held("off", f"off since the process began: {began.state().why}")
-    if off.salts and off.platforms and can_salt() and loaded.has(off.salts) is not False:
-        return Held(
-            "salted",
-            "its driver has started, so every program that PyOpenCL builds for it from source gets a unique constant "
-            "and misses, and its entry is removed; programs from binaries or IL, and other libraries, still use the "
-            "cache",
-        )
-    if off.salts and not off.platforms:
+    part = layer.tagging
+    if part is None or not part.drivers:
+        return Held("on", why)
+    if not part.platforms:
         return Held("on", f"{why}; the layer does not name the OpenCL platforms whose builds could be salted")
-    if off.salts:
-        return Held("on", f"{why}; PyOpenCL, whose builds could be salted, is not what started it")
-    return Held("on", why)
+    if not can_tag() or loaded.has(part.drivers) is False:
+        return Held("on", f"{why}; {LIBRARY}, whose builds could be salted, is not what started it")
+    return Held(
+        "salted",
+        f"its driver has started, so every program that {LIBRARY} builds for it from source gets a unique constant "
+        "and misses, and its entry is removed; programs from binaries or IL, and other libraries, still use the cache",
+    )
 
 
 def _began(layer: Layer) -> Layer | None:
@@ -241,13 +243,14 @@ def _keeping(stack: LayerSet, salted: Iterable[Layer], held: Mapping[str, Held])
         yield layer
         if (began := _began(layer)) is not None:
             yield began
-    binaries = held.get("pyopencl")
-    if binaries is None or binaries.status != "off":
-        yield stack["pyopencl"]
+    for layer in stack:
+        part, hold = layer.tagging, held.get(layer.name)
+        if part is not None and not part.drivers and (hold is None or hold.status != "off"):
+            yield layer
 
 
 def _switched_along(stack: LayerSet, switches: Iterable[Switch]) -> dict[str, Held]:
-    """Name the layers that a switch of another one turns off too: PyOpenCL has one for both of its caches."""
+    """Name the layers that a switch of another one turns off too: a library may have one for several caches."""
     ours = {name for switch in switches for name in switch.set}
     named = {switch.layer for switch in switches}
     others = [layer for layer in stack if layer.name not in named and can_switch(layer)]
@@ -260,13 +263,13 @@ def _switched_along(stack: LayerSet, switches: Iterable[Switch]) -> dict[str, He
 
 def _latched(switch: Switch, loaded: Loaded) -> str | None:
     """Say why it is too late for the variables of a switch, or return ``None``."""
-    modules = [module for module in switch.latching_modules if module in sys.modules]
+    modules = [module for module in switch.read_at_import if module in sys.modules]
     if modules:
         return f"{modules[0]} is imported and has opened its dictionaries"
-    if not switch.latches:
+    if not switch.read_at_load:
         return None
-    started = loaded.has(switch.latches)
-    if started is None and "pyopencl" in sys.modules:
+    started = loaded.has(switch.read_at_load)
+    if started is None and can_tag():
         return "its driver may have started, which this platform does not show"
     return "its driver has started, and reads its variables only then" if started else None
 
@@ -304,7 +307,7 @@ def _settings(switches: Iterable[Switch], salts: Iterable[Patch] = ()) -> dict[S
         settings.update({Variable(name): value for name, value in switch.set.items()})
         settings.update({Variable(name): None for name in switch.unset})
         settings.update({Attribute(flag.module, None, flag.attribute): flag.value for flag in switch.flags})
-        _stand_in((*switch.patches, *switch.memos), settings)
+        _stand_in((*switch.patches, *switch.memo_patches), settings)
     _stand_in(salts, settings)
     return settings
 
@@ -336,7 +339,7 @@ def _flags_left_behind(layers: Iterable[Layer]) -> dict[Slot, object]:
 
 
 def _drop_copies(switch: Switch) -> None:
-    for module, function in switch.drops:
+    for module, function in switch.clear_functions:
         drop = getattr(sys.modules.get(module), function, None)
         if drop is not None:
             drop()

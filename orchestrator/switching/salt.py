@@ -1,4 +1,4 @@
-"""Salted builds: PyOpenCL builds each program with a unique constant, so that no cache has an entry for it.
+"""Salted builds: each program is built with a unique constant, so that no cache has an entry for it.
 
 A started driver has read its switches, but it cannot hit for a source that it has never compiled. The source gets a
 constant, and the options a macro, that no other build has. The caches store the name of the constant with the program,
@@ -8,7 +8,6 @@ so the entries of salted builds can be distinguished from those of other program
 from __future__ import annotations
 
 import atexit
-import gc
 import itertools
 import os
 import re
@@ -17,25 +16,22 @@ import threading
 import uuid
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from cachectl.layers.base.errors import LayerError, reason_of
-from cachectl.layers.base.facts import Entry, Patch
+from cachectl.layers.base.facts import Entry
 from cachectl.layers.host.processes import has_ended
+from cachectl.layers.inside.tagged_builds import Holders, ask_for_binaries, count_references, holders
 
 if TYPE_CHECKING:
     from cachectl.layers.base.facts import Removable
     from cachectl.layers.base.layer import Layer
 
 _NAME: Final = "cachectl_salt"
-#: Appended to the source. PoCL 7.2 and newer erase globals that nothing uses (commit e9113a7b1) before they store the
-#: program. OpenCL C 1.0 and 1.1 know neither ``static`` nor ``extern``.
-_CONSTANT: Final = "\n\n__constant int {salt} __attribute__((__used__)) = 0;\n"
 #: Seconds by which the clock of a file server may be behind.
 _SLACK: Final = 3600.0
 
@@ -44,6 +40,8 @@ _SLACK: Final = 3600.0
 class _Built:
     """One salted build: its program, while it may be in use, and what identifies the entries it stored."""
 
+    #: The name of its constant.
+    tag: str
     #: A reference of our own, by the driver's count: who else holds the program is seen without asking Python.
     program: Any = None
     traces: frozenset[str] = frozenset()
@@ -140,24 +138,19 @@ class Salting:
 
     # ------------------------------------------------------------------ builds
 
-    def patches(self) -> tuple[Patch, ...]:
-        """Return the stand-ins for everything by which PyOpenCL builds programs from source."""
-        return (
-            Patch("pyopencl", "Program", "build", self._salted_build),
-            Patch("pyopencl", "Program", "compile", self._salted_build),
-            Patch("pyopencl", None, "link_program", self._salted_link),
-        )
-
     @contextmanager
-    def _build(self) -> Iterator[tuple[str, _Built]]:
-        """Give a build its salt, and remember it; a build that outlives the last block is swept at its end."""
-        # In bitcode another name may follow at once: the last character tells where this one ends.
+    def build(self, due: set[str]) -> Iterator[_Built]:
+        """Give a build its salt, and remember it; a build that outlives the last block is swept at its end.
+
+        ``due`` names the layers that store it.
+        """
+        # In bitcode another name may follow at once: the last character marks the end of this one.
         salt = f"{_NAME}_{self._token}_{os.getpid()}_{next(self._numbers)}_"
-        built = _Built()
+        built = _Built(salt, due=due)
         with self._lock:
             self._built[salt] = built
         try:
-            yield salt, built
+            yield built
         except BaseException as error:
             built.traces = self._traces(str(error))
             # A failed build has no binary, and stores no program.
@@ -172,73 +165,22 @@ class Salting:
         if not self._blocks:
             _warn(self.sweep()[1], error)
 
-    def _layers_of(self, platform: str) -> set[str]:
-        """Name the salted layers of a platform.
+    def layers_of(self, platform: str) -> set[str]:
+        """Return the names of the salted layers of a platform.
 
         Builds for other platforms keep their source: a salt would only fill their caches, and the SPIR-V translator of
         Rusticl aborts the process on a used constant.
         """
         return set().union(*(block.layers_of(platform) for block in tuple(self._blocks)))
 
+    def refreshes(self) -> bool:
+        """Return whether the library that builds is to store builds under its own keys."""
+        return all(block.refresh for block in tuple(self._blocks))
+
     def _traces(self, message: str) -> frozenset[str]:
-        patterns = {layer.failure_mark for layer in self._layers.values() if layer.failure_mark is not None}
+        parts = (layer.tagging for layer in self._layers.values())
+        patterns = {part.failure_trace for part in parts if part is not None and part.failure_trace is not None}
         return frozenset(found[0] for pattern in patterns for found in pattern.finditer(message))
-
-    def _salted_build(self, build: Callable[..., object]) -> Callable[..., object]:
-        """Make a stand-in for ``Program.build`` or ``Program.compile``; for a stand-in, itself."""
-        if getattr(build, "salts", False):
-            return build
-
-        @wraps(build)
-        def build_salted(program: Any, options: Any = None, *rest: object, **named: object) -> object:  # noqa: ANN401
-            source = _source_of(program)
-            due = self._layers_of(_platform_of(program))
-            if source is None or not due or self._left_to_pyopencl(program):
-                return build(program, options, *rest, **named)
-            made = program._prg  # noqa: SLF001 - what the driver counts references to
-            with self._build() as (salt, built):
-                # Not every driver stores what is only compiled.
-                built.due = due if build.__name__ == "build" else set()
-                try:
-                    with _source_replaced(program, source, salt):
-                        return build(program, _with_macro(options, salt), *rest, **named)
-                finally:
-                    if program._prg is not made:  # noqa: SLF001 - as above
-                        built.program = _held(program)
-
-        vars(build_salted)["salts"] = True
-        return build_salted
-
-    def _salted_link(self, link: Callable[..., object]) -> Callable[..., object]:
-        """Make a stand-in for ``link_program`` that links a salt along."""
-        if getattr(link, "salts", False):
-            return link
-
-        @wraps(link)
-        def link_salted(context: Any, programs: Iterable[Any], *rest: object, **named: object) -> object:  # noqa: ANN401
-            import pyopencl
-
-            if not self._layers_of(str(context.devices[0].platform.name)):
-                return link(context, programs, *rest, **named)
-            # Compiling it gives it a constant of its own.
-            grain = pyopencl.Program(context, "\n").compile()
-            with self._build() as (_, built):
-                linked: Any = link(context, [*programs, grain], *rest, **named)
-                built.program = _held(linked)
-                return linked
-
-        vars(link_salted)["salts"] = True
-        return link_salted
-
-    def _left_to_pyopencl(self, program: Any) -> bool:  # noqa: ANN401 - a class of pyopencl
-        """Tell whether PyOpenCL is to store the build under its own key, having salted it for the driver itself."""
-        import pyopencl
-        from pyopencl.characterize import has_src_build_cache
-
-        refreshes = all(block.refresh for block in tuple(self._blocks))
-        if not refreshes or program._prg is not None or pyopencl._PYOPENCL_NO_CACHE:  # noqa: SLF001 - as above
-            return False
-        return not has_src_build_cache(program._context.devices[0])  # noqa: SLF001
 
     # ------------------------------------------------------------------ removing
 
@@ -251,10 +193,12 @@ class Salting:
         with self._lock:
             if not self._built and not self._forked:
                 return 0, []
-            crowd = _crowd() if any(_count(built.program) > 1 for built in self._built.values()) else _Crowd()
-            idle = self._idle(crowd)
+            held = (
+                holders() if any(count_references(built.program) > 1 for built in self._built.values()) else Holders()
+            )
+            idle = self._idle(held)
             if not ends:
-                self._make_whole(idle, crowd)
+                self._make_whole(idle, held)
             notes = [
                 note for (_, path), layer in tuple(self._layers.items()) for note in self._sweep(layer, path, idle)
             ]
@@ -289,13 +233,13 @@ class Salting:
 
     def _forget(self, idle: set[str]) -> None:
         for salt in idle:
-            if _count(self._built[salt].program) <= 1:
+            if count_references(self._built[salt].program) <= 1:
                 # Nothing can launch a kernel of it any more.
                 del self._built[salt]
         if not self._built and not self._blocks and not self._forked:
             self._layers.clear()
 
-    def _make_whole(self, idle: set[str], crowd: _Crowd) -> None:
+    def _make_whole(self, idle: set[str], held: Holders) -> None:
         """Let drivers make the binaries of programs that may be asked for them, while they still can.
 
         PoCL puts a binary together from the folder of the entry, once: made after the folder has gone, it lacks the
@@ -303,11 +247,11 @@ class Salting:
         """
         for built in map(self._built.__getitem__, idle):
             # The record is one of those that hold it; a kernel does not ask.
-            if not built.whole and built.program is not None and crowd.programs[built.program.int_ptr] > 1:
+            if not built.whole and built.program is not None and held.programs[built.program.int_ptr] > 1:
                 built.whole = True
-                _ask_for_binaries(built.program)
+                ask_for_binaries(built.program)
 
-    def _idle(self, crowd: _Crowd) -> set[str]:
+    def _idle(self, held: Holders) -> set[str]:
         """Name the builds of which nothing is running: done, and their program held by no launched command.
 
         A driver holds the kernel of a command until the command has ended, and a kernel holds its program.
@@ -317,7 +261,7 @@ class Salting:
         return {
             salt
             for salt, built in self._built.items()
-            if built.done and (_count(built.program) <= 1 or crowd.rests(built.program, alone=alone))
+            if built.done and (count_references(built.program) <= 1 or held.rests(built.program, alone=alone))
         }
 
     def _sweep(self, layer: Layer, path: Path, idle: set[str]) -> Iterator[str]:
@@ -337,11 +281,12 @@ class Salting:
         known = {key: salt for salt, built in self._built.items() for key in built.keys}
         salts = rf"{_NAME}_{self._token}_\d+_\d+_"
         pattern = re.compile("|".join([*map(re.escape, traces), salts]).encode())
+        tagging = layer.tagging
         for root in layer.roots():
-            if root.path != path:
+            if tagging is None or root.path != path:
                 continue
-            for thing, mark in layer.store.marked(root, pattern, self._since, known):
-                salt = traces.get(mark or "") or mark or known[thing.key]
+            for thing, tag in tagging.find_tagged(root, pattern, self._since, known):
+                salt = traces.get(tag) or tag or known[thing.key]
                 if salt in idle:
                     self._built[salt].keys.add(thing.key)
                     self._built[salt].due.discard(layer.name)
@@ -362,140 +307,5 @@ def _warn(notes: Iterable[str], error: BaseException | None = None) -> None:
                 error.add_note(note)
 
 
-def _held(program: Any) -> Any:  # noqa: ANN401 - a class of pyopencl
-    """Return a second reference to what a program has built, if anything."""
-    import pyopencl
-
-    return None if program._prg is None else pyopencl.Program.from_int_ptr(program._prg.int_ptr)  # noqa: SLF001
-
-
-def _ask_for_binaries(program: Any) -> None:  # noqa: ANN401 - as above
-    import pyopencl
-
-    with suppress(pyopencl.Error):
-        program.get_info(pyopencl.program_info.BINARIES)
-
-
-def _count(program: Any) -> int:  # noqa: ANN401 - a class of pyopencl
-    """Return how many hold a program, by the driver's own count; 0 for none."""
-    if program is None:
-        return 0
-    import pyopencl
-
-    return int(program.get_info(pyopencl.program_info.REFERENCE_COUNT))
-
-
-@dataclass(frozen=True, slots=True)
-class _Crowd:
-    """Who in this process holds programs, by their addresses.
-
-    ``programs`` counts the objects that hold a reference to each; ``kernels`` lists the reference counts of its
-    kernels, 1 where only Python holds one. It is ``None`` where another thread is just making one, of which nothing
-    can be asked yet.
-    """
-
-    programs: Counter[int] = field(default_factory=Counter)
-    kernels: dict[int, list[int]] | None = field(default_factory=dict)
-
-    def rests(self, program: Any, *, alone: bool) -> bool:  # noqa: ANN401 - a class of pyopencl
-        """Tell whether only what is known here holds a program, and nobody its kernels."""
-        if self.kernels is None:
-            return False
-        mine = self.kernels.get(program.int_ptr, [])
-        known = self.programs[program.int_ptr] + len(mine)
-        return _count(program) == known and all(count == 1 for count in mine) and (alone or not mine)
-
-
-def _crowd() -> _Crowd:
-    import pyopencl
-
-    gc.collect()
-    everything = gc.get_objects()
-    programs = [thing for thing in everything if issubclass(type(thing), pyopencl.Program)]
-    kernels = [thing for thing in everything if issubclass(type(thing), pyopencl.Kernel)]
-    del everything
-    # A copy of such an object holds no reference of its own.
-    distinct = {id(made): made for made in (vars(program).get("_prg") for program in programs) if made is not None}
-    return _Crowd(Counter(int(made.int_ptr) for made in distinct.values()), _counts_of(kernels))
-
-
-def _counts_of(kernels: Iterable[Any]) -> dict[int, list[int]] | None:
-    import pyopencl
-
-    found: dict[int, list[int]] = {}
-    for kernel in kernels:
-        try:
-            program = kernel.get_info(pyopencl.kernel_info.PROGRAM)
-            count = int(kernel.get_info(pyopencl.kernel_info.REFERENCE_COUNT))
-        except TypeError:
-            return None
-        found.setdefault(program.int_ptr, []).append(count)
-        # It holds the program too.
-        del program
-    return found
-
-
-def _source_of(program: Any) -> str | bytes | None:  # noqa: ANN401 - a class of pyopencl
-    """Return what a program is built from; ``None`` where that is no source, but a binary or IL."""
-    import pyopencl
-
-    made = program._prg  # noqa: SLF001 - where PyOpenCL keeps it
-    if made is None:
-        source: str | bytes = program._source  # noqa: SLF001 - as above
-        return source
-    if made.kind() != pyopencl.program_kind.SOURCE:
-        return None
-    return str(made.get_info(pyopencl.program_info.SOURCE)).rstrip("\0") or None
-
-
-def _platform_of(program: Any) -> str:  # noqa: ANN401 - as above
-    """Return the name of the OpenCL platform that a program is built for."""
-    import pyopencl
-
-    made = program._prg  # noqa: SLF001 - as above
-    context = program._context if made is None else made.get_info(pyopencl.program_info.CONTEXT)  # noqa: SLF001
-    return str(context.devices[0].platform.name)
-
-
-@contextmanager
-def _source_replaced(program: Any, source: str | bytes, salt: str) -> Iterator[None]:  # noqa: ANN401 - as above
-    """Let a program be made anew from its source with a salt; where that fails, it is as it was."""
-    made = program._prg  # noqa: SLF001 - as above
-    had = vars(program).get("_source")
-    if made is not None:
-        import pyopencl
-
-        if "_context" not in vars(program):
-            program._context = made.get_info(pyopencl.program_info.CONTEXT)  # noqa: SLF001 - as above
-        program._prg = None  # noqa: SLF001 - as above
-    line = _CONSTANT.format(salt=salt)
-    program._source = source + (line.encode() if isinstance(source, bytes) else line)  # type: ignore[operator]  # noqa: SLF001
-    try:
-        yield
-    except BaseException:
-        if made is not None:
-            program._prg = made  # noqa: SLF001 - as above
-        raise
-    finally:
-        if had is None:
-            del program._source  # noqa: SLF001 - as above
-        else:
-            program._source = had  # noqa: SLF001 - as above
-
-
-def _with_macro(options: Any, salt: str) -> Any:  # noqa: ANN401 - text, a sequence of it, or nothing
-    macro = f"-D{salt.upper()}=1"
-    if options is None:
-        return [macro]
-    if isinstance(options, bytes):
-        return options + b" " + macro.encode()
-    return f"{options} {macro}" if isinstance(options, str) else [*options, macro]
-
-
 #: The salted builds of this process.
 SALTING: Final = Salting()
-
-
-def can_salt() -> bool:
-    """Tell whether PyOpenCL is loaded, without which nothing here builds what could be salted."""
-    return hasattr(sys.modules.get("pyopencl"), "Program")

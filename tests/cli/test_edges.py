@@ -65,7 +65,7 @@ def one_line(done: subprocess.CompletedProcess[str]) -> str:
     ],
 )
 def test_misuse_is_one_line(cuda: Home, arguments: list[str], status: int, words: str) -> None:
-    done = cuda.run(sys.executable, "-m", "cachectl", *arguments, check=False)
+    done = cuda.cachectl(*arguments, check=False)
     assert words in one_line(done)
     assert done.returncode == status
     assert done.stdout == ""
@@ -233,7 +233,7 @@ def test_a_root_that_fails_stops_no_other(tmp_path: Path, monkeypatch: pytest.Mo
 
     stack = Stack(Environment({}, home=tmp_path), plugins=False)
     monkeypatch.setattr(stack["pocl"].store, "scan", refuse)
-    monkeypatch.setattr(stack["pocl"].store, "census", refuse)
+    monkeypatch.setattr(stack["pocl"].store, "usage", refuse)
     monkeypatch.setattr(stack["cuda"], "roots", refuse)
     pocl, cuda, _ = stack.report(layers=("pocl", "cuda", "loopy")).layers
     assert {problem.message for problem in pocl.problems} == {"Input/output error"}
@@ -244,7 +244,7 @@ def test_a_root_that_fails_stops_no_other(tmp_path: Path, monkeypatch: pytest.Mo
     with pytest.warns(RuntimeWarning, match="Input/output error"):
         list(stack.entries())
     outcomes = {
-        outcome.layer: outcome for outcome in plan(stack.expendable(), Selection(larger_than=1)).apply().outcomes
+        outcome.layer: outcome for outcome in plan(stack.clearable(), Selection(larger_than=1)).apply().outcomes
     }
     assert outcomes["cuda"].failed
     assert not outcomes["loopy"].failed

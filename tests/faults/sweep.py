@@ -29,36 +29,26 @@ from __future__ import annotations
 import argparse
 import errno
 import hashlib
-import importlib.util
 import io
-import json
-import os
 import re
 import shutil
-import sqlite3
-import stat
 import sys
-import tarfile
 import tempfile
 import zlib
-from base64 import b64encode
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import ModuleType
-from typing import Any, Final
+from typing import Final
 
-TESTS: Final = Path(__file__).parent.parent
-sys.path[:0] = [str(TESTS), str(TESTS / "faults")]
+sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parent)]
 
 from injector import KILL, LOCKS, READS, WRITES, Ended, Fault, Injector, compiled_shim  # noqa: E402
+from rules import TRUTHS, false_findings, miscounted, timeless, without_moments  # noqa: E402
+from worlds import WORLDS, World, bystanders, damage, damaged, disk_bytes, filled_world, leftovers  # noqa: E402
 
-from cachectl.layers.base.environment import Environment  # noqa: E402
-from cachectl.layers.base.errors import CachectlError  # noqa: E402
 from cachectl.moving.bundle import Reader  # noqa: E402
-from cachectl.stack import Stack  # noqa: E402
 
 #: What can go wrong, by the kind of call.
 FAULTS: Final = (
@@ -69,112 +59,10 @@ FAULTS: Final = (
     (LOCKS, errno.EIO, True),
     (LOCKS, errno.ENOLCK, True),
 )
-#: Files that are written again when entries go, or that sqlite leaves: no removal counts their bytes.
-_NOT_FREED: Final = ("index", "-shm")
 #: The store in which an interrupted change loses every entry.
 _STARTED_ANEW: Final = "mesa_shader_cache_db"
-#: Moments: they differ from run to run.
-_MOMENTS: Final = frozenset({"generated", "used", "created", "modified", "oldest", "newest", "written_before"})
 #: What ``prune`` is to leave at most, in bytes.
 _MOST: Final = 20_000
-_BYSTANDERS: Final = (".cache/other/file", ".cache/pytools/notes.txt", ".cache/pocl/kcache/README", ".nv/notes")
-
-
-def module(path: str) -> ModuleType:
-    """Load a test module for the way it fills a layer."""
-    spec = importlib.util.spec_from_file_location(Path(path).stem, TESTS / path)
-    assert spec is not None
-    assert spec.loader is not None
-    loaded = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(loaded)
-    return loaded
-
-
-@dataclass(frozen=True)
-class World:
-    """A home full of caches, and the variables of its user."""
-
-    path: Path
-    variables: Mapping[str, str] = field(default_factory=dict)
-
-    def stack(self, home: Path) -> Stack:
-        """Return the layers of a copy, in which no other program is busy."""
-        aside = home.parent / "processes"
-        aside.mkdir(exist_ok=True)
-        variables = {"HOME": str(home), **self.variables}
-        return Stack(
-            Environment(variables, home=home, cwd=home, temporary=home / "tmp", processes=aside), plugins=False
-        )
-
-    def keys(self, home: Path) -> dict[str, set[str]]:
-        """Return the entries of each layer as ``ROOT KEY``, with the root below the home."""
-        found: dict[str, set[str]] = {}
-        with recovered(home) as whole:
-            for entry in self.stack(whole).entries():
-                found.setdefault(entry.layer, set()).add(f"{entry.root.relative_to(whole)} {entry.key}")
-        return found
-
-    def bytes(self, home: Path) -> int:
-        """Return the bytes of all entries."""
-        with recovered(home) as whole:
-            return sum(entry.bytes for entry in self.stack(whole).entries())
-
-    def unreadable(self, home: Path) -> list[str]:
-        """Name the entries that cannot be read whole."""
-        bad = []
-        with recovered(home) as whole:
-            for layer in self.stack(whole):
-                try:
-                    many = layer.get_many([entry.key for entry in layer.entries()])
-                except CachectlError:
-                    continue
-                bad += [
-                    f"{layer.name} {key}: {str(found).replace(str(whole), '')}"
-                    for key, found in many.items()
-                    if isinstance(found, Exception)
-                ]
-        return bad
-
-
-@contextmanager
-def recovered(home: Path) -> Iterator[Path]:
-    """Yield the home, or a copy in which sqlite has rolled interrupted writes back, as the next program would."""
-    if not any(home.rglob("*-journal")):
-        yield home
-        return
-    copy = home.parent / "recovered"
-    shutil.copytree(home, copy, symlinks=True)
-    try:
-        for journal in copy.rglob("*-journal"):
-            with closing(sqlite3.connect(str(journal).removesuffix("-journal"))) as connection:
-                connection.execute("select count(*) from sqlite_master").fetchone()
-        yield copy
-    finally:
-        shutil.rmtree(copy)
-
-
-def disk_bytes(home: Path) -> int:
-    """Return the bytes of all files, of those with several names once; of indexes, which keep their size, none."""
-    sizes = {}
-    for path in (home, *home.rglob("*")):
-        status = path.lstat()
-        if stat.S_ISREG(status.st_mode) and not path.name.endswith(_NOT_FREED):
-            sizes[status.st_ino] = status.st_size
-    return sum(sizes.values())
-
-
-def bystanders(home: Path) -> dict[str, str]:
-    """Hash the files that belong to nobody's cache."""
-    return {name: hashlib.sha256((home / name).read_bytes()).hexdigest() for name in _BYSTANDERS}
-
-
-def leftovers(home: Path) -> list[str]:
-    """Name what cachectl must not leave behind."""
-    return [
-        str(path.relative_to(home))
-        for path in home.rglob("*")
-        if path.name.startswith(".cachectl-") or path.name.endswith("-journal") or path.name == "lock"
-    ]
 
 
 @dataclass(frozen=True)
@@ -217,60 +105,8 @@ def _bundle(injector: Injector, world: World, home: Path) -> None:
     _quiet(injector, world, home, "purge", "--all")
 
 
-#: What damaged things hold, so that each can be found wherever it lies.
-_MARKS: Final = tuple(f"damaged by the sweep, number {number}".encode() for number in range(9))
-#: Files of which one each is damaged, and tables with the column of which one row is.
-_DAMAGED_FILES: Final = ("program.bc", "*.cl_cache", "llvmcache-*", ".nv/ComputeCache/?/?/*", "mesa_shader_cache/??/*")
-_DAMAGED_ROWS: Final = (("*.sqlite", "dict", "key_value"), ("*.ukdb", "kern_db", "kernel_blob"))
-
-
-def _damage(_injector: Injector, _world: World, home: Path) -> None:
-    """Damage an entry of each kind that is there."""
-    marks = iter(_MARKS)
-    for pattern in _DAMAGED_FILES:
-        for path in sorted(home.rglob(pattern))[:1]:
-            path.write_bytes(next(marks))
-            os.utime(path, (1.7e9, 1.7e9))
-    for pattern, table, column in _DAMAGED_ROWS:
-        for path in sorted(home.rglob(pattern))[-1:]:
-            with closing(sqlite3.connect(path)) as connection, connection:
-                first = f"(select min(rowid) from {table})"
-                connection.execute(f"update {table} set {column} = ? where rowid = {first}", (next(marks),))
-            os.utime(path, (1.7e9, 1.7e9))
-
-
-def damaged(home: Path, *, held: bool = True) -> Counter[bytes]:
-    """Find the damaged things that :data:`_MARKS` names, in their places or (``held``) in quarantine."""
-    found: Counter[bytes] = Counter()
-    with recovered(home) as whole:
-        for path in whole.rglob("*"):
-            if path.is_symlink() or not path.is_file() or (".cachectl-quarantine-" in str(path) and not held):
-                continue
-            data = path.read_bytes()
-            if data.startswith(b"SQLite format 3\0"):
-                # A row that was deleted can still be found in the bytes of its page.
-                data = repr(_values(path)).encode()
-            found.update(mark for mark in _MARKS if mark in data or b64encode(mark) in data)
-    return found
-
-
-def _values(database: Path) -> list[object]:
-    # Sqlite keeps files beside a database that it reads.
-    with tempfile.TemporaryDirectory() as aside:
-        for path in database.parent.glob(f"{database.name}*"):
-            shutil.copy(path, aside)
-        connection = sqlite3.connect(Path(aside, database.name))
-        with closing(connection):
-            return _all_values(connection)
-
-
-def _all_values(connection: sqlite3.Connection) -> list[object]:
-    tables = [name for (name,) in connection.execute("select name from sqlite_master where type = 'table'")]
-    return [value for table in tables for row in connection.execute(f'select * from "{table}"') for value in row]
-
-
 def _quarantine(injector: Injector, world: World, home: Path) -> None:
-    _damage(injector, world, home)
+    damage(injector, world, home)
     injector.run("verify", "--quarantine", home=home, fault=Fault(0), variables=world.variables)
     assert damaged(home, held=False) != damaged(home) or not damaged(home)
 
@@ -288,7 +124,7 @@ CASES: Final = {
         Case("purge-key", ("purge", "{layer}", "--key", "{key}", "--wait", "0.2", "--json"), removes=True),
         Case("prune", ("prune", "--max-size", str(_MOST), "--wait", "0.2", "--json"), removes=True),
         Case("import", ("import", "{home}/bundle", "--trust", "--json"), _bundle, places=True),
-        Case("quarantine", ("verify", "--quarantine", "--json"), _damage),
+        Case("quarantine", ("verify", "--quarantine", "--json"), damage),
         Case("restore", ("restore", "--all", "--json"), _quarantine),
     )
 }
@@ -453,18 +289,18 @@ class Sweep:
     ) -> Iterator[str]:
         """Yield what of its output is not so."""
         if case.removes:
-            yield from _miscounted(done, "removed", before, after)
+            yield from miscounted(done, "removed", before, after)
             yield from self._misweighed(done)
         elif case.places:
-            yield from _miscounted(done, "placed", after, before)
+            yield from miscounted(done, "placed", after, before)
         elif case.name in {"quarantine", "restore"} and done.stdout:
             yield from self._misheld(done)
             if case.name == "quarantine":
-                yield from _false_findings(_without_moments(done.json), _without_moments(good.json))
-        elif _timeless(done.stdout) == _timeless(good.stdout):
+                yield from false_findings(without_moments(done.json), without_moments(good.json))
+        elif timeless(done.stdout) == timeless(good.stdout):
             return
-        elif case.name in _TRUTHS and done.stdout:
-            yield from _TRUTHS[case.name](_without_moments(done.json), _without_moments(good.json))
+        elif case.name in TRUTHS and done.stdout:
+            yield from TRUTHS[case.name](without_moments(done.json), without_moments(good.json))
         elif done.status == 0:
             yield "status 0, and another output than without the fault"
         elif not done.stderr:
@@ -506,8 +342,8 @@ class Sweep:
         staged = sum(disk_bytes(path) for path in self._home.rglob(".cachectl-stage-*"))
         # What is left of an interrupted write is larger than what was there.
         pending = [*self._home.rglob("*-journal"), *self._home.rglob("*-wal")]
-        uncounted = "are not counted" in done.stdout or pending
-        if said not in (before - after, before - after + staged) and not uncounted:
+        unknown_usage = "are not counted" in done.stdout or pending
+        if said not in (before - after, before - after + staged) and not unknown_usage:
             yield f"says {said} bytes freed, {before - after} have gone"
 
     def _prepared_as_home(self) -> Path:
@@ -565,163 +401,6 @@ def _bundled(data: bytes) -> dict[tuple[str, str], str]:
 
 
 _KINDS: Final = {READS: "read", WRITES: "write", LOCKS: "lock"}
-
-
-def _timeless(text: str) -> object:
-    """Return a document without the moments in it, or other text as it is."""
-    try:
-        return _without_moments(json.loads(text))
-    except ValueError:
-        return text
-
-
-def _without_moments(value: Any) -> Any:  # noqa: ANN401 - JSON
-    if isinstance(value, dict):
-        return {name: _without_moments(part) for name, part in value.items() if name not in _MOMENTS}
-    return [_without_moments(part) for part in value] if isinstance(value, list) else value
-
-
-def _miscounted(done: Ended, word: str, more: Mapping[str, set[str]], less: Mapping[str, set[str]]) -> Iterator[str]:
-    try:
-        said = {layer["layer"]: layer[word] for layer in done.json["layers"]}
-    except ValueError:
-        return
-    for layer in more.keys() | said.keys():
-        changed = len(more.get(layer, set()) - less.get(layer, set()))
-        if said.get(layer, 0) != changed:
-            yield f"{layer}: says {said.get(layer, 0)} {word}, and it is {changed}"
-
-
-# ---------------------------------------------------------------------- what a verb that reads may say
-
-
-def _false_report(said: Any, true: Any) -> Iterator[str]:  # noqa: ANN401 - JSON
-    numbers = ("entries", "files", "bytes", "orphan_files", "orphan_bytes", "stale_entries", "stale_bytes")
-    places = [("total", said["total"], true["total"], True)]
-    for layer, whole in zip(said["layers"], true["layers"], strict=True):
-        named = bool(layer["failures"]) or any(root["problems"] for root in layer["roots"])
-        places.append((layer["layer"], layer, whole, named))
-        places += [
-            (root["path"], root, good, bool(root["problems"]))
-            for root, good in zip(layer["roots"], whole["roots"], strict=True)
-        ]
-    for name, part, whole, named in places:
-        for number in numbers:
-            value = part.get(number)
-            if value == whole.get(number) or (value is None and not part["complete"]):
-                continue
-            if value is None or part["complete"] or not named or value > whole[number]:
-                yield f"{name}: {value} {number} instead of {whole[number]}, and nobody says so"
-
-
-#: What stands for what was not read.
-_UNKNOWN: Final[tuple[object, ...]] = (None, {}, [], {"of": "unknown"})
-
-
-def _false_listing(said: Any, true: Any) -> Iterator[str]:  # noqa: ANN401 - JSON
-    known = {(entry["layer"], entry["root"], entry["key"]): entry for entry in true["entries"]}
-    listed = {(entry["layer"], entry["root"], entry["key"]): entry for entry in said["entries"]}
-    failed = {problem["layer"] for problem in said["problems"] if problem["failed"]}
-    for name, entry in listed.items():
-        other = {field for field, value in entry.items() if value != known.get(name, {}).get(field)}
-        if lies := [field for field in other - {"stale_because"} if entry[field] not in _UNKNOWN]:
-            yield f"{name}: another {lies}"
-        elif other and name[0] not in failed:
-            yield f"{name}: {other} not read, and nobody says so"
-    if lacking := {name[0] for name in known.keys() - listed.keys()} - failed:
-        yield f"lacks entries of {lacking}, and nobody says so"
-
-
-def _false_findings(said: Any, true: Any) -> Iterator[str]:  # noqa: ANN401 - JSON
-    def names(document: Any) -> set[tuple[str, ...]]:  # noqa: ANN401 - JSON
-        return {
-            (found["layer"], found["root"], str(found["key"]), found["code"])
-            for found in document["findings"]
-            if found["code"] != "unreadable"
-        }
-
-    unread = {found["layer"] for found in said["findings"] if found["code"] == "unreadable"}
-    if new := names(said) - names(true):
-        yield f"found what is not so: {sorted(new)[:2]}"
-    if lacking := {name[0] for name in names(true) - names(said)} - unread:
-        yield f"lacks findings of {lacking}, and nobody says so"
-
-
-_TRUTHS: Final = {
-    "report": _false_report,
-    "ls": _false_listing,
-    "verify": _false_findings,
-    "doctor": _false_findings,
-}
-
-
-# ---------------------------------------------------------------------- worlds
-
-
-def synthetic_world(folder: Path) -> World:
-    """Fill a home with what no library here can make: CUDA, NEO, comgr, Mesa, MIOpen."""
-    home = folder / "home"
-    home.mkdir(parents=True)
-    neo, comgr = module("layers/test_neo.py"), module("layers/test_comgr.py")
-    mesa = module("layers/mesa/test_mesa.py")
-    kernels, tuning = module("layers/miopen/test_kernels.py"), module("layers/miopen/test_tuning.py")
-    neo.unpack(home / ".cache" / "neo_compiler_cache")
-    comgr.fill(home / ".cache" / "comgr")
-    mesa.fill(home / ".cache", "multi-file", mesa.contents())
-    kernels.fill(home)
-    tuning.fill(home)
-    _compute_cache(home / ".nv" / "ComputeCache", 6)
-    return settled(World(home))
-
-
-def _compute_cache(folder: Path, entries: int) -> None:
-    """Unpack some entries that a CUDA driver wrote, with an index that lists them."""
-    with tarfile.open(TESTS / "data" / "computecache-h200-opencl.tar.gz") as tar:
-        names = sorted(member.name for member in tar if member.isfile() and not member.name.endswith("index"))
-        for name in names[:entries]:
-            tar.extract(name, folder, set_attrs=False)
-    (folder / "index").touch()
-    layer = Stack(Environment({"HOME": str(folder.parent.parent)}, home=folder.parent.parent), plugins=False)["cuda"]
-    # Whatever is put, the index is written again.
-    entry = next(iter(layer.entries()))
-    artifact = layer.get(entry.key)
-    assert artifact is not None
-    layer.put(entry.key, artifact)
-
-
-def mesa_world(folder: Path, store: str) -> World:
-    """Fill one of Mesa's stores that keep many entries in one file, for a user who has chosen it."""
-    home = folder / "home"
-    home.mkdir(parents=True)
-    mesa = module("layers/mesa/test_mesa.py")
-    mesa.fill(home / ".cache", store, mesa.contents())
-    return settled(World(home, mesa.STORES[store]))
-
-
-#: Homes that are made here, by name.
-WORLDS: Final[Mapping[str, Callable[[Path], World]]] = {
-    "synthetic": synthetic_world,
-    "mesa-single-file": lambda folder: mesa_world(folder, "single-file"),
-    "mesa-database": lambda folder: mesa_world(folder, "database"),
-}
-
-
-def filled_world(folder: Path, home: Path) -> World:
-    """Copy a home that real programs have filled."""
-    shutil.copytree(home, folder / "home", symlinks=True)
-    return settled(World(folder / "home"))
-
-
-def settled(world: World) -> World:
-    """Add files that belong to nobody's cache, and make everything old."""
-    for name in _BYSTANDERS:
-        path = world.path / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(f"this is {name}\n")
-    (world.path / "tmp").mkdir(exist_ok=True)
-    for path in (*world.path.rglob("*"), world.path):
-        os.utime(path, (1.7e9, 1.7e9), follow_symlinks=False)
-    return world
 
 
 #: A printed row: home, case, kind and error, "and after", tried, calls, outcomes, broken.

@@ -19,7 +19,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from cachectl.layers import pyopencl as pyopencl_binaries
 from cachectl.layers.base.errors import BadRequest, LayerError
 from cachectl.layers.formats import (
     bitcode,
@@ -36,6 +35,7 @@ from cachectl.layers.mesa import entries as mesa_entries
 from cachectl.layers.mesa import indexes as mesa_files
 from cachectl.layers.miopen import kernel_db
 from cachectl.layers.miopen import names as miopen_names
+from cachectl.layers.pyopencl import info as pyopencl_info
 from cachectl.layers.stores import quarantine, rows
 from cachectl.layers.stores.archive import artifact_from_bytes, unpack
 from cachectl.layers.stores.records import Record, RecordFile
@@ -58,8 +58,8 @@ def _pickle(data: bytes) -> None:
 
 
 def _source_info(data: bytes) -> None:
-    pyopencl_binaries._info_complaint(data)
-    list(pyopencl_binaries._dependencies(data))
+    pyopencl_info.complaint(data)
+    list(pyopencl_info.dependencies(data))
 
 
 def _compute_entry(data: bytes) -> None:
@@ -76,7 +76,7 @@ def _compute_index(data: bytes) -> None:
     index = compute_cache.read_index(data)
     if index is not None and data:
         assert compute_cache.write_index(index.records) == data
-    compute_cache.vouches(data, data[:40])
+    compute_cache.has_version_of(data, data[:40])
 
 
 def _kernel_blob(data: bytes) -> None:

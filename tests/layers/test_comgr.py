@@ -103,8 +103,8 @@ def test_bitcode_and_code_objects_name_kernels_and_device(layer: ComgrCache) -> 
     }
     assert (entries[name_of("spirv")].detail["kind"], entries[name_of("spirv")].kernels) == ("SPIR-V", None)
     assert list(layer.verify(layer.roots()[0])) == []
-    census = layer.census(layer.roots()[0])
-    assert (census.entries, census.files) == (4, 5)
+    usage = layer.usage(layer.roots()[0])
+    assert (usage.entries, usage.files) == (4, 5)
 
 
 @pytest.mark.real

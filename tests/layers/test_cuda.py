@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from cachectl.layers import cuda as cuda_compute_cache
 from cachectl.layers.base.environment import Environment
 from cachectl.layers.base.errors import Damaged, ForeignForm, LayerError, Unsettled
 from cachectl.layers.base.facts import Artifact, Condition
 from cachectl.layers.base.selection import Selection
 from cachectl.layers.cuda import CudaComputeCache
+from cachectl.layers.cuda import entries as cuda_compute_cache
 from cachectl.layers.disk.locks import record_lock
 from cachectl.layers.formats import compute_cache as form
 
@@ -55,8 +55,8 @@ def test_every_entry_is_decoded(layer: CudaComputeCache) -> None:
     assert {entry.versions["driver"] for entry in entries if entry.detail["half"] == "front end"} == {"580.159.04"}
     root = layer.roots()[0]
     assert list(layer.verify(root)) == []
-    assert layer.census(root).problems == ()
-    assert layer.census(root).files == 41
+    assert layer.usage(root).problems == ()
+    assert layer.usage(root).files == 41
 
 
 def test_an_index_is_made_in_the_folder_that_was_opened(
@@ -205,7 +205,7 @@ def test_an_index_that_is_not_whole_is_named_and_made_anew(layer: CudaComputeCac
         path.write_bytes(content)
     root = layer.roots()[0]
     assert [finding.code for finding in layer.verify(root)] == ["index"]
-    assert [problem.code for problem in layer.census(root).problems] == (["index"] if content else [])
+    assert [problem.code for problem in layer.usage(root).problems] == (["index"] if content else [])
     assert layer.clear(layer.plan_clear(Selection(kernel="ka3"))).removed == 2
     listed = index(layer)
     assert listed is not None
@@ -225,7 +225,7 @@ def test_what_is_no_index_of_this_version_is_left_alone(layer: CudaComputeCache,
 
 
 def test_a_locked_index_is_waited_for_before_anything_goes(layer: CudaComputeCache) -> None:
-    layer = CudaComputeCache(replace(layer.environment, patience=0.2))
+    layer = CudaComputeCache(replace(layer.environment, lock_timeout=0.2))
     plan = layer.plan_clear()
     program = (
         "import fcntl, sys; f = open(sys.argv[1], 'r+b'); fcntl.lockf(f, fcntl.LOCK_EX); print(1, flush=True); input()"
@@ -254,7 +254,7 @@ def test_hostile_headers_cost_neither_memory_nor_time(layer: CudaComputeCache) -
     assert "00123456789abcd" in "".join(finding.key or "" for finding in layer.verify(root)).replace("/", "")
     (folder(layer) / "index").unlink()
     os.mkfifo(folder(layer) / "index")
-    layer.census(root)
+    layer.usage(root)
     assert [note.because for note in layer.clear(layer.plan_clear()).failed] != []
 
 
@@ -273,7 +273,7 @@ def test_a_stranger_with_an_entrys_name_is_left_alone(layer: CudaComputeCache) -
     stranger = folder(layer) / "0" / "0" / "0123456789abcd"
     stranger.parent.mkdir(parents=True, exist_ok=True)
     stranger.write_bytes(b"somebody else's own file, longer than a header")
-    assert [problem.code for problem in layer.census(layer.roots()[0]).problems] == ["unrecognised"]
+    assert [problem.code for problem in layer.usage(layer.roots()[0]).problems] == ["unrecognised"]
     assert layer.clear(layer.plan_clear()).removed == 40
     assert stranger.exists()
 

@@ -49,7 +49,7 @@ def test_the_drivers_own_entries_are_read(layer: CudaComputeCache) -> None:
     assert {f"nv{index}" for index in range(COUNT)} <= named
     assert all(entry.device is None or entry.device.startswith("sm_") for entry in entries)
     assert list(layer.verify(layer.roots()[0])) == []
-    assert layer.census(layer.roots()[0]).problems == ()
+    assert layer.usage(layer.roots()[0]).problems == ()
 
 
 def test_the_driver_hits_what_put_wrote_and_misses_what_clear_removed(home: Home, layer: CudaComputeCache) -> None:

@@ -103,8 +103,8 @@ def test_every_kind_of_program_names_its_kernels(layer: NeoCompilerCache) -> Non
     assert {entries[f"{name}.ocloc_cache"].device for name in WRAPPED} == {"graphics core 12", "graphics core 3079"}
     assert "9/0/90acc8ebe339bbdf.cl_cache" in entries
     assert list(layer.verify(layer.roots()[0])) == []
-    census = layer.census(layer.roots()[0])
-    assert (census.entries, census.files) == (8, 8 + 4)
+    usage = layer.usage(layer.roots()[0])
+    assert (usage.entries, usage.files) == (8, 8 + 4)
 
 
 ZEBIN = r"""
@@ -207,8 +207,8 @@ def test_places_without_a_home_and_elsewhere(tmp_path: Path) -> None:
         ({"IGC_ShaderDumpEnable": "1"}, None, Condition.UNKNOWN, "IGC_ShaderDumpEnable is set"),
         ({"IGC_ShaderDumpEnable": "1"}, "25.31.34666", Condition.DISABLED, "compute-runtime 25.31 then keeps no cache"),
         ({"IGC_ShaderDumpEnable": "1"}, "26.31.39395", Condition.DISABLED, "compute-runtime 26.31 then keeps no cache"),
-        ({"IGC_ShaderDumpEnable": "1"}, "25.27.34303", Condition.ENABLED, "does not mind"),
-        ({"IGC_ShaderDumpEnable": "1"}, "26.35.40000", Condition.ENABLED, "does not mind"),
+        ({"IGC_ShaderDumpEnable": "1"}, "25.27.34303", Condition.ENABLED, "ignores"),
+        ({"IGC_ShaderDumpEnable": "1"}, "26.35.40000", Condition.ENABLED, "ignores"),
         ({"MIGC_": "1"}, "25.31.34666", Condition.ENABLED, "default"),
     ],
 )
@@ -319,7 +319,7 @@ def test_a_file_that_is_no_account_is_left_alone_and_told(layer: NeoCompilerCach
     assert list(layer.verify(layer.roots()[0])) == []
 
 
-@pytest.mark.parametrize(("counted", "words"), [(10**9, "sooner than it need"), (1, "beyond its limit")])
+@pytest.mark.parametrize(("counted", "words"), [(10**9, "too early"), (1, "beyond its limit")])
 def test_an_account_that_drifted_is_told(layer: NeoCompilerCache, counted: int, words: str) -> None:
     account(folder_of(layer), counted)
     (found,) = layer.verify(layer.roots()[0])
@@ -327,7 +327,7 @@ def test_an_account_that_drifted_is_told(layer: NeoCompilerCache, counted: int, 
 
 
 def test_the_drivers_lock_is_waited_for_before_anything_goes(layer: NeoCompilerCache) -> None:
-    layer = NeoCompilerCache(replace(layer.environment, patience=0.1))
+    layer = NeoCompilerCache(replace(layer.environment, lock_timeout=0.1))
     plan = layer.plan_clear()
     with (folder_of(layer) / "config.file").open("r+b") as file:
         fcntl.flock(file, fcntl.LOCK_EX)

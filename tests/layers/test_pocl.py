@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from benchmarks.trees import native
-from cachectl.layers import pocl as pocl_kernels
 from cachectl.layers.base.errors import Damaged, ForeignForm, LayerError
 from cachectl.layers.base.facts import Artifact, Condition, Entry, Orphan, Problem
 from cachectl.layers.pocl import PoclKernels
+from cachectl.layers.pocl import programs as pocl_kernels
 from cachectl.layers.stores.archive import pack, unpack
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ def test_a_draw_of_six_letters_may_be_a_word(home: Home, folder: str, known: int
     for drawn in ("Vhocea", "thesis", "Backup"):
         os.close(os.open(root / f"tempfile_{drawn}.cl", os.O_CREAT | os.O_WRONLY, 0o600))
     layer = PoclKernels(home.environment(POCL_CACHE_DIR=str(root)))
-    assert layer.census(layer.roots()[0]).orphan_files == known
+    assert layer.usage(layer.roots()[0]).orphan_files == known
 
 
 def test_names_that_only_look_like_pocls_are_left_alone(layer: PoclKernels) -> None:
@@ -122,7 +122,7 @@ def test_the_uncached_folder_is_seen_and_cleared(home: Home) -> None:
     (uncached / "_UNCACHED_aBc3ef").mkdir(parents=True)
     (uncached / "_UNCACHED_aBc3ef").chmod(0o700)
     (uncached / "_UNCACHED_aBc3ef" / "program.bc").write_bytes(BITCODE)
-    assert layer.census(layer.roots()[1]).orphan_files == 1
+    assert layer.usage(layer.roots()[1]).orphan_files == 1
     long_ago = layer.environment.clock() - 2 * pocl_kernels.ORPHAN_REST
     for path in (uncached / "_UNCACHED_aBc3ef" / "program.bc", uncached / "_UNCACHED_aBc3ef"):
         os.utime(path, (long_ago, long_ago))
@@ -314,8 +314,8 @@ def test_empty_folders_of_programs_are_orphans_and_go(home: Home) -> None:
     place(layer, "EF/" + "G" * 37, {"program.bc": BITCODE})
     orphans = {thing.key: thing.why for thing in found(layer) if isinstance(thing, Orphan)}
     assert orphans == {"AB": "an empty folder of programs", "CD": "an empty folder of programs"}
-    census = layer.census(layer.roots()[0])
-    assert (census.orphan_files, census.orphan_bytes, census.problems) == (0, 0, ())
+    usage = layer.usage(layer.roots()[0])
+    assert (usage.orphan_files, usage.orphan_bytes, usage.problems) == (0, 0, ())
     outcome = layer.clear(layer.plan_clear())
     assert (outcome.removed, outcome.skipped, outcome.failed) == (1, (), ())
     assert list(root.iterdir()) == []

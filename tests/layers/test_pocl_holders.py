@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 import pytest
 from tiers import needing
 
-from cachectl.layers import pocl as pocl_kernels
 from cachectl.layers.host.processes import age_of, spell
 from cachectl.layers.pocl import PoclKernels
+from cachectl.layers.pocl import programs as pocl_kernels
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

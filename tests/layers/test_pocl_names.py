@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from cachectl.layers.base.selection import Selection
-from cachectl.layers.formats import pocl_names
+from cachectl.layers.formats import pocl_programs
 from cachectl.layers.pocl import PoclKernels
 from cachectl.layers.stores.tree import Tree
 
@@ -31,20 +31,20 @@ SHORTENED = {
 @pytest.mark.parametrize("name", SHORTENED)
 def test_a_candidate_is_taken_for_its_own_folder_alone(name: str) -> None:
     others = [other for other in NAMES if other != name]
-    assert pocl_names.whole_name(SHORTENED[name], [*others, name]) == name
-    assert pocl_names.whole_name(SHORTENED[name], others) is None
-    assert pocl_names.whole_name(SHORTENED[name].replace(".", " "), NAMES) == name
-    assert pocl_names.SHORTENED.fullmatch(SHORTENED[name])
+    assert pocl_programs.whole_name(SHORTENED[name], [*others, name]) == name
+    assert pocl_programs.whole_name(SHORTENED[name], others) is None
+    assert pocl_programs.whole_name(SHORTENED[name].replace(".", " "), NAMES) == name
+    assert pocl_programs.SHORTENED.fullmatch(SHORTENED[name])
 
 
 def test_every_version_cuts_at_its_own_length() -> None:
     """PoCL 6.0 keeps 23 characters of a folder's name of 64, 4.0 and 5.0 keep 214 of 255."""
     letters = SHORTENED[LONG].rpartition(".")[2]
-    assert pocl_names.whole_name(f"{LONG[:23]}.{letters}", NAMES) == LONG
-    assert pocl_names.whole_name(f"{LONG[:22]}.{letters}", NAMES) is None
+    assert pocl_programs.whole_name(f"{LONG[:23]}.{letters}", NAMES) == LONG
+    assert pocl_programs.whole_name(f"{LONG[:22]}.{letters}", NAMES) is None
     # A name of 75 characters is whole there.
-    assert pocl_names.whole_name(f"{LONG[:34]}.{letters}", NAMES) is None
-    assert pocl_names.whole_name("k" * 60, NAMES) == "k" * 60
+    assert pocl_programs.whole_name(f"{LONG[:34]}.{letters}", NAMES) is None
+    assert pocl_programs.whole_name("k" * 60, NAMES) == "k" * 60
 
 
 @pytest.mark.real
@@ -137,7 +137,7 @@ def test_only_programs_with_shortened_names_are_read(
     assert read == []
     (_program(home) / LONG).rename(_program(home) / SHORTENED[LONG])
     assert list(layer.entries(Selection(kernel="other_*"))) == []
-    assert layer.census(layer.roots()[0]).entries == 1
+    assert layer.usage(layer.roots()[0]).entries == 1
     assert read == []
     assert len(list(layer.entries(Selection(kernel="long_*")))) == 1
     assert [path.rpartition("/")[2] for path in read] == [f"{LONG}.so"]

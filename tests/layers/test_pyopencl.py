@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from cachectl.layers import pyopencl as pyopencl_binaries
 from cachectl.layers.base.errors import Busy, Damaged
 from cachectl.layers.base.facts import Artifact, Condition, Orphan
 from cachectl.layers.base.selection import Selection
 from cachectl.layers.disk import locks
 from cachectl.layers.pyopencl import PyOpenCLBinaries
+from cachectl.layers.pyopencl import cache as pyopencl_cache
+from cachectl.layers.pyopencl import programs as pyopencl_programs
 from cachectl.layers.stores.archive import pack, unpack
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ def test_whether_another_python_can_hit_its_entries_is_unknown(layer: PyOpenCLBi
     entries = list(layer.entries())
     assert {entry.stale for entry in entries} == {None}
     assert "unknown: built under Python 3.8.1.final.0" in str(entries[0].stale_because)
-    assert layer.census(layer.roots()[0]).stale_entries is None
+    assert layer.usage(layer.roots()[0]).stale_entries is None
     assert layer.plan_clear(Selection(stale=True)).entries == 0
 
 
@@ -74,7 +75,7 @@ def test_a_changed_header_makes_an_entry_stale(home: Home) -> None:
 
 
 def test_a_held_lock_is_waited_for_and_never_broken(warm: Home) -> None:
-    layer = PyOpenCLBinaries(replace(warm.environment(), patience=0.1))
+    layer = PyOpenCLBinaries(replace(warm.environment(), lock_timeout=0.1))
     lock = base(layer) / "lock"
     lock.write_bytes(b"")
     entry = next(layer.entries())
@@ -99,7 +100,7 @@ def test_a_missing_half_is_a_problem(layer: PyOpenCLBinaries) -> None:
     entry = next(layer.entries())
     (entry.root / entry.key / "binary").unlink()
     root = layer.roots()[0]
-    assert [problem.message for problem in layer.census(root).problems] == ["binary is missing"]
+    assert [problem.message for problem in layer.usage(root).problems] == ["binary is missing"]
     assert [finding.key for finding in layer.verify(root)] == [entry.key]
 
 
@@ -135,7 +136,7 @@ def test_a_truncated_info_is_found(layer: PyOpenCLBinaries) -> None:
 def test_the_state_depends_on_the_drivers(
     layer: PyOpenCLBinaries, monkeypatch: pytest.MonkeyPatch, drivers: tuple[str, ...], condition: Condition
 ) -> None:
-    monkeypatch.setattr(pyopencl_binaries, "opencl_drivers", lambda _environment: drivers)
+    monkeypatch.setattr(pyopencl_cache, "opencl_drivers", lambda _environment: drivers)
     assert layer.state().condition is condition
 
 
@@ -160,7 +161,7 @@ def test_purging_what_is_stale_looks_at_headers_too(home: Home) -> None:
 
 
 def test_a_lock_of_a_dead_cachectl_is_taken_over(warm: Home) -> None:
-    layer = PyOpenCLBinaries(replace(warm.environment(), patience=0.1))
+    layer = PyOpenCLBinaries(replace(warm.environment(), lock_timeout=0.1))
     lock = base(layer) / "lock"
     with subprocess.Popen([sys.executable, "-c", ""]) as gone:
         gone.wait()
@@ -170,14 +171,14 @@ def test_a_lock_of_a_dead_cachectl_is_taken_over(warm: Home) -> None:
 
 
 def test_an_old_lock_is_taken_over_only_where_nobody_can_hold_it(warm: Home, monkeypatch: pytest.MonkeyPatch) -> None:
-    layer = PyOpenCLBinaries(replace(warm.environment(), patience=0.1))
+    layer = PyOpenCLBinaries(replace(warm.environment(), lock_timeout=0.1))
     lock = base(layer) / "lock"
     lock.write_bytes(b"")
     os.utime(lock, (1, 1))
-    monkeypatch.setattr(pyopencl_binaries, "using", lambda _libraries, **_: (4711,))
+    monkeypatch.setattr(pyopencl_programs, "using", lambda _libraries, **_: (4711,))
     assert layer.clear(layer.plan_clear()).removed == 0
     assert lock.exists()
-    monkeypatch.setattr(pyopencl_binaries, "using", lambda _libraries, **_: ())
+    monkeypatch.setattr(pyopencl_programs, "using", lambda _libraries, **_: ())
     assert layer.clear(layer.plan_clear()).removed == 3
 
 
@@ -192,14 +193,14 @@ def test_a_lock_that_nobody_holds_is_an_orphan_and_goes(warm: Home, monkeypatch:
     assert lock.exists()
     root = layer.roots()[0]
     # It may be held by a program that is only slow.
-    assert layer.census(root).orphan_files == 0
+    assert layer.usage(root).orphan_files == 0
     os.utime(lock, (1, 1))
-    assert layer.census(root).orphan_files == 1
+    assert layer.usage(root).orphan_files == 1
     (orphan,) = [found for found in layer.scan(root) if isinstance(found, Orphan)]
     assert (orphan.key, orphan.modified) == (f"{lock.parent.name}/lock", 1)
-    monkeypatch.setattr(pyopencl_binaries, "using", lambda _libraries, **_: (4711,))
-    assert layer.census(root).orphan_files == 0
-    monkeypatch.setattr(pyopencl_binaries, "using", lambda _libraries, **_: ())
+    monkeypatch.setattr(pyopencl_programs, "using", lambda _libraries, **_: (4711,))
+    assert layer.usage(root).orphan_files == 0
+    monkeypatch.setattr(pyopencl_programs, "using", lambda _libraries, **_: ())
     plan = layer.plan_clear()
     assert layer.foresee(plan).failed == ()
     outcome = layer.clear(plan)
@@ -325,7 +326,7 @@ cleanups.clean_up()
 
 def test_a_purge_waits_for_a_lock_that_pyopencl_holds(warm: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     """PyOpenCL's own lock manager keeps a purge out, and does not find its lock removed under it."""
-    layer = PyOpenCLBinaries(replace(warm.environment(), patience=120))
+    layer = PyOpenCLBinaries(replace(warm.environment(), lock_timeout=120))
     plan = layer.plan_clear()
     command = [sys.executable, "-c", HOLDER, str(base(layer))]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:

@@ -1,26 +1,23 @@
-"""Persistent dictionaries: names of every generation, stale orphans, kernel names, rows that come and go."""
+"""The persistent dictionaries of pytools: names, generations, and purges beside running programs."""
 
 from __future__ import annotations
 
 import os
 import pickle
-import shlex
 import sqlite3
-import struct
 import subprocess
 import sys
-from contextlib import closing, suppress
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from support.dictionaries import dictionary
 
-from cachectl.layers.base.conformance import snapshot
-from cachectl.layers.base.errors import Busy, Damaged, LayerError
-from cachectl.layers.base.facts import Artifact, Condition, Orphan, Problem
+from cachectl.layers.base.errors import Busy, LayerError
+from cachectl.layers.base.facts import Artifact
 from cachectl.layers.base.selection import Selection
-from cachectl.layers.disk.plain import read_locked
 from cachectl.layers.formats import pdict
 from cachectl.layers.loopy import LoopyDictionaries
 from cachectl.layers.pyopencl_invoker import PyOpenCLInvoker
@@ -64,16 +61,6 @@ def test_a_planted_pickle_is_read_and_not_run(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def dictionary(folder: Path, file: str, content: dict[str, bytes]) -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / file
-    with closing(sqlite3.connect(path)) as connection:
-        connection.execute("create table dict (keyhash text not null primary key, key_value text not null)")
-        connection.executemany("insert into dict values (?, ?)", content.items())
-        connection.commit()
-    return path
-
-
 def test_each_dictionary_has_one_layer(home: Home) -> None:
     environment = home.environment()
     folder = home.path / ".cache" / "pytools"
@@ -105,9 +92,9 @@ def test_what_nothing_here_opens_is_stale(home: Home, file: str, because: str | 
     layer = LoopyDictionaries(environment)
     (entry,) = layer.entries()
     assert entry.stale_because == (None if because is None else because.format(python=environment.python))
-    census = layer.census(layer.roots()[0])
-    assert census.stale_entries == (because is not None)
-    assert census.stale_bytes == (census.bytes if because else 0)
+    usage = layer.usage(layer.roots()[0])
+    assert usage.stale_entries == (because is not None)
+    assert usage.stale_bytes == (usage.bytes if because else 0)
     assert layer.plan_clear(Selection(stale=True)).entries == (because is not None)
 
 
@@ -129,8 +116,8 @@ def test_whether_another_python_can_hit_its_rows_is_unknown(home: Home, file: st
     assert entry.stale_because == (
         f"unknown: written by Python 3.8.1.final.0, and cachectl examined only {environment.python}"
     )
-    census = layer.census(layer.roots()[0])
-    assert (census.entries, census.stale_entries, census.stale_bytes) == (1, None, None)
+    usage = layer.usage(layer.roots()[0])
+    assert (usage.entries, usage.stale_entries, usage.stale_bytes) == (1, None, None)
     assert layer.plan_clear(Selection(stale=True)).entries == 0
     assert layer.plan_clear().entries == 1
 
@@ -210,7 +197,7 @@ def test_a_purge_gives_the_space_back_and_keeps_the_file(home: Home) -> None:
 
 
 def test_a_locked_dictionary_fails_alone_and_in_finite_time(home: Home) -> None:
-    environment = replace(home.environment(), patience=0.2)
+    environment = replace(home.environment(), lock_timeout=0.2)
     folder = home.path / ".cache" / "pytools"
     for name in ("free", "held"):
         dictionary(folder, f"pdict-v5-{name}-{environment.python}.sqlite", {"a" * 16: b"\x80\x04N."})
@@ -221,12 +208,12 @@ def test_a_locked_dictionary_fails_alone_and_in_finite_time(home: Home) -> None:
         outcome = layer.clear(plan)
         assert outcome.removed == 1
         assert ["locked by another process" in note.because for note in outcome.failed] == [True]
-        assert [problem.code for problem in layer.census(layer.roots()[0]).problems] == ["busy"]
+        assert [problem.code for problem in layer.usage(layer.roots()[0]).problems] == ["busy"]
     assert layer.clear(plan).removed == 1
 
 
 def test_rows_of_a_locked_dictionary_wait_once_and_not_each(home: Home) -> None:
-    layer = PytoolsDictionaries(replace(home.environment(), patience=0.1))
+    layer = PytoolsDictionaries(replace(home.environment(), lock_timeout=0.1))
     root = layer.roots()[0]
     file = "pdict-v5-mine-3.12.1.final.0.sqlite"
     path = dictionary(root.path, file, {f"{number:064}": pickle.dumps(number) for number in range(300)})
@@ -257,353 +244,3 @@ def test_a_row_that_does_not_fit_makes_no_transaction_of_each_other(home: Home) 
 def changes(path: Path) -> int:
     """Return how many transactions have changed a database, as it counts them itself."""
     return int.from_bytes(path.read_bytes()[24:28], "big")
-
-
-def test_a_file_that_was_just_made_is_no_damage(home: Home) -> None:
-    """It is empty until its program makes the table in it."""
-    environment = home.environment()
-    path = dictionary(home.path / ".cache" / "pytools", f"pdict-v5-mine-{environment.python}.sqlite", {})
-    path.write_bytes(b"")
-    layer = PytoolsDictionaries(environment)
-    root = layer.roots()[0]
-    assert [thing for thing in layer.scan(root) if isinstance(thing, Problem)] == []
-    assert list(layer.verify(root)) == []
-    assert not layer.plan_clear().failed
-
-
-@pytest.mark.parametrize("content", [b"no database at all", b"SQLite format 3\0" + bytes(200)])
-def test_a_broken_file_is_a_problem_and_a_finding(home: Home, content: bytes) -> None:
-    environment = home.environment()
-    folder = home.path / ".cache" / "pytools"
-    folder.mkdir(parents=True)
-    (folder / f"pdict-v5-mine-{environment.python}.sqlite").write_bytes(content)
-    layer = PytoolsDictionaries(environment)
-    root = layer.roots()[0]
-    assert [thing.code for thing in layer.scan(root) if isinstance(thing, Problem)] == ["sqlite"]
-    assert len(list(layer.verify(root))) == 1
-    assert len(layer.plan_clear().failed) == 1
-
-
-@pytest.mark.parametrize(
-    "arguments", [["purge", "--all"], ["purge", "pytools", "--larger-than", "1"], ["prune", "--max-size", "1"]]
-)
-def test_a_purge_names_the_cure_of_a_broken_dictionary_and_clears_the_others(home: Home, arguments: list[str]) -> None:
-    folder = home.path / ".cache" / "pytools"
-    python = home.environment().python
-    rows = {f"{n:016x}": pickle.dumps((n, bytes(9000))) for n in range(30)}
-    header = dictionary(folder, f"pdict-v5-a-header-{python}.sqlite", rows)
-    header.write_bytes(b"no database at all" * 99)
-    # Counting reads the tree down to its leaves, and not what hangs on them.
-    inside = dictionary(folder, f"pdict-v5-b-inside-{python}.sqlite", rows)
-    with inside.open("r+b") as file:
-        file.seek(4096)
-        file.write(b"\xff" * 4096)
-    dictionary(folder, f"pdict-v5-c-whole-{python}.sqlite", rows)
-    done = home.cachectl(*arguments, check=False)
-    assert done.returncode == 1
-    said = done.stderr.splitlines()
-    assert len(said) == 2, said
-    cure = "cachectl verify --quarantine pytools"
-    assert all(line.startswith("cachectl: pytools: ") and cure in line for line in said)
-    left = {entry["key"].partition("/")[0] for entry in home.json("ls", "pytools", check=False)["entries"]}
-    assert left == set()
-    home.run(*cure.replace("cachectl", f"{sys.executable} -m cachectl").split())
-    assert not header.exists()
-    assert not inside.exists()
-    assert home.cachectl(*arguments).stderr == ""
-
-
-def test_a_link_under_a_dictionarys_name_is_not_followed(home: Home) -> None:
-    environment = home.environment()
-    target = dictionary(home.path / "elsewhere", "precious.sqlite", {"a" * 16: b"\x80\x04N."})
-    folder = home.path / ".cache" / "pytools"
-    folder.mkdir(parents=True)
-    (folder / f"pdict-v5-mine-{environment.python}.sqlite").symlink_to(target)
-    layer = PytoolsDictionaries(environment)
-    before = target.read_bytes()
-    assert [problem.code for problem in layer.census(layer.roots()[0]).problems] == ["link"]
-    layer.clear(layer.plan_clear())
-    assert target.read_bytes() == before
-
-
-@pytest.mark.parametrize("data", [b"", b"junk", b"\x80\x04N", b"\x80\x04N.trailing"])
-def test_a_broken_pickle_is_found_and_not_put(home: Home, data: bytes) -> None:
-    environment = home.environment()
-    file = f"pdict-v5-mine-{environment.python}.sqlite"
-    dictionary(home.path / ".cache" / "pytools", file, {"a" * 16: data})
-    layer = PytoolsDictionaries(environment)
-    assert [finding.code for finding in layer.verify(layer.roots()[0])] == ["pickle"]
-    key = f"{file}/{'b' * 16}"
-    with pytest.raises(Damaged):
-        layer.put(key, Artifact("pytools", key, "pytools-pdict/5", data))
-
-
-@pytest.mark.parametrize(
-    ("variables", "condition", "words"),
-    [
-        ({"LOOPY_NO_CACHE": "1"}, Condition.DISABLED, "LOOPY_NO_CACHE=1"),
-        ({"CG_NO_CACHE": "ON"}, Condition.DISABLED, "CG_NO_CACHE=ON"),
-        ({"LOOPY_NO_CACHE": "0"}, Condition.ENABLED, "LOOPY_NO_CACHE"),
-        ({"LOOPY_NO_CACHE": "banana"}, Condition.DISABLED, "import loopy raises ValueError"),
-        ({"LOOPY_NO_CACHE": ""}, Condition.DISABLED, "import loopy raises ValueError"),
-    ],
-)
-def test_loopys_variables(home: Home, variables: dict[str, str], condition: Condition, words: str) -> None:
-    environment = home.environment(**variables)
-    dictionary(home.path / ".cache" / "pytools", f"pdict-v5-loopy-x-{environment.python}.sqlite", {})
-    state = LoopyDictionaries(environment).state()
-    assert state.condition is condition
-    assert words in state.why
-
-
-def test_rows_that_a_vacuum_numbered_anew_are_not_taken_for_older_ones(home: Home) -> None:
-    environment = home.environment()
-    content = {f"{n:016x}": b"\x80\x04N." for n in range(5)}
-    path = dictionary(home.path / ".cache" / "pytools", f"pdict-v5-mine-{environment.python}.sqlite", content)
-    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
-        connection.execute("delete from dict where rowid < 5")
-        layer = PytoolsDictionaries(environment)
-        plan = layer.plan_clear()
-        assert plan.entries == 1
-        connection.execute("vacuum")
-        connection.execute("insert into dict values (?, ?)", ("f" * 16, b"\x80\x04N."))
-    # Whether this sqlite numbers anew or not, the row that came after the plan stays.
-    layer.clear(plan)
-    assert "f" * 16 in {entry.key.rpartition("/")[2] for entry in layer.entries()}
-
-
-def test_what_an_interrupted_cachectl_left_is_an_orphan_of_one_layer(home: Home) -> None:
-    environment = home.environment()
-    (home.path / ".cache" / "pytools" / (".cachectl-stage-" + "0" * 32)).mkdir(parents=True)
-    orphans = [
-        layer.name
-        for layer in (LoopyDictionaries(environment), PyOpenCLInvoker(environment), PytoolsDictionaries(environment))
-        for thing in layer.scan(layer.roots()[0])
-        if isinstance(thing, Orphan)
-    ]
-    assert orphans == ["pytools"]
-    layer = PytoolsDictionaries(environment)
-    layer.clear(layer.plan_clear(Selection()))
-    assert list((home.path / ".cache" / "pytools").iterdir()) == []
-
-
-def linked(home: Home) -> tuple[PytoolsDictionaries, str, Path]:
-    """Return a layer in which a link stands under a dictionary's name, the link's name, and what it points at."""
-    environment = home.environment()
-    file = f"pdict-v5-mine-{environment.python}.sqlite"
-    innocent = dictionary(home.path / "elsewhere", "innocent.db", {"a" * 16: b"\x80\x04N."})
-    folder = home.path / ".cache" / "pytools"
-    folder.mkdir(parents=True)
-    (folder / file).symlink_to(innocent)
-    return PytoolsDictionaries(environment), file, innocent
-
-
-def test_nothing_is_read_or_written_through_a_link(home: Home) -> None:
-    layer, file, innocent = linked(home)
-    before = innocent.read_bytes()
-    key = f"{file}/{'a' * 16}"
-    with pytest.raises(LayerError, match="link"):
-        layer.get(key)
-    with pytest.raises(LayerError, match="link"):
-        layer.put(key, Artifact("pytools", key, "pytools-pdict/5", b"\x80\x04N."), replace=True)
-    assert len(list(layer.verify(layer.roots()[0]))) == 1
-    assert innocent.read_bytes() == before
-
-
-def test_a_file_swapped_for_a_link_after_the_plan_is_left_alone(home: Home) -> None:
-    layer, file, innocent = linked(home)
-    path = home.path / ".cache" / "pytools" / file
-    path.unlink()
-    dictionary(path.parent, file, {"a" * 16: b"\x80\x04N."})
-    plan = layer.plan_clear()
-    path.unlink()
-    path.symlink_to(innocent)
-    before = innocent.read_bytes()
-    outcome = layer.clear(plan)
-    assert (outcome.removed, len(outcome.failed)) == (0, 1)
-    assert innocent.read_bytes() == before
-
-
-@pytest.mark.parametrize(
-    "statements",
-    [
-        "create view dict as select 'a' as keyhash, x'00' as key_value",
-        """create table dict (keyhash text, key_value text); insert into dict values ('a', x'00');
-        create trigger evil after delete on dict begin insert into dict values ('b', x'00'); end""",
-        "create table dict (keyhash text, key_value text); insert into dict values (null, null)",
-        "create table dict (keyhash text primary key, key_value text) without rowid; insert into dict values ('a', 1)",
-        "create table other (a)",
-    ],
-)
-def test_a_table_that_pytools_did_not_make_harms_nobody(home: Home, statements: str) -> None:
-    environment = home.environment()
-    folder = home.path / ".cache" / "pytools"
-    folder.mkdir(parents=True)
-    path = folder / f"pdict-v5-mine-{environment.python}.sqlite"
-    with closing(sqlite3.connect(path)) as connection:
-        connection.executescript(statements)
-    layer = PytoolsDictionaries(environment)
-    root = layer.roots()[0]
-    layer.census(root)
-    list(layer.entries())
-    list(layer.verify(root))
-    outcome = layer.clear(layer.plan_clear())
-    with closing(sqlite3.connect(path)) as connection:
-        assert connection.execute("select count(*) from sqlite_master where name = 'evil'").fetchone()[0] in (0, 1)
-        if "trigger" in statements:
-            assert connection.execute("select keyhash from dict").fetchall() == [("a",)]
-            assert outcome.failed
-
-
-def test_a_pipe_under_a_dictionarys_name_makes_nobody_wait(home: Home) -> None:
-    environment = home.environment()
-    file = f"pdict-v5-mine-{environment.python}.sqlite"
-    folder = home.path / ".cache" / "pytools"
-    folder.mkdir(parents=True)
-    os.mkfifo(folder / file)
-    layer = PytoolsDictionaries(environment)
-    root = layer.roots()[0]
-    layer.census(root)
-    assert len(list(layer.verify(root))) == 1
-    with pytest.raises(LayerError):
-        layer.get(f"{file}/{'a' * 16}")
-
-
-def test_advice_is_safe_to_paste(home: Home) -> None:
-    environment = home.environment()
-    key = "x'; touch pwned; '"
-    dictionary(home.path / ".cache" / "pytools", f"pdict-v5-mine-{environment.python}.sqlite", {key: b"junk"})
-    layer = PytoolsDictionaries(environment)
-    (finding,) = layer.verify(layer.roots()[0])
-    assert shlex.split(finding.fix)[-1] == finding.key
-
-
-def test_a_purge_that_came_second_frees_nothing(home: Home) -> None:
-    environment = home.environment()
-    content = {f"{n:016x}": b"\x80\x04B" + (4096).to_bytes(4, "little") + bytes(4096) + b"." for n in range(50)}
-    dictionary(home.path / ".cache" / "pytools", f"pdict-v5-mine-{environment.python}.sqlite", content)
-    layer = PytoolsDictionaries(environment)
-    first, second = layer.plan_clear(), layer.plan_clear()
-    assert layer.clear(first).removed == 50
-    outcome = layer.clear(second)
-    assert (outcome.removed, outcome.bytes_freed) == (0, 0)
-    assert outcome.skipped
-
-
-def test_rows_that_took_the_numbers_of_deleted_ones_stay(home: Home) -> None:
-    environment = home.environment()
-    path = dictionary(
-        home.path / ".cache" / "pytools", f"pdict-v5-mine-{environment.python}.sqlite", {"a" * 16: b"\x80\x04N."}
-    )
-    layer = PytoolsDictionaries(environment)
-    plan = layer.plan_clear()
-    layer.clear(layer.plan_clear())
-    with closing(sqlite3.connect(path)) as connection:
-        connection.execute("insert into dict values (?, ?)", ("b" * 16, b"\x80\x04K\x01."))
-        connection.commit()
-    assert layer.clear(plan).removed == 0
-    assert len(list(layer.entries())) == 1
-
-
-def test_folders_with_other_files_are_no_entries(home: Home) -> None:
-    folder = home.path / ".cache" / "pytools" / "pdict-v2-mydata-py3.8.1.final.0" / ("0" * 16)
-    folder.mkdir(parents=True)
-    (folder / "results.h5").write_bytes(b"years")
-    layer = PytoolsDictionaries(home.environment())
-    layer.clear(layer.plan_clear())
-    assert (folder / "results.h5").exists()
-
-
-def test_a_write_that_was_killed_is_no_damage(home: Home) -> None:
-    environment = home.environment()
-    path = dictionary(
-        home.path / ".cache" / "pytools", f"pdict-v5-mine-{environment.python}.sqlite", {"a" * 16: b"\x80\x04N."}
-    )
-    program = (
-        "import os, sqlite3, sys; c = sqlite3.connect(sys.argv[1], isolation_level=None)\n"
-        "c.execute('pragma cache_size = 1'); c.execute('begin immediate')\n"
-        "for n in range(300): c.execute('insert into dict values (?, ?)', (str(n), b'x' * 4000))\n"
-        "os.kill(os.getpid(), 9)"
-    )
-    subprocess.run([sys.executable, "-c", program, str(path)], check=False)
-    assert path.with_name(path.name + "-journal").stat().st_size
-    layer = PytoolsDictionaries(environment)
-    before = path.read_bytes()
-    assert list(layer.verify(layer.roots()[0])) == []
-    assert [entry.bytes for entry in layer.entries()] == [4]
-    assert layer.census(layer.roots()[0]).entries == 1
-    assert path.read_bytes() == before
-    assert layer.clear(layer.plan_clear()).removed == 1
-    assert os.listdir(path.parent) == [path.name]
-    with closing(sqlite3.connect(path)) as connection:
-        assert connection.execute("select count(*) from dict").fetchone() == (0,)
-
-
-def test_a_journal_that_names_another_file_is_not_rolled_back(home: Home, tmp_path: Path) -> None:
-    """Sqlite deletes the file that such a journal names: planted by another user, it could name any file of ours."""
-    environment = home.environment()
-    victim = tmp_path / "thesis.tex"
-    victim.write_text("years of work")
-    key = f"pdict-v5-held-{environment.python}.sqlite/{'a' * 16}"
-    path = dictionary(home.path / ".cache" / "pytools", key.partition("/")[0], {"b" * 16: b"\x80\x04N."})
-    magic, name = bytes.fromhex("d9d505f920a163d7"), bytes(victim)
-    header = magic + struct.pack(">5I", 0, 1, 1, 512, 4096)
-    numbers = struct.pack(">2I", len(name), sum(name))
-    lock_page = struct.pack(">I", 0x40000000 // 4096 + 1)
-    Path(f"{path}-journal").write_bytes(header.ljust(512, b"\0") + lock_page + name + numbers + magic)
-    layer = PytoolsDictionaries(environment)
-    with pytest.raises(Damaged, match="names another file"):
-        layer.put(key, Artifact("pytools", key, layer.forms[0], b"\x80\x04N."))
-    layer.clear(layer.plan_clear())
-    assert victim.read_text() == "years of work"
-
-
-@pytest.mark.parametrize("size", [0, 100, 8192])
-def test_looking_at_a_file_with_a_stray_log_writes_nothing(home: Home, size: int) -> None:
-    """Sqlite makes a shared-memory file, or deletes the log, wherever it finds one beside a database, even empty."""
-    folder = home.path / ".cache" / "pytools"
-    path = dictionary(folder, f"pdict-v5-held-{home.environment().python}.sqlite", {"b" * 16: b"\x80\x04N."})
-    os.truncate(path, size)
-    Path(f"{path}-wal").write_bytes(b"no log at all" * 100)
-    before = snapshot(home.path, times=True)
-    layer = PytoolsDictionaries(home.environment())
-    for root in layer.roots():
-        list(layer.scan(root))
-        list(layer.verify(root))
-    layer.plan_clear()
-    assert snapshot(home.path, times=True) == before
-
-
-@pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="descriptors cannot be counted here")
-def test_looking_a_thousand_times_beside_an_open_dictionary_costs_one_descriptor(tmp_path: Path) -> None:
-    """What cannot be closed without dropping a lock of this process is used again, not opened once more."""
-    path = tmp_path / "pdict-v5-mine-1.sqlite"
-    with closing(sqlite3.connect(path)) as connection:
-        connection.execute("create table dict (keyhash text not null primary key, key_value text not null)")
-        connection.commit()
-        read_locked(path)
-        before = descriptors_of(path)
-        for _ in range(50):
-            assert read_locked(path, limit=6) == b"SQLite"
-            assert read_locked(path).startswith(b"SQLite format 3")
-        assert descriptors_of(path) == before == 2
-    read_locked(path)
-    assert descriptors_of(path) == 0
-
-
-def descriptors_of(path: Path) -> int:
-    """Count this process's descriptors of one file: what else is open comes and goes, with the garbage for one."""
-    found = 0
-    for number in os.listdir("/proc/self/fd"):
-        with suppress(OSError):
-            found += os.readlink(f"/proc/self/fd/{number}") == str(path.resolve())
-    return found
-
-
-@pytest.mark.parametrize("glob", ["foo*", "[!]]oo_bar", "[!]x]oo_bar", "[]f]oo_bar", "*o_b?r", "foo_bar", "[a-z]*_bar"])
-def test_no_kernel_is_missed_by_looking_for_a_part_of_its_name(glob: str) -> None:
-    """What a pattern selects has the part in it, whatever brackets do."""
-    selection = Selection(kernel=glob)
-    assert selection.kernel_pattern is not None
-    assert selection.kernel_pattern.fullmatch("foo_bar")
-    assert selection.kernel_part in "foo_bar"

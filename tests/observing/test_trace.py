@@ -1,4 +1,4 @@
-"""Traced runs of real programs: the numbers are those of the libraries' own logs, and nothing else changes."""
+"""Which cache served a run: counted cold, warm and after a purge, and beside other programs."""
 
 from __future__ import annotations
 
@@ -13,32 +13,17 @@ import sys
 from collections import Counter
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
-from documents import validated
+from support.tracing import numbers, real, trace
 from tiers import thorough
 
 from cachectl.switching.run import CannotStart
 
 if TYPE_CHECKING:
     from homes import Home
-
-real = pytest.mark.real
 THIRTEEN = ("thirteen.py", "8", "5", "live")
-
-
-def trace(home: Home, *command: str, options: tuple[str, ...] = ()) -> dict[str, Any]:
-    """Trace a program of tests/programs and read the document."""
-    document = home.path / "trace.json"
-    program = (sys.executable, str(home.programs / command[0]), *command[1:])
-    home.cachectl("trace", *options, "--json", str(document), "--", *program)
-    return dict(validated(json.loads(document.read_text())))
-
-
-def numbers(document: dict[str, Any], layer: str) -> tuple[int | None, int | None, int | None]:
-    (found,) = [one for one in document["layers"] if one["layer"] == layer]
-    return found["hits"], found["misses"], found["stores"]
 
 
 def rows(home: Home, beginning: str) -> int:
@@ -155,6 +140,7 @@ def test_kernels_and_reasons(home: Home) -> None:
     assert any("an entry of the same kernel is there, but" in reason for reason in reasons)
 
 
+@pytest.mark.thorough
 @real
 def test_a_miss_tells_the_source_from_the_options(home: Home) -> None:
     """Of PyOpenCL's programs it is known whether the source is the same, and so the rest must differ."""
@@ -246,6 +232,7 @@ cl.Program(cl.Context([kernels.device()]), "__kernel void one(__global int *a) {
 """
 
 
+@pytest.mark.thorough
 @real
 def test_messages_that_a_program_asks_for_itself_stay_its_own(home: Home) -> None:
     """They are printed as they are without a trace, and no number is called exact that was not heard."""
@@ -305,10 +292,16 @@ def test_misuse_is_one_line(home: Home) -> None:
     assert issubclass(CannotStart, OSError)
 
 
-def test_the_observer_stands_alone(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "file",
+    [
+        "orchestrator/observing/observer",
+        *(f"layers/inside/{name}" for name in ("builds", "dictionaries", "pocl_messages")),
+    ],
+)
+def test_what_is_loaded_into_programs_stands_alone(tmp_path: Path, file: str) -> None:
     """It is copied into interpreters that have no cachectl: it imports the standard library alone."""
-    observer = Path(__file__).parents[2] / "orchestrator" / "observing" / "observer.py"
-    (tmp_path / "observer.py").write_bytes(observer.read_bytes())
+    (tmp_path / "observer.py").write_bytes((Path(__file__).parents[2] / f"{file}.py").read_bytes())
     done = subprocess.run(
         [sys.executable, "-I", "-c", f"import sys; sys.path[:0] = [{str(tmp_path)!r}]; import observer"], check=False
     )
@@ -394,6 +387,7 @@ def test_children_that_are_not_watched_print_nothing_new(home: Home) -> None:
     assert "POCL" not in done.stdout + done.stderr
 
 
+@pytest.mark.thorough
 @real
 def test_bytes_stored_are_those_on_the_disk(home: Home) -> None:
     """Of every layer that is known exactly, after a cold run, the bytes are those of what is there."""
@@ -411,7 +405,7 @@ def test_bytes_stored_are_those_on_the_disk(home: Home) -> None:
 
 @real
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux shows what a process has loaded")
-@pytest.mark.parametrize("how", ["-I", "cleared variables", "a shell"])
+@pytest.mark.parametrize("how", ["a shell", *thorough("-I", "cleared variables")])
 def test_a_child_that_cannot_be_watched_is_named(home: Home, how: str) -> None:
     """What the others told is then no more than a lower bound."""
     kernels = (str(home.programs / "kernels.py"), "1")
@@ -449,265 +443,3 @@ def test_children_that_use_no_cache_or_are_forked_change_nothing(home: Home) -> 
     read = json.loads(document.read_text())
     assert read["unwatched"] == []
     assert {layer["layer"]: layer["evidence"] for layer in read["layers"]}["loopy"] == "exact"
-
-
-SPEAKING = """
-import ctypes, sys
-sys.path.insert(0, sys.argv[1])
-import kernels, pyopencl as cl
-library = ctypes.CDLL(None)
-stream = ctypes.c_void_p.in_dll(library, "stderr")
-context = cl.Context([kernels.device()])
-library.fputs(b"from C, before\\n", stream)
-cl.Program(context, "__kernel void one(__global int *a) { a[0] = 1; }").build()
-sys.stderr.write("from Python, after\\n")
-stream = ctypes.c_void_p.in_dll(library, "stderr")
-library.fputs(b"from C, at the end\\n", stream)
-"""
-
-
-@real
-def test_what_c_code_prints_stays_with_the_program_that_captures_it(home: Home) -> None:
-    """It is there, complete and before what is printed after the next build, for the parent that reads it."""
-    parent = (
-        "import subprocess, sys; done = subprocess.run([sys.executable, *sys.argv[1:]], stderr=-1, text=True);"
-        "print(done.stderr.splitlines())"
-    )
-    command = (sys.executable, "-c", parent, "-c", SPEAKING, str(home.programs))
-    said = home.cachectl("trace", "--", *command)
-    assert said.stdout == "['from C, before', 'from Python, after', 'from C, at the end']\n"
-    assert "from C" not in said.stderr
-
-
-CROWDED = """
-import sys, threading
-sys.path.insert(0, sys.argv[1])
-import kernels, pyopencl as cl
-context = cl.Context([kernels.device()])
-def build(name):
-    cl.Program(context, "__kernel void %s(__global int *a) { a[0] = 1; }" % name).build()
-build("known")
-gate = threading.Barrier(2)
-def at_once(name):
-    gate.wait()
-    build(name)
-threads = [threading.Thread(target=at_once, args=(name,)) for name in ("known", "new" + sys.argv[2])]
-[thread.start() for thread in threads]
-[thread.join() for thread in threads]
-"""
-
-
-@pytest.mark.thorough
-@real
-def test_of_builds_at_the_same_time_none_is_taken_for_compiled_wrongly(home: Home) -> None:
-    """What is served is not called compiled: it is right, or it is unknown."""
-    document = home.path / "trace.json"
-    for round_number in "123":
-        command = (sys.executable, "-c", CROWDED, str(home.programs), round_number)
-        home.cachectl("trace", "--kernels", "--json", str(document), "--", *command)
-        built = json.loads(document.read_text())["kernels"]
-        known = [kernel for kernel in built if kernel["kernels"] == ["known"]][-1]
-        new = next(kernel for kernel in built if kernel["kernels"] == [f"new{round_number}"])
-        assert known["compiled"] in (False, None)
-        assert new["compiled"] in (True, None)
-        assert new["served_by"] is None
-
-
-OPTIONS = """
-import sys
-sys.path.insert(0, sys.argv[1])
-import kernels, pyopencl as cl
-context = cl.Context([kernels.device()])
-for options in ("", "-DTWO=2"):
-    cl.Program(context, "__kernel void one(__global int *a) { a[0] = 1; }").build(options)
-"""
-
-
-@real
-def test_a_miss_names_the_options_that_differ_within_the_run(home: Home) -> None:
-    """PoCL's keys are hashes, but what was built before in the same run is known."""
-    document = home.path / "trace.json"
-    command = (sys.executable, "-c", OPTIONS, str(home.programs))
-    home.cachectl("trace", "--explain", "--json", str(document), "--", *command)
-    reasons = [miss["because"] for miss in json.loads(document.read_text())["misses"] if miss["layer"] == "pocl"]
-    assert reasons == [
-        "cold: no entry like it",
-        "the same source was built before in this run, with options '' there, '-DTWO=2' here",
-    ]
-
-
-BEGINNING = """
-import os, sys
-sys.path.insert(0, sys.argv[1])
-import kernels, pyopencl as cl
-context = cl.Context([kernels.device()])
-def source(name):
-    return "__kernel void %s(__global int *a) { a[0] = 1; }" % name
-def attempt(call, *arguments, **options):
-    try:
-        return call(*arguments, **options)
-    except (cl.RuntimeError, TypeError, AttributeError, ValueError):
-        return None
-"""
-#: What a program does on PoCL, and what its own messages say of that in a second run: hits and misses.
-SCENES = {
-    "a failure in the compiler": ("attempt(cl.Program(context, '__kernel void bad() { no; }').build)", (0, 0)),
-    "a failure before the compiler": (
-        (
-            "cl.Program(context, source('one')).build(); attempt(cl.Program(context, source('two')).build, '-no-such');"
-            "attempt(cl.Program(context, source('three')).build, 3.4)"
-        ),
-        (1, 0),
-    ),
-    "a failed compile": ("attempt(cl.Program(context, '__kernel void bad() { no; }').compile)", (0, 0)),
-    "compiled": ("cl.Program(context, source('one')).compile()", (1, 0)),
-    "compiled and linked": ("cl.link_program(context, [cl.Program(context, source('one')).compile()])", (1, 1)),
-    "binaries": (
-        (
-            "p = cl.Program(context, source('one')).build();"
-            "cl.Program(context, context.devices, p.get_info(cl.program_info.BINARIES)).build()"
-        ),
-        (2, 0),
-    ),
-    "a reloaded library": (
-        "import importlib; importlib.reload(cl); cl.Program(context, source('one')).build()",
-        (1, 0),
-    ),
-}
-
-
-@real
-@pytest.mark.parametrize("scene", [next(iter(SCENES)), *thorough(*list(SCENES)[1:])])
-def test_what_pocl_did_is_counted_whatever_was_asked_of_it(home: Home, scene: str) -> None:
-    """PoCL looks up programs and object files, and links again each time. A failure is no hit, a binary is one."""
-    lines, expected = SCENES[scene]
-    command = (sys.executable, "-c", f"{BEGINNING}\n{lines}", str(home.programs))
-    home.run(*command)
-    document = home.path / "trace.json"
-    home.cachectl("trace", "--json", str(document), "--", *command)
-    (pocl,) = [layer for layer in json.loads(document.read_text())["layers"] if layer["layer"] == "pocl"]
-    assert (pocl["hits"], pocl["misses"], pocl["evidence"]) == (*expected, "exact")
-
-
-@pytest.mark.thorough
-@real
-def test_each_device_is_a_lookup_of_its_own(home: Home) -> None:
-    """A program for two devices is looked up twice, and found for one of them if that is what was there."""
-    program = (
-        "import sys, pyopencl as cl; devices = next(p for p in cl.get_platforms() if p.name.startswith('Portable'))"
-        ".get_devices(); chosen = devices[:int(sys.argv[1])];"
-        "cl.Program(cl.Context(chosen), '__kernel void one(__global int *a) { a[0] = 1; }').build()"
-    )
-    document = home.path / "trace.json"
-    counted = []
-    for devices in "1", "2", "2":
-        command = (sys.executable, "-c", program, devices)
-        home.cachectl("trace", "--json", str(document), "--", *command, POCL_DEVICES="pthread pthread")
-        hits, misses, _ = numbers(json.loads(document.read_text()), "pocl")
-        assert hits is not None
-        assert misses is not None
-        counted.append(hits + misses)
-    assert counted == [1, 2, 2]
-    assert (hits, misses) == (2, 0)
-
-
-@real
-def test_no_message_goes_into_a_file_of_the_programs(home: Home) -> None:
-    """A program that closes what it did not open gets the number of our file for its own."""
-    lines = (
-        "cl.Program(context, source('one')).build(); os.closerange(3, 256); f = open('mine.txt', 'w'); f.write('mine');"
-        "f.flush(); cl.Program(context, source('two')).build(); f.close()"
-    )
-    home.cachectl("trace", "--", sys.executable, "-c", f"{BEGINNING}\n{lines}", str(home.programs))
-    assert (home.path / "mine.txt").read_text() == "mine"
-
-
-CAPTURING = """
-import ctypes, sys
-sys.path.insert(0, "{programs}")
-import kernels, pyopencl as cl
-
-def test_what_c_prints_is_captured(capfd):
-    context = cl.Context([kernels.device()])
-    cl.Program(context, "__kernel void one(__global int *a) {{ a[0] = 1; }}").build()
-    library = ctypes.CDLL(None)
-    library.fputs(b"from C", ctypes.c_void_p.in_dll(library, "stderr"))
-    assert capfd.readouterr().err == "from C"
-"""
-
-
-@pytest.mark.thorough
-@real
-def test_a_suite_that_captures_what_c_prints_passes_as_before(home: Home) -> None:
-    """Outside a build nothing of the program is redirected."""
-    (home.path / "test_it.py").write_text(CAPTURING.format(programs=home.programs))
-    home.cachectl("trace", "--", sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_it.py")
-
-
-@real
-def test_a_trace_within_a_trace_and_the_users_own_site(home: Home) -> None:
-    """Both traces hear of all; the user's module is imported as ever, and may fail as ever."""
-    site = home.path / "site"
-    site.mkdir()
-    (site / "sitecustomize.py").write_text("VALUE = 42\n")
-    paths = os.pathsep.join(filter(None, [str(site), home.variables.get("PYTHONPATH")]))
-    inner, outer = home.path / "inner.json", home.path / "outer.json"
-    program = "import sitecustomize, sys; print(sitecustomize.VALUE, file=sys.stdout); import runpy; "
-    program += f"sys.path.insert(0, {str(home.programs)!r}); sys.argv = ['thirteen.py', '1', '1'];"
-    program += "runpy.run_path(sys.path[0] + '/thirteen.py', run_name='__main__')"
-    nested = (sys.executable, "-m", "cachectl", "trace", "--json", str(inner), "--", sys.executable, "-c", program)
-    done = home.cachectl("trace", "--json", str(outer), "--", *nested, PYTHONPATH=paths)
-    assert done.stdout.startswith("42\n")
-    assert "Error" not in done.stderr
-    for document in (inner, outer):
-        assert numbers(json.loads(document.read_text()), "pocl") == (0, 2, 2)
-    (site / "sitecustomize.py").write_text("raise KeyError('mine')\n")
-    done = home.cachectl("trace", "--json", str(inner), "--", sys.executable, "-c", "", PYTHONPATH=paths)
-    assert "KeyError: 'mine'" in done.stderr
-    evidence = {layer["layer"]: layer["evidence"] for layer in json.loads(inner.read_text())["layers"]}
-    assert evidence["loopy"] == "exact"
-
-
-@real
-def test_a_block_that_raises_is_counted_all_the_same(home: Home) -> None:
-    """The numbers are there however the block ends."""
-    lines = (
-        "import cachectl\ntry:\n    with cachectl.traced() as t:\n        cl.Program(context, source('one')).build()\n"
-        "        raise KeyError\nexcept KeyError:\n    print(t['pocl'].misses, t['pocl'].evidence)"
-    )
-    done = home.run(sys.executable, "-c", f"{BEGINNING}\n{lines}", str(home.programs))
-    assert done.stdout == "1 exact\n"
-
-
-@real
-def test_a_process_that_becomes_another_program_says_nothing_twice(home: Home) -> None:
-    """After ``exec`` the number of the process, and so its files, are the same."""
-    lines = (
-        "stage = int(sys.argv[2]); import ctypes; library = ctypes.CDLL(None)\n"
-        "cl.Program(context, source(f'one{stage}')).build()\n"
-        "library.fputs(b'stage %d\\n' % stage, ctypes.c_void_p.in_dll(library, 'stderr'))\n"
-        "stage < 2 and os.execv(sys.executable, [sys.executable, '-c', SELF, sys.argv[1], str(stage + 1)])"
-    )
-    program = f"SELF = sys.orig_argv[2]\n{lines}"
-    document = home.path / "trace.json"
-    command = (sys.executable, "-c", f"{BEGINNING}\n{program}", str(home.programs), "0")
-    done = home.cachectl("trace", "--json", str(document), "--", *command)
-    assert re.findall(r"stage \d", done.stderr) == ["stage 0", "stage 1", "stage 2"]
-    assert numbers(json.loads(document.read_text()), "pocl") == (0, 3, 3)
-
-
-@real
-def test_a_worker_that_renames_itself_is_watched_all_the_same(home: Home) -> None:
-    """A fork is known by its stack, not by its title."""
-    lines = (
-        "cl.Program(context, source('one')).build()\nimport ctypes, time\nchild = os.fork()\nif not child:\n"
-        "    stat = open('/proc/self/stat').read().rpartition(') ')[2].split()\n"
-        "    ctypes.memset(int(stat[45]), 119, 6)\n    time.sleep(.3)\n    os._exit(0)\nos.waitpid(child, 0)"
-    )
-    document = home.path / "trace.json"
-    home.cachectl(
-        "trace", "--json", str(document), "--", sys.executable, "-c", f"{BEGINNING}\n{lines}", str(home.programs)
-    )
-    read = json.loads(document.read_text())
-    assert read["unwatched"] == []
-    assert numbers(read, "pocl") == (0, 1, 1)

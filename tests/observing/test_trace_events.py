@@ -23,6 +23,8 @@ STARTED = {"pid": 7, "at": 1.0, "event": "started"}
 BUILD = {
     **STARTED,
     "event": "build",
+    "layer": "pyopencl",
+    "driver": "pocl",
     "kind": "build",
     "seconds": 0.5,
     "failed": False,
@@ -35,7 +37,7 @@ BUILD = {
     "devices": ["cpu"],
     "platform": "Portable Computing Language",
 }
-POCL = {**STARTED, "event": "pocl", "lookups": 1, "wrote": ["/nowhere"], "upto": 0}
+POCL = {**STARTED, "event": "messages", "layer": "pocl", "lookups": 1, "wrote": ["/nowhere"], "upto": 0}
 HIT = {**STARTED, "event": "hit", "layer": "pytools", "dictionary": "loopy-code-gen", "kernels": ["one"]}
 NO_NUMBERS: tuple[Any, ...] = ("7", -1, 1.5, True, None, 1 << 70)
 NO_SECONDS: tuple[Any, ...] = ("0.5", None, -1, True, float("nan"), float("inf"), [])
@@ -51,7 +53,8 @@ WRONG: dict[str, list[dict[str, Any]]] = {
         *({**POCL, "upto": value} for value in NO_NUMBERS),
         *({**POCL, "wrote": value} for value in NO_TEXTS),
         *({**POCL, "lookups": value} for value in NO_NUMBERS if value is not None),
-        {**STARTED, "event": "pocl"},
+        {**STARTED, "event": "messages"},
+        {**BUILD, "driver": 7},
     ],
 }
 LINES = {

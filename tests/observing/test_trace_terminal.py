@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from tiers import needing
 
-from cachectl.observing.observer import Messages
+from cachectl.layers.inside.pocl_messages import Messages
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

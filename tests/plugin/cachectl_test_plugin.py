@@ -9,7 +9,7 @@ from typing import Any
 
 from cachectl.layers.base.declarations import EnvPath, EnvSwitch, at_load
 from cachectl.layers.base.environment import Environment
-from cachectl.layers.base.facts import Artifact, Census, Entry, Finding, Found, Root, Scope, State, Switch
+from cachectl.layers.base.facts import Artifact, Entry, Finding, Found, Root, Scope, State, Switch, Usage
 from cachectl.layers.base.layer import Layer
 from cachectl.layers.base.store import Codec, Damage
 from cachectl.layers.formats.details import Details
@@ -68,7 +68,7 @@ class Telling(Notes):
 
 
 class TalkingStore(Files):
-    def census(self, root: Root) -> Census:
+    def usage(self, root: Root) -> Usage:
         raise ZeroDivisionError
 
     def scan(self, root: Root, *, contents: bool = True) -> Iterator[Found]:

@@ -160,7 +160,7 @@ def test_a_folder_that_a_program_made_again_goes(home: Home, temporary: Path) ->
 #: Kills a command as soon as it has copied a database.
 KILLS = """
 import os, signal, sys
-from cachectl.cli import main
+from cachectl.cli.main import main
 from cachectl.layers.stores import database
 copy_file = database._copy_file
 

@@ -67,7 +67,7 @@ def show_purge(result: PurgeResult, now: float) -> None:
         output.show_table(columns("would go" if result.dry_run else "removed"), shown, last)
     made = "would be made" if result.dry_run else "is made"
     for outcome in result.outcomes:
-        for path in outcome.remade:
+        for path in outcome.recreated:
             output.warn(
                 f"{outcome.layer}: {path} {made} again: it had gone, and programs that are running fail without it"
             )

@@ -10,9 +10,9 @@ from cachectl.cli.call import Call
 from cachectl.cli.parser import Parser
 
 if TYPE_CHECKING:
-    from cachectl.inspecting.neighbours import Neighbour
     from cachectl.inspecting.report import LayerReport, Report, RootReport
     from cachectl.layers.base.facts import Root
+    from cachectl.layers.host.neighbours import Neighbour
 
 
 def add_options(parser: Parser) -> None:
@@ -106,14 +106,14 @@ def _places(report: Report, home: str) -> Iterator[str]:
             yield f"  problem: {failure}"
         for root in layer.roots:
             where = f" (on {root.nodes[0]})" if root.nodes else ""
-            for problem in root.census.problems:
+            for problem in root.usage.problems:
                 yield f"  problem: {_short_home(str(problem.path), home)}: {problem.message}{where}"
 
 
 def _place(alike: Sequence[RootReport], home: str) -> str:
     """Format a root once for all nodes that have one of their own there."""
     first = alike[0]
-    orphans = sum(one.census.orphan_files or 0 for one in alike)
+    orphans = sum(one.usage.orphan_files or 0 for one in alike)
     nodes = tuple(dict.fromkeys(node for one in alike for node in one.nodes or ()))
     notes = [first.root.source, *([] if any(one.exists for one in alike) else ["not there"])]
     if len(nodes) > 1:
@@ -121,13 +121,13 @@ def _place(alike: Sequence[RootReport], home: str) -> str:
     else:
         notes += nodes
     notes += [] if first.link_to is None else [f"a link to {_short_home(str(first.link_to), home)}"]
-    orphan_bytes = output.size(sum(one.census.orphan_bytes or 0 for one in alike))
+    orphan_bytes = output.size(sum(one.usage.orphan_bytes or 0 for one in alike))
     notes += [f"{orphans} {'orphan' if orphans == 1 else 'orphans'}, {orphan_bytes}"] if orphans else []
     return f"  {_short_home(str(first.root.path), home)}  ({'; '.join(notes)})"
 
 
 def _holds_anything(root: RootReport) -> bool:
-    return bool(root.census.files or root.census.orphan_files or root.census.problems)
+    return bool(root.usage.files or root.usage.orphan_files or root.usage.problems)
 
 
 def _short_home(path: str, home: str) -> str:

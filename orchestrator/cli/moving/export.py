@@ -11,8 +11,8 @@ from cachectl.cli.call import Call
 from cachectl.cli.parser import Parser
 
 if TYPE_CHECKING:
+    from cachectl.layers.miopen.exporting import FilesExport, InstallableFile
     from cachectl.moving.exporting import Export, ExportedLayer
-    from cachectl.moving.miopen_files import FilesExport, InstallableFile
 
 
 def add_options(parser: Parser) -> None:
@@ -76,7 +76,7 @@ def _show(done: Export) -> None:
 
 
 def _export_files(call: Call) -> int:
-    from cachectl.moving.miopen_files import export_files
+    from cachectl.moving.installable import export_files
 
     given = call.options
     if given.sign is not None:

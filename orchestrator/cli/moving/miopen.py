@@ -9,7 +9,7 @@ from cachectl.cli.call import Call
 from cachectl.cli.parser import CHANGING, Parser
 
 if TYPE_CHECKING:
-    from cachectl.moving.miopen_files import Merge, MergedFile
+    from cachectl.layers.miopen.merging import Merge, MergedFile
 
 
 def add_options(parser: Parser) -> None:
@@ -23,7 +23,7 @@ def add_options(parser: Parser) -> None:
 
 
 def run(call: Call) -> int:
-    from cachectl.moving.miopen_files import merge
+    from cachectl.layers.miopen.merging import merge
 
     given = call.options
     environment = call.stack.environment

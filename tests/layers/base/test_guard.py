@@ -18,7 +18,6 @@ from typing import Any, ClassVar, Union, get_args, get_origin, get_type_hints
 
 import pytest
 
-from cachectl.layers.base.deadline import TookTooLong
 from cachectl.layers.base.declarations import EnvSwitch, Places, at_load
 from cachectl.layers.base.environment import Environment
 from cachectl.layers.base.errors import LayerError, PluginFailed
@@ -41,7 +40,8 @@ from cachectl.layers.base.facts import (
 )
 from cachectl.layers.base.guard import guarded, public_members
 from cachectl.layers.base.layer import Declaration, Layer
-from cachectl.layers.base.registry import Broken, plugged_in
+from cachectl.layers.base.parts import Tagging
+from cachectl.layers.base.registry import Broken, TookTooLong, plugged_in
 from cachectl.layers.base.selection import ALL
 from cachectl.layers.base.store import Store
 
@@ -326,7 +326,7 @@ def test_an_error_of_the_layer_and_an_interruption_pass(kind: type, name: str) -
 
 
 #: A matter of the variables alone, and so of no time.
-SOON = {"roots", "state", "switched", "relocate", "lacking", "refresher", "refusals", "elsewhere"}
+SOON = {"roots", "state", "switched", "relocate", "required_roots", "refresher", "refusals", "elsewhere"}
 
 
 @pytest.mark.parametrize("name", sorted(SOON))
@@ -345,7 +345,7 @@ def test_an_attribute_that_is_wrong_has_its_default_or_fails(kind: type, name: s
     for answer in right(hint):
         got = getattr(guard(kind, **{name: answer}), name)
         assert type(got).__name__.startswith("Guarded") if got != answer else True
-        for one in (*wrong(hint, answer), *([re.compile(b"bytes")] if name == "failure_mark" else [])):
+        for one in (*wrong(hint, answer), *([re.compile(b"bytes")] if name == "failure_trace" else [])):
             layer = guard(kind, **{name: one})
             if hasattr(kind, name) and not isinstance(inspect.getattr_static(kind, name), property):
                 assert getattr(layer, name) == getattr(kind, name)
@@ -368,10 +368,10 @@ STRAY = replace(ENTRY, key="../outside")
         (Store, "plan_everything", ClearPlan("notes", (replace(TARGET, key="../outside"),))),
         (Store, "read", replace(ARTIFACT, key="other")),
         (Store, "read", replace(ARTIFACT, layer="pocl")),
-        (Store, "searched", [STRAY]),
-        (Store, "searched", [replace(ENTRY, root=Path("/etc"))]),
-        (Store, "searched", [Bulk(1, 1, 1, None, None)]),
-        (Store, "counted", [STRAY]),
+        (Store, "find", [STRAY]),
+        (Store, "find", [replace(ENTRY, root=Path("/etc"))]),
+        (Store, "find", [Bulk(1, 1, 1, None, None)]),
+        (Store, "iter_usage", [STRAY]),
         (Store, "verify", [Finding("notes", PLACE, "k", Severity.FAILS, "c", "m", "f", STRAY)]),
         (Store, "verify", [Finding("notes", Path("/etc"), "k", Severity.FAILS, "c", "m", "f")]),
         (Store, "read_many", {"other": replace(ARTIFACT, key="other")}),
@@ -379,17 +379,17 @@ STRAY = replace(ENTRY, key="../outside")
         (Store, "foresee_write", {"other": LayerError("notes", "full")}),
         (Store, "write_new", [True, True]),
         (Store, "write_new", []),
-        (Store, "marked", [(STRAY, "k")]),
-        (Store, "marked", [(ENTRY, "no such mark")]),
-        (Store, "marked", [(replace(ENTRY, key="l"), "")]),
-        (Store, "idle_gate", [(Orphan("other", PLACE, 1, 1, 0.0, "why"), None)]),
+        (Tagging, "find_tagged", [(STRAY, "k")]),
+        (Tagging, "find_tagged", [(ENTRY, "no such mark")]),
+        (Tagging, "find_tagged", [(replace(ENTRY, key="l"), "")]),
+        (Store, "in_use", [(Orphan("other", PLACE, 1, 1, 0.0, "why"), None)]),
         (Layer, "roots", (replace(ROOT, path=Path("relative")),)),
-        (Layer, "lacking", (replace(ROOT, path=Path("/a/../b")),)),
+        (Layer, "required_roots", (replace(ROOT, path=Path("/a/../b")),)),
         (Layer, "diagnose", [Finding("pocl", PLACE, None, Severity.FAILS, "c", "m", "f")]),
         (Layer, "switched", replace(SWITCH, set={"A B;rm": "x"})),
         (Layer, "switched", replace(SWITCH, set={"A": "x\0y"})),
         (Layer, "relocate", replace(SWITCH, unset=frozenset({"P=Q"}))),
-        (Layer, "refresher", replace(SWITCH, drops=(("a",),))),  # type: ignore[arg-type]
+        (Layer, "refresher", replace(SWITCH, clear_functions=(("a",),))),  # type: ignore[arg-type]
         (Layer, "refresher", replace(SWITCH, reloads=("ab",))),  # type: ignore[arg-type]
         (Layer, "refresher", replace(SWITCH, patches=(Patch("m", None, "f", None),))),  # type: ignore[arg-type]
     ],
@@ -422,7 +422,7 @@ def test_without_an_answer_of_its_own_every_entry_is_guarded() -> None:
     found = store.read_many(ROOT, ["k", "l"])
     assert found["k"] == ARTIFACT
     assert isinstance(found["l"], PluginFailed)
-    for ask in (store.census, store.counted, lambda root: store.searched(root, ALL)):
+    for ask in (store.usage, store.iter_usage, lambda root: store.find(root, ALL)):
         with pytest.raises(PluginFailed, match="which is not in its root"):
             deque(ask(ROOT), maxlen=0)
 

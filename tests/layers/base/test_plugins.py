@@ -198,11 +198,11 @@ class Folders(Store):
     def remove(self, root: Root, targets: tuple[Target, ...]) -> Outcome:
         return self.tree(root).remove(targets)
 
-    def set_aside(self, root: Root, target: Target, thing: Quarantined) -> str | None:
-        return self.tree(root).set_aside(target, thing)
+    def quarantine(self, root: Root, target: Target, thing: Quarantined) -> str | None:
+        return self.tree(root).quarantine(target, thing)
 
-    def bring_back(self, root: Root, thing: Quarantined, *, replace: bool) -> None:
-        self.tree(root).bring_back(thing, replace=replace)
+    def restore(self, root: Root, thing: Quarantined, *, replace: bool) -> None:
+        self.tree(root).restore(thing, replace=replace)
 
 
 class TestSmallFolders(TestNotes):

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from cachectl.layers.base.deadline import TookTooLong, limited
 from cachectl.layers.base.environment import Environment
 from cachectl.layers.base.errors import PluginFailed
 from cachectl.layers.base.facts import (
@@ -35,6 +34,7 @@ from cachectl.layers.base.facts import (
 )
 from cachectl.layers.base.guard import guarded
 from cachectl.layers.base.layer import Layer
+from cachectl.layers.base.registry import TookTooLong, limited
 from cachectl.layers.base.store import Store
 from cachectl.layers.stores.files import Files
 
@@ -84,7 +84,11 @@ def test_the_sample_is_what_the_page_says() -> None:
 def test_an_installed_plug_in_is_part_of_every_verb(plugged: Home) -> None:
     plugged.cachectl("trace", "--json", "trace.json", "--", *TOYC, "axpy", "dot")
     layers = {layer["layer"]: layer for layer in json.loads((plugged.path / "trace.json").read_text())["layers"]}
-    assert (layers["toyc"]["stores"], layers["toyc"]["evidence"]) == (2, "inferred")
+    assert [layers["toyc"][name] for name in ("hits", "misses", "stores", "evidence")] == [0, 2, 2, "exact"]
+    plugged.cachectl("trace", "--json", "trace.json", "--", *TOYC, "axpy", "other")
+    layers = {layer["layer"]: layer for layer in json.loads((plugged.path / "trace.json").read_text())["layers"]}
+    assert [layers["toyc"][name] for name in ("hits", "misses", "stores", "evidence")] == [1, 1, 1, "exact"]
+    plugged.cachectl("purge", "toyc", "--kernel", "other")
     (reported,) = plugged.json("report", "toyc")["layers"]
     assert (reported["state"], reported["entries"], reported["title"]) == ("enabled", 2, "toyc kernels")
     assert "toyc" in {layer["layer"] for layer in plugged.json("report")["layers"]}
@@ -115,11 +119,11 @@ def test_it_travels_with_all_others(
 ) -> None:
     plugged.run(*TOYC, "axpy", "dot")
     bundle = str(tmp_path / "bundle")
-    exported = {layer["layer"]: layer["entries"] for layer in plugged.json("export", bundle)["layers"]}
-    assert exported["toyc"] == 2
+    exported = {layer["layer"]: layer for layer in plugged.json("export", bundle)["layers"]}
+    assert (exported["toyc"]["entries"], exported["toyc"]["sensitive"]) == (2, "names of your kernels")
     elsewhere = beside(new_home(tmp_path / "elsewhere"), installed)
     said = elsewhere.cachectl("import", bundle, "--trust", "--dry-run").stdout
-    assert "toyc: 2 " in said
+    assert "toyc: 2 will hit" in said
     assert not (elsewhere.path / ".cache").exists()
     elsewhere.cachectl("import", bundle, "--trust")
     assert elsewhere.run(*TOYC, "axpy", "dot").stdout == "axpy found\ndot found\n"

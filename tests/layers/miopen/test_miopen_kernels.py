@@ -1,4 +1,4 @@
-"""MIOpen's kernels: both generations, both tiers, on databases built here by MIOpen's own statements."""
+"""MIOpen's kernel databases: entries, and how they are read, placed and cleared."""
 
 from __future__ import annotations
 
@@ -6,76 +6,43 @@ import bz2
 import hashlib
 import os
 import sqlite3
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.miopen_kernels import (
+    ARGS,
+    CODE,
+    KEY,
+    NAME,
+    TABLE_2_3,
+    VERSION,
+    artifact,
+    environment_of,
+    findings,
+    key_of,
+    packed,
+    problems,
+    spoil,
+    store,
+    stored,
+    user_file,
+)
 
 from cachectl.layers.base.conformance import LayerConformance, snapshot
 from cachectl.layers.base.environment import Environment
 from cachectl.layers.base.errors import Damaged, EntryExists, LayerError, Refused
-from cachectl.layers.base.facts import Ability, Artifact, Entry, Housekeeping, Problem, Root, Severity
+from cachectl.layers.base.facts import Artifact
 from cachectl.layers.base.layer import Layer
 from cachectl.layers.base.selection import Selection
-from cachectl.layers.miopen import kernel_db
 from cachectl.layers.miopen.kernels import MIOpenKernels
-from cachectl.layers.miopen.system_kernels import MIOpenSystemKernels, lookup
+from cachectl.layers.miopen.system_kernels import MIOpenSystemKernels
 from cachectl.layers.miopen.system_tuning import MIOpenSystemTuning
 from cachectl.layers.miopen.tuning import MIOpenTuning
 from cachectl.layers.stores import database
-from cachectl.layers.stores.rows import RowFile
-
-TABLE = (
-    "CREATE TABLE IF NOT EXISTS `kern_db` (`id` INTEGER PRIMARY KEY ASC,`kernel_name` TEXT NOT NULL,"
-    "`kernel_args` TEXT NOT NULL,`kernel_blob` BLOB NOT NULL,`kernel_hash` TEXT NOT NULL,"
-    "`uncompressed_size` INT NOT NULL);"
-    "CREATE UNIQUE INDEX IF NOT EXISTS `idx_kern_db` ON kern_db(kernel_name, kernel_args);"
-)
-TABLE_2_3 = (
-    "CREATE TABLE `kern_db` (`id` INTEGER PRIMARY KEY ASC,`kernel_name` TEXT NOT NULL,"
-    "`kernel_args` TEXT NOT NULL,`kernel_blob` BLOB NOT NULL);"
-)
-NAME = "MIOpenConvUni.cl.o"
-ARGS = " -DMLO_HW_WAVE_SZ=64 -mcpu=gfx90a"
-CODE = b"\x7fELF" + b"some code that packs well " * 400
-VERSION = "3.3.0.a85ca8a54"
-
-
-def environment_of(home: Path, **variables: str) -> Environment:
-    return Environment({"HOME": str(home), **variables}, home=home, cwd=home, temporary=home / "tmp")
-
-
-def packed(code: bytes) -> tuple[bytes, str, int]:
-    return bz2.compress(code, 9), hashlib.md5(code).hexdigest(), len(code)  # noqa: S324 - MIOpen's choice
-
-
-def store(path: Path, rows: Mapping[tuple[str, str], tuple[object, ...]], *, wal: bool = False) -> Path:
-    """Write rows as MIOpen does, given as (name, args) and (blob, hash, size)."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with closing(sqlite3.connect(path)) as connection:
-        if wal:
-            connection.execute("PRAGMA journal_mode=WAL")
-        connection.executescript(TABLE)
-        statement = (
-            "INSERT OR REPLACE INTO kern_db(kernel_name, kernel_args, kernel_blob, kernel_hash, uncompressed_size)"
-        )
-        for key, values in rows.items():
-            connection.execute(statement + " VALUES(?, ?, ?, ?, ?)", (*key, *values))
-        connection.commit()
-    return path
-
-
-def stored(path: Path) -> list[tuple[object, ...]]:
-    with closing(sqlite3.connect(path)) as connection:
-        columns = "kernel_name, kernel_args, kernel_blob, kernel_hash, uncompressed_size"
-        return connection.execute(f"SELECT {columns} FROM kern_db ORDER BY id").fetchall()
-
-
-def user_file(home: Path, base: str = "gfx90a6e", version: str = VERSION) -> Path:
-    return home / ".cache" / "miopen" / version / f"{base}.ukdb"
 
 
 def object_file(home: Path, version: str = "2.2.1") -> Path:
@@ -100,25 +67,6 @@ def fill(home: Path) -> None:
         )
         connection.commit()
     object_file(home)
-
-
-def artifact(key: str, data: bytes = CODE, layer: str = "miopen", form: str = "miopen-kernel/1") -> Artifact:
-    return Artifact(layer, key, form, data)
-
-
-def key_of(file: str, name: str = NAME, args: str = ARGS) -> str:
-    return f"{file}::{name}::{args}"
-
-
-KEY = key_of(f"{VERSION}/gfx90a6e.ukdb")
-
-
-def problems(layer: Layer) -> list[str]:
-    return [found.code for root in layer.roots() for found in layer.scan(root) if isinstance(found, Problem)]
-
-
-def findings(layer: Layer) -> list[tuple[str, Severity]]:
-    return [(finding.code, finding.severity) for root in layer.roots() for finding in layer.verify(root)]
 
 
 class TestUser(LayerConformance):
@@ -176,10 +124,10 @@ def test_both_generations_are_listed(tmp_path: Path) -> None:
 def test_what_lies_on_disk_is_what_is_counted(tmp_path: Path) -> None:
     fill(tmp_path)
     layer = MIOpenKernels(environment_of(tmp_path))
-    census = layer.census(layer.roots()[0])
+    usage = layer.usage(layer.roots()[0])
     files = [path for path in (tmp_path / ".cache").rglob("*") if path.is_file()]
-    assert (census.files, census.bytes) == (len(files), sum(path.stat().st_size for path in files))
-    assert (census.entries, census.stale_entries, census.problems) == (4, 2, ())
+    assert (usage.files, usage.bytes) == (len(files), sum(path.stat().st_size for path in files))
+    assert (usage.entries, usage.stale_entries, usage.problems) == (4, 2, ())
 
 
 def test_kernels_are_selected_with_and_without_the_ending_of_their_source(tmp_path: Path) -> None:
@@ -334,8 +282,8 @@ def test_a_log_that_is_pending_is_read_and_left_alone(tmp_path: Path) -> None:
         assert layer.get(keys[1]) is not None
         assert findings(layer) == []
         assert snapshot(tmp_path) == before
-        census = layer.census(layer.roots()[0])
-        assert census.files == len(os.listdir(path.parent))
+        usage = layer.usage(layer.roots()[0])
+        assert usage.files == len(os.listdir(path.parent))
 
 
 @contextmanager
@@ -441,236 +389,3 @@ def test_a_purge_of_user_layers_leaves_the_rest(tmp_path: Path) -> None:
     assert {**snapshot(tmp_path / "rocm"), **snapshot(home / ".config")} == before
     assert list(MIOpenKernels(environment).entries()) == []
     assert (home / ".cache" / "miopen" / "notes.ukdb").read_text() == "not MIOpen's"
-
-
-def test_system_kernels_are_read_and_refuse_the_rest(tmp_path: Path) -> None:
-    path = store(tmp_path / "db" / "gfx90a.kdb", {(NAME, ARGS): packed(CODE)})
-    layer = MIOpenSystemKernels(environment_of(tmp_path, MIOPEN_SYSTEM_DB_PATH=str(tmp_path / "db")))
-    before = snapshot(tmp_path, times=True)
-    (entry,) = layer.entries()
-    assert (entry.key, entry.device, entry.versions) == (key_of("gfx90a.kdb"), "gfx90a", {})
-    got = layer.get(entry.key)
-    assert got is not None
-    assert got.data == CODE
-    abilities = layer.abilities()
-    for ability in (Ability.PUT, Ability.CLEAR, Ability.RELOCATE):
-        assert abilities[ability] is not None
-    with pytest.raises(Refused, match="put into the layer miopen"):
-        layer.put(entry.key, artifact(entry.key, layer="miopen-system"))
-    with pytest.raises(Refused, match="package manager"):
-        layer.plan_clear()
-    with pytest.raises(Refused, match="MIOPEN_SYSTEM_DB_PATH"):
-        layer.relocate(tmp_path)
-    assert snapshot(tmp_path, times=True) == before
-    assert os.listdir(path.parent) == ["gfx90a.kdb"]
-
-
-def tiers(tmp_path: Path) -> tuple[MIOpenKernels, MIOpenSystemKernels]:
-    environment = environment_of(tmp_path, MIOPEN_SYSTEM_DB_PATH=str(tmp_path / "db"))
-    return MIOpenKernels(environment), MIOpenSystemKernels(environment)
-
-
-def test_the_lookup_asks_user_then_device_then_architecture(tmp_path: Path) -> None:
-    user, system = tiers(tmp_path)
-
-    def found() -> str | None:
-        answer = lookup(user, system, "gfx90a6e", NAME, ARGS)
-        return None if answer is None else answer.data.decode()
-
-    assert found() is None
-    arch = store(tmp_path / "db" / "gfx90a.kdb", {(NAME, ARGS): packed(b"architecture")})
-    assert found() == "architecture"
-    store(arch.with_name("gfx90a6e.kdb"), {(NAME, ARGS): packed(b"device")})
-    assert found() == "device"
-    store(user_file(tmp_path), {(NAME, ARGS): packed(b"user")})
-    assert found() == "user"
-    store(user_file(tmp_path, "gfx90a68"), {(NAME, ARGS): packed(b"another device")})
-    assert found() == "user"
-
-
-def test_the_architecture_is_asked_only_where_the_device_has_no_file(tmp_path: Path) -> None:
-    user, system = tiers(tmp_path)
-    store(tmp_path / "db" / "gfx90a.kdb", {(NAME, ARGS): packed(CODE)})
-    store(tmp_path / "db" / "gfx90a6e.kdb", {})
-    assert lookup(user, system, "gfx90a6e", NAME, ARGS) is None
-
-
-def test_a_damaged_user_row_hides_a_good_system_row(tmp_path: Path) -> None:
-    user, system = tiers(tmp_path)
-    store(tmp_path / "db" / "gfx90a.kdb", {(NAME, ARGS): packed(CODE)})
-    store(user_file(tmp_path), {(NAME, ARGS): (bz2.compress(CODE), "0" * 32, len(CODE))})
-    with pytest.raises(Damaged, match="md5"):
-        lookup(user, system, "gfx90a6e", NAME, ARGS)
-
-
-GOOD = packed(CODE)
-# What MIOpen itself said to each variant (12 of them were put to it).
-ACCEPTED = {
-    "level 1": (bz2.compress(CODE, 1), GOOD[1], GOOD[2]),
-    "plain": (CODE, GOOD[1], 0),
-    "size as text": (GOOD[0], GOOD[1], str(GOOD[2])),
-}
-REJECTED = {
-    "upper-case md5": (GOOD[0], GOOD[1].upper(), GOOD[2]),
-    "bad md5": (GOOD[0], "0" * 32, GOOD[2]),
-    "size too small": (GOOD[0], GOOD[1], GOOD[2] - 1),
-    "no bz2": (CODE, GOOD[1], GOOD[2]),
-    "joined streams": (bz2.compress(CODE[:100]) + bz2.compress(CODE[100:]), GOOD[1], GOOD[2]),
-    "cut short": (GOOD[0][:-10], GOOD[1], GOOD[2]),
-    "empty": (b"", packed(b"")[1], 0),
-    "a bomb": (bz2.compress(bytes(50_000_000)), GOOD[1], GOOD[2]),
-}
-
-
-@pytest.mark.parametrize("values", ACCEPTED.values(), ids=ACCEPTED)
-def test_what_miopen_accepts_is_read(tmp_path: Path, values: tuple[object, ...]) -> None:
-    store(user_file(tmp_path), {(NAME, ARGS): values})
-    layer = MIOpenKernels(environment_of(tmp_path))
-    assert layer.get(KEY) is not None
-    assert (problems(layer), findings(layer)) == ([], [])
-
-
-@pytest.mark.parametrize("values", REJECTED.values(), ids=REJECTED)
-def test_what_miopen_rejects_is_damaged(tmp_path: Path, values: tuple[object, ...]) -> None:
-    store(user_file(tmp_path), {(NAME, ARGS): values, ("good.s.o", ""): GOOD})
-    layer = MIOpenKernels(environment_of(tmp_path))
-    with pytest.raises(Damaged):
-        layer.get(KEY)
-    assert problems(layer) == []
-    (finding,) = layer.verify(layer.roots()[0])
-    assert (finding.key, finding.severity, finding.code) == (KEY, Severity.FAILS, "content")
-    assert finding.fix == f"cachectl purge miopen --key '{KEY}'"
-    # A damaged row is cleared, or replaced, like any other.
-    with pytest.raises(EntryExists):
-        layer.put(KEY, artifact(KEY))
-    layer.put(KEY, artifact(KEY), replace=True)
-    assert findings(layer) == []
-
-
-def test_a_quote_is_a_problem_of_its_row(tmp_path: Path) -> None:
-    store(user_file(tmp_path), {("it's.cl.o", ""): GOOD, (NAME, ARGS): GOOD})
-    layer = MIOpenKernels(environment_of(tmp_path))
-    assert len(list(layer.entries())) == 2
-    assert problems(layer) == ["quote"]
-    assert findings(layer) == [("quote", Severity.FAILS)]
-    key = key_of(f"{VERSION}/gfx90a6e.ukdb", "it's.cl.o", "")
-    assert layer.clear(layer.plan_clear(Selection(key=key))).removed == 1
-    assert findings(layer) == []
-
-
-def spoil(path: Path, statement: str) -> None:
-    with closing(sqlite3.connect(path)) as connection:
-        connection.executescript(statement)
-
-
-def test_unusable_files_are_problems(tmp_path: Path) -> None:
-    folder = user_file(tmp_path).parent
-    store(folder / "gfx900_56.ukdb", {})
-    spoil(folder / "gfx900_56.ukdb", "DROP TABLE kern_db; CREATE TABLE other(x)")
-    store(folder / "gfx906_60.ukdb", {})
-    spoil(folder / "gfx906_60.ukdb", "DROP TABLE kern_db; CREATE TABLE kern_db(kernel_name, kernel_hash)")
-    store(folder / "gfx90878.ukdb", {})
-    spoil(folder / "gfx90878.ukdb", "DROP TABLE kern_db;" + TABLE_2_3)
-    (folder / "gfx90a6e.ukdb").write_bytes(b"garbage" * 1000)
-    store(folder / "gfx1030_36.ukdb", {(f"k{n}.s.o", ""): (os.urandom(5000), "0", 0) for n in range(9)})
-    os.truncate(folder / "gfx1030_36.ukdb", 20_000)
-    layer = MIOpenKernels(environment_of(tmp_path))
-    found = [thing for thing in layer.scan(layer.roots()[0]) if isinstance(thing, Problem)]
-    assert {(problem.path.name, problem.code) for problem in found} == {
-        ("gfx900_56.ukdb", "sqlite"),
-        ("gfx906_60.ukdb", "sqlite"),
-        ("gfx90878.ukdb", "columns"),
-        ("gfx90a6e.ukdb", "sqlite"),
-        ("gfx1030_36.ukdb", "sqlite"),
-    }
-    assert {finding.severity for finding in layer.verify(layer.roots()[0])} == {Severity.FAILS}
-    with pytest.raises(Damaged):
-        layer.get(KEY)
-
-
-def test_a_second_row_with_a_key_is_found(tmp_path: Path) -> None:
-    path = store(user_file(tmp_path), {(NAME, ARGS): GOOD})
-    columns = "kernel_name, kernel_args, kernel_blob, kernel_hash, uncompressed_size"
-    spoil(path, f"DROP INDEX idx_kern_db; INSERT INTO kern_db({columns}) SELECT {columns} FROM kern_db")
-    assert findings(MIOpenKernels(environment_of(tmp_path))) == [("duplicate", Severity.FAILS)]
-
-
-def test_system_files_are_judged_by_their_header(tmp_path: Path) -> None:
-    store(tmp_path / "db" / "gfx90a.kdb", {(NAME, ARGS): GOOD}, wal=True)
-    pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 333916279\n"
-    (tmp_path / "db" / "gfx906.kdb").write_text(pointer)
-    spoil(tmp_path / "db" / "gfx900.kdb", "CREATE TABLE other(x)")
-    user, system = tiers(tmp_path)
-    assert sorted(problems(system)) == ["sqlite", "too-small", "wal"]
-    assert sorted(findings(system)) == [
-        ("damaged", Severity.FAILS),
-        ("too-small", Severity.RECOMPILES),
-        ("wal", Severity.FAILS),
-    ]
-    (wal,) = (finding for finding in system.verify(system.roots()[0]) if finding.code == "wal")
-    assert "journal_mode=delete" in wal.fix
-    assert [entry.key for entry in system.entries()] == [key_of("gfx90a.kdb")]
-    # MIOpen takes the pointer for a missing file, and throws on a table that is missing.
-    assert lookup(user, system, "gfx906_60", NAME, ARGS) is None
-    with pytest.raises(Damaged):
-        lookup(user, system, "gfx900_56", NAME, ARGS)
-    assert sorted(os.listdir(tmp_path / "db")) == ["gfx900.kdb", "gfx906.kdb", "gfx90a.kdb"]
-
-
-def test_a_locked_file_is_a_problem_and_no_exception(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = store(user_file(tmp_path), {(NAME, ARGS): GOOD})
-    monkeypatch.setattr(RowFile.__init__, "__defaults__", (0.05,))
-    layer = MIOpenKernels(environment_of(tmp_path))
-    with closing(sqlite3.connect(path)) as connection:
-        connection.execute("BEGIN EXCLUSIVE")
-        assert problems(layer) == ["unreadable"]
-        assert findings(layer) == [("unreadable", Severity.HARMLESS)]
-
-
-def test_empty_databases_are_housekeeping(tmp_path: Path) -> None:
-    # A mere lookup makes MIOpen write such a file.
-    path = store(user_file(tmp_path), {})
-    layer = MIOpenKernels(environment_of(tmp_path))
-    (found,) = layer.scan(layer.roots()[0])
-    assert isinstance(found, Housekeeping)
-    assert found.bytes == path.stat().st_size
-
-
-def test_encoding_and_decoding_are_each_others_inverse() -> None:
-    for code in (CODE, b"x", os.urandom(100)):
-        assert kernel_db.decode(kernel_db.encode(code)) == code
-
-
-def test_a_custom_folder_is_searched_with_and_without_version_folders(tmp_path: Path) -> None:
-    custom = tmp_path / "custom"
-    store(custom / "gfx90a6e.ukdb", {(NAME, ARGS): GOOD})
-    store(custom / "3.5.2." / "gfx90a6e.ukdb", {(NAME, ARGS): GOOD})
-    plain = custom / "0123456789abcdef0123456789abcdef" / "k.s.o"
-    plain.parent.mkdir()
-    plain.write_bytes(CODE)
-    layer = MIOpenKernels(environment_of(tmp_path, MIOPEN_CUSTOM_CACHE_DIR=str(custom)))
-    entries = list(layer.entries())
-    assert {entry.key.split("::")[0] for entry in entries} == {
-        "gfx90a6e.ukdb",
-        "3.5.2./gfx90a6e.ukdb",
-        "0123456789abcdef0123456789abcdef/k.s.o",
-    }
-    assert isinstance(entries[0], Entry)
-    assert layer.clear(layer.plan_clear()).removed == 3
-
-
-def test_roots_in_a_temporary_folder_show_their_owners_files_alone(tmp_path: Path) -> None:
-    environment = environment_of(tmp_path)
-    mine = store(tmp_path / "tmp" / "gfx906_60.ukdb", {(NAME, ARGS): GOOD})
-    theirs = store(tmp_path / "tmp" / "gfx90a6e.ukdb", {(NAME, ARGS): GOOD})
-    if os.getuid() == 0:
-        os.chown(theirs, 12345, 12345)
-    else:
-        theirs.unlink()
-    layer = MIOpenKernels(environment)
-    roots: dict[Path, Root] = {root.path: root for root in layer.roots()}
-    assert roots[tmp_path / "tmp"].role == "temporary"
-    assert [entry.key for entry in layer.entries()] == [key_of("gfx906_60.ukdb")]
-    assert layer.get(key_of("gfx90a6e.ukdb")) is None
-    assert layer.clear(layer.plan_clear()).removed == 1
-    assert stored(mine) == []

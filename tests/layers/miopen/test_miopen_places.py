@@ -177,7 +177,7 @@ def test_switches_set_one_and_never_an_empty_value() -> None:
         assert layer.disable().set == {"MIOPEN_DISABLE_CACHE": "1"}
         assert layer.enable().set == {}
         assert layer.enable().unset == {"MIOPEN_DISABLE_CACHE"}
-        assert layer.disable().latches == ("libMIOpen",)
+        assert layer.disable().read_at_load == ("libMIOpen",)
 
 
 def test_relocation_gives_each_layer_its_variable() -> None:

@@ -22,9 +22,10 @@ from cachectl.layers.base.facts import Artifact, Problem, Severity
 from cachectl.layers.base.selection import Selection
 from cachectl.layers.miopen import kernel_db
 from cachectl.layers.miopen.kernels import MIOpenKernels
+from cachectl.layers.miopen.merging import merge
 from cachectl.layers.miopen.places import kernel_key, split_kernel_key
 from cachectl.layers.miopen.system_kernels import MIOpenSystemKernels, lookup
-from cachectl.moving.miopen_files import export_files, merge
+from cachectl.moving.installable import export_files
 
 if TYPE_CHECKING:
     from homes import Home

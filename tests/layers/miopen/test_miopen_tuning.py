@@ -124,8 +124,8 @@ def test_records_are_listed_and_taken_out_verbatim(tmp_path: Path) -> None:
     assert got is not None
     assert (got.form, got.data) == ("miopen-record/1", LINE.encode())
     assert layer.get(f"{FIND}::missing") is None
-    census = layer.census(layer.roots()[0])
-    assert (census.files, census.bytes) == (2, sum(path.stat().st_size for path in folder.iterdir()))
+    usage = layer.usage(layer.roots()[0])
+    assert (usage.files, usage.bytes) == (2, sum(path.stat().st_size for path in folder.iterdir()))
 
 
 def test_records_and_locks_stay_in_the_folder_that_was_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -204,7 +204,7 @@ def test_a_key_that_no_record_can_have_is_refused_by_its_name(tmp_path: Path) ->
     for key in ("bogus::x", FIND):
         with pytest.raises(LayerError, match=f"^miopen-tuning: '{key}' is not a key"):
             layer.put(key, artifact(key, "x=S:1,0,A"))
-    with pytest.raises(Damaged, match="own key is another"):
+    with pytest.raises(Damaged, match="contains another key"):
         layer.put(f"{FIND}::a=b", artifact(f"{FIND}::a=b", "a=b=S:1,0,A"))
     assert not folder_of(tmp_path).joinpath(FIND).exists()
 
@@ -284,7 +284,7 @@ def test_a_lock_that_miopen_holds_is_waited_for_and_then_said(tmp_path: Path) ->
         assert holder.stdout is not None
         holder.stdout.readline()
         before = (folder / FIND).read_bytes()
-        layer = MIOpenTuning(changed(environment_of(tmp_path), patience=0.05))
+        layer = MIOpenTuning(changed(environment_of(tmp_path), lock_timeout=0.05))
         with pytest.raises(LayerError, match="locked"):
             layer.put(f"{FIND}::new", artifact(f"{FIND}::new", "new=S:1,0,A"))
         outcome = layer.clear(layer.plan_clear(Selection(key=f"{FIND}::other")))
@@ -299,7 +299,7 @@ def test_a_lock_that_miopen_holds_is_waited_for_and_then_said(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("key", "line", "sentence"),
     [
-        (f"{FIND}::a", "b=S:1", "own key"),
+        (f"{FIND}::a", "b=S:1", "another key"),
         (f"{FIND}::a", "a=S", "no value has an id"),
         (f"{FIND}::a", "a=S:1\n", "more than one line"),
         ("notes.txt::a", "a=S:1", "is not a key"),

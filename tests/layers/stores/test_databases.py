@@ -1,8 +1,7 @@
-"""Sqlite files under attack: other users, foreign contents, exchanged folders, and writes that were interrupted."""
+"""What may be in a database, and databases that other users can reach."""
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import sqlite3
@@ -15,46 +14,21 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Final
 
 import pytest
+from support.databases import CREATE, FILE, dictionary, purge, rows_of
 
-from cachectl.layers.base.errors import Damaged, LayerError, Refused, Unreachable
-from cachectl.layers.base.facts import Severity
-from cachectl.layers.disk.locks import presence_lock
+from cachectl.layers.base.errors import Damaged, LayerError, Refused
 from cachectl.layers.disk.trust import shared_because
-from cachectl.layers.pytools import SCHEMA, PytoolsDictionaries
-from cachectl.layers.stores import database
+from cachectl.layers.pytools import SCHEMA
 from cachectl.layers.stores.rows import RowFile, Weight
 
-if TYPE_CHECKING:
-    from homes import Home
-
-PYTHON: Final = ".".join(str(part) for part in sys.version_info)
-FILE: Final = f"pdict-v5-mine-{PYTHON}.sqlite"
-CREATE: Final = "create table dict (keyhash text not null primary key, key_value text not null)"
 NOBODY: Final = 65534
 as_root = pytest.mark.skipif(
     not hasattr(os, "geteuid") or os.geteuid() != 0 or shutil.which("setpriv") is None,
     reason="needs the superuser, who becomes another user",
 )
-
-
-def dictionary(path: Path, rows: int = 20) -> Path:
-    """Make a dictionary as pytools does."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with closing(sqlite3.connect(path)) as connection:
-        connection.execute(CREATE)
-        content = ((f"{number:016x}", b"\x80\x04N." + bytes(500)) for number in range(rows))
-        connection.executemany("insert into dict values (?, ?)", content)
-        connection.commit()
-    return path
-
-
-def rows_of(path: Path) -> int:
-    """Count the rows of a dictionary."""
-    with closing(sqlite3.connect(path)) as connection:
-        return int(connection.execute("select count(*) from dict").fetchone()[0])
 
 
 # ---------------------------------------------------------------------- what may be in a file
@@ -233,28 +207,13 @@ def other_user(program: str, *arguments: str) -> Iterator[None]:
         attack.kill()
 
 
-def purge(home: Path, *arguments: str) -> tuple[int, dict[str, Any]]:
-    """Purge the dictionaries of a home as the superuser."""
-    done = subprocess.run(
-        [sys.executable, "-m", "cachectl", "purge", "pytools", "--wait", "0.5", "--json", *arguments],
-        env={"HOME": str(home)},
-        cwd="/",
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert "Traceback" not in done.stderr
-    (layer,) = json.loads(done.stdout)["layers"]
-    return done.returncode, layer
-
-
 def insert_all_the_time(path: Path, seconds: float) -> int:
     """Open a database for writing again and again; return how often that was done."""
     placed = 0
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         with suppress(LayerError):
-            RowFile("pytools", path, SCHEMA, patience=0.2).insert(("new",), (b"1",), replace=True)
+            RowFile("pytools", path, SCHEMA, lock_timeout=0.2).insert(("new",), (b"1",), replace=True)
             placed += 1
     return placed
 
@@ -397,7 +356,7 @@ READ_A_PIPE: Final = """
 import os, sys
 from pathlib import Path
 from cachectl.layers.base.errors import Unreachable
-from cachectl.layers.formats import pdict
+from cachectl.layers.pytools import SCHEMA
 from cachectl.layers.stores import database
 from cachectl.layers.stores.rows import RowFile
 path = Path(sys.argv[1])
@@ -411,7 +370,7 @@ def exchange(*arguments, **options):
 
 database._pending = exchange
 try:
-    RowFile("pytools", path, pdict.SCHEMA, 0.2).sum()
+    RowFile("pytools", path, SCHEMA, 0.2).sum()
 except Unreachable as error:
     print(error.message)
 """
@@ -425,136 +384,3 @@ def test_a_pipe_in_the_place_of_a_shared_database_ends_in_an_error(shared: Path)
         [sys.executable, "-c", READ_A_PIPE, str(path)], capture_output=True, text=True, check=True, timeout=60
     )
     assert done.stdout == "cannot be opened: something else has taken its place\n"
-
-
-# ---------------------------------------------------------------------- exchanged folders
-
-
-def test_a_lock_stays_in_the_folder_that_was_opened(tmp_path: Path) -> None:
-    """PyOpenCL's lock is never made in, or removed from, a folder that was put in the place of another."""
-    inside, outside = tmp_path / "base", tmp_path / "outside"
-    inside.mkdir()
-    outside.mkdir()
-    with presence_lock("pyopencl", inside / "lock"):
-        inside.rename(tmp_path / "moved")
-        outside.rename(inside)
-        (inside / "lock").touch()
-        assert (tmp_path / "moved" / "lock").exists()
-    assert not (tmp_path / "moved" / "lock").exists()
-    assert (inside / "lock").exists()
-    (tmp_path / "link").symlink_to(tmp_path / "moved")
-    with pytest.raises(Unreachable), presence_lock("pyopencl", tmp_path / "link" / "lock"):
-        pass
-    assert os.listdir(tmp_path / "moved") == []
-
-
-@pytest.mark.parametrize("moment", ["before", "after"])
-@pytest.mark.parametrize("verb", ["insert", "delete", "create", "read"])
-def test_a_folder_that_is_exchanged_while_sqlite_opens_is_not_used(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb: str, moment: str
-) -> None:
-    """Sqlite opens by name. What it has opened is compared with what was looked at, before the first write."""
-    inside, other = tmp_path / "inside" / FILE, tmp_path / "other" / FILE
-    dictionary(other)
-    inside.parent.mkdir()
-    if verb != "create":
-        dictionary(inside)
-    before = {path: path.read_bytes() for path in (inside, other) if path.exists()}
-    connected = database._connected
-
-    def exchange() -> None:
-        inside.parent.rename(tmp_path / "aside")
-        other.parent.rename(inside.parent)
-        (tmp_path / "aside").rename(other.parent)
-
-    @contextmanager
-    def connect(*arguments: Any) -> Iterator[database.Connection]:  # noqa: ANN401 - as what it stands in for
-        if moment == "before":
-            exchange()
-        with connected(*arguments) as connection:
-            if moment == "after":
-                exchange()
-            yield connection
-
-    monkeypatch.setattr(database, "_connected", connect)
-    rows = RowFile("pytools", inside, SCHEMA)
-    uses: dict[str, Callable[[], object]] = {
-        "insert": lambda: rows.insert(("new",), (b"1",), replace=False),
-        "create": lambda: rows.insert(("new",), (b"1",), replace=False),
-        "delete": lambda: rows.delete_up_to(Weight(20, 20 * 504, 20)),
-        "read": rows.sum,
-    }
-    if (verb, moment) == ("read", "after"):
-        assert uses[verb]() == Weight(20, 20 * 504, 20)
-    else:
-        with pytest.raises(Unreachable, match="was replaced while it was opened"):
-            uses[verb]()
-    exchange()
-    after = {path: path.read_bytes() for path in (inside, other) if path.exists()}
-    assert {path: after[path] for path in before} == before
-    assert sorted(os.listdir(other.parent)) == [FILE]
-
-
-# ---------------------------------------------------------------------- interrupted writes
-
-INTERRUPTED: Final = (
-    "import os, sqlite3, sys; c = sqlite3.connect(sys.argv[1], isolation_level=None)\n"
-    "c.execute('pragma cache_size = 1'); c.execute('begin immediate')\n"
-    "for n in range(300): c.execute('insert into dict values (?, ?)', (str(n), b'x' * 4000))\n"
-    "os.kill(os.getpid(), 9)"
-)
-
-
-def interrupted(path: Path) -> Path:
-    """Make a dictionary with an interrupted write."""
-    dictionary(path)
-    subprocess.run([sys.executable, "-c", INTERRUPTED, str(path)], check=False)
-    assert Path(f"{path}-journal").stat().st_size
-    return path
-
-
-def test_an_interrupted_write_keeps_no_verb_from_its_work(home: Home) -> None:
-    path = interrupted(home.path / ".cache" / "pytools" / FILE)
-    before = {file.name: file.read_bytes() for file in path.parent.iterdir()}
-    assert len(home.json("ls", "pytools")["entries"]) == 20
-    assert home.json("purge", "pytools", "--dry-run")["total"]["removed"] == 20
-    assert {file.name: file.read_bytes() for file in path.parent.iterdir()} == before
-    assert home.json("purge", "pytools")["total"]["removed"] == 20
-    assert os.listdir(path.parent) == [path.name]
-    assert rows_of(path) == 0
-
-
-def test_what_is_too_large_to_be_copied_is_recovered_by_a_purge(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Reading says which command does it, and a purge does it first."""
-    interrupted(home.path / ".cache" / "pytools" / FILE)
-    monkeypatch.setattr(database, "SANE", 0)
-    layer = PytoolsDictionaries(home.environment())
-    (finding,) = layer.verify(layer.roots()[0])
-    assert finding.severity is Severity.HARMLESS
-    assert "cachectl purge pytools rolls it back first" in finding.message
-    assert layer.plan_clear().failed
-    layer.recover_all()
-    assert layer.clear(layer.plan_clear()).removed == 20
-
-
-@pytest.mark.parametrize("content", [b"", bytes(512)])
-def test_a_journal_without_content_is_removed(home: Home, content: bytes) -> None:
-    """Sqlite leaves it, if a kill came before its header was written."""
-    path = dictionary(home.path / ".cache" / "pytools" / FILE, rows=0)
-    Path(f"{path}-journal").write_bytes(content)
-    home.cachectl("purge", "pytools")
-    assert os.listdir(path.parent) == [path.name]
-
-
-def test_the_journal_of_a_running_program_is_left(home: Home) -> None:
-    path = dictionary(home.path / ".cache" / "pytools" / FILE)
-    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
-        connection.execute("begin immediate")
-        connection.execute("insert into dict values ('new', 'x')")
-        assert Path(f"{path}-journal").exists()
-        assert len(home.json("ls", "pytools")["entries"]) == 20
-        done = home.cachectl("purge", "pytools", "--wait", "0.1", check=False)
-        assert done.returncode == 1
-        assert Path(f"{path}-journal").exists()
-        connection.execute("commit")
-    assert rows_of(path) == 21

@@ -18,7 +18,7 @@ import pytest
 
 sys.path[:0] = [str(Path(__file__).parents[2] / "faults")]
 
-from sweep import synthetic_world  # noqa: E402
+from worlds import synthetic_world  # noqa: E402
 
 from cachectl.layers.base.limits import LARGEST_MANIFEST  # noqa: E402
 from cachectl.layers.formats import zstd  # noqa: E402

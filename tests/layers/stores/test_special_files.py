@@ -21,7 +21,7 @@ import pytest
 
 sys.path[:0] = [str(Path(__file__).parents[2] / "faults")]
 
-from sweep import module, synthetic_world  # noqa: E402
+from worlds import module, synthetic_world  # noqa: E402
 
 from cachectl.cli.main import main  # noqa: E402
 
@@ -84,7 +84,7 @@ def crowded(tmp_path_factory: pytest.TempPathFactory, filled: Home, compute_cach
     home = synthetic_world(folder).path
     shutil.copytree(filled.path, home, symlinks=True, dirs_exist_ok=True)
     compute_cache(home / ".nv" / "ComputeCache")
-    mesa, tuning = module("layers/mesa/test_mesa.py"), module("layers/miopen/test_tuning.py")
+    mesa, tuning = module("support/mesa.py"), module("layers/miopen/test_miopen_tuning.py")
     mesa.fill(home / ".cache", "single-file", mesa.contents())
     tuning.perf_table(home / ".config" / "miopen" / "gfx90a68.udb")
     for program in sorted(home.rglob("program.bc"))[:2]:

@@ -49,7 +49,7 @@ def leaves(tree: Tree) -> list[Leaf]:
 
 
 def targets(tree: Tree) -> list[Target]:
-    return [Target(tree.root, leaf.key, leaf.bytes, 1, leaf.mark) for leaf in leaves(tree)]
+    return [Target(tree.root, leaf.key, leaf.bytes, 1, leaf.stamp) for leaf in leaves(tree)]
 
 
 def test_links_are_listed_as_problems_and_never_followed(tree: Tree, tmp_path: Path) -> None:

@@ -69,7 +69,7 @@ def weighed(root: Path) -> dict[str, tuple[int, ...]]:
         if isinstance(one, Group):
             found.update({f"{one.folder}/{weight.name}": weight[1:] for weight in one.weights})
         elif isinstance(one, Leaf):
-            found[one.key] = one.mark
+            found[one.key] = one.stamp
         else:
             found[str(one.path)] = ()
     return found
@@ -78,7 +78,7 @@ def weighed(root: Path) -> dict[str, tuple[int, ...]]:
 def scanned(root: Path) -> dict[str, tuple[int, ...]]:
     found = tree(root).scan()
     return {
-        str(one.path) if isinstance(one, Problem) else one.key: () if isinstance(one, Problem) else one.mark
+        str(one.path) if isinstance(one, Problem) else one.key: () if isinstance(one, Problem) else one.stamp
         for one in found
     }
 

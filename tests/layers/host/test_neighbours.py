@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from cachectl.inspecting.neighbours import neighbours
 from cachectl.layers.base.conformance import snapshot
 from cachectl.layers.base.environment import Environment
+from cachectl.layers.host.neighbours import neighbours
 
 if TYPE_CHECKING:
     from homes import Home

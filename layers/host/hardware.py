@@ -1,11 +1,13 @@
-"""AMD GPUs of this machine, from what their kernel driver lists: no driver library is loaded.
+"""The processor and GPUs of this machine, from what the kernel lists: no driver library is loaded.
 
-Sources: the properties of KFD's topology (``drivers/gpu/drm/amd/amdkfd/kfd_topology.c``), MIOpen's
-``src/include/miopen/handle.hpp`` (``GetDbBasename``) and ``src/target_properties.cpp`` (variables).
+Sources: proc(5); ``/proc/driver/nvidia``, written by NVIDIA's kernel module; the properties of KFD's topology
+(``drivers/gpu/drm/amd/amdkfd/kfd_topology.c``); MIOpen's ``src/include/miopen/handle.hpp`` (``GetDbBasename``) and
+``src/target_properties.cpp`` (variables).
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -18,6 +20,7 @@ _PAIRED: Final = 10
 _DECIMAL: Final = 64
 #: No longer than what is counted here can be.
 _NUMBER: Final = regex(r"[0-9]{1,12}")
+_NVIDIA: Final = regex(r"Kernel Module\s+(?:for \S+\s+)?(\d+(?:\.\d+)+)")
 _VERSION: Final = regex(r"([0-9]{1,3})\.([0-9]{1,3})\.([0-9]{1,3})")
 
 
@@ -61,3 +64,40 @@ def _gpu(environment: Environment, file: Path) -> Gpu | None:
     if _NUMBER.fullmatch(counted) and int(counted):
         counts = (int(counted),)
     return Gpu(named or f"gfx{major}{minor:x}{step:x}", counts)
+
+
+def nvidia_driver(environment: Environment) -> str | None:
+    """Return the version of NVIDIA's driver that the kernel has loaded."""
+    match = _NVIDIA.search(_text(environment.processes / "driver" / "nvidia" / "version"))
+    return None if match is None else match[1]
+
+
+def nvidia_gpus(environment: Environment) -> tuple[str, ...]:
+    """Return the model of each NVIDIA GPU."""
+    files = sorted((environment.processes / "driver" / "nvidia" / "gpus").glob("*/information"))
+    return tuple(value for file in files for name, value in _fields(_text(file)) if name == "Model")
+
+
+def processor(environment: Environment) -> tuple[str | None, str | None]:
+    """Return the model of the first processor, and a digest of its features in any order."""
+    import hashlib
+
+    text = _text(environment.processes / "cpuinfo") or _text(Path("/proc/cpuinfo"))
+    fields = dict(_fields(text.partition("\n\n")[0]))
+    features = sorted((fields.get("flags") or fields.get("Features") or "").split())
+    digest = hashlib.sha256(" ".join(features).encode()).hexdigest()[:16] if features else None
+    return fields.get("model name"), digest
+
+
+def _fields(text: str) -> Iterator[tuple[str, str]]:
+    for line in text.splitlines():
+        name, colon, value = line.partition(":")
+        if colon:
+            yield name.strip(), " ".join(value.split())
+
+
+def _text(file: Path) -> str:
+    try:
+        return file.read_text(errors="replace")
+    except OSError:
+        return ""

@@ -1,0 +1,175 @@
+"""Optional parts of a layer: what a product has beyond entries and a switch, each an object with one purpose.
+
+A layer that lacks a part has ``None`` in its place. Verbs then do without: a forecast says that it is unknown, a trace
+compares entries before and after the run, and a started driver cannot be salted.
+"""
+
+from __future__ import annotations
+
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Container, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Final
+
+from cachectl.layers.base.environment import Environment
+from cachectl.layers.base.facts import Entry, Removable, Root
+from cachectl.layers.base.lazy import dataclass
+
+#: What a place or an entry says of itself, by name. ``None`` is unknown, and equals nothing.
+Facts = Mapping[str, str | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Outlook:
+    """Whether a program here can hit an entry: yes, no, or ``None`` for unknown; ``because`` is the reason."""
+
+    hits: bool | None
+    because: str = ""
+
+    @property
+    def words(self) -> str:
+        """Return it as text."""
+        if self.hits:
+            return "will hit"
+        return f"not known: {self.because}" if self.hits is None else f"cannot hit: {self.because}"
+
+
+#: The outlook of an entry whose layer does not say what its key depends on.
+UNFORESEEN: Final = Outlook(None, "what decides about this layer cannot be read without its driver")
+
+
+class Portability:
+    """What decides whether a program elsewhere computes the key of an entry.
+
+    Facts are compared by name between the place where a bundle was made and the place where it is imported. The
+    platform and the kind of processor are always compared, and decide alone unless a layer adds facts.
+    """
+
+    #: Facts on which every key depends, each with the reason. If one differs, no entry can be hit.
+    deciding: ClassVar[Mapping[str, str]] = {}
+    #: Facts without which nothing can be foreseen, even if neither place knows them.
+    needed: ClassVar[tuple[str, ...]] = ()
+    #: Facts that are shown to readers and decide nothing.
+    informing: ClassVar[tuple[str, ...]] = ()
+    #: Whether a listing without contents has the device and versions of each entry.
+    named: ClassVar[bool] = False
+
+    def facts(self, environment: Environment) -> Facts:
+        """Describe an environment. Import no library and start no driver; raise nothing."""
+        del environment
+        return {}
+
+    def entry_facts(self, versions: Mapping[str, str], detail: Mapping[str, str]) -> Mapping[str, str]:
+        """Return what an entry adds to the description of the place where it was made."""
+        del detail
+        return versions
+
+    def outlook(self, versions: Mapping[str, str], there: Facts, environment: Environment) -> Outlook | None:
+        """Judge an entry by its own versions; return ``None`` if the facts of the two places decide."""
+        del versions, there, environment
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A function of a library, every call of which is a lookup of the layer, or (``stores``) a store.
+
+    ``function`` is its name in ``module``, with its class and a dot before it if it is a method. A lookup that finds
+    nothing raises ``absent``, an exception of that module, or returns ``None`` if ``absent`` is empty.
+    """
+
+    module: str
+    function: str
+    stores: bool = False
+    absent: str = ""
+
+
+class Lookups:
+    """How the lookups and stores of a run are observed.
+
+    A library in Python is watched in the interpreter: by ``calls``, or by ``watchers`` if a call is not enough. A
+    driver is listened to while it builds, or counts by itself. A layer with none of these is judged by its entries
+    before and after the run.
+    """
+
+    #: Who reports, in words: "pytools", "PoCL's own messages".
+    by: str = ""
+    #: Functions whose calls count.
+    calls: tuple[Call, ...] = ()
+    #: Modules with the file that watches each: its ``watch(module, notes)`` replaces functions by others that note.
+    #: The file imports the standard library alone, and runs on Python 3.8.
+    watchers: Mapping[str, Path] = {}
+    #: Those of the watched modules that must be watched for the numbers to be exact.
+    modules: tuple[str, ...] = ()
+    #: The name under which watchers note events, if it is not the layer's own.
+    family: str = ""
+    #: OpenCL platforms with the file that listens to the driver of each: its class ``Listener`` hears whether a build
+    #: was compiled, and notes a ``messages`` event.
+    listeners: Mapping[str, Path] = {}
+    #: Variables to set in the run, so that the cache counts or reports. They must not change its keys.
+    variables: Mapping[str, str] = {}
+    #: Parts of the path of a file that a process has mapped, or opened, if it uses the cache.
+    mapped: tuple[str, ...] = ()
+    opened: tuple[str, ...] = ()
+    #: Whether every hit leaves a time of use, so that no such time means no hit.
+    keeps_use: bool = False
+
+    def __init__(self, by: str = "", calls: tuple[Call, ...] = ()) -> None:
+        self.by = by or self.by
+        self.calls = calls or self.calls
+
+    def owns_identifier(self, event: Mapping[str, Any]) -> bool:
+        """Return whether an event that was noted under the layer's name, or its family's, is this layer's."""
+        del event
+        return True
+
+    def counters(self) -> tuple[int, int] | None:
+        """Return the hits and misses that the cache itself has counted since it was made; ``None`` if it has not."""
+        return None
+
+    def weigh(self, path: str) -> int | None:
+        """Return the bytes of what a listener heard was stored; ``None`` if it has not been kept."""
+        del path
+        return None
+
+    def other_output(self, heard: bytes) -> bytes:
+        """Return the part of a driver's error stream that is not the driver's."""
+        return heard
+
+    def is_alike(self, entry: Entry, event: Mapping[str, Any]) -> bool:
+        """Return whether an entry of the same kernel might have answered a lookup that missed."""
+        del entry, event
+        return True
+
+    def difference(self, alike: Sequence[Entry], event: Mapping[str, Any]) -> str:
+        """Explain in words why a lookup missed although these entries of the same kernel are there."""
+        del alike, event
+        return "an entry of the same kernel is there, but the kernel itself, its types or its target differ"
+
+
+class Tagging(ABC):
+    """How entries of tagged builds are recognised: builds of a source with a constant of a unique name.
+
+    A driver that has started cannot be switched off, but it has no entry for such a source. With ``drivers`` and
+    ``platforms`` the layer of the driver can be salted in a running process. Without either, the layer stores builds
+    for any platform, and only what they stored is removed.
+    """
+
+    #: Libraries, by the beginning of their file names: if one has started, builds reach the cache through it.
+    drivers: tuple[str, ...] = ()
+    #: Names of the OpenCL platforms of that driver, which stores every program that is built for them.
+    platforms: tuple[str, ...] = ()
+    #: What in the message of a failed build names its log, or the temporary that it has leaked.
+    failure_trace: re.Pattern[str] | None = None
+
+    @abstractmethod
+    def find_tagged(
+        self, root: Root, tag: re.Pattern[bytes], since: float, known: Container[str]
+    ) -> Iterator[tuple[Removable, str]]:
+        """Yield what tagged builds have stored in a root, each with its tag.
+
+        Entries that have not changed after ``since`` (epoch seconds) are not read. A rest of an entry among the
+        ``known`` keys has the tag ``""`` if it does not name the constant. Raises :class:`LayerError` or
+        :class:`OSError` if the root cannot be read.
+        """

@@ -1,0 +1,62 @@
+"""What makes an entry of the ComputeCache valid elsewhere, and how entries of tagged builds are found."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Container, Iterator, Mapping
+from typing import ClassVar, Final
+
+from cachectl.layers.base.environment import Environment
+from cachectl.layers.base.facts import Problem, Removable, Root
+from cachectl.layers.base.parts import Facts, Outlook, Portability, Tagging
+from cachectl.layers.cuda.entries import ComputeCache
+from cachectl.layers.formats import compute_cache
+from cachectl.layers.host.hardware import nvidia_driver, nvidia_gpus
+
+_OPENCL: Final = ("libnvidia-opencl.so",)
+_PLATFORMS: Final = ("NVIDIA CUDA",)
+
+_DRIVER: Final = "NVIDIA driver"
+
+
+class CudaPortability(Portability):
+    """The driver writes its version and the architecture into its keys."""
+
+    deciding: ClassVar[Mapping[str, str]] = {_DRIVER: "the driver's version is part of every key"}
+    needed = (_DRIVER, "GPUs")
+
+    def facts(self, environment: Environment) -> Facts:
+        """Return the version of the driver that the kernel has loaded, and the models of the GPUs."""
+        gpus = ", ".join(sorted(set(nvidia_gpus(environment)))) or None
+        return {_DRIVER: nvidia_driver(environment), "GPUs": gpus}
+
+    def outlook(self, versions: Mapping[str, str], there: Facts, environment: Environment) -> Outlook | None:
+        """Judge an entry that another driver has compiled than the one of the place it comes from."""
+        version, here = versions.get("driver"), nvidia_driver(environment)
+        if version in (None, there.get(_DRIVER), here) or here is None:
+            return None
+        return Outlook(False, f"compiled by driver {version}, here {here}")  # noqa: FBT003
+
+
+class CudaTagging(Tagging):
+    """A front end's key holds the source, a back end's names its constants."""
+
+    drivers = _OPENCL
+    platforms = _PLATFORMS
+
+    def __init__(self, store: ComputeCache) -> None:
+        self._store = store
+
+    def find_tagged(
+        self, root: Root, tag: re.Pattern[bytes], since: float, known: Container[str]
+    ) -> Iterator[tuple[Removable, str]]:
+        """Look for the tag in the keys."""
+        del known
+        tree = self._store.tree_of(root, "")
+        for leaf in tree.scan():
+            if isinstance(leaf, Problem) or leaf.stray is not None or leaf.modified < since:
+                continue
+            key = compute_cache.key_of(tree.read_file(leaf.key) or b"")
+            found = None if key is None else tag.search(key)
+            if found is not None:
+                yield leaf.entry(self._store.name, root.path), found[0].decode()

@@ -1,0 +1,244 @@
+"""Hears what PoCL says of its cache while a program builds, inside that program.
+
+A trace copies this file beside its observer: it imports the standard library alone, and runs on Python 3.8. ``notes``
+is the ``Notes`` of :mod:`cachectl.observing.observer`.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from cachectl.layers.base.lazy import regex
+
+#: The bit of PoCL's filter for messages of its compiler, ``POCL_DEBUG_FLAG_LLVM``.
+_ABOUT_LLVM = 4
+# PoCL colours its messages where descriptor 2 was a terminal when it set up its devices.
+_COLOUR = r"(?:\x1b\[[0-9;]*m)"
+_INDENT = rf"(?:{_COLOUR}{{1,2}} {_COLOUR})"
+#: The first part of a message: time, function and line; then level and category, which a killed process may leave out.
+_HEAD = regex(
+    (
+        rf"{_COLOUR}?\[\d{{4}}-\d\d-\d\d [0-9:.]+\] ?{_COLOUR}?P[Oo]CL[\w-]*: in fn ([^\n]*?) {_COLOUR}?at line \d+:"
+        rf"(\s{{1,2}}{_COLOUR}?(?: \*\*\* \w+ \*\*\* )? \| +\w+ \| (?:{_INDENT}| )?)?"
+    ).encode()
+)
+#: The texts that are understood. The second group is the folder of a program that was not in the cache.
+_TEXTS = (
+    r"building program (?:with options|for \d+ devs) ",
+    r"(BUILDING for device: )",
+    r"building from [\w ]+ for device ",
+    r"all build options: ",
+    r"(?s:Writing program\.bc to (.*?)/program\.bc\.)",
+    r"Found cached (?:compiled SPIRV )?binary at ",
+    r"Cached compiled SPIRV binary not found",
+    r"(?:SPIR|LLVM-SPIR|LLVM IR) binary detected",
+    r"Using [^\n]* as the built-in lib",
+    r"(?:creating|releasing) LLVM context",
+    r"Created context \d+ ",
+)
+_TEXT = regex(rf"{_INDENT}? {{0,4}}(?:{'|'.join(_TEXTS)})[^\n]*\n".encode())
+#: Functions that look programs up: where one prints another text, a hit cannot be distinguished from a miss.
+_LOOKS_UP = regex(rb"compile_and_link_program|pocl_driver_\w+|pocl_llvm_(?:\w+_program|\w+_link_ir)")
+#: The program may put a pipe or a link in the place of a file of ours.
+_NO_WAITING = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOFOLLOW", 0)
+
+
+class Listener:
+    """Switches PoCL's messages on while it builds, and sends them to a file in the folder of the trace.
+
+    Meanwhile the ``stderr`` of C code is another stream; the descriptor 2 stays as it is. Output of other C code is
+    passed on when the build has ended. If the program or its user has switched messages on, they are left alone, and
+    nothing is heard.
+
+    Source: ``lib/CL/pocl_debug.c`` (the filter), ``lib/CL/pocl_build.c`` (what is said).
+    """
+
+    def __init__(self, notes: Any, layer: str) -> None:
+        self.layer = layer
+        self._notes = notes
+        self._pid = 0
+        self._path = ""
+        self._start = 0
+        self._file: int | None = None
+        self._own: int | None = None
+        self._filter: Any = None
+        self._begin()
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=functools.partial(notes.quietly, self._forked))
+
+    def _begin(self) -> None:
+        # A fork may happen while another thread holds the lock.
+        self._lock = threading.Lock()
+        self._inside = 0
+        self._entered = 0
+        self._listening = False
+        self._kinds: list[str] = []
+        self._failed = 0
+
+    def listen(self) -> tuple[int, int]:
+        """Begin to listen, unless another build does; return a ticket and the offset in the file of messages."""
+        with self._lock:
+            self._inside += 1
+            self._entered += 1
+            if self._inside == 1:
+                self._kinds, self._failed = [], 0
+                self._listening = self._notes.quietly(self._turn_on) or False
+            return (self._entered if self._inside == 1 else 0), self._size()
+
+    def heard(self, ticket: tuple[int, int], kind: str, *, failed: bool) -> tuple[bool | None, bool]:
+        """End listening to one build. Return whether PoCL compiled it, ``None`` if unknown, and whether PoCL was heard.
+
+        If builds ran at the same time and PoCL compiled one of them, it is unknown which. Messages are switched
+        off when the last build has ended.
+        """
+        others = b""
+        with self._lock:
+            self._inside -= 1
+            self._kinds.append(kind)
+            self._failed += failed
+            if not self._listening:
+                return None, False
+            meanwhile = Messages(self._said(ticket[1]))
+            alone = ticket[0] == self._entered
+            if not self._inside:
+                others = self._notes.quietly(self._end_of_episode) or b""
+            listened = self._listening
+        if others:
+            # Not under the lock: the reader may be slow.
+            self._notes.quietly(os.write, 2, others)
+        if meanwhile.wrote:
+            return (True if alone else None), listened
+        # A hit prints no message: it needs proof that PoCL was heard in this build.
+        return (False if meanwhile.devices and meanwhile.clear else None), listened
+
+    def _turn_on(self) -> bool:
+        import ctypes
+
+        if self._filter is None:
+            self._filter = _filter_of_pocl(self._notes.quietly)
+        # Elsewhere the stream is no variable.
+        library = ctypes.CDLL(None)
+        if self._filter is None or self._filter.value or not hasattr(library, "gnu_get_libc_version"):
+            return False
+        self._open(library)
+        if self._file is None:
+            return False
+        stream = ctypes.c_void_p.in_dll(library, "stderr")
+        self._own, stream.value = stream.value, self._file
+        self._filter.value = _ABOUT_LLVM
+        return True
+
+    def _turn_off(self) -> None:
+        import ctypes
+
+        self._filter.value = 0
+        library = ctypes.CDLL(None)
+        library.fflush(ctypes.c_void_p(self._file))
+        stream = ctypes.c_void_p.in_dll(library, "stderr")
+        if stream.value == self._file:
+            stream.value = self._own
+
+    def _open(self, library: Any) -> None:
+        """Open the file of this process, unless it is open: a program may close files that it did not open."""
+        import ctypes
+
+        if self._file is not None and self._pid == os.getpid() and self._is_ours(library):
+            return
+        self._pid = os.getpid()
+        self._path = os.path.join(self._notes.folders[0], f"{self._pid}.messages")
+        # After ``exec`` the file of the previous program has the same name.
+        self._start = self._size()
+        self._file = None
+        library.fdopen.restype = ctypes.c_void_p
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | _NO_WAITING
+        self._file = library.fdopen(os.open(self._path, flags, 0o600), b"ae")
+        if self._file is not None:
+            line_buffered = 1
+            library.setvbuf(ctypes.c_void_p(self._file), None, line_buffered, ctypes.c_size_t(4096))
+
+    def _is_ours(self, library: Any) -> bool:
+        import ctypes
+
+        try:
+            return os.path.samestat(os.fstat(library.fileno(ctypes.c_void_p(self._file))), os.stat(self._path))
+        except OSError:
+            return False
+
+    def _end_of_episode(self) -> bytes:
+        """Note what PoCL did since the first of these builds began; return the output of other C code."""
+        self._turn_off()
+        said = self._said(self._start)
+        messages = Messages(said)
+        # A thread that holds our stream may still print: the next episode reads on from here.
+        self._start += len(said)
+        lookups = None
+        if self._failed == len(self._kinds):
+            # A failure is no hit, but may have stored a program for one of several devices.
+            lookups = len(messages.wrote)
+        elif not self._failed:
+            lookups = messages.devices
+            # False where the program switched messages off, or the release words them differently.
+            self._listening = messages.clear and lookups >= len(self._kinds)
+        self._notes.add(event="messages", layer=self.layer, lookups=lookups, wrote=messages.wrote, upto=self._start)
+        return messages.others
+
+    def _said(self, start: int) -> bytes:
+        try:
+            with open(self._path, "rb") as file:
+                file.seek(start)
+                return file.read()
+        except OSError:
+            return b""
+
+    def _size(self) -> int:
+        try:
+            return os.stat(self._path).st_size
+        except OSError:
+            return 0
+
+    def _forked(self) -> None:
+        if self._listening and self._inside:
+            self._turn_off()
+        self._begin()
+
+
+def _filter_of_pocl(quietly: Callable[..., Any]) -> Any:
+    """Return PoCL's variable for the messages to print; ``None`` if no PoCL is loaded, or it lacks the variable."""
+    import ctypes
+
+    with open("/proc/self/maps", "rb") as maps:
+        paths = {line.split(maxsplit=5)[5].rstrip(b"\n") for line in maps if b"/libpocl" in line}
+    libraries = (quietly(ctypes.CDLL, os.fsdecode(path)) for path in paths)
+    found = (quietly(ctypes.c_uint64.in_dll, library, "pocl_debug_messages_filter") for library in libraries)
+    return next((variable for variable in found if variable is not None), None)
+
+
+class Messages:
+    """A part of C code's error stream, read: what PoCL says in it, and what others printed.
+
+    ``devices`` is how many devices PoCL says it builds for. ``wrote`` has the folder of each program that was not in
+    its cache. ``clear`` is false if a function that looks programs up printed an unknown text: no hit is certain then.
+    ``others`` is the rest of the stream, unchanged.
+    """
+
+    def __init__(self, said: bytes) -> None:
+        self.devices = 0
+        self.wrote: list[str] = []
+        self.clear = True
+        self.others, *messages = _HEAD.split(said)
+        for index in range(0, len(messages), 3):
+            function, level, rest = messages[index : index + 3]
+            text = _TEXT.search(rest)
+            if text is None:
+                self.clear = self.clear and not _LOOKS_UP.search(function)
+                self.others += (rest if level else rest.lstrip(b"\n")).partition(b"\n")[2]
+                continue
+            self.devices += text[1] is not None
+            if text[2] is not None:
+                self.wrote.append(os.fsdecode(text[2]))
+            # PoCL prints a message in several parts, and another thread may have printed between them.
+            self.others += rest[: text.start()] + rest[text.end() :]

@@ -1,0 +1,247 @@
+"""Builds of PyOpenCL's with a tag: a constant in their source and a macro in their options that no other build has.
+
+The constant's name is stored with the program, so entries of tagged builds can be recognised.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
+from functools import partial, wraps
+from typing import Any, Final, Protocol
+
+from cachectl.layers.base.facts import Patch
+from cachectl.layers.base.lazy import dataclass, field
+
+#: The library that builds.
+LIBRARY: Final = "PyOpenCL"
+#: Appended to the source. PoCL 7.2 and newer erase globals that nothing uses (commit e9113a7b1) before they store the
+#: program. OpenCL C 1.0 and 1.1 know neither ``static`` nor ``extern``.
+_CONSTANT: Final = "\n\n__constant int {tag} __attribute__((__used__)) = 0;\n"
+
+
+class Build(Protocol):
+    """One tagged build: the name of its constant, the layers that store it, and a reference to its program."""
+
+    tag: str
+    due: set[str]
+    program: Any
+
+
+class Tagger(Protocol):
+    """Decides which builds get a tag, and remembers them."""
+
+    def layers_of(self, platform: str) -> set[str]:
+        """Return the names of the layers that store builds for a platform; none if they get no tag."""
+
+    def refreshes(self) -> bool:
+        """Return whether PyOpenCL is to store builds under its own keys."""
+
+    def build(self, due: set[str]) -> AbstractContextManager[Build]:
+        """Return the context in which one build takes place, whose entries these layers store."""
+
+
+def can_tag() -> bool:
+    """Return whether PyOpenCL is loaded, without which no build gets a tag."""
+    return hasattr(sys.modules.get("pyopencl"), "Program")
+
+
+def patches(tagger: Tagger) -> tuple[Patch, ...]:
+    """Return the replacements for every function by which PyOpenCL builds programs from source."""
+    return (
+        Patch("pyopencl", "Program", "build", partial(_tagged_build, tagger)),
+        Patch("pyopencl", "Program", "compile", partial(_tagged_build, tagger)),
+        Patch("pyopencl", None, "link_program", partial(_tagged_link, tagger)),
+    )
+
+
+def _tagged_build(tagger: Tagger, build: Callable[..., object]) -> Callable[..., object]:
+    """Return a replacement for ``Program.build`` or ``Program.compile``; for a replacement, itself."""
+    if getattr(build, "tags", False):
+        return build
+
+    @wraps(build)
+    def build_tagged(program: Any, options: Any = None, *rest: object, **named: object) -> object:
+        source = _source_of(program)
+        due = tagger.layers_of(_platform_of(program))
+        if source is None or not due or _left_to_pyopencl(tagger, program):
+            return build(program, options, *rest, **named)
+        made = program._prg  # noqa: SLF001 - what the driver counts references to
+        # Not every driver stores programs that are only compiled.
+        with tagger.build(due if build.__name__ == "build" else set()) as built:
+            try:
+                with _source_replaced(program, source, built.tag):
+                    return build(program, _with_macro(options, built.tag), *rest, **named)
+            finally:
+                if program._prg is not made:  # noqa: SLF001 - as above
+                    built.program = _held(program)
+
+    vars(build_tagged)["tags"] = True
+    return build_tagged
+
+
+def _tagged_link(tagger: Tagger, link: Callable[..., object]) -> Callable[..., object]:
+    """Return a replacement for ``link_program`` that links a tagged program too."""
+    if getattr(link, "tags", False):
+        return link
+
+    @wraps(link)
+    def link_tagged(context: Any, programs: Iterable[Any], *rest: object, **named: object) -> object:
+        import pyopencl
+
+        if not tagger.layers_of(str(context.devices[0].platform.name)):
+            return link(context, programs, *rest, **named)
+        # Compiled by the replacement, it has a constant of its own.
+        tagged = pyopencl.Program(context, "\n").compile()
+        with tagger.build(set()) as built:
+            linked: Any = link(context, [*programs, tagged], *rest, **named)
+            built.program = _held(linked)
+            return linked
+
+    vars(link_tagged)["tags"] = True
+    return link_tagged
+
+
+def _left_to_pyopencl(tagger: Tagger, program: Any) -> bool:
+    """Return whether PyOpenCL is to store the build under its own key: it adds a constant itself for the driver."""
+    import pyopencl
+    from pyopencl.characterize import has_src_build_cache
+
+    if not tagger.refreshes() or program._prg is not None or pyopencl._PYOPENCL_NO_CACHE:  # noqa: SLF001 - as above
+        return False
+    return not has_src_build_cache(program._context.devices[0])  # noqa: SLF001
+
+
+def _held(program: Any) -> Any:
+    """Return a second reference to what a program has built, if anything."""
+    import pyopencl
+
+    return None if program._prg is None else pyopencl.Program.from_int_ptr(program._prg.int_ptr)  # noqa: SLF001
+
+
+def ask_for_binaries(program: Any) -> None:
+    """Have the driver make the binaries of a program, if it has not."""
+    import pyopencl
+
+    with suppress(pyopencl.Error):
+        program.get_info(pyopencl.program_info.BINARIES)
+
+
+def count_references(program: Any) -> int:
+    """Return how many hold a program, by the driver's own count; 0 for none."""
+    if program is None:
+        return 0
+    import pyopencl
+
+    return int(program.get_info(pyopencl.program_info.REFERENCE_COUNT))
+
+
+@dataclass(frozen=True, slots=True)
+class Holders:
+    """The objects of this process that hold programs, by the programs' addresses.
+
+    ``programs`` counts the objects that hold a reference to each; ``kernels`` lists the reference counts of its
+    kernels, 1 where only Python holds one. It is ``None`` where another thread is just making one, of which nothing
+    can be asked yet.
+    """
+
+    programs: Counter[int] = field(default_factory=Counter)
+    kernels: dict[int, list[int]] | None = field(default_factory=dict)
+
+    def rests(self, program: Any, *, alone: bool) -> bool:
+        """Tell whether only what is known here holds a program, and nobody its kernels."""
+        if self.kernels is None:
+            return False
+        mine = self.kernels.get(program.int_ptr, [])
+        known = self.programs[program.int_ptr] + len(mine)
+        return count_references(program) == known and all(count == 1 for count in mine) and (alone or not mine)
+
+
+def holders() -> Holders:
+    """Return the objects of this process that hold programs now."""
+    import pyopencl
+
+    gc.collect()
+    everything = gc.get_objects()
+    programs = [thing for thing in everything if issubclass(type(thing), pyopencl.Program)]
+    kernels = [thing for thing in everything if issubclass(type(thing), pyopencl.Kernel)]
+    del everything
+    # A copy of such an object holds no reference of its own.
+    distinct = {id(made): made for made in (vars(program).get("_prg") for program in programs) if made is not None}
+    return Holders(Counter(int(made.int_ptr) for made in distinct.values()), _counts_of(kernels))
+
+
+def _counts_of(kernels: Iterable[Any]) -> dict[int, list[int]] | None:
+    import pyopencl
+
+    found: dict[int, list[int]] = {}
+    for kernel in kernels:
+        try:
+            program = kernel.get_info(pyopencl.kernel_info.PROGRAM)
+            count = int(kernel.get_info(pyopencl.kernel_info.REFERENCE_COUNT))
+        except TypeError:
+            return None
+        found.setdefault(program.int_ptr, []).append(count)
+        # It holds the program too.
+        del program
+    return found
+
+
+def _source_of(program: Any) -> str | bytes | None:
+    """Return what a program is built from; ``None`` where that is no source, but a binary or IL."""
+    import pyopencl
+
+    made = program._prg  # noqa: SLF001 - where PyOpenCL keeps it
+    if made is None:
+        source: str | bytes = program._source  # noqa: SLF001 - as above
+        return source
+    if made.kind() != pyopencl.program_kind.SOURCE:
+        return None
+    return str(made.get_info(pyopencl.program_info.SOURCE)).rstrip("\0") or None
+
+
+def _platform_of(program: Any) -> str:
+    """Return the name of the OpenCL platform that a program is built for."""
+    import pyopencl
+
+    made = program._prg  # noqa: SLF001 - as above
+    context = program._context if made is None else made.get_info(pyopencl.program_info.CONTEXT)  # noqa: SLF001
+    return str(context.devices[0].platform.name)
+
+
+@contextmanager
+def _source_replaced(program: Any, source: str | bytes, tag: str) -> Iterator[None]:
+    """Have a program made again from its source with a constant; restore it if that fails."""
+    made = program._prg  # noqa: SLF001 - as above
+    had = vars(program).get("_source")
+    if made is not None:
+        import pyopencl
+
+        if "_context" not in vars(program):
+            program._context = made.get_info(pyopencl.program_info.CONTEXT)  # noqa: SLF001 - as above
+        program._prg = None  # noqa: SLF001 - as above
+    line = _CONSTANT.format(tag=tag)
+    program._source = source + (line.encode() if isinstance(source, bytes) else line)  # type: ignore[operator]  # noqa: SLF001
+    try:
+        yield
+    except BaseException:
+        if made is not None:
+            program._prg = made  # noqa: SLF001 - as above
+        raise
+    finally:
+        if had is None:
+            del program._source  # noqa: SLF001 - as above
+        else:
+            program._source = had  # noqa: SLF001 - as above
+
+
+def _with_macro(options: Any, tag: str) -> Any:
+    macro = f"-D{tag.upper()}=1"
+    if options is None:
+        return [macro]
+    if isinstance(options, bytes):
+        return options + b" " + macro.encode()
+    return f"{options} {macro}" if isinstance(options, str) else [*options, macro]

@@ -1,0 +1,146 @@
+"""What MIOpen's databases hold, read as MIOpen reads it, whatever folder they lie in.
+
+Sources: ``src/binary_cache.cpp``, ``src/find_db.cpp``, ``src/include/miopen/db_record.hpp``.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from contextlib import ExitStack, nullcontext, suppress
+from pathlib import Path
+from typing import Final
+
+from cachectl.layers.base.environment import Environment
+from cachectl.layers.base.errors import Damaged, Refused, Unreachable, printable
+from cachectl.layers.base.facts import Note, Scope
+from cachectl.layers.miopen import kernel_db
+from cachectl.layers.miopen.places import kernel_key
+from cachectl.layers.miopen.system_kernels import MIOpenSystemKernels
+from cachectl.layers.miopen.system_tuning import MIOpenSystemTuning
+from cachectl.layers.miopen.tuning import PERF_DB_CREATE, PERF_TABLE, PROBLEM, MIOpenTuning
+from cachectl.layers.stores.merging import Joined, JoinedRows
+from cachectl.layers.stores.records import Fault, RecordFile
+from cachectl.layers.stores.rows import RowFile, Schema
+
+#: Every ending, and what is in such files; the user's first.
+HOLDS: Final = {
+    **dict.fromkeys(("ukdb", "kdb"), "kernels"),
+    **dict.fromkeys(("ufdb.txt", "fdb.txt"), "find-db"),
+    **dict.fromkeys(("udb.txt", "db.txt"), "perf-db"),
+    **dict.fromkeys(("cd.updb.txt", "cd.pdb.txt"), "perf-db of MIOpen 2"),
+    **dict.fromkeys(("udb", "db"), "perf-db in sqlite"),
+}
+#: The two tables of a perf-db, as MIOpen makes them.
+_PERF: Final = Joined(
+    create=PERF_DB_CREATE,
+    problems="config",
+    problem=PROBLEM,
+    table="perf_db",
+    reference="config",
+    key="solver",
+    value="params",
+)
+_CONFIG: Final = Schema("config", (), ("id",), PROBLEM, "0", PERF_DB_CREATE)
+
+Kernel = tuple[tuple[str, ...], tuple[object, ...]]
+
+
+def make_folder(path: Path) -> None:
+    """Make a folder, and those above it. Raises :class:`Unreachable`."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise Unreachable("miopen", f"cannot make the folder: {error.strerror}", path) from error
+
+
+def demand_no_package(environment: Environment, folder: Path) -> None:
+    """Raise :class:`Refused` for a folder in which MIOpen's package keeps its databases."""
+    for layer in (MIOpenSystemKernels(environment), MIOpenSystemTuning(environment)):
+        for root in layer.roots():
+            if os.path.realpath(folder) == os.path.realpath(root.path):
+                named = environment.get("MIOPEN_SYSTEM_DB_PATH")
+                own = "; name another folder" + (", or unset MIOPEN_SYSTEM_DB_PATH if it is your own" if named else "")
+                raise Refused(layer.name, f"is owned by a package, which would lose what it shipped{own}", folder)
+
+
+def as_miopen_spells(layer: MIOpenTuning, path: Path) -> Path:
+    """Spell a path below its root: MIOpen's locks are named by how it spells the folder."""
+    for root in layer.roots():
+        if os.path.realpath(root.path) == os.path.realpath(path.parent):
+            return root.path / path.name
+    return path
+
+
+class KernelFile:
+    """A database of kernels, of either generation."""
+
+    def __init__(self, layer: str, path: Path, lock_timeout: float) -> None:
+        self.layer = layer
+        self.path = path
+        self._patience = lock_timeout
+        columns = (
+            RowFile(layer, path, kernel_db.SCHEMA, lock_timeout).columns() if os.path.lexists(path) else frozenset()
+        )
+        self.schema = kernel_db.schema_of(columns) if columns else None
+        if columns and self.schema is None:
+            raise Damaged(layer, f"the columns of kern_db are {', '.join(sorted(columns))}", path)
+
+    def kernels(self) -> tuple[list[Kernel], list[Note]]:
+        """Return every kernel that MIOpen could use, packed as it packs, and what is wrong with the others.
+
+        All are of one moment, what is only in the log included.
+        """
+        kernels: dict[tuple[str, ...], tuple[object, ...]] = {}
+        flawed: list[Note] = []
+        if self.schema is not None:
+            rows = RowFile(self.layer, self.path, self.schema, self._patience)
+            for row, values in rows.rows_with(*self.schema.values):
+                kernel = _checked(row.key, values, self.schema)
+                if isinstance(kernel, str):
+                    flawed.append(Note(kernel_key(*row.key), f"{kernel}; cachectl verify miopen"))
+                else:
+                    kernels.setdefault(row.key, kernel)
+        return list(kernels.items()), flawed
+
+
+def _checked(key: Sequence[str], values: Sequence[object], schema: Schema) -> tuple[object, ...] | str:
+    """Unpack a kernel as MIOpen does, and return its columns as MIOpen fills them, or what is wrong with it."""
+    name, args = key
+    try:
+        data, oddities = kernel_db.unpack(values)
+        # Undecodable bytes cannot be stored again; that error is a ValueError too.
+        f"{name}{args}".encode()
+    except ValueError as error:
+        return printable(str(error))
+    if complaint := kernel_db.store_complaint(name, args, data):
+        return complaint
+    return kernel_db.encode(data, schema) if oddities else tuple(values)
+
+
+def records_of(layer: MIOpenTuning, path: Path) -> tuple[list[bytes], list[Note]]:
+    """Return the records that MIOpen reads, and the lines that it cannot, while nobody rewrites the file."""
+    lines: list[bytes] = []
+    flawed: list[Note] = []
+    with ExitStack() as stack:
+        # Where no lock file can be made, MIOpen cannot rewrite it either.
+        with suppress(Unreachable):
+            if layer.scope is Scope.USER:
+                stack.enter_context(layer.store.locked(as_miopen_spells(layer, path)))
+        for found in RecordFile(layer.name, path, nullcontext).scan():
+            if not isinstance(found, Fault):
+                lines.append(found.line)
+            elif found.code == "malformed":
+                flawed.append(Note(f"{path} line {found.number}", found.message))
+    return lines, flawed
+
+
+def joined_rows(layer: str, path: Path, lock_timeout: float) -> JoinedRows:
+    """Return a perf-db in sqlite. Raises :class:`Damaged` where its tables are not MIOpen's."""
+    if os.path.lexists(path):
+        for schema in (PERF_TABLE, _CONFIG):
+            rows = RowFile(layer, path, schema, lock_timeout)
+            columns = rows.columns()
+            if columns and not columns.issuperset(schema.columns):
+                raise Damaged(layer, f"the columns of {schema.table} are {', '.join(sorted(columns))}", path)
+    return JoinedRows(layer, path, PERF_TABLE, _PERF, lock_timeout)

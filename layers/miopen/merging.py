@@ -1,0 +1,228 @@
+"""MIOpen's databases of several users or ranks merged into one.
+
+A merge adds the entries that are missing, and replaces nothing. Keys hold neither compiler nor version: files of two
+MIOpens are mixed only if that is asked for. Source: ``src/include/miopen/db_record.hpp`` (how records are merged).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import ClassVar, NamedTuple
+
+from cachectl.layers.base.as_json import AsJson, total
+from cachectl.layers.base.environment import Environment, user_name
+from cachectl.layers.base.errors import BadRequest, Damaged, LayerError, Refused, printable, reason_of
+from cachectl.layers.base.facts import Note, Root, Scope
+from cachectl.layers.base.lazy import dataclass
+from cachectl.layers.disk.trust import as_owner
+from cachectl.layers.miopen import kernel_db
+from cachectl.layers.miopen.database_files import (
+    HOLDS,
+    Kernel,
+    KernelFile,
+    as_miopen_spells,
+    demand_no_package,
+    joined_rows,
+    make_folder,
+    records_of,
+)
+from cachectl.layers.miopen.names import VERSION_FOLDER, DatabaseName, parse_name
+from cachectl.layers.miopen.places import SEPARATOR, kernel_key
+from cachectl.layers.miopen.tuning import MIOpenTuning
+from cachectl.layers.stores.merging import MergingRecords
+from cachectl.layers.stores.rows import RowFile
+
+
+@dataclass(frozen=True, slots=True)
+class MergedFile:
+    """What one file brought: entries that were new, that were there already, and that differ from those there."""
+
+    file: Path
+    added: int = 0
+    there: int = 0
+    conflicts: tuple[Note, ...] = ()
+    failures: tuple[Note, ...] = ()
+    as_json: ClassVar = AsJson(names={"failures": "failed"})
+
+
+@dataclass(frozen=True, slots=True)
+class MergeTotal:
+    """The sums over all files."""
+
+    added: int
+    there: int
+    conflicts: int
+    failed: int
+
+
+@dataclass(frozen=True, slots=True)
+class Merge:
+    """What was merged into a file."""
+
+    into: Path
+    files: tuple[MergedFile, ...]
+    as_json: ClassVar = AsJson("cachectl/miopen-merge/1", also=("total",))
+
+    @property
+    def total(self) -> MergeTotal:
+        """Return the sums over all files."""
+        return total(MergeTotal, self.files)
+
+    @property
+    def failed(self) -> bool:
+        """Return whether anything differs, or could not be used."""
+        return any(file.conflicts or file.failures for file in self.files)
+
+
+class _Named(NamedTuple):
+    """A file that a user has named, and what its name tells."""
+
+    path: Path
+    name: DatabaseName
+
+    @property
+    def holds(self) -> str:
+        """Say what is in it."""
+        return HOLDS[self.name.kind]
+
+    @property
+    def version(self) -> str | None:
+        """Return the MIOpen it belongs to, where its name or folder tells."""
+        folder = self.path.parent.name
+        return self.name.version or (folder if VERSION_FOLDER.fullmatch(folder) else None)
+
+    @property
+    def variant(self) -> tuple[bool, bool]:
+        """Tell which of several find-dbs and perf-dbs of one device it is."""
+        return ".fusion." in self.name.file, self.name.file.startswith("batchnorm_")
+
+
+def merge(environment: Environment, files: Sequence[str], into: str, *, mix_versions: bool = False) -> Merge:
+    """Add to a database what others hold and it does not; what differs stays as it is there, and is named.
+
+    A file that is not there yet is made. Raises, before anything is written, :class:`BadRequest` for what is no
+    database by its name, :class:`FileNotFoundError` for one that is missing, :class:`Refused` for files that hold
+    something else or belong to another device, backend or, unless ``mix_versions``, MIOpen, and for a package's;
+    :class:`LayerError` where ``into`` cannot be written.
+    """
+    target = _named(environment, into)
+    sources = [_named(environment, name) for name in files]
+    for source in sources:
+        os.stat(source.path)
+        _demand_alike(source, target, mix_versions=mix_versions)
+    demand_no_package(environment, target.path.parent)
+    _demand_own(environment, target.path)
+    with as_owner(target.path.parent):
+        make_folder(target.path.parent)
+    take: Callable[[Environment, _Named, _Named], MergedFile]
+    if target.holds == "kernels":
+        take = _merge_kernels
+    elif target.name.kind in ("udb", "db"):
+        take = _merge_tables
+    else:
+        take = _merge_records
+    return Merge(target.path, tuple(_taken(partial(take, environment, source, target), source) for source in sources))
+
+
+def _taken(take: Callable[[], MergedFile], source: _Named) -> MergedFile:
+    """Merge one file; where it cannot be used, the others are merged all the same."""
+    try:
+        return take()
+    except (LayerError, OSError) as error:
+        if isinstance(error, LayerError) and Path(error.path or "") != source.path:
+            raise
+        return MergedFile(source.path, failures=(Note(str(source.path), reason_of(error)),))
+
+
+def _named(environment: Environment, name: str) -> _Named:
+    path = environment.absolute(name)
+    parsed = parse_name(path.name)
+    if parsed is None or parsed.kind not in HOLDS:
+        raise BadRequest(f"{printable(name)!r} is not called as MIOpen calls a database: gfx90a6e.ukdb, for example")
+    return _Named(path, parsed)
+
+
+def _demand_alike(source: _Named, target: _Named, *, mix_versions: bool) -> None:
+    """Refuse what MIOpen would never look for in the other file."""
+    path, other = source.path, target.path
+    if os.path.exists(other) and os.path.samefile(path, other):
+        raise BadRequest(f"{printable(path)} is the file that others are to be merged into; it comes last, and once")
+    if source.holds != target.holds or source.variant != target.variant:
+        raise Refused("miopen", f"does not hold what {other.name} does: {source.holds}, {target.holds}", path)
+    ours, theirs = source.name.base, target.name.base
+    if ours.raw != theirs.raw and not (ours.units is None and ours.device is not None and ours.device == theirs.device):
+        raise Refused("miopen", f"is for the device {ours.raw}, and {other.name} for {theirs.raw}", path)
+    if None not in (backends := (source.name.backend, target.name.backend)) and len(set(backends)) > 1:
+        raise Refused("miopen", f"is of the backend {backends[0]}, and {other.name} of {backends[1]}", path)
+    if not mix_versions and None not in (versions := (source.version, target.version)) and len(set(versions)) > 1:
+        why = "keys do not tell the compiler; --mix-versions, if that is meant"
+        raise Refused("miopen", f"is of MIOpen {versions[0]}, and {other} of {versions[1]}: {why}", path)
+
+
+def _demand_own(environment: Environment, path: Path) -> None:
+    """Refuse to go through a link, and to leave the superuser's files in another user's cache."""
+    if path.is_symlink():
+        raise Refused("miopen", "a link is not followed", path)
+    if not environment.superuser or environment.over_others:
+        return
+    owner = next(place for place in (path, *path.parents) if os.path.lexists(place)).stat().st_uid
+    if owner != 0:
+        name = user_name(owner)
+        message = f"belongs to {name}, and you are the superuser; do it as {name}, or say --over-others"
+        raise Refused("miopen", message, path)
+
+
+def _merge_kernels(environment: Environment, source: _Named, target: _Named) -> MergedFile:
+    offered = KernelFile("miopen", source.path, environment.lock_timeout)
+    kernels, flawed = offered.kernels()
+    standing = KernelFile("miopen", target.path, environment.lock_timeout)
+    schema = standing.schema or offered.schema or kernel_db.SCHEMA
+    if offered.schema not in (None, schema):
+        message = f"has the columns of another generation of MIOpen than {target.path}"
+        raise Damaged("miopen", message, source.path)
+    rows = RowFile("miopen", target.path, schema, environment.lock_timeout)
+    with as_owner(target.path.parent):
+        done = rows.insert_new(kernels) if kernels else []
+    differing = [kernel for kernel, new in zip(kernels, done, strict=True) if new is None]
+    conflicts = tuple(note for kernel in differing if (note := _conflict(rows, kernel, target.path)) is not None)
+    there = len(kernels) - sum(new is True for new in done) - len(conflicts)
+    return MergedFile(source.path, done.count(True), there, conflicts, tuple(flawed))
+
+
+def _conflict(rows: RowFile, kernel: Kernel, into: Path) -> Note | None:
+    """Say what stands in a kernel's place; ``None`` where it is the same one, packed otherwise."""
+    key, values = kernel
+    try:
+        standing = rows.read(key)
+        if standing is not None and kernel_db.decode(standing) == kernel_db.decode(values):
+            return None
+    except ValueError as error:
+        return Note(kernel_key(*key), f"what is in {into} is damaged ({error}), and stays; cachectl verify miopen")
+    return Note(kernel_key(*key), f"a different kernel is in {into}, and stays")
+
+
+def _merge_tables(environment: Environment, source: _Named, target: _Named) -> MergedFile:
+    rows = joined_rows("miopen-tuning", source.path, environment.lock_timeout).all()
+    with as_owner(target.path.parent):
+        done = joined_rows("miopen-tuning", target.path, environment.lock_timeout).merge([row[1:] for row in rows])
+    return MergedFile(source.path, done.added, done.there, _differing(done.conflicts, target.path))
+
+
+def _merge_records(environment: Environment, source: _Named, target: _Named) -> MergedFile:
+    layer = MIOpenTuning(environment)
+    lines, flawed = records_of(layer, source.path)
+    path = as_miopen_spells(layer, target.path)
+    root = Root(path.parent, Scope.USER, "named")
+    # Running programs read only a user's file again.
+    is_read_again = target.name.kind in layer.store.texts
+    lock = partial(layer.store.editing, root, path) if is_read_again else partial(layer.store.locked, path)
+    with as_owner(path.parent):
+        done = MergingRecords(layer.name, path, lock).merge(lines)
+    return MergedFile(source.path, done.added, done.there, _differing(done.conflicts, target.path), tuple(flawed))
+
+
+def _differing(keys: Iterable[tuple[str, ...]], into: Path) -> tuple[Note, ...]:
+    return tuple(Note(SEPARATOR.join(key), f"a different value is in {into}, and stays") for key in keys)

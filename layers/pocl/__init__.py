@@ -1,0 +1,3 @@
+"""The layer ``pocl``: PoCL's kernel cache."""
+
+from cachectl.layers.pocl.cache import PoclKernels as PoclKernels

@@ -1,0 +1,150 @@
+"""The layer ``pocl``: where PoCL keeps its kernel cache, what turns it off, and what is wrong with its variables.
+
+Sources: ``lib/CL/pocl_cache.c`` (places), ``lib/CL/devices/devices.c`` (when the variables are read).
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+from cachectl.layers.base.facts import Condition, Finding, Hazard, Root, Scope, Severity, State, Switch
+from cachectl.layers.base.layer import Layer
+from cachectl.layers.base.lazy import replace
+from cachectl.layers.base.parts import Lookups, Portability, Tagging
+from cachectl.layers.base.switches import misread, off, strtobool
+from cachectl.layers.disk.presence import is_there
+from cachectl.layers.host.drivers import opencl_drivers
+from cachectl.layers.host.processes import first_variables, using
+from cachectl.layers.pocl.parts import PoclLookups, PoclPortability, PoclTagging
+from cachectl.layers.pocl.programs import LIBRARIES, Programs
+
+
+class PoclKernels(Layer):
+    """Programs and work-group functions compiled by PoCL."""
+
+    name = "pocl"
+    title = "PoCL kernel cache"
+    distributions = ("pocl-binary-distribution",)
+    reveals = "paths of your home, in bitcode"
+    on_network = Hazard(
+        Severity.HARMLESS,
+        "every lookup goes over the network, and some builds of PoCL load what another kind of processor compiled",
+    )
+    among_ranks = Hazard(
+        Severity.RISKS,
+        "PoCL before 6.0 removes a program before it replaces it, so those that build it at once may not find it",
+    )
+    when_closed = Hazard(Severity.FAILS, "PoCL can build no program")
+    store = Programs()
+
+    # ------------------------------------------------------------------ where and whether
+
+    @property
+    def portability(self) -> Portability:
+        """What decides whether a program elsewhere can hit an entry."""
+        return PoclPortability()
+
+    @property
+    def lookups(self) -> Lookups:
+        """How the lookups and stores of a run are observed."""
+        return PoclLookups()
+
+    @property
+    def tagging(self) -> Tagging:
+        """How entries of tagged builds are recognised."""
+        return PoclTagging(self.store)
+
+    def roots(self) -> tuple[Root, ...]:
+        """Resolve as PoCL does when its first device is opened.
+
+        ``POCL_CACHE_DIR`` is used as it stands, with the cache on or off; every other rule appends a leaf for each.
+        """
+        environment = self.environment
+        named = environment.get("POCL_CACHE_DIR")
+        if named is not None:
+            return (Root(environment.absolute(named), Scope.USER, "POCL_CACHE_DIR", "kcache"),) if named else ()
+        if environment.platform == "win32":
+            return self._windows_roots()
+        xdg, home = environment.get("XDG_CACHE_HOME"), environment.get("HOME")
+        if xdg:
+            base, source = environment.absolute(xdg) / "pocl", "XDG_CACHE_HOME"
+        elif home is not None:
+            base, source = environment.absolute(home + "/.cache/pocl"), "default (HOME)"
+        else:
+            base, source = Path("/tmp/pocl"), "default (HOME is not set)"  # noqa: S108 - PoCL's own rule
+        return tuple(Root(base / leaf, Scope.USER, source, leaf) for leaf in ("kcache", "uncached"))
+
+    def _windows_roots(self) -> tuple[Root, ...]:
+        for variable in ("LOCALAPPDATA", "TEMP"):
+            value = self.environment.get(variable)
+            if value:
+                return (Root(Path(value, "pocl"), Scope.USER, variable, "kcache"),)
+        return ()
+
+    def _switched_on(self) -> bool | None:
+        value = self.environment.get("POCL_KERNEL_CACHE")
+        return None if value is None else value.startswith("1")
+
+    def state(self) -> State:
+        """Read the variables: only a value that begins with 1 means on."""
+        environment = self.environment
+        if environment.get("POCL_CACHE_DIR") == "":
+            return State(Condition.DISABLED, "POCL_CACHE_DIR is set but empty: PoCL finds no device; unset it")
+        if self._switched_on() is False:
+            value = environment.get("POCL_KERNEL_CACHE")
+            hint = "" if value == "0" else " (only a value that begins with 1 means on)"
+            return State(Condition.DISABLED, f"POCL_KERNEL_CACHE={value}{hint}")
+        if "PoCL" not in opencl_drivers(environment) and not any(root.exists for root in self.roots()):
+            return State(Condition.ABSENT, "no PoCL driver is registered here, and none has left a cache")
+        return State(Condition.ENABLED, "on by default" if self._switched_on() is None else "POCL_KERNEL_CACHE=1")
+
+    def diagnose(self) -> Iterator[Finding]:
+        """Yield what is wrong with the variables."""
+        yield from self._relative()
+        value = self.environment.get("POCL_KERNEL_CACHE")
+        if value is not None and not self._switched_on():
+            if strtobool(value) is False:
+                yield off(self, "POCL_KERNEL_CACHE")
+            else:
+                outcome = "switches the cache off: only a value that begins with 1 means on"
+                yield misread(self, "POCL_KERNEL_CACHE", Severity.RECOMPILES, outcome, "export POCL_KERNEL_CACHE=1")
+
+    def _relative(self) -> Iterator[Finding]:
+        variable = "XDG_CACHE_HOME" if self.environment.get("POCL_CACHE_DIR") is None else "POCL_CACHE_DIR"
+        value = self.environment.get(variable)
+        if value == "" and variable == "POCL_CACHE_DIR":
+            yield misread(self, variable, Severity.FAILS, "leaves PoCL without a device")
+        elif value and self.environment.platform != "win32" and not Path(value).is_absolute():
+            outcome = "is not absolute: PoCL makes a cache of its own in every folder it is started from"
+            fix = f"export {variable}={shlex.quote(str(self.environment.absolute(value)))}"
+            yield misread(self, variable, Severity.RECOMPILES, outcome, fix)
+
+    def switched(self, *, on: bool) -> Switch:
+        """Return the variable, which PoCL reads once, when its first device is opened."""
+        variables = {"POCL_KERNEL_CACHE": "1" if on else "0"}
+        return Switch(self.name, variables, read_at_load=LIBRARIES)
+
+    def relocate(self, folder: Path) -> Switch:
+        """Return PoCL's own variable; PoCL makes the folder."""
+        return Switch(self.name, {"POCL_CACHE_DIR": str(folder / "pocl")}, read_at_load=LIBRARIES)
+
+    def required_roots(self) -> tuple[Root, ...]:
+        """Return the folders that were removed while a running PoCL still uses them: its later builds would fail."""
+        required_roots = [root for root in self.roots() if not is_there(root.path)]
+        if not required_roots:
+            return ()
+        needed = {root.path for root in self._roots_of_programs()}
+        return tuple(root for root in required_roots if root.path in needed)
+
+    def _roots_of_programs(self) -> Iterator[Root]:
+        """Yield the roots that running processes use, by the variables they were started with."""
+        processes = self.environment.processes
+        for number in using(LIBRARIES, processes=processes) or ():
+            variables = first_variables(number, processes=processes)
+            if variables is not None:
+                program = PoclKernels(replace(self.environment, variables=variables))
+                role = "uncached" if program._switched_on() is False else "kcache"
+                roots = program.roots()
+                yield from (root for root in roots if root.role == role or len(roots) == 1)

@@ -1,0 +1,108 @@
+"""What makes a program of PoCL valid elsewhere, how lookups are observed, and how tagged builds are found."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Container, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Final
+
+from cachectl.layers.base.environment import Environment
+from cachectl.layers.base.facts import Entry, Problem, Removable, Root
+from cachectl.layers.base.lazy import regex
+from cachectl.layers.base.parts import Facts, Lookups, Portability, Tagging
+from cachectl.layers.formats.pocl_programs import BITCODE, DRAWN
+from cachectl.layers.host.drivers import driver_libraries
+from cachectl.layers.host.hardware import processor
+from cachectl.layers.pocl.programs import LIBRARIES, Programs
+from cachectl.layers.pyopencl.parts import INCLUDE, include_path
+
+_PLATFORMS: Final = ("Portable Computing Language",)
+
+
+class PoclPortability(Portability):
+    """PoCL hashes options with its version, LLVM and the processor (``lib/CL/pocl_cache.c``)."""
+
+    deciding: ClassVar[Mapping[str, str]] = {
+        "PoCL": "PoCL's version is part of every key",
+        "processor": "the code is another processor's, which some builds of PoCL would run all the same",
+        "processor features": "the code is another processor's, which some builds of PoCL would run all the same",
+        INCLUDE: "PyOpenCL names its folder in the options of every build, which PoCL's keys are made from",
+    }
+    needed = ("PoCL library", "processor features")
+    informing = ("pyopencl",)
+    named = True
+
+    def facts(self, environment: Environment) -> Facts:
+        """Return versions, names of libraries (which bear a version or a digest), and the processor."""
+        named = driver_libraries(environment, "PoCL")
+        model, features = processor(environment)
+        return {
+            "PoCL": environment.installed("pocl-binary-distribution"),
+            "PoCL library": ", ".join(sorted({Path(library).resolve().name for library in named})) or None,
+            "processor": model,
+            "processor features": features,
+            "pyopencl": environment.installed("pyopencl"),
+            INCLUDE: include_path(environment),
+        }
+
+
+class PoclLookups(Lookups):
+    """PoCL prints what it looks up and stores, if its messages are on while it builds."""
+
+    by = "PoCL's own messages"
+    listeners: Mapping[str, Path] = dict.fromkeys(_PLATFORMS, Path(__file__).parents[1] / "inside" / "pocl_messages.py")
+    mapped = ("/libpocl",)
+    keeps_use = True
+
+    def weigh(self, path: str) -> int | None:
+        """Return the bytes of a program's folder; with its cache off, PoCL removes the program that it has written."""
+        if not os.path.exists(os.path.join(path, BITCODE)):
+            return None
+        try:
+            return sum(item.stat().st_size for item in Path(path).rglob("*") if item.is_file())
+        except OSError:
+            return 0
+
+    def other_output(self, heard: bytes) -> bytes:
+        """Return what is not PoCL's."""
+        from cachectl.layers.inside.pocl_messages import Messages
+
+        return Messages(heard).others
+
+    def difference(self, alike: Sequence[Entry], event: Mapping[str, Any]) -> str:
+        """Name what PoCL's keys are made from."""
+        del alike, event
+        return "a program with this kernel is there, but its source, build options or device differ"
+
+
+class PoclTagging(Tagging):
+    """PoCL keeps the names of constants in bitcode, and in the log of a build that failed."""
+
+    drivers = LIBRARIES
+    platforms = _PLATFORMS
+    failure_trace = regex(f"tempfile_{DRAWN}")
+
+    def __init__(self, store: Programs) -> None:
+        self._store = store
+
+    def find_tagged(
+        self, root: Root, tag: re.Pattern[bytes], since: float, known: Container[str]
+    ) -> Iterator[tuple[Removable, str]]:
+        """Look for the tag in the bitcode, and in the log of a build that failed.
+
+        A kernel launched in a new work-group shape after its program was removed leaves a folder without bitcode.
+        """
+        tree = self._store.tree(root)
+        for leaf in tree.scan():
+            if isinstance(leaf, Problem) or leaf.modified < since:
+                continue
+            if leaf.stray is not None:
+                # The source of a build that failed in the preprocessor.
+                if (found := tag.search(leaf.key.encode())) is not None:
+                    yield leaf.orphan(root.path), found[0].decode()
+                continue
+            found = tag.search(b"".join(tree.read_file(leaf.key, file) or b"" for file in ("program.bc", "build.log")))
+            if found is not None or leaf.key in known:
+                yield leaf.entry(self._store.name, root.path), "" if found is None else found[0].decode()

@@ -1,0 +1,353 @@
+"""The store of PoCL's cache: a folder for each program, folders of failed builds, and leaked temporaries.
+
+The files of one program are described in :mod:`cachectl.layers.formats.pocl_programs`. Source:
+``lib/CL/pocl_cache.c``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from functools import lru_cache, partial
+from typing import TYPE_CHECKING, Final
+
+from cachectl.layers.base import facts
+from cachectl.layers.base.errors import Busy, Damaged, LayerError, Unreachable
+from cachectl.layers.base.facts import Finding, Problem, Removable, Root, Severity, Unverified
+from cachectl.layers.base.lazy import module, regex
+from cachectl.layers.base.selection import Selection
+from cachectl.layers.base.store import Store, target_of
+from cachectl.layers.formats import pocl_programs
+from cachectl.layers.formats.pocl_programs import BITCODE, MEMBERS, NO_PROGRAM
+from cachectl.layers.host.mounts import network_file_system
+from cachectl.layers.host.processes import age_of, spell, using
+from cachectl.layers.pocl.shapes import LEVELS, NAMED, UNCACHED, shape_of
+from cachectl.layers.stores.archive import pack, unpack
+from cachectl.layers.stores.tree import REFUSALS, Leaf, Tree, bulk, planned
+from cachectl.layers.stores.walk import Group
+
+if TYPE_CHECKING:
+    from cachectl.layers.formats import bitcode
+    from cachectl.layers.host.llvm_tools import Disassembler
+else:
+    bitcode = module("cachectl.layers.formats.bitcode")
+
+#: Seconds without change after which no compile can be using an entry: longer than any one compile.
+ENTRY_REST: Final = 600.0
+#: The same for temporaries, which a slow compile may hold longer.
+ORPHAN_REST: Final = 3600.0
+#: Seconds by which the clocks of files and processes may differ.
+_CLOCK_ERROR: Final = 5.0
+LIBRARIES: Final = ("libpocl",)
+
+
+class Programs(Store):
+    """A folder for each program, with its bitcode and the native code of its kernels."""
+
+    forms = ("pocl-entry/1",)
+
+    def refusals(self) -> Mapping[facts.Ability, str]:
+        """Refuse every change on platforms without directory handles."""
+        return REFUSALS
+
+    # ------------------------------------------------------------------ listing
+
+    def scan(self, root: Root, *, contents: bool = True) -> Iterator[facts.Found]:
+        """Yield programs as entries; failed builds, temporaries and uncached programs as orphans.
+
+        With ``contents=False`` the kernels of a program with a shortened kernel name are unknown: only its files hold
+        the whole name.
+        """
+        for leaf in self.tree(root).scan():
+            yield from self._found(root, leaf, contents=contents)
+
+    def find(self, root: Root, selection: Selection) -> Iterator[facts.Found]:
+        """Compare the names of kernel folders; read only programs with shortened names."""
+        pattern = selection.kernel_pattern
+        if pattern is None:
+            yield from self.scan(root)
+            return
+        prefix = pocl_programs.kept_part(selection.kernel_prefix)
+        shortened = f"(?={pocl_programs.SHORTENED.pattern}\\Z){re.escape(prefix)}.*"
+        child = regex(f"(?:{pattern.pattern})|(?s:{shortened})", pattern.flags)
+        for leaf in self.tree(root).holding(child):
+            yield from self._found(root, leaf, contents=True)
+
+    def iter_usage(self, root: Root) -> Iterator[facts.Counted]:
+        """Yield whole programs together, without looking into them."""
+        for found in self.tree(root).weigh(hollow=NO_PROGRAM):
+            if isinstance(found, Group):
+                yield from bulk(found)
+            else:
+                yield from self._found(root, found, contents=False)
+
+    def _found(self, root: Root, leaf: Leaf | Problem, *, contents: bool) -> Iterator[facts.Found]:
+        """Yield the entry or orphan of a leaf, and a problem for each of its files that could not be read."""
+        unread: dict[str, LayerError] = {}
+        yield leaf if isinstance(leaf, Problem) else self._describe(root, leaf, unread, contents=contents)
+        for key, error in unread.items():
+            yield Problem(root.path / key, "unreadable", error.message)
+
+    def _describe(self, root: Root, leaf: Leaf, unread: dict[str, LayerError], *, contents: bool) -> Removable:
+        if leaf.stray is not None:
+            return leaf.orphan(root.path)
+        paths = [member.path for member in leaf.members]
+        if not any(path not in NO_PROGRAM for path in paths):
+            return leaf.orphan(root.path, "a build that failed" if paths else "an empty program folder")
+        names = pocl_programs.kernel_names(paths, partial(self._content, root, leaf, unread) if contents else _unread)
+        # A kernel has a folder once it was launched.
+        kernels = sorted(name for name in names.values() if name is not None)
+        variants = pocl_programs.variants(paths)
+        program, used = leaf.member(BITCODE), leaf.member("last_accessed")
+        return facts.Entry(
+            layer=self.name,
+            key=leaf.key,
+            root=root.path,
+            bytes=leaf.bytes,
+            files=len(leaf.members),
+            created=None if program is None else program.modified,
+            modified=leaf.modified,
+            used=None if used is None else used.modified,
+            # An incomplete list would hide kernels from a selection.
+            kernels=tuple(kernels) if kernels and len(kernels) == len(names) else None,
+            detail={names[folder] or folder: " ".join(found) for folder, found in variants.items()},
+            stamp=leaf.stamp,
+        )
+
+    def _content(self, root: Root, leaf: Leaf, unread: dict[str, LayerError], path: str) -> bytes | None:
+        """Read a file of a program; ``None`` where it is missing, or unreadable, which is added to ``unread``."""
+        try:
+            return self.tree(root).read_file(leaf.key, path)
+        except LayerError as error:
+            unread[f"{leaf.key}/{path}"] = error
+            return None
+
+    def owns(self, root: Root, parts: tuple[str, ...]) -> bool:
+        """Compare with the names of programs and temporaries."""
+        return self.tree(root).shape.owns(parts)
+
+    def tree(self, root: Root) -> Tree:
+        """Return the tree of programs of a root."""
+        return Tree(self.name, root.path, shape_of(root))
+
+    # ------------------------------------------------------------------ get and put
+
+    def is_key(self, key: str) -> bool:
+        """Compare with the pattern of entries."""
+        return NAMED.accepts(key)
+
+    def read(self, root: Root, key: str) -> facts.Artifact | None:
+        """Read a program folder as a deterministic tar without temporaries; a folder without a program is a miss.
+
+        Raises :class:`Damaged` where PoCL could not use the program, for example while it is being built.
+        """
+        members = self.tree(root).read_members(key)
+        if members is None:
+            return None
+        kept = {
+            path: data for path, data in members.items() if not pocl_programs.is_temporary(path) and path != "build.log"
+        }
+        _demand_whole(self.name, kept, key)
+        if not kept.keys() - NO_PROGRAM:
+            return None
+        kernels = sorted(name or folder for folder, name in pocl_programs.kernel_names(kept, kept.get).items())
+        return facts.Artifact(self.name, key, self.forms[0], pack(kept), {"kernels": " ".join(kernels)})
+
+    def write(self, root: Root, key: str, artifact: facts.Artifact, *, replace: bool) -> None:
+        """Check every file, since PoCL tests only whether they exist; then place the folder whole."""
+        try:
+            members = unpack(artifact.data)
+        except ValueError as error:
+            raise Damaged(self.name, str(error), key) from error
+        if not members.keys() - NO_PROGRAM:
+            raise Damaged(self.name, "the artifact holds no program", key)
+        for path in members:
+            if not MEMBERS.fullmatch(path):
+                raise Damaged(self.name, f"{path!r} is no file of a PoCL program", key)
+        _demand_whole(self.name, members, key)
+        tree = self.tree(root)
+        if replace and tree.standing(key) not in (None, members):
+            self._demand_unused(key)
+        tree.write_members(key, members, replace=replace)
+
+    def _demand_unused(self, key: str) -> None:
+        """Raise :class:`Busy` while a process of this user has PoCL loaded."""
+        processes = self.environment.processes
+        if (users := using(LIBRARIES, processes=processes)) != ():
+            raise Busy(self.name, f"is not replaced while PoCL is in use by {spell(users, processes=processes)}", key)
+
+    # ------------------------------------------------------------------ clear
+
+    def in_use(self, targets: Iterable[Removable]) -> Iterator[tuple[Removable, str | None]]:
+        """Skip entries that a running compile may use, and programs that a running process may hold.
+
+        A process whose file vanishes fails or, before PoCL 7, aborts. A process reads the binary of a program from the
+        entry when it first needs it; PoCL 3 crashes in a build from a binary without bitcode. Each build updates
+        ``last_accessed``, so a process cannot hold an entry that was last changed before the process started. Nothing
+        is in use where no process of this user has loaded PoCL.
+        """
+        processes = self.environment.processes
+        users = using(LIBRARIES, processes=processes)
+        running = {pid: age_of(pid, processes=processes) for pid in users or ()}
+        now = self.environment.clock()
+        # Processes of other machines cannot be listed.
+        shared = lru_cache(maxsize=None)(partial(network_file_system, mounts=self.environment.mounts))
+        for target in targets:
+            if users == () and shared(target.root) is not None:
+                users = None
+            rest = ENTRY_REST if isinstance(target, facts.Entry) else ORPHAN_REST
+            age = now - (target.modified or now)
+            if users == () or (isinstance(target, facts.Orphan) and not target.idle_only):
+                yield target, None
+                continue
+            named = partial(spell, processes=processes)
+            holders = tuple(pid for pid, seconds in running.items() if seconds is None or age <= seconds + _CLOCK_ERROR)
+            because = None
+            if LEVELS[0].fullmatch(target.key):
+                # A program may be about to make a folder in it, whatever its age.
+                because = f"PoCL is in use by {named(users)}, which may be about to build in it"
+            elif age <= rest:
+                because = f"changed {max(0, age):.0f} s ago, and PoCL is in use by {named(users)}"
+            elif holders and (isinstance(target, facts.Entry) or target.key.startswith(UNCACHED)):
+                # Nothing shows which of these processes built it.
+                because = f"may be held by {named(holders)}, which ran when it was last used; purge again after its end"
+            yield target, because
+
+    def remove(self, root: Root, targets: tuple[facts.Target, ...]) -> facts.Outcome:
+        """Rename programs away, then delete them; never the top folder."""
+        tree = self.tree(root)
+        is_unused = partial(self._is_unused, root)
+        return tree.remove_unused(targets, is_unused) if is_unused() else tree.remove(targets)
+
+    def _is_unused(self, root: Root) -> bool:
+        """Return whether no process can be using a root: other machines may use it on a network file system."""
+        if network_file_system(root.path, mounts=self.environment.mounts) is not None:
+            return False
+        return using(LIBRARIES, processes=self.environment.processes) == ()
+
+    def plan_everything(self, root: Root) -> facts.ClearPlan | None:
+        """Plan every program by its size, where PoCL is not in use."""
+        if not self._is_unused(root):
+            return None
+        targets: list[facts.Target] = []
+        problems: list[Problem] = []
+        for found in self.tree(root).weigh(hollow=NO_PROGRAM):
+            if isinstance(found, Group):
+                targets += planned(root.path, found)
+            elif isinstance(found, Leaf):
+                targets.append(target_of(self._describe(root, found, {}, contents=False)))
+            else:
+                problems.append(found)
+        skipped = tuple(problem.note for problem in problems if problem.stays)
+        failed = tuple(problem.note for problem in problems if problem.hides)
+        return facts.ClearPlan(self.name, tuple(targets), skipped, failed)
+
+    # ------------------------------------------------------------------ quarantine
+
+    def quarantine(self, root: Root, target: facts.Target, thing: facts.Quarantined) -> str | None:
+        """Rename a whole program into quarantine; PoCL compiles it again."""
+        return self.tree(root).quarantine(target, thing)
+
+    def restore(self, root: Root, thing: facts.Quarantined, *, replace: bool) -> None:
+        """Rename a whole program back; never over one that PoCL may be using."""
+        if replace and self.tree(root).find(thing.key) is not None:
+            self._demand_unused(thing.key)
+        self.tree(root).restore(thing, replace=replace)
+
+    # ------------------------------------------------------------------ verify
+
+    def verify(self, root: Root) -> Iterator[Finding]:
+        """Check the structure of bitcode and native files: PoCL checks nothing, and a damaged one fails its program."""
+        for found in self.examine(root, deep=False):
+            if isinstance(found, Finding):
+                yield found
+
+    def examine(self, root: Root, *, deep: bool) -> Iterator[Finding | Unverified]:
+        """Verify; with ``deep``, ``llvm-dis`` also reads the bitcode. No tool checks machine code."""
+        tree = self.tree(root)
+        natives, programs = 0, []
+        for leaf in tree.scan():
+            if isinstance(leaf, Problem):
+                yield self.to_finding(root, leaf)
+                continue
+            if leaf.stray is not None:
+                continue
+            unread: dict[str, LayerError] = {}
+            damage = dict(self._damage(tree, leaf, unread))
+            for path, message in damage.items():
+                yield self._damaged(root, leaf, path, message)
+            for path, error in unread.items():
+                yield self.unreadable(root, f"{leaf.key}/{path}", error)
+            whole = [member.path for member in leaf.members if member.path not in damage.keys() | unread.keys()]
+            natives += sum(map(pocl_programs.is_native, whole))
+            if BITCODE in whole:
+                programs.append(leaf)
+        yield Unverified(self.name, "machine code of", natives, "native file")
+        if deep:
+            yield from self._examined_by_llvm(root, tree, programs)
+        else:
+            remedy = "--deep checks them with llvm-dis"
+            yield Unverified(self.name, "bitcode records of", len(programs), "program", remedy)
+
+    def _damage(self, tree: Tree, leaf: Leaf, unread: dict[str, LayerError]) -> Iterator[tuple[str, str]]:
+        """Yield the path and damage of each damaged file of a program; add unreadable files to ``unread``."""
+        contents: dict[str, bytes] = {}
+        for member in leaf.members:
+            if member.path == BITCODE or pocl_programs.is_native(member.path):
+                try:
+                    data = tree.read_file(leaf.key, member.path)
+                except Unreachable as error:
+                    unread[member.path] = error
+                    continue
+                except LayerError as error:
+                    yield member.path, error.message
+                    continue
+                if data is not None:
+                    contents[member.path] = data
+        yield from pocl_programs.damage(contents)
+
+    def _examined_by_llvm(self, root: Root, tree: Tree, programs: list[Leaf]) -> Iterator[Finding | Unverified]:
+        from cachectl.layers.host.llvm_tools import Disassemblers, in_parallel
+
+        tools = Disassemblers(self.environment)
+        unread: Counter[str] = Counter()
+
+        def with_tools() -> Iterator[tuple[Leaf, bytes, Disassembler]]:
+            for leaf in programs:
+                data = tree.read_file(leaf.key, BITCODE) or b""
+                release = bitcode.llvm_release(data)
+                tool = None if release is None else tools.of(release)
+                if tool is not None:
+                    yield leaf, data, tool
+                elif release is None:
+                    unread[f"not written by a release of LLVM, but by {bitcode.producer(data)}"] += 1
+                else:
+                    unread[f"no llvm-dis of LLVM {release} or newer was found; install the package llvm-{release}"] += 1
+
+        for (leaf, _, tool), readable in in_parallel(lambda item: item[2].reads(item[1]), with_tools()):
+            if readable is None:
+                unread[f"llvm-dis {tool.release} did not end in a minute"] += 1
+            elif not readable:
+                yield self._damaged(root, leaf, BITCODE, f"llvm-dis {tool.release} cannot read it")
+        for reason, count in unread.items():
+            yield Unverified(self.name, "bitcode records of", count, "program", reason)
+
+    def _damaged(self, root: Root, leaf: Leaf, path: str, message: str) -> Finding:
+        severity = Severity.FAILS
+        if path.endswith(pocl_programs.OBJECT):
+            # PoCL links these itself, and compiles the kernel again, once, if that fails.
+            severity, message = Severity.HEALS, f"{message}; PoCL compiles the kernel again"
+        fix = f"cachectl purge pocl --key {leaf.key}"
+        thing = leaf.entry(self.name, root.path)
+        return Finding(self.name, root.path, leaf.key, severity, "magic", f"{path}: {message}", fix, thing)
+
+
+def _unread(path: str) -> bytes | None:  # noqa: ARG001 - the signature of a reader
+    return None
+
+
+def _demand_whole(layer: str, contents: Mapping[str, bytes], key: str) -> None:
+    """Raise :class:`Damaged` for the first damaged file of a program."""
+    for path, message in pocl_programs.damage(contents):
+        raise Damaged(layer, f"{path}: {message}", key)

@@ -1,0 +1,3 @@
+"""The layer ``pyopencl``: PyOpenCL's cache of program binaries."""
+
+from cachectl.layers.pyopencl.cache import PyOpenCLBinaries as PyOpenCLBinaries

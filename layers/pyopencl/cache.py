@@ -1,0 +1,134 @@
+"""The layer ``pyopencl``: where PyOpenCL caches program binaries, and what turns that off.
+
+Sources: ``pyopencl/cache.py`` (places, locks), ``pyopencl/__init__.py`` (when the cache is bypassed).
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Iterator
+from functools import wraps
+from pathlib import Path
+
+from cachectl.layers.base.environment import user_cache_folder
+from cachectl.layers.base.facts import Condition, Finding, Hazard, Patch, Root, Scope, Severity, State, Switch, When
+from cachectl.layers.base.layer import Layer
+from cachectl.layers.base.parts import Lookups, Portability, Tagging
+from cachectl.layers.base.switches import diagnosed, relative_cache_home, switched_off
+from cachectl.layers.host.drivers import opencl_drivers
+from cachectl.layers.pyopencl.parts import BinaryLookups, BinaryPortability, BinaryTagging
+from cachectl.layers.pyopencl.programs import BYPASSED_ON, STALE_LOCK, ProgramFolders
+from cachectl.layers.pyopencl_invoker import MEMOS, VARIABLE, no_cache_switch
+from cachectl.layers.pytools import relocate_user_cache
+
+
+class PyOpenCLBinaries(Layer):
+    """Programs that PyOpenCL has built from source, with the binaries that the driver returned."""
+
+    name = "pyopencl"
+    title = "PyOpenCL program binaries"
+    distributions = ("pyopencl",)
+    reveals = "source text of your kernels, paths of included headers"
+    on_network = Hazard(
+        Severity.RISKS,
+        "its one lock is a file, which a program killed on any node leaves behind; then every build waits a minute "
+        "and fails",
+    )
+    among_ranks = Hazard(
+        Severity.RISKS,
+        "one lock file serves them all, and if one of them is killed while it holds it, the builds of the others fail",
+    )
+    when_closed = Hazard(Severity.FAILS, "every build fails, after a minute where its lock cannot be made")
+    store = ProgramFolders()
+
+    # ------------------------------------------------------------------ where and whether
+
+    @property
+    def portability(self) -> Portability:
+        """What decides whether a program elsewhere can hit an entry."""
+        return BinaryPortability()
+
+    @property
+    def lookups(self) -> Lookups:
+        """How the lookups and stores of a run are observed."""
+        return BinaryLookups()
+
+    @property
+    def tagging(self) -> Tagging:
+        """How entries of tagged builds are recognised."""
+        return BinaryTagging(self.store)
+
+    def roots(self) -> tuple[Root, ...]:
+        """Return the folder above the per-Python caches; a context's own ``cache_dir`` cannot be known."""
+        path, source = user_cache_folder(self.environment, "pyopencl")
+        return (Root(path, Scope.USER, source),)
+
+    def state(self) -> State:
+        """Read the variable, then the drivers: PyOpenCL does not use this cache on PoCL and NVIDIA."""
+        if (off := switched_off(self.environment, "pyopencl", (VARIABLE,))) is not None:
+            return off
+        if self.environment.installed("pyopencl") is None and not self.roots()[0].exists:
+            return State(Condition.ABSENT, "pyopencl is not installed here and has left no binaries")
+        drivers = opencl_drivers(self.environment)
+        bypassed = [driver for driver in drivers if driver in BYPASSED_ON]
+        if not drivers:
+            return State(Condition.UNKNOWN, "no OpenCL driver is registered here")
+        if len(bypassed) == len(drivers):
+            return State(Condition.BYPASSED, f"PyOpenCL leaves {' and '.join(bypassed)} to the driver's own cache")
+        used = [driver for driver in drivers if driver not in BYPASSED_ON]
+        return State(Condition.ENABLED, " ".join(["on for", *used, *(["but not", *bypassed] if bypassed else [])]))
+
+    def switched(self, *, on: bool) -> Switch:
+        """Return the switch that PyOpenCL reads at every build."""
+        return no_cache_switch(self.name, on=on)
+
+    def refresher(self) -> Switch:
+        """Make every lookup miss, so that every build is stored over the existing entry."""
+        patch = Patch("pyopencl.cache", None, "retrieve_from_cache", _missing)
+        clear_functions = (("pyopencl.tools", "clear_first_arg_caches"),)
+        return Switch(
+            self.name, patches=(patch,), memo_patches=MEMOS, clear_functions=clear_functions, takes_effect=When.NOW
+        )
+
+    def relocate(self, folder: Path) -> Switch:
+        """Return the user cache folder, which PyOpenCL resolves at every build."""
+        return relocate_user_cache(self, folder)
+
+    def diagnose(self) -> Iterator[Finding]:
+        """Yield what is wrong with the variables, and locks that have lost their holders."""
+        yield from diagnosed(self, "pyopencl", (VARIABLE,))
+        yield from relative_cache_home(self)
+        for root in self.roots():
+            for lock in self.store.locks(root):
+                yield from self._stale_lock(root, lock)
+
+    def _stale_lock(self, root: Root, lock: Path) -> Iterator[Finding]:
+        try:
+            age = self.environment.clock() - lock.lstat().st_mtime
+        except OSError:
+            # It was released meanwhile.
+            return
+        if age <= STALE_LOCK:
+            return
+        consulted = self.state().condition in (Condition.ENABLED, Condition.UNKNOWN)
+        outcome = "every build waits a minute for it, and fails" if consulted else "no build of this set-up asks for it"
+        severity, fix = Severity.FAILS, f"rm {shlex.quote(str(lock))}"
+        holder = self.store.possible_holder(lock)
+        if holder is None:
+            message = f"a lock that is {age:.0f} s old has been left behind, since it is held for milliseconds"
+        else:
+            message = f"a lock has been held for {age:.0f} s, perhaps by {holder} (stopped?)"
+            severity, fix = Severity.RISKS, f"end {holder}, then: {fix}"
+        severity = severity if consulted else Severity.HARMLESS
+        key = str(lock.relative_to(root.path))
+        yield Finding(self.name, root.path, key, severity, "lock", f"{message}: {outcome}", fix)
+
+
+def _missing(lookup: Callable[..., object]) -> Callable[..., object]:
+    """Return a lookup that always misses."""
+
+    @wraps(lookup)
+    def find_nothing(*_: object, **__: object) -> None:
+        return None
+
+    return find_nothing

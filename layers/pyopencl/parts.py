@@ -1,0 +1,99 @@
+"""What makes a program of PyOpenCL's cache valid elsewhere, how lookups are observed, how tagged builds are found."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Container, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Final
+
+from cachectl.layers.base.environment import Environment
+from cachectl.layers.base.facts import Entry, Problem, Removable, Root
+from cachectl.layers.base.parts import Facts, Lookups, Portability, Tagging
+from cachectl.layers.disk.plain import read_plain
+from cachectl.layers.host.drivers import opencl_drivers
+from cachectl.layers.pyopencl.programs import ProgramFolders
+
+#: The fact that names the folder which PyOpenCL adds with ``-I`` to the options of every build
+#: (``pyopencl/__init__.py``, ``_DEFAULT_INCLUDE_OPTIONS``), and so to every key that is made from options.
+INCLUDE: Final = "pyopencl include path"
+
+
+def include_path(environment: Environment) -> str | None:
+    """Return that folder as it is installed beside an environment's Python; ``None`` if there is none."""
+    folders = (site / "pyopencl" / "cl" for site in environment.site)
+    return next((str(folder) for folder in folders if folder.is_dir()), None)
+
+
+class BinaryPortability(Portability):
+    """PyOpenCL's keys hash the source, the options and the devices; their folder bears the version of Python."""
+
+    deciding: ClassVar[Mapping[str, str]] = {
+        "python": "PyOpenCL's folder bears the version of Python",
+        INCLUDE: "PyOpenCL names its folder in the options of every build, which its keys are made from",
+    }
+    needed = ("OpenCL drivers",)
+    named = True
+
+    def facts(self, environment: Environment) -> Facts:
+        """Return versions, the include folder, and the names of the OpenCL drivers."""
+        packages = {name: environment.installed(name) for name in ("pyopencl", "pytools")}
+        drivers = ", ".join(sorted(opencl_drivers(environment))) or None
+        return {
+            "python": environment.python,
+            **packages,
+            INCLUDE: include_path(environment),
+            "OpenCL drivers": drivers,
+        }
+
+
+class BinaryLookups(Lookups):
+    """PyOpenCL's own cache is watched by its functions, and every build by the methods of its programs."""
+
+    by = "PyOpenCL"
+    modules = ("pyopencl.cache",)
+    watchers: Mapping[str, Path] = dict.fromkeys(
+        ("pyopencl.cache", "pyopencl"), Path(__file__).parents[1] / "inside" / "builds.py"
+    )
+    mapped = ("/pyopencl/_cl.",)
+
+    def difference(self, alike: Sequence[Entry], event: Mapping[str, Any]) -> str:
+        """Compare sources: PyOpenCL keeps them beside the binaries."""
+        same = any(_source_digest(entry) == event.get("source") for entry in alike)
+        differs = "build options, include path, device or driver differ" if same else "its source is another"
+        return f"an entry of the same {'source' if same else 'kernel'} is there, but {differs}"
+
+
+def _source_digest(entry: Entry) -> str | None:
+    """Return the SHA-256 of the source that an entry was built from.
+
+    PyOpenCL adds a constant to what it builds, so that the driver's cache cannot answer (``pyopencl/cache.py``).
+    """
+    import hashlib
+
+    try:
+        text = read_plain(entry.root / entry.key / "source.cl")
+    except OSError:
+        return None
+    own = text.partition(b"\n\n__constant int pyopencl_defeat_cache_")[0].decode(errors="replace")
+    return hashlib.sha256(own.encode(errors="replace")).hexdigest()
+
+
+class BinaryTagging(Tagging):
+    """PyOpenCL keeps the source beside the binaries, whatever platform it builds for."""
+
+    def __init__(self, store: ProgramFolders) -> None:
+        self._store = store
+
+    def find_tagged(
+        self, root: Root, tag: re.Pattern[bytes], since: float, known: Container[str]
+    ) -> Iterator[tuple[Removable, str]]:
+        """Look for the tag in the sources."""
+        del known
+        tree = self._store.tree(root)
+        for leaf in tree.scan():
+            if isinstance(leaf, Problem) or leaf.stray is not None or leaf.modified < since:
+                continue
+            found = tag.search(tree.read_file(leaf.key, "source.cl") or b"")
+            if found is not None:
+                yield leaf.entry(self._store.name, root.path), found[0].decode()

@@ -1,0 +1,390 @@
+"""The store of PyOpenCL's binary cache: a folder of source, binary and info for each program, and a lock file.
+
+Source: ``pyopencl/cache.py`` (layout, lock, header check).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from cachectl.layers.base import facts
+from cachectl.layers.base.errors import Damaged, LayerError, Unreachable, not_a_key
+from cachectl.layers.base.facts import Finding, Note, Outcome, Problem, Root, Severity, Target
+from cachectl.layers.base.lazy import module, regex
+from cachectl.layers.base.store import Store, each_part
+from cachectl.layers.disk.foresight import closed_because
+from cachectl.layers.disk.handles import opened
+from cachectl.layers.disk.locks import is_abandoned, presence_lock, remove_abandoned, wait_until_absent
+from cachectl.layers.disk.plain import open_plain, read_plain
+from cachectl.layers.disk.presence import means_no_file
+from cachectl.layers.formats.opencl_source import kernel_names
+from cachectl.layers.host.drivers import opencl_drivers
+from cachectl.layers.host.mounts import network_file_system
+from cachectl.layers.host.processes import spell, using
+from cachectl.layers.pyopencl import info as pyopencl_info
+from cachectl.layers.pytools import Staleness, unexamined_python
+from cachectl.layers.stores.archive import unpack
+from cachectl.layers.stores.tree import REFUSALS, Guard, Leaf, Shape, Tree, bulk
+from cachectl.layers.stores.walk import Group
+
+if TYPE_CHECKING:
+    from cachectl.layers.formats import device_binaries
+else:
+    device_binaries = module("cachectl.layers.formats.device_binaries")
+
+#: Platforms whose drivers cache source builds, so that PyOpenCL leaves its own cache alone
+#: (``pyopencl/characterize/__init__.py``, ``has_src_build_cache``).
+BYPASSED_ON: Final = frozenset({"PoCL", "NVIDIA"})
+_BASE: Final = regex(r"pyopencl-compiler-cache-v\d+-(?:uid\w+-)?py(?P<python>[\w.]+)")
+_FILES: Final = frozenset({"source.cl", "binary", "info"})
+_MEMBERS: Final = regex("source\\.cl|binary|info")
+#: Without ``info`` PyOpenCL takes an entry for a miss; without ``binary`` alone it fails.
+_SHAPE: Final = Shape((_BASE, regex("[0-9a-f]{32}")), folders=True, members=_MEMBERS, first=("info",))
+#: PyOpenCL's extension module.
+_EXTENSION: Final = ("_cl.",)
+#: The age in seconds above which a lock has no running holder: PyOpenCL holds it for milliseconds, and waits a minute.
+STALE_LOCK: Final = 120.0
+_LOCK: Final = "lock"
+#: The largest header that is read, in bytes.
+_HEADER: Final = 1 << 26
+
+
+class ProgramFolders(Store):
+    """A folder for each program, below a folder for each Python, which PyOpenCL locks with one lock file."""
+
+    forms = ("pyopencl-binary/2",)
+
+    def refusals(self) -> Mapping[facts.Ability, str]:
+        """Refuse every change on platforms without directory handles."""
+        return REFUSALS
+
+    def possible_holder(self, lock: Path) -> str | None:
+        """Return the words for who may hold a lock; ``None`` where nobody can."""
+        owner = _holding_cachectl(lock)
+        if owner is not None:
+            return owner
+        users = using(_EXTENSION, processes=self.environment.processes)
+        if users == () and network_file_system(lock, mounts=self.environment.mounts) is not None:
+            return "a program of another machine"
+        return None if users == () else spell(users)
+
+    # ------------------------------------------------------------------ listing
+
+    def scan(self, root: Root, *, contents: bool = True) -> Iterator[facts.Found]:
+        """Yield programs, with a problem for each missing or empty half."""
+        tree = self.tree(root)
+        for leaf in tree.scan():
+            if isinstance(leaf, Problem):
+                yield leaf
+            else:
+                yield from self._found(root, tree, leaf, contents=contents)
+        yield from self._abandoned_locks(root)
+
+    def iter_usage(self, root: Root) -> Iterator[facts.Counted]:
+        """Yield whole programs together, without looking into them."""
+        tree = self.tree(root)
+        for found in tree.weigh(whole=("info", "binary")):
+            if isinstance(found, Group):
+                yield from bulk(found, stale=self._staleness(found.folder).stale)
+            elif isinstance(found, Problem):
+                yield found
+            else:
+                yield from self._found(root, tree, found, contents=False)
+        yield from self._abandoned_locks(root)
+
+    def _abandoned_locks(self, root: Root) -> Iterator[facts.Orphan]:
+        """Yield locks without a holder."""
+        for lock in self.locks(root):
+            if is_abandoned(lock, partial(self._is_abandoned, lock.parent)):
+                with suppress(FileNotFoundError):
+                    status = lock.lstat()
+                    key, why = str(lock.relative_to(root.path)), "a lock that nobody holds any more"
+                    yield facts.Orphan(key, root.path, status.st_size, 1, status.st_mtime, why, idle_only=False)
+
+    @staticmethod
+    def locks(root: Root) -> list[Path]:
+        """Return the lock files of a root, held or not."""
+        found = sorted(root.path.glob(f"*/{_LOCK}"))
+        return [lock for lock in found if _BASE.fullmatch(lock.parent.name) and not lock.parent.is_symlink()]
+
+    def _found(self, root: Root, tree: Tree, leaf: Leaf, *, contents: bool) -> Iterator[facts.Found]:
+        if leaf.stray is not None or not leaf.members:
+            yield leaf.orphan(root.path, None if leaf.stray is not None else "an empty program folder")
+        else:
+            yield from self._describe(root, tree, leaf, contents=contents)
+
+    def _describe(self, root: Root, tree: Tree, leaf: Leaf, *, contents: bool) -> Iterator[facts.Found]:
+        for half in ("info", "binary"):
+            member = leaf.member(half)
+            if member is None or not member.bytes:
+                yield Problem(root.path / leaf.key, "half", f"{half} is {'missing' if member is None else 'empty'}")
+        staleness = self._staleness(leaf.key)
+        source = None
+        try:
+            if contents:
+                # PyOpenCL rebuilds an entry whose header has changed, under any Python.
+                staleness = _staleness_by_headers(tree.read_file(leaf.key, "info") or b"") or staleness
+                source = tree.read_file(leaf.key, "source.cl")
+        except LayerError as error:
+            yield Problem(root.path / leaf.key, "unreadable", error.message)
+            staleness = Staleness(stale=None, because="unknown: the entry could not be read")
+        yield facts.Entry(
+            layer=self.name,
+            key=leaf.key,
+            root=root.path,
+            bytes=leaf.bytes,
+            files=len(leaf.members),
+            modified=leaf.modified,
+            kernels=None if source is None else kernel_names(source),
+            versions={"python": _python_of(leaf.key)},
+            stale=staleness.stale,
+            stale_because=staleness.because,
+            stamp=leaf.stamp,
+        )
+
+    def _staleness(self, key: str) -> Staleness:
+        """Compare the Python in a key with this one: unknown for any other."""
+        python = _python_of(key)
+        if python != self.environment.python:
+            return unexamined_python("built under", python, self.environment)
+        return Staleness(stale=False)
+
+    def owns(self, root: Root, parts: tuple[str, ...]) -> bool:
+        """Compare with the name of the folders of each Python."""
+        del root
+        return _BASE.fullmatch(parts[0]) is not None
+
+    def tree(self, root: Root) -> Tree:
+        """Return the tree of programs of a root."""
+        return Tree(self.name, root.path, _SHAPE)
+
+    # ------------------------------------------------------------------ get and put
+
+    def is_key(self, key: str) -> bool:
+        """Compare with the pattern of entries."""
+        return _SHAPE.accepts(key)
+
+    def read(self, root: Root, key: str) -> facts.Artifact | None:
+        """Read source, binary and info as a deterministic tar."""
+        data = self.tree(root).read(key)
+        return (
+            None if data is None else facts.Artifact(self.name, key, self.forms[0], data, {"python": _python_of(key)})
+        )
+
+    def write(self, root: Root, key: str, artifact: facts.Artifact, *, replace: bool) -> None:
+        """Check binary and info, since a damaged one fails its program in every run; then place the folder."""
+        try:
+            members = unpack(artifact.data)
+        except ValueError as error:
+            raise Damaged(self.name, str(error), key) from error
+        if not {"binary", "info"} <= set(members) <= _FILES:
+            raise Damaged(self.name, f"needs binary and info, has {', '.join(sorted(members)) or 'nothing'}", key)
+        if (damage := self._damage(members["binary"], members["info"])) is not None:
+            raise Damaged(self.name, damage.message, key)
+        self.tree(root).write_members(key, members, replace=replace, guard=self._guard(root, key))
+
+    # ------------------------------------------------------------------ clear
+
+    def remove(self, root: Root, targets: tuple[Target, ...]) -> Outcome:
+        """Remove program folders, those of one Python under its lock; never the folder of a Python."""
+        locks = [target for target in targets if _is_lock(target.key)]
+        parts = [(target.key, partial(self._remove_lock, root, target)) for target in locks]
+        by_base: dict[str, list[Target]] = {}
+        for target in targets:
+            if target not in locks:
+                by_base.setdefault(target.key.partition("/")[0], []).append(target)
+        parts += [(base, partial(self._remove_from, root, base, tuple(by_base[base]))) for base in sorted(by_base)]
+        return each_part(self.name, parts)
+
+    def _remove_lock(self, root: Root, target: Target) -> Outcome:
+        lock = root.path / target.key
+        if remove_abandoned(lock, partial(self._is_abandoned, lock.parent)):
+            return Outcome(self.name, bytes_freed=target.bytes)
+        reason = "changed since it was planned" if os.path.lexists(lock) else "already gone"
+        return Outcome(self.name, skipped=(Note(target.key, reason),))
+
+    def foresee_removal(self, root: Root, targets: tuple[Target, ...]) -> facts.Foresight:
+        """Check the lock of each Python, without which nothing is removed."""
+        seen = facts.Foresight()
+        for base in sorted({target.key.partition("/")[0] for target in targets}):
+            planned = tuple(target for target in targets if target.key.partition("/")[0] == base)
+            try:
+                self._foresee_lock(root, base)
+            except LayerError as error:
+                seen = seen.plus(facts.Foresight(failed=(Note(base, error.message),)))
+            else:
+                seen = seen.plus(super().foresee_removal(root, planned))
+        return seen
+
+    def foresee_write(self, root: Root, keys: Sequence[str]) -> Mapping[str, LayerError]:
+        """Check the lock of each Python."""
+        for base in sorted({key.partition("/")[0] for key in keys}):
+            self._foresee_lock(root, base)
+        return super().foresee_write(root, keys)
+
+    def _foresee_lock(self, root: Root, base: str) -> None:
+        """Raise the error that taking PyOpenCL's lock in a folder would raise."""
+        folder = root.path / base
+        if not _BASE.fullmatch(base) or not folder.is_dir():
+            return
+        if (because := closed_because(folder, "lock")) is not None:
+            raise Unreachable(self.name, f"cannot lock: {because}", folder)
+        abandoned = partial(self._is_abandoned, folder)
+        wait_until_absent(self.name, folder / "lock", lock_timeout=self.environment.lock_timeout, abandoned=abandoned)
+
+    def _remove_from(self, root: Root, base: str, planned: tuple[Target, ...]) -> Outcome:
+        if not _BASE.fullmatch(base):
+            return self.tree(root).remove(planned)
+        return self.tree(root).remove(planned, guard=partial(self._locked, root, base))
+
+    @contextmanager
+    def _locked(self, root: Root, base: str, handle: int) -> Iterator[None]:
+        """Hold PyOpenCL's lock in a folder of the open root, and first remove one without a holder."""
+        folder = root.path / base
+        abandoned = partial(self._is_abandoned, folder)
+        lock_timeout = self.environment.lock_timeout
+        with (
+            opened(base, handle) as inside,
+            presence_lock(self.name, folder / "lock", folder=inside, lock_timeout=lock_timeout, abandoned=abandoned),
+        ):
+            yield
+
+    def _is_abandoned(self, base: Path, age: float) -> bool:
+        """Return whether a lock of this age (seconds) in a folder can have no holder."""
+        return (
+            age > STALE_LOCK
+            and using(_EXTENSION, processes=self.environment.processes) == ()
+            and network_file_system(base, mounts=self.environment.mounts) is None
+        )
+
+    # ------------------------------------------------------------------ quarantine
+
+    def quarantine(self, root: Root, target: Target, thing: facts.Quarantined) -> str | None:
+        """Rename a program folder into quarantine, under PyOpenCL's lock."""
+        return self.tree(root).quarantine(target, thing, guard=self._guard(root, target.key))
+
+    def restore(self, root: Root, thing: facts.Quarantined, *, replace: bool) -> None:
+        """Rename a program folder back, under PyOpenCL's lock."""
+        if not _SHAPE.accepts(thing.key):
+            raise not_a_key(self.name, thing.key)
+        self.tree(root).restore(thing, replace=replace, guard=self._guard(root, thing.key))
+
+    def _guard(self, root: Root, key: str) -> Guard:
+        return partial(self._locked, root, key.partition("/")[0])
+
+    # ------------------------------------------------------------------ verify
+
+    def verify(self, root: Root) -> Iterator[Finding]:
+        """Check that info is the pickle that PyOpenCL stores, and the structure of the binary."""
+        for found in self.examine(root, deep=False):
+            if isinstance(found, Finding):
+                yield found
+
+    def examine(self, root: Root, *, deep: bool) -> Iterator[Finding | facts.Unverified]:
+        """Verify. No tool checks machine code, or a binary whose format only the driver knows."""
+        del deep
+        tree = self.tree(root)
+        programs, unknown = 0, 0
+        for leaf in tree.scan():
+            if isinstance(leaf, Problem):
+                yield self.to_finding(root, leaf)
+                continue
+            if leaf.stray is not None or not leaf.members:
+                continue
+            try:
+                binary, info = tree.read_file(leaf.key, "binary") or b"", tree.read_file(leaf.key, "info")
+            except Unreachable as error:
+                yield self.unreadable(root, leaf.key, error)
+                continue
+            finding = self._finding(root, leaf, binary, info)
+            if finding is not None:
+                yield finding
+            elif device_binaries.is_known(binary):
+                programs += 1
+            else:
+                unknown += 1
+        yield facts.Unverified(self.name, "machine code of", programs, "binary program")
+        yield facts.Unverified(self.name, "the whole binary of", unknown, "program", "its format is not known")
+
+    def _finding(self, root: Root, leaf: Leaf, binary: bytes, info: bytes | None) -> Finding | None:
+        """Return what is wrong with a program; its severity says what PyOpenCL does with it."""
+        damage = self._damage(binary, info) if info else self._binary_damage(binary)
+        if damage is not None:
+            fix, severity = (
+                f"cachectl purge pyopencl --key {leaf.key}",
+                Severity.RISKS if damage.runs else Severity.FAILS,
+            )
+            thing = leaf.entry(self.name, root.path)
+            return Finding(self.name, root.path, leaf.key, severity, "damaged", damage.message, fix, thing)
+        if not info:
+            message, fix = "info is missing or empty", "nothing: PyOpenCL rebuilds the entry when it is asked for"
+            return Finding(self.name, root.path, leaf.key, Severity.HARMLESS, "info", message, fix)
+        return None
+
+    def _damage(self, binary: bytes, info: bytes) -> device_binaries.Damage | None:
+        damage, complaint = self._binary_damage(binary), pyopencl_info.complaint(info)
+        return device_binaries.Damage(complaint) if damage is None and complaint is not None else damage
+
+    def _binary_damage(self, binary: bytes) -> device_binaries.Damage | None:
+        if not binary:
+            return device_binaries.Damage("binary is missing or empty")
+        if (damage := device_binaries.damage(binary)) is not None:
+            return device_binaries.Damage(f"binary: {damage.message}", damage.runs)
+        if not device_binaries.is_known(binary):
+            used = [driver for driver in opencl_drivers(self.environment) if driver not in BYPASSED_ON]
+            # Every driver here returns known formats, so none of them made this.
+            if used and set(used) <= device_binaries.KNOWN_DRIVERS:
+                return device_binaries.Damage(f"binary: is no program of {' or '.join(used)}")
+        return None
+
+
+def _holding_cachectl(lock: Path) -> str | None:
+    """Return the words for the cachectl process that holds a lock; ``None`` where none does. Blocks no process."""
+    with suppress(ImportError, OSError), open(open_plain(lock), "rb") as file:
+        import fcntl
+
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            match = re.match(rb"cachectl (\d+) ", file.read(300))
+            return "another process" if match is None else f"process {int(match[1])}"
+    return None
+
+
+def _is_lock(key: str) -> bool:
+    base, _, name = key.partition("/")
+    return name == _LOCK and _BASE.fullmatch(base) is not None
+
+
+def _python_of(key: str) -> str:
+    match = _BASE.fullmatch(key.partition("/")[0])
+    return "" if match is None else match["python"]
+
+
+def _staleness_by_headers(info: bytes) -> Staleness | None:
+    """Return that an entry is stale if a header is missing or has changed, or unknown if a header cannot be read.
+
+    ``None`` where no header has changed. As ``check_dependencies`` does, it compares times, then md5 of the text.
+    """
+    import hashlib
+
+    for path, changed, digest in pyopencl_info.dependencies(info):
+        try:
+            if os.stat(path).st_mtime == changed:
+                continue
+            data = read_plain(os.path.realpath(path), limit=_HEADER)
+        except (OSError, ValueError) as error:
+            if isinstance(error, ValueError) or means_no_file(error):
+                return Staleness(stale=True, because=f"includes {path}, which is gone")
+            return Staleness(stale=None, because=f"unknown: {path}, which it includes, cannot be read")
+        # PyOpenCL reads it as text, with universal newlines.
+        text = data.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+        if hashlib.md5(text, usedforsecurity=False).hexdigest() != digest:
+            return Staleness(stale=True, because=f"includes {path}, which has changed")
+    return None

@@ -1,0 +1,317 @@
+"""Random homes, variables and damage: no command changes what is not a cache entry."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import shutil
+import sqlite3
+import stat
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import HealthCheck, assume, event, given, settings
+from hypothesis import strategies as st
+from support.hostile import (
+    BASES,
+    DEAD,
+    HEX32,
+    NAME37,
+    PLACES,
+    PYTHON,
+    RECOGNISED,
+    WINDOWS_PLACES,
+    World,
+    _is_plain,
+    changed,
+    fingerprint,
+    is_json,
+    looked_at,
+    user_layers,
+    write,
+)
+
+from cachectl.clearing.prune import Limits, plan_prune
+from cachectl.clearing.purge import PurgePlan, plan
+from cachectl.cli.output import to_json
+from cachectl.layers.base.selection import ALL
+from cachectl.stack import Stack
+
+if TYPE_CHECKING:
+    from homes import Home
+
+
+# ---------------------------------------------------------------------- random trees, variables, damage
+
+NAMES = st.sampled_from(
+    [
+        *("AB", NAME37, "a", "b", "0123456789abcd", "index", "lock", "program.bc", "pytools", "pyopencl", "pocl"),
+        *("kcache", ".cache", "miopen", "3.3.0.a85", HEX32, "gfx90a6e.ukdb", "gfx90a6e.HIP.3_3_0_a85.ufdb.txt"),
+        *(f"pdict-v5-x-{PYTHON}.sqlite", f"pdict-v5-x-{PYTHON}.sqlite-wal", f"pdict-v4-x-py{DEAD}", "abc", "def"),
+        *(f"pyopencl-compiler-cache-v2-py{PYTHON}", "new\nline", os.fsdecode(b"\xff"), "thesis.tex"),
+    ]
+)
+#: What lies at the end of each branch; none of it is what any layer would take for its own.
+THINGS = st.one_of(
+    st.binary(min_size=1, max_size=40).map(lambda data: b"!" + data),
+    st.sampled_from(["..", ".", "AB", "/", "nowhere", "../outside", "../../outside/AB", "lock"]),
+    st.sampled_from([stat.S_IFIFO, stat.S_IFSOCK]),
+)
+TREES = st.recursive(THINGS, lambda inner: st.dictionaries(NAMES, inner, min_size=1, max_size=4), max_leaves=14)
+MAKERS = [maker for makers in RECOGNISED.values() for maker in makers]
+DAMAGE = st.tuples(
+    st.sampled_from(["cut", "empty", "flip", "more", "link", "folder", "pipe", "closed", "wal", "journal", "stranger"]),
+    st.integers(0, 2**32),
+)
+VALUES = ["home", "base", "link", "home/..", "", "~", "~/x", ".", "relative", "new\nline", "/", "/dev/null", "x" * 300]
+
+
+@dataclass(frozen=True)
+class Case:
+    """One random home, how it is damaged, and the variables under which it is looked at."""
+
+    trees: Mapping[str, object]
+    real: Sequence[tuple[str, Callable[[Path], Path]]]
+    damage: Sequence[tuple[str, int]]
+    variables: Mapping[str, str]
+    platform: str
+
+
+CASES = st.builds(
+    Case,
+    trees=st.dictionaries(st.sampled_from(BASES), st.dictionaries(NAMES, TREES, min_size=1, max_size=4), max_size=3),
+    real=st.lists(st.tuples(st.sampled_from(BASES), st.sampled_from(MAKERS)), max_size=6),
+    damage=st.lists(DAMAGE, max_size=4),
+    variables=st.dictionaries(st.sampled_from([*PLACES, *WINDOWS_PLACES]), st.sampled_from(VALUES), max_size=6),
+    platform=st.sampled_from(["linux", "linux", "darwin", "win32"]),
+)
+FIXED = settings(
+    deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
+)
+
+
+def grow(path: Path, content: object) -> None:
+    """Make what hypothesis thought of, unless something is there."""
+    if isinstance(content, dict):
+        with contextlib.suppress(FileExistsError):
+            path.mkdir(parents=True)
+        for name, inner in content.items():
+            grow(path / name, inner) if path.is_dir() and not path.is_symlink() else None
+    elif not os.path.lexists(path):
+        if isinstance(content, bytes):
+            path.write_bytes(content)
+        elif isinstance(content, int):
+            os.mknod(path, content | 0o600)
+        else:
+            path.symlink_to(str(content))
+
+
+def spoil(path: Path, how: str, number: int, world: World) -> None:
+    """Damage a file of an entry: its bytes, what stands in its place, or what lies beside it."""
+    chance = random.Random(number)  # noqa: S311 - damage, repeatable
+    if how in ("link", "folder", "pipe"):
+        path.unlink()
+        make = {"link": lambda: path.symlink_to(world.outside / "thesis.tex"), "folder": path.mkdir}
+        make.get(how, lambda: os.mkfifo(path))()
+    elif how == "closed":
+        path.chmod(0)
+    elif how in ("wal", "journal"):
+        with contextlib.suppress(FileExistsError), open(f"{path}-{how}", "xb") as file:
+            file.write(chance.randbytes(90))
+    elif how == "stranger":
+        write(path.with_name("thesis.tex"))
+    else:
+        path.write_bytes(_spoiled(path.read_bytes(), how, chance))
+
+
+def _spoiled(content: bytes, how: str, chance: random.Random) -> bytes:
+    if how == "cut":
+        return content[: chance.randrange(len(content) + 1)]
+    if how == "more":
+        return content + chance.randbytes(50)
+    flipped = bytearray(content if how == "flip" else b"")
+    for _ in range(chance.randrange(1, 9) if flipped else 0):
+        flipped[chance.randrange(len(flipped))] ^= 1 << chance.randrange(8)
+    return bytes(flipped)
+
+
+def files_below(folder: Path) -> list[Path]:
+    """List plain files of an entry, or the entry itself."""
+    found = [folder] if folder.is_file() else sorted(folder.rglob("*"))
+    return [path for path in found if path.is_file() and not path.is_symlink()]
+
+
+def spelled(value: str, world: World) -> str:
+    """Return a random value of a variable."""
+    known = {
+        "home": world.home,
+        "base": world.home / ".cache",
+        "link": world.top / "link",
+        "home/..": world.home / "..",
+    }
+    return str(known.get(value, value))
+
+
+def reaches_out(stack: Stack, world: World) -> bool:
+    """Tell whether a root is there that is not this world's: the tester's own are looked at, never cleared."""
+    for layer in stack:
+        for root in layer.roots():
+            inside = Path(os.path.realpath(root.path)).is_relative_to(os.path.realpath(world.top))
+            if not inside and os.path.lexists(root.path):
+                return True
+    return False
+
+
+def planned_paths(planned: PurgePlan, world: World) -> list[bytes]:
+    """Return where a plan may change something: its targets, files of rows whole, and what counts or locks them."""
+    places = []
+    for part in planned.plans:
+        for target in part.targets:
+            key = target.key.partition("::")[0]
+            if ".sqlite" in key:
+                key = key.partition("/")[0]
+            place = os.fsencode(os.path.realpath(target.root / os.path.dirname(key)) + "/" + os.path.basename(key))
+            places.append(place)
+            if part.layer == "cuda":
+                places.append(os.fsencode(os.path.realpath(target.root) + "/index"))
+            if part.layer == "miopen-tuning":
+                places.append(os.fsencode(os.path.realpath(target.root) + "/miopen-lockfiles"))
+                places += [os.fsencode(world.empty / "tmp"), place + b".time"]
+    return places
+
+
+def is_planned(path: bytes, places: Sequence[bytes]) -> bool:
+    """Tell whether a path is one of these, lies below one, is a database's companion, or a folder left empty above."""
+    return any(
+        path == place
+        or path.startswith((place + b"/", place + b"-wal", place + b"-shm", place + b"-journal"))
+        or (place.startswith(path + b"/") and not os.path.lexists(path))
+        for place in places
+    )
+
+
+def strangers(world: World) -> set[bytes]:
+    """Name the plain files that no layer has a name for, wherever they lie."""
+    names = {b"thesis.tex", b"new\nline", b"\xff"}
+    return {path for path in fingerprint(world.top) if os.path.basename(path) in names and _is_plain(path)}
+
+
+def check(world: World, variables: Mapping[str, str], platform: str) -> int:
+    """Do every verb over a world, and hold what changes against what was planned; return how many entries went."""
+    stack = Stack(world.environment(variables, platform), plugins=False)
+    start = fingerprint(world.top)
+    assert all(is_json(said) for said in looked_at(stack))
+    assert changed(start, fingerprint(world.top)) == set()
+    if reaches_out(stack, world):
+        event("a root outside: only looked at")
+        return 0
+    innocent = strangers(world)
+    removed = 0
+    plannings: tuple[Callable[[], PurgePlan], ...] = (
+        lambda: plan_prune(stack.clearable(), Limits(stale=True)),
+        stack.plan_clear,
+        lambda: plan(stack.named(user_layers(stack)), ALL),
+    )
+    for planning in plannings:
+        planned = planning()
+        before = fingerprint(world.top)
+        result = planned.apply()
+        assert is_json(to_json(result))
+        differs = changed(before, fingerprint(world.top))
+        places = planned_paths(planned, world)
+        assert [path for path in differs if not is_planned(path, places)] == []
+        assert differs & innocent == set()
+        removed += sum(outcome.removed for outcome in result.outcomes)
+    return removed
+
+
+@settings(parent=FIXED, max_examples=70)
+@given(case=CASES)
+def test_nothing_unrecognised_changes_whatever_lies_wherever(
+    tmp_path_factory: pytest.TempPathFactory, case: Case
+) -> None:
+    """Random trees between real entries, damaged at random, under random variables.
+
+    Looking changes nothing at all. Clearing changes what was planned, and nothing that was never an entry.
+    No exception comes through, and all that is said can be written as JSON.
+    """
+    world = World(tmp_path_factory.mktemp("random"))
+    (world.top / "link").symlink_to(world.home)
+    for base, tree in case.trees.items():
+        # A tree may have a file, a link or a pipe where the folder would go.
+        with contextlib.suppress(OSError):
+            grow(world.home / base, tree)
+    made = []
+    for base, make in case.real:
+        with contextlib.suppress(OSError, sqlite3.Error):
+            made.append(make(world.home / base))
+    harm(made, case, world)
+    removed = check_both_ways(world, case)
+    event("entries went" if removed else "no entry went")
+
+
+def harm(entries: Sequence[Path], case: Case, world: World) -> None:
+    """Damage files of some entries, each once."""
+    files = sorted({path for entry in entries for path in files_below(entry)})
+    for how, number in case.damage:
+        if files:
+            spoil(files.pop(number % len(files)), how, number, world)
+
+
+def check_both_ways(world: World, case: Case) -> int:
+    """Check a case; where its variables reach out of its world, once more without those that do."""
+    variables = {name: spelled(value, world) for name, value in case.variables.items()}
+    removed = check(world, variables, case.platform)
+    tame = {name: value for name, value in variables.items() if value not in ("/", "/dev/null")}
+    return removed if removed or tame == variables else check(world, tame, case.platform)
+
+
+@pytest.mark.hazard
+@pytest.mark.real
+@settings(parent=FIXED, max_examples=15)
+@given(case=CASES)
+def test_a_real_home_damaged_at_random_is_cleared_as_planned(
+    tmp_path_factory: pytest.TempPathFactory, filled: Home, compute_cache: Callable[[Path], None], case: Case
+) -> None:
+    """What the real libraries wrote, cut short, flipped, swapped for links and pipes: the same promises hold."""
+    world = World(tmp_path_factory.mktemp("real"))
+    (world.top / "link").symlink_to(world.home)
+    shutil.copytree(filled.path, world.home, symlinks=True, dirs_exist_ok=True)
+    compute_cache(world.home / ".nv" / "ComputeCache")
+    write(world.home / ".cache" / "pytools" / "thesis.tex")
+    harm([world.home], case, world)
+    removed = check_both_ways(world, replace(case, variables={**case.variables, "HOME": "home"}))
+    event("entries went" if removed else "no entry went")
+
+
+@settings(parent=FIXED, max_examples=8)
+@given(case=CASES, verb=st.sampled_from([["report"], ["ls"], ["verify"], ["purge", "--all"], ["prune", "--stale"]]))
+def test_the_real_command_over_random_homes(
+    tmp_path_factory: pytest.TempPathFactory, case: Case, verb: list[str]
+) -> None:
+    """The command itself, in a process of its own: JSON, the due status, no traceback, and nobody's file changes."""
+    world = World(tmp_path_factory.mktemp("command"))
+    (world.top / "link").symlink_to(world.home)
+    for base, tree in case.trees.items():
+        with contextlib.suppress(OSError):
+            grow(world.home / base, tree)
+    for base, make in case.real:
+        with contextlib.suppress(OSError, sqlite3.Error):
+            harm([make(world.home / base)], case, world)
+    # An account's own home stands behind a HOME that is no absolute folder: the tester's, here.
+    variables = {
+        name: spelled(value, world)
+        for name, value in case.variables.items()
+        if name not in ("HOME", "TMPDIR") or value in ("home", "base", "link")
+    }
+    assume(verb[0] not in ("purge", "prune") or not reaches_out(Stack(world.environment(variables)), world))
+    innocent = strangers(world)
+    before = fingerprint(world.top)
+    world.run(*verb, *(["--wait", "0"] if len(verb) > 1 else []), **variables)
+    differs = changed(before, fingerprint(world.top))
+    assert differs & innocent == set()
+    assert len(verb) > 1 or differs == set()

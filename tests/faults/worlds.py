@@ -1,0 +1,249 @@
+"""Homes full of caches that the sweep of faults damages, and what lies in them."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import os
+import shutil
+import sqlite3
+import stat
+import tarfile
+import tempfile
+from base64 import b64encode
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import Final
+
+from injector import Injector
+
+from cachectl.layers.base.environment import Environment
+from cachectl.layers.base.errors import CachectlError
+from cachectl.stack import Stack
+
+TESTS: Final = Path(__file__).parent.parent
+#: Files that are written again when entries go, or that sqlite leaves: no removal counts their bytes.
+_NOT_FREED: Final = ("index", "-shm")
+_BYSTANDERS: Final = (".cache/other/file", ".cache/pytools/notes.txt", ".cache/pocl/kcache/README", ".nv/notes")
+
+
+def module(path: str) -> ModuleType:
+    """Load a test module for the way it fills a layer."""
+    spec = importlib.util.spec_from_file_location(Path(path).stem, TESTS / path)
+    assert spec is not None
+    assert spec.loader is not None
+    loaded = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(loaded)
+    return loaded
+
+
+@dataclass(frozen=True)
+class World:
+    """A home full of caches, and the variables of its user."""
+
+    path: Path
+    variables: Mapping[str, str] = field(default_factory=dict)
+
+    def stack(self, home: Path) -> Stack:
+        """Return the layers of a copy, in which no other program is busy."""
+        aside = home.parent / "processes"
+        aside.mkdir(exist_ok=True)
+        variables = {"HOME": str(home), **self.variables}
+        return Stack(
+            Environment(variables, home=home, cwd=home, temporary=home / "tmp", processes=aside), plugins=False
+        )
+
+    def keys(self, home: Path) -> dict[str, set[str]]:
+        """Return the entries of each layer as ``ROOT KEY``, with the root below the home."""
+        found: dict[str, set[str]] = {}
+        with recovered(home) as whole:
+            for entry in self.stack(whole).entries():
+                found.setdefault(entry.layer, set()).add(f"{entry.root.relative_to(whole)} {entry.key}")
+        return found
+
+    def bytes(self, home: Path) -> int:
+        """Return the bytes of all entries."""
+        with recovered(home) as whole:
+            return sum(entry.bytes for entry in self.stack(whole).entries())
+
+    def unreadable(self, home: Path) -> list[str]:
+        """Name the entries that cannot be read whole."""
+        bad = []
+        with recovered(home) as whole:
+            for layer in self.stack(whole):
+                try:
+                    many = layer.get_many([entry.key for entry in layer.entries()])
+                except CachectlError:
+                    continue
+                bad += [
+                    f"{layer.name} {key}: {str(found).replace(str(whole), '')}"
+                    for key, found in many.items()
+                    if isinstance(found, Exception)
+                ]
+        return bad
+
+
+@contextmanager
+def recovered(home: Path) -> Iterator[Path]:
+    """Yield the home, or a copy in which sqlite has rolled interrupted writes back, as the next program would."""
+    if not any(home.rglob("*-journal")):
+        yield home
+        return
+    copy = home.parent / "recovered"
+    shutil.copytree(home, copy, symlinks=True)
+    try:
+        for journal in copy.rglob("*-journal"):
+            with closing(sqlite3.connect(str(journal).removesuffix("-journal"))) as connection:
+                connection.execute("select count(*) from sqlite_master").fetchone()
+        yield copy
+    finally:
+        shutil.rmtree(copy)
+
+
+def disk_bytes(home: Path) -> int:
+    """Return the bytes of all files, of those with several names once; of indexes, which keep their size, none."""
+    sizes = {}
+    for path in (home, *home.rglob("*")):
+        status = path.lstat()
+        if stat.S_ISREG(status.st_mode) and not path.name.endswith(_NOT_FREED):
+            sizes[status.st_ino] = status.st_size
+    return sum(sizes.values())
+
+
+def bystanders(home: Path) -> dict[str, str]:
+    """Hash the files that belong to nobody's cache."""
+    return {name: hashlib.sha256((home / name).read_bytes()).hexdigest() for name in _BYSTANDERS}
+
+
+def leftovers(home: Path) -> list[str]:
+    """Name what cachectl must not leave behind."""
+    return [
+        str(path.relative_to(home))
+        for path in home.rglob("*")
+        if path.name.startswith(".cachectl-") or path.name.endswith("-journal") or path.name == "lock"
+    ]
+
+
+#: What damaged things hold, so that each can be found wherever it lies.
+_MARKS: Final = tuple(f"damaged by the sweep, number {number}".encode() for number in range(9))
+#: Files of which one each is damaged, and tables with the column of which one row is.
+_DAMAGED_FILES: Final = ("program.bc", "*.cl_cache", "llvmcache-*", ".nv/ComputeCache/?/?/*", "mesa_shader_cache/??/*")
+_DAMAGED_ROWS: Final = (("*.sqlite", "dict", "key_value"), ("*.ukdb", "kern_db", "kernel_blob"))
+
+
+def damage(_injector: Injector, _world: World, home: Path) -> None:
+    """Damage an entry of each kind that is there."""
+    marks = iter(_MARKS)
+    for pattern in _DAMAGED_FILES:
+        for path in sorted(home.rglob(pattern))[:1]:
+            path.write_bytes(next(marks))
+            os.utime(path, (1.7e9, 1.7e9))
+    for pattern, table, column in _DAMAGED_ROWS:
+        for path in sorted(home.rglob(pattern))[-1:]:
+            with closing(sqlite3.connect(path)) as connection, connection:
+                first = f"(select min(rowid) from {table})"
+                connection.execute(f"update {table} set {column} = ? where rowid = {first}", (next(marks),))
+            os.utime(path, (1.7e9, 1.7e9))
+
+
+def damaged(home: Path, *, held: bool = True) -> Counter[bytes]:
+    """Find the damaged things that :data:`_MARKS` names, in their places or (``held``) in quarantine."""
+    found: Counter[bytes] = Counter()
+    with recovered(home) as whole:
+        for path in whole.rglob("*"):
+            if path.is_symlink() or not path.is_file() or (".cachectl-quarantine-" in str(path) and not held):
+                continue
+            data = path.read_bytes()
+            if data.startswith(b"SQLite format 3\0"):
+                # A row that was deleted can still be found in the bytes of its page.
+                data = repr(_values(path)).encode()
+            found.update(mark for mark in _MARKS if mark in data or b64encode(mark) in data)
+    return found
+
+
+def _values(database: Path) -> list[object]:
+    # Sqlite keeps files beside a database that it reads.
+    with tempfile.TemporaryDirectory() as aside:
+        for path in database.parent.glob(f"{database.name}*"):
+            shutil.copy(path, aside)
+        connection = sqlite3.connect(Path(aside, database.name))
+        with closing(connection):
+            return _all_values(connection)
+
+
+def _all_values(connection: sqlite3.Connection) -> list[object]:
+    tables = [name for (name,) in connection.execute("select name from sqlite_master where type = 'table'")]
+    return [value for table in tables for row in connection.execute(f'select * from "{table}"') for value in row]
+
+
+# ---------------------------------------------------------------------- worlds
+
+
+def synthetic_world(folder: Path) -> World:
+    """Fill a home with what no library here can make: CUDA, NEO, comgr, Mesa, MIOpen."""
+    home = folder / "home"
+    home.mkdir(parents=True)
+    neo, comgr = module("layers/test_neo.py"), module("layers/test_comgr.py")
+    mesa = module("support/mesa.py")
+    kernels, tuning = module("layers/miopen/test_miopen_kernels.py"), module("layers/miopen/test_miopen_tuning.py")
+    neo.unpack(home / ".cache" / "neo_compiler_cache")
+    comgr.fill(home / ".cache" / "comgr")
+    mesa.fill(home / ".cache", "multi-file", mesa.contents())
+    kernels.fill(home)
+    tuning.fill(home)
+    _compute_cache(home / ".nv" / "ComputeCache", 6)
+    return settled(World(home))
+
+
+def _compute_cache(folder: Path, entries: int) -> None:
+    """Unpack some entries that a CUDA driver wrote, with an index that lists them."""
+    with tarfile.open(TESTS / "data" / "computecache-h200-opencl.tar.gz") as tar:
+        names = sorted(member.name for member in tar if member.isfile() and not member.name.endswith("index"))
+        for name in names[:entries]:
+            tar.extract(name, folder, set_attrs=False)
+    (folder / "index").touch()
+    layer = Stack(Environment({"HOME": str(folder.parent.parent)}, home=folder.parent.parent), plugins=False)["cuda"]
+    # Whatever is put, the index is written again.
+    entry = next(iter(layer.entries()))
+    artifact = layer.get(entry.key)
+    assert artifact is not None
+    layer.put(entry.key, artifact)
+
+
+def mesa_world(folder: Path, store: str) -> World:
+    """Fill one of Mesa's stores that keep many entries in one file, for a user who has chosen it."""
+    home = folder / "home"
+    home.mkdir(parents=True)
+    mesa = module("support/mesa.py")
+    mesa.fill(home / ".cache", store, mesa.contents())
+    return settled(World(home, mesa.STORES[store]))
+
+
+#: Homes that are made here, by name.
+WORLDS: Final[Mapping[str, Callable[[Path], World]]] = {
+    "synthetic": synthetic_world,
+    "mesa-single-file": lambda folder: mesa_world(folder, "single-file"),
+    "mesa-database": lambda folder: mesa_world(folder, "database"),
+}
+
+
+def filled_world(folder: Path, home: Path) -> World:
+    """Copy a home that real programs have filled."""
+    shutil.copytree(home, folder / "home", symlinks=True)
+    return settled(World(folder / "home"))
+
+
+def settled(world: World) -> World:
+    """Add files that belong to nobody's cache, and make everything old."""
+    for name in _BYSTANDERS:
+        path = world.path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"this is {name}\n")
+    (world.path / "tmp").mkdir(exist_ok=True)
+    for path in (*world.path.rglob("*"), world.path):
+        os.utime(path, (1.7e9, 1.7e9), follow_symlinks=False)
+    return world

@@ -1,0 +1,279 @@
+"""The doctor: roots that cannot be used, cannot be read, or that others can write."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from homes import run_as
+from support.doctor import (
+    ROOT,
+    after,
+    coded,
+    environment_of,
+    examine,
+    make,
+    on_file_system,
+    only,
+    shell,
+)
+
+from cachectl.inspecting.doctor import is_grave, job_of
+from cachectl.inspecting.verify import findings
+from cachectl.layers.base.facts import Severity
+from cachectl.stack import Stack
+
+
+@pytest.fixture
+def open_home() -> Iterator[Path]:
+    """Return a home that every user of the machine can reach, as pytest's own folders are not."""
+    home = Path(tempfile.mkdtemp(prefix="cachectl-doctor-"))
+    home.chmod(0o755)
+    yield home
+    shutil.rmtree(home)
+
+
+# ---------------------------------------------------------------------- whether a root can be used
+
+
+def test_what_is_no_folder_is_told_and_mended(tmp_path: Path) -> None:
+    file = tmp_path / "a file"
+    file.write_text("something")
+    found = only(examine(environment_of(tmp_path, POCL_CACHE_DIR=str(file)), "pocl"), "no-folder")
+    assert (found.severity, found.fix) == (Severity.FAILS, "unset POCL_CACHE_DIR")
+    assert found.message == "no folder stands there, so PoCL can build no program"
+    (tmp_path / "pocl.icd").write_text("libpocl.so.2")
+    icd = {"OCL_ICD_VENDORS": str(tmp_path / "pocl.icd")}
+    below = only(examine(environment_of(tmp_path, POCL_CACHE_DIR=str(file / "below"), **icd), "pocl"), "no-folder")
+    assert f"no folder stands at {file}" in below.message
+    assert after(tmp_path, below.fix, "pocl", POCL_CACHE_DIR=str(file / "below"), **icd) == []
+    assert file.read_text() == "something"
+
+
+@pytest.mark.parametrize("how", ["file", "link"])
+def test_a_default_place_that_is_no_folder_is_cleared_or_made(tmp_path: Path, how: str) -> None:
+    place = tmp_path / ".cache" / "pytools"
+    make(place.parent)
+    if how == "file":
+        place.write_text("something")
+    else:
+        place.symlink_to(tmp_path / "gone" / "with the scratch disk")
+    environment = replace(environment_of(tmp_path), installed=lambda _: "2026.1")
+    # Three layers share it: it is said once.
+    found = only(examine(environment), "no-folder")
+    assert (found.layer, found.severity, found.root) == ("loopy", Severity.FAILS, place)
+    shell(tmp_path, found.fix)
+    assert coded(examine(environment), "no-folder") == []
+    assert how == "link" or (place.parent / "pytools.aside").read_text() == "something"
+
+
+def asked(home: Path, by: tuple[str, ...], *arguments: str, **variables: str) -> list[dict[str, str]]:
+    """Ask as a user whom the modes of files bind."""
+    kept = {name: os.environ[name] for name in ("PATH", "PYTHONPATH") if name in os.environ}
+    done = run_as(by, (*arguments, "--json"), {**kept, "HOME": str(home), **variables})
+    assert done.stderr == ""
+    found: list[dict[str, str]] = json.loads(done.stdout)["findings"]
+    assert done.returncode == any(finding["severity"] != "harmless" or arguments[0] == "verify" for finding in found)
+    return found
+
+
+@pytest.mark.parametrize("made", [True, False])
+def test_a_root_that_is_closed_to_me_is_told_and_opened(
+    tmp_path: Path, held_to_modes: tuple[str, ...], *, made: bool
+) -> None:
+    root = tmp_path / "above" / "pocl"
+    closed = root if made else root.parent
+    make(closed)
+    (tmp_path / "pocl.icd").write_text("libpocl.so.2")
+    variables = {"POCL_CACHE_DIR": str(root), "OCL_ICD_VENDORS": str(tmp_path / "pocl.icd")}
+    closed.chmod(0o500)
+    (found,) = asked(tmp_path, held_to_modes, "doctor", "pocl", **variables)
+    assert (found["code"], found["severity"]) == ("closed", "fails every run")
+    assert found["fix"] == f"chmod u+w {closed}"
+    shell(tmp_path, found["fix"])
+    assert asked(tmp_path, held_to_modes, "doctor", "pocl", **variables) == []
+
+
+def test_a_root_that_no_mode_opens_is_left_for_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a read-only mount."""
+    root = tmp_path / "mounted"
+    make(root)
+    monkeypatch.setattr(os, "access", lambda path, *_, **__: Path(path) != root)
+    monkeypatch.setattr(os, "supports_effective_ids", {os.access})
+    found = only(examine(environment_of(tmp_path, POCL_CACHE_DIR=str(root)), "pocl"), "closed")
+    assert found.fix.startswith('eval "$(cachectl env --root "$HOME/.cachectl" --layer pocl')
+
+
+# ---------------------------------------------------------------------- what cannot be looked at
+
+_ENTRY = "pyopencl-compiler-cache-v2-py3.11.0.final.0"
+#: A folder below a home that a layer would have to look into, and what it is to that layer.
+CLOSED = {
+    "pocl": ".cache/pocl/kcache/AB",
+    "cuda": ".nv/ComputeCache/a",
+    "pyopencl": f".cache/pyopencl/{_ENTRY}",
+    "pytools": ".cache/pytools/pdict-v4-mine-py3.11.0.final.0",
+    "neo": ".cache/neo_compiler_cache/a",
+    "miopen": ".cache/miopen/3.3.0.a85ca8a54",
+    "miopen-tuning": ".config/miopen",
+}
+
+
+@pytest.mark.parametrize("layer", CLOSED)
+def test_a_folder_that_cannot_be_read_is_no_clean_bill(
+    tmp_path: Path, held_to_modes: tuple[str, ...], layer: str
+) -> None:
+    closed = tmp_path / CLOSED[layer]
+    make(closed)
+    closed.chmod(0)
+    (found,) = asked(tmp_path, held_to_modes, "verify", layer)
+    assert (found["code"], found["severity"]) == ("unreadable", "fails every run")
+    assert found["fix"] == f"chmod u+rwx {closed}"
+    assert "Permission denied" in found["message"]
+    assert found in asked(tmp_path, held_to_modes, "doctor", layer)
+    shell(tmp_path, found["fix"])
+    assert closed.stat().st_mode & 0o777 == 0o700
+    assert asked(tmp_path, held_to_modes, "verify", layer) == []
+
+
+@pytest.mark.parametrize("layer", [layer for layer in CLOSED if layer != "miopen-tuning"])
+def test_a_link_inside_a_root_is_told_and_harmless(tmp_path: Path, layer: str) -> None:
+    link = tmp_path / CLOSED[layer]
+    make(link.parent, tmp_path / "elsewhere")
+    link.symlink_to(tmp_path / "elsewhere")
+    (found,) = findings((Stack(environment_of(tmp_path), plugins=False)[layer],))
+    assert (found.code, found.severity, found.thing) == ("link", Severity.HARMLESS, None)
+    assert found.root / (found.key or "") == link
+
+
+def test_what_does_not_belong_into_an_entry_is_told_and_harmless(tmp_path: Path) -> None:
+    program = tmp_path / ".cache" / "pocl" / "kcache" / "AB" / "ABCDEFGHIJKLMNOPABCDEFGHIJKLMNOPABCDE"
+    make(program)
+    (program / "thesis.tex").write_text("mine")
+    (found,) = findings((Stack(environment_of(tmp_path), plugins=False)["pocl"],))
+    assert (found.code, found.severity) == ("unrecognised", Severity.HARMLESS)
+    assert "thesis.tex" in found.message
+    assert not is_grave(found)
+
+
+@pytest.mark.parametrize(
+    "variables", [{}, {"SLURM_NTASKS": "1", "SLURM_PROCID": "0"}, {"PMI_SIZE": "many"}, {"PMIX_RANK": "0"}]
+)
+def test_one_rank_shares_with_nobody(tmp_path: Path, variables: Mapping[str, str]) -> None:
+    make(tmp_path / ".cache" / "pocl" / "kcache")
+    assert job_of(environment_of(tmp_path, **variables)) is None
+    assert examine(environment_of(tmp_path, **variables), "pocl") == []
+
+
+def test_a_rank_of_a_node_parts_roots_of_that_node_only(tmp_path: Path) -> None:
+    root = tmp_path / "rank-1"
+    make(root)
+    variables = {"SLURM_NTASKS": "8", "SLURM_PROCID": "5", "SLURM_LOCALID": "1", "POCL_CACHE_DIR": str(root)}
+    environment = environment_of(tmp_path, **variables)
+    assert examine(environment, "pocl") == []
+    assert coded(examine(on_file_system(environment, "nfs", tmp_path), "pocl"), "ranks") != []
+
+
+# ---------------------------------------------------------------------- who may write
+
+
+def test_a_root_that_others_can_write_is_unsafe_until_the_command_is_run(open_home: Path) -> None:
+    root = open_home / ".cache" / "pytools"
+    make(root)
+    root.chmod(0o777)
+    environment = environment_of(open_home)
+    # Three layers share it: it is said once.
+    found = only(examine(environment), "writable")
+    assert (found.severity, found.root, found.layer) == (Severity.UNSAFE, root, "loopy")
+    assert found.fix == f"chmod go-w {root}"
+    assert "everybody" in found.message
+    assert coded_json(after(open_home, found.fix), "writable") == []
+    assert root.stat().st_mode & 0o777 == 0o755
+
+
+def coded_json(findings: list[dict[str, str]], code: str) -> list[dict[str, str]]:
+    return [finding for finding in findings if finding["code"] == code]
+
+
+def test_a_folder_above_that_others_can_write_lets_them_swap_the_root(open_home: Path) -> None:
+    root = open_home / "a folder" / "pocl"
+    make(root)
+    root.parent.chmod(0o777)
+    environment = environment_of(open_home, POCL_CACHE_DIR=str(root))
+    found = only(examine(environment, "pocl"), "writable")
+    assert (found.severity, found.root) == (Severity.UNSAFE, root)
+    assert found.fix == f"chmod go-w '{root.parent}'"
+    assert "in its place" in found.message
+    assert after(open_home, found.fix, "pocl", POCL_CACHE_DIR=str(root)) == []
+    root.parent.chmod(0o1777)
+    # Sticky: others cannot rename what is not theirs.
+    assert examine(environment, "pocl") == []
+
+
+def test_a_sticky_root_is_left_for_another(open_home: Path) -> None:
+    root = open_home / "shared"
+    make(root)
+    root.chmod(0o1777)
+    found = only(examine(environment_of(open_home, POCL_CACHE_DIR=str(root)), "pocl"), "writable")
+    assert found.fix.startswith('eval "$(cachectl env --root "$HOME/.cachectl" --layer pocl')
+    assert after(open_home, found.fix + '\nmkdir -p "$POCL_CACHE_DIR"', "pocl", POCL_CACHE_DIR=str(root)) == []
+
+
+def test_what_nobody_else_can_reach_is_safe(open_home: Path) -> None:
+    root = open_home / "private" / "pocl"
+    make(root)
+    root.chmod(0o777)
+    environment = environment_of(open_home, POCL_CACHE_DIR=str(root))
+    assert coded(examine(environment, "pocl"), "writable") != []
+    root.parent.chmod(0o700)
+    assert examine(environment, "pocl") == []
+
+
+def test_a_link_to_a_folder_that_others_can_write_is_followed_to_it(open_home: Path) -> None:
+    make(open_home / "elsewhere", open_home / ".cache")
+    (open_home / "elsewhere").chmod(0o777)
+    (open_home / ".cache" / "pocl").symlink_to(open_home / "elsewhere")
+    make(open_home / ".cache" / "pocl" / "kcache")
+    found = only(examine(environment_of(open_home), "pocl"), "writable")
+    assert found.fix == f"chmod go-w {open_home / 'elsewhere'}"
+    assert after(open_home, found.fix, "pocl") == []
+
+
+@pytest.mark.skipif(not ROOT, reason="only the superuser gives files away")
+def test_a_group_of_others_is_somebody_and_a_private_one_is_not(open_home: Path) -> None:
+    root = open_home / ".cache" / "pocl" / "kcache"
+    make(root)
+    root.chmod(0o775)
+    assert examine(environment_of(open_home), "pocl") == []
+    os.chown(root, -1, 54321)
+    found = only(examine(environment_of(open_home), "pocl"), "writable")
+    assert "the group 54321" in found.message
+    assert after(open_home, found.fix, "pocl") == []
+
+
+@pytest.mark.skipif(not ROOT, reason="only the superuser gives files away")
+def test_a_root_of_somebody_else_is_unsafe_and_left_for_an_own(open_home: Path) -> None:
+    root = open_home / ".cache" / "pocl" / "kcache"
+    make(root)
+    os.chown(root, 54321, -1)
+    found = only(examine(environment_of(open_home), "pocl"), "owner")
+    assert (found.severity, found.root) == (Severity.UNSAFE, root)
+    assert "belongs to user 54321" in found.message
+    assert after(open_home, found.fix + '\nmkdir -p "$POCL_CACHE_DIR"', "pocl") == []
+
+
+def test_a_root_that_is_not_mine_is_unsafe(open_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For testers who are not the superuser: the files stay, the user changes."""
+    if ROOT:
+        pytest.skip("the superuser's files are trusted")
+    root = open_home / ".cache" / "pocl" / "kcache"
+    make(root)
+    other = os.geteuid() + 1
+    monkeypatch.setattr(os, "geteuid", lambda: other)
+    assert only(examine(environment_of(open_home), "pocl"), "owner").severity is Severity.UNSAFE

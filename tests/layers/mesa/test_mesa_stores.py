@@ -1,0 +1,254 @@
+"""The three stores of Mesa: entries, damage, locks and interrupted changes."""
+
+from __future__ import annotations
+
+import errno
+import shutil
+import struct
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from support.mesa import (
+    STORES,
+    _got,
+    contents,
+    entry,
+    fill,
+    graphics,
+    key,
+    layer_of,
+    listed,
+)
+
+from cachectl.clearing.prune import Limits, plan_prune
+from cachectl.layers.base.errors import Busy, Damaged, EntryExists
+from cachectl.layers.base.facts import Artifact, Orphan, Severity
+from cachectl.layers.base.selection import Selection
+from cachectl.layers.mesa.cache import MesaShaderCache
+
+if TYPE_CHECKING:
+    from injector import Injector
+
+
+# ---------------------------------------------------------------------- stores
+
+
+@pytest.mark.parametrize("store", STORES)
+def test_an_entry_goes_from_one_store_into_another(store: str, tmp_path: Path) -> None:
+    source = layer_of(tmp_path / "one", "multi-file")
+    fill(tmp_path / "one" / ".cache", "multi-file", contents())
+    target = layer_of(tmp_path / "two", store)
+    for name in contents():
+        artifact = source.get(name)
+        assert artifact is not None
+        target.put(name, artifact)
+    assert {name: found.kernels for name, found in listed(target).items()} == {
+        name: found.kernels for name, found in listed(source).items()
+    }
+    expected = tmp_path / "three"
+    fill(expected, store, contents())
+    for path in sorted(expected.rglob("*")):
+        if path.suffix in (".foz", ".db") or path.parent.name == key("a")[:2]:
+            written = tmp_path / "two" / ".cache" / path.relative_to(expected)
+            assert written.read_bytes()[20:] == path.read_bytes()[20:]
+
+
+@pytest.mark.parametrize("store", STORES)
+def test_a_different_entry_is_replaced_only_when_asked(store: str, tmp_path: Path) -> None:
+    layer = layer_of(tmp_path / "home", store)
+    fill(tmp_path / "home" / ".cache", store, contents())
+    artifact = Artifact("mesa", key("b"), "mesa-entry/1", entry(b"\x7fELF, another"))
+    with pytest.raises(EntryExists):
+        layer.put(key("b"), artifact)
+    assert layer.get(key("b")) == replace(_got(layer, key("b")), data=contents()[key("b")])
+    layer.put(key("b"), artifact, replace=True)
+    assert _got(layer, key("b")).data == artifact.data
+    assert all(_got(layer, name).data == contents()[name] for name in contents().keys() - {key("b")})
+    assert list(layer.verify(layer.roots()[0])) == []
+
+
+@pytest.mark.parametrize("store", STORES)
+def test_a_flipped_byte_is_found_moved_aside_and_brought_back(store: str, tmp_path: Path) -> None:
+    layer = layer_of(tmp_path / "home", store)
+    root = fill(tmp_path / "home" / ".cache", store, {**contents(), **graphics()})
+    bad = {key("c"): contents()[key("c")], key("h"): graphics()[key("h")]}
+    for path in root.rglob("*"):
+        if path.is_file():
+            data = path.read_bytes()
+            for whole in bad.values():
+                data = data.replace(whole, whole[:-3] + b"\0\0\0")
+            path.write_bytes(data)
+    found = list(layer.verify(layer.roots()[0]))
+    assert {(finding.key, finding.severity) for finding in found} == {(name, Severity.RECOMPILES) for name in bad}
+    with pytest.raises(Damaged):
+        layer.get(key("c"))
+    outcome = layer.quarantine(layer.plan_quarantine(found), found)
+    assert (outcome.removed, outcome.failed, outcome.skipped) == (2, (), ())
+    assert list(layer.verify(layer.roots()[0])) == []
+    assert listed(layer).keys() == {**contents(), **graphics()}.keys() - bad.keys()
+    for thing in list(layer.quarantined()):
+        layer.restore(thing)  # type: ignore[arg-type]
+    assert {finding.key for finding in layer.verify(layer.roots()[0])} == bad.keys()
+
+
+@pytest.mark.parametrize("name", ["foz_cache.foz", "foz_cache_idx.foz"])
+def test_a_single_file_that_mesa_cannot_use_is_moved_aside_with_its_other_half(name: str, tmp_path: Path) -> None:
+    layer = layer_of(tmp_path / "home", "single-file")
+    root = fill(tmp_path / "home" / ".cache", "single-file", contents())
+    (path,) = root.rglob(name)
+    path.write_bytes(b"what is none of Mesa's")
+    found = list(layer.verify(layer.roots()[0]))
+    assert {Path(str(finding.key)).name for finding in found} == {"foz_cache.foz", "foz_cache_idx.foz"}
+    layer.quarantine(layer.plan_quarantine(found), found)
+    assert [path.name for path in root.glob("*/*/*")] == ["index"]
+    layer.put(key("a"), Artifact("mesa", key("a"), "mesa-entry/1", contents()[key("a")]))
+    assert set(listed(layer)) == {key("a")}
+
+
+def test_a_store_that_a_program_locks_is_waited_for_and_left_as_it_is(tmp_path: Path) -> None:
+    import fcntl
+
+    for store, name in (("single-file", "foz_cache.foz"), ("database", "mesa_cache.db")):
+        home = tmp_path / store
+        fill(home / ".cache", store, contents())
+        layer = MesaShaderCache(replace(layer_of(home, store).environment, lock_timeout=0.1))
+        (path,) = home.rglob(name)
+        with path.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            outcome = layer.clear(layer.plan_clear())
+            assert outcome.removed == 0
+            assert all("locked by another process" in note.because for note in outcome.failed)
+            with pytest.raises(Busy):
+                layer.put(key("z"), Artifact("mesa", key("z"), "mesa-entry/1", entry(b"new")))
+        assert layer.clear(layer.plan_clear()).removed == 4
+
+
+def test_a_program_that_has_a_single_file_open_goes_on_using_its_own(tmp_path: Path) -> None:
+    """Mesa keeps places in memory: under an open file nothing may move."""
+    layer = layer_of(tmp_path / "home", "single-file")
+    root = fill(tmp_path / "home" / ".cache", "single-file", contents())
+    (path,) = root.rglob("foz_cache.foz")
+    before = path.read_bytes()
+    with path.open("rb") as program:
+        layer.clear(layer.plan_clear(Selection(key=key("a"))))
+        assert program.read() == before
+    assert path.read_bytes() != before
+
+
+def test_a_database_gets_another_number_so_that_programs_read_it_again(tmp_path: Path) -> None:
+    layer = layer_of(tmp_path / "home", "database")
+    root = fill(tmp_path / "home" / ".cache", "database", contents())
+    inode, before = (root / "mesa_cache.db").stat().st_ino, (root / "mesa_cache.db").read_bytes()[:20]
+    layer.clear(layer.plan_clear(Selection(key=key("a"))))
+    heads = {(root / f"mesa_cache.{ending}").read_bytes()[:20] for ending in ("db", "idx")}
+    assert len(heads) == 1
+    assert before not in heads
+    assert (root / "mesa_cache.db").stat().st_ino == inode
+
+
+def test_the_index_counts_what_is_there_after_every_change(tmp_path: Path) -> None:
+    layer = layer_of(tmp_path / "home", "multi-file")
+    root = fill(tmp_path / "home" / ".cache", "multi-file", {**contents(), **graphics()})
+
+    def counted() -> int:
+        return int(struct.unpack("<Q", (root / "index").read_bytes()[:8])[0])
+
+    def held() -> int:
+        return sum(path.stat().st_blocks * 512 for path in root.glob("??/*"))
+
+    (root / "index").write_bytes(struct.pack("<Q", 1 << 28) + bytes(65536 * 20))
+    assert [finding.code for finding in layer.verify(layer.roots()[0])] == ["index"]
+    artifact = _got(layer, key("a"))
+    layer.clear(layer.plan_clear())
+    assert counted() == held() > 0
+    layer.put(key("a"), artifact)
+    assert counted() == held()
+    assert list(layer.verify(layer.roots()[0])) == []
+
+
+@pytest.mark.parametrize("store", ["multi-file", "single-file"])
+def test_an_index_of_one_length_is_no_ground_for_removing_entries(store: str, tmp_path: Path) -> None:
+    layer = layer_of(tmp_path / "home", store)
+    root = fill(tmp_path / "home" / ".cache", store, contents())
+    held = sum(path.stat().st_size for path in root.rglob("*") if path.is_file() and path.name != "index")
+    assert plan_prune([layer], Limits(bytes=held)).plans[0].entries == 0
+    assert plan_prune([layer], Limits(bytes=held - 1)).plans[0].entries == 1
+    assert layer.usage(layer.roots()[0]).bytes == held + 1310728
+
+
+@pytest.mark.parametrize("store", STORES)
+def test_machine_code_goes_with_the_last_kernel_of_its_driver(store: str, tmp_path: Path) -> None:
+    """Afterwards nothing would say whose it is: it would be counted as nothing, and never go."""
+    fill(tmp_path / ".cache", store, contents() | graphics())
+    layer = layer_of(tmp_path, store)
+    first = layer.plan_clear(Selection(kernel="rk0"))
+    assert [target.key for target in first.targets] == [key("a")]
+    assert [note.because for note in first.skipped if "no known kernel name" in note.because] == [
+        f"2 entries have no known kernel name and were left, in {layer.roots()[0].path}"
+    ]
+    assert layer.clear(first).removed == 1
+    plan = layer.plan_clear(Selection(kernel="rk*"))
+    assert {target.key for target in plan.targets} == {key("b"), key("c"), key("d")}
+    assert layer.foresee(plan).removed == 3
+    assert not any("no known kernel name" in note.because for note in plan.skipped)
+    assert layer.clear(plan).removed == 3
+    assert listed(layer).keys() == graphics().keys()
+
+
+@pytest.mark.parametrize(("store", "arguments"), [("multi-file", ()), ("single-file", ("--kernel", "rk0"))])
+def test_what_a_killed_purge_leaves_is_counted_and_goes_with_the_next(
+    store: str, arguments: tuple[str, ...], tmp_path: Path, injector: Injector
+) -> None:
+    from injector import KILL, WRITES, Fault
+
+    home = tmp_path / "home"
+    command = ("purge", "mesa", *arguments)
+    orphans = 0
+    for nth in range(1, 100):
+        shutil.rmtree(home, ignore_errors=True)
+        root = fill(home / ".cache", store, contents())
+        variables = STORES[store]
+        done = injector.run(*command, home=home, fault=Fault(WRITES, nth, KILL), variables=variables)
+        if done.status == 0:
+            break
+        stages = list(root.rglob(".cachectl-stage-*"))
+        seen = injector.run("report", "mesa", "--json", home=home, fault=Fault(0), variables=variables)
+        files = sum(path.is_file() for stage in stages for path in stage.rglob("*"))
+        assert sum(one["orphan_files"] for one in seen.json["layers"][0]["roots"]) == files
+        orphans += files
+        again = injector.run("purge", "mesa", home=home, fault=Fault(0), variables=variables)
+        assert again.status == 0, again
+        assert list(root.rglob(".cachectl-*")) == []
+        assert list(layer_of(home, store).entries()) == []
+        assert not list(root.glob("??/*"))
+    else:
+        pytest.fail("the purge never ends")
+    assert nth > 3
+    assert orphans > 0 or store == "multi-file"
+
+
+def test_a_kernel_stays_while_the_machine_code_of_its_driver_cannot_go(tmp_path: Path, injector: Injector) -> None:
+    from injector import WRITES, Fault
+
+    home = tmp_path / "home"
+    root = fill(home / ".cache", "multi-file", contents())
+    done = injector.run("purge", "mesa", "--json", home=home, fault=Fault(WRITES, 1, errno.EIO))
+    (layer,) = done.json["layers"]
+    assert (done.status, layer["removed"], len(layer["failed"]), len(layer["skipped"])) == (1, 2, 1, 1)
+    assert len(list(layer_of(home, "multi-file").entries())) == 2
+    assert injector.run("purge", "mesa", home=home, fault=Fault(0)).status == 0
+    assert not list(root.glob("??/*"))
+
+
+def test_temporaries_go_unless_somebody_may_be_writing_them(tmp_path: Path) -> None:
+    layer = layer_of(tmp_path / "home", "multi-file")
+    root = fill(tmp_path / "home" / ".cache", "multi-file", contents())
+    (root / f"{key('a')}.tmp").write_bytes(b"half")
+    (orphan,) = (found for found in layer.scan(layer.roots()[0]) if isinstance(found, Orphan))
+    assert orphan.key == f"{key('a')}.tmp"
+    using = replace(layer.environment, processes=Path("/no such folder"))
+    assert orphan.key not in {target.key for target in MesaShaderCache(using).plan_clear().targets}
+    assert layer.clear(layer.plan_clear()).failed == ()
+    assert list(root.glob("??/*")) == []

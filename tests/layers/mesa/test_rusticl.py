@@ -1,0 +1,325 @@
+"""Rusticl itself fills, finds and misses what cachectl lists, places and clears."""
+
+from __future__ import annotations
+
+import json
+import os
+import pwd
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from support.mesa import (
+    FOLDERS,
+    STORES,
+    _got,
+    listed,
+    rusticl,
+)
+
+from cachectl.layers.base.conformance import LayerConformance
+from cachectl.layers.base.environment import Environment
+from cachectl.layers.base.facts import Condition
+from cachectl.layers.base.layer import Layer
+from cachectl.layers.base.selection import Selection
+from cachectl.layers.mesa.cache import MesaShaderCache
+
+if TYPE_CHECKING:
+    from homes import Home
+
+
+@pytest.fixture(scope="session")
+def rusticl_device(new_home: Callable[[Path], Home], tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Name the device of Rusticl here, or skip; in CI, where it is installed, it must be there."""
+    done = rusticl(new_home(tmp_path_factory.mktemp("probe") / "home"), 1)
+    if done["device"] is None:
+        reason = "Rusticl shows no device: apt-get install mesa-opencl-icd"
+        if os.environ.get("CI") and os.geteuid() == 0:
+            pytest.fail(reason)
+        pytest.skip(reason)
+    return str(done["device"])
+
+
+@pytest.fixture(scope="session")
+def rusticl_filled(
+    rusticl_device: str, new_home: Callable[[Path], Home], tmp_path_factory: pytest.TempPathFactory
+) -> Home:
+    assert rusticl_device
+    home = new_home(tmp_path_factory.mktemp("rusticl") / "home")
+    rusticl(home)
+    return home
+
+
+@pytest.fixture
+def cold(home: Home, rusticl_device: str) -> Home:
+    assert rusticl_device
+    return home
+
+
+@pytest.mark.real
+class TestOnRusticl(LayerConformance):
+    """The shipped suite on what Rusticl wrote."""
+
+    @pytest.fixture(autouse=True)
+    def _filled(self, rusticl_filled: Home) -> None:
+        self.home = rusticl_filled
+
+    def make(self, environment: Environment) -> Layer:
+        return MesaShaderCache(environment)
+
+    def seed(self, environment: Environment) -> None:
+        name = FOLDERS["multi-file"]
+        shutil.copytree(self.home.path / ".cache" / name, environment.home / ".cache" / name)
+
+
+def real(home: Home, store: str) -> MesaShaderCache:
+    return MesaShaderCache(home.environment(**STORES[store]))
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("store", STORES)
+def test_rusticl_fills_what_is_reported_listed_and_purged(store: str, cold: Home) -> None:
+    rusticl(cold, 2, **STORES[store])
+    report = cold.json("report", "mesa")["layers"][0]
+    assert (report["state"], report["entries"]) == ("enabled", 4)
+    entries = cold.json("ls", "mesa")["entries"]
+    assert {one["root"] for one in entries} == {str(cold.path / ".cache" / FOLDERS[store])}
+    assert sorted(one["kernels"][0] for one in entries if one["kernels"]) == ["rk0", "rk1"]
+    assert {one["device"] for one in entries} == {"llvmpipe"}
+    assert cold.json("verify", "mesa")["findings"] == []
+    keys = {one["key"] for one in entries}
+    rusticl(cold, 2, **STORES[store])
+    assert {one["key"] for one in cold.json("ls", "mesa")["entries"]} == keys
+    assert cold.json("purge", "--all")["total"]["failed"] == 0
+    assert cold.json("ls", "mesa")["entries"] == []
+    # What was removed is missed, and so stored again.
+    rusticl(cold, 2, **STORES[store])
+    assert {one["key"] for one in cold.json("ls", "mesa")["entries"]} == keys
+    assert cold.json("verify", "mesa")["findings"] == []
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("store", STORES)
+def test_rusticl_runs_what_put_has_placed(
+    store: str, cold: Home, new_home: Callable[[Path], Home], tmp_path: Path
+) -> None:
+    """The machine code of one kernel under the key of the other: whatever that computes came out of the cache."""
+    assert rusticl(cold, 2, **STORES[store])["results"] == [2.0, 103.0]
+    layer = real(cold, store)
+    artifacts = {name: _got(layer, name) for name in listed(layer)}
+    other = new_home(tmp_path / "other")
+    rusticl(other, 1, **STORES[store])
+    code = {name for name, artifact in artifacts.items() if not artifact.detail["kernels"]}
+    first = code & listed(real(other, store)).keys()
+    (mine,), (foreign,) = first, code - first
+    layer.clear(layer.plan_clear())
+    for name, artifact in artifacts.items():
+        layer.put(name, artifact)
+    assert rusticl(cold, 2, **STORES[store])["results"] == [2.0, 103.0]
+    assert listed(layer).keys() == artifacts.keys()
+    layer.put(mine, replace(artifacts[foreign], key=mine), replace=True)
+    assert rusticl(cold, 2, **STORES[store])["results"] == [103.0, 103.0]
+    layer.clear(layer.plan_clear(Selection(key=mine)))
+    assert rusticl(cold, 2, **STORES[store])["results"] == [2.0, 103.0]
+    assert _got(layer, mine).data == artifacts[mine].data
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("store", STORES)
+@pytest.mark.parametrize("by", ["quarantine", "purge"])
+def test_what_mesa_never_repairs_is_found_and_mended(store: str, by: str, cold: Home) -> None:
+    rusticl(cold, 1, **STORES[store])
+    layer = real(cold, store)
+    bad = next(name for name, found in listed(layer).items() if found.kernels is None)
+    whole = _got(layer, bad).data
+    damaged = whole[:-5] + bytes(byte ^ 0xFF for byte in whole[-5:])
+    holder = next(
+        path for path in (cold.path / ".cache").glob("mesa*/**/*") if path.is_file() and whole in path.read_bytes()
+    )
+    holder.write_bytes(holder.read_bytes().replace(whole, damaged))
+    if store != "database":
+        # A database it drops whole instead.
+        rusticl(cold, 1, **STORES[store])
+        assert damaged in holder.read_bytes()
+    (finding,) = cold.json("verify", "mesa", check=False)["findings"]
+    assert (finding["key"], finding["severity"]) == (bad, "recompiles every run")
+    if by == "quarantine":
+        assert cold.cachectl("verify", "--quarantine", "mesa").returncode == 0
+    else:
+        assert cold.cachectl(*finding["fix"].split()[1:]).returncode == 0
+    assert rusticl(cold, 1, **STORES[store])["results"] == [2.0]
+    assert _got(layer, bad).data == whole
+    assert cold.json("verify", "mesa")["findings"] == []
+
+
+@pytest.mark.real
+def test_read_only_files_answer_after_a_purge_and_are_left_and_told_of(cold: Home) -> None:
+    shipping = {**STORES["single-file"], "MESA_DISK_CACHE_READ_ONLY_FOZ_DBS": "ship"}
+    rusticl(cold, 2, **shipping)
+    (own,) = (path for path in (cold.path / ".cache").rglob("foz_cache.foz") if path.stat().st_size > 16)
+    shipped = [own.with_name("ship.foz"), own.with_name("ship_idx.foz")]
+    shutil.copy(own, shipped[0])
+    shutil.copy(own.with_name("foz_cache_idx.foz"), shipped[1])
+    before = [path.read_bytes() for path in shipped]
+    home = replace(cold, variables={**cold.variables, **shipping})
+    assert home.json("purge", "mesa")["total"]["removed"] == 4
+    rusticl(home, 2)
+    # What was found elsewhere is not stored again.
+    assert home.json("ls", "mesa")["entries"] == []
+    assert [path.read_bytes() for path in shipped] == before
+    kept = home.path / "kept"
+    program = (sys.executable, str(home.programs / "rusticl.py"), "2")
+    home.cachectl("run", f"--isolated={kept}", "--", *program, RUSTICL_ENABLE="llvmpipe")
+    assert sum(path.stat().st_size > 16 for path in kept.rglob("foz_cache.foz")) == 1
+
+
+@pytest.mark.real
+def test_a_program_that_runs_on_meets_a_purge_without_an_error(cold: Home) -> None:
+    for variables in STORES.values():
+        program = (
+            "import sys; sys.path.insert(0, sys.argv[1]); import rusticl, pyopencl as cl; d = rusticl.device();"
+            "c = cl.Context([d]); q = cl.CommandQueue(c); rusticl.build_and_run(c, q, 0); print('ready', flush=True);"
+            "sys.stdin.readline(); print([rusticl.build_and_run(c, q, i)[0] for i in (0, 1)])"
+        )
+        (cold.path / ".cache").mkdir(exist_ok=True)
+        with subprocess.Popen(
+            [sys.executable, "-c", program, str(cold.programs)],
+            env={
+                **cold.variables,
+                "RUSTICL_ENABLE": "llvmpipe",
+                "POCL_CACHE_DIR": str(cold.path / "pocl"),
+                **variables,
+            },
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        ) as child:
+            assert child.stdout is not None
+            assert child.stdin is not None
+            assert child.stdout.readline() == "ready\n"
+            assert cold.json("purge", "mesa")["total"]["failed"] == 0
+            child.stdin.write("\n")
+            child.stdin.flush()
+            assert child.stdout.readline() == "[2.0, 103.0]\n"
+        assert child.returncode == 0
+        assert cold.json("verify", "mesa")["findings"] == []
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("value", ["true", "1", "Yes", "T", "false", "0", "", "on", "2", "abc"])
+def test_rusticl_reads_the_switch_as_we_do(value: str, cold: Home) -> None:
+    rusticl(cold, 1, MESA_SHADER_CACHE_DISABLE=value)
+    layer = MesaShaderCache(cold.environment(MESA_SHADER_CACHE_DISABLE=value))
+    assert (layer.state().condition is Condition.DISABLED) == (not listed(layer))
+
+
+@pytest.mark.real
+@pytest.mark.parametrize(
+    ("variables", "gone"),
+    [
+        ({"MESA_SHADER_CACHE_DIR": "{home}/one"}, ()),
+        ({"MESA_SHADER_CACHE_DIR": "relative"}, ()),
+        ({"MESA_GLSL_CACHE_DIR": "{home}/old"}, ("MESA_SHADER_CACHE_DIR",)),
+        ({"XDG_CACHE_HOME": "{home}/xdg"}, ("MESA_SHADER_CACHE_DIR",)),
+        ({"XDG_CACHE_HOME": ""}, ("MESA_SHADER_CACHE_DIR",)),
+        ({"MESA_SHADER_CACHE_DIR": "", "XDG_CACHE_HOME": "{home}/xdg"}, ()),
+    ],
+)
+def test_rusticl_keeps_its_cache_where_we_say(variables: dict[str, str], gone: Iterable[str], cold: Home) -> None:
+    changes = {name: value.format(home=cold.path) for name, value in variables.items()}
+    kept = {name: value for name, value in cold.variables.items() if name not in gone}
+    home = replace(cold, variables=kept)
+    rusticl(home, 1, **changes)
+    layer = MesaShaderCache(home.environment(**changes))
+    filled = {path.parent.parent for path in cold.path.glob("**/mesa_shader_cache/??/*")}
+    assert filled == {root.path for root in layer.roots() if root.role == "multi-file"}
+    assert (layer.state().condition is Condition.DISABLED) == (not filled)
+
+
+@pytest.mark.real
+def test_a_home_that_is_not_the_account_s_is_one_of_two_places(cold: Home, tmp_path: Path) -> None:
+    """Whichever of the two this Mesa goes by; under another password file, for the tester's own home is no place."""
+    account = tmp_path / "account"
+    for folder in (account, cold.path):
+        (folder / ".cache").mkdir(parents=True)
+    own = pwd.getpwuid(os.getuid())
+    listed_as = ":".join(("somebody", "x", str(own.pw_uid), str(own.pw_gid), "", str(account), "/bin/sh"))
+    (tmp_path / "passwd").write_text(listed_as + "\n")
+    inside = ("unshare", "--mount", "sh", "-c", 'mount --bind "$0" /etc/passwd && exec "$@"', str(tmp_path / "passwd"))
+    if subprocess.run([*inside, "true"], check=False, capture_output=True).returncode:
+        pytest.skip("this user cannot put another password file in the place of the system's")
+    home = replace(
+        cold, variables={name: value for name, value in cold.variables.items() if name != "MESA_SHADER_CACHE_DIR"}
+    )
+    program = (sys.executable, str(cold.programs / "rusticl.py"), "1")
+    home.run(*inside, *program, RUSTICL_ENABLE="llvmpipe", POCL_CACHE_DIR=str(tmp_path / "pocl"))
+    filled = {path.parent.parent for path in tmp_path.glob("*/.cache/mesa_shader_cache/??/*")}
+    assert len(filled) == 1
+    said = json.loads(home.run(*inside, sys.executable, "-m", "cachectl", "report", "mesa", "--json").stdout)
+    roots = {Path(root["path"]): root["entries"] for root in said["layers"][0]["roots"]}
+    assert {path for path, entries in roots.items() if entries == 2} == filled
+    assert {folder / ".cache" / "mesa_shader_cache" for folder in (account, cold.path)} <= roots.keys()
+
+
+@pytest.mark.real
+def test_isolated_and_off_hold_for_rusticl(cold: Home) -> None:
+    program = (sys.executable, str(cold.programs / "rusticl.py"), "1")
+    (cold.path / ".cache").mkdir()
+    for how in ("--isolated", "--no-cache"):
+        done = cold.cachectl("run", how, "--", *program, RUSTICL_ENABLE="llvmpipe")
+        assert json.loads(done.stdout.splitlines()[-1])["results"] == [2.0]
+        assert cold.json("ls", "mesa")["entries"] == []
+    kept = cold.path / "kept"
+    cold.cachectl("run", f"--isolated={kept}", "--", *program, RUSTICL_ENABLE="llvmpipe")
+    assert len(list(kept.glob("mesa_shader_cache/??/*"))) == 2
+
+
+@pytest.mark.real
+def test_a_block_tells_whether_it_comes_too_late_for_rusticl(cold: Home) -> None:
+    """Loaded it may be, as it is in every program; only once a device is asked for has it read its variables."""
+    program = """
+import sys; sys.path.insert(0, sys.argv[1])
+import cachectl, pyopencl as cl, rusticl
+from cachectl.switching.disabled import StillOn
+def run(): c = cl.Context([rusticl.device()]); return rusticl.build_and_run(c, cl.CommandQueue(c), 0)[0]
+if sys.argv[2] == "early":
+    with cachectl.disabled("mesa") as held: print(held["mesa"].status, run())
+else:
+    print(run())
+    try:
+        with cachectl.disabled("mesa"): print("wrong")
+    except StillOn as error: print(list(error.layers))
+"""
+    (cold.path / ".cache").mkdir()
+    aside = {"RUSTICL_ENABLE": "llvmpipe", "POCL_CACHE_DIR": str(cold.path / "pocl")}
+    home = replace(cold, variables={**cold.variables, **aside})
+    early = home.run(sys.executable, "-c", program, str(cold.programs), "early")
+    assert early.stdout.split() == ["off", "2.0"]
+    assert cold.json("ls", "mesa")["entries"] == []
+    late = home.run(sys.executable, "-c", program, str(cold.programs), "late")
+    assert late.stdout.split() == ["2.0", "['mesa']"]
+    assert len(cold.json("ls", "mesa")["entries"]) == 2
+
+
+@pytest.mark.real
+def test_purge_of_everything_leaves_what_gl_itself_has_stored(cold: Home) -> None:
+    (cold.path / ".cache").mkdir()
+    renderer = cold.python("gl_drawing.py", LIBGL_ALWAYS_SOFTWARE="1")["renderer"]
+    if renderer is None:
+        pytest.skip("GL without a screen is not to be had: apt-get install libegl1 libgl1-mesa-dri")
+    desktop = {path: path.read_bytes() for path in (cold.path / ".cache").glob("mesa_shader_cache/??/*")}
+    assert desktop
+    rusticl(cold, 1)
+    assert cold.json("report", "mesa")["layers"][0]["entries"] == 2
+    assert len(cold.json("ls", "mesa")["entries"]) == 2 + len(desktop)
+    purged = cold.json("purge", "--all")
+    (mesa,) = (layer for layer in purged["layers"] if layer["layer"] == "mesa")
+    assert (mesa["removed"], len(mesa["skipped"])) == (2, 1)
+    assert {path: path.read_bytes() for path in (cold.path / ".cache").glob("mesa_shader_cache/??/*")} == desktop
+    name = "/".join(next(iter(desktop)).parts[-2:])
+    assert cold.json("purge", "mesa", "--key", name)["total"]["removed"] == 1

@@ -1,0 +1,47 @@
+"""What the tests of databases share."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import subprocess
+import sys
+from contextlib import closing
+from pathlib import Path
+from typing import Any, Final
+
+PYTHON: Final = ".".join(str(part) for part in sys.version_info)
+FILE: Final = f"pdict-v5-mine-{PYTHON}.sqlite"
+CREATE: Final = "create table dict (keyhash text not null primary key, key_value text not null)"
+
+
+def dictionary(path: Path, rows: int = 20) -> Path:
+    """Make a dictionary as pytools does."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute(CREATE)
+        content = ((f"{number:016x}", b"\x80\x04N." + bytes(500)) for number in range(rows))
+        connection.executemany("insert into dict values (?, ?)", content)
+        connection.commit()
+    return path
+
+
+def rows_of(path: Path) -> int:
+    """Count the rows of a dictionary."""
+    with closing(sqlite3.connect(path)) as connection:
+        return int(connection.execute("select count(*) from dict").fetchone()[0])
+
+
+def purge(home: Path, *arguments: str) -> tuple[int, dict[str, Any]]:
+    """Purge the dictionaries of a home as the superuser."""
+    done = subprocess.run(
+        [sys.executable, "-m", "cachectl", "purge", "pytools", "--wait", "0.5", "--json", *arguments],
+        env={"HOME": str(home)},
+        cwd="/",
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "Traceback" not in done.stderr
+    (layer,) = json.loads(done.stdout)["layers"]
+    return done.returncode, layer

@@ -1,0 +1,123 @@
+"""What the tests of doctor share."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import shlex
+import sqlite3
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+from cachectl.inspecting.doctor import diagnosis
+from cachectl.layers.base.conformance import nobody
+from cachectl.layers.base.environment import Environment
+from cachectl.layers.base.facts import Finding
+from cachectl.stack import Stack
+
+#: What lies in a home; what came with the tester's MIOpen is another matter.
+HOMELY = ("loopy", "pyopencl-invoker", "pytools", "pyopencl", "pocl", "cuda", "miopen", "miopen-tuning")
+ROOT = hasattr(os, "geteuid") and os.geteuid() == 0
+
+
+def environment_of(home: Path, **variables: str) -> Environment:
+    return Environment(
+        {"HOME": str(home), **variables},
+        home=home,
+        cwd=home,
+        temporary=home / "tmp",
+        processes=nobody(home.parent / "processes")
+        if home.parent != Path(tempfile.gettempdir())
+        else nobody(home / "p"),
+        mounts=home / "no-mounts",
+        topology=home / "no-gpus",
+    )
+
+
+def examine(environment: Environment, *names: str) -> list[Finding]:
+    return diagnosis(Stack(environment, plugins=False).named(names))
+
+
+def coded(findings: list[Finding], code: str) -> list[Finding]:
+    return [finding for finding in findings if finding.code == code]
+
+
+def only(findings: list[Finding], code: str) -> Finding:
+    (finding,) = coded(findings, code)
+    return finding
+
+
+def shell(home: Path, script: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run a script as a user's shell would, with the real command in it."""
+    command = f'cachectl() {{ {shlex.quote(sys.executable)} -m cachectl "$@"; }}\n'
+    kept = {name: os.environ[name] for name in ("PATH", "PYTHONPATH") if name in os.environ}
+    return subprocess.run(
+        ["sh", "-ec", command + script],
+        env={**kept, "HOME": str(home), **variables},
+        cwd=home,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=1200,
+    )
+
+
+def after(home: Path, fix: str, *names: str, **variables: str) -> list[dict[str, str]]:
+    """Apply a fix in a shell and return what the doctor, asked there, finds then."""
+    done = shell(home, f"{fix} >&2\ncachectl doctor {' '.join(names)} --json || test $? = 1", **variables)
+    document = json.loads(done.stdout)
+    assert document["schema"] == "cachectl/findings/1"
+    found: list[dict[str, str]] = document["findings"]
+    return found
+
+
+def with_miopen(home: Path, folder: str = "rocm-6.2.0", name: str = "libMIOpen.so.1", **variables: str) -> Environment:
+    library = home / folder / "lib" / name
+    library.parent.mkdir(parents=True)
+    library.touch()
+    (home / folder / "share" / "miopen" / "db").mkdir(parents=True)
+    return environment_of(home, LD_LIBRARY_PATH=str(library.parent), **variables)
+
+
+def on_file_system(environment: Environment, kind: str, point: Path) -> Environment:
+    mounts = point / "mounts"
+    line = "23 28 0:21 / {} rw - {} server:/export rw\n"
+    mounts.write_text(line.format("/", "ext4") + line.format(str(point).replace(" ", "\\040"), kind))
+    return replace(environment, mounts=mounts)
+
+
+def make(*folders: Path) -> None:
+    for folder in folders:
+        folder.mkdir(parents=True, exist_ok=True)
+
+
+def dictionary(home: Path, ending: str) -> Path:
+    folder = home / ".cache" / "pytools"
+    folder.mkdir(parents=True, exist_ok=True)
+    with closing(sqlite3.connect(folder / f"pdict-v5-mine{ending}.sqlite")) as connection:
+        connection.execute("create table dict (keyhash text not null primary key, key_value text not null)")
+        connection.execute("insert into dict values ('0123456789abcdef', ?)", (pickle.dumps((1, 2)),))
+        connection.commit()
+    return folder
+
+
+def leak(home: Path, data: bytes = b"") -> Path:
+    leaked = home / ".cache" / "pocl" / "kcache" / ("tempfile_aB3dE6" + (".cl" if data else ""))
+    leaked.parent.mkdir(parents=True, exist_ok=True)
+    leaked.touch(mode=0o600)
+    leaked.write_bytes(data)
+    return leaked
+
+
+def stale_lock(home: Path) -> Path:
+    lock = home / ".cache" / "pyopencl" / f"pyopencl-compiler-cache-v2-py{Environment.here().python}" / "lock"
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    lock.touch()
+    os.utime(lock, (time.time() - 3600, time.time() - 3600))
+    return lock

@@ -1,0 +1,286 @@
+"""What the tests of hostile share."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import sqlite3
+import stat
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from homes import run_as
+
+from cachectl.clearing.prune import Limits, plan_prune
+from cachectl.cli.output import to_json
+from cachectl.layers.base.conformance import nobody
+from cachectl.layers.base.environment import Environment
+from cachectl.layers.base.facts import Scope
+from cachectl.stack import Stack
+
+PYTHON = ".".join(str(part) for part in sys.version_info)
+DEAD = "3.1.4.final.0"
+NAME37 = "ABCDEFGHIJKLMNOPABCDEFGHIJKLMNOPABCDE"
+HEX32 = "00112233445566778899aabbccddeeff"
+CODE = b"\x7fELF" + bytes(60)
+THESIS = b"years of work, and no cache at all\n" * 3
+
+#: Every variable that says where a layer's folder is.
+PLACES = (
+    *("XDG_CACHE_HOME", "POCL_CACHE_DIR", "CUDA_CACHE_PATH", "MIOPEN_CUSTOM_CACHE_DIR", "MIOPEN_USER_DB_PATH"),
+    *("MIOPEN_SYSTEM_DB_PATH", "HOME", "TMPDIR"),
+)
+WINDOWS_PLACES = ("LOCALAPPDATA", "APPDATA", "TEMP", "USERPROFILE", "WIN_PD_OVERRIDE_LOCAL_APPDATA")
+
+#: Where in a home some layer's root is, under one of those variables.
+BASES = (
+    *("", "pytools", "pyopencl", "pocl/kcache", "pocl/uncached", "pocl", "NVIDIA/ComputeCache"),
+    *(".cache/pytools", ".cache/pyopencl", ".cache/pocl/kcache", ".cache/pocl/uncached", ".cache/miopen"),
+    *(".config/miopen", ".nv/ComputeCache", ".miopen/cache", ".miopen/db", "pytools/pytools/Cache"),
+    *("pyopencl/pyopencl/Cache", "Library/Caches/pytools", "Library/Caches/pyopencl"),
+)
+
+
+def fingerprint(*folders: Path) -> dict[bytes, str]:
+    """Describe every name below some folders: kind, mode, where a link leads, and the hash of what it holds."""
+    described: dict[bytes, str] = {}
+    for folder in folders:
+        described[os.fsencode(folder)] = _described(os.fsencode(folder))
+        for above, names, files in os.walk(os.fsencode(folder)):
+            for name in (*names, *files):
+                path = os.path.join(above, name)
+                described[path] = _described(path)
+    return described
+
+
+def _described(path: bytes) -> str:
+    mode = os.lstat(path).st_mode
+    held = ""
+    if stat.S_ISLNK(mode):
+        held = repr(os.readlink(path))
+    elif stat.S_ISREG(mode):
+        # What is closed to all is not to be read, but by the superuser.
+        with contextlib.suppress(PermissionError), open(path, "rb") as file:
+            held = hashlib.sha256(file.read()).hexdigest()
+    return f"{mode:o} {held}"
+
+
+def changed(before: Mapping[bytes, str], after: Mapping[bytes, str]) -> set[bytes]:
+    """Name what was added, went, or is another."""
+    return {path for path in before.keys() | after.keys() if before.get(path) != after.get(path)}
+
+
+def write(path: Path, content: bytes = THESIS, mode: int = 0o644) -> None:
+    """Write a file of a mode, and the folders above it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content)
+    path.chmod(mode)
+
+
+def database(path: Path, script: str) -> None:
+    """Make an sqlite file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with closing(sqlite3.connect(path)) as connection:
+        connection.executescript(script)
+        connection.commit()
+
+
+def link(folder: Path, outside: Path) -> None:
+    """Put every kind of link under names that a layer would recognise, and pipes and sockets."""
+    dictionary = f"pdict-v5-far-{PYTHON}.sqlite"
+    base = f"pyopencl-compiler-cache-v2-py{PYTHON}"
+    links = {
+        # To a file, absolutely and relatively, and a chain of them.
+        f"pdict-v5-file-{PYTHON}.sqlite": outside / dictionary,
+        f"pdict-v5-near-{PYTHON}.sqlite": Path(os.path.relpath(outside / dictionary, folder)),
+        f"pdict-v5-chain-{PYTHON}.sqlite": Path(f"pdict-v5-chain2-{PYTHON}.sqlite"),
+        f"pdict-v5-chain2-{PYTHON}.sqlite": Path(f"pdict-v5-file-{PYTHON}.sqlite"),
+        "gfx90a40.ukdb": outside / "gfx90a6e.ukdb",
+        "gfx90a40.HIP.3_3_0_a85.ufdb.txt": outside / "gfx90a6e.HIP.3_3_0_a85.ufdb.txt",
+        # To a folder: in the place of an entry, and of the folder above entries.
+        f"LM/{NAME37}": outside / "AB" / NAME37,
+        "CD": outside / "AB",
+        base: outside / base,
+        "c": outside / "a",
+        "3.2.0": outside / "3.3.0",
+        f"pdict-v4-far-py{DEAD}": outside / f"pdict-v4-near-py{DEAD}",
+        ".cachectl-trash-" + "1" * 32: outside,
+        "_UNCACHED_B1b2c3": outside / "AB" / NAME37,
+        # To nothing, to itself, and to the folder it lies in.
+        f"pdict-v5-gone-{PYTHON}.sqlite": Path("nowhere"),
+        f"EF/{NAME37}": Path(NAME37),
+        "GH": Path(".."),
+        "MN": Path(),
+        "tempfile_B1b2c3": Path("lock"),
+    }
+    for name, target in links.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).symlink_to(target)
+    for name in ("tempfile_C1b2c3", f"pdict-v5-hard-{PYTHON}.sqlite", "e/f/0123456789abcd"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        os.link(outside / "thesis.tex", folder / name)
+    for kind, number in ((stat.S_IFIFO, 1), (stat.S_IFSOCK, 2)):
+        names = (f"pdict-v5-x{number}-{PYTHON}.sqlite", f"tempfile_D1b2c{number}", f"d/f/0123456789abc{number}")
+        for name in (*names, f"gfx90a3{number}.ukdb", f"NO/{NAME37[:-1]}{'AB'[number - 1]}"):
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            os.mknod(folder / name, kind | 0o600)
+
+
+def put_dictionary(root: Path) -> Path:
+    """Make a dictionary as pytools does."""
+    path = root / f"pdict-v5-far-{PYTHON}.sqlite"
+    rows = ";".join(f"insert into dict values ('{number:040x}', 'value')" for number in range(3))
+    database(path, f"create table dict (keyhash text not null primary key, key_value text not null); {rows}")
+    return path
+
+
+def put_old_dictionary(root: Path) -> Path:
+    """Make an entry of a dictionary of an older pytools."""
+    entry = root / f"pdict-v4-near-py{DEAD}" / "abc" / "def" / "0123456789ab"
+    write(entry / "key")
+    write(entry / "contents")
+    return entry
+
+
+def put_binary(root: Path) -> Path:
+    """Make a program as PyOpenCL does."""
+    entry = root / f"pyopencl-compiler-cache-v2-py{PYTHON}" / HEX32
+    for name in ("source.cl", "binary", "info"):
+        write(entry / name)
+    return entry
+
+
+def put_program(root: Path) -> Path:
+    """Make a program as PoCL does."""
+    entry = root / "HG" / NAME37
+    write(entry / "program.bc", b"BC\xc0\xde" + bytes(60))
+    write(entry / "k" / "1-1-1" / "k.so", CODE)
+    return entry
+
+
+def put_leaked(root: Path) -> Path:
+    """Make a temporary file as PoCL leaks it."""
+    write(root / "tempfile_Q1w2E3", b"", 0o600)
+    return root / "tempfile_Q1w2E3"
+
+
+def put_kernels(root: Path) -> Path:
+    """Make a database of kernels as MIOpen does."""
+    path = root / "gfx908c0.ukdb"
+    database(
+        path,
+        "create table kern_db (id integer primary key asc, kernel_name text not null, kernel_args text not null,"
+        "kernel_blob blob not null, kernel_hash text not null, uncompressed_size int not null);"
+        "insert into kern_db values (1, 'n.o', '-a', x'00', 'h', 1)",
+    )
+    return path
+
+
+def put_object(root: Path) -> Path:
+    """Make a kernel as an old MIOpen does."""
+    path = root / "1.8.0" / HEX32 / "kernel.o"
+    write(path, CODE)
+    return path
+
+
+def put_results(root: Path) -> Path:
+    """Make results of tuning as MIOpen does."""
+    write(root / "gfx908c0.HIP.2_3_0_a85.ufdb.txt", b"1x1=Solver:0.5,0,Algorithm\n")
+    return root / "gfx908c0.HIP.2_3_0_a85.ufdb.txt"
+
+
+#: Real content by the layers that recognise it. Dictionaries and databases stay as files, without their rows.
+RECOGNISED: Mapping[str, tuple[Callable[[Path], Path], ...]] = {
+    "pytools": (put_dictionary, put_old_dictionary),
+    "pyopencl": (put_binary,),
+    "pocl": (put_program, put_leaked),
+    "miopen": (put_kernels, put_object),
+    "miopen-tuning": (put_results,),
+}
+
+
+@dataclass
+class World:
+    """A hostile home, what its links lead to, and an empty home for all variables that are not tried."""
+
+    top: Path
+    home: Path = field(init=False)
+    outside: Path = field(init=False)
+    empty: Path = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.home, self.outside, self.empty = self.top / "home", self.top / "outside", self.top / "empty"
+        for folder in (self.home, self.outside, self.empty / "tmp"):
+            folder.mkdir(parents=True)
+        nobody(self.top / "processes")
+        write(self.outside / "thesis.tex")
+
+    def environment(self, variables: Mapping[str, str], platform: str = "linux") -> Environment:
+        """Describe an environment in which nothing outside this world is reached unless a variable says so."""
+        return Environment(
+            {**self.variables(), **variables},
+            home=self.empty,
+            platform=platform,
+            cwd=self.empty,
+            temporary=self.empty / "tmp",
+            processes=self.top / "processes",
+            lock_timeout=0.05,
+        )
+
+    def variables(self) -> dict[str, str]:
+        """Return what keeps every layer inside the empty home."""
+        names = {name: str(self.empty) for name in WINDOWS_PLACES}
+        return {**names, "HOME": str(self.empty), "TMPDIR": str(self.empty / "tmp")}
+
+    def run(self, *arguments: str, **variables: str) -> Any:  # noqa: ANN401 - JSON
+        """Run a command, and return its JSON after looking at status and words."""
+        kept = {name: os.environ[name] for name in ("PATH", "PYTHONPATH", "VIRTUAL_ENV") if name in os.environ}
+        done = run_as((), (*arguments, "--json"), {**kept, **self.variables(), **variables}, self.empty)
+        said = done.stderr
+        assert "Traceback" not in said
+        assert all(line.startswith("cachectl: ") for line in said.splitlines()), said
+        answer = json.loads(done.stdout)
+        assert done.returncode == status_due(answer), said
+        return answer
+
+
+def status_due(answer: Mapping[str, Any]) -> int:
+    """Return the status that the contract wants for what a verb has found."""
+    schema = answer["schema"]
+    if schema == "cachectl/purge/1":
+        return int(answer["total"]["failed"] > 0)
+    if schema == "cachectl/findings/1":
+        return int(bool(answer["findings"]))
+    if schema == "cachectl/ls/1":
+        return int(any(problem["failed"] for problem in answer["problems"]))
+    assert schema == "cachectl/report/1"
+    return int(not answer["total"]["complete"])
+
+
+def user_layers(stack: Stack) -> tuple[str, ...]:
+    """Name every layer that may be cleared, those of precious content too."""
+    return tuple(layer.name for layer in stack if layer.scope is Scope.USER)
+
+
+def looked_at(stack: Stack) -> Iterator[object]:
+    """Yield what every verb that only looks says, as it is printed."""
+    yield to_json(stack.report())
+    yield to_json(stack.ls())
+    yield to_json(stack.verify())
+    yield to_json(stack.plan_clear(layers=user_layers(stack)).foreseen())
+    yield to_json(plan_prune(stack.clearable(), Limits(stale=True)).foreseen())
+
+
+def is_json(value: object) -> bool:
+    """Tell whether a value survives being written as JSON and read again."""
+    return bool(json.loads(json.dumps(value, allow_nan=False)) == value)
+
+
+def _is_plain(path: bytes) -> bool:
+    return stat.S_ISREG(os.lstat(path).st_mode)

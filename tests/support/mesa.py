@@ -1,0 +1,143 @@
+"""What the tests of mesa share."""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+import zlib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cachectl.layers.base.conformance import nobody
+from cachectl.layers.base.environment import Environment
+from cachectl.layers.base.facts import Artifact, Entry
+from cachectl.layers.base.layer import Layer
+from cachectl.layers.mesa import entries as mesa_entries
+from cachectl.layers.mesa.cache import MesaShaderCache
+
+if TYPE_CHECKING:
+    from homes import Home
+
+OPENCL, GL = "0" * 39 + "1", "f" * 40
+STORES = {
+    "multi-file": {},
+    "single-file": {"MESA_DISK_CACHE_SINGLE_FILE": "1"},
+    "database": {"MESA_DISK_CACHE_DATABASE": "true"},
+}
+FOLDERS = {"multi-file": "mesa_shader_cache", "single-file": "mesa_shader_cache_sf", "database": "mesa_shader_cache_db"}
+
+
+def crc(data: bytes) -> int:
+    return zlib.crc32(data) ^ 0xFFFFFFFF
+
+
+def entry(payload: bytes, driver: str = OPENCL, device: str = "llvmpipe", *, glsl: bool = False) -> bytes:
+    packed = zlib.compress(payload)
+    head = b"\1" + driver.encode() + b"\0" + device.encode() + b"\0" + struct.pack("<BQI", 8, 0, glsl)
+    if glsl:
+        head += struct.pack("<I", 2) + bytes(40)
+    return head + struct.pack("<II", crc(packed), len(payload)) + packed
+
+
+def kernel(name: str) -> bytes:
+    return bytes(60) + b"\x0d\0\0\0" + f"__wrapped_{name}".encode() + bytes(80)
+
+
+def key(text: str) -> str:
+    digest = hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
+    return f"{digest[:2]}/{digest[2:]}"
+
+
+def contents() -> dict[str, bytes]:
+    """Make two kernels with their machine code, as one build of Rusticl stores them."""
+    return {
+        key("a"): entry(kernel("rk0")),
+        key("b"): entry(b"\x7fELF" + bytes(500)),
+        key("c"): entry(kernel("rk1")),
+        key("d"): entry(b"\x7fELF" + bytes(700)),
+    }
+
+
+def graphics() -> dict[str, bytes]:
+    """Make a program of GL, and machine code for it."""
+    return {key("g"): entry(bytes(90), GL, glsl=True), key("h"): entry(b"\x7fELF" + bytes(90), GL)}
+
+
+def fill(base: Path, store: str, entries: dict[str, bytes], *, part: str = "") -> Path:
+    root = base / FOLDERS[store]
+    if store == "multi-file":
+        fill_tree(root, entries)
+    elif store == "single-file":
+        fill_foz(root, entries)
+    else:
+        fill_db(root / part, entries)
+    return root
+
+
+def fill_tree(root: Path, entries: dict[str, bytes]) -> None:
+    for name, data in entries.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+    blocks = sum(path.stat().st_blocks * 512 for path in root.glob("??/*"))
+    (root / "index").write_bytes(struct.pack("<Q", blocks) + bytes(65536 * 20))
+
+
+def fill_foz(root: Path, entries: dict[str, bytes]) -> None:
+    magic = b"\x81FOSSILIZEDB\0\0\0\6"
+    for name, data in entries.items():
+        header = mesa_entries.read_header(data)
+        assert header is not None
+        folder = root / header.driver / header.device
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "index").write_bytes(bytes(1310728))
+        store, index = folder / "foz_cache.foz", folder / "foz_cache_idx.foz"
+        for path in (store, index):
+            if not path.exists():
+                path.write_bytes(magic)
+        name40 = name.replace("/", "").encode()
+        place = store.stat().st_size + 40
+        with store.open("ab") as file:
+            file.write(name40 + struct.pack("<IIII", len(data), 1, crc(data), len(data)) + data)
+        with index.open("ab") as file:
+            file.write(name40 + struct.pack("<IIII", 8, 1, 0, 8) + struct.pack("<Q", place))
+
+
+def fill_db(folder: Path, entries: dict[str, bytes]) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    head = struct.pack("<8sIQ", b"MESA_DB\0", 1, 77 << 32)
+    store, index = head, head
+    for name, data in entries.items():
+        digest = bytes.fromhex(name.replace("/", ""))
+        index += struct.pack("<8sIQQ", digest[:8], len(data), 123456789, len(store))
+        store += struct.pack("<20sII", digest, crc(data), len(data)) + data
+    (folder / "mesa_cache.db").write_bytes(store)
+    (folder / "mesa_cache.idx").write_bytes(index)
+
+
+def environment(home: Path, **variables: str) -> Environment:
+    return Environment(
+        {"HOME": str(home), **variables}, home=home, cwd=home, processes=nobody(home.parent / "processes")
+    )
+
+
+def layer_of(home: Path, store: str, **variables: str) -> MesaShaderCache:
+    home.mkdir(exist_ok=True)
+    return MesaShaderCache(environment(home, **STORES[store], **variables))
+
+
+def listed(layer: Layer) -> dict[str, Entry]:
+    return {found.key: found for found in layer.entries()}
+
+
+def _got(layer: Layer, name: str) -> Artifact:
+    artifact = layer.get(name)
+    assert artifact is not None
+    return artifact
+
+
+def rusticl(home: Home, count: int = 2, /, **changes: str) -> Any:  # noqa: ANN401 - JSON
+    (home.path / ".cache").mkdir(exist_ok=True)
+    # PoCL, which the same loader starts, is kept out of what is looked at.
+    aside = {"POCL_CACHE_DIR": str(home.path / "pocl")}
+    return home.python("rusticl.py", str(count), RUSTICL_ENABLE="llvmpipe", **{**aside, **changes})

@@ -1,0 +1,87 @@
+"""What the tests of miopen kernels share."""
+
+from __future__ import annotations
+
+import bz2
+import hashlib
+import sqlite3
+from collections.abc import Mapping
+from contextlib import closing
+from pathlib import Path
+
+from cachectl.layers.base.environment import Environment
+from cachectl.layers.base.facts import Artifact, Problem, Severity
+from cachectl.layers.base.layer import Layer
+
+TABLE = (
+    "CREATE TABLE IF NOT EXISTS `kern_db` (`id` INTEGER PRIMARY KEY ASC,`kernel_name` TEXT NOT NULL,"
+    "`kernel_args` TEXT NOT NULL,`kernel_blob` BLOB NOT NULL,`kernel_hash` TEXT NOT NULL,"
+    "`uncompressed_size` INT NOT NULL);"
+    "CREATE UNIQUE INDEX IF NOT EXISTS `idx_kern_db` ON kern_db(kernel_name, kernel_args);"
+)
+TABLE_2_3 = (
+    "CREATE TABLE `kern_db` (`id` INTEGER PRIMARY KEY ASC,`kernel_name` TEXT NOT NULL,"
+    "`kernel_args` TEXT NOT NULL,`kernel_blob` BLOB NOT NULL);"
+)
+NAME = "MIOpenConvUni.cl.o"
+ARGS = " -DMLO_HW_WAVE_SZ=64 -mcpu=gfx90a"
+CODE = b"\x7fELF" + b"some code that packs well " * 400
+VERSION = "3.3.0.a85ca8a54"
+
+
+def environment_of(home: Path, **variables: str) -> Environment:
+    return Environment({"HOME": str(home), **variables}, home=home, cwd=home, temporary=home / "tmp")
+
+
+def packed(code: bytes) -> tuple[bytes, str, int]:
+    return bz2.compress(code, 9), hashlib.md5(code).hexdigest(), len(code)  # noqa: S324 - MIOpen's choice
+
+
+def store(path: Path, rows: Mapping[tuple[str, str], tuple[object, ...]], *, wal: bool = False) -> Path:
+    """Write rows as MIOpen does, given as (name, args) and (blob, hash, size)."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with closing(sqlite3.connect(path)) as connection:
+        if wal:
+            connection.execute("PRAGMA journal_mode=WAL")
+        connection.executescript(TABLE)
+        statement = (
+            "INSERT OR REPLACE INTO kern_db(kernel_name, kernel_args, kernel_blob, kernel_hash, uncompressed_size)"
+        )
+        for key, values in rows.items():
+            connection.execute(statement + " VALUES(?, ?, ?, ?, ?)", (*key, *values))
+        connection.commit()
+    return path
+
+
+def stored(path: Path) -> list[tuple[object, ...]]:
+    with closing(sqlite3.connect(path)) as connection:
+        columns = "kernel_name, kernel_args, kernel_blob, kernel_hash, uncompressed_size"
+        return connection.execute(f"SELECT {columns} FROM kern_db ORDER BY id").fetchall()
+
+
+def user_file(home: Path, base: str = "gfx90a6e", version: str = VERSION) -> Path:
+    return home / ".cache" / "miopen" / version / f"{base}.ukdb"
+
+
+def artifact(key: str, data: bytes = CODE, layer: str = "miopen", form: str = "miopen-kernel/1") -> Artifact:
+    return Artifact(layer, key, form, data)
+
+
+def key_of(file: str, name: str = NAME, args: str = ARGS) -> str:
+    return f"{file}::{name}::{args}"
+
+
+KEY = key_of(f"{VERSION}/gfx90a6e.ukdb")
+
+
+def problems(layer: Layer) -> list[str]:
+    return [found.code for root in layer.roots() for found in layer.scan(root) if isinstance(found, Problem)]
+
+
+def findings(layer: Layer) -> list[tuple[str, Severity]]:
+    return [(finding.code, finding.severity) for root in layer.roots() for finding in layer.verify(root)]
+
+
+def spoil(path: Path, statement: str) -> None:
+    with closing(sqlite3.connect(path)) as connection:
+        connection.executescript(statement)

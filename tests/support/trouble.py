@@ -1,0 +1,20 @@
+"""What the tests of trouble share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from cachectl.layers.base.conformance import nobody
+from cachectl.layers.base.environment import Environment
+
+
+def environment(home: Path, aside: Path) -> Environment:
+    """Describe a home in which nobody is busy."""
+    return Environment(
+        {"HOME": str(home), "TMPDIR": str(aside)},
+        home=home,
+        cwd=home,
+        temporary=aside,
+        processes=nobody(aside / "processes"),
+        lock_timeout=0.1,
+    )
