@@ -71,6 +71,9 @@ def parse_base(raw: str) -> Base:
 
 def parse_name(file: str) -> DatabaseName | None:
     """Read the name of a database file; ``None`` for other names."""
+    # Folders of libraries hold hundreds of other names.
+    if "gfx" not in file:
+        return None
     match = next(filter(None, (grammar.fullmatch(file) for grammar in _GRAMMARS)), None)
     if match is None:
         return None
