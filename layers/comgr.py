@@ -11,26 +11,31 @@ import re
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from cachectl.layers.base.declarations import EnvSwitch, at_load
 from cachectl.layers.base.facts import Condition, Finding, Hazard, Root, Scope, Severity, State, Switch
 from cachectl.layers.base.layer import Layer
+from cachectl.layers.base.lazy import module, regex
 from cachectl.layers.base.store import Codec, Damage
 from cachectl.layers.base.switches import misread, off
-from cachectl.layers.formats import comgr_entries
 from cachectl.layers.formats.details import Details
 from cachectl.layers.host.drivers import opencl_drivers
 from cachectl.layers.host.mounts import network_file_system
 from cachectl.layers.stores.files import Files, Index
 from cachectl.layers.stores.tree import Shape, StrayRule
 
+if TYPE_CHECKING:
+    from cachectl.layers.formats import comgr_entries
+else:
+    comgr_entries = module("cachectl.layers.formats.comgr_entries")
+
 LIBRARIES: Final = ("libamd_comgr.so",)
 TIMESTAMP: Final = "llvmcache.timestamp"
 _TEMPORARY: Final = StrayRule(
-    re.compile(r"amdgpu-compiler-[0-9a-f]{6}\.tmp\.o"), "left by a program that was killed", private=True
+    regex(r"amdgpu-compiler-[0-9a-f]{6}\.tmp\.o"), "left by a program that was killed", private=True
 )
-_SHAPE: Final = Shape((re.compile("llvmcache-[0-9a-f]{64}"),), folders=False, strays=(_TEMPORARY,))
+_SHAPE: Final = Shape((regex("llvmcache-[0-9a-f]{64}"),), folders=False, strays=(_TEMPORARY,))
 
 _NOT_WHOLE: Final = (
     "is not exactly an output and a log, each of the length it says; comgr compiles it again at every run, and never "
@@ -59,7 +64,7 @@ class ComgrCodec(Codec):
 class ComgrIndex(Index):
     """The file that records when entries were last dropped."""
 
-    shapes = (Shape((re.compile(re.escape(TIMESTAMP)),), folders=False),)
+    shapes = (Shape((regex(re.escape(TIMESTAMP)),), folders=False),)
 
 
 class ComgrCache(Layer):

@@ -15,12 +15,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from cachectl.layers.base.declarations import EnvSwitch, at_load
 from cachectl.layers.base.errors import LayerError, Unreachable
 from cachectl.layers.base.facts import Condition, Finding, Root, Scope, Severity, State, Switch
 from cachectl.layers.base.layer import Layer
+from cachectl.layers.base.lazy import module, regex
 from cachectl.layers.base.parts import Lookups
 from cachectl.layers.base.store import Codec, Damage, counting
 from cachectl.layers.base.switches import first_place, misread, off
@@ -28,11 +29,15 @@ from cachectl.layers.disk.atomic import overwrite
 from cachectl.layers.disk.flocks import file_lock
 from cachectl.layers.disk.plain import open_plain, read_plain
 from cachectl.layers.disk.presence import means_no_file
-from cachectl.layers.formats import neo_binaries
 from cachectl.layers.formats.details import Details
 from cachectl.layers.host.drivers import driver_libraries
 from cachectl.layers.stores.files import Files, Index
 from cachectl.layers.stores.tree import Leaf, Shape, StrayRule
+
+if TYPE_CHECKING:
+    from cachectl.layers.formats import neo_binaries
+else:
+    neo_binaries = module("cachectl.layers.formats.neo_binaries")
 
 #: The drivers of OpenCL and Level Zero, and the stand-alone compiler.
 LIBRARIES: Final = ("libigdrcl.so", "libze_intel_gpu.so", "libocloc.so")
@@ -40,29 +45,29 @@ ACCOUNT: Final = "config.file"
 STATISTICS: Final = "stats"
 _MAKER: Final = "Intel NEO"
 _LEAF: Final = "neo_compiler_cache"
-_DIGIT: Final = re.compile("[0-9a-f]")
-_ENTRY: Final = re.compile(r"[0-9a-f]{16}\.(?:cl|l0|ocloc)_cache")
-_BOOKS: Final = re.compile(r"stats|config\.file|[0-9a-f]{16}\.(?:trace|input)")
-_TEMPORARY: Final = StrayRule(re.compile(r"cl_cache\.[A-Za-z0-9]{6}"), "left by a killed driver", private=True)
+_DIGIT: Final = regex("[0-9a-f]")
+_ENTRY: Final = regex(r"[0-9a-f]{16}\.(?:cl|l0|ocloc)_cache")
+_BOOKS: Final = regex(r"stats|config\.file|[0-9a-f]{16}\.(?:trace|input)")
+_TEMPORARY: Final = StrayRule(regex(r"cl_cache\.[A-Za-z0-9]{6}"), "left by a killed driver", private=True)
 _FLAT: Final = Shape((_ENTRY,), folders=False, strays=(_TEMPORARY,))
 _DEEP: Final = Shape((_DIGIT, _DIGIT, _ENTRY), folders=False)
 #: Files beside the entries: the account and debugging aids at the top, statistics at each level.
 _BOOK_SHAPES: Final = (
     Shape((_BOOKS,), folders=False),
-    Shape((_DIGIT, re.compile(STATISTICS)), folders=False),
-    Shape((_DIGIT, _DIGIT, re.compile(STATISTICS)), folders=False),
+    Shape((_DIGIT, regex(STATISTICS)), folders=False),
+    Shape((_DIGIT, _DIGIT, regex(STATISTICS)), folders=False),
 )
 #: The driver's default limit in bytes.
 _DEFAULT_CAP: Final = 1 << 30
 _NEARLY: Final = 0.9
 #: A number as ``atoll`` reads it.
-_NUMBER: Final = re.compile(r"\s*[+-]?\d{1,18}", re.ASCII)
-_PLAIN_NUMBER: Final = re.compile(r"\s*[+-]?\d+\s*", re.ASCII)
+_NUMBER: Final = regex(r"\s*[+-]?\d{1,18}", re.ASCII)
+_PLAIN_NUMBER: Final = regex(r"\s*[+-]?\d+\s*", re.ASCII)
 #: The first and the last release in which any variable of the compiler switches the cache off.
 _KILLED: Final = ((25, 31), (26, 31))
 _NEVER: Final = "the driver compiles it again at every run, and never replaces it"
 #: The driver's release, as it stands in the library.
-_RELEASE: Final = re.compile(rb"\x00(\d\d)\.(\d\d?)\.\d{4,6}(?:\.\d+)?\x00")
+_RELEASE: Final = regex(rb"\x00(\d\d)\.(\d\d?)\.\d{4,6}(?:\.\d+)?\x00")
 
 
 class NeoCodec(Codec):

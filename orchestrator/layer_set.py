@@ -7,7 +7,6 @@ from collections.abc import Iterable, Iterator
 from cachectl.layers.base.environment import Environment
 from cachectl.layers.base.errors import BadRequest
 from cachectl.layers.base.facts import Scope
-from cachectl.layers.base.guard import guarded
 from cachectl.layers.base.layer import Layer
 from cachectl.layers.base.parts import Portability
 from cachectl.layers.base.registry import Broken, built_in, plugged_in
@@ -30,6 +29,8 @@ class LayerSet:
             elif layer.name in self._layers:
                 self.broken += (Broken(layer.name, f"two plug-ins offer the layer {layer.name}"),)
             else:
+                from cachectl.layers.base.guard import guarded
+
                 self._layers[layer.name] = guarded(layer, self.environment)
 
     def __iter__(self) -> Iterator[Layer]:

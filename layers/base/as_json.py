@@ -7,7 +7,6 @@ from the same.
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Mapping
-from dataclasses import fields
 from typing import Any, Final, TypeVar
 
 T = TypeVar("T")
@@ -69,9 +68,15 @@ def members(kind: type) -> tuple[Member, ...]:
     if kind in _KNOWN:
         return _KNOWN[kind]
     say = declared(kind)
-    shown = [one.name for one in fields(kind) if one.name not in say.hidden]
+    shown = [name for name in _fields(kind) if name not in say.hidden]
     _KNOWN[kind] = tuple(Member(name, say) for name in (*shown, *say.also))
     return _KNOWN[kind]
+
+
+def _fields(kind: type) -> tuple[str, ...]:
+    """Return the names of the fields of a data class."""
+    names: tuple[str, ...] = kind.__match_args__  # type: ignore[attr-defined]
+    return names
 
 
 def total(kind: type[T], parts: Iterable[object]) -> T:
@@ -79,7 +84,7 @@ def total(kind: type[T], parts: Iterable[object]) -> T:
 
     A tuple or list counts by its length.
     """
-    sums = {one.name: 0 for one in fields(kind)}  # type: ignore[arg-type]
+    sums = dict.fromkeys(_fields(kind), 0)
     for part in parts:
         for member in members(type(part)):
             if member.key in sums:

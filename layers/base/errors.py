@@ -12,7 +12,8 @@
         ├── EntryExists       (FileExistsError)  a different entry has that key already
         ├── Unreachable       (OSError)          the file system refused
         │   └── NoRoom                           it is full, or a quota is used up
-        └── Unsettled         (OSError)          the entry was placed, and a step after that failed
+        ├── Unsettled         (OSError)          the entry was placed, and a step after that failed
+        └── PluginFailed                         the code of a plug-in raised an error or gave a wrong answer
 
 A *miss* is not an error: it is ``None``.
 """
@@ -20,6 +21,7 @@ A *miss* is not an error: it is ``None``.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Final
 
 
 class CachectlError(Exception):
@@ -76,8 +78,16 @@ class NoRoom(Unreachable):
     """The file system is full, or a quota is used up: the same may succeed after something else has been removed."""
 
 
+class PluginFailed(LayerError):
+    """A plug-in's layer raised what no layer may raise, or gave a wrong answer."""
+
+
 class Unsettled(LayerError, OSError):
     """The entry is in its place, but a later step failed, such as counting it in an index; the message says which."""
+
+
+#: What one root or layer may raise without stopping the others.
+FAILURES: Final = (LayerError, OSError)
 
 
 def not_a_key(layer: str, key: str) -> LayerError:

@@ -24,27 +24,20 @@ from types import NoneType, UnionType
 from typing import Any, ClassVar, Final, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 from cachectl.layers.base import facts
-from cachectl.layers.base.deadline import TookTooLong, limited
 from cachectl.layers.base.environment import Environment
-from cachectl.layers.base.errors import LayerError
+from cachectl.layers.base.errors import LayerError, PluginFailed
 from cachectl.layers.base.facts import Ability, Artifact
 from cachectl.layers.base.layer import Declaration, Layer
-from cachectl.layers.base.registry import PLUGIN_TIMEOUT, described, plugin_limit
+from cachectl.layers.base.lazy import regex
+from cachectl.layers.base.registry import PLUGIN_TIMEOUT, TookTooLong, described, limited, plugin_limit
 from cachectl.layers.base.store import Store, attempt
 
 T = TypeVar("T")
 
-#: Errors that one root or layer may raise without stopping the others.
-FAILURES: Final = (LayerError, OSError)
-
 #: Classes whose objects need no further check.
 _PLAIN: Final = frozenset({str, bytes, bool, NoneType, object, Path})
 #: The name of a variable that every shell can set.
-_VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-
-
-class PluginFailed(LayerError):
-    """A plug-in's layer raised an error that no layer may raise, or gave a wrong answer."""
+_VARIABLE: Final = regex(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 def guarded(layer: Layer, environment: Environment) -> Layer:

@@ -6,8 +6,9 @@ option raises ``LARGEST_BUNDLE``.
 
 from __future__ import annotations
 
-import re
 from typing import Final
+
+from cachectl.layers.base.lazy import regex
 
 #: One entry, or one file that is read whole. Entries are held in memory. The largest known ones, programs of the CUDA
 #: driver, have some 100 MiB; the whole CUDA cache has 4 GiB by default.
@@ -22,7 +23,7 @@ LARGEST_INDEX: Final = 64 << 20
 LONGEST_KEY: Final = 1 << 14
 
 #: Control characters, also those of Unicode that end a line or turn the direction of text.
-_CONTROL: Final = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
+_CONTROL: Final = regex("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
 
 #: The manifest of a bundle: that of a hundred thousand entries has less.
 LARGEST_MANIFEST: Final = 64 << 20

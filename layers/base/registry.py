@@ -5,23 +5,22 @@ A class is imported when its layer is first made, so that importing the table is
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Iterator
-from contextlib import redirect_stdout
-from dataclasses import dataclass
+from contextlib import contextmanager, redirect_stdout
 from importlib import import_module
 from typing import TYPE_CHECKING, Final
 
-from cachectl.layers.base.deadline import TookTooLong, limited
 from cachectl.layers.base.environment import Environment
 from cachectl.layers.base.facts import Scope
 from cachectl.layers.base.layer import Layer
+from cachectl.layers.base.lazy import dataclass, regex
 from cachectl.layers.base.store import Store
 from cachectl.layers.host.distributions import entry_points
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
+    from types import FrameType
 
 #: The entry-point group under which a distribution offers a layer class.
 GROUP: Final = "cachectl.layers"
@@ -52,7 +51,7 @@ _PLUGIN_TIMEOUT: Final = 30.0
 _LONGEST: Final = 86400.0
 
 #: Pattern of layer names: no option, path or blank.
-_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_NAME: Final = regex(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +60,42 @@ class Broken:
 
     name: str
     why: str
+
+
+class TookTooLong(BaseException):
+    """A block went on for longer than it may; no :class:`Exception`, so that what it interrupts does not catch it."""
+
+
+@contextmanager
+def limited(seconds: float) -> Iterator[None]:
+    """Let a block take so many seconds, then raise :class:`TookTooLong` in it.
+
+    It interrupts Python, and waiting; not a loop of C code. Only the main thread can be interrupted, and a program
+    that has set an alarm of its own keeps it: elsewhere, and there, the block may take any time.
+    """
+    import signal
+    import threading
+
+    can = hasattr(signal, "setitimer") and threading.current_thread() is threading.main_thread()
+    if not can or signal.getitimer(signal.ITIMER_REAL)[0]:
+        yield
+        return
+    running = True
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        del number, frame
+        if running:
+            raise TookTooLong
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        # Again and again: what is interrupted may go on to something else that hangs.
+        signal.setitimer(signal.ITIMER_REAL, seconds, 0.1)
+        yield
+    finally:
+        running = False
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def built_in(environment: Environment) -> Iterator[Layer]:

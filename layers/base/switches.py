@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import wraps
-from inspect import unwrap
 from pathlib import Path
 from typing import Any, Final
 from weakref import WeakKeyDictionary
@@ -84,6 +83,8 @@ def forgetting(method: Callable[..., object]) -> Callable[..., object]:
 
     What an object remembers meanwhile goes with the replacement. What it remembered before is kept for the original.
     """
+    from inspect import unwrap
+
     bare = unwrap(method)
     memo: WeakKeyDictionary[Any, dict[object, object]] = WeakKeyDictionary()
 

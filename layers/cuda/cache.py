@@ -15,6 +15,7 @@ from typing import Final
 from cachectl.layers.base.errors import LayerError
 from cachectl.layers.base.facts import Condition, Finding, Hazard, Root, Scope, Severity, State, Switch
 from cachectl.layers.base.layer import Layer
+from cachectl.layers.base.lazy import regex
 from cachectl.layers.base.parts import Portability, Tagging
 from cachectl.layers.base.switches import first_place, misread, off
 from cachectl.layers.cuda.entries import LIBRARIES, ComputeCache
@@ -28,8 +29,8 @@ _HIGHEST_CAP: Final = 1 << 32
 #: The part of the limit above which the driver is about to drop entries.
 _NEARLY: Final = 0.9
 #: A size as the driver reads it: units, and anything else after the digits, are ignored.
-_LIMIT: Final = re.compile(r"\s*[+-]?\d{1,18}", re.ASCII)
-_PLAIN_LIMIT: Final = re.compile(r"\s*[+-]?\d+\s*", re.ASCII)
+_LIMIT: Final = regex(r"\s*[+-]?\d{1,18}", re.ASCII)
+_PLAIN_LIMIT: Final = regex(r"\s*[+-]?\d+\s*", re.ASCII)
 
 
 class CudaComputeCache(Layer):

@@ -6,10 +6,8 @@ The format is in :mod:`cachectl.layers.formats.compute_cache`.
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace as replaced
 from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -17,6 +15,8 @@ from typing import Final, NamedTuple
 from cachectl.layers.base import facts
 from cachectl.layers.base.errors import Busy, Damaged, LayerError, Unreachable
 from cachectl.layers.base.facts import Artifact, Entry, Finding, Found, Problem, Root, Severity
+from cachectl.layers.base.lazy import regex
+from cachectl.layers.base.lazy import replace as replaced
 from cachectl.layers.base.store import Codec, Damage, counting
 from cachectl.layers.disk.atomic import overwrite
 from cachectl.layers.disk.handles import opened_root, status_of
@@ -31,9 +31,9 @@ from cachectl.layers.stores.tree import Leaf, Shape, Tree
 
 LIBRARIES: Final = ("libcuda.so", "libnvidia-opencl.so")
 INDEX: Final = "index"
-_DIGIT: Final = re.compile("[0-9a-f]")
-_SHAPE: Final = Shape((_DIGIT, _DIGIT, re.compile("[0-9a-f]{14}")), folders=False)
-_INDEX: Final = Shape((re.compile(INDEX),), folders=False)
+_DIGIT: Final = regex("[0-9a-f]")
+_SHAPE: Final = Shape((_DIGIT, _DIGIT, regex("[0-9a-f]{14}")), folders=False)
+_INDEX: Final = Shape((regex(INDEX),), folders=False)
 #: The largest index that is read, in bytes: four million entries.
 _LARGEST_INDEX: Final = 1 << 26
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import hashlib
 import os
 import stat
 from collections.abc import Iterable
@@ -115,6 +114,8 @@ def _replace(folder: int | None, above: str, name: str, chunks: Iterable[bytes])
 
 def _stage(folder: int | None, above: str, name: str) -> tuple[str, int]:
     """Create and lock the stage of a file. The stage that a killed command left for it is removed."""
+    import hashlib
+
     stage = os.path.join(above, STAGE + hashlib.sha256(os.fsencode(name)).hexdigest()[:32])
     _remove_left(stage, folder)
     with suppress(FileExistsError):

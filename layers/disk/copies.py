@@ -17,12 +17,13 @@ from typing import Final
 
 from cachectl.layers.base.environment import Environment, user_cache_folder
 from cachectl.layers.base.facts import Orphan
+from cachectl.layers.base.lazy import regex
 from cachectl.layers.disk.handles import is_held, is_trusted, opened_root, own_folder, status_of
 from cachectl.layers.disk.leftovers import left_in
 from cachectl.layers.disk.private_folders import scratch_parents
 
 PREFIX: Final = ".cachectl-copy-"
-_NAME: Final = re.compile(re.escape(PREFIX) + "[0-9a-f]{32}")
+_NAME: Final = regex(re.escape(PREFIX) + "[0-9a-f]{32}")
 _KILLED: Final = "a temporary folder left by a cachectl that was killed"
 _WHY: Final = "a copy left by a cachectl that was killed while it brought files home"
 

@@ -7,15 +7,13 @@ was started with the folder's path in its environment or has a file in it open.
 
 from __future__ import annotations
 
-import json
 import os
-import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from cachectl.layers.base.lazy import dataclass, field, regex
 from cachectl.layers.disk.atomic import create, write_all
 from cachectl.layers.disk.locking import is_same_file, try_flock
 from cachectl.layers.disk.locks import node
@@ -28,7 +26,7 @@ if TYPE_CHECKING:
 
 #: Prefix of the names of temporary folders.
 TEMPORARY: Final = "cachectl-"
-_NAME: Final = re.compile(TEMPORARY + r"(?:stage-)?[0-9a-f]{16}")
+_NAME: Final = regex(TEMPORARY + r"(?:stage-)?[0-9a-f]{16}")
 _LOCK: Final = ".lock"
 #: Limit on the size of a record, in bytes.
 _LARGEST: Final = 16 << 20
@@ -70,6 +68,8 @@ class Owned:
         os.fsync(self._handle)
 
     def _write(self) -> None:
+        import json
+
         os.ftruncate(self._handle, 0)
         write_all(self._handle, (json.dumps(self.record).encode(),), 0)
 
@@ -166,6 +166,8 @@ def _taken(folder: Path) -> int | None:
 
 
 def _record(folder: Path) -> Mapping[str, Any]:
+    import json
+
     try:
         record = json.loads(read_plain(_lock_of(folder), limit=_LARGEST))
     except (OSError, ValueError, RecursionError):

@@ -10,14 +10,15 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from _thread import RLock
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from importlib import import_module
 from pathlib import Path
-from threading import RLock
 from typing import Final, NamedTuple
 
 from cachectl.layers.base.environment import user_name
+from cachectl.layers.base.lazy import STOOD_IN_FOR
 
 #: The user id that represents all users unknown to a user namespace.
 _OVERFLOW: Final = Path("/proc/sys/kernel/overflowuid")
@@ -27,8 +28,8 @@ _LINKS: Final = 40
 _ACL: Final = "system.posix_acl_access"
 #: Modules that functions of layers and stores import when they are called.
 _IMPORTED_LATER: Final = (
-    *("concurrent.futures.thread", "ctypes", "fcntl", "grp", "hashlib", "json", "lzma", "mmap", "platform", "pwd"),
-    *("queue", "shutil", "subprocess", "tarfile", "tempfile"),
+    *("base64", "concurrent.futures.thread", "ctypes", "dataclasses", "fcntl", "grp", "hashlib", "inspect", "json"),
+    *("lzma", "mmap", "platform", "pwd", "queue", "shutil", "signal", "subprocess", "tarfile", "tempfile", "threading"),
     *("cachectl.layers.host.llvm_tools", "cachectl.layers.disk.leftovers", "cachectl.layers.disk.private_folders"),
 )
 #: The effective user belongs to the process, not to one thread.
@@ -204,7 +205,7 @@ def as_owner(folder: Path) -> Iterator[None]:
         yield
         return
     # The user may be unable to read the folder in which Python or cachectl is installed.
-    for module in _IMPORTED_LATER:
+    for module in (*_IMPORTED_LATER, *STOOD_IN_FOR):
         import_module(module)
     with _IDENTITY:
         user, group, groups = _ids(decides)

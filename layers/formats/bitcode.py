@@ -6,11 +6,11 @@ is a function that a module defines with a kernel's calling convention.
 
 from __future__ import annotations
 
-import re
 import struct
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
+from cachectl.layers.base.lazy import regex
 from cachectl.layers.formats.bitstream import ENTERED, BitstreamError, Record, records
 
 MAGIC: Final = b"BC\xc0\xde"
@@ -51,7 +51,7 @@ _FIELDS: Final = 5
 _LONGEST: Final = 4096
 #: Larger than any program, in bytes. As text, the bits take eight times as many.
 _LARGEST: Final = 1 << 26
-_LLVM: Final = re.compile(r"LLVM(\d+)\..*")
+_LLVM: Final = regex(r"LLVM(\d+)\..*")
 
 
 def complaint(data: bytes) -> str | None:

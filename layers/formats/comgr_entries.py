@@ -11,6 +11,7 @@ import struct
 from collections.abc import Iterator
 from typing import Final
 
+from cachectl.layers.base.lazy import regex
 from cachectl.layers.formats import bitcode, spirv
 from cachectl.layers.formats.details import Details
 from cachectl.layers.formats.elf import MAGIC as ELF_MAGIC
@@ -23,10 +24,10 @@ _METADATA: Final = 32
 #: How a descriptor, which is the symbol of a kernel, is named after it.
 _DESCRIPTOR: Final = ".kd"
 #: The key in the metadata, and behind it a string of MessagePack: of less than 32 bytes, or less than 256.
-_TARGET: Final = re.compile(rb"\xadamdhsa\.target(?:[\xa0-\xbf]|\xd9.)[\w-]*?--([\w:+-]+)", re.DOTALL)
+_TARGET: Final = regex(rb"\xadamdhsa\.target(?:[\xa0-\xbf]|\xd9.)[\w-]*?--([\w:+-]+)", re.DOTALL)
 _BUNDLE: Final = b"__CLANG_OFFLOAD_BUNDLE__"
 
-_INTEGER: Final = re.compile(r"0[xX][0-9a-fA-F]+|0[bB][01]+|0[oO]?[0-7]+|0|[1-9][0-9]*", re.ASCII)
+_INTEGER: Final = regex(r"0[xX][0-9a-fA-F]+|0[bB][01]+|0[oO]?[0-7]+|0|[1-9][0-9]*", re.ASCII)
 _DURATIONS: Final = frozenset({"prune_interval", "prune_after"})
 _MOST: Final = 1 << 64
 

@@ -15,6 +15,7 @@ import struct
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
+from cachectl.layers.base.lazy import regex
 from cachectl.layers.formats.opencl_source import kernel_names
 
 VERSION: Final = 0x41
@@ -27,10 +28,10 @@ _OFFSET_BASIS: Final = 0xCBF29CE484222325
 _PRIME: Final = 0x100000001B3
 _MASK: Final = 0xFFFFFFFFFFFFFFFF
 
-_DEVICE: Final = re.compile(rb"\bsm_\d+[a-z]?")
-_PTX_ENTRY: Final = re.compile(rb"\.entry\s+([\w$]+)")
-_DRIVER: Final = re.compile(rb"\x00(\d{3,4}\.\d+(?:\.\d+)?)\x00")
-_BUILD: Final = re.compile(
+_DEVICE: Final = regex(rb"\bsm_\d+[a-z]?")
+_PTX_ENTRY: Final = regex(rb"\.entry\s+([\w$]+)")
+_DRIVER: Final = regex(rb"\x00(\d{3,4}\.\d+(?:\.\d+)?)\x00")
+_BUILD: Final = regex(
     rb"((?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec) [ \d]\d \d{4}).{0,4}?(\d\d:\d\d:\d\d)", re.DOTALL
 )
 

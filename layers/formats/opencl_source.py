@@ -5,9 +5,11 @@ from __future__ import annotations
 import re
 from typing import Final
 
+from cachectl.layers.base.lazy import regex
+
 # Each part can match in only one way, a bounded number of times, so no source causes much backtracking.
 _ATTRIBUTE: Final = rb"(?:__attribute__\s{0,9}\(\((?:(?!\)\)).){0,200}\){2,9}\s{0,99}){0,9}"
-_KERNEL: Final = re.compile(
+_KERNEL: Final = regex(
     rb"\b(?:__)?kernel\s{1,99}" + _ATTRIBUTE + rb"void\s{1,99}" + _ATTRIBUTE + rb"(\w{1,999})\s{0,99}\(", re.DOTALL
 )
 

@@ -10,27 +10,28 @@ import re
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
+from cachectl.layers.base.lazy import regex
 from cachectl.layers.formats.pickles import Thing, attributes, things, walk
 
 _VERSION: Final = r"\d+\.\d+\.\d+\.(?:alpha|beta|candidate|final)\.\d+"
-_SQLITE: Final = re.compile(rf"pdict-v5-(?P<identifier>.+?)(?P<dash>-?)(?P<python>{_VERSION})\.sqlite", re.DOTALL)
-_FOLDER: Final = re.compile(rf"pdict-v(?P<generation>[234])-(?P<identifier>.+)-py(?P<python>{_VERSION})", re.DOTALL)
+_SQLITE: Final = regex(rf"pdict-v5-(?P<identifier>.+?)(?P<dash>-?)(?P<python>{_VERSION})\.sqlite", re.DOTALL)
+_FOLDER: Final = regex(rf"pdict-v(?P<generation>[234])-(?P<identifier>.+)-py(?P<python>{_VERSION})", re.DOTALL)
 #: The files of an entry of those generations.
-V4_MEMBERS: Final = re.compile("key|contents|lock")
+V4_MEMBERS: Final = regex("key|contents|lock")
 
 #: Folders of a v2 and of a v3 or v4 dictionary, below ``pdict-v…``: the hash, whole or fanned out.
-V2_LEVELS: Final = (re.compile(r"pdict-v2-.+"), re.compile(r"[0-9a-f]{16,64}"))
+V2_LEVELS: Final = (regex(r"pdict-v2-.+"), regex(r"[0-9a-f]{16,64}"))
 V4_LEVELS: Final = (
-    re.compile(r"pdict-v[34]-.+"),
-    re.compile(r"[0-9a-f]{3}"),
-    re.compile(r"[0-9a-f]{3}"),
-    re.compile(r"[0-9a-f]{10,58}"),
+    regex(r"pdict-v[34]-.+"),
+    regex(r"[0-9a-f]{3}"),
+    regex(r"[0-9a-f]{3}"),
+    regex(r"[0-9a-f]{10,58}"),
 )
 
-_DATA_MODEL: Final = re.compile(r"-(?P<loopy>\d[^-]*)-islpy(?P<islpy>[^-]+)-cgen(?P<cgen>[^-]+)-v\d+$")
+_DATA_MODEL: Final = regex(r"-(?P<loopy>\d[^-]*)-islpy(?P<islpy>[^-]+)-cgen(?P<cgen>[^-]+)-v\d+$")
 # Names that loopy and PyOpenCL derive from a kernel's own. A pickled short string is its length in one byte,
 # then the text: the length says where the name ends.
-_DERIVED: Final = re.compile(rb"\x8c(.)(?=(invoke_|_lpy_host_|enqueue_knl_))", re.DOTALL)
+_DERIVED: Final = regex(rb"\x8c(.)(?=(invoke_|_lpy_host_|enqueue_knl_))", re.DOTALL)
 
 
 class DictionaryName(NamedTuple):

@@ -10,45 +10,47 @@ program's files can be compared with it.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import lru_cache
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from cachectl.layers.formats import bitcode, elf, elf_checks
+from cachectl.layers.base.lazy import module, regex
+
+if TYPE_CHECKING:
+    from cachectl.layers.formats import bitcode, elf, elf_checks
+else:
+    bitcode, elf, elf_checks = (module(f"cachectl.layers.formats.{name}") for name in ("bitcode", "elf", "elf_checks"))
 
 BITCODE: Final = "program.bc"
 #: Six characters drawn by ``mkstemp``.
 DRAWN: Final = "[A-Za-z0-9]{6}"
 #: A folder name that may be shortened: no OpenCL C name contains a dot or a blank.
-SHORTENED: Final = re.compile(r".+[. ][A-P]{40}", re.DOTALL)
+SHORTENED: Final = regex(r".+[. ][A-P]{40}", re.DOTALL)
 #: The longest names that are kept whole, in bytes: by PoCL 7.0 and newer, by 6.0, and by 4.0 and 5.0.
 _LIMITS: Final = (59, 64, 255)
 _HASH_AND_DOT: Final = 41
 
-_TEMPORARY: Final = re.compile(rf".*_{DRAWN}\.(?:temp|so)")
+_TEMPORARY: Final = regex(rf".*_{DRAWN}\.(?:temp|so)")
 #: Files of a work-group function: native code, and what ``POCL_LEAVE_KERNEL_COMPILER_TEMP_FILES`` and other devices
 #: add. Any other file there does not belong to PoCL.
 _FUNCTION: Final = (
     r"[^/]+\.(?:so|so\.o|o|obj|dll|tpef|img)|parallel\.bc(?:\.brig)?|descriptor\.so\.kernel_obj\.c"
     rf"|[^/]+_{DRAWN}\.(?:temp|so)"
 )
-_VARIANT: Final = re.compile(
-    rf"(?P<kernel>[^/]+)/(?P<variant>\d+-\d+-\d+(?:-goffs0)?(?:-smallgrid)?)/(?P<file>{_FUNCTION})"
-)
+_VARIANT: Final = regex(rf"(?P<kernel>[^/]+)/(?P<variant>\d+-\d+-\d+(?:-goffs0)?(?:-smallgrid)?)/(?P<file>{_FUNCTION})")
 _PROGRAM: Final = (
     r"program\.(?:bc|spv|map|mlir|bc\.(?:noOfs|Ofs)\.ptx)|last_accessed|build\.log|native/[^/]+\.native|parallel\.bc"
 )
 #: Every file that a program may have.
-MEMBERS: Final = re.compile(f"{_PROGRAM}|{_VARIANT.pattern}|{_TEMPORARY.pattern}")
+MEMBERS: Final = regex(f"{_PROGRAM}|{_VARIANT.pattern}|{_TEMPORARY.pattern}")
 #: Files that a folder may have without being a program.
 NO_PROGRAM: Final = frozenset({"build.log", "last_accessed"})
 #: Native code that PoCL links itself, since version 7.2.
 OBJECT: Final = ".o"
 _NATIVE: Final = (".so", OBJECT)
-_WORK_GROUP: Final = re.compile("_pocl_kernel_(.+)_workgroup")
+_WORK_GROUP: Final = regex("_pocl_kernel_(.+)_workgroup")
 
 
 def is_temporary(path: str) -> bool:
@@ -113,6 +115,8 @@ def kept_part(prefix: str) -> str:
 @lru_cache(maxsize=1000)
 def _folder_names(name: bytes) -> frozenset[bytes]:
     """Return the folder names that versions of PoCL give a kernel, on Windows and elsewhere."""
+    import hashlib
+
     limits = [limit for limit in _LIMITS if len(name) > limit]
     if not limits:
         return frozenset((name,))

@@ -16,6 +16,7 @@ from functools import lru_cache
 from importlib.machinery import PathFinder
 from typing import TYPE_CHECKING, Final
 
+from cachectl.layers.base.lazy import regex
 from cachectl.layers.host.listings import names_in
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 _INFORMATION: Final = ".dist-info"
 #: Characters of a version that is not in normal form.
-_ODD: Final = re.compile("[-_]")
+_ODD: Final = regex("[-_]")
 _EGG: Final = (".egg-info", ".egg-link", ".egg")
 
 

@@ -7,22 +7,21 @@ Sources: proc(5); ``/proc/driver/nvidia``, written by NVIDIA's kernel module; th
 
 from __future__ import annotations
 
-import hashlib
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from cachectl.layers.base.environment import Environment
+from cachectl.layers.base.lazy import regex
 
 #: From this generation on the runtime counts pairs of compute units or single ones; both occur.
 _PAIRED: Final = 10
 #: Up to this number compute units are written in decimal.
 _DECIMAL: Final = 64
 #: Limit on the digits of a number.
-_NUMBER: Final = re.compile(r"[0-9]{1,12}")
-_NVIDIA: Final = re.compile(r"Kernel Module\s+(?:for \S+\s+)?(\d+(?:\.\d+)+)")
-_VERSION: Final = re.compile(r"([0-9]{1,3})\.([0-9]{1,3})\.([0-9]{1,3})")
+_NUMBER: Final = regex(r"[0-9]{1,12}")
+_NVIDIA: Final = regex(r"Kernel Module\s+(?:for \S+\s+)?(\d+(?:\.\d+)+)")
+_VERSION: Final = regex(r"([0-9]{1,3})\.([0-9]{1,3})\.([0-9]{1,3})")
 
 
 class Gpu(NamedTuple):
@@ -81,6 +80,8 @@ def nvidia_gpus(environment: Environment) -> tuple[str, ...]:
 
 def processor(environment: Environment) -> tuple[str | None, str | None]:
     """Return the model of the first processor, and a digest of its features in any order."""
+    import hashlib
+
     text = _text(environment.processes / "cpuinfo") or _text(Path("/proc/cpuinfo"))
     fields = dict(_fields(text.partition("\n\n")[0]))
     features = sorted((fields.get("flags") or fields.get("Features") or "").split())

@@ -15,9 +15,11 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from cachectl.layers.base.lazy import regex
+
 # As in cachectl.layers.formats.opencl_source, which this file does not import.
 _ATTRIBUTE = r"(?:__attribute__\s{0,9}\(\((?:(?!\)\)).){0,200}\){2,9}\s{0,99}){0,9}"
-_KERNEL = re.compile(
+_KERNEL = regex(
     r"\b(?:__)?kernel\s{1,99}" + _ATTRIBUTE + r"void\s{1,99}" + _ATTRIBUTE + r"(\w{1,999})\s{0,99}\(", re.DOTALL
 )
 _WORSE = ("miss", "hit")

@@ -13,6 +13,7 @@ from typing import Final
 
 from cachectl.layers.base.facts import Condition, Finding, Hazard, Root, Scope, Severity, State, Switch
 from cachectl.layers.base.layer import Layer
+from cachectl.layers.base.lazy import regex
 from cachectl.layers.base.switches import misread, off
 from cachectl.layers.host.drivers import opencl_drivers
 from cachectl.layers.mesa.stores import (
@@ -31,7 +32,7 @@ _SELECTORS: Final = {SINGLE_FILE: "MESA_DISK_CACHE_SINGLE_FILE", DATABASE: "MESA
 _SHIPPED: Final = ("MESA_DISK_CACHE_READ_ONLY_FOZ_DBS", "MESA_DISK_CACHE_READ_ONLY_FOZ_DBS_DYNAMIC_LIST")
 _DEFAULT_CAP: Final = 1 << 30
 _NEARLY: Final = 0.9
-_LIMIT: Final = re.compile(r"\s*([+-]?\d{1,18})(.?)", re.ASCII | re.DOTALL)
+_LIMIT: Final = regex(r"\s*([+-]?\d{1,18})(.?)", re.ASCII | re.DOTALL)
 _UNITS: Final = {"k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 _TRUE: Final = frozenset({"1", "t", "true", "y", "yes"})
 _FALSE: Final = frozenset({"0", "f", "false", "n", "no"})

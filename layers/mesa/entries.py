@@ -13,8 +13,9 @@ import re
 import struct
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Final
+
+from cachectl.layers.base.lazy import dataclass, regex
 
 #: Bytes that contain the header of every driver and device; GL's longer headers are read whole.
 HEAD: Final = 512
@@ -22,7 +23,7 @@ HEAD: Final = 512
 RUSTICL: Final = "rusticl"
 
 _VERSION: Final = 1
-_NAMES: Final = re.compile(rb"([\x21-\x7e][\x20-\x7e]{0,199})\0([\x21-\x7e][\x20-\x7e]{0,199})\0")
+_NAMES: Final = regex(rb"([\x21-\x7e][\x20-\x7e]{0,199})\0([\x21-\x7e][\x20-\x7e]{0,199})\0")
 _FIXED: Final = struct.Struct("<BQI")
 _COUNT: Final = struct.Struct("<I")
 _CHECKED: Final = struct.Struct("<II")
@@ -35,7 +36,7 @@ _KINDS: Final = (0, _GLSL)
 _LARGEST: Final = 1 << 26
 _ZSTD: Final = b"\x28\xb5\x2f\xfd"
 #: Only an OpenCL kernel gets such a function around it.
-_WRAPPED: Final = re.compile(rb"__wrapped_([A-Za-z_]\w{0,254})\0", re.ASCII)
+_WRAPPED: Final = regex(rb"__wrapped_([A-Za-z_]\w{0,254})\0", re.ASCII)
 _ELF: Final = b"\x7fELF"
 _SPIRV: Final = b"\x03\x02\x23\x07"
 _SPIRV_HEAD: Final = 20

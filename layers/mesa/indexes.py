@@ -5,14 +5,14 @@ Sources: ``src/util/fossilize_db.c`` and ``.h`` (single file), ``src/util/mesa_c
 
 from __future__ import annotations
 
-import re
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Final
 
+from cachectl.layers.base.lazy import dataclass, regex
+
 #: The name of an entry in both: a SHA-1 as hex digits.
-NAME: Final = re.compile(rb"[0-9a-f]{40}")
+NAME: Final = regex(rb"[0-9a-f]{40}")
 _NAME_LENGTH: Final = 40
 
 FOZ_MAGIC: Final = b"\x81FOSSILIZEDB\0\0\0\x06"

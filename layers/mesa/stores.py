@@ -8,11 +8,9 @@ contains a kernel, all are OpenCL's. Source: ``src/util/disk_cache.c`` and ``dis
 from __future__ import annotations
 
 import os
-import re
 import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -20,6 +18,7 @@ from typing import Final
 from cachectl.layers.base import facts
 from cachectl.layers.base.errors import Damaged, LayerError, Refused, Unreachable
 from cachectl.layers.base.facts import Entry, Finding, Found, Outcome, Problem, Root, Severity, Target
+from cachectl.layers.base.lazy import dataclass, regex, replace
 from cachectl.layers.base.store import Store, counting, each_part, remove_counted
 from cachectl.layers.disk.atomic import write_synced
 from cachectl.layers.disk.handles import opened_root
@@ -44,16 +43,16 @@ FOLDERS: Final = {
     DATABASE: "mesa_shader_cache_db",
 }
 
-_PAIR: Final = re.compile("[0-9a-f]{2}")
-_REST: Final = re.compile("[0-9a-f]{38}")
+_PAIR: Final = regex("[0-9a-f]{2}")
+_REST: Final = regex("[0-9a-f]{38}")
 _ENTRIES: Final = Shape((_PAIR, _REST), folders=False)
-_TEMPORARIES: Final = Shape((_PAIR, re.compile(r"[0-9a-f]{38}\.tmp")), folders=False)
-_OWN: Final = Shape((re.compile("index|marker"),), folders=False)
-_NAME: Final = re.compile(r"[^./][^/]*")
-_FOSSILIZE: Final = Shape((_NAME, _NAME, re.compile(r"foz_cache(?:_idx)?\.foz")), folders=False)
+_TEMPORARIES: Final = Shape((_PAIR, regex(r"[0-9a-f]{38}\.tmp")), folders=False)
+_OWN: Final = Shape((regex("index|marker"),), folders=False)
+_NAME: Final = regex(r"[^./][^/]*")
+_FOSSILIZE: Final = Shape((_NAME, _NAME, regex(r"foz_cache(?:_idx)?\.foz")), folders=False)
 _FOSSILIZE_OWN: Final = Shape((_NAME, _NAME, _OWN.levels[0]), folders=False)
-_PART: Final = re.compile(r"part\d{1,3}")
-_DATABASES: Final = re.compile(r"mesa_cache\.(?:db|idx)")
+_PART: Final = regex(r"part\d{1,3}")
+_DATABASES: Final = regex(r"mesa_cache\.(?:db|idx)")
 _FLAT: Final = Shape((_DATABASES,), folders=False)
 _PARTED: Final = Shape((_PART, _DATABASES), folders=False)
 #: The file name of an entry of a larger file in quarantine.

@@ -7,9 +7,7 @@ Sources: ``src/binary_cache.cpp``, ``cmake/embed.cmake`` (names, and that the pa
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar, Final
 
@@ -18,6 +16,7 @@ from cachectl.layers.base.environment import Environment
 from cachectl.layers.base.errors import BadRequest, Damaged, LayerError, printable, reason_of
 from cachectl.layers.base.facts import Note, Root
 from cachectl.layers.base.layer import Layer
+from cachectl.layers.base.lazy import dataclass, field, regex
 from cachectl.layers.disk.atomic import replace_file
 from cachectl.layers.miopen import kernel_db
 from cachectl.layers.miopen.database_files import (
@@ -48,8 +47,8 @@ _INSTALLED: Final = {
     "cd.updb.txt": "cd.pdb.txt",
     "udb": "db",
 }
-_VERSION: Final = re.compile(r"\.\d+_\d+_\d+(?:_[^.]*)?(?=\.)|_\d+\.\d+\.\d+(?=\.udb$)")
-_BACKEND: Final = re.compile(r"\.(?:HIPNOGPU|HIP|OpenCL)(?=\.)")
+_VERSION: Final = regex(r"\.\d+_\d+_\d+(?:_[^.]*)?(?=\.)|_\d+\.\d+\.\d+(?=\.udb$)")
+_BACKEND: Final = regex(r"\.(?:HIPNOGPU|HIP|OpenCL)(?=\.)")
 
 
 @dataclass(frozen=True, slots=True)

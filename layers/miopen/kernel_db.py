@@ -6,10 +6,10 @@ Sources: ``src/kern_db.cpp``, ``src/include/miopen/kern_db.hpp`` (columns), ``sr
 from __future__ import annotations
 
 import bz2
-import re
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
+from cachectl.layers.base.lazy import regex
 from cachectl.layers.stores.rows import Schema
 
 _TABLE: Final = (
@@ -40,7 +40,7 @@ _LARGEST: Final = 1 << 30
 _INT64: Final = (-(1 << 63), (1 << 63) - 1)
 #: One more digit than such a number has.
 _DIGITS: Final = 20
-_NUMBER: Final = re.compile(rb"[ \t\n\v\f\r]*([+-]?)0*(\d+)")
+_NUMBER: Final = regex(rb"[ \t\n\v\f\r]*([+-]?)0*(\d+)")
 #: The first bytes of code objects: an ELF file, or a bundle of several.
 _CODE: Final = (b"\x7fELF", b"__CLANG_OFFLOAD_BUNDLE__", b"CCOB")
 

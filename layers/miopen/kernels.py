@@ -6,11 +6,9 @@ sqlite). Sources: ``src/binary_cache.cpp`` (places, lookup), ``src/kern_db.cpp``
 
 from __future__ import annotations
 
-import re
 import shlex
 import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace as replaced
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -20,6 +18,8 @@ from cachectl.layers.base import facts
 from cachectl.layers.base.declarations import EnvSwitch, at_load
 from cachectl.layers.base.errors import Damaged, EntryExists, LayerError, Unsettled, not_a_key, reason_of
 from cachectl.layers.base.facts import Artifact, Entry, Finding, Found, Hazard, Problem, Root, Severity, Switch, Target
+from cachectl.layers.base.lazy import regex
+from cachectl.layers.base.lazy import replace as replaced
 from cachectl.layers.base.parts import Portability
 from cachectl.layers.base.store import each_part
 from cachectl.layers.host.mounts import network_file_system
@@ -37,7 +37,7 @@ _SEPARATORS: Final = 2
 #: The first release that packs kernels and checks them.
 _PACKED: Final = (2, 4, 0)
 
-_OBJECT: Final = (re.compile("[0-9a-f]{32}"), re.compile(r".+\.o(?:bj)?"))
+_OBJECT: Final = (regex("[0-9a-f]{32}"), regex(r".+\.o(?:bj)?"))
 # MIOpen up to 3.3 makes no version folder in a custom folder.
 _SHAPES = (Shape((VERSION_FOLDER, *_OBJECT), folders=False), Shape(_OBJECT, folders=False))
 

@@ -6,14 +6,15 @@ Sources: ``src/include/miopen/handle.hpp`` (``GetDbBasename``), ``src/target_pro
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from pathlib import PurePosixPath
 from typing import Final, NamedTuple
 
+from cachectl.layers.base.lazy import regex
+
 #: ``3.3.0.a85ca8a54``; without a build id before 2.4, and with an empty one if built without git.
 #: A colon would end the file's name in a key.
-VERSION_FOLDER: Final = re.compile(r"\d+\.\d+\.\d+(?:\.[^/:]*)?")
+VERSION_FOLDER: Final = regex(r"\d+\.\d+\.\d+(?:\.[^/:]*)?")
 
 _NUMBERS: Final = (
     "700 701 702 703 704 705 801 802 803 805 810 900 902 904 906 908 909 90a 90c 940 941 942 950 1010 1011 1012 1013 "
@@ -21,20 +22,18 @@ _NUMBERS: Final = (
 )
 # Hex compute units follow the architecture without a separator, so a list must separate them.
 _ARCHITECTURES: Final = sorted((f"gfx{number}" for number in _NUMBERS.split()), key=len, reverse=True)
-_BASE: Final = re.compile(
+_BASE: Final = regex(
     rf"(?P<arch>{'|'.join(_ARCHITECTURES)})(?P<modes>(?:_(?:no)?sramecc)?(?:_xnack)?)"
     r"(?:_(?P<decimal>\d+)|(?P<hexadecimal>[0-9a-f]+))?"
 )
 _RAW_BASE: Final = r"(?:batchnorm_)?(?P<base>gfx[0-9a-z]+(?:_[0-9a-z]+)*)"
 _VERSION: Final = r"(?P<version>\d+_\d+_\d+(?:_[^.:]*)?)"
 _GRAMMARS: Final = (
-    re.compile(rf"{_RAW_BASE}\.(?P<kind>ukdb|kdb)"),
-    re.compile(rf"{_RAW_BASE}(?:_(?P<schema>\d+\.\d+\.\d+))?\.(?P<kind>udb|db)"),
-    re.compile(
-        rf"{_RAW_BASE}\.(?P<backend>HIPNOGPU|HIP|OpenCL)\.{_VERSION}(?:\.fusion)?\.(?P<kind>ufdb\.txt|udb\.txt)"
-    ),
-    re.compile(rf"{_RAW_BASE}(?:\.(?P<backend>HIPNOGPU|HIP|OpenCL))?(?:\.fusion)?\.(?P<kind>u?fdb\.txt|u?db\.txt)"),
-    re.compile(rf"{_RAW_BASE}\.(?P<kind>cd\.u?pdb\.txt)"),
+    regex(rf"{_RAW_BASE}\.(?P<kind>ukdb|kdb)"),
+    regex(rf"{_RAW_BASE}(?:_(?P<schema>\d+\.\d+\.\d+))?\.(?P<kind>udb|db)"),
+    regex(rf"{_RAW_BASE}\.(?P<backend>HIPNOGPU|HIP|OpenCL)\.{_VERSION}(?:\.fusion)?\.(?P<kind>ufdb\.txt|udb\.txt)"),
+    regex(rf"{_RAW_BASE}(?:\.(?P<backend>HIPNOGPU|HIP|OpenCL))?(?:\.fusion)?\.(?P<kind>u?fdb\.txt|u?db\.txt)"),
+    regex(rf"{_RAW_BASE}\.(?P<kind>cd\.u?pdb\.txt)"),
 )
 
 
@@ -72,6 +71,9 @@ def parse_base(raw: str) -> Base:
 
 def parse_name(file: str) -> DatabaseName | None:
     """Read the name of a database file; ``None`` for other names."""
+    # Folders of libraries hold hundreds of other names.
+    if "gfx" not in file:
+        return None
     match = next(filter(None, (grammar.fullmatch(file) for grammar in _GRAMMARS)), None)
     if match is None:
         return None

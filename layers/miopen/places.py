@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import errno
 import os
-import re
 import shlex
 import stat
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -20,6 +18,7 @@ from cachectl.layers.base.environment import Environment
 from cachectl.layers.base.errors import Refused
 from cachectl.layers.base.facts import Ability, Condition, Finding, Problem, Root, Scope, Severity, State, Switch
 from cachectl.layers.base.layer import Layer
+from cachectl.layers.base.lazy import regex, replace
 from cachectl.layers.base.parts import UNFORESEEN, Facts, Outlook, Portability
 from cachectl.layers.base.store import Store
 from cachectl.layers.base.switches import misread, off
@@ -43,8 +42,8 @@ _FALSE: Final = frozenset({"0", "disable", "disabled", "no", "off", "false"})
 # Before ROCm 6.1 only these were known, in lower case; other values counted as not set.
 _ALWAYS_KNOWN: Final = (_TRUE | _FALSE) - {"on", "off"}
 # ``/opt/rocm-6.2.0/lib``, ``libMIOpen.so.1.0.60200``
-_ROCM_FOLDER: Final = re.compile(r"/rocm-(\d+)\.(\d+)")
-_ROCM_LIBRARY: Final = re.compile(r"\.so\.\d+\.\d+\.(\d+)(\d\d)\d\d$")
+_ROCM_FOLDER: Final = regex(r"/rocm-(\d+)\.(\d+)")
+_ROCM_LIBRARY: Final = regex(r"\.so\.\d+\.\d+\.(\d+)(\d\d)\d\d$")
 _DATABASES: Final = Path("share", "miopen", "db")
 _LINKER_FOLDERS: Final = "/etc/ld.so.conf.d"
 _LIBRARY_FOLDERS: Final = ("/usr/lib/x86_64-linux-gnu", "/usr/lib64", "/usr/lib")

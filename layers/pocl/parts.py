@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Final
 
 from cachectl.layers.base.environment import Environment
 from cachectl.layers.base.facts import Entry, Problem, Removable, Root
+from cachectl.layers.base.lazy import regex
 from cachectl.layers.base.parts import Facts, Lookups, Portability, Tagging
 from cachectl.layers.formats.pocl_programs import BITCODE, DRAWN
 from cachectl.layers.host.drivers import driver_libraries
@@ -81,7 +82,7 @@ class PoclTagging(Tagging):
 
     drivers = LIBRARIES
     platforms = _PLATFORMS
-    failure_trace = re.compile(f"tempfile_{DRAWN}")
+    failure_trace = regex(f"tempfile_{DRAWN}")
 
     def __init__(self, store: Programs) -> None:
         self._store = store

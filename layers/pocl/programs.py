@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Final
 from cachectl.layers.base import facts
 from cachectl.layers.base.errors import Busy, Damaged, LayerError, Unreachable
 from cachectl.layers.base.facts import Finding, Problem, Removable, Root, Severity, Unverified
+from cachectl.layers.base.lazy import module, regex
 from cachectl.layers.base.selection import Selection
 from cachectl.layers.base.store import Store, target_of
-from cachectl.layers.formats import bitcode, pocl_programs
+from cachectl.layers.formats import pocl_programs
 from cachectl.layers.formats.pocl_programs import BITCODE, MEMBERS, NO_PROGRAM
 from cachectl.layers.host.mounts import network_file_system
 from cachectl.layers.host.processes import age_of, spell, using
@@ -27,7 +28,10 @@ from cachectl.layers.stores.tree import REFUSALS, Leaf, Tree, bulk, planned
 from cachectl.layers.stores.walk import Group
 
 if TYPE_CHECKING:
+    from cachectl.layers.formats import bitcode
     from cachectl.layers.host.llvm_tools import Disassembler
+else:
+    bitcode = module("cachectl.layers.formats.bitcode")
 
 #: Seconds without change after which no compile can be using an entry: longer than any one compile.
 ENTRY_REST: Final = 600.0
@@ -66,7 +70,7 @@ class Programs(Store):
             return
         prefix = pocl_programs.kept_part(selection.kernel_prefix)
         shortened = f"(?={pocl_programs.SHORTENED.pattern}\\Z){re.escape(prefix)}.*"
-        child = re.compile(f"(?:{pattern.pattern})|(?s:{shortened})", pattern.flags)
+        child = regex(f"(?:{pattern.pattern})|(?s:{shortened})", pattern.flags)
         for leaf in self.tree(root).holding(child):
             yield from self._found(root, leaf, contents=True)
 

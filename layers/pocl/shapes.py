@@ -9,6 +9,7 @@ import re
 from typing import Final
 
 from cachectl.layers.base.facts import Root
+from cachectl.layers.base.lazy import regex
 from cachectl.layers.formats.pocl_programs import BITCODE, DRAWN, MEMBERS
 from cachectl.layers.stores.tree import Shape, StrayRule
 
@@ -21,7 +22,7 @@ _SUFFIX: Final = r"\.(?:cl|preproc\.cl|so|so\.o|spirv|spv|bc|s|binary|map)"
 
 
 def _strays(drawn: str) -> tuple[StrayRule, StrayRule]:
-    leaked, uncached = re.compile(f"tempfile_{drawn}"), re.compile(f"{UNCACHED}{drawn}")
+    leaked, uncached = regex(f"tempfile_{drawn}"), regex(f"{UNCACHED}{drawn}")
     return (
         StrayRule(leaked, "leaked by a PoCL process", idle_only=False, empty=True, private=True),
         StrayRule(uncached, "a program built with the cache off", private=True, members=MEMBERS),
@@ -30,17 +31,17 @@ def _strays(drawn: str) -> tuple[StrayRule, StrayRule]:
 
 def _compiling(drawn: str) -> StrayRule:
     """Return the rule for a compile's temporaries, which is safe only in a folder with PoCL's name."""
-    return StrayRule(re.compile(f"tempfile_{drawn}{_SUFFIX}"), "a compile's temporary file", private=True)
+    return StrayRule(regex(f"tempfile_{drawn}{_SUFFIX}"), "a compile's temporary file", private=True)
 
 
 #: Headers handed to a compile may have any name, so they are recognised only in a folder that belongs to PoCL alone.
 _HEADERS: Final = StrayRule(
-    re.compile(f"tempdir_{DRAWN}"), "a compile's temporary folder", private=True, members=re.compile(".*", re.DOTALL)
+    regex(f"tempdir_{DRAWN}"), "a compile's temporary folder", private=True, members=regex(".*", re.DOTALL)
 )
-LEVELS: Final = (re.compile("[A-P]{2}"), re.compile("[A-P]{37}"))
+LEVELS: Final = (regex("[A-P]{2}"), regex("[A-P]{37}"))
 #: A purge beside a running PoCL leaves these: PoCL makes one if it is missing, then a program's folder in it, and the
 #: build fails if it vanishes between the two (``pocl_mkdir_p`` in ``lib/CL/pocl_file_util.c``).
-_EMPTY: Final = StrayRule(LEVELS[0], "an empty folder of programs", members=re.compile("(?!)"))
+_EMPTY: Final = StrayRule(LEVELS[0], "an empty folder of programs", members=regex("(?!)"))
 #: Shapes of three kinds of root: any folder, one whose name contains ``pocl``, and one that PoCL alone uses.
 NAMED: Final = Shape(LEVELS, folders=True, members=MEMBERS, strays=_strays(_NO_WORD), first=(BITCODE, "program.spv"))
 _BEARING: Final = NAMED._replace(strays=(*_strays(_NO_WORD), _compiling(_NO_WORD)), empty=_EMPTY._replace(private=True))

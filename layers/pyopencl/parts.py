@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Container, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -70,6 +69,8 @@ def _source_digest(entry: Entry) -> str | None:
 
     PyOpenCL adds a constant to what it builds, so that the driver's cache cannot answer (``pyopencl/cache.py``).
     """
+    import hashlib
+
     try:
         text = read_plain(entry.root / entry.key / "source.cl")
     except OSError:

@@ -11,19 +11,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from cachectl.layers.base import facts
 from cachectl.layers.base.errors import Damaged, LayerError, Unreachable, not_a_key
 from cachectl.layers.base.facts import Finding, Note, Outcome, Problem, Root, Severity, Target
+from cachectl.layers.base.lazy import module, regex
 from cachectl.layers.base.store import Store, each_part
 from cachectl.layers.disk.foresight import closed_because
 from cachectl.layers.disk.handles import opened
 from cachectl.layers.disk.locks import is_abandoned, presence_lock, remove_abandoned, wait_until_absent
 from cachectl.layers.disk.plain import open_plain, read_plain
 from cachectl.layers.disk.presence import means_no_file
-from cachectl.layers.formats import device_binaries
-from cachectl.layers.formats.device_binaries import Damage
 from cachectl.layers.formats.opencl_source import kernel_names
 from cachectl.layers.host.drivers import opencl_drivers
 from cachectl.layers.host.mounts import network_file_system
@@ -34,14 +33,19 @@ from cachectl.layers.stores.archive import unpack
 from cachectl.layers.stores.tree import REFUSALS, Guard, Leaf, Shape, Tree, bulk
 from cachectl.layers.stores.walk import Group
 
+if TYPE_CHECKING:
+    from cachectl.layers.formats import device_binaries
+else:
+    device_binaries = module("cachectl.layers.formats.device_binaries")
+
 #: Platforms whose drivers cache source builds, so that PyOpenCL leaves its own cache alone
 #: (``pyopencl/characterize/__init__.py``, ``has_src_build_cache``).
 BYPASSED_ON: Final = frozenset({"PoCL", "NVIDIA"})
-_BASE: Final = re.compile(r"pyopencl-compiler-cache-v\d+-(?:uid\w+-)?py(?P<python>[\w.]+)")
+_BASE: Final = regex(r"pyopencl-compiler-cache-v\d+-(?:uid\w+-)?py(?P<python>[\w.]+)")
 _FILES: Final = frozenset({"source.cl", "binary", "info"})
-_MEMBERS: Final = re.compile("source\\.cl|binary|info")
+_MEMBERS: Final = regex("source\\.cl|binary|info")
 #: Without ``info`` PyOpenCL takes an entry for a miss; without ``binary`` alone it fails.
-_SHAPE: Final = Shape((_BASE, re.compile("[0-9a-f]{32}")), folders=True, members=_MEMBERS, first=("info",))
+_SHAPE: Final = Shape((_BASE, regex("[0-9a-f]{32}")), folders=True, members=_MEMBERS, first=("info",))
 #: PyOpenCL's extension module.
 _EXTENSION: Final = ("_cl.",)
 #: The age in seconds above which a lock has no running holder: PyOpenCL holds it for milliseconds, and waits a minute.
@@ -323,20 +327,20 @@ class ProgramFolders(Store):
             return Finding(self.name, root.path, leaf.key, Severity.HARMLESS, "info", message, fix)
         return None
 
-    def _damage(self, binary: bytes, info: bytes) -> Damage | None:
+    def _damage(self, binary: bytes, info: bytes) -> device_binaries.Damage | None:
         damage, complaint = self._binary_damage(binary), pyopencl_info.complaint(info)
-        return Damage(complaint) if damage is None and complaint is not None else damage
+        return device_binaries.Damage(complaint) if damage is None and complaint is not None else damage
 
-    def _binary_damage(self, binary: bytes) -> Damage | None:
+    def _binary_damage(self, binary: bytes) -> device_binaries.Damage | None:
         if not binary:
-            return Damage("binary is missing or empty")
+            return device_binaries.Damage("binary is missing or empty")
         if (damage := device_binaries.damage(binary)) is not None:
-            return Damage(f"binary: {damage.message}", damage.runs)
+            return device_binaries.Damage(f"binary: {damage.message}", damage.runs)
         if not device_binaries.is_known(binary):
             used = [driver for driver in opencl_drivers(self.environment) if driver not in BYPASSED_ON]
             # Every driver here returns known formats, so none of them made this.
             if used and set(used) <= device_binaries.KNOWN_DRIVERS:
-                return Damage(f"binary: is no program of {' or '.join(used)}")
+                return device_binaries.Damage(f"binary: is no program of {' or '.join(used)}")
         return None
 
 

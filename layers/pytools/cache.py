@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial, wraps
-from inspect import unwrap
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -158,6 +157,8 @@ def _replacing(owns_identifier: Callable[[str], bool], store: Callable[..., obje
     def store_over(dictionary: Any, key: object, value: object, **options: object) -> object:  # noqa: ANN401 - as above
         if not owns_identifier(dictionary.identifier):
             return store(dictionary, key, value, **options)
+        from inspect import unwrap
+
         from pytools.persistent_dict import PersistentDict
 
         unwrap(PersistentDict.store)(dictionary, key, value)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from typing import Final
@@ -145,6 +144,8 @@ def artifact_to_bytes(artifact: Artifact) -> bytes:
         "detail": dict(sorted(artifact.detail.items())),
         "sha256": hashlib.sha256(artifact.data).hexdigest(),
     }
+    import json
+
     text = json.dumps(header, indent=1, sort_keys=True).encode()
     return pack({_HEADER: text, _DATA: artifact.data})
 
@@ -157,6 +158,7 @@ def is_artifact_file(head: bytes) -> bool:
 def artifact_from_bytes(data: bytes) -> Artifact:
     """Read a file of ``cachectl get``. Raises :class:`BadRequest` for another file or a wrong checksum."""
     import hashlib
+    import json
 
     try:
         members = unpack(data)

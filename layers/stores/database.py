@@ -30,6 +30,7 @@ from typing import Any, Final, NamedTuple
 from urllib.parse import quote
 
 from cachectl.layers.base.errors import Busy, CachectlError, Damaged, LayerError, Refused, Unreachable
+from cachectl.layers.base.lazy import regex
 from cachectl.layers.disk.handles import opened_root, status_of
 from cachectl.layers.disk.locking import wait_until
 from cachectl.layers.disk.locks import ask_for_record, has_record_structure
@@ -68,7 +69,7 @@ _LIMITS: Final = {
 _OBJECTS: Final = 20
 #: Characters of a foreign name shown in messages.
 _LONGEST: Final = 80
-_TOKEN: Final = re.compile(r"\s*(?:`([^`]*)`|\"([^\"]*)\"|\[([^\]]*)\]|(\w+)|(.))", re.DOTALL)
+_TOKEN: Final = regex(r"\s*(?:`([^`]*)`|\"([^\"]*)\"|\[([^\]]*)\]|(\w+)|(.))", re.DOTALL)
 _IF_NOT_EXISTS: Final = ("if", "not", "exists")
 
 

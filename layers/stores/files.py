@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
@@ -11,6 +10,7 @@ from pathlib import Path
 from cachectl.layers.base import facts
 from cachectl.layers.base.errors import Damaged, LayerError, Unreachable
 from cachectl.layers.base.facts import Artifact, Entry, Finding, Found, Orphan, Problem, Removable, Root, Target
+from cachectl.layers.base.lazy import regex
 from cachectl.layers.base.store import Codec, Damage, Store, each_part, remove_counted
 from cachectl.layers.host.processes import spell, using
 from cachectl.layers.stores.tree import REFUSALS, Leaf, Shape, Tree, scan_each
@@ -62,9 +62,7 @@ class Files(Store):
         writers: tuple[str, ...] = (),
         unread: str | None = None,
     ) -> None:
-        self.shapes = tuple(
-            Shape((re.compile(one),), folders=False) if isinstance(one, str) else one for one in patterns
-        )
+        self.shapes = tuple(Shape((regex(one),), folders=False) if isinstance(one, str) else one for one in patterns)
         self.codec = codec
         self.index = Index() if index is None else index
         self.writers = writers

@@ -7,19 +7,18 @@ in quarantine. A folder with only a label counts as empty.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import stat
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
 from cachectl.layers.base.errors import Busy, Damaged, LayerError, Refused, Unreachable, Unsettled, reason_of
 from cachectl.layers.base.facts import Finding, Problem, Quarantined, Target
+from cachectl.layers.base.lazy import dataclass, regex
 from cachectl.layers.disk.atomic import write_synced
 from cachectl.layers.disk.handles import (
     NO_ROOM,
@@ -48,7 +47,7 @@ _LATEST: Final = 1 << 40
 
 def folder_pattern(layer: str) -> re.Pattern[str]:
     """Return the pattern of the names of a layer's quarantine folders."""
-    return re.compile(f"{re.escape(_PREFIX + layer)}-({_NAME})")
+    return regex(f"{re.escape(_PREFIX + layer)}-({_NAME})")
 
 
 def label(root: Path, target: Target, finding: Finding, moment: float) -> Quarantined:
@@ -180,6 +179,9 @@ def demand(layer: str, folder: int, name: str) -> None:
 
 def write_label(thing: Quarantined) -> bytes:
     """Return a label as JSON."""
+    import json
+    from dataclasses import asdict
+
     known = asdict(thing)
     del known["root"]
     return json.dumps({"schema": _SCHEMA, **known, "lay in": os.fspath(thing.root)}, indent=1).encode()
@@ -187,6 +189,8 @@ def write_label(thing: Quarantined) -> bytes:
 
 def read_label(data: bytes, root: Path) -> Quarantined | None:
     """Read a label found in a root; ``None`` if it is invalid."""
+    import json
+
     try:
         known = json.loads(data, parse_constant=_no_number)
         fields = {name: known[name] for name in ("name", "layer", "key", "bytes", "moved", "code", "message")}

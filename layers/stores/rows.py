@@ -8,9 +8,7 @@ place (:mod:`cachectl.layers.stores.emptying`) under the same lock, otherwise a 
 
 from __future__ import annotations
 
-import base64
 import errno
-import json
 import os
 import sqlite3
 import stat
@@ -165,12 +163,17 @@ def file_mark(path: Path) -> tuple[int, ...]:
 
 def write_row(columns: Sequence[str], values: Sequence[object]) -> bytes:
     """Return a row as JSON, bytes in base64."""
+    import base64
+    import json
+
     spelled = ({"base64": base64.b64encode(value).decode()} if isinstance(value, bytes) else value for value in values)
     return json.dumps(dict(zip(columns, spelled, strict=True))).encode()
 
 
 def read_row(data: bytes) -> dict[str, object] | None:
     """Read the output of :func:`write_row`; ``None`` if it is invalid."""
+    import json
+
     try:
         return {str(column): _value(spelled) for column, spelled in json.loads(data).items()}
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
@@ -179,6 +182,8 @@ def read_row(data: bytes) -> dict[str, object] | None:
 
 def _value(spelled: object) -> object:
     if isinstance(spelled, dict):
+        import base64
+
         return base64.b64decode(spelled["base64"], validate=True)
     if isinstance(spelled, list):
         raise TypeError("no column holds a list")

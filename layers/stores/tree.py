@@ -28,6 +28,7 @@ from cachectl.layers.base.errors import (
     reason_of,
 )
 from cachectl.layers.base.facts import Ability, Bulk, Entry, Note, Orphan, Outcome, Problem, Quarantined, Target
+from cachectl.layers.base.lazy import regex
 from cachectl.layers.base.limits import LARGEST_ENTRY, too_large
 from cachectl.layers.disk.atomic import place_new, write_synced
 from cachectl.layers.disk.handles import (
@@ -68,7 +69,7 @@ _SECONDS_UNASKED: Final = 0.5
 _MARK: Final = 3
 _TRASH: Final = ".cachectl-trash-"
 #: Staging and trash folders that a killed cachectl may leave in a root; safe to clear at any time.
-LEFTOVER: Final = re.compile(r"\.cachectl-(?:stage|trash)-[0-9a-f]{32}")
+LEFTOVER: Final = regex(r"\.cachectl-(?:stage|trash)-[0-9a-f]{32}")
 
 #: Attempts to place an entry while other processes place and remove beside it.
 _TRIES: Final = 5
@@ -129,7 +130,7 @@ class Shape(NamedTuple):
 
 
 #: The shape of a tree without entries, in which only cachectl's own folders are listed.
-NOTHING: Final = Shape((re.compile("(?!)"),), folders=True)
+NOTHING: Final = Shape((regex("(?!)"),), folders=True)
 
 
 class Member(NamedTuple):
@@ -203,7 +204,7 @@ def planned(root: Path, group: Group) -> list[Target]:
     return [Target(root, f"{group.folder}/{weight.name}", weight.bytes, 1, weight[1:]) for weight in group.weights]
 
 
-_ANYTHING: Final = re.compile(".*", re.DOTALL)
+_ANYTHING: Final = regex(".*", re.DOTALL)
 _LEFTOVERS: Final = StrayRule(LEFTOVER, "left by an interrupted cachectl", idle_only=False, members=_ANYTHING)
 #: Why an empty folder above entries is left.
 IN_USE: Final = "a running program may be about to make an entry in it"

@@ -7,9 +7,8 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
 from cachectl.clearing.purge import PurgePlan
-from cachectl.layers.base.errors import reason_of
+from cachectl.layers.base.errors import FAILURES, reason_of
 from cachectl.layers.base.facts import ClearPlan, Entry, Housekeeping, Note, Orphan, Problem, Removable
-from cachectl.layers.base.guard import FAILURES
 from cachectl.layers.base.selection import Selection
 
 if TYPE_CHECKING:

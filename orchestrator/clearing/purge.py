@@ -9,9 +9,8 @@ from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
 from cachectl.layers.base.as_json import AsJson, total
-from cachectl.layers.base.errors import reason_of
+from cachectl.layers.base.errors import FAILURES, reason_of
 from cachectl.layers.base.facts import ClearPlan, Entry, Note, Orphan, Outcome, Root
-from cachectl.layers.base.guard import FAILURES
 from cachectl.layers.base.selection import Selection
 
 if TYPE_CHECKING:

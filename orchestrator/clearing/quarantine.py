@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, ClassVar, Final
 
 from cachectl.inspecting.verify import Verification
 from cachectl.layers.base.as_json import AsJson
-from cachectl.layers.base.errors import Unsettled, reason_of
+from cachectl.layers.base.errors import FAILURES, Unsettled, reason_of
 from cachectl.layers.base.facts import ClearPlan, Finding, Note, Outcome, Quarantined
-from cachectl.layers.base.guard import FAILURES
 
 if TYPE_CHECKING:
     from cachectl.layers.base.layer import Layer

@@ -179,7 +179,8 @@ def build_parser(words: Sequence[str] | None = None) -> argparse.ArgumentParser:
         epilog="LAYER is one of those that 'cachectl layers' lists; none means all.",
     )
     parser.add_argument("--version", action="version", version=f"cachectl {__version__}")
-    verbs = parser.add_subparsers(title="commands", metavar="COMMAND", required=True, dest="verb")
+    # Without prog, argparse formats a usage to find it, for which it imports shutil.
+    verbs = parser.add_subparsers(title="commands", metavar="COMMAND", required=True, dest="verb", prog=parser.prog)
     typed = VERBS.keys() if words is None else VERBS.keys() & set(words)
     for name, (_, summary) in VERBS.items():
         if typed and name not in typed:

@@ -17,9 +17,8 @@ from typing import TYPE_CHECKING, Final, TypeVar
 from cachectl.clearing.purge import PurgeResult, plan, recover
 from cachectl.cluster.stage import failing_together, node_name, world
 from cachectl.inspecting.report import LayerReport, Report, RootReport, survey
-from cachectl.layers.base.errors import BadRequest
+from cachectl.layers.base.errors import FAILURES, BadRequest
 from cachectl.layers.base.facts import Condition, Entry, Note, Outcome, Root, State
-from cachectl.layers.base.guard import FAILURES
 from cachectl.layers.base.registry import Broken
 from cachectl.layers.host.mounts import place_of
 

@@ -15,9 +15,8 @@ from cachectl.inspecting.entries import Trouble, listed
 from cachectl.layer_set import LayerSet
 from cachectl.layers.base.as_json import AsJson, total
 from cachectl.layers.base.environment import Environment
-from cachectl.layers.base.errors import BadRequest, EntryExists, printable, reason_of
+from cachectl.layers.base.errors import FAILURES, BadRequest, EntryExists, printable, reason_of
 from cachectl.layers.base.facts import Ability, Note
-from cachectl.layers.base.guard import FAILURES
 from cachectl.layers.base.selection import ALL
 from cachectl.switching.isolated import relocations
 from cachectl.switching.run import variables_isolated

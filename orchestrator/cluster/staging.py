@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, BinaryIO, Final
 from cachectl.inspecting.entries import listed
 from cachectl.layer_set import LayerSet
 from cachectl.layers.base.environment import Environment
-from cachectl.layers.base.errors import CachectlError, reason_of
-from cachectl.layers.base.guard import FAILURES
+from cachectl.layers.base.errors import FAILURES, CachectlError, reason_of
 from cachectl.layers.base.selection import ALL
 from cachectl.layers.disk.handles import probe_room
 from cachectl.layers.disk.private_folders import NotPrivate, private_folder

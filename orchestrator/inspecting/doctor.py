@@ -21,9 +21,8 @@ from typing import TYPE_CHECKING, ClassVar, Final
 from cachectl.inspecting.verify import failure, findings
 from cachectl.layers.base.as_json import AsJson
 from cachectl.layers.base.environment import user_name
-from cachectl.layers.base.errors import LayerError
+from cachectl.layers.base.errors import FAILURES, LayerError
 from cachectl.layers.base.facts import Ability, Condition, Finding, Hazard, Quarantined, Root, Scope, Severity, Usage
-from cachectl.layers.base.guard import FAILURES
 from cachectl.layers.disk.room import Room, room_at
 from cachectl.layers.disk.trust import open_to_others
 from cachectl.layers.host.launcher import RANKS, number_of

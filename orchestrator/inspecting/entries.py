@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Final
 
 from cachectl.layers.base.as_json import AsJson
-from cachectl.layers.base.errors import BadRequest, reason_of
+from cachectl.layers.base.errors import FAILURES, BadRequest, reason_of
 from cachectl.layers.base.facts import Entry, Problem, Root
-from cachectl.layers.base.guard import FAILURES
 from cachectl.layers.base.selection import ALL, Selection
 
 if TYPE_CHECKING:

@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from cachectl.layers.base.as_json import AsJson
-from cachectl.layers.base.errors import LayerError, reason_of
+from cachectl.layers.base.errors import FAILURES, LayerError, PluginFailed, reason_of
 from cachectl.layers.base.facts import Finding, Note, Outcome, Root, Severity, Unverified
-from cachectl.layers.base.guard import FAILURES, PluginFailed
 
 if TYPE_CHECKING:
     from cachectl.layers.base.layer import Layer

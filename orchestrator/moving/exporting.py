@@ -19,9 +19,8 @@ from typing import TYPE_CHECKING, BinaryIO, ClassVar, Final, cast
 from cachectl.inspecting.entries import Trouble, listed
 from cachectl.layers.base.as_json import AsJson, total
 from cachectl.layers.base.environment import Environment
-from cachectl.layers.base.errors import BadRequest, reason_of
+from cachectl.layers.base.errors import FAILURES, BadRequest, reason_of
 from cachectl.layers.base.facts import Ability, Artifact, Entry, Note, Scope
-from cachectl.layers.base.guard import FAILURES
 from cachectl.layers.base.selection import ALL, Selection
 from cachectl.moving.bundle import Item, Manifest, Members, complaint, in_batches, write_manifest
 from cachectl.moving.output_files import BUNDLE, SIGNATURE, OutputFile

@@ -19,9 +19,8 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, BinaryIO, ClassVar, Final
 
 from cachectl.layers.base.as_json import AsJson, total
-from cachectl.layers.base.errors import BadRequest, EntryExists, LayerError, Unsettled, printable, reason_of
+from cachectl.layers.base.errors import FAILURES, BadRequest, EntryExists, LayerError, Unsettled, printable, reason_of
 from cachectl.layers.base.facts import Ability, Artifact, Entry, Note
-from cachectl.layers.base.guard import FAILURES
 from cachectl.layers.base.limits import LARGEST_BUNDLE, SPARED_ROOM
 from cachectl.layers.base.parts import Outlook
 from cachectl.layers.base.selection import moment_text

@@ -17,8 +17,7 @@ from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from cachectl.layers.base.errors import reason_of
-from cachectl.layers.base.guard import FAILURES
+from cachectl.layers.base.errors import FAILURES, reason_of
 from cachectl.layers.disk.plain import STAGE
 from cachectl.layers.host.mounts import network_file_system
 from cachectl.observing.access_times import prime, read_since, why_not_kept

@@ -22,9 +22,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from cachectl.layers.base.as_json import AsJson
 from cachectl.layers.base.environment import process_variable, set_process_variable
-from cachectl.layers.base.errors import BadRequest
+from cachectl.layers.base.errors import FAILURES, BadRequest
 from cachectl.layers.base.facts import Entry, Scope
-from cachectl.layers.base.guard import FAILURES
 from cachectl.layers.base.parts import Lookups
 from cachectl.observing.descendants import Descendants, looked_after
 from cachectl.observing.observer import TABLE

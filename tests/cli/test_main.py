@@ -22,7 +22,19 @@ if TYPE_CHECKING:
 
     from cachectl.layers.base.environment import Environment
 
-HEAVY = {"pyopencl", "loopy", "numpy", "mpi4py"}
+HEAVY = {
+    "pyopencl",
+    "loopy",
+    "numpy",
+    "mpi4py",
+    "rich",
+    "dataclasses",
+    "inspect",
+    "json",
+    "hashlib",
+    "base64",
+    "tarfile",
+}
 
 
 @pytest.mark.parametrize("command", [["-c", "import cachectl"], ["-m", "cachectl", "report"]])

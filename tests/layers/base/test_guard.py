@@ -18,10 +18,9 @@ from typing import Any, ClassVar, Union, get_args, get_origin, get_type_hints
 
 import pytest
 
-from cachectl.layers.base.deadline import TookTooLong
 from cachectl.layers.base.declarations import EnvSwitch, Places, at_load
 from cachectl.layers.base.environment import Environment
-from cachectl.layers.base.errors import LayerError
+from cachectl.layers.base.errors import LayerError, PluginFailed
 from cachectl.layers.base.facts import (
     Ability,
     Artifact,
@@ -39,10 +38,10 @@ from cachectl.layers.base.facts import (
     Switch,
     Target,
 )
-from cachectl.layers.base.guard import PluginFailed, guarded, public_members
+from cachectl.layers.base.guard import guarded, public_members
 from cachectl.layers.base.layer import Declaration, Layer
 from cachectl.layers.base.parts import Tagging
-from cachectl.layers.base.registry import Broken, plugged_in
+from cachectl.layers.base.registry import Broken, TookTooLong, plugged_in
 from cachectl.layers.base.selection import ALL
 from cachectl.layers.base.store import Store
 

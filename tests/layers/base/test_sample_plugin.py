@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from cachectl.layers.base.deadline import TookTooLong, limited
 from cachectl.layers.base.environment import Environment
+from cachectl.layers.base.errors import PluginFailed
 from cachectl.layers.base.facts import (
     Ability,
     Artifact,
@@ -32,8 +32,9 @@ from cachectl.layers.base.facts import (
     Severity,
     Switch,
 )
-from cachectl.layers.base.guard import PluginFailed, guarded
+from cachectl.layers.base.guard import guarded
 from cachectl.layers.base.layer import Layer
+from cachectl.layers.base.registry import TookTooLong, limited
 from cachectl.layers.base.store import Store
 from cachectl.layers.stores.files import Files
 
