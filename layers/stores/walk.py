@@ -20,8 +20,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from cachectl.layers.base.lazy import regex
-
 if TYPE_CHECKING:
     import subprocess
     from concurrent.futures import Future
@@ -42,7 +40,7 @@ _ALONE = 0.3
 _MOST_PROCESSES = 8
 
 #: Programs that start this file as a helper.
-_PYTHON = regex(r"(?:python|pypy)[\d.]*t?d?")
+_PYTHON = re.compile(r"(?:python|pypy)[\d.]*t?d?")
 _GREETING = b"cachectl walk 1\n"
 
 GONE = "already gone"
