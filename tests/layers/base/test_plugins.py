@@ -135,7 +135,7 @@ def test_a_started_library_of_a_plug_in_is_judged(home: Home) -> None:
         "class Latched(Notes):\n"
         "    name = 'latched'\n"
         "    def switched(self, *, on):\n"
-        "        return Switch(self.name, {'NOTES_OFF': '' if on else '1'}, latches=('libc',))\n"
+        "        return Switch(self.name, {'NOTES_OFF': '' if on else '1'}, read_at_load=('libc',))\n"
     )
     installed = home.path / "latched-1.0.dist-info"
     installed.mkdir()
