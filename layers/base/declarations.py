@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from cachectl.layers.base.environment import Environment, user_cache_folder
 from cachectl.layers.base.facts import Condition, Root, Scope, State, Switch, When
-from cachectl.layers.base.lazy import dataclass
 
 
 class Places(ABC):

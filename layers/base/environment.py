@@ -12,10 +12,10 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path, PureWindowsPath
 from types import MappingProxyType
 
-from cachectl.layers.base.lazy import dataclass, field, replace
 from cachectl.layers.disk.locks import LOCK_TIMEOUT
 from cachectl.layers.host.distributions import version_of
 from cachectl.layers.host.mounts import MOUNTS

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 from typing import ClassVar
 
 from cachectl.layers.base.as_json import AsJson
-from cachectl.layers.base.lazy import dataclass, field
 from cachectl.layers.disk.presence import status_at
 
 

@@ -11,6 +11,7 @@ from abc import ABC
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import ClassVar, Final, TypeVar, cast, final
@@ -50,7 +51,6 @@ from cachectl.layers.base.facts import (
     Target,
     Usage,
 )
-from cachectl.layers.base.lazy import replace
 from cachectl.layers.base.limits import key_complaint
 from cachectl.layers.base.parts import Lookups, Portability, Tagging
 from cachectl.layers.base.selection import ALL, Selection

@@ -8,13 +8,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
+from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Final
 
 from cachectl.layers.base.environment import Environment
 from cachectl.layers.base.facts import Scope
 from cachectl.layers.base.layer import Layer
-from cachectl.layers.base.lazy import dataclass, regex
+from cachectl.layers.base.lazy import regex
 from cachectl.layers.base.store import Store
 from cachectl.layers.host.distributions import entry_points
 

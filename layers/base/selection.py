@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from fnmatch import fnmatchcase, translate
 from typing import Final
 
 from cachectl.layers.base.errors import BadRequest
 from cachectl.layers.base.facts import Entry, Orphan
-from cachectl.layers.base.lazy import dataclass
 
 _MOST: Final = 2.0**63
 _AGE_UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace as replaced
 from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -16,7 +17,6 @@ from cachectl.layers.base import facts
 from cachectl.layers.base.errors import Busy, Damaged, LayerError, Unreachable
 from cachectl.layers.base.facts import Artifact, Entry, Finding, Found, Problem, Root, Severity
 from cachectl.layers.base.lazy import regex
-from cachectl.layers.base.lazy import replace as replaced
 from cachectl.layers.base.store import Codec, Damage, counting
 from cachectl.layers.disk.atomic import overwrite
 from cachectl.layers.disk.handles import opened_root, status_of

@@ -10,10 +10,11 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from cachectl.layers.base.lazy import dataclass, field, regex
+from cachectl.layers.base.lazy import regex
 from cachectl.layers.disk.atomic import create, write_all
 from cachectl.layers.disk.locking import is_same_file, try_flock
 from cachectl.layers.disk.locks import node

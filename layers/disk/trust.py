@@ -28,7 +28,7 @@ _LINKS: Final = 40
 _ACL: Final = "system.posix_acl_access"
 #: Modules that functions of layers and stores import when they are called.
 _IMPORTED_LATER: Final = (
-    *("base64", "concurrent.futures.thread", "ctypes", "dataclasses", "fcntl", "grp", "hashlib", "inspect", "json"),
+    *("base64", "concurrent.futures.thread", "ctypes", "fcntl", "grp", "hashlib", "json"),
     *("lzma", "mmap", "platform", "pwd", "queue", "shutil", "signal", "subprocess", "tarfile", "tempfile", "threading"),
     *("cachectl.layers.host.llvm_tools", "cachectl.layers.disk.leftovers", "cachectl.layers.disk.private_folders"),
 )

@@ -7,9 +7,8 @@ nobody asked for is skipped by a few string operations instead of one step for e
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Final, NamedTuple
-
-from cachectl.layers.base.lazy import dataclass
 
 #: The block that defines abbreviations for other blocks, and its record with the id of such a block.
 _BLOCK_INFO: Final = 0

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Final
-
-from cachectl.layers.base.lazy import dataclass
 
 MAGIC: Final = b"\x7fELF"
 #: From this number on, types of files belong to an operating system or a driver.

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Final
 
-from cachectl.layers.base.lazy import dataclass
 from cachectl.layers.formats.elf import MAGIC, OWN_TYPES, Elf, Section, Segment, read_elf
 
 # Types of sections.

@@ -7,9 +7,8 @@ here than be listed.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from typing import Final
-
-from cachectl.layers.base.lazy import dataclass, field
 
 
 @dataclass(eq=False, slots=True)

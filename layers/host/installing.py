@@ -13,10 +13,9 @@ import os
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
-
-from cachectl.layers.base.lazy import dataclass
 
 _PIPX: Final = "pipx_metadata.json"
 _UV_TOOL: Final = "uv-receipt.toml"

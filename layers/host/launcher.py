@@ -11,10 +11,10 @@ job does not get the variables of the job itself.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import Final
 
 from cachectl.layers.base.environment import Environment
-from cachectl.layers.base.lazy import dataclass
 
 #: Variables of the number of ranks and of the own rank: Open MPI, MPICH and its kin, MVAPICH, PALS, LSF, Flux, Slurm,
 #: PMIx, and Hydra for one node. If the number is missing, a rank above zero shows that there are several.

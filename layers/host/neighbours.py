@@ -8,11 +8,11 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from cachectl.layers.base.environment import Environment, user_name
-from cachectl.layers.base.lazy import dataclass
 
 #: Limit on the files counted in one place.
 MOST: Final = 200_000

@@ -10,11 +10,11 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import dataclass, field
 from functools import partial, wraps
 from typing import Any, Final, Protocol
 
 from cachectl.layers.base.facts import Patch
-from cachectl.layers.base.lazy import dataclass, field
 
 #: The library that builds.
 LIBRARY: Final = "PyOpenCL"

@@ -13,9 +13,10 @@ import re
 import struct
 import zlib
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Final
 
-from cachectl.layers.base.lazy import dataclass, regex
+from cachectl.layers.base.lazy import regex
 
 #: Bytes that contain the header of every driver and device; GL's longer headers are read whole.
 HEAD: Final = 512

@@ -13,11 +13,11 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar, Final
 
 from cachectl.layers.base.errors import Busy, Damaged, EntryExists, LayerError, Unreachable
-from cachectl.layers.base.lazy import dataclass, replace
 from cachectl.layers.base.limits import LARGEST_ENTRY, LARGEST_INDEX, too_large
 from cachectl.layers.disk.atomic import create, write_all
 from cachectl.layers.disk.handles import NO_ROOM, descend, opened_root, own_folder, status_of

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Final
 
-from cachectl.layers.base.lazy import dataclass, regex
+from cachectl.layers.base.lazy import regex
 
 #: The name of an entry in both: a SHA-1 as hex digits.
 NAME: Final = regex(rb"[0-9a-f]{40}")

@@ -11,6 +11,7 @@ import os
 import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -18,7 +19,7 @@ from typing import Final
 from cachectl.layers.base import facts
 from cachectl.layers.base.errors import Damaged, LayerError, Refused, Unreachable
 from cachectl.layers.base.facts import Entry, Finding, Found, Outcome, Problem, Root, Severity, Target
-from cachectl.layers.base.lazy import dataclass, regex, replace
+from cachectl.layers.base.lazy import regex
 from cachectl.layers.base.store import Store, counting, each_part, remove_counted
 from cachectl.layers.disk.atomic import write_synced
 from cachectl.layers.disk.handles import opened_root

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar, Final
 
@@ -16,7 +17,7 @@ from cachectl.layers.base.environment import Environment
 from cachectl.layers.base.errors import BadRequest, Damaged, LayerError, printable, reason_of
 from cachectl.layers.base.facts import Note, Root
 from cachectl.layers.base.layer import Layer
-from cachectl.layers.base.lazy import dataclass, field, regex
+from cachectl.layers.base.lazy import regex
 from cachectl.layers.disk.atomic import replace_file
 from cachectl.layers.miopen import kernel_db
 from cachectl.layers.miopen.database_files import (

@@ -9,6 +9,7 @@ from __future__ import annotations
 import shlex
 import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace as replaced
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -19,7 +20,6 @@ from cachectl.layers.base.declarations import EnvSwitch, at_load
 from cachectl.layers.base.errors import Damaged, EntryExists, LayerError, Unsettled, not_a_key, reason_of
 from cachectl.layers.base.facts import Artifact, Entry, Finding, Found, Hazard, Problem, Root, Severity, Switch, Target
 from cachectl.layers.base.lazy import regex
-from cachectl.layers.base.lazy import replace as replaced
 from cachectl.layers.base.parts import Portability
 from cachectl.layers.base.store import each_part
 from cachectl.layers.host.mounts import network_file_system

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import ClassVar, NamedTuple
@@ -16,7 +17,6 @@ from cachectl.layers.base.as_json import AsJson, total
 from cachectl.layers.base.environment import Environment, user_name
 from cachectl.layers.base.errors import BadRequest, Damaged, LayerError, Refused, printable, reason_of
 from cachectl.layers.base.facts import Note, Root, Scope
-from cachectl.layers.base.lazy import dataclass
 from cachectl.layers.disk.trust import as_owner
 from cachectl.layers.miopen import kernel_db
 from cachectl.layers.miopen.database_files import (

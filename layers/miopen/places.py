@@ -11,6 +11,7 @@ import os
 import shlex
 import stat
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -18,7 +19,7 @@ from cachectl.layers.base.environment import Environment
 from cachectl.layers.base.errors import Refused
 from cachectl.layers.base.facts import Ability, Condition, Finding, Problem, Root, Scope, Severity, State, Switch
 from cachectl.layers.base.layer import Layer
-from cachectl.layers.base.lazy import regex, replace
+from cachectl.layers.base.lazy import regex
 from cachectl.layers.base.parts import UNFORESEEN, Facts, Outlook, Portability
 from cachectl.layers.base.store import Store
 from cachectl.layers.base.switches import misread, off

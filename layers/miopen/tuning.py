@@ -16,6 +16,7 @@ import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from dataclasses import replace as changed
 from functools import partial
 from pathlib import Path
 from threading import Lock
@@ -26,7 +27,6 @@ from cachectl.layers.base.declarations import EnvSwitch, at_load
 from cachectl.layers.base.errors import Damaged, EntryExists, LayerError, Refused, Unreachable, not_a_key
 from cachectl.layers.base.facts import Artifact, Finding, Hazard, Note, Outcome, Problem, Root, Severity, Switch, Target
 from cachectl.layers.base.lazy import regex
-from cachectl.layers.base.lazy import replace as changed
 from cachectl.layers.base.parts import Portability
 from cachectl.layers.base.store import each_part
 from cachectl.layers.base.switches import first_place, misread

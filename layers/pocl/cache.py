@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from cachectl.layers.base.facts import Condition, Finding, Hazard, Root, Scope, Severity, State, Switch
 from cachectl.layers.base.layer import Layer
-from cachectl.layers.base.lazy import replace
 from cachectl.layers.base.parts import Lookups, Portability, Tagging
 from cachectl.layers.base.switches import misread, off, strtobool
 from cachectl.layers.disk.presence import is_there

@@ -13,12 +13,13 @@ import stat
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from cachectl.layers.base.errors import Busy, Damaged, LayerError, Refused, Unreachable, Unsettled, reason_of
 from cachectl.layers.base.facts import Finding, Problem, Quarantined, Target
-from cachectl.layers.base.lazy import dataclass, regex
+from cachectl.layers.base.lazy import regex
 from cachectl.layers.disk.atomic import write_synced
 from cachectl.layers.disk.handles import (
     NO_ROOM,

@@ -55,9 +55,10 @@ class Call:
     @cached_property
     def environment(self) -> Environment:
         """The environment, with the options that change how caches are changed."""
+        from dataclasses import replace
+
         from cachectl.layers.base.environment import Environment, process_variable
         from cachectl.layers.base.errors import CachectlError
-        from cachectl.layers.base.lazy import replace
 
         try:
             os.getcwd()

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from cachectl.layers.base.as_json import AsJson
 from cachectl.layers.base.errors import FAILURES, reason_of
 from cachectl.layers.base.facts import Condition, Orphan, Problem, Root, Scope, State, Usage
-from cachectl.layers.base.lazy import dataclass
 from cachectl.layers.base.registry import Broken
 from cachectl.layers.base.store import unknown_usage
 from cachectl.layers.disk.copies import copies_left, temporary_left

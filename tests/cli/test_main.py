@@ -28,8 +28,6 @@ HEAVY = {
     "numpy",
     "mpi4py",
     "rich",
-    "dataclasses",
-    "inspect",
     "json",
     "hashlib",
     "base64",
