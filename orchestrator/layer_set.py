@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 from cachectl.layers.base.environment import Environment
-from cachectl.layers.base.errors import BadRequest
+from cachectl.layers.base.errors import FAILURES, BadRequest
 from cachectl.layers.base.facts import Scope
 from cachectl.layers.base.layer import Layer
 from cachectl.layers.base.parts import Portability
@@ -51,7 +52,7 @@ class LayerSet:
 
     def portability(self, name: str) -> Portability | None:
         """Return what decides about entries of a layer elsewhere; ``None`` if it does not say, or is not here."""
-        return self[name].portability if name in self else None
+        return part_of(self[name], "portability") if name in self else None
 
     def named(self, names: Iterable[str]) -> tuple[Layer, ...]:
         """Return the layers of these names, each once; all of them where none is named.
@@ -64,3 +65,14 @@ class LayerSet:
     def clearable(self) -> tuple[Layer, ...]:
         """Return what ``purge --all`` means: every user layer that a rerun refills."""
         return tuple(layer for layer in self if layer.scope is Scope.USER and not layer.precious)
+
+
+def part_of(layer: Layer, name: str) -> Any:  # noqa: ANN401 - the type of the part
+    """Return an optional part of a layer; ``None`` if the layer has none, or if the part of a plug-in is wrong.
+
+    A wrong part must not stop a verb that works on every layer: the layer then has no such part.
+    """
+    try:
+        return getattr(layer, name)
+    except FAILURES:
+        return None

@@ -34,7 +34,7 @@ class TestToyc(LayerConformance):
     def seed(self, environment: Environment) -> None:
         folder = environment.home / ".cache" / "toyc"
         folder.mkdir(parents=True)
-        for number, kernel in enumerate((b"add", b"mul")):
+        for number, kernel in enumerate((b"axpy", b"mul")):
             (folder / f"{number:016x}.toyc").write_bytes(b"TOYC " + kernel + b"\n" + bytes(100))
 
 

@@ -33,12 +33,6 @@ def network_file_system(path: Path, *, mounts: Path = MOUNTS) -> str | None:
     return mount.kind if mount is not None and mount.is_network else None
 
 
-def file_system(path: Path, *, mounts: Path = MOUNTS) -> str | None:
-    """Return the type of the file system a path, or the nearest folder above it, lies on; ``None`` is unknown."""
-    mount = mount_of(path, mounts=mounts)
-    return None if mount is None else mount.kind
-
-
 def mount_of(path: Path, *, mounts: Path = MOUNTS) -> Mount | None:
     """Return the mount of a path, or of the nearest folder above it; ``None`` is unknown."""
     located = place_of(path, mounts=mounts)

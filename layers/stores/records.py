@@ -168,7 +168,7 @@ class RecordFile:
     def quarantine(self, target: Target, thing: Quarantined) -> str | None:
         """Copy a line into quarantine, then remove it from the file; return why it was left, or ``None``.
 
-        ``target.mark`` is the line's checksum; the last of equal lines is removed, because no reader uses it.
+        ``target.stamp`` is the line's checksum; the last of equal lines is removed, because no reader uses it.
         """
         with self._translated("write"), opened_root(thing.root) as root, self.lock() as folder:
             lines = split_lines(self._content(folder))

@@ -311,17 +311,15 @@ class Fleet:
             sink.file.close()
 
     def _tell_staged(self, here: NodeRoot, said: _Announced) -> None:
-        sum_usage = self._sum(here)
-        if sum_usage is None or self._leaders is None:
+        total = self._sum(here)
+        if total is None or self._leaders is None:
             return
         if said.note is not None:
             self.notice(said.note)
         if said.sha256 is not None:
-            done = Staged(
-                self._leaders.size, sum_usage.warm, sum_usage.entries, said.bytes, sum_usage.reads, said.trusted
-            )
+            done = Staged(self._leaders.size, total.warm, total.entries, said.bytes, total.reads, said.trusted)
             self._inform(done.words)
-        for line in sum_usage.lines():
+        for line in total.lines():
             self.notice(line)
 
     def _sum(self, here: NodeRoot) -> _Tally | None:
@@ -345,8 +343,8 @@ class Fleet:
         if self._leaders is None or self._here is None or not self._writes:
             return None
         merged = self._gather(self._leaders, self._here)
-        sum_usage = self._sum(self._here)
-        for line in () if sum_usage is None else sum_usage.lines():
+        total = self._sum(self._here)
+        for line in () if total is None else total.lines():
             self.notice(line)
         return merged
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, ClassVar, Final, cast
 
 from cachectl.inspecting.entries import Trouble, listed
+from cachectl.layer_set import part_of
 from cachectl.layers.base.as_json import AsJson, total
 from cachectl.layers.base.environment import Environment
 from cachectl.layers.base.errors import FAILURES, BadRequest, reason_of
@@ -272,7 +273,7 @@ def _gather(layer: Layer, selection: Selection, gathered: _Gathered, *, named: b
         notes.setdefault(trouble.layer, []).append(Note(where, trouble.message))
 
     # Entries are opened only if that is needed to learn what they were compiled for.
-    portability = layer.portability
+    portability = part_of(layer, "portability")
     contents = selection.needs_contents or portability is None or not portability.named
     found = listed((layer,), selection, notice, contents=contents)
     # What merely shares a root is another program's.

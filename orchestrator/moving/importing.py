@@ -283,24 +283,24 @@ class _Placing:
     def take(self, batch: list[tuple[Item, bytes]]) -> None:
         """Do with entries of one layer what there is to do."""
         name = batch[0][0].layer
-        sum_usage = self._tallies[name]
+        counts = self._tallies[name]
         wanted: list[tuple[Item, Artifact]] = []
         for item, data in batch:
             seen = self._outlook(item)
             if name not in self._stack:
-                sum_usage.failed.append(Note(item.key, "no layer of this name is here"))
+                counts.failed.append(Note(item.key, "no layer of this name is here"))
             elif seen.hits is False:
-                sum_usage.cannot_hit += 1
-                sum_usage.foreseen[seen] += 1
+                counts.cannot_hit += 1
+                counts.foreseen[seen] += 1
             else:
                 wanted.append((item, artifact_of(item, data)))
         if wanted:
             done = self._done(self._stack[name], [artifact for _, artifact in wanted])
             for (item, _), one in zip(wanted, done, strict=True):
-                self._count(sum_usage, item, one)
+                self._count(counts, item, one)
             if self._dry_run:
                 new = [pair for pair, one in zip(wanted, done, strict=True) if one is True]
-                sum_usage.entries += _described(self._stack, self._stack[name], new)
+                counts.entries += _described(self._stack, self._stack[name], new)
 
     def _outlook(self, item: Item) -> Outlook:
         """Judge an entry as the last one of the same versions: most are, and asking what is installed takes long."""
@@ -318,39 +318,39 @@ class _Placing:
             # The layer as a whole.
             return [error for _ in wanted]
 
-    def _count(self, sum_usage: _Tally, item: Item, done: bool | LayerError | OSError) -> None:
+    def _count(self, counts: _Tally, item: Item, done: bool | LayerError | OSError) -> None:
         """Count what was done with an entry; only of one that is here now is its outlook anybody's concern."""
         if isinstance(done, EntryExists):
-            sum_usage.kept.append(Note(item.key, "a different entry, or a damaged one, is here, and stays"))
+            counts.kept.append(Note(item.key, "a different entry, or a damaged one, is here, and stays"))
             return
         if isinstance(done, (LayerError, OSError)):
-            sum_usage.failed.append(Note(item.key, reason_of(done)))
+            counts.failed.append(Note(item.key, reason_of(done)))
             if not isinstance(done, Unsettled):
                 return
-        sum_usage.foreseen[self._outlook(item)] += 1
+        counts.foreseen[self._outlook(item)] += 1
         if not done:
-            sum_usage.there += 1
+            counts.there += 1
             return
-        sum_usage.placed += 1
-        sum_usage.bytes += item.bytes
+        counts.placed += 1
+        counts.bytes += item.bytes
 
     def to_finding(self) -> tuple[ImportedLayer, ...]:
         """Return what was done, layer by layer."""
         return tuple(
             ImportedLayer(
                 layer=name,
-                placed=sum_usage.placed,
-                bytes=sum_usage.bytes,
-                there=sum_usage.there,
-                cannot_hit=sum_usage.cannot_hit,
-                kept=tuple(sum_usage.kept),
-                failed=tuple(sum_usage.failed),
-                entries=tuple(sum_usage.entries) if self._dry_run else None,
-                foreseen=tuple(Foreseen(seen, entries) for seen, entries in sum_usage.foreseen.items()),
+                placed=counts.placed,
+                bytes=counts.bytes,
+                there=counts.there,
+                cannot_hit=counts.cannot_hit,
+                kept=tuple(counts.kept),
+                failed=tuple(counts.failed),
+                entries=tuple(counts.entries) if self._dry_run else None,
+                foreseen=tuple(Foreseen(seen, entries) for seen, entries in counts.foreseen.items()),
                 differences=self._differing[name],
                 exposed=name in self._manifest.exposed,
             )
-            for name, sum_usage in self._tallies.items()
+            for name, counts in self._tallies.items()
         )
 
 

@@ -20,6 +20,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
+from cachectl.layer_set import part_of
 from cachectl.layers.base.as_json import AsJson
 from cachectl.layers.base.environment import process_variable, set_process_variable
 from cachectl.layers.base.errors import FAILURES, BadRequest
@@ -172,15 +173,23 @@ def trace(
     return done if kernels else replace(done, kernels=None)
 
 
+def _counters(lookups: Lookups) -> tuple[int, int] | None:
+    """Return the cache's own counters; ``None`` if it has none, or if a plug-in fails to read them."""
+    try:
+        return lookups.counters()
+    except FAILURES:
+        return None
+
+
 class Tracer:
     """Watches one run: made before it starts, asked after it has ended."""
 
     def __init__(self, stack: LayerSet, folder: Path, *, explain: bool = False) -> None:
         self._stack = stack
         self._folder = folder
-        self._lookups = {layer.name: part for layer in stack if (part := layer.lookups) is not None}
+        self._lookups = {layer.name: part for layer in stack if (part := part_of(layer, "lookups")) is not None}
         self._before = {layer.name: self._marks(layer) for layer in stack}
-        self._counted = {name: part.counters() for name, part in self._lookups.items()}
+        self._counted = {name: _counters(part) for name, part in self._lookups.items()}
         self._known = list(_entries(stack)) if explain else []
         self._explain = explain
         self._started = time.time()
@@ -305,7 +314,7 @@ class Tracer:
         used = [mark.used for key, mark in after.items() if key in before and mark.used is not None]
         hits = sum(moment >= self._started for moment in used) if used or lookups.keeps_use else None
         total = sum(after[key].bytes for key in new)
-        if (counted := lookups.counters()) is not None:
+        if (counted := _counters(lookups)) is not None:
             first = self._counted[layer.name] or (0, 0)
             why = f"{lookups.by}; other programs on the same cache are counted too"
             # The counters may have been reset in the run.

@@ -15,7 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from cachectl.layer_set import LayerSet
+from cachectl.layer_set import LayerSet, part_of
 from cachectl.layers.base.errors import BadRequest, CachectlError, LayerError
 from cachectl.layers.base.facts import Condition, Patch, Switch
 from cachectl.layers.host.processes import Loaded, first_variables, libraries_here
@@ -99,7 +99,9 @@ def disabled(*layers: str | Iterable[str], strict: bool = True, refresh: bool = 
     settings = _settings(switches, patches(SALTING) if salted else ())
     with ExitStack() as block:
         if salted:
-            platforms = {layer.name: part.platforms for layer in salted if (part := layer.tagging) is not None}
+            platforms = {
+                layer.name: part.platforms for layer in salted if (part := part_of(layer, "tagging")) is not None
+            }
             salting = SaltedBlock(platforms, refresh)
             SALTING.enter(_keeping(stack, salted, held), stack.environment.clock(), salting)
             block.push(lambda _kind, error, _trace: SALTING.leave(salting, error))
@@ -205,7 +207,7 @@ def _judge_latched(layer: Layer, loaded: Loaded, why: str) -> Held:
     began = _began(layer)
     if began is not None and began.state().condition is Condition.DISABLED:
         return Held("off", f"off since the process began: {began.state().why}")
-    part = layer.tagging
+    part = part_of(layer, "tagging")
     if part is None or not part.drivers:
         return Held("on", why)
     if not part.platforms:
@@ -242,7 +244,7 @@ def _keeping(stack: LayerSet, salted: Iterable[Layer], held: Mapping[str, Held])
         if (began := _began(layer)) is not None:
             yield began
     for layer in stack:
-        part, hold = layer.tagging, held.get(layer.name)
+        part, hold = part_of(layer, "tagging"), held.get(layer.name)
         if part is not None and not part.drivers and (hold is None or hold.status != "off"):
             yield layer
 

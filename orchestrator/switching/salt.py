@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from cachectl.layer_set import part_of
 from cachectl.layers.base.errors import LayerError, reason_of
 from cachectl.layers.base.facts import Entry
 from cachectl.layers.host.processes import has_ended
@@ -179,7 +180,7 @@ class Salting:
         return all(block.refresh for block in tuple(self._blocks))
 
     def _traces(self, message: str) -> frozenset[str]:
-        parts = (layer.tagging for layer in self._layers.values())
+        parts = (part_of(layer, "tagging") for layer in self._layers.values())
         patterns = {part.failure_trace for part in parts if part is not None and part.failure_trace is not None}
         return frozenset(found[0] for pattern in patterns for found in pattern.finditer(message))
 
@@ -282,7 +283,7 @@ class Salting:
         known = {key: salt for salt, built in self._built.items() for key in built.keys}
         salts = rf"{_NAME}_{self._token}_\d+_\d+_"
         pattern = re.compile("|".join([*map(re.escape, traces), salts]).encode())
-        tagging = layer.tagging
+        tagging = part_of(layer, "tagging")
         for root in layer.roots():
             if tagging is None or root.path != path:
                 continue

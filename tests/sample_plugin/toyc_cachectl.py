@@ -10,6 +10,8 @@ from cachectl.layers.base.store import Codec, Damage
 from cachectl.layers.formats.details import Details
 from cachectl.layers.stores.files import Files
 
+HEAD = re.compile(rb"TOYC (\w+)\n")
+
 
 class ToycCodec(Codec):
     """The word TOYC, the kernel's name, and its code."""
@@ -17,11 +19,11 @@ class ToycCodec(Codec):
     form = "toyc-kernel/1"
 
     def describe(self, data: bytes) -> Details:
-        head = re.match(rb"TOYC (\w+)\n", data)
+        head = HEAD.match(data)
         return Details(kernels=(head[1].decode(),) if head else None)
 
     def check(self, data: bytes) -> Damage | None:
-        return None if data.startswith(b"TOYC ") else Damage(Severity.FAILS, "has no toyc header")
+        return None if HEAD.match(data) else Damage(Severity.FAILS, "has no toyc header")
 
 
 class Toyc(Layer):

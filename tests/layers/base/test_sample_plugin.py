@@ -377,3 +377,12 @@ def test_a_problem_elsewhere_is_none_of_its_business(tmp_path: Path) -> None:
 def test_a_root_that_is_no_place_is_refused(tmp_path: Path, path: str) -> None:
     with pytest.raises(PluginFailed, match="is no absolute path"):
         lying(tmp_path, roots=(Root(Path(path), Scope.USER, "default"),)).roots()
+
+
+@pytest.mark.parametrize("part", ["lookups = 5", "portability = 'x'", "tagging = 5"])
+def test_a_wrong_part_stops_no_verb_of_all_layers(home: Home, tmp_path: Path, part: str) -> None:
+    plugged = offered(home, tmp_path, f"name = 'mine'\n    {part}")
+    plugged.run(*TOYC, "axpy")
+    traced = plugged.cachectl("trace", "--json", "trace.json", "--", sys.executable, "-c", "print('ran')", check=False)
+    assert (traced.returncode, traced.stdout.strip()) == (0, "ran")
+    assert plugged.cachectl("export", "all.cachectl", check=False).returncode == 0
