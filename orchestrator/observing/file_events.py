@@ -105,9 +105,9 @@ class FileEvents:
         except AttributeError:
             self.why_not = "the C library has no inotify"
         except OSError as error:
-            self.why_not = _reason(error)
+            self.why_not = error.strerror or str(error)
         except RuntimeError as error:
-            # No thread could be started.
+            # No watch could be had, or no thread could be started.
             self.why_not = str(error)
 
     def _open(self) -> None:
@@ -117,7 +117,10 @@ class FileEvents:
         from inotify_simple import INotify
 
         with ExitStack() as opened:
-            notify = opened.enter_context(INotify())
+            try:
+                notify = opened.enter_context(INotify())
+            except OSError as error:
+                raise RuntimeError(_reason(error)) from error
             self._ending, self._end = os.pipe()
             opened.callback(os.close, self._ending)
             opened.callback(os.close, self._end)

@@ -271,8 +271,9 @@ def test_a_lock_is_waited_for_as_long_as_is_said(home: Home) -> None:
     (base / "lock").touch()
     # By itself it would wait for longer than any test may take.
     program = (
-        "import sys; from cachectl.layers.disk import locks; locks.PATIENCE = 86400.0\n"
-        "from cachectl.layers.base.environment import Environment; assert Environment.patience == locks.PATIENCE\n"
+        "import sys; from cachectl.layers.disk import locks; locks.LOCK_TIMEOUT = 86400.0\n"
+        "from cachectl.layers.base.environment import Environment\n"
+        "assert Environment.lock_timeout == locks.LOCK_TIMEOUT\n"
         "from cachectl.cli.main import main; sys.exit(main(['purge', 'pyopencl', '--wait', '0.3']))"
     )
     done = home.run(sys.executable, "-c", program, check=False)

@@ -292,7 +292,7 @@ def test_a_job_replaces_nothing_but_bundles(jobs: Jobs, out: str, why: str) -> N
 def test_what_cannot_be_meant_is_said_before_anything_starts() -> None:
     with pytest.raises(BadRequest, match="a bundle is code"):
         Job("warm.cachectl")
-    with pytest.raises(BadRequest, match="no bundle was given"):
+    with pytest.raises(BadRequest, match="need a bundle"):
         Job(trust=Trust(blindly=True))
     with pytest.raises(BadRequest, match="--sign needs --out FILE"):
         Job(sign="key")

@@ -380,7 +380,8 @@ class Sweep:
             roots = [root for layer in report["layers"] for root in layer["roots"]]
             for path in left:
                 counted = any(root["orphan_files"] for root in roots if path.is_relative_to(root["path"]))
-                if ".cachectl-stage-" in path.name and path.is_dir() and any(path.iterdir()) and not counted:
+                holds_files = path.is_dir() and any(one.is_file() for one in path.rglob("*"))
+                if ".cachectl-stage-" in path.name and holds_files and not counted:
                     yield f"left behind, and no report counts it: {path}"
         self._run(("purge", "--all"), Fault(0))
         if names := leftovers(self._home):

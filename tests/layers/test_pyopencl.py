@@ -285,7 +285,7 @@ def leave_a_dead_lock():
 for _ in range(rounds):
     if kind == "cachectl":
         leave_a_dead_lock()
-        with presence_lock("pyopencl", lock, patience=600, abandoned=old):
+        with presence_lock("pyopencl", lock, lock_timeout=600, abandoned=old):
             work()
     else:  # as CacheLockManager does in pyopencl/cache.py, but more impatient
         while True:
