@@ -119,7 +119,7 @@ class Lookups:
         self.by = by or self.by
         self.calls = calls or self.calls
 
-    def owns_identifier(self, event: Mapping[str, Any]) -> bool:
+    def owns(self, event: Mapping[str, Any]) -> bool:
         """Return whether an event that was noted under the layer's name, or its family's, is this layer's."""
         del event
         return True

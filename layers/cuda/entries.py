@@ -326,9 +326,9 @@ def _index_complaint(data: bytes | None, sizes: Mapping[int, int]) -> str | None
     """Return what the driver makes of an index, given the sizes of the entries; ``None`` where nothing is wrong."""
     index = compute_cache.read_index(data) if data else None
     if index is None:
-        required_roots = "is not whole" if data else "is empty or missing"
+        state = "is not whole" if data else "is empty or missing"
         return (
-            f"the index {required_roots}: the driver drops every entry when it next stores one"
+            f"the index {state}: the driver drops every entry when it next stores one"
             if sizes or data
             else None
         )

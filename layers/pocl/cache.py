@@ -132,11 +132,11 @@ class PoclKernels(Layer):
 
     def required_roots(self) -> tuple[Root, ...]:
         """Return the folders that were removed while a running PoCL still uses them: its later builds would fail."""
-        required_roots = [root for root in self.roots() if not is_there(root.path)]
-        if not required_roots:
+        missing = [root for root in self.roots() if not is_there(root.path)]
+        if not missing:
             return ()
         needed = {root.path for root in self._roots_of_programs()}
-        return tuple(root for root in required_roots if root.path in needed)
+        return tuple(root for root in missing if root.path in needed)
 
     def _roots_of_programs(self) -> Iterator[Root]:
         """Yield the roots that running processes use, by the variables they were started with."""

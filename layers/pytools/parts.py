@@ -53,7 +53,7 @@ class DictionaryLookups(Lookups):
         super().__init__()
         self._owns = owns_identifier
 
-    def owns_identifier(self, event: Mapping[str, Any]) -> bool:
+    def owns(self, event: Mapping[str, Any]) -> bool:
         """Return whether the dictionary of an event is the layer's."""
         return self._owns(str(event.get("dictionary") or ""))
 

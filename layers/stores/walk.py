@@ -261,7 +261,7 @@ class _Hand:
         newest = os.stat(name, dir_fd=handle, follow_symlinks=False).st_mtime_ns
         files = total = 0
         hollow = True
-        required_roots = self._whole
+        missing = self._whole
         waiting = [(handle, name, "")]
         try:
             while waiting:
@@ -282,8 +282,8 @@ class _Hand:
                         files += 1
                         total += status.st_size
                         hollow = hollow and path in self._hollow
-                        if status.st_size and path in required_roots:
-                            required_roots = required_roots - {path}
+                        if status.st_size and path in missing:
+                            missing = missing - {path}
                         if keep:
                             # A file with another hard link frees nothing.
                             listed.append((below, item, status.st_size if status.st_nlink == 1 else 0))
@@ -295,7 +295,7 @@ class _Hand:
             if not keep:
                 for _, below, _ in opened:
                     os.close(below)
-        if hollow or required_roots:
+        if hollow or missing:
             raise ValueError(name)
         return files, total, newest
 

@@ -296,7 +296,7 @@ class Tracer:
 
     def _owns(self, name: str, event: Mapping[str, Any]) -> bool:
         part = self._lookups.get(name)
-        return part is not None and event["layer"] == (part.family or name) and part.owns_identifier(event)
+        return part is not None and event["layer"] == (part.family or name) and part.owns(event)
 
     def _inferred(self, layer: Layer, lookups: Lookups) -> LayerTrace:
         if _modules(lookups):
