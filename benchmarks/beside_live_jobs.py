@@ -47,8 +47,8 @@ class Result:
     """How the programs ended beside one way of emptying the caches, and what that way did meanwhile.
 
     Of purges only those count after which a program was still running: ``removed`` is their entries by layer,
-    ``removing`` how many of them removed any, ``refused`` what they could not do. ``locks`` counts how often programs
-    were about to take the lock of PyOpenCL's cache, by who had it then.
+    ``removing`` how many of them removed any, ``refused`` why others did not. ``locks`` counts how often programs were
+    about to take the lock of PyOpenCL's cache, by who had it then.
     """
 
     program: str
@@ -58,7 +58,7 @@ class Result:
     purges: int
     removed: dict[str, int]
     removing: int
-    refused: int
+    refused: tuple[str, ...]
     locks: dict[str, int]
     seconds: float
     first_error: str
@@ -68,7 +68,8 @@ class _Purges:
     """Purges run one after the other, or several at once, and what they did together."""
 
     def __init__(self, commands: Sequence[Sequence[str]], variables: dict[str, str]) -> None:
-        self.count = self.removing = self.refused = 0
+        self.count = self.removing = 0
+        self.refused: list[str] = []
         self.removed: Counter[str] = Counter()
         self._commands = commands
         self._variables = variables
@@ -90,7 +91,7 @@ class _Purges:
         if not isinstance(total, dict) or not isinstance(layers, list):
             raise TypeError(document)
         self.removing += total["removed"] > 0
-        self.refused += total["failed"]
+        self.refused += [note["because"] for layer in layers for note in layer["failed"]]
         self.removed.update({layer["layer"]: layer["removed"] for layer in layers if layer["removed"]})
 
 
@@ -101,7 +102,7 @@ def beside(program: str, way: str, jobs: int, kernels: int, pause: float, *, unt
     """
     with tempfile.TemporaryDirectory(prefix="cachectl-bench-") as folder:
         kept = {name: value for name, value in os.environ.items() if not name.startswith(_SWITCHES)}
-        variables = {**kept, "HOME": folder, "XDG_CACHE_HOME": f"{folder}/cache"}
+        variables = {**kept, "HOME": folder, "XDG_CACHE_HOME": f"{folder}/cache", "TMPDIR": folder}
         purges = _Purges(WAYS[way], variables)
         started = time.perf_counter()
         running = [_start(program, job * kernels, kernels, variables) for job in range(jobs)]
@@ -127,7 +128,7 @@ def beside(program: str, way: str, jobs: int, kernels: int, pause: float, *, unt
             purges=purges.count,
             removed=dict(purges.removed),
             removing=purges.removing,
-            refused=purges.refused,
+            refused=tuple(purges.refused),
             locks=dict(locks),
             seconds=round(time.perf_counter() - started, 1),
             first_error=next((_complaint(errors) for errors in failed), ""),
