@@ -66,6 +66,14 @@ class LayerSet:
         """Return what ``purge --all`` means: every user layer that a rerun refills."""
         return tuple(layer for layer in self if layer.scope is Scope.USER and not layer.precious)
 
+    def chosen(self, names: Iterable[str]) -> tuple[Layer, ...]:
+        """Return the layers of these names, each once; every clearable one where none is named.
+
+        Raises :class:`BadRequest` for a name that no layer has.
+        """
+        named = tuple(names)
+        return self.named(named) if named else self.clearable()
+
 
 def part_of(layer: Layer, name: str) -> Any:  # noqa: ANN401 - the type of the part
     """Return an optional part of a layer; ``None`` if the layer has none, or if the part of a plug-in is wrong.

@@ -131,8 +131,7 @@ class Stack(LayerSet):
         """
         from cachectl.clearing.purge import recover
 
-        named = tuple(layers)
-        recover(self.named(named) if named else self.clearable())
+        recover(self.chosen(layers))
 
     def plan_clear(self, selection: Selection = ALL, *, layers: Iterable[str] = (), listed: bool = False) -> PurgePlan:
         """Plan a purge of the named layers, or of every clearable one. Touches nothing.
@@ -141,8 +140,7 @@ class Stack(LayerSet):
         """
         from cachectl.clearing.purge import plan
 
-        named = tuple(layers)
-        return plan(self.named(named) if named else self.clearable(), selection, listed=listed)
+        return plan(self.chosen(layers), selection, listed=listed)
 
     def purge(
         self,
@@ -166,7 +164,7 @@ class Stack(LayerSet):
         from cachectl.clearing.prune import plan_prune
 
         def plan(*, listed: bool) -> PurgePlan:
-            return plan_prune(self.named(layers) if layers else self.clearable(), limits, listed=listed)
+            return plan_prune(self.chosen(layers), limits, listed=listed)
 
         return self._clear(plan, layers, dry_run=dry_run, notice=notice)
 

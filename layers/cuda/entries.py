@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 
 from cachectl.layers.base import facts
 from cachectl.layers.base.errors import Busy, Damaged, LayerError, Unreachable
-from cachectl.layers.base.facts import Artifact, Entry, Finding, Found, Problem, Root, Severity
+from cachectl.layers.base.facts import Artifact, Finding, Found, Problem, Root, Severity
 from cachectl.layers.base.lazy import regex
 from cachectl.layers.base.store import Codec, Damage, counting
 from cachectl.layers.disk.atomic import overwrite
@@ -204,21 +204,9 @@ class ComputeCache(Files):
         data = None
         if contents and header is not None:
             data = tree.read_file(leaf.key, limit=compute_cache.HEADER.size + header.key_length)
-        about = self.codec.describe(data or b"")
+        entry = leaf.entry(self.name, root.path, self.codec.describe(data or b""))
         key = compute_cache.key_of(data or b"")
-        yield Entry(
-            layer=self.name,
-            key=leaf.key,
-            root=root.path,
-            bytes=leaf.bytes,
-            files=1,
-            modified=leaf.modified,
-            kernels=about.kernels,
-            device=about.device,
-            versions=about.versions,
-            detail={} if key is None else {"half": compute_cache.half(key)},
-            stamp=leaf.stamp,
-        )
+        yield entry if key is None else replaced(entry, detail={"half": compute_cache.half(key)})
 
     def tree_of(self, root: Root, key: str) -> Tree:
         """Return the tree of entries, or that of the index."""
@@ -327,9 +315,5 @@ def _index_complaint(data: bytes | None, sizes: Mapping[int, int]) -> str | None
     index = compute_cache.read_index(data) if data else None
     if index is None:
         state = "is not whole" if data else "is empty or missing"
-        return (
-            f"the index {state}: the driver drops every entry when it next stores one"
-            if sizes or data
-            else None
-        )
+        return f"the index {state}: the driver drops every entry when it next stores one" if sizes or data else None
     return None if dict(index.records) == sizes else "the index does not list the entries that are there"

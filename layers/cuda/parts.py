@@ -7,7 +7,7 @@ from collections.abc import Container, Iterator, Mapping
 from typing import ClassVar, Final
 
 from cachectl.layers.base.environment import Environment
-from cachectl.layers.base.facts import Problem, Removable, Root
+from cachectl.layers.base.facts import Removable, Root
 from cachectl.layers.base.parts import Facts, Outlook, Portability, Tagging
 from cachectl.layers.cuda.entries import ComputeCache
 from cachectl.layers.formats import compute_cache
@@ -53,10 +53,4 @@ class CudaTagging(Tagging):
         """Look for the tag in the keys."""
         del known
         tree = self._store.tree_of(root, "")
-        for leaf in tree.scan():
-            if isinstance(leaf, Problem) or leaf.stray is not None or leaf.modified < since:
-                continue
-            key = compute_cache.key_of(tree.read_file(leaf.key) or b"")
-            found = None if key is None else tag.search(key)
-            if found is not None:
-                yield leaf.entry(self._store.name, root.path), found[0].decode()
+        yield from tree.tagged(tag, since, lambda leaf: compute_cache.key_of(tree.read_file(leaf.key) or b""))

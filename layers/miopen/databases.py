@@ -9,6 +9,7 @@ from cachectl.layers.base import facts
 from cachectl.layers.base.errors import Busy, Refused, not_a_key
 from cachectl.layers.base.facts import Entry, Root
 from cachectl.layers.base.layer import Layer
+from cachectl.layers.base.parts import Portability
 from cachectl.layers.host.open_files import open_elsewhere
 from cachectl.layers.miopen import places
 from cachectl.layers.miopen.places import SEPARATOR, TEMPORARY, DatabaseFile, Databases
@@ -93,6 +94,11 @@ class MIOpenLayer(Layer):
     """A layer of MIOpen's user databases."""
 
     store: MIOpenDatabases
+
+    @property
+    def portability(self) -> Portability:
+        """What decides whether a program elsewhere can hit an entry."""
+        return places.MIOpenPortability()
 
     def present(self) -> bool:
         """Return whether MIOpen has left anything: a root, or in a temporary folder a database."""

@@ -20,7 +20,6 @@ from cachectl.layers.base.declarations import EnvSwitch, at_load
 from cachectl.layers.base.errors import Damaged, EntryExists, LayerError, Unsettled, not_a_key, reason_of
 from cachectl.layers.base.facts import Artifact, Entry, Finding, Found, Hazard, Problem, Root, Severity, Switch, Target
 from cachectl.layers.base.lazy import regex
-from cachectl.layers.base.parts import Portability
 from cachectl.layers.base.store import each_part
 from cachectl.layers.host.mounts import network_file_system
 from cachectl.layers.miopen import kernel_db, places
@@ -439,11 +438,6 @@ class MIOpenKernels(MIOpenLayer):
     )
     when_closed: ClassVar[Hazard | None] = Hazard(Severity.FAILS, "MIOpen throws, even where it only looks up")
     store = KernelDatabases()
-
-    @property
-    def portability(self) -> Portability:
-        """What decides whether a program elsewhere can hit an entry."""
-        return places.MIOpenPortability()
 
     def roots(self) -> tuple[Root, ...]:
         """Resolve as MIOpen does when it first loads a kernel."""

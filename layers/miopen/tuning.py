@@ -27,7 +27,6 @@ from cachectl.layers.base.declarations import EnvSwitch, at_load
 from cachectl.layers.base.errors import Damaged, EntryExists, LayerError, Refused, Unreachable, not_a_key
 from cachectl.layers.base.facts import Artifact, Finding, Hazard, Note, Outcome, Problem, Root, Severity, Switch, Target
 from cachectl.layers.base.lazy import regex
-from cachectl.layers.base.parts import Portability
 from cachectl.layers.base.store import each_part
 from cachectl.layers.base.switches import first_place, misread
 from cachectl.layers.disk.atomic import replace_file
@@ -537,11 +536,6 @@ class MIOpenTuning(MIOpenLayer):
         Severity.RISKS, "a rewrite removes the file before it renames the new one, so the others may not find it"
     )
     store = TuningDatabases()
-
-    @property
-    def portability(self) -> Portability:
-        """What decides whether a program elsewhere can hit an entry."""
-        return places.MIOpenPortability()
 
     def roots(self) -> tuple[Root, ...]:
         """Resolve as MIOpen does when it first needs a tuning result."""

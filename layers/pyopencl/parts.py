@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Final
 
 from cachectl.layers.base.environment import Environment
-from cachectl.layers.base.facts import Entry, Problem, Removable, Root
+from cachectl.layers.base.facts import Entry, Removable, Root
 from cachectl.layers.base.parts import Facts, Lookups, Portability, Tagging
 from cachectl.layers.disk.plain import read_plain
 from cachectl.layers.host.drivers import opencl_drivers
@@ -91,9 +91,4 @@ class BinaryTagging(Tagging):
         """Look for the tag in the sources."""
         del known
         tree = self._store.tree(root)
-        for leaf in tree.scan():
-            if isinstance(leaf, Problem) or leaf.stray is not None or leaf.modified < since:
-                continue
-            found = tag.search(tree.read_file(leaf.key, "source.cl") or b"")
-            if found is not None:
-                yield leaf.entry(self._store.name, root.path), found[0].decode()
+        yield from tree.tagged(tag, since, lambda leaf: tree.read_file(leaf.key, "source.cl"))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from cachectl.layers.base import facts
 from cachectl.layers.base.errors import Damaged, LayerError, Unreachable
-from cachectl.layers.base.facts import Artifact, Entry, Finding, Found, Orphan, Problem, Removable, Root, Target
+from cachectl.layers.base.facts import Artifact, Finding, Found, Orphan, Problem, Removable, Root, Target
 from cachectl.layers.base.lazy import regex
 from cachectl.layers.base.store import Codec, Damage, Store, each_part, remove_counted
 from cachectl.layers.host.processes import spell, using
@@ -113,20 +113,7 @@ class Files(Store):
             return
         if (damage := self.codec.check(data)) is not None:
             yield Problem(root.path / leaf.key, "damaged", damage.message)
-        about = self.codec.describe(data)
-        yield Entry(
-            layer=self.name,
-            key=leaf.key,
-            root=root.path,
-            bytes=leaf.bytes,
-            files=1,
-            modified=leaf.modified,
-            kernels=about.kernels,
-            device=about.device,
-            versions=about.versions,
-            detail=about.words,
-            stamp=leaf.stamp,
-        )
+        yield leaf.entry(self.name, root.path, self.codec.describe(data))
 
     def owns(self, root: Root, parts: tuple[str, ...]) -> bool:
         """Compare with the names of entries, temporaries, and files beside them."""

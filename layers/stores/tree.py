@@ -47,6 +47,7 @@ from cachectl.layers.disk.handles import (
     status_of,
 )
 from cachectl.layers.disk.plain import STAGE, read_plain
+from cachectl.layers.formats.details import Details
 from cachectl.layers.stores.archive import pack, unpack
 from cachectl.layers.stores.quarantine import Quarantine, folder_pattern
 from cachectl.layers.stores.walk import CHANGED, GONE, Cleared, Group, Task, Weight, clear, weigh
@@ -143,6 +144,8 @@ class Member(NamedTuple):
 
 #: In a leaf ``bytes`` is a number.
 Head = bytes
+#: The details of an entry whose content was not read.
+_UNREAD: Final = Details()
 
 
 class Leaf(NamedTuple):
@@ -181,9 +184,21 @@ class Leaf(NamedTuple):
         files = len(self.members)
         return Orphan(self.key, root, self.bytes, files, self.modified, reason, idle_only, self.stamp, kept)
 
-    def entry(self, layer: str, root: Path) -> Entry:
-        """Return the leaf as an entry without details from its content."""
-        return Entry(layer, self.key, root, self.bytes, len(self.members), modified=self.modified, stamp=self.stamp)
+    def entry(self, layer: str, root: Path, about: Details = _UNREAD) -> Entry:
+        """Return the leaf as an entry; ``about`` is what its content says, if it was read."""
+        return Entry(
+            layer=layer,
+            key=self.key,
+            root=root,
+            bytes=self.bytes,
+            files=len(self.members),
+            modified=self.modified,
+            kernels=about.kernels,
+            device=about.device,
+            versions=about.versions,
+            detail=about.words,
+            stamp=self.stamp,
+        )
 
     def member(self, path: str) -> Member | None:
         """Return the member at a path."""
@@ -235,6 +250,20 @@ class Tree:
         with self._opened_root() as handle:
             if handle is not None:
                 yield from self._scan_level(handle, (), 0, head)
+
+    def tagged(
+        self, tag: re.Pattern[bytes], since: float, content: Callable[[Leaf], bytes | None]
+    ) -> Iterator[tuple[Entry, str]]:
+        """Yield the entries whose content has a tag, each with its tag.
+
+        ``content`` returns the bytes to search. Entries that have not changed after ``since`` (epoch seconds) are not
+        read.
+        """
+        for leaf in self.scan():
+            if isinstance(leaf, Problem) or leaf.stray is not None or leaf.modified < since:
+                continue
+            if (found := tag.search(content(leaf) or b"")) is not None:
+                yield leaf.entry(self.layer, self.root), found[0].decode()
 
     def weigh(self, *, hollow: Iterable[str] = (), whole: Iterable[str] = ()) -> Iterator[Group | Leaf | Problem]:
         """Yield as :meth:`scan`, but regular entries only as weights, folder by folder.

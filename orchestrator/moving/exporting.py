@@ -167,7 +167,7 @@ def export(
     demand_writable(file)
     _demand_outputs(stack, file, sign, force=force)
     named = tuple(dict.fromkeys(layers))
-    chosen = stack.named(named) if named else stack.clearable()
+    chosen = stack.chosen(named)
     with unseen(stack.environment) as spool, unseen(stack.environment) as packed:
         gathered = _Gathered(Members(spool))
         for layer in _in_order(chosen):
