@@ -51,21 +51,28 @@ class Stack(LayerSet):
 
     # ------------------------------------------------------------------ inspecting
 
-    def report(self, *, layers: Iterable[str] = (), neighbours: bool = False) -> Report:
-        """Count what every layer holds, and say whether it is on. Writes nothing.
+    def report(self, *, layers: Iterable[str] = (), neighbours: bool = False, by_python: bool = False) -> Report:
+        """Count what every layer holds, and say whether it is on. Writes nothing into a cache.
 
-        ``neighbours`` also measures other caches of compiled code, which are no layer's.
+        ``neighbours`` also measures other caches of compiled code, which are no layer's; ``by_python`` also sums the
+        entries of each Python.
         """
         from cachectl.inspecting.report import survey
 
-        report = survey(self, self.named(layers))
-        if not neighbours:
-            return report
-        from dataclasses import replace
+        chosen = self.named(layers)
+        report = survey(self, chosen)
+        if neighbours or by_python:
+            from dataclasses import replace
 
-        from cachectl.layers.host import neighbours as beside
+            if neighbours:
+                from cachectl.layers.host import neighbours as beside
 
-        return replace(report, neighbours=tuple(beside.neighbours(self.environment)))
+                report = replace(report, neighbours=tuple(beside.neighbours(self.environment)))
+            if by_python:
+                from cachectl.inspecting.by_python import by_python as sums
+
+                report = replace(report, pythons=sums(chosen, self.environment))
+        return report
 
     def ls(
         self,
