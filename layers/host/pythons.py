@@ -128,8 +128,10 @@ def _programs(folder: Path) -> Iterator[Path]:
 
 
 def _is_program(path: Path) -> bool:
+    if not path.is_file() or not os.access(path, os.X_OK):
+        return False
     with open(path, "rb") as file:
-        return file.read(2) != b"#!" and os.access(path, os.X_OK)
+        return file.read(2) != b"#!"
 
 
 def identity(path: Path) -> tuple[str, str]:
