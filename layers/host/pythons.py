@@ -183,7 +183,7 @@ def named_pythons(environment: Environment, names: Iterable[str]) -> tuple[Path,
     paths = []
     for name in names:
         found = which(name, path=environment.get("PATH")) if os.path.basename(name) == name else None
-        path = environment.expand(found or name)
+        path = Path(os.path.abspath(environment.expand(found or name)))
         if look(path, records) is None:
             message = f"--python {name}: {path} did not answer as Python 3; name an interpreter, such as bin/python"
             raise BadRequest(message)
