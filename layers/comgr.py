@@ -23,7 +23,7 @@ from cachectl.layers.formats.details import Details
 from cachectl.layers.host.drivers import opencl_drivers
 from cachectl.layers.host.mounts import network_file_system
 from cachectl.layers.stores.files import Files, Index
-from cachectl.layers.stores.tree import Shape, StrayRule
+from cachectl.layers.stores.tree import OrphanRule, Shape
 
 if TYPE_CHECKING:
     from cachectl.layers.formats import comgr_entries
@@ -32,10 +32,10 @@ else:
 
 LIBRARIES: Final = ("libamd_comgr.so",)
 TIMESTAMP: Final = "llvmcache.timestamp"
-_TEMPORARY: Final = StrayRule(
+_TEMPORARY: Final = OrphanRule(
     regex(r"amdgpu-compiler-[0-9a-f]{6}\.tmp\.o"), "left by a program that was killed", private=True
 )
-_SHAPE: Final = Shape((regex("llvmcache-[0-9a-f]{64}"),), folders=False, strays=(_TEMPORARY,))
+_SHAPE: Final = Shape((regex("llvmcache-[0-9a-f]{64}"),), folders=False, orphans=(_TEMPORARY,))
 
 _NOT_WHOLE: Final = (
     "is not exactly an output and a log, each of the length it says; comgr compiles it again at every run, and never "

@@ -32,7 +32,7 @@ from cachectl.layers.disk.presence import means_no_file
 from cachectl.layers.formats.details import Details
 from cachectl.layers.host.drivers import driver_libraries
 from cachectl.layers.stores.files import Files, Index
-from cachectl.layers.stores.tree import Leaf, Shape, StrayRule
+from cachectl.layers.stores.tree import Leaf, OrphanRule, Shape
 
 if TYPE_CHECKING:
     from cachectl.layers.formats import neo_binaries
@@ -48,8 +48,8 @@ _LEAF: Final = "neo_compiler_cache"
 _DIGIT: Final = regex("[0-9a-f]")
 _ENTRY: Final = regex(r"[0-9a-f]{16}\.(?:cl|l0|ocloc)_cache")
 _BOOKS: Final = regex(r"stats|config\.file|[0-9a-f]{16}\.(?:trace|input)")
-_TEMPORARY: Final = StrayRule(regex(r"cl_cache\.[A-Za-z0-9]{6}"), "left by a killed driver", private=True)
-_FLAT: Final = Shape((_ENTRY,), folders=False, strays=(_TEMPORARY,))
+_TEMPORARY: Final = OrphanRule(regex(r"cl_cache\.[A-Za-z0-9]{6}"), "left by a killed driver", private=True)
+_FLAT: Final = Shape((_ENTRY,), folders=False, orphans=(_TEMPORARY,))
 _DEEP: Final = Shape((_DIGIT, _DIGIT, _ENTRY), folders=False)
 #: Files beside the entries: the account and debugging aids at the top, statistics at each level.
 _BOOK_SHAPES: Final = (

@@ -56,9 +56,9 @@ class Stack(LayerSet):
 
         ``neighbours`` also measures other caches of compiled code, which are no layer's.
         """
-        from cachectl.inspecting.report import survey
+        from cachectl.inspecting.report import build_report
 
-        report = survey(self, self.named(layers))
+        report = build_report(self, self.named(layers))
         if not neighbours:
             return report
         from dataclasses import replace
@@ -171,13 +171,13 @@ class Stack(LayerSet):
     def _clear(
         self, plan: Callable[..., PurgePlan], layers: Sequence[str], *, dry_run: bool, notice: Notice
     ) -> PurgeResult:
-        from cachectl.clearing.purge import remove_leftovers
+        from cachectl.clearing.purge import remove_abandoned
 
         if dry_run:
             return plan(listed=True).foreseen()
         self.recover(layers)
         result = plan(listed=False).apply()
-        remove_leftovers(self.environment, notice)
+        remove_abandoned(self.environment, notice)
         return result
 
     def restore(

@@ -177,7 +177,7 @@ class MesaShaderCache(Layer):
             outcome = f"is taken for {limit:,} bytes: what is not K or M counts as gigabytes"
             yield misread(self, variable, Severity.HARMLESS, outcome, f"export {variable}=1G")
         for root in self.roots():
-            counted = self.store.counted_bytes(root) if root.role == MULTI_FILE else None
+            counted = self.store.indexed_bytes(root) if root.role == MULTI_FILE else None
             if counted is not None and counted >= _NEARLY * limit:
                 message = f"counts {counted:,} of at most {limit:,} bytes: Mesa drops entries to make room"
                 fix = f"export {new}={max(2, 2 * (limit >> 30))}G"

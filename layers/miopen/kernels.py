@@ -115,7 +115,7 @@ class KernelDatabases(MIOpenDatabases):
             for tree, leaf in scan_each(Tree(self.name, root.path, shape) for shape in shapes):
                 if isinstance(leaf, Problem):
                     yield leaf
-                elif leaf.stray is None:
+                elif leaf.orphan_rule is None:
                     yield self._object(root, tree, leaf, latest)
                 else:
                     yield leaf.orphan(root.path)

@@ -22,7 +22,7 @@ class SystemTuningDatabases(TuningDatabases):
         """Refuse every change."""
         return {**super().refusals(), **read_only("miopen-tuning")}
 
-    def _scan_strays(self, root: Root) -> Iterator[Orphan]:
+    def _scan_orphans(self, root: Root) -> Iterator[Orphan]:
         # Nothing rewrites these files. Other files beside them belong to the package.
         del root
         return iter(())

@@ -98,7 +98,7 @@ class PoclTagging(Tagging):
         for leaf in tree.scan():
             if isinstance(leaf, Problem) or leaf.modified < since:
                 continue
-            if leaf.stray is not None:
+            if leaf.orphan_rule is not None:
                 # The source of a build that failed in the preprocessor.
                 if (found := tag.search(leaf.key.encode())) is not None:
                     yield leaf.orphan(root.path), found[0].decode()

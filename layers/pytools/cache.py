@@ -97,11 +97,11 @@ class PytoolsDictionaries(Layer):
 
     def _patches(self, store: _StandIn) -> tuple[Patch, ...]:
         """Return patches that make the layer's dictionaries miss every lookup, and store as ``store`` does."""
-        stand_ins = {"fetch": _missing, "store": store, "store_if_not_present": store}
+        replacements = {"fetch": _missing, "store": store, "store_if_not_present": store}
         return tuple(
-            Patch("pytools.persistent_dict", owner, method, partial(stand_in, self.store.owns_identifier))
+            Patch("pytools.persistent_dict", owner, method, partial(replacement, self.store.owns_identifier))
             for owner in ("PersistentDict", "WriteOncePersistentDict")
-            for method, stand_in in stand_ins.items()
+            for method, replacement in replacements.items()
         )
 
     def relocate(self, folder: Path) -> Switch:

@@ -305,7 +305,7 @@ class _Pending(NamedTuple):
         """Copy the open database and the open file beside it to a private folder; yield the copy's path."""
         if on_disk(os.fstat(handle)) + on_disk(os.fstat(beside)) > SANE:
             raise Unreachable(self.layer, self._waiting, self.path)
-        from cachectl.layers.disk.leftovers import temporary_folder
+        from cachectl.layers.disk.temporaries import temporary_folder
 
         with ExitStack() as stack:
             try:

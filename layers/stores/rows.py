@@ -166,8 +166,8 @@ def write_row(columns: Sequence[str], values: Sequence[object]) -> bytes:
     import base64
     import json
 
-    spelled = ({"base64": base64.b64encode(value).decode()} if isinstance(value, bytes) else value for value in values)
-    return json.dumps(dict(zip(columns, spelled, strict=True))).encode()
+    encoded = ({"base64": base64.b64encode(value).decode()} if isinstance(value, bytes) else value for value in values)
+    return json.dumps(dict(zip(columns, encoded, strict=True))).encode()
 
 
 def read_row(data: bytes) -> dict[str, object] | None:
@@ -175,19 +175,19 @@ def read_row(data: bytes) -> dict[str, object] | None:
     import json
 
     try:
-        return {str(column): _value(spelled) for column, spelled in json.loads(data).items()}
+        return {str(column): _value(encoded) for column, encoded in json.loads(data).items()}
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
 
 
-def _value(spelled: object) -> object:
-    if isinstance(spelled, dict):
+def _value(encoded: object) -> object:
+    if isinstance(encoded, dict):
         import base64
 
-        return base64.b64decode(spelled["base64"], validate=True)
-    if isinstance(spelled, list):
+        return base64.b64decode(encoded["base64"], validate=True)
+    if isinstance(encoded, list):
         raise TypeError("no column holds a list")
-    return spelled
+    return encoded
 
 
 def _row(rowid: object, key: Sequence[object], size: object) -> Row:

@@ -70,13 +70,13 @@ _SECONDS_UNASKED: Final = 0.5
 _MARK: Final = 3
 _TRASH: Final = ".cachectl-trash-"
 #: Staging and trash folders that a killed cachectl may leave in a root; safe to clear at any time.
-LEFTOVER: Final = regex(r"\.cachectl-(?:stage|trash)-[0-9a-f]{32}")
+OWN_TEMPORARY: Final = regex(r"\.cachectl-(?:stage|trash)-[0-9a-f]{32}")
 
 #: Attempts to place an entry while other processes place and remove beside it.
 _TRIES: Final = 5
 
 
-class StrayRule(NamedTuple):
+class OrphanRule(NamedTuple):
     """A kind of stray, a temporary or left-over beside the entries of a tree, by the pattern of its name.
 
     With ``members`` it is a folder whose files must all match; else it is a plain file, and ``empty`` accepts only
@@ -111,8 +111,8 @@ class Shape(NamedTuple):
     levels: tuple[re.Pattern[str], ...]
     folders: bool
     members: re.Pattern[str] | None = None
-    strays: tuple[StrayRule, ...] = ()
-    empty: StrayRule | None = None
+    orphans: tuple[OrphanRule, ...] = ()
+    empty: OrphanRule | None = None
     first: tuple[str, ...] = ()
 
     def accepts(self, key: str) -> bool:
@@ -127,7 +127,7 @@ class Shape(NamedTuple):
         named = all(pattern.fullmatch(part) for pattern, part in zip(self.levels, parts, strict=False))
         if named and (self.folders or len(parts) <= len(self.levels)):
             return True
-        return any(rule.pattern.fullmatch(parts[0]) for rule in self.strays)
+        return any(rule.pattern.fullmatch(parts[0]) for rule in self.orphans)
 
 
 #: The shape of a tree without entries, in which only cachectl's own folders are listed.
@@ -158,7 +158,7 @@ class Leaf(NamedTuple):
     members: tuple[Member, ...]
     newest: int
     links: bool = False
-    stray: StrayRule | None = None
+    orphan_rule: OrphanRule | None = None
     head: Head = b""
 
     @property
@@ -178,9 +178,9 @@ class Leaf(NamedTuple):
 
     def orphan(self, root: Path, why: str | None = None) -> Orphan:
         """Return the leaf as an orphan of a root; ``why`` defaults to the stray's own reason."""
-        reason = self.stray.why if self.stray is not None and why is None else why or ""
-        idle_only = self.stray is None or self.stray.idle_only
-        kept = self.stray is not None and self.stray.kept
+        reason = self.orphan_rule.why if self.orphan_rule is not None and why is None else why or ""
+        idle_only = self.orphan_rule is None or self.orphan_rule.idle_only
+        kept = self.orphan_rule is not None and self.orphan_rule.kept
         files = len(self.members)
         return Orphan(self.key, root, self.bytes, files, self.modified, reason, idle_only, self.stamp, kept)
 
@@ -220,7 +220,9 @@ def planned(root: Path, group: Group) -> list[Target]:
 
 
 _ANYTHING: Final = regex(".*", re.DOTALL)
-_LEFTOVERS: Final = StrayRule(LEFTOVER, "left by an interrupted cachectl", idle_only=False, members=_ANYTHING)
+_OWN_TEMPORARIES: Final = OrphanRule(
+    OWN_TEMPORARY, "left by an interrupted cachectl", idle_only=False, members=_ANYTHING
+)
 #: Why an empty folder above entries is left.
 IN_USE: Final = "a running program may be about to make an entry in it"
 _QUARANTINED: Final = "in quarantine as damaged; cachectl restore lists it"
@@ -237,8 +239,8 @@ class Tree:
         self.layer = layer
         self.root = root
         self.shape = shape
-        quarantined = StrayRule(folder_pattern(layer), _QUARANTINED, idle_only=False, members=_ANYTHING, kept=True)
-        self._own: tuple[StrayRule, ...] = (_LEFTOVERS, quarantined)
+        quarantined = OrphanRule(folder_pattern(layer), _QUARANTINED, idle_only=False, members=_ANYTHING, kept=True)
+        self._own: tuple[OrphanRule, ...] = (_OWN_TEMPORARIES, quarantined)
 
     # ------------------------------------------------------------------ listing
 
@@ -260,7 +262,7 @@ class Tree:
         read.
         """
         for leaf in self.scan():
-            if isinstance(leaf, Problem) or leaf.stray is not None or leaf.modified < since:
+            if isinstance(leaf, Problem) or leaf.orphan_rule is not None or leaf.modified < since:
                 continue
             if (found := tag.search(content(leaf) or b"")) is not None:
                 yield leaf.entry(self.layer, self.root), found[0].decode()
@@ -298,7 +300,7 @@ class Tree:
             except OSError as error:
                 yield self._problem((), error)
                 return
-            odd = [one for one in names if self._may_stray(0, one)]
+            odd = [one for one in names if self._may_be_orphan(0, one)]
             for one in odd:
                 yield from self._scan_name(handle, (one,), 0)
             for group in weigh(handle, [one for one in names if folder.fullmatch(one) and one not in odd], task):
@@ -339,7 +341,7 @@ class Tree:
             return
         for name in names:
             # Most names in a shared folder match nothing, and need no stat.
-            if self.shape.levels[level].fullmatch(name) or self._may_stray(level, name):
+            if self.shape.levels[level].fullmatch(name) or self._may_be_orphan(level, name):
                 yield from self._scan_name(handle, (*above, name), level, head)
 
     def _scan_name(self, handle: int, parts: tuple[str, ...], level: int, head: int = 0) -> Iterator[Leaf | Problem]:
@@ -374,12 +376,12 @@ class Tree:
         finally:
             os.close(below)
 
-    def _may_stray(self, level: int, name: str) -> bool:
-        return level == 0 and any(rule.pattern.fullmatch(name) for rule in (*self._own, *self.shape.strays))
+    def _may_be_orphan(self, level: int, name: str) -> bool:
+        return level == 0 and any(rule.pattern.fullmatch(name) for rule in (*self._own, *self.shape.orphans))
 
     def _foreign(self, leaf: Leaf) -> str | None:
         """Return a foreign file in a leaf, if there is one."""
-        pattern = self.shape.members if leaf.stray is None else leaf.stray.members
+        pattern = self.shape.members if leaf.orphan_rule is None else leaf.orphan_rule.members
         if pattern is None:
             return None
         return next((member.path for member in leaf.members if not pattern.fullmatch(member.path)), None)
@@ -387,7 +389,7 @@ class Tree:
     def _recognise(self, handle: int, parts: tuple[str, ...], status: os.stat_result, head: int = 0) -> Leaf | None:
         name, level = parts[-1], len(parts) - 1
         key = "/".join(parts)
-        for rule in (*self._own, *self.shape.strays) if level == 0 else ():
+        for rule in (*self._own, *self.shape.orphans) if level == 0 else ():
             if rule.accepts(name, status):
                 left_alone = rule in self._own and (not is_trusted(handle, status) or is_held(handle, name))
                 return None if left_alone else _measure(handle, name, key, status, rule)
@@ -760,7 +762,7 @@ class Tree:
                 return GONE
             if leaf is None or self._foreign(leaf) is not None or leaf.stamp != target.stamp:
                 return CHANGED
-            if leaf.stray is None or leaf.stray is not self.shape.empty:
+            if leaf.orphan_rule is None or leaf.orphan_rule is not self.shape.empty:
                 trash.take(parent, parts[-1])
                 return None
             if not tidy:
@@ -844,7 +846,7 @@ def scan_each(trees: Iterable[Tree]) -> Iterator[tuple[Tree, Leaf | Problem]]:
     seen: set[Path] = set()
     for tree in trees:
         for found in tree.scan():
-            if isinstance(found, Problem) or found.stray is not None:
+            if isinstance(found, Problem) or found.orphan_rule is not None:
                 path = found.path if isinstance(found, Problem) else tree.root / found.key
                 if path in seen:
                     continue
@@ -869,12 +871,12 @@ def _removed_if_empty(parent: int, name: str) -> bool:
 
 
 def _measure(
-    handle: int, name: str, key: str, status: os.stat_result, rule: StrayRule | None, *, head: int = 0
+    handle: int, name: str, key: str, status: os.stat_result, rule: OrphanRule | None, *, head: int = 0
 ) -> Leaf:
     if not stat.S_ISDIR(status.st_mode):
         beginning = read_plain(name, dir_fd=handle, limit=head) if head else b""
         member = Member("", status.st_size, status.st_mtime)
-        return Leaf(key, (member,), status.st_mtime_ns, stray=rule, head=beginning)
+        return Leaf(key, (member,), status.st_mtime_ns, orphan_rule=rule, head=beginning)
     members: list[Member] = []
     newest, links = _gather(handle, name, "", members)
     return Leaf(key, tuple(members), max(newest, status.st_mtime_ns), links, rule)

@@ -105,7 +105,7 @@ SHARED: Final[dict[str, dict[str, Any]]] = {
     "layer": {"metavar": "LAYER", "help": "the layer that keeps the entry"},
     "key": {"metavar": "KEY", "help": "the entry's key, as cachectl ls -q prints it"},
     # Words before -- that are no option: a command without --, with its own options.
-    "stray": {"nargs": argparse.REMAINDER, "help": argparse.SUPPRESS},
+    "unexpected": {"nargs": argparse.REMAINDER, "help": argparse.SUPPRESS},
     "--sign": {"metavar": "KEY", "help": "sign it with a key of OpenSSH; the signature is FILE.sig"},
     "--mpi": {"action": "store_true", "help": "started by mpiexec: all nodes at once, what they share counted once"},
     "--wait": {"type": _seconds, "metavar": "SECONDS", "help": _WAIT},

@@ -377,12 +377,12 @@ def _of_use(layer: Layer, root: Root, hazard: Hazard) -> Iterator[tuple[Identity
 
 def _make_way(layer: Layer, root: Root, place: Path) -> str:
     """Return the command that fixes a root whose path leads to, or through, something other than a folder."""
-    spelled = shlex.quote(str(place))
+    quoted = shlex.quote(str(place))
     if place.is_symlink() and not place.exists() and (target := os.path.realpath(place)) != str(place):
         return f"mkdir -p {shlex.quote(target)}"
     if layer.environment.get(root.source) is not None:
         return f"unset {root.source}"
-    return f"mv {spelled} {shlex.quote(f'{place}.aside')}"
+    return f"mv {quoted} {shlex.quote(f'{place}.aside')}"
 
 
 def _writable_for_us(place: Path) -> bool:

@@ -13,7 +13,7 @@ from cachectl.layers.base.errors import FAILURES, reason_of
 from cachectl.layers.base.facts import Condition, Orphan, Problem, Root, Scope, State, Usage
 from cachectl.layers.base.registry import Broken
 from cachectl.layers.base.store import unknown_usage
-from cachectl.layers.disk.copies import copies_left, temporary_left
+from cachectl.layers.disk.copies import abandoned_copies, abandoned_temporaries
 
 if TYPE_CHECKING:
     from cachectl.layer_set import LayerSet
@@ -146,16 +146,16 @@ class Report:
         return _sum((layer.bytes for layer in self.layers), complete=self.complete)
 
 
-def survey(
+def build_report(
     stack: LayerSet, layers: Iterable[Layer], *, within: Callable[[Layer, Root], bool] = lambda _layer, _root: True
 ) -> Report:
     """Count every root of the given layers for which ``within`` is true."""
-    copies = copies_left(stack.environment)
+    copies = abandoned_copies(stack.environment)
     return Report(
         stack.environment.clock(),
         tuple(_layer_report(layer, within) for layer in layers),
         stack.broken,
-        None if copies is None else (*copies, *temporary_left(stack.environment)),
+        None if copies is None else (*copies, *abandoned_temporaries(stack.environment)),
     )
 
 

@@ -100,14 +100,14 @@ class Item:
 class Manifest:
     """What a bundle holds, in the order of its members.
 
-    ``fingerprints`` say, layer by layer, what decides whether an entry can be hit elsewhere (``None``: not known
+    ``portability_keys`` say, layer by layer, what decides whether an entry can be hit elsewhere (``None``: not known
     where the bundle was made); ``exposed`` names the layers whose roots others could write to. ``made`` is when a
     bundle was signed, in epoch seconds: so an old one with a good signature is not taken for a new one. It is ``None``
     in an unsigned bundle, whose bytes depend on its content alone.
     """
 
     items: tuple[Item, ...]
-    fingerprints: Mapping[str, Mapping[str, str | None]]
+    portability_keys: Mapping[str, Mapping[str, str | None]]
     exposed: tuple[str, ...] = ()
     made: int | None = None
 
@@ -118,21 +118,21 @@ class Manifest:
     def parts(self) -> Iterator[bytes]:
         """Yield the same bytes in small parts."""
         layers = {
-            name: {"fingerprint": dict(told), "writable_by_others": name in self.exposed}
-            for name, told in self.fingerprints.items()
+            name: {"fingerprint": dict(key), "writable_by_others": name in self.exposed}
+            for name, key in self.portability_keys.items()
         }
-        spell = json.JSONEncoder(sort_keys=True).encode
+        encode = json.JSONEncoder(sort_keys=True).encode
         made = "" if self.made is None else f'"made": {self.made},\n'
-        yield f'{{"schema": {spell(SCHEMA)},\n{made}"layers": {spell(layers)},\n"entries": [\n'.encode()
+        yield f'{{"schema": {encode(SCHEMA)},\n{made}"layers": {encode(layers)},\n"entries": [\n'.encode()
         for number, item in enumerate(self.items):
-            yield (",\n" if number else "").encode() + spell(_spelled(item)).encode()
+            yield (",\n" if number else "").encode() + encode(_as_json(item)).encode()
         yield b"\n]}\n"
 
 
 _FIELDS: Final = tuple(one.name for one in fields(Item))
 
 
-def _spelled(item: Item) -> dict[str, object]:
+def _as_json(item: Item) -> dict[str, object]:
     return {name: getattr(item, name) for name in _FIELDS}
 
 
@@ -464,8 +464,8 @@ def parse_manifest(text: bytes) -> Manifest:
         manifest = Manifest(
             # What stands around the entries is compared below.
             items=tuple(_item(json.loads(line.rstrip(b",\n"))) for line in lines if line.startswith(b"{")),
-            fingerprints={name: _fingerprint(told["fingerprint"]) for name, told in layers.items()},
-            exposed=tuple(name for name, told in layers.items() if told["writable_by_others"]),
+            portability_keys={name: _portability_key(layer["fingerprint"]) for name, layer in layers.items()},
+            exposed=tuple(name for name, layer in layers.items() if layer["writable_by_others"]),
             made=made,
         )
         same = _is_written(manifest, text)
@@ -478,7 +478,7 @@ def parse_manifest(text: bytes) -> Manifest:
     keys = [sort_key(item) for item in manifest.items]
     if any(one >= other for one, other in pairwise(keys)):
         raise BadBundle("its entries are not in order, or one stands twice")
-    if {item.layer for item in manifest.items} != set(manifest.fingerprints):
+    if {item.layer for item in manifest.items} != set(manifest.portability_keys):
         raise BadBundle("its layers are not those of its entries")
     return manifest
 
@@ -540,9 +540,9 @@ def _demand_texts(values: Iterable[object]) -> None:
         _lies("what is no text where text belongs")
 
 
-def _fingerprint(value: object) -> dict[str, str | None]:
+def _portability_key(value: object) -> dict[str, str | None]:
     if not isinstance(value, dict):
-        _lies("a fingerprint that is none")
+        _lies("a portability_key that is none")
     _demand_texts(chain(value, (text for text in value.values() if text is not None)))
     return value
 

@@ -25,7 +25,7 @@ from cachectl.layers.base.facts import Ability, Artifact, Entry, Note, Scope
 from cachectl.layers.base.selection import ALL, Selection
 from cachectl.moving.bundle import Item, Manifest, Members, complaint, in_batches, write_manifest
 from cachectl.moving.output_files import BUNDLE, SIGNATURE, OutputFile
-from cachectl.moving.portability import fingerprint
+from cachectl.moving.portability import portability_key
 from cachectl.moving.transfer import demand_writable, place, signature_name, without_secrets
 from cachectl.moving.whole_files import STREAM
 
@@ -48,12 +48,12 @@ class ExportedLayer:
     layer: str
     entries: int
     bytes: int
-    fingerprint: Mapping[str, str | None]
+    portability_key: Mapping[str, str | None]
     sensitive: str | None = None
     exposed: tuple[Path, ...] = ()
     skipped: tuple[Note, ...] = ()
     failed: tuple[Note, ...] = ()
-    as_json: ClassVar = AsJson(names={"exposed": "writable_by_others"})
+    as_json: ClassVar = AsJson(names={"portability_key": "fingerprint", "exposed": "writable_by_others"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,18 +173,18 @@ def export(
         for layer in _in_order(chosen):
             _gather(layer, selection, gathered, named=bool(named))
         made = None if sign is None else time_of_signing(stack.environment)
-        parts, prints, exposed = _packed(stack, gathered, chosen, spool, packed, made=made)
+        parts, keys, exposed = _packed(stack, gathered, chosen, spool, packed, made=made)
         size, digest, signature = 0, None, None
         if gathered.items:
             # Reading has taken a while.
             _demand_outputs(stack, file, sign, force=force)
             size, digest, signature = place_bundle(packed, file, sign)
-    told = tuple(
+    exported = tuple(
         ExportedLayer(
             layer=name,
             entries=len(items),
             bytes=sum(item.bytes for item in items),
-            fingerprint=prints.get(name, {}),
+            portability_key=keys.get(name, {}),
             sensitive=stack[name].reveals if items else None,
             exposed=exposed.get(name, ()),
             skipped=tuple(gathered.skipped.get(name, ())),
@@ -192,7 +192,7 @@ def export(
         )
         for name, items in parts.items()
     )
-    return Export(without_secrets(file), size, digest, signature, told)
+    return Export(without_secrets(file), size, digest, signature, exported)
 
 
 def _demand_outputs(stack: LayerSet, file: str, sign: str | None, *, force: bool) -> None:
@@ -230,19 +230,19 @@ def _packed(
     *,
     made: int | None = None,
 ) -> tuple[dict[str, tuple[Item, ...]], dict[str, dict[str, str | None]], dict[str, tuple[Path, ...]]]:
-    """Write what was gathered; return the items, the fingerprint and the exposed folders of each layer."""
+    """Write what was gathered; return the items, the portability key and the exposed folders of each layer."""
     parts = {layer.name: tuple(item for item in gathered.items if item.layer == layer.name) for layer in chosen}
-    prints = {
-        name: fingerprint(stack.portability(name), stack.environment, items) for name, items in parts.items() if items
+    keys = {
+        name: portability_key(stack.portability(name), stack.environment, items)
+        for name, items in parts.items()
+        if items
     }
     exposed = {layer.name: _exposed(layer) for layer in chosen if parts[layer.name]}
-    manifest = Manifest(
-        tuple(gathered.items), prints, tuple(name for name, folders in exposed.items() if folders), made
-    )
+    manifest = Manifest(tuple(gathered.items), keys, tuple(name for name, folders in exposed.items() if folders), made)
     gathered.members.finish(write_manifest(packed, manifest))
     spool.seek(0)
     shutil.copyfileobj(spool, packed, _CHUNK)
-    return parts, prints, exposed
+    return parts, keys, exposed
 
 
 def time_of_signing(environment: Environment) -> int:

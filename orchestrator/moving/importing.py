@@ -25,10 +25,10 @@ from cachectl.layers.base.limits import LARGEST_BUNDLE, SPARED_ROOM
 from cachectl.layers.base.parts import Outlook
 from cachectl.layers.base.selection import moment_text
 from cachectl.moving.bundle import MAGIC, BadBundle, Item, Manifest, Reader, artifact_of, in_batches
-from cachectl.moving.portability import Difference, differences, fingerprint, outlook
+from cachectl.moving.portability import Difference, differences, outlook, portability_key
 from cachectl.moving.signing import Untrusted, signer
 from cachectl.moving.transfer import opened, signature_of, without_secrets
-from cachectl.switching.isolated import scratch_folder
+from cachectl.switching.isolated import isolated_root
 from cachectl.switching.run import variables_isolated
 
 if TYPE_CHECKING:
@@ -130,7 +130,7 @@ class Import:
 
 
 @dataclass
-class _Tally:
+class _Counts:
     """What has happened to the entries of one layer so far."""
 
     placed: int = 0
@@ -158,19 +158,19 @@ def import_bundle(
 
 def import_copy(stack: LayerSet, copy: BinaryIO, file: str, trust: Trust, *, dry_run: bool = False) -> Import:
     """Place what an open bundle holds that no other process can change, as :func:`import_bundle` does."""
-    checked = vouched(copy, file, trust)
+    checked = trusted_bundle(copy, file, trust)
     done = _Placing(stack, checked.manifest, dry_run=dry_run)
     copy.seek(0)
     contents = Reader(copy, checked.bytes, known=checked.manifest).contents()
     for batch in in_batches(contents, lambda pair: pair[0].layer, lambda pair: pair[0].bytes):
         done.take(batch)
     return Import(
-        without_secrets(file), checked.sha256, checked.trusted, dry_run, done.to_finding(), checked.manifest.made
+        without_secrets(file), checked.sha256, checked.trusted, dry_run, done.results(), checked.manifest.made
     )
 
 
 @dataclass(frozen=True, slots=True)
-class Vouched:
+class TrustedBundle:
     """A bundle that is believed, and whole: its size in bytes, its SHA-256, why, and what is in it."""
 
     bytes: int
@@ -179,7 +179,7 @@ class Vouched:
     manifest: Manifest
 
 
-def vouched(copy: BinaryIO, file: str, trust: Trust) -> Vouched:
+def trusted_bundle(copy: BinaryIO, file: str, trust: Trust) -> TrustedBundle:
     """See that an open bundle is to be believed, and that every sum in it holds.
 
     Raises :class:`Untrusted` or :class:`BadBundle`.
@@ -188,7 +188,7 @@ def vouched(copy: BinaryIO, file: str, trust: Trust) -> Vouched:
     trusted = _trusted(copy, file, digest, trust)
     manifest = _checked(copy, size)
     _demand_new(manifest.made, file, trust.after)
-    return Vouched(size, digest, trusted, manifest)
+    return TrustedBundle(size, digest, trusted, manifest)
 
 
 def _demand_new(made: int | None, file: str, after: float | None) -> None:
@@ -274,16 +274,18 @@ class _Placing:
         self._manifest = manifest
         self._dry_run = dry_run
         self._outlooks: dict[tuple[object, ...], Outlook] = {}
-        self._tallies = {name: _Tally() for name in manifest.fingerprints}
+        self._counts = {name: _Counts() for name in manifest.portability_keys}
         self._differing = {
-            name: differences(stack.portability(name), there, fingerprint(stack.portability(name), stack.environment))
-            for name, there in manifest.fingerprints.items()
+            name: differences(
+                stack.portability(name), there, portability_key(stack.portability(name), stack.environment)
+            )
+            for name, there in manifest.portability_keys.items()
         }
 
     def take(self, batch: list[tuple[Item, bytes]]) -> None:
         """Do with entries of one layer what there is to do."""
         name = batch[0][0].layer
-        counts = self._tallies[name]
+        counts = self._counts[name]
         wanted: list[tuple[Item, Artifact]] = []
         for item, data in batch:
             seen = self._outlook(item)
@@ -306,7 +308,7 @@ class _Placing:
         """Judge an entry as the last one of the same versions: most are, and asking what is installed takes long."""
         known = (item.layer, item.device, *sorted(item.versions.items()))
         if known not in self._outlooks:
-            there, portability = self._manifest.fingerprints[item.layer], self._stack.portability(item.layer)
+            there, portability = self._manifest.portability_keys[item.layer], self._stack.portability(item.layer)
             differing = self._differing[item.layer]
             self._outlooks[known] = outlook(portability, item, there, self._stack.environment, differing)
         return self._outlooks[known]
@@ -318,7 +320,7 @@ class _Placing:
             # The layer as a whole.
             return [error for _ in wanted]
 
-    def _count(self, counts: _Tally, item: Item, done: bool | LayerError | OSError) -> None:
+    def _count(self, counts: _Counts, item: Item, done: bool | LayerError | OSError) -> None:
         """Count what was done with an entry; only of one that is here now is its outlook anybody's concern."""
         if isinstance(done, EntryExists):
             counts.kept.append(Note(item.key, "a different entry, or a damaged one, is here, and stays"))
@@ -334,7 +336,7 @@ class _Placing:
         counts.placed += 1
         counts.bytes += item.bytes
 
-    def to_finding(self) -> tuple[ImportedLayer, ...]:
+    def results(self) -> tuple[ImportedLayer, ...]:
         """Return what was done, layer by layer."""
         return tuple(
             ImportedLayer(
@@ -350,26 +352,26 @@ class _Placing:
                 differences=self._differing[name],
                 exposed=name in self._manifest.exposed,
             )
-            for name, counts in self._tallies.items()
+            for name, counts in self._counts.items()
         )
 
 
 def _described(stack: LayerSet, layer: Layer, new: Sequence[tuple[Item, Artifact]]) -> list[Entry]:
     """Describe entries of one layer that would be placed, as the layer describes them once they are.
 
-    Only an entry on a disk names its kernels: these are placed in a scratch root. An entry that the layer does not
+    Only an entry on a disk names its kernels: these are placed in an isolated root. An entry that the layer does not
     find there is described by the bundle, without kernels.
     """
     place = layer.roots()[0].path
     found: dict[str, Entry] = {}
     if new and layer.abilities()[Ability.RELOCATE] is None:
-        with scratch_folder(stack.environment) as folder, suppress(*FAILURES):
+        with isolated_root(stack.environment) as folder, suppress(*FAILURES):
             changes = variables_isolated((layer,), folder)
             unset = frozenset(name for name, value in changes.items() if value is None)
             kept = {name: value for name, value in changes.items() if value is not None}
-            scratch = type(stack)(stack.environment.with_variables(kept, unset))[layer.name]
-            scratch.put_new([artifact for _, artifact in new])
-            found = {entry.key: entry for entry in scratch.entries()}
+            isolated = type(stack)(stack.environment.with_variables(kept, unset))[layer.name]
+            isolated.put_new([artifact for _, artifact in new])
+            found = {entry.key: entry for entry in isolated.entries()}
     return [
         replace(found[item.key], root=place, created=None, modified=None, used=None, written_before=None)
         if item.key in found

@@ -48,12 +48,12 @@ class _Union:
 
     layers: LayerSet
     items: dict[tuple[str, str], Item] = field(default_factory=dict)
-    prints: dict[str, Mapping[str, str | None]] = field(default_factory=dict)
+    portability_keys: dict[str, Mapping[str, str | None]] = field(default_factory=dict)
     exposed: set[str] = field(default_factory=set)
 
     def take(self, manifest: Manifest, left: _Left) -> None:
         """Take what another bundle has beside, and count what is left out."""
-        fitting = {name for name, told in manifest.fingerprints.items() if self._fits(name, told)}
+        fitting = {name for name, key in manifest.portability_keys.items() if self._fits(name, key)}
         for item in manifest.items:
             if item.layer in fitting:
                 left.differing += self.items.setdefault(sort_key(item), item).sha256 != item.sha256
@@ -61,20 +61,21 @@ class _Union:
                 left.foreign[item.layer] += 1
         self.exposed.update(fitting.intersection(manifest.exposed))
 
-    def _fits(self, layer: str, told: Mapping[str, str | None]) -> bool:
-        both = combined(self.layers.portability(layer), self.prints.get(layer, told), told)
+    def _fits(self, layer: str, key: Mapping[str, str | None]) -> bool:
+        both = combined(self.layers.portability(layer), self.portability_keys.get(layer, key), key)
         if both is not None:
-            self.prints[layer] = both
+            self.portability_keys[layer] = both
         return both is not None
 
     def manifest(self, made: int | None) -> Manifest:
         """Return the manifest of all that was taken."""
         items = tuple(sorted(self.items.values(), key=sort_key))
         layers = {name: tuple(each) for name, each in groupby(items, key=lambda item: item.layer)}
-        prints = {
-            name: described(self.layers.portability(name), self.prints[name], each) for name, each in layers.items()
+        keys = {
+            name: described(self.layers.portability(name), self.portability_keys[name], each)
+            for name, each in layers.items()
         }
-        return Manifest(items, prints, tuple(name for name in prints if name in self.exposed), made)
+        return Manifest(items, keys, tuple(name for name in keys if name in self.exposed), made)
 
     def contents(self, readers: Iterable[Reader]) -> Iterator[bytes]:
         """Yield the bytes of each item, from parts that are all read to their ends."""

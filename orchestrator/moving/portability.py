@@ -29,7 +29,7 @@ class Difference:
     decides: bool
 
 
-def fingerprint(
+def portability_key(
     portability: Portability | None, environment: Environment, items: Iterable[Item] = ()
 ) -> dict[str, str | None]:
     """Return the facts of an environment and of these entries of a layer."""

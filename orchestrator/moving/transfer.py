@@ -17,7 +17,7 @@ from urllib.parse import unquote, urlsplit
 
 from cachectl.layers.base.errors import BadRequest, CachectlError, printable
 from cachectl.layers.base.limits import LARGEST_SIGNATURE
-from cachectl.layers.disk.leftovers import temporary_folder
+from cachectl.layers.disk.temporaries import temporary_folder
 from cachectl.layers.host.installing import command_to_install
 from cachectl.moving.whole_files import STREAM, write_chunks
 

@@ -11,14 +11,14 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, ClassVar, Final
 
-from cachectl.inspecting.report import survey
+from cachectl.inspecting.report import build_report
 from cachectl.layer_set import LayerSet
 from cachectl.layers.base.as_json import AsJson
 from cachectl.layers.base.errors import CachectlError, Refused
 from cachectl.layers.base.facts import Ability, Scope
 from cachectl.observing.machine import Machine, machine
 from cachectl.switching import run as child
-from cachectl.switching.isolated import can_switch, copy_scratch, scratch_folder, shadow_user_cache
+from cachectl.switching.isolated import can_switch, copy_isolated_root, isolated_root, overlay_cache_home
 
 if TYPE_CHECKING:
     from cachectl.layers.base.layer import Layer
@@ -132,7 +132,7 @@ def bench(
     """
     started = stack.environment.clock()
     layers = tuple(layer for layer in stack if layer.abilities()[Ability.RELOCATE] is None)
-    with child.signals_held() as signals, scratch_folder(stack.environment, notice=notice) as full:
+    with child.signals_held() as signals, isolated_root(stack.environment, notice=notice) as full:
         work = _Work(tuple(command), stack, layers, signals, notice, full)
         fills, entries = work.fill(show)
         settings, unused = _settings(stack, layers, entries)
@@ -268,9 +268,9 @@ class _Work:
     @contextmanager
     def _root(self, one: Setting) -> Iterator[Path]:
         """Yield a root of its own for one run; a copy of the full one, lest a run change what the next one finds."""
-        with scratch_folder(self.stack.environment, notice=self.notice) as root:
+        with isolated_root(self.stack.environment, notice=self.notice) as root:
             if one.setting not in (COLD, OFF):
-                copy_scratch(self.full, root)
+                copy_isolated_root(self.full, root)
             yield root
 
     def _turn_off(self, one: Setting, root: Path, changes: dict[str, str | None]) -> None:
@@ -289,7 +289,7 @@ class _Work:
         """Run the command once, unseen; return its wall seconds, or raise :class:`Ended`."""
         environment = self.stack.environment
         with (
-            shadow_user_cache(environment, self.layers, root, self.notice),
+            overlay_cache_home(environment, self.layers, root, self.notice),
             TemporaryFile() as said,
         ):
             started = time.perf_counter()
@@ -310,7 +310,7 @@ class _Work:
 
     def _entries(self, root: Path) -> dict[str, int]:
         stack = self._moved(root)
-        report = survey(stack, stack.named(layer.name for layer in self.layers))
+        report = build_report(stack, stack.named(layer.name for layer in self.layers))
         return {
             layer.layer: sum(one.usage.entries or 0 for one in layer.roots if root in one.root.path.parents)
             for layer in report.layers

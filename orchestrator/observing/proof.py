@@ -397,9 +397,9 @@ def _times(folder: Path) -> tuple[int, ...]:
 
 def _worded(words: Iterable[str]) -> tuple[str, ...]:
     """Leave out what goes without saying: that what was read or written was opened, and touched."""
-    told = set(words)
-    implied = {OPENED} if told & {READ, "was written"} else set()
-    implied |= {"was touched"} if told & {"was written", "appeared", "vanished"} else set()
+    observed = set(words)
+    implied = {OPENED} if observed & {READ, "was written"} else set()
+    implied |= {"was touched"} if observed & {"was written", "appeared", "vanished"} else set()
     return tuple(word for word in words if word not in implied)
 
 

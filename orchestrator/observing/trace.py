@@ -158,13 +158,13 @@ def trace(
 ) -> Trace:
     """Run a command and return what each layer did; with ``kernels`` every build too, with ``explain`` every miss.
 
-    ``notice`` gets a line for each thing that went wrong with the scratch folder. Raises
+    ``notice`` gets a line for each thing that went wrong with the temporary folder. Raises
     :class:`~cachectl.switching.run.CannotStart`.
     """
     from cachectl.switching import run as child
-    from cachectl.switching.isolated import scratch_folder
+    from cachectl.switching.isolated import isolated_root
 
-    with child.signals_held() as signals, scratch_folder(stack.environment, notice=notice) as folder:
+    with child.signals_held() as signals, isolated_root(stack.environment, notice=notice) as folder:
         tracer = Tracer(stack, folder, explain=explain)
         started = time.perf_counter()
         with tracer.looking():
@@ -468,14 +468,14 @@ def traced() -> Iterator[Traced]:
     second one this raises :class:`BadRequest`.
     """
     from cachectl.layer_set import LayerSet
-    from cachectl.switching.isolated import scratch_folder
+    from cachectl.switching.isolated import isolated_root
 
     if not _ONE.acquire(blocking=False):
         raise BadRequest("a block of this process is being traced already")
     try:
         result = Traced()
         stack = LayerSet()
-        with scratch_folder(stack.environment) as folder:
+        with isolated_root(stack.environment) as folder:
             tracer = Tracer(stack, folder)
             started = time.perf_counter()
             try:

@@ -18,7 +18,7 @@ from cachectl.inspecting.verify import findings
 from cachectl.layers.base.errors import CachectlError
 from cachectl.layers.base.facts import Entry
 from cachectl.layers.base.selection import Selection
-from cachectl.switching.shells import spell
+from cachectl.switching.shells import format_changes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -270,8 +270,8 @@ def test_csh_cannot_quote_a_newline_and_powershell_has_more_quotes(home: Home) -
     assert "csh cannot quote" in one_line(done)
     assert done.returncode == 1
     with pytest.raises(CachectlError):
-        spell({"A": "\n"}, "csh")
-    assert spell({"A": "a\u2018b\u201bc'"}, "powershell") == ["$env:A = 'a\u2018\u2018b\u201b\u201bc'''"]
+        format_changes({"A": "\n"}, "csh")
+    assert format_changes({"A": "a\u2018b\u201bc'"}, "powershell") == ["$env:A = 'a\u2018\u2018b\u201b\u201bc'''"]
 
 
 @pytest.mark.parametrize("columns", [20, *thorough(40, 60, 100)])

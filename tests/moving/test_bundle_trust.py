@@ -404,7 +404,7 @@ def test_a_form_or_layer_that_is_not_known_is_refused_and_the_rest_placed(
     strange = replace(chosen[0][0], form="pocl-entry/99")
     unknown = replace(chosen[0][0], layer="zzz")
     items = (strange, *(item for item, _ in chosen[1:]), unknown)
-    prints = {"pocl": manifest.fingerprints["pocl"], "zzz": {}}
+    prints = {"pocl": manifest.portability_keys["pocl"], "zzz": {}}
     file = write(tmp_path / "bundle", Manifest(items, prints), [*(data for _, data in chosen), chosen[0][1]])
     for arguments in (["--dry-run"], []):
         done = home.cachectl("import", file, "--trust", "--json", *arguments, check=False)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def add_options(parser: Parser) -> None:
-    parser.add_shared("stray")
+    parser.add_shared("unexpected")
     parser.add_argument("--kernels", action="store_true", help="also list each build: layer that served it, time")
     parser.add_argument("--explain", action="store_true", help="also say of every miss why")
     parser.add_argument("--json", metavar="FILE", help="write JSON to a file, - for standard output")

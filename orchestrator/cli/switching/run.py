@@ -26,7 +26,7 @@ def add_options(parser: Parser) -> None:
         metavar="=DIR",
         help="every layer on, in an empty root or in DIR, which is kept",
     )
-    parser.add_shared("--layer", "stray")
+    parser.add_shared("--layer", "unexpected")
     parser.add_argument(
         "--prove",
         action="store_true",

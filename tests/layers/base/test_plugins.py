@@ -186,7 +186,7 @@ class Folders(Store):
             if isinstance(leaf, Problem):
                 yield leaf
             else:
-                yield leaf.entry(self.name, root.path) if leaf.stray is None else leaf.orphan(root.path)
+                yield leaf.entry(self.name, root.path) if leaf.orphan_rule is None else leaf.orphan(root.path)
 
     def read(self, root: Root, key: str) -> Artifact | None:
         data = self.tree(root).read(key)
