@@ -151,7 +151,7 @@ class Declaration(ABC):
 
     @property
     def portability(self) -> Portability | None:
-        """What decides whether a program elsewhere can hit an entry."""
+        """The facts that decide whether a program elsewhere can hit an entry."""
         return None
 
     @property

@@ -51,7 +51,7 @@ class CudaComputeCache(Layer):
 
     @property
     def portability(self) -> Portability:
-        """What decides whether a program elsewhere can hit an entry."""
+        """The facts that decide whether a program elsewhere can hit an entry."""
         return CudaPortability()
 
     @property

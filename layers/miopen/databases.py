@@ -97,7 +97,7 @@ class MIOpenLayer(Layer):
 
     @property
     def portability(self) -> Portability:
-        """What decides whether a program elsewhere can hit an entry."""
+        """The facts that decide whether a program elsewhere can hit an entry."""
         return places.MIOpenPortability()
 
     def present(self) -> bool:

@@ -43,7 +43,7 @@ class PoclKernels(Layer):
 
     @property
     def portability(self) -> Portability:
-        """What decides whether a program elsewhere can hit an entry."""
+        """The facts that decide whether a program elsewhere can hit an entry."""
         return PoclPortability()
 
     @property

@@ -45,7 +45,7 @@ class PyOpenCLBinaries(Layer):
 
     @property
     def portability(self) -> Portability:
-        """What decides whether a program elsewhere can hit an entry."""
+        """The facts that decide whether a program elsewhere can hit an entry."""
         return BinaryPortability()
 
     @property

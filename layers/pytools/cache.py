@@ -44,7 +44,7 @@ class PytoolsDictionaries(Layer):
 
     @property
     def portability(self) -> Portability:
-        """What decides whether a program elsewhere can hit an entry."""
+        """The facts that decide whether a program elsewhere can hit an entry."""
         return DictionaryPortability()
 
     @property

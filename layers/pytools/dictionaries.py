@@ -183,7 +183,7 @@ class Dictionaries(Rows):
             yield facts.Bulk(weight.rows, 0, weight.bytes, modified, modified, staleness.stale)
 
     def _folders(self, root: Root) -> Iterator[Leaf | Problem]:
-        """Yield the folders of older dictionaries, this layer's strays, and problems of either."""
+        """Yield the folders of older dictionaries, this layer's orphans, and problems of either."""
         for _, found in scan_each(Tree(self.name, root.path, shape) for shape in _FOLDERS):
             if isinstance(found, Leaf):
                 name = pdict.parse_name(found.key.split("/")[0], self.environment.python)
@@ -198,7 +198,7 @@ class Dictionaries(Rows):
         return not parts or folder_pattern(self.name).fullmatch(parts[0]) is not None or self.owns(root, parts)
 
     def _is_own_orphan(self, leaf: Leaf) -> bool:
-        """Return whether a stray is this layer's: in its quarantine, or left by an interrupted cachectl.
+        """Return whether an orphan is this layer's: in its quarantine, or left by an interrupted cachectl.
 
         The latter belongs to the layer that takes all other dictionaries.
         """

@@ -128,11 +128,11 @@ def demand_made_by(connection: sqlite3.Connection, statements: Iterable[str], la
     found = connection.execute(query, (_OBJECTS,)).fetchall()
     if len(found) == _OBJECTS:
         # Sqlite accepts one index many times in a schema, and objects after the limit have not been read.
-        raise Damaged(layer, f"holds {_OBJECTS} tables and indexes or more, which its library does not make so", path)
+        raise Damaged(layer, f"holds {_OBJECTS} or more tables and indexes, more than its library makes", path)
     foreign = [one for one in found if (*one[:3], _tokens(one[3])) not in allowed]
     for kind, name, table, _ in foreign:
         if {str(name).lower(), str(table).lower()} & names or len(foreign) == len(found):
-            raise Damaged(layer, f"holds a {kind} {str(name)[:_LONGEST]!r} that its library does not make so", path)
+            raise Damaged(layer, f"holds a {kind} {str(name)[:_LONGEST]!r} that its library does not make", path)
     for kind, name, _, _ in foreign:
         message = f"holds a {kind} {str(name)[:_LONGEST]!r} that its library does not make; left alone"
         raise Refused(layer, message, path)

@@ -50,7 +50,7 @@ class Files(Store):
     """Entries that are files under names of a pattern.
 
     ``patterns`` are regular expressions of file names, or the shapes of trees, which differ in their depth; leaked
-    temporaries are strays of the first. ``writers`` are name prefixes of libraries that may be writing an entry.
+    temporaries are orphans of the first. ``writers`` are name prefixes of libraries that may be writing an entry.
     ``unread`` is the effect of an unreadable entry on the library, if known.
     """
 

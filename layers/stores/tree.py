@@ -60,7 +60,6 @@ REFUSALS: Final[Mapping[Ability, str]] = (
     {} if _HANDLES else dict.fromkeys((Ability.PUT, Ability.CLEAR, Ability.QUARANTINE), _WITHOUT)
 )
 
-#: Makes what is to be held while something is renamed.
 #: Makes what is held while entries are renamed, given the open root.
 Guard = Callable[[int], AbstractContextManager[object]]
 
@@ -69,7 +68,7 @@ _SECONDS_UNASKED: Final = 0.5
 #: Files, bytes and newest change.
 _MARK: Final = 3
 _TRASH: Final = ".cachectl-trash-"
-#: Staging and trash folders that a killed cachectl may leave in a root; safe to clear at any time.
+#: cachectl's own staging and trash folders in a root. A killed command leaves them; clearing them is always safe.
 OWN_TEMPORARY: Final = regex(r"\.cachectl-(?:stage|trash)-[0-9a-f]{32}")
 
 #: Attempts to place an entry while other processes place and remove beside it.
@@ -77,10 +76,11 @@ _TRIES: Final = 5
 
 
 class OrphanRule(NamedTuple):
-    """A kind of stray, a temporary or left-over beside the entries of a tree, by the pattern of its name.
+    """A kind of orphan beside the entries of a tree, such as a temporary, by the pattern of its name.
 
     With ``members`` it is a folder whose files must all match; else it is a plain file, and ``empty`` accepts only
     those of 0 bytes. ``private`` accepts only files that no other user may read, as ``mkstemp`` makes them.
+    ``idle_only`` and ``kept`` are those of :class:`~cachectl.layers.base.facts.Orphan`.
     """
 
     pattern: re.Pattern[str]
@@ -92,7 +92,7 @@ class OrphanRule(NamedTuple):
     kept: bool = False
 
     def accepts(self, name: str, status: os.stat_result) -> bool:
-        """Return whether a name in the root may be a stray of this kind, by its name and status alone."""
+        """Return whether a name in the root may be an orphan of this kind, by its name and status alone."""
         kind = stat.S_ISREG if self.members is None else stat.S_ISDIR
         if not self.pattern.fullmatch(name) or not kind(status.st_mode):
             return False
@@ -103,7 +103,7 @@ class Shape(NamedTuple):
     """The form of a tree: one pattern per path component, the last being the entry itself.
 
     If entries are folders, every file in them must match ``members`` (``None``: anything); an entry with another file
-    is left alone. ``empty`` is the rule by which an empty folder above the entries is a stray; its ``members`` match
+    is left alone. ``empty`` is the rule by which an empty folder above the entries is an orphan; its ``members`` match
     nothing. With ``None`` such a folder is not listed. Without the files in ``first`` the library takes a folder for a
     miss: they are removed first if the folder cannot be renamed.
     """
@@ -149,9 +149,9 @@ _UNREAD: Final = Details()
 
 
 class Leaf(NamedTuple):
-    """An entry, or a stray, on the disk; ``newest`` is in nanoseconds and includes folders.
+    """An entry or orphan on the disk; ``newest`` is in nanoseconds and includes folders.
 
-    ``head`` is the beginning of a file, if requested.
+    ``orphan_rule`` is ``None`` for an entry. ``head`` is the beginning of a file, if requested.
     """
 
     key: str
@@ -177,7 +177,7 @@ class Leaf(NamedTuple):
         return (len(self.members), self.bytes, self.newest)
 
     def orphan(self, root: Path, why: str | None = None) -> Orphan:
-        """Return the leaf as an orphan of a root; ``why`` defaults to the stray's own reason."""
+        """Return the leaf as an orphan of a root; ``why`` defaults to the reason of its rule."""
         reason = self.orphan_rule.why if self.orphan_rule is not None and why is None else why or ""
         idle_only = self.orphan_rule is None or self.orphan_rule.idle_only
         kept = self.orphan_rule is not None and self.orphan_rule.kept
@@ -245,7 +245,7 @@ class Tree:
     # ------------------------------------------------------------------ listing
 
     def scan(self, *, head: int = 0) -> Iterator[Leaf | Problem]:
-        """Yield every leaf and stray; folders that cannot be read are problems.
+        """Yield every entry and orphan; folders that cannot be read are problems.
 
         Entries that are files come with their first ``head`` bytes.
         """
@@ -276,7 +276,7 @@ class Tree:
         yield from self._scan_all(self._task()._replace(hollow=tuple(hollow), whole=tuple(whole)))
 
     def holding(self, child: re.Pattern[str]) -> Iterator[Leaf | Problem]:
-        """Yield the leaves of :meth:`scan` with a file or folder that matches ``child``, strays, and folder problems.
+        """Yield the leaves of :meth:`scan` with a file or folder that matches ``child``, orphans, and folder problems.
 
         For trees of two levels with folders as entries.
         """
@@ -323,7 +323,7 @@ class Tree:
                     yield from self._scan_name(below, (folder, name), 1)
 
     def find(self, key: str) -> Leaf | None:
-        """Return one entry or stray by its key. Raises :class:`Unreachable` if it cannot be read."""
+        """Return one entry or orphan by its key. Raises :class:`Unreachable` if it cannot be read."""
         parts = key.split("/")
         with self._reading(key), self._opened_root() as handle, ExitStack() as stack:
             parent = None if handle is None else descend(stack, handle, parts[:-1])
@@ -601,7 +601,7 @@ class Tree:
         status = status_of(parent, parts[-1])
         leaf = None if status is None else self._recognise(parent, parts, status)
         if status is not None and (leaf is None or self._foreign(leaf) is not None):
-            message = "its place is taken by something that is no entry; left alone"
+            message = "something that is no entry has its name; left alone"
             raise LayerError(self.layer, message, self.root.joinpath(*parts))
 
     def _publish_file(self, stage: int, parent: int, name: str, *, replace: bool) -> None:
@@ -835,14 +835,16 @@ class Tree:
             yield handle
 
     def _unsettled(self, key: str, error: OSError) -> Unsettled:
-        return Unsettled(self.layer, f"placed, but not cleaned up after: {error.strerror or error}", self.root / key)
+        return Unsettled(
+            self.layer, f"placed, but its stage could not be removed: {error.strerror or error}", self.root / key
+        )
 
     def _unreachable(self, verb: str, key: str, error: OSError) -> Unreachable:
         return Unreachable(self.layer, f"{verb}: {error.strerror or error}", self.root / key)
 
 
 def scan_each(trees: Iterable[Tree]) -> Iterator[tuple[Tree, Leaf | Problem]]:
-    """Yield the content of several trees of one root, each item with its tree; strays and problems once."""
+    """Yield the content of several trees of one root, each item with its tree; orphans and problems once."""
     seen: set[Path] = set()
     for tree in trees:
         for found in tree.scan():

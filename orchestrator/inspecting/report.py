@@ -161,7 +161,7 @@ def build_report(
 
 def _layer_report(layer: Layer, within: Callable[[Layer, Root], bool]) -> LayerReport:
     failures: list[str] = []
-    state = State(Condition.UNKNOWN, "it could not be asked")
+    state = State(Condition.UNKNOWN, "its state could not be read")
     roots: tuple[Root, ...] = ()
     try:
         roots = tuple(root for root in layer.roots() if within(layer, root))

@@ -176,7 +176,7 @@ def test_what_is_no_entry_is_not_restored(warm: Home, tmp_path: Path) -> None:
 
 
 def test_a_folder_that_others_can_write_to_is_not_believed(home: Home) -> None:
-    """Whoever may write into a quarantine folder could choose what is restored: it is told, and left."""
+    """A user who may write into a quarantine folder could choose what is restored: it is reported and left."""
     path = damaged_database(home)
     home.cachectl("verify", "--quarantine", "miopen")
     (label,) = home.path.rglob("label.json")

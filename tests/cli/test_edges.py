@@ -177,7 +177,7 @@ def key(cuda: Home) -> str:
 def test_what_is_no_name_of_a_file_is_refused(cuda: Home, key: str, name: str) -> None:
     done = cuda.cachectl("get", "cuda", key, "-o", name, check=False)
     assert done.returncode == 2
-    assert f"{name!r} is no name of a file" in one_line(done)
+    assert f"{name!r} is not a valid name of a file" in one_line(done)
 
 
 def test_get_writes_through_links_and_into_pipes(cuda: Home, key: str) -> None:

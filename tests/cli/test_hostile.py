@@ -127,7 +127,7 @@ def settle(folder: Path, role: str) -> None:
 
 
 def still_holds(path: Path) -> bool:
-    """Tell whether an entry is there; of a database, whether any row is."""
+    """Return whether an entry exists; of a database, whether any row does."""
     if path.suffix not in (".sqlite", ".ukdb"):
         return os.path.lexists(path)
     with closing(sqlite3.connect(path)) as connection:
@@ -242,7 +242,7 @@ def test_what_is_recognised_does_go_from_between_the_innocent(tmp_path: Path, la
 def test_somebodys_index_stays_when_the_entries_beside_it_go(
     tmp_path: Path, compute_cache: Callable[[Path], None]
 ) -> None:
-    """CUDA's own index is written anew when entries go; a text of that name is left as it is, with all innocents."""
+    """CUDA's own index is rewritten when entries go; a text of that name is left as it is, with all innocents."""
     world = World(tmp_path)
     compute_cache(world.home)
     (world.home / "index").unlink()

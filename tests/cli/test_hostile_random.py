@@ -145,7 +145,7 @@ def files_below(folder: Path) -> list[Path]:
     return [path for path in found if path.is_file() and not path.is_symlink()]
 
 
-def spelled(value: str, world: World) -> str:
+def expanded(value: str, world: World) -> str:
     """Return a random value of a variable."""
     known = {
         "home": world.home,
@@ -157,7 +157,7 @@ def spelled(value: str, world: World) -> str:
 
 
 def reaches_out(stack: Stack, world: World) -> bool:
-    """Tell whether a root is there that is not this world's: the tester's own are looked at, never cleared."""
+    """Return whether a root exists outside this world: the tester's own are read, never cleared."""
     for layer in stack:
         for root in layer.roots():
             inside = Path(os.path.realpath(root.path)).is_relative_to(os.path.realpath(world.top))
@@ -185,7 +185,7 @@ def planned_paths(planned: PurgePlan, world: World) -> list[bytes]:
 
 
 def is_planned(path: bytes, places: Sequence[bytes]) -> bool:
-    """Tell whether a path is one of these, lies below one, is a database's companion, or a folder left empty above."""
+    """Return whether a path is one of these or below one, a companion of a database, or an emptied folder above."""
     return any(
         path == place
         or path.startswith((place + b"/", place + b"-wal", place + b"-shm", place + b"-journal"))
@@ -264,7 +264,7 @@ def harm(entries: Sequence[Path], case: Case, world: World) -> None:
 
 def check_both_ways(world: World, case: Case) -> int:
     """Check a case; where its variables reach out of its world, once more without those that do."""
-    variables = {name: spelled(value, world) for name, value in case.variables.items()}
+    variables = {name: expanded(value, world) for name, value in case.variables.items()}
     removed = check(world, variables, case.platform)
     tame = {name: value for name, value in variables.items() if value not in ("/", "/dev/null")}
     return removed if removed or tame == variables else check(world, tame, case.platform)
@@ -304,7 +304,7 @@ def test_the_real_command_over_random_homes(
             harm([make(world.home / base)], case, world)
     # An account's own home stands behind a HOME that is no absolute folder: the tester's, here.
     variables = {
-        name: spelled(value, world)
+        name: expanded(value, world)
         for name, value in case.variables.items()
         if name not in ("HOME", "TMPDIR") or value in ("home", "base", "link")
     }

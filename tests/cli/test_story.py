@@ -108,7 +108,7 @@ def test_purging_one_layer_leaves_the_others_alone(warm: Home, layer: str) -> No
     run_again(warm)
     after = counted(warm)
     if layer == "pyopencl":
-        # A miss there gives the driver a source of its own (a random line), so PoCL compiles it anew.
+        # A miss there gives the driver a source of its own (a random line), so PoCL compiles it again.
         assert after.pop("pocl") == full.pop("pocl") + 3
     assert after == full
 

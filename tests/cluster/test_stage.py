@@ -64,8 +64,8 @@ class Jobs:
         """Run the kernels on every rank; return standard error, and what each rank has found and left."""
         folder = self.home.path / name
         folder.mkdir()
-        told = {node: by_node.get(node, options) for node in ("a", "b")}
-        said = self.run(sys.executable, str(self.home.programs / "rank.py"), str(folder), options=told)
+        received = {node: by_node.get(node, options) for node in ("a", "b")}
+        said = self.run(sys.executable, str(self.home.programs / "rank.py"), str(folder), options=received)
         return said, [json.loads(file.read_text()) for file in folder.glob("*.json")]
 
     def left(self) -> list[str]:
@@ -134,14 +134,14 @@ def test_what_nodes_have_each_for_themselves_travels_in_many_chunks_and_comes_to
     assert file.stat().st_size > 18 << 20
 
     said = jobs.both(
-        *("sh", "-c", f'{" ".join(program)} > "$(mktemp {tmp_path}/told-XXXXXX)"'),
+        *("sh", "-c", f'{" ".join(program)} > "$(mktemp {tmp_path}/received-XXXXXX)"'),
         options=("large.cachectl", "--trust", "--out", "again.cachectl"),
     )
     assert "staged 4 entries on 2 of 2 nodes" in said
     assert "broadcast in 5 chunks" in said
-    told = [json.loads(path.read_text()) for path in tmp_path.glob("told-*")]
-    assert len(told) == 2 * RANKS
-    assert all(one["there"] == ["a", "b"] for one in told)
+    received = [json.loads(path.read_text()) for path in tmp_path.glob("received-*")]
+    assert len(received) == 2 * RANKS
+    assert all(one["there"] == ["a", "b"] for one in received)
     assert (jobs.home.path / "again.cachectl").read_bytes() == file.read_bytes()
 
 

@@ -212,10 +212,10 @@ def made(file: Path, entries: dict[str, tuple[bytes, str]], platform: str | None
         Item("cuda", key, "cuda-entry/65", len(data), hashlib.sha256(data).hexdigest(), device=device)
         for key, (data, device) in sorted(entries.items())
     )
-    told = {"platform": platform, "devices": ", ".join(sorted({device for _, device in entries.values()}))}
+    facts = {"platform": platform, "devices": ", ".join(sorted({device for _, device in entries.values()}))}
     opened = file.open("w+b")
     write_bundle(
-        opened, Manifest(items, {"cuda": told} if items else {}), [data for _, (data, _) in sorted(entries.items())]
+        opened, Manifest(items, {"cuda": facts} if items else {}), [data for _, (data, _) in sorted(entries.items())]
     )
     return opened
 

@@ -137,7 +137,7 @@ def test_rows_that_a_vacuum_numbered_anew_are_not_taken_for_older_ones(home: Hom
         assert plan.entries == 1
         connection.execute("vacuum")
         connection.execute("insert into dict values (?, ?)", ("f" * 16, b"\x80\x04N."))
-    # Whether this sqlite numbers anew or not, the row that came after the plan stays.
+    # The row that came after the plan stays, even if this sqlite reuses row ids.
     layer.clear(plan)
     assert "f" * 16 in {entry.key.rpartition("/")[2] for entry in layer.entries()}
 

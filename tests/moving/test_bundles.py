@@ -81,7 +81,7 @@ def test_an_import_that_is_killed_is_completed_by_another(
                 time.sleep(0.001)
             started = time.monotonic()
             if number == 0:
-                # The first is left alone, and tells how long it takes.
+                # The first is left alone, to measure how long it takes.
                 assert running.wait(1200) == 0
                 placing = time.monotonic() - started
             else:

@@ -196,7 +196,7 @@ def test_a_root_that_comes_and_goes_with_all_above_it_does_not_pass(home: Home, 
         assert f"{top}/pocl/kcache appeared, vanished" in said_of("pocl", lines)
     else:
         assert "pocl" in lines[-1]
-    assert f"{top} vanished, and what was in it meanwhile is not known" in said_of("pyopencl", lines)
+    assert f"{top} vanished; its content meanwhile is unknown" in said_of("pyopencl", lines)
 
 
 def test_a_root_that_comes_and_goes_in_what_stays_is_seen(home: Home) -> None:

@@ -407,7 +407,7 @@ def test_bytes_stored_are_those_on_the_disk(home: Home) -> None:
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux shows what a process has loaded")
 @pytest.mark.parametrize("how", ["a shell", *thorough("-I", "cleared variables")])
 def test_a_child_that_cannot_be_watched_is_named(home: Home, how: str) -> None:
-    """What the others told is then no more than a lower bound."""
+    """The numbers of the others are then a lower bound."""
     kernels = (str(home.programs / "kernels.py"), "1")
     hidden = f"import sys, runpy; sys.path[:0] = {[str(home.programs)]!r}; sys.argv = {list(kernels)!r};"
     hidden += "runpy.run_path(sys.argv[0], run_name='__main__')"

@@ -278,7 +278,7 @@ def looked_at(stack: Stack) -> Iterator[object]:
 
 
 def is_json(value: object) -> bool:
-    """Tell whether a value survives being written as JSON and read again."""
+    """Return whether a value survives being written as JSON and read again."""
     return bool(json.loads(json.dumps(value, allow_nan=False)) == value)
 
 

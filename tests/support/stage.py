@@ -17,5 +17,5 @@ def manifest(file: Path) -> Manifest:
 
 
 def no_home(home: Home) -> bool:
-    """Tell that nothing was kept in the home itself."""
+    """Return whether nothing was kept in the home itself."""
     return not (home.path / ".cache").exists()

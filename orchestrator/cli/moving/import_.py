@@ -28,7 +28,7 @@ def run(call: Call) -> int:
     given = call.options
     most = LARGEST_BUNDLE if given.max_size is None else parse_size(given.max_size)
     if given.file == "-" and given.allowed_signers is not None:
-        call.misuse("a bundle on standard input has no FILE.sig beside it; say --sha256 or --trust")
+        call.misuse("a bundle on standard input has no FILE.sig; give --sha256 or --trust")
     trust = call.trust()
     if trust is None:
         call.misuse("say why the bundle is trusted")

@@ -92,7 +92,7 @@ def test_weighing_finds_what_scanning_finds(root: Path) -> None:
 
 @pytest.mark.usefixtures("processes")
 def test_searching_finds_what_holds_a_name(root: Path) -> None:
-    """Entries without it are not looked into; folders that cannot be read are told of all the same."""
+    """Entries without it are not read; unreadable folders are still reported."""
     shutil.rmtree(root / "AE" / "AAAA" / "kernel")
     (root / "AE" / "AAAA" / "wanted").mkdir()
     (root / "AE" / "AAAA" / "wanted" / "c").write_text("x")
@@ -150,7 +150,7 @@ def test_a_link_that_took_an_entrys_place_is_not_followed(root: Path, tmp_path_f
 
 
 def test_what_is_left_when_a_program_starts_goes_once(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Left-overs in a folder that was not begun with are removed once, and not told of as gone."""
+    """Orphans in a folder that was not started are removed once, and not reported as removed entries."""
     monkeypatch.setattr(tree_module, "_SECONDS_UNASKED", -1.0)
     *entries, last = targets(root)
     left_over = replace(last, entries=0)
@@ -220,7 +220,7 @@ Tree("test", root, SHAPE).remove_unused(plan, lambda: True)
 
 
 def test_with_the_purge_its_helpers_end(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Whoever has killed it may start a program that uses the cache."""
+    """The user who killed it may start a program that uses the cache."""
     for folder in ("AA", "AB", "AC", "AD", "AE", "AF"):
         for number in range(256):
             letters = "".join("ABCDEFGHIJKLMNOP"[int(digit, 16)] for digit in f"{number:04x}")
