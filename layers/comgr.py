@@ -38,7 +38,7 @@ _TEMPORARY: Final = OrphanRule(
 _SHAPE: Final = Shape((regex("llvmcache-[0-9a-f]{64}"),), folders=False, orphans=(_TEMPORARY,))
 
 _NOT_WHOLE: Final = (
-    "is not exactly an output and a log, each of the length it says; comgr compiles it again at every run, and never "
+    "is not exactly an output and a log of the stated lengths; comgr compiles it again at every run, and never "
     "replaces it"
 )
 
@@ -125,7 +125,7 @@ class ComgrCache(Layer):
         return comgr_entries.policy_complaint(self.environment.get("AMD_COMGR_CACHE_POLICY") or "")
 
     def diagnose(self) -> Iterator[Finding]:
-        """Yield what is wrong with the variables."""
+        """Yield problems with the variables."""
         value = self.environment.get("AMD_COMGR_CACHE")
         if value == "0":
             yield off(self, "AMD_COMGR_CACHE")

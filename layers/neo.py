@@ -242,7 +242,7 @@ class NeoCompilerCache(Layer):
         return None
 
     def diagnose(self) -> Iterator[Finding]:
-        """Yield what is wrong with the variables, missing folders, and a cache that is nearly full."""
+        """Yield problems with the variables, missing folders, and a cache that is nearly full."""
         value = self.environment.get("NEO_CACHE_PERSISTENT")
         if value is not None and _number(value) == 0:
             if value.strip() == "0":

@@ -529,7 +529,7 @@ class Layer(Declaration):
             name = user_name(owner)
             raise Refused(
                 self.name,
-                f"belongs to {name}, and you are the superuser; do it as {name}, or say --over-others",
+                f"belongs to {name}, and you are the superuser; do it as {name}, or use --over-others",
                 root.path,
             )
 
@@ -540,7 +540,7 @@ class Layer(Declaration):
         for path in self.store.held_in(root, [key]).get(key, ()):
             if path != beside and (others := owners(path) - {0}):
                 name = user_name(min(others))
-                message = f"belongs to {name}, and you are the superuser; do it as {name}, or say --over-others"
+                message = f"belongs to {name}, and you are the superuser; do it as {name}, or use --over-others"
                 raise Refused(self.name, message, path)
 
     def _without_others(self, plan: ClearPlan) -> ClearPlan:

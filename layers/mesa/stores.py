@@ -384,11 +384,11 @@ class ShaderCache(Store):
 
     def _remove_from(self, file: MesaFile, wanted: Mapping[str, Target], left: set[str]) -> Outcome:
         """Remove the wanted entries of one file, and drop their names from ``left``."""
-        marks = {blob.name: wanted[blob.name].stamp for blob in file.blobs() if blob.name in wanted}
-        if not marks:
+        stamps = {blob.name: wanted[blob.name].stamp for blob in file.blobs() if blob.name in wanted}
+        if not stamps:
             return Outcome(self.name)
-        removed = file.remove(marks)
-        left.difference_update(marks)
+        removed = file.remove(stamps)
+        left.difference_update(stamps)
         notes = tuple(facts.Note(_key(name), why) for name, why in removed.stay.items())
         if removed.failed is None:
             return Outcome(self.name, removed.entries, removed.bytes, skipped=notes)

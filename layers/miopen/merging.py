@@ -171,7 +171,7 @@ def _demand_own(environment: Environment, path: Path) -> None:
     owner = next(place for place in (path, *path.parents) if os.path.lexists(place)).stat().st_uid
     if owner != 0:
         name = user_name(owner)
-        message = f"belongs to {name}, and you are the superuser; do it as {name}, or say --over-others"
+        message = f"belongs to {name}, and you are the superuser; do it as {name}, or use --over-others"
         raise Refused("miopen", message, path)
 
 

@@ -48,5 +48,5 @@ class MIOpenSystemTuning(Packaged, MIOpenTuning):
         return system_roots(self.environment, tilde=False)
 
     def diagnose(self) -> Iterator[Finding]:
-        """Yield what is wrong with the switch."""
+        """Yield problems with the switch."""
         yield from diagnosed_flag(self, SWITCH, FIND_DB)

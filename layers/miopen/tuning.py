@@ -164,10 +164,10 @@ class TuningDatabases(MIOpenDatabases):
                         continue
                     yield Problem(file.path, found.code, f"line {found.number}: {found.message}")
                     continue
-                key, size, mark = found
+                key, size, stamp = found
                 payload += size
                 yield changed(
-                    self.entry_of(root, file, key, size, stamp=mark, because=because), written_before=modified
+                    self.entry_of(root, file, key, size, stamp=stamp, because=because), written_before=modified
                 )
             yield self._rest_of(root, file, payload, because)
         except (LayerError, OSError) as error:
@@ -186,7 +186,7 @@ class TuningDatabases(MIOpenDatabases):
         return facts.Housekeeping(file.relative, root.path, rest, files, file.modified(), True if because else None)
 
     def _listing(self, root: Root, file: DatabaseFile) -> Iterator[tuple[str, int, tuple[int, ...]] | Fault]:
-        """Yield the key within the file, the bytes and the mark of each entry, and every fault."""
+        """Yield the key within the file, the bytes and the stamp of each entry, and every fault."""
         if file.name.kind in self.tables:
             for row in RowFile(self.name, file.path, _PERF_DB, self.environment.lock_timeout).rows():
                 yield SEPARATOR.join(row.key), row.bytes, (row.rowid,)
@@ -217,8 +217,8 @@ class TuningDatabases(MIOpenDatabases):
                 yield self.unread(root.path / name, error)
                 continue
             if why is not None and status is not None:
-                mark = (status.st_size, status.st_mtime_ns)
-                yield facts.Orphan(name, root.path, status.st_size, 1, status.st_mtime, why, stamp=mark)
+                stamp = (status.st_size, status.st_mtime_ns)
+                yield facts.Orphan(name, root.path, status.st_size, 1, status.st_mtime, why, stamp=stamp)
 
     def _orphan_reason(self, root: Root, name: str) -> str | None:
         """Return why a file beside the databases is useless; ``None`` where it is not, or is not recognised."""
@@ -553,7 +553,7 @@ class MIOpenTuning(MIOpenLayer):
         return changed(state, why="; ".join((state.why, *hints)))
 
     def diagnose(self) -> Iterator[Finding]:
-        """Yield what is wrong with the switch, and variables of a past tuning session."""
+        """Yield problems with the switch, and variables of a past tuning session."""
         yield from places.diagnosed_flag(self, SWITCH, FIND_DB)
         yield from self._enforced()
         for variable, outcome in _LEFT_SET.items():

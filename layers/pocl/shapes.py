@@ -1,4 +1,4 @@
-"""What PoCL's cache may contain: programs, and the temporaries and empty folders that PoCL leaves.
+"""The shapes of PoCL's cache: programs, and the temporaries and empty folders that PoCL leaves.
 
 Sources: ``lib/CL/pocl_cache.c`` and ``lib/CL/pocl_file_util.c``.
 """

@@ -64,7 +64,7 @@ class PytoolsDictionaries(Layer):
         return self._presence("pytools", "pytools has no switch")
 
     def diagnose(self) -> Iterator[Finding]:
-        """Yield what is wrong with sumpy's variables: sumpy checks only whether they are set."""
+        """Yield problems with sumpy's variables: sumpy checks only whether they are set."""
         for variable in ("SUMPY_NO_CACHE", "CG_NO_CACHE"):
             value = self.environment.get(variable)
             if value is None or (variable == "CG_NO_CACHE" and self.environment.installed("sumpy") is None):

@@ -154,7 +154,7 @@ def allocated(path: Path) -> int:
     return 0
 
 
-def file_mark(path: Path) -> tuple[int, ...]:
+def file_stamp(path: Path) -> tuple[int, ...]:
     """Return the version stamp of a plain file (inode, bytes, last change). Raises :class:`OSError` for others."""
     plain_identity(path)
     status = path.lstat()
@@ -262,7 +262,7 @@ class RowFile:
         """Check sums of sqlite: a foreign table may hold any value, and may have a column ``rowid``."""
         known = [number for number in numbers if isinstance(number, int)]
         if len(known) != len(numbers):
-            message = "holds what its library never writes: sizes or row ids that are no numbers"
+            message = "holds sizes or row ids that are not numbers, which its library never writes"
             raise Damaged(self.layer, message, self.path)
         return Weight(*known)
 
@@ -607,8 +607,8 @@ class RowFile:
     def orphan(self, root: Path, key: str, why: str) -> Orphan | None:
         """Return the whole file as an orphan; ``None`` if it has gone, or is no plain file."""
         with suppress(OSError):
-            mark = file_mark(self.path)
-            return Orphan(key, root, mark[1], 1, mark[2] / 1e9, why, stamp=mark)
+            stamp = file_stamp(self.path)
+            return Orphan(key, root, stamp[1], 1, stamp[2] / 1e9, why, stamp=stamp)
         return None
 
     def set_row_aside(self, row: Row, thing: Quarantined) -> str | None:
@@ -649,7 +649,7 @@ class RowFile:
         again, under a name that no program knows: if it is sound by now, or open, it is moved back.
         """
         with self._translated("move aside"), opened_root(thing.root) as root, opened_root(self.path.parent) as parent:
-            if root is None or parent is None or file_mark(self.path) != target.stamp:
+            if root is None or parent is None or file_stamp(self.path) != target.stamp:
                 return _CHANGED
             if (because := in_use(self.path)) is not None:
                 return because
@@ -657,7 +657,7 @@ class RowFile:
                 os.rename(self.path.name, self.path.name, src_dir_fd=parent, dst_dir_fd=shelf.handle)
                 moved = RowFile(self.layer, folder_of(thing) / self.path.name, self.schema, self.lock_timeout)
                 because = in_use(moved.path)
-                if because is None and (file_mark(moved.path) != target.stamp or moved.is_sound()):
+                if because is None and (file_stamp(moved.path) != target.stamp or moved.is_sound()):
                     because = _CHANGED
                 if because is not None:
                     place_new(self.path.name, self.path.name, src=shelf.handle, dst=parent)

@@ -65,8 +65,8 @@ Guard = Callable[[int], AbstractContextManager[object]]
 
 #: Seconds for which a check that a root is unused counts.
 _SECONDS_UNASKED: Final = 0.5
-#: Files, bytes and newest change.
-_MARK: Final = 3
+#: Numbers of a version stamp: files, bytes and newest change.
+_STAMP_LENGTH: Final = 3
 _TRASH: Final = ".cachectl-trash-"
 #: cachectl's own staging and trash folders in a root. A killed command leaves them; clearing them is always safe.
 OWN_TEMPORARY: Final = regex(r"\.cachectl-(?:stage|trash)-[0-9a-f]{32}")
@@ -636,7 +636,7 @@ class Tree:
     # ------------------------------------------------------------------ removing
 
     def remove(self, targets: Sequence[Target], *, tidy: bool = False, guard: Guard = nullcontext) -> Outcome:
-        """Remove planned leaves whose mark has not changed.
+        """Remove planned leaves whose stamp has not changed.
 
         A folder is renamed into a trash folder of the same root before it is deleted, so that no reader
         sees half of it. If overlayfs cannot rename it, it is deleted in place, the shape's ``first`` files
@@ -679,7 +679,7 @@ class Tree:
         others: list[Target] = []
         for target in targets:
             folder, _, name = target.key.partition("/")
-            if target.entries == 1 and name and self.shape.accepts(target.key) and len(target.stamp) == _MARK:
+            if target.entries == 1 and name and self.shape.accepts(target.key) and len(target.stamp) == _STAMP_LENGTH:
                 folders.setdefault(folder, []).append(Weight(name, *target.stamp))
                 entries.append(target)
             else:
@@ -772,7 +772,7 @@ class Tree:
     # ------------------------------------------------------------------ quarantine
 
     def quarantine(self, target: Target, thing: Quarantined, *, guard: Guard = nullcontext) -> str | None:
-        """Move a planned leaf into quarantine if its mark has not changed; return why it was left, or ``None``."""
+        """Move a planned leaf into quarantine if its stamp has not changed; return why it was left, or ``None``."""
         try:
             with self._opened_root() as handle:
                 if handle is None:

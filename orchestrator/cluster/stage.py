@@ -248,7 +248,7 @@ class Fleet:
         job = self._job
         folder = os.path.dirname(job.out or "")
         if job.out is not None and (os.path.isdir(job.out) or (folder and not os.path.isdir(folder))):
-            return _Announced(misuse=f"--out {job.out!r} is a folder, or lies in none")
+            return _Announced(misuse=f"--out {job.out!r} is a folder, or its folder does not exist")
         if (misuse := self._misused()) is not None:
             return _Announced(misuse=misuse)
         writes = job.out is not None

@@ -1,4 +1,4 @@
-"""``cachectl report``: where every layer keeps its entries, whether it is on, and how much there is."""
+"""``cachectl report``: the places, state and size of every layer."""
 
 from __future__ import annotations
 

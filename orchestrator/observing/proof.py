@@ -23,7 +23,7 @@ from cachectl.layers.disk.plain import STAGE
 from cachectl.layers.host.mounts import network_file_system
 from cachectl.observing.access_times import prime, read_since, why_not_kept
 from cachectl.observing.file_events import MOVED, OPENED, READ, VANISHED, Event, FileEvents, nearest
-from cachectl.observing.snapshot import LEADS_TO, Mark, Snapshot, changed, is_folder
+from cachectl.observing.snapshot import LEADS_TO, Snapshot, Stamp, changed, is_folder
 
 if TYPE_CHECKING:
     from cachectl.layer_set import LayerSet
@@ -203,7 +203,7 @@ class _Place:
         self.path = path
         self.shown = claimants[0][1].path
         self.layers = frozenset(layer.name for layer, _ in claimants)
-        self.before: dict[str, Mark] = {}
+        self.before: dict[str, Stamp] = {}
         #: The means by which reads would show, beside events of so many folders.
         self.means: str | None = None
         self.folders = 0
@@ -239,7 +239,7 @@ class _Place:
 
     def files_of(self, layer: str) -> int:
         """Count the files of a layer that were there before."""
-        files = (relative for relative, mark in self.before.items() if not is_folder(mark))
+        files = (relative for relative, stamp in self.before.items() if not is_folder(stamp))
         return sum(layer in self.owners(relative) for relative in files)
 
     def unknown_of(self, layer: str) -> Iterator[str]:
@@ -255,10 +255,10 @@ class _Place:
         if not os.path.isdir(self.path):
             self._blind = events.expect(self.path)
             self._watched = self._blind is None
-            self.before = self._look().marks
+            self.before = self._look().stamps
             return
         look = self._look()
-        self.before = look.marks
+        self.before = look.stamps
         # A file made between the look and the watch shows, because it was not there before.
         why = next((why for name in look.watch if (why := self._watch(events, name)) is not None), None)
         if why is None:
@@ -299,7 +299,7 @@ class _Place:
             self.means = f"access times of {_counted(len(self._primed), 'file')}"
         if reason is not None:
             self._unknown.append(("", f"{why}, and {reason}"))
-        self.before = self._look().marks
+        self.before = self._look().stamps
 
     # ------------------------------------------------------------------ after
 
@@ -322,7 +322,7 @@ class _Place:
         ]
 
     def _changes(self) -> Iterator[tuple[str, str]]:
-        after = self._look().marks
+        after = self._look().stamps
         for relative in (*self.before, *(after.keys() - self.before.keys())):
             word = changed(self.before.get(relative), after.get(relative))
             if word is not None:
@@ -357,9 +357,9 @@ class _Place:
     def _look(self) -> Snapshot:
         look = Snapshot(str(self.path), self.owners, one_by_one=self._everybodys)
         self._unknown += [doubt for relative, why in look.doubts if (doubt := self._doubt(relative, why))]
-        if (mark := look.marks.get("")) is not None and (len(self.layers) > 1 or self._everybodys):
+        if (stamp := look.stamps.get("")) is not None and (len(self.layers) > 1 or self._everybodys):
             # Of a folder that several owners share, only its existence counts.
-            look.marks[""] = (*mark[:2], 0, 0, 0)
+            look.stamps[""] = (*stamp[:2], 0, 0, 0)
         return look
 
     def _doubt(self, relative: str, why: str) -> tuple[str, str] | None:

@@ -13,7 +13,7 @@ from typing import Final
 
 #: The stamp of a name: kind, inode, size in bytes, last change of content and of any kind (ns). Folders have no size,
 #: because the names in them are compared.
-Mark = tuple[int, int, int, int, int]
+Stamp = tuple[int, int, int, int, int]
 #: Separates the name of a link from that of the file behind it.
 LEADS_TO: Final = " -> "
 
@@ -27,7 +27,7 @@ class Snapshot:
     """
 
     def __init__(self, top: str, accepts: Callable[[str], object], *, one_by_one: bool = False) -> None:
-        self.marks: dict[str, Mark] = {}
+        self.stamps: dict[str, Stamp] = {}
         self.files: dict[str, str] = {}
         self.watch: list[str] = []
         self.folders = 0
@@ -39,7 +39,7 @@ class Snapshot:
 
     def _descend(self) -> None:
         try:
-            self.marks[""] = _mark(os.lstat(self._top))
+            self.stamps[""] = _stamp(os.lstat(self._top))
         except OSError:
             return
         folders = [""]
@@ -68,7 +68,7 @@ class Snapshot:
             status = entry.stat(follow_symlinks=False)
         except OSError:
             return False
-        self.marks[relative] = _mark(status)
+        self.stamps[relative] = _stamp(status)
         if stat.S_ISDIR(status.st_mode):
             return True
         if stat.S_ISLNK(status.st_mode):
@@ -91,17 +91,17 @@ class Snapshot:
             self.doubts.append((relative, "is a link to a folder elsewhere, which is not watched"))
             return
         real = os.path.realpath(path)
-        self.marks[f"{relative}{LEADS_TO}{real}"] = _mark(status)
+        self.stamps[f"{relative}{LEADS_TO}{real}"] = _stamp(status)
         self.files[real] = relative
         self.watch.append(relative)
 
 
-def is_folder(mark: Mark) -> bool:
+def is_folder(stamp: Stamp) -> bool:
     """Return whether a stamp is that of a folder."""
-    return stat.S_ISDIR(mark[0])
+    return stat.S_ISDIR(stamp[0])
 
 
-def changed(before: Mark | None, after: Mark | None) -> str | None:
+def changed(before: Stamp | None, after: Stamp | None) -> str | None:
     """Return in words what happened to a name; ``None`` if nothing did."""
     if before == after:
         return None
@@ -112,7 +112,7 @@ def changed(before: Mark | None, after: Mark | None) -> str | None:
     return "was touched" if before[:-1] == after[:-1] else "was written"
 
 
-def _mark(status: os.stat_result) -> Mark:
+def _stamp(status: os.stat_result) -> Stamp:
     kind = stat.S_IFMT(status.st_mode)
     size = 0 if stat.S_ISDIR(status.st_mode) else status.st_size
     return kind, status.st_ino, size, status.st_mtime_ns, status.st_ctime_ns

@@ -141,7 +141,7 @@ class Traced:
 
 
 @dataclass(frozen=True, slots=True)
-class _Mark:
+class _Seen:
     """One entry before or after a run: its bytes, and when it was used."""
 
     bytes: int
@@ -188,7 +188,7 @@ class Tracer:
         self._stack = stack
         self._folder = folder
         self._lookups = {layer.name: part for layer in stack if (part := part_of(layer, "lookups")) is not None}
-        self._before = {layer.name: self._marks(layer) for layer in stack}
+        self._before = {layer.name: self._list_entries(layer) for layer in stack}
         self._counted = {name: _counters(part) for name, part in self._lookups.items()}
         self._known = list(_entries(stack)) if explain else []
         self._explain = explain
@@ -304,14 +304,14 @@ class Tracer:
                 "no Python of the run could be watched (it had none, was started with -I or -S, or has other releases)"
             )
             return LayerTrace(layer.name, None, None, None, None, NONE, why)
-        before, after = self._before[layer.name], self._marks(layer)
+        before, after = self._before[layer.name], self._list_entries(layer)
         if before is None or after is None:
-            why = "it is only read, which leaves no mark" if layer.scope is Scope.SYSTEM else "it cannot be listed"
+            why = "it is only read, which leaves no trace" if layer.scope is Scope.SYSTEM else "it cannot be listed"
             return LayerTrace(layer.name, None, None, None, None, NONE, why)
         if not before and not after and not lookups.keeps_use:
             return LayerTrace(layer.name, None, None, None, None, NONE, "it keeps no entry, and no lookup shows")
         new = after.keys() - before.keys()
-        used = [mark.used for key, mark in after.items() if key in before and mark.used is not None]
+        used = [entry.used for key, entry in after.items() if key in before and entry.used is not None]
         hits = sum(moment >= self._started for moment in used) if used or lookups.keeps_use else None
         total = sum(after[key].bytes for key in new)
         if (counted := _counters(lookups)) is not None:
@@ -323,20 +323,20 @@ class Tracer:
         why = "entries that appeared, and times of use; other programs on the same cache are counted too"
         return LayerTrace(layer.name, hits, None, len(new), total, INFERRED, why)
 
-    def _marks(self, layer: Layer) -> dict[str, _Mark] | None:
+    def _list_entries(self, layer: Layer) -> dict[str, _Seen] | None:
         """List the entries of a layer; return ``None`` if it is watched, or read only, or cannot be listed."""
         part = self._lookups.get(layer.name)
         if layer.scope is Scope.SYSTEM or (part is not None and _modules(part)):
             return None
         try:
-            marks: dict[str, _Mark] = {}
+            seen: dict[str, _Seen] = {}
             for root in layer.roots():
                 for found in layer.scan(root, contents=False):
                     if isinstance(found, Entry):
-                        marks[f"{root.path}/{found.key}"] = _Mark(found.bytes, found.used)
+                        seen[f"{root.path}/{found.key}"] = _Seen(found.bytes, found.used)
         except FAILURES:
             return None
-        return marks
+        return seen
 
     # ------------------------------------------------------------------ misses
 

@@ -51,7 +51,7 @@ def one_line(done: subprocess.CompletedProcess[str]) -> str:
         (["get", "pocl", "--", "-KEY"], 1, "no entry has the key '-KEY'"),
         (["purge", "--all", "--dry"], 2, "unrecognized arguments: --dry"),
         (["--vers"], 2, "try cachectl --help"),
-        (["purge"], 2, "cachectl purge: name the layers to purge, or say --all; try cachectl purge --help"),
+        (["purge"], 2, "cachectl purge: name the layers to purge, or use --all; try cachectl purge --help"),
         (["ls", "--quiet", "--json"], 2, "not allowed with argument"),
         (["ls", "--limit", "many"], 2, "cachectl ls: argument --limit: invalid int value: 'many'"),
         (["ls", "--larger-than", "9" * 400], 2, "is more than any cache can hold"),

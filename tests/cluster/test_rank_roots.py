@@ -93,7 +93,7 @@ def test_what_is_no_root_is_refused_before_anything_is_written(home: Home) -> No
     (home.path / "rank0" / "xdg").mkdir(parents=True)
     done = home.cachectl("merge", "photographs", "all", check=False)
     assert done.returncode == 2
-    assert "photographs is no root" in done.stderr
+    assert "photographs is not a root" in done.stderr
     assert not (home.path / "all").exists()
     done = home.cachectl("merge", "rank0", "photographs", check=False)
     assert done.returncode == 2

@@ -195,7 +195,7 @@ def test_a_root_is_staged_as_its_bundle_is(jobs: Jobs) -> None:
     (jobs.home.path / "no-root").mkdir()
     said = jobs.both("true", options=("no-root", "--trust"))
     assert "all nodes start cold" in said
-    assert "no-root is no root" in said
+    assert "no-root is not a root" in said
 
 
 @pytest.mark.cluster

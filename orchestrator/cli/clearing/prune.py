@@ -1,4 +1,4 @@
-"""``cachectl prune``: remove what is stale or old, then the longest unused until the rest fits."""
+"""``cachectl prune``: remove stale or old entries, then the longest unused until the rest fits."""
 
 from __future__ import annotations
 

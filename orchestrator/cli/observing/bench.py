@@ -1,4 +1,4 @@
-"""``cachectl bench``: what each cache is worth to a command: all cold, all warm, each off in turn."""
+"""``cachectl bench``: the time each cache saves a command: all cold, all warm, each off in turn."""
 
 from __future__ import annotations
 

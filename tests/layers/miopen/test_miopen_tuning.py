@@ -269,8 +269,8 @@ def test_every_spelling_of_the_folder_is_locked(tmp_path: Path) -> None:
     named = f"{tmp_path}/./link"
     environment = environment_of(tmp_path, MIOPEN_USER_DB_PATH=f"{named}/")
     names = {lock.name for lock in lock_files(environment, tmp_path / "link" / FIND)}
-    for spelling in (named, f"{tmp_path}/link", f"{tmp_path}/real"):
-        digest = hashlib.md5(spelling.encode()).hexdigest()  # noqa: S324 - MIOpen's choice
+    for path in (named, f"{tmp_path}/link", f"{tmp_path}/real"):
+        digest = hashlib.md5(path.encode()).hexdigest()  # noqa: S324 - MIOpen's choice
         assert f"{digest}_{FIND}.lock" in names
 
 
