@@ -136,7 +136,7 @@ class ComgrCache(Layer):
         yield from self._unfit_policy()
         yield from self._unfit_place()
         if self.environment.get("AMD_COMGR_EMIT_VERBOSE_LOGS") not in (None, "0"):
-            outcome = "is part of every key: what was stored without it is compiled again"
+            outcome = "is part of every key: entries stored without it are not hit"
             yield misread(self, "AMD_COMGR_EMIT_VERBOSE_LOGS", Severity.RECOMPILES, outcome)
 
     def _unfit_policy(self) -> Iterator[Finding]:

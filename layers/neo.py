@@ -275,7 +275,7 @@ class NeoCompilerCache(Layer):
             outcome = "switches the cache off in compute-runtime 25.31 to 26.31, as every IGC_ variable does"
             yield misread(self, variable, Severity.RECOMPILES, outcome)
         elif release < _KILLED[0]:
-            outcome = "is not in the keys of this release: what was compiled with another value of it is served"
+            outcome = "is not in the keys of this release: entries compiled with another value are served"
             yield misread(self, variable, Severity.RISKS, outcome)
 
     def _of_limit(self) -> Iterator[Finding]:

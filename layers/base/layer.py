@@ -494,7 +494,7 @@ class Layer(Declaration):
             # The folder that it lies in is removed.
             because = closed_because(root.path, ".")
         if because is not None:
-            raise Unreachable(self.name, f"cannot put it back: {because}", root.path)
+            raise Unreachable(self.name, f"cannot restore it: {because}", root.path)
         if not replace and (os.path.lexists(root.path / thing.key) or self._is_taken(root, thing.key)):
             raise EntryExists(self.name, root.path / thing.key)
 

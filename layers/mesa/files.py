@@ -311,7 +311,7 @@ class MesaFile(ABC):
     @contextmanager
     def _locked(self, handle: int) -> Iterator[None]:
         if not wait_until(lambda: try_flock(handle), self.lock_timeout):
-            message = f"locked by another process for more than {self.lock_timeout:g} s; --wait waits longer"
+            message = f"locked by another process for more than {self.lock_timeout:g} s; try again later, or use --wait"
             raise Busy(self.layer, message, self.path)
         try:
             yield

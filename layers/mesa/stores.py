@@ -257,7 +257,7 @@ class ShaderCache(Store):
             return found[0]
         if root.role == SINGLE_FILE:
             if not all(map(_NAME.fullmatch, header.maker)):
-                raise Damaged(self.name, f"{header.maker} makes no folder", root.path)
+                raise Damaged(self.name, f"its driver and device {header.maker} cannot name a folder", root.path)
             return self._file(root, header.maker)
         # Newer releases use parts, and remove the files that older ones kept beside them.
         parts = [file for file in self._files(root) if file.folder]

@@ -119,7 +119,7 @@ class PyOpenCLBinaries(Layer):
         severity, fix = Severity.FAILS, f"rm {shlex.quote(str(lock))}"
         holder = self.store.possible_holder(lock)
         if holder is None:
-            message = f"a lock that is {age:.0f} s old has been left behind, since it is held for milliseconds"
+            message = f"an abandoned lock, {age:.0f} s old; PyOpenCL holds it for milliseconds"
         else:
             message = f"a lock has been held for {age:.0f} s, perhaps by {holder} (stopped?)"
             severity, fix = Severity.RISKS, f"end {holder}, then: {fix}"

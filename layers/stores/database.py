@@ -374,7 +374,7 @@ def _shared_lock(layer: str, path: Path, handle: int, lock_timeout: float) -> It
 
 def locked_too_long(layer: str, path: Path, lock_timeout: float) -> Busy:
     """Return the error for a lock that another program held beyond the timeout."""
-    message = f"locked by another process for more than {lock_timeout:g} s; try again when it has ended, or --wait"
+    message = f"locked by another process for more than {lock_timeout:g} s; try again later, or use --wait"
     return Busy(layer, message, path)
 
 

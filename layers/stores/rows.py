@@ -338,7 +338,7 @@ class RowFile:
         Raises :class:`EntryExists` if a different row has the key and ``replace`` is not set.
         """
         if not _spellable(key):
-            raise Damaged(self.layer, "the key holds characters that no database can", self.path)
+            raise Damaged(self.layer, "the key holds characters that a database cannot store", self.path)
         is_committed = False
         try:
             with self._inserting("replace" if replace else "abort") as (connection, statement):

@@ -477,7 +477,7 @@ class Tree:
             raise self._unreachable("cannot read", key, error) from error
 
     def _oversized(self, parts: Sequence[str]) -> Damaged:
-        message = f"has more than {LARGEST_ENTRY:,} bytes, and at most those are read"
+        message = f"has more than {LARGEST_ENTRY:,} bytes, the limit of an entry"
         return Damaged(self.layer, message, self.root.joinpath(*parts))
 
     def _read_member(self, parent: int, parts: Sequence[str], path: str, limit: int = -1) -> bytes | None:

@@ -266,6 +266,6 @@ def test_a_label_that_is_none_is_told(warm: Home, content: bytes) -> None:
     listed = warm.run(sys.executable, "-m", "cachectl", "restore", "--json", check=False)
     assert listed.returncode == 1
     assert [thing["layer"] for thing in json.loads(listed.stdout)["quarantine"]] == ["pyopencl"]
-    assert listed.stderr == f"cachectl: pocl: {label.parent}: has no label that could be read\n"
+    assert listed.stderr == f"cachectl: pocl: {label.parent}: has no readable label\n"
     stack["pocl"].clear(stack["pocl"].plan_clear())
     assert not label.parent.exists()
