@@ -256,7 +256,7 @@ LABELS = {
 @pytest.mark.real
 @pytest.mark.parametrize("content", LABELS.values(), ids=LABELS)
 def test_a_label_that_is_none_is_told(warm: Home, content: bytes) -> None:
-    """Whatever stands in a label, the others are listed, the folder is named, and clearing the layer clears it."""
+    """A bad label hides no other: the folder is named, the rest is listed, and clearing the layer clears it."""
     stack = Stack(warm.environment())
     junk_native(warm.path)
     cut_info(warm.path)

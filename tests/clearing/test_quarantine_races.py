@@ -120,7 +120,7 @@ def test_a_folder_with_the_name_of_a_journal_is_nobodys(home: Home) -> None:
 
 
 def test_a_restore_that_fails_puts_the_newer_one_back(home: Home) -> None:
-    """What stood in the place stands there again, and what was in quarantine is there still."""
+    """The former entry is in its place again, and the quarantined one is still in quarantine."""
     path = damaged_database(home)
     layer = Stack(home.environment())["miopen"]
     found = findings([layer])

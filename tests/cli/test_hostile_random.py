@@ -277,7 +277,7 @@ def check_both_ways(world: World, case: Case) -> int:
 def test_a_real_home_damaged_at_random_is_cleared_as_planned(
     tmp_path_factory: pytest.TempPathFactory, filled: Home, compute_cache: Callable[[Path], None], case: Case
 ) -> None:
-    """What the real libraries wrote, cut short, flipped, swapped for links and pipes: the same promises hold."""
+    """The same promises hold for real entries that are cut short, flipped, or replaced by links and pipes."""
     world = World(tmp_path_factory.mktemp("real"))
     (world.top / "link").symlink_to(world.home)
     shutil.copytree(filled.path, world.home, symlinks=True, dirs_exist_ok=True)
@@ -293,7 +293,7 @@ def test_a_real_home_damaged_at_random_is_cleared_as_planned(
 def test_the_real_command_over_random_homes(
     tmp_path_factory: pytest.TempPathFactory, case: Case, verb: list[str]
 ) -> None:
-    """The command itself, in a process of its own: JSON, the due status, no traceback, and nobody's file changes."""
+    """The command in a process of its own: valid JSON, the right status, no traceback, no foreign file changed."""
     world = World(tmp_path_factory.mktemp("command"))
     (world.top / "link").symlink_to(world.home)
     for base, tree in case.trees.items():

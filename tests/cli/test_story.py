@@ -55,7 +55,7 @@ def reported(home: Home) -> dict[str, int]:
 
 
 def run_again(home: Home) -> dict[str, list[str]]:
-    """Run both programs and return what the libraries said of their caches."""
+    """Run both programs and return the libraries' messages about their caches."""
     return {
         "loopy": home.python("kernels.py", "8")["said"],
         "pyopencl": home.python("binaries.py", "3")["said"],

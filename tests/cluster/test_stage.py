@@ -149,7 +149,7 @@ def test_what_nodes_have_each_for_themselves_travels_in_many_chunks_and_comes_to
 def test_a_disk_that_fills_up_while_others_send_keeps_nobody(
     tmp_path: Path, new_home: Callable[[Path], Home], mpiexec: str
 ) -> None:
-    """What is sent takes three chunks, and rank 0 can write no more than the first."""
+    """The data takes three chunks, and rank 0 can write only the first."""
     home = new_home(tmp_path / "home")
     large = f'test "$CACHECTL_NODE" = a || exec {sys.executable} {home.programs / "large.py"}'
     stage = (sys.executable, "-m", "cachectl", "stage", "in", "--out", "lost.cachectl", "--", "sh", "-c", large)

@@ -1,4 +1,4 @@
-"""Who has signed a bundle, and when: patterns in the list of signers, and old bundles with a good signature."""
+"""Signer and time of a signature: patterns in the list of signers, and old bundles with a good signature."""
 
 from __future__ import annotations
 

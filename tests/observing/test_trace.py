@@ -105,7 +105,7 @@ def test_four_programs_at_once_are_counted_together(home: Home) -> None:
 @pytest.mark.thorough
 @real
 def test_another_program_beside_does_not_count(home: Home) -> None:
-    """What a program without a trace does on the same caches in the same time is not this run's."""
+    """Lookups of an untraced program on the same caches are not counted."""
     trace(home, *THIRTEEN)
     waiting = (
         "import subprocess, sys; import pyopencl;"
@@ -212,7 +212,7 @@ def test_a_killed_program_has_told_all_the_same(home: Home) -> None:
 
 
 def test_a_run_without_python_is_inferred_or_unknown(home: Home) -> None:
-    """What could not be watched is null, and says why."""
+    """Numbers that could not be watched are null, with the reason."""
     document = home.path / "trace.json"
     home.cachectl("trace", "--json", str(document), "--", "true")
     layers = {layer["layer"]: layer for layer in json.loads(document.read_text())["layers"]}

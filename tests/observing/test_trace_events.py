@@ -1,4 +1,4 @@
-"""What a trace makes of its own folder: the traced program can write there too, and changes no status by it."""
+"""The traced program can write to the trace's folder too, which changes no exit status."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the tests of hostile share."""
+"""Helpers shared by the tests of hostile."""
 
 from __future__ import annotations
 

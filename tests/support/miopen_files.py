@@ -1,4 +1,4 @@
-"""What the tests of miopen files share."""
+"""Helpers shared by the tests of miopen files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the tests of proof share."""
+"""Helpers shared by the tests of proof."""
 
 from __future__ import annotations
 

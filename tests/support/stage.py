@@ -1,4 +1,4 @@
-"""What the tests of stage share."""
+"""Helpers shared by the tests of stage."""
 
 from __future__ import annotations
 

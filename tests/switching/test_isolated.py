@@ -40,7 +40,7 @@ def temporary(home: Home) -> None:
 
 @pytest.fixture
 def said() -> list[str]:
-    """Return what was said of things that could not come home."""
+    """Return the messages about files that could not be moved home."""
     return []
 
 
@@ -127,7 +127,7 @@ def other_disk(tmp_path: Path) -> Iterator[Path]:
 def test_a_copy_that_a_killed_run_leaves_is_reported_and_goes_with_the_next_purge(
     home: Home, cache: Path, other_disk: Path, injector: Injector
 ) -> None:
-    """Killed at each call in turn. What the program wrote is at home, or in the isolated root, and never lost."""
+    """Killed at each call in turn: the program's files are at home or in the isolated root, never lost."""
     from injector import KILL, WRITES, Fault
 
     program = 'mkdir "$XDG_CACHE_HOME/other"; echo content > "$XDG_CACHE_HOME/other/file"'

@@ -199,7 +199,7 @@ def test_records_that_running_programs_cannot_be_told_of_are_not_said_to_have_be
 
 
 def test_a_key_that_no_record_can_have_is_refused_by_its_name(tmp_path: Path) -> None:
-    """What follows the first equals sign is read as values."""
+    """Everything after the first equals sign is read as values."""
     layer = MIOpenTuning(environment_of(tmp_path))
     for key in ("bogus::x", FIND):
         with pytest.raises(LayerError, match=f"^miopen-tuning: '{key}' is not a key"):
