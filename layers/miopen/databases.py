@@ -1,4 +1,4 @@
-"""What the stores and the layers of MIOpen have in common: database files, entries of them, and a switch."""
+"""Shared code of MIOpen's stores and layers: database files, their entries, and a switch."""
 
 from __future__ import annotations
 

@@ -128,7 +128,7 @@ def demand_made_by(connection: sqlite3.Connection, statements: Iterable[str], la
     found = connection.execute(query, (_OBJECTS,)).fetchall()
     if len(found) == _OBJECTS:
         # Sqlite accepts one index many times in a schema, and objects after the limit have not been read.
-        raise Damaged(layer, f"holds {_OBJECTS} or more tables and indexes, more than its library makes", path)
+        raise Damaged(layer, f"holds {_OBJECTS} or more tables and indexes; its library does not make as many", path)
     foreign = [one for one in found if (*one[:3], _tokens(one[3])) not in allowed]
     for kind, name, table, _ in foreign:
         if {str(name).lower(), str(table).lower()} & names or len(foreign) == len(found):

@@ -1,4 +1,4 @@
-"""Whether an entry made in one place can be hit in another.
+"""Forecast whether an entry made in one place can be hit in another.
 
 Each layer names the facts that its keys depend on (:class:`cachectl.layers.base.parts.Portability`); here the facts of
 two places are compared. They are read from names, the system's own tables and what is installed. A fact that is unknown

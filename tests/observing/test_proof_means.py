@@ -233,7 +233,7 @@ def test_without_events_the_folder_above_a_root_tells_of_it(home: Home) -> None:
 
     proof = watched(home, come_and_go, events=NoEvents())
     assert proof.of(Verdict.UNKNOWN) == ("cuda",)
-    assert proof.attestations[0].unknown[0].endswith("is not known: no such thing here")
+    assert proof.attestations[0].unknown[0].endswith("is unknown: no such thing here")
 
 
 def test_a_place_that_is_made_and_unmade_for_ever_costs_no_recursion(home: Home) -> None:
