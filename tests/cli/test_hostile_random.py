@@ -28,7 +28,7 @@ from support.hostile import (
     World,
     _is_plain,
     changed,
-    fingerprint,
+    hash_tree,
     is_json,
     looked_at,
     user_layers,
@@ -197,15 +197,15 @@ def is_planned(path: bytes, places: Sequence[bytes]) -> bool:
 def strangers(world: World) -> set[bytes]:
     """Name the plain files that no layer has a name for, wherever they lie."""
     names = {b"thesis.tex", b"new\nline", b"\xff"}
-    return {path for path in fingerprint(world.top) if os.path.basename(path) in names and _is_plain(path)}
+    return {path for path in hash_tree(world.top) if os.path.basename(path) in names and _is_plain(path)}
 
 
 def check(world: World, variables: Mapping[str, str], platform: str) -> int:
     """Do every verb over a world, and hold what changes against what was planned; return how many entries went."""
     stack = Stack(world.environment(variables, platform), plugins=False)
-    start = fingerprint(world.top)
+    start = hash_tree(world.top)
     assert all(is_json(said) for said in looked_at(stack))
-    assert changed(start, fingerprint(world.top)) == set()
+    assert changed(start, hash_tree(world.top)) == set()
     if reaches_out(stack, world):
         event("a root outside: only looked at")
         return 0
@@ -218,10 +218,10 @@ def check(world: World, variables: Mapping[str, str], platform: str) -> int:
     )
     for planning in plannings:
         planned = planning()
-        before = fingerprint(world.top)
+        before = hash_tree(world.top)
         result = planned.apply()
         assert is_json(to_json(result))
-        differs = changed(before, fingerprint(world.top))
+        differs = changed(before, hash_tree(world.top))
         places = planned_paths(planned, world)
         assert [path for path in differs if not is_planned(path, places)] == []
         assert differs & innocent == set()
@@ -310,8 +310,8 @@ def test_the_real_command_over_random_homes(
     }
     assume(verb[0] not in ("purge", "prune") or not reaches_out(Stack(world.environment(variables)), world))
     innocent = strangers(world)
-    before = fingerprint(world.top)
+    before = hash_tree(world.top)
     world.run(*verb, *(["--wait", "0"] if len(verb) > 1 else []), **variables)
-    differs = changed(before, fingerprint(world.top))
+    differs = changed(before, hash_tree(world.top))
     assert differs & innocent == set()
     assert len(verb) > 1 or differs == set()
