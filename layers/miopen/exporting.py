@@ -165,7 +165,7 @@ def _newest(layer: MIOpenKernels | MIOpenTuning, export: _Export) -> dict[str, t
     for file, root in found:
         standing, _ = chosen.setdefault(installed_name(file.name), (file, root))
         if standing is not file:
-            why = f"{standing.path} is of another MIOpen and was used instead; cachectl miopen merge can merge both"
+            why = f"{standing.path} was used instead; cachectl miopen merge can merge both"
             export.skipped.append(Note(str(file.path), why))
     return chosen
 
