@@ -46,7 +46,7 @@ def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pytest.skip(reason)
     prefix = tmp_path_factory.mktemp("other") / "venv"
     subprocess.run([python, "-m", "venv", "--without-pip", prefix], check=True)
-    pip = [sys.executable, "-m", "pip", "--python", prefix / "bin" / "python", "install", "--quiet"]
+    pip = [sys.executable, "-m", "pip", "--python", str(prefix / "bin" / "python"), "install", "--quiet"]
     subprocess.run([*pip, *LOOPY], check=True)
     return prefix / "bin" / "python"
 
@@ -59,8 +59,8 @@ def tool(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.copytree(PROJECT, source, ignore=kept)
     prefix = source.parent / "venv"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", prefix], check=True)
-    pip = [sys.executable, "-m", "pip", "--python", prefix / "bin" / "python", "install", "--quiet"]
-    subprocess.run([*pip, source], check=True)
+    pip = [sys.executable, "-m", "pip", "--python", str(prefix / "bin" / "python"), "install", "--quiet"]
+    subprocess.run([*pip, str(source)], check=True)
     return prefix / "bin" / "cachectl"
 
 
