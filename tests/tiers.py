@@ -22,11 +22,11 @@ ELSEWHERE: Final = frozenset(
 #: Whether this run has every tier; the conftest sets it before test modules are imported.
 every_tier = False
 
-Amount = TypeVar("Amount", int, float)
+Amount = TypeVar("Amount", int, float, str)
 
 
 def amount(few: Amount, many: Amount) -> Amount:
-    """Return how many examples, or seconds, a test takes: few in the default tier, many with ``--all``."""
+    """Return how many examples, or how much else, a test takes: few in the default tier, many with ``--all``."""
     return many if every_tier else few
 
 

@@ -65,7 +65,7 @@ def run_again(home: Home, kernels: int = 8, plain: int = 3) -> dict[str, list[st
 def test_the_report_agrees_with_direct_counting(warm: Home) -> None:
     expected = counted(warm)
     assert expected == {"loopy": 40, "pyopencl-invoker": 11, "pyopencl": 3, "pocl": 11}
-    run_again(warm)
+    run_again(warm, 2, 1)
     assert counted(warm) == expected
     assert reported(warm) == expected
 
@@ -101,7 +101,7 @@ def test_purge_all_makes_everything_compile_again(warm: Home) -> None:
     assert counted(warm) == compiled
 
 
-@pytest.mark.parametrize("layer", ["pocl", *thorough(*(layer for layer in LAYERS if layer != "pocl"))])
+@pytest.mark.parametrize("layer", ["loopy", *thorough(*LAYERS[1:])])
 def test_purging_one_layer_leaves_the_others_alone(warm: Home, layer: str) -> None:
     full = counted(warm)
     warm.cachectl("purge", layer)
@@ -154,7 +154,7 @@ def carried(home: Home, layer: str, keys: list[str], folder: Path) -> None:
         home.cachectl("put", layer, key, str(folder / str(number)))
 
 
-@pytest.mark.parametrize("layer", LAYERS)
+@pytest.mark.parametrize("layer", ["loopy", "pocl", *thorough("pyopencl-invoker", "pyopencl")])
 def test_the_library_hits_what_put_wrote(warm: Home, layer: str, tmp_path: Path) -> None:
     full = counted(warm)
     kernel = {"pyopencl": "pk1"}.get(layer, "lk1")

@@ -148,6 +148,7 @@ def test_a_bundle_is_imported_from_a_web_server(source: Home, home: Home, web: t
     assert keys(home) == keys(source) != set()
 
 
+@pytest.mark.thorough
 def test_a_signature_is_taken_from_beside_it(
     source: Home, home: Home, web: tuple[str, Path], keygen: tuple[Path, str]
 ) -> None:
@@ -343,6 +344,7 @@ def test_a_bundle_goes_to_s3_and_comes_from_there(
     assert here.json("import", url, "--trust")["total"]["there"] == KERNELS
 
 
+@pytest.mark.thorough
 def test_what_s3_refuses_is_one_line(source: Home, home: Home, s3: dict[str, str]) -> None:
     here = replace(home, variables={**home.variables, **s3})
     there = replace(source, variables={**source.variables, **s3})

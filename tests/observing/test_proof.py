@@ -99,6 +99,7 @@ def test_a_warm_run_as_it_is_names_the_layers_that_served_it(warm: Home) -> None
     assert done.stderr.splitlines()[-1] == "cachectl: proof fails for loopy, pyopencl-invoker, pocl"
 
 
+@pytest.mark.thorough
 @pytest.mark.real
 def test_an_isolated_run_is_proved_too(warm: Home) -> None:
     before = snapshot(warm.path, times=True)

@@ -329,6 +329,7 @@ print(t["pytools"].hits, t["pytools"].misses, t["pytools"].stores, fetch.__qualn
 """
 
 
+@pytest.mark.thorough
 @real
 def test_what_is_loaded_already_is_counted_and_put_back(home: Home) -> None:
     """A lookup in memory is none, a store of what is there is none; after the block the methods are the old ones."""
@@ -350,6 +351,7 @@ print(second.fetch(1))
 """
 
 
+@pytest.mark.thorough
 @real
 def test_a_program_that_closes_what_it_did_not_open(home: Home) -> None:
     """No event goes into a file of the program's that has got the number of ours."""
@@ -378,6 +380,7 @@ except cl.RuntimeError:
     assert numbers(json.loads(document.read_text()), "pocl") == (0, 0, 0)
 
 
+@pytest.mark.thorough
 @real
 def test_children_that_are_not_watched_print_nothing_new(home: Home) -> None:
     """PoCL's messages are asked of the traced interpreter alone."""

@@ -73,6 +73,7 @@ def test_a_terminal_shows_what_a_pipe_shows(home: Home, driver: Mapping[str, Any
     assert pocl_of(document) == expected
 
 
+@pytest.mark.thorough
 @real
 def test_a_block_in_a_python_on_a_terminal(home: Home, driver: Mapping[str, Any]) -> None:
     """From Python the same: ``traced()`` understands coloured messages, and keeps them off the screen."""

@@ -156,6 +156,7 @@ status = 0
 """.replace("\n", "\n    ")
 
 
+@pytest.mark.thorough
 def test_large_entries_are_checked_piece_by_piece_and_read_one_at_a_time(tmp_path: Path) -> None:
     file = large_bundle(tmp_path / "bundle", 2)
     checked = measured(READ, str(file), str(LARGE), "check", home=tmp_path)
