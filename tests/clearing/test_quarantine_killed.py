@@ -136,6 +136,7 @@ def test_quarantine_killed_at_any_moment(filled: Home, tmp_path: Path, moments: 
     """A move into quarantine that is killed leaves the thing in its place or wholly aside, never half."""
     broken = tmp_path / "broken"
     shutil.copytree(filled.path, broken, symlinks=True)
+    home_at(filled, broken).cachectl("purge", "--all", "--kernel", "lk[2-7]")
     for breakage in ("truncated info", "truncated pdict", "truncated rows", "junk .so"):
         BREAKAGES[breakage].make(broken)
     damage = {finding.key for finding in found_in(home_at(filled, broken))}

@@ -116,6 +116,7 @@ def test_what_other_programs_store_meanwhile_stays(home: Home) -> None:
     assert told(home, "others_entries_stay") == {"kept": 2, "removed": 1}
 
 
+@pytest.mark.thorough
 def test_overlapping_threads_and_exceptions_leave_nothing(home: Home) -> None:
     assert told(home, "threads_and_exceptions") == {"sums": [64.0] * 3, "same": True, "restored": True}
 
@@ -166,6 +167,7 @@ def test_newer_pocl_keeps_what_other_programs_store_meanwhile(home: Home, newer_
     assert (seen["kept"], seen["removed"]) == (2, 1)
 
 
+@pytest.mark.thorough
 def test_salted_builds_that_are_not_found_are_warned_of(home: Home) -> None:
     seen = home.python("salted.py", "unnamed")
     # Nothing was left of the second block, so there was nothing to warn of.
@@ -292,6 +294,7 @@ def bound(home: Home, held_to_modes: tuple[str, ...], scene: str) -> Any:  # noq
     return json.loads(home.run(*command).stdout.splitlines()[-1])
 
 
+@pytest.mark.thorough
 def test_warnings_that_are_errors_mask_nothing_and_come_last(home: Home, held_to_modes: tuple[str, ...]) -> None:
     seen = bound(home, held_to_modes, "unremovable")
     assert seen["raised"] == ["KeyError", "RuntimeWarning"]
@@ -303,6 +306,7 @@ def test_warnings_that_are_errors_mask_nothing_and_come_last(home: Home, held_to
     assert seen["swept"]
 
 
+@pytest.mark.thorough
 def test_a_build_that_outlives_its_block_fails_with_its_own_error(home: Home, held_to_modes: tuple[str, ...]) -> None:
     seen = bound(home, held_to_modes, "unremovable_after")
     assert "pocl keeps" in seen["left"]

@@ -305,8 +305,10 @@ def test_a_quota_that_sqlite_takes_for_an_io_error_is_no_hindrance(home: Home) -
     ("statement", "why"),
     [
         ("pragma journal_mode = wal", "page 1 may lie in the log"),
-        ("pragma auto_vacuum = full; vacuum", "page 2 is sqlite's own"),
-        ("pragma page_size = 1024; vacuum", "page 1 has no gap that is large enough"),
+        *thorough(
+            ("pragma auto_vacuum = full; vacuum", "page 2 is sqlite's own"),
+            ("pragma page_size = 1024; vacuum", "page 1 has no gap that is large enough"),
+        ),
     ],
 )
 @pytest.mark.real
