@@ -238,6 +238,7 @@ def made(file: Path, entries: dict[str, tuple[bytes, str]], platform: str | None
     return opened
 
 
+@pytest.mark.thorough
 def test_however_entries_are_parted_merged_they_are_the_same_bytes(here: Environment, tmp_path: Path) -> None:
     draw = random.Random(6)  # noqa: S311 - sizes, no secrets
     entries = {f"{n:03}": (draw.randbytes(draw.choice((0, 1, 512, 70_000))), f"sm_{n % 5}") for n in range(200)}

@@ -243,6 +243,7 @@ def test_a_file_may_be_spelled_as_a_url(source: Home, home: Home, tmp_path: Path
 # ---------------------------------------------------------------------- the packages
 
 
+@pytest.mark.thorough
 def test_without_the_packages_a_url_names_them_and_a_file_works(source: Home, home: Home, tmp_path: Path) -> None:
     for name in ("fsspec", "aiohttp"):
         folder = tmp_path / f"without-{name}"
@@ -357,6 +358,7 @@ def test_what_s3_refuses_is_one_line(source: Home, home: Home, s3: dict[str, str
     assert not (home.path / ".cache").exists()
 
 
+@pytest.mark.thorough
 def test_an_upload_that_breaks_off_leaves_what_was_there(s3: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     import s3fs
 

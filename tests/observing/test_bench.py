@@ -125,6 +125,7 @@ def test_a_dictionary_without_a_switch_is_emptied(home: Home, tmp_path: Path) ->
     assert before == [0, 3, 3, 0, 0, 0]
 
 
+@pytest.mark.thorough
 @pytest.mark.real
 def test_a_warm_home_is_neither_read_nor_written(warm: Home) -> None:
     before = snapshot(warm.path, times=True)

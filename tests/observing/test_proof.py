@@ -91,6 +91,7 @@ def test_the_upstream_switches_alone_leave_no_proof(warm: Home) -> None:
     assert "not read" in said_of("pyopencl-invoker", lines)
 
 
+@pytest.mark.thorough
 @pytest.mark.real
 def test_a_warm_run_as_it_is_names_the_layers_that_served_it(warm: Home) -> None:
     warm.run(*program(2, 1))

@@ -194,6 +194,7 @@ def test_the_program_notices_nothing(home: Home) -> None:
     assert "POCL:" not in done.stderr
 
 
+@pytest.mark.thorough
 @real
 def test_a_killed_program_has_told_all_the_same(home: Home) -> None:
     """Events are written as they happen; the status is 128 and the signal."""
@@ -361,6 +362,7 @@ def test_a_program_that_closes_what_it_did_not_open(home: Home) -> None:
         assert path.read_bytes().startswith(b"SQLite format 3")
 
 
+@pytest.mark.thorough
 @real
 def test_a_build_that_fails_is_no_hit(home: Home) -> None:
     """Nor is it served by anybody."""

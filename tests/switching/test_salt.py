@@ -121,6 +121,7 @@ def test_overlapping_threads_and_exceptions_leave_nothing(home: Home) -> None:
     assert told(home, "threads_and_exceptions") == {"sums": [64.0] * 3, "same": True, "restored": True}
 
 
+@pytest.mark.thorough
 def test_every_way_to_build_from_source_is_salted_and_cleaned_up(home: Home) -> None:
     seen = home.python("salted.py", "ways_to_build")
     assert seen["sums"] == [64.0] * 3

@@ -179,7 +179,8 @@ FILES = "r'[0-9a-f]{16}.toyc', codec=Toyc.store.codec"
 PANIC = "class Panic(BaseException): pass\n    "
 
 
-@pytest.mark.parametrize("where", ["", *thorough("def __init__(self, environment): raise Mine.Panic('x')")])
+@pytest.mark.thorough
+@pytest.mark.parametrize("where", ["", "def __init__(self, environment): raise Mine.Panic('x')"])
 def test_what_is_no_exception_stops_no_verb_and_is_named_by_each(home: Home, tmp_path: Path, where: str) -> None:
     plugged = offered(home, tmp_path, PANIC + (where or "raise Panic('x')"))
     for arguments in (["report"], ["ls"], ["verify"], ["layers"], ["purge", "--all"], ["env", "--disable"], ["doctor"]):
