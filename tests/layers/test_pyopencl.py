@@ -144,6 +144,7 @@ def test_the_real_drivers_are_found(layer: PyOpenCLBinaries) -> None:
     assert "PoCL" in layer.state().why
 
 
+@pytest.mark.thorough
 def test_purging_what_is_stale_looks_at_headers_too(home: Home) -> None:
     header = home.path / "answer.h"
     header.write_text("#define ANSWER 42\n")

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from tiers import thorough
 
 from cachectl.layers.base.conformance import LayerConformance
 from cachectl.layers.base.facts import Artifact, Found, Outcome, Problem, Quarantined, Root, Target
@@ -69,7 +70,7 @@ def test_a_broken_plug_in_is_named_and_fatal_to_nothing(plugged: Home) -> None:
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize("wrong", ["", "roots", "none"])
+@pytest.mark.parametrize("wrong", ["", *thorough("roots", "none")])
 def test_a_layer_that_is_wrong_in_every_call_stops_no_other(plugged: Home, wrong: str) -> None:
     home = type(plugged)(plugged.path, {**plugged.variables, "TALKING": wrong})
     (notes, talking) = home.json("report", "notes", "talking", check=False)["layers"]

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from tiers import thorough
 
 from cachectl.layers.base.environment import Environment
 from cachectl.layers.base.errors import PluginFailed
@@ -156,7 +157,7 @@ def offered(home: Home, tmp_path: Path, body: str) -> Home:
     return beside(home, site)
 
 
-@pytest.mark.parametrize("interface", ["2", "0", "'1'", "True", "None"])
+@pytest.mark.parametrize("interface", ["2", *thorough("0", "'1'", "True", "None")])
 def test_a_layer_for_another_interface_is_refused_with_both_numbers(home: Home, tmp_path: Path, interface: str) -> None:
     plugged = offered(home, tmp_path, f"name, interface = 'mine', {interface}")
     (broken,) = plugged.json("report")["broken"]
@@ -178,6 +179,7 @@ FILES = "r'[0-9a-f]{16}.toyc', codec=Toyc.store.codec"
 PANIC = "class Panic(BaseException): pass\n    "
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("where", ["", "def __init__(self, environment): raise Mine.Panic('x')"])
 def test_what_is_no_exception_stops_no_verb_and_is_named_by_each(home: Home, tmp_path: Path, where: str) -> None:
     plugged = offered(home, tmp_path, PANIC + (where or "raise Panic('x')"))
@@ -189,7 +191,7 @@ def test_what_is_no_exception_stops_no_verb_and_is_named_by_each(home: Home, tmp
 
 
 @pytest.mark.parametrize(
-    "question", ["roots(self)", "scan(self, root, *, contents=True)", "remove(self, root, targets)"]
+    "question", ["roots(self)", *thorough("scan(self, root, *, contents=True)", "remove(self, root, targets)")]
 )
 def test_nor_does_it_in_a_question(home: Home, tmp_path: Path, question: str) -> None:
     raising = f"def {question}: raise Mine.Panic('x')"
@@ -210,10 +212,12 @@ def test_nor_does_it_in_a_question(home: Home, tmp_path: Path, question: str) ->
 @pytest.mark.parametrize(
     "body",
     [
-        "import time; time.sleep(600)",
-        "while True: pass",
         "import subprocess; subprocess.run(['sleep', '600'])",
-        "name = 'mine'\n    def __init__(self, environment):\n        import time; time.sleep(600)",
+        *thorough(
+            "import time; time.sleep(600)",
+            "while True: pass",
+            "name = 'mine'\n    def __init__(self, environment):\n        import time; time.sleep(600)",
+        ),
     ],
 )
 def test_a_plug_in_that_hangs_is_interrupted_and_named(home: Home, tmp_path: Path, body: str) -> None:
@@ -230,7 +234,7 @@ LONG_LIMIT = "3"
 GIVEN_UP = "the plug-in failed: took longer than 3 s; CACHECTL_PLUGIN_TIMEOUT sets how long it may"
 
 
-@pytest.mark.parametrize("question", ["roots(self)", "state(self)"])
+@pytest.mark.parametrize("question", ["roots(self)", *thorough("state(self)")])
 def test_a_question_of_the_report_that_is_never_answered_is_given_up(home: Home, tmp_path: Path, question: str) -> None:
     plugged = offered(home, tmp_path, f"name = 'mine'\n    def {question}:\n        while True: pass")
     done = plugged.cachectl("report", "--json", check=False, CACHECTL_PLUGIN_TIMEOUT=LONG_LIMIT)
@@ -238,7 +242,9 @@ def test_a_question_of_the_report_that_is_never_answered_is_given_up(home: Home,
     assert (done.returncode, failures["mine"], failures["pocl"]) == (1, [GIVEN_UP], [])
 
 
-@pytest.mark.parametrize(("question", "refused"), [("switched(self, *, on)", {"disable"}), ("refusals(self)", None)])
+@pytest.mark.parametrize(
+    ("question", "refused"), [("switched(self, *, on)", {"disable"}), *thorough(("refusals(self)", None))]
+)
 def test_a_question_of_abilities_that_is_never_answered_is_given_up(
     home: Home, tmp_path: Path, question: str, refused: set[str] | None
 ) -> None:
@@ -379,7 +385,7 @@ def test_a_root_that_is_no_place_is_refused(tmp_path: Path, path: str) -> None:
         lying(tmp_path, roots=(Root(Path(path), Scope.USER, "default"),)).roots()
 
 
-@pytest.mark.parametrize("part", ["lookups = 5", "portability = 'x'", "tagging = 5"])
+@pytest.mark.parametrize("part", ["lookups = 5", *thorough("portability = 'x'", "tagging = 5")])
 def test_a_wrong_part_stops_no_verb_of_all_layers(home: Home, tmp_path: Path, part: str) -> None:
     plugged = offered(home, tmp_path, f"name = 'mine'\n    {part}")
     plugged.run(*TOYC, "axpy")
