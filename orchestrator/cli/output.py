@@ -235,6 +235,11 @@ def sizes(title: str, value: Callable[[T], int | None]) -> Column[T]:
     return Column(title, lambda thing: size(value(thing)), right=True)
 
 
+def ages(title: str, value: Callable[[T], float | None], now: float) -> Column[T]:
+    """Return a column of ages: the time from epoch seconds to ``now``."""
+    return Column(title, lambda thing: age(value(thing), now), right=True)
+
+
 def show_table(columns: Sequence[Column[T]], things: Iterable[T], last: Sequence[str] | None = None) -> None:
     """Print things as a table, never wider than the screen; ``last`` are the cells of one more row.
 
