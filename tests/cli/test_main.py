@@ -76,8 +76,9 @@ def test_ls_and_purge_json_have_the_keys_of_the_contract(home: Home, compute_cac
     assert entry["created"] is None
     purged = home.json("purge", "cuda", "--dry-run")
     assert purged["dry_run"] is True
-    assert purged["total"] == {"removed": 40, "bytes_freed": purged["total"]["bytes_freed"], "skipped": 0, "failed": 0}
-    keys = {"layer", "removed", "bytes_freed", "skipped", "failed", "remade"}
+    freed = purged["total"]["bytes_freed"]
+    assert purged["total"] == {"removed": 40, "orphans_removed": 0, "bytes_freed": freed, "skipped": 0, "failed": 0}
+    keys = {"layer", "removed", "orphans_removed", "bytes_freed", "skipped", "failed", "remade"}
     assert purged["layers"][0].keys() == keys | {"entries", "orphans"}
     assert home.json("purge", "cuda")["layers"][0].keys() == keys
 
