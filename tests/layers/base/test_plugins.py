@@ -82,7 +82,7 @@ def test_a_layer_that_is_wrong_in_every_call_stops_no_other(plugged: Home, wrong
     (notes, talking) = home.json("report", "notes", "talking", check=False)["layers"]
     assert notes["entries"] == 2
     assert talking["state"] == "unknown"
-    assert "the plug-in failed: TypeError: answered with str where State is due" in talking["failures"]
+    assert "the plug-in failed: Talking.state returned str instead of State" in talking["failures"]
     listed = json.loads(home.cachectl("ls", "notes", "talking", "--json", check=False).stdout)
     assert [entry["key"] for entry in listed["entries"]] == [*NOTES, *([] if wrong else ["a"])]
     assert [problem["layer"] for problem in listed["problems"] if problem["failed"]] == ["talking"]
