@@ -232,7 +232,8 @@ def _name(kind: type) -> str:
 @cache
 def _fields(kind: Any) -> tuple[tuple[str, Any], ...]:
     hints = get_type_hints(kind)
-    return tuple((field.name, hints[field.name]) for field in fields(kind))
+    names = getattr(kind, "_fields", None) or [field.name for field in fields(kind)]
+    return tuple((name, hints[name]) for name in names)
 
 
 @dataclass(frozen=True)
@@ -264,7 +265,7 @@ class _Question:
             return answer
         if kind in (int, float) and (not math.isfinite(answer) or (kind is int and answer < 0)):
             raise _Wrong(f"{answer} instead of {'a count' if kind is int else 'a time'}")
-        if is_dataclass(kind):
+        if is_dataclass(kind) or hasattr(kind, "_fields"):
             self._check_fact(kind, answer)
         elif kind is tuple and Ellipsis not in parts:
             self._check_pair(parts, answer)

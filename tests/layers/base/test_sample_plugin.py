@@ -416,6 +416,10 @@ class Wordy(Codec):
             "Wordy.describe returned Details whose device is int instead of str or None",
         ),
         ({"checked": "bad"}, "Wordy.check returned str instead of Damage or None"),
+        (
+            {"checked": Damage(Severity.FAILS, cast("str", 7))},
+            "Wordy.check returned Damage whose message is int instead of str",
+        ),
     ],
 )
 def test_a_wrong_answer_of_a_codec_names_its_method(tmp_path: Path, wrong: dict[str, Any], words: str) -> None:
