@@ -57,7 +57,7 @@ class LayerSet:
         return BadRequest(f"no layer is called {name!r}; there are {', '.join(known)}")
 
     def portability(self, name: str) -> Portability | None:
-        """Return what decides about entries of a layer elsewhere; ``None`` if it does not say, or is not here."""
+        """Return the portability part of a layer; ``None`` if the layer has none, or is not here."""
         return part_of(self[name], "portability") if name in self else None
 
     def named(self, names: Iterable[str]) -> tuple[Layer, ...]:

@@ -274,7 +274,7 @@ class _Question:
         elif kind is re.Pattern:
             self._checked(parts[0], answer.pattern)
         elif issubclass(kind, Collection) and parts:
-            # The numbers of a mark may be negative.
+            # The numbers of a version stamp may be negative.
             check = self._integer if parts[0] is int else self._checked
             return kind(check(parts[0], one) for one in answer)
         elif kind.__module__.startswith("cachectl.") and not issubclass(kind, (Enum, BaseException)):
@@ -324,9 +324,9 @@ class _Question:
         if "artifacts" in self.asked and len(answer) != len(self.asked["artifacts"]):
             raise _Wrong(f"{len(answer)} answers instead of {len(self.asked['artifacts'])}")
         for pattern in (one for one in self.asked.values() if isinstance(one, re.Pattern)):
-            thing, mark = answer
-            if pattern.fullmatch(mark.encode()) is None if mark else thing.key not in self.asked["known"]:
-                raise _Wrong(f"{thing.key!r}, which does not have the mark {mark!r} that it was asked for")
+            thing, tag = answer
+            if pattern.fullmatch(tag.encode()) is None if tag else thing.key not in self.asked["known"]:
+                raise _Wrong(f"{thing.key!r}, which does not have the tag {tag!r} that it was asked for")
 
     def _demand_rules(self, thing: Any) -> None:
         if getattr(thing, "layer", self.plugin.name) != self.plugin.name:
