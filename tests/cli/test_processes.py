@@ -34,7 +34,7 @@ COMMANDS: dict[str, tuple[tuple[str, ...], int]] = {
     "export": (("bundle", "pocl", "--json"), 0),
     "import": (("missing", "--trust"), 1),
     "miopen": (("merge", "missing", "into"), 2),
-    "stage": (("in", *TRUE), 0),
+    "stage": (("in", *TRUE), 2),
     "merge": (("missing", "into"), 2),
     "layers": ((), 0),
     "demo": (("--kernels", "none"), 2),
