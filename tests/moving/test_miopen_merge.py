@@ -120,7 +120,7 @@ def test_what_miopen_would_not_look_for_there_is_refused_before_anything(tmp_pat
         ([good, other], into, "gfx906_60"),
         ([good, older], into, "--mix-versions"),
         ([good, tmp_path / "none" / "gfx90a6e.ukdb"], into, "No such file"),
-        ([good, into], into, "comes last"),
+        ([good, into], into, "name INTO last, and only once"),
         ([good, tmp_path / "notes"], into, "not called"),
         ([good], tmp_path / "notes", "not called"),
         ([good, tmp_path / FIND], into, "does not hold"),
