@@ -6,7 +6,9 @@ Only the verb that was typed is imported: importing all of them takes longer tha
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Sequence
+from contextlib import suppress
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
@@ -118,6 +120,16 @@ SHARED: Final[dict[str, dict[str, Any]]] = {
 CHANGING: Final = ("--wait", "--over-others")
 
 
+def _help_width() -> int:
+    """Return the width of help texts: COLUMNS, else that of the terminal, else 78."""
+    from cachectl.layers.base.environment import process_variable
+
+    named = process_variable("COLUMNS") or ""
+    with suppress(OSError):
+        return (int(named) if named.isdecimal() else 0) or os.get_terminal_size(1).columns - 2
+    return 78
+
+
 class Parser(argparse.ArgumentParser):
     """A parser whose errors are one line, with the options that several verbs share."""
 
@@ -127,6 +139,10 @@ class Parser(argparse.ArgumentParser):
 
         warn(f"{message}; try {self.prog} --help", self.prog)
         raise SystemExit(2)
+
+    def _get_formatter(self) -> argparse.HelpFormatter:
+        """Pass the width: without it, every option that is added makes argparse import shutil to find it."""
+        return argparse.HelpFormatter(self.prog, width=_help_width())
 
     def add_shared(self, *names: str) -> None:
         """Add options that several verbs share, by their names in :data:`SHARED`."""
