@@ -16,7 +16,10 @@ TIERS: Final = {
 }
 #: Fixtures that need what the test extra does not bring.
 ELSEWHERE: Final = frozenset(
-    {"debian_pocl", "built_pocl", "newer_pocl", "intel_driver", "open_mpi", "rusticl_device", "installers"}
+    {
+        *("debian_pocl", "built_pocl", "newer_pocl", "intel_driver", "open_mpi", "rusticl_device", "installers"),
+        "schedulers",
+    }
 )
 
 

@@ -65,6 +65,9 @@ _EPILOG_TEXT: Final = """\
 # {mark} slurm-epilog
 # When a job ends, slurmd runs this as root on its nodes. It prunes the caches of the job's user, as that user.
 [ -n "$SLURM_JOB_USER" ] || exit 0
+# Its nodes usually share the home, so that the first one is enough.
+first=$(scontrol show hostnames "$SLURM_NODELIST" 2>/dev/null | head -n 1)
+[ -z "$first" ] || [ "$first" = "$SLURMD_NODENAME" ] || exit 0
 cd /
 timeout 300 {command} --user "$SLURM_JOB_USER" >/dev/null
 # Slurm drains a node whose epilog fails.
