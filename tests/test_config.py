@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -14,6 +15,8 @@ import pytest
 from homes import make_home
 
 from cachectl import Stack
+from cachectl.cli.defaults import LIMITED, options_of, parser_of
+from cachectl.cli.parser import VERBS
 from cachectl.config import BadConfig, ConfigRefused, load
 from cachectl.layers.base.environment import Environment, config_paths
 from cachectl.layers.base.errors import BadRequest
@@ -231,6 +234,15 @@ def test_this_process_has_the_files_of_platformdirs(monkeypatch: pytest.MonkeyPa
     user, *site = (path.parent for _, path in config_paths(Environment.here()))
     assert user == platformdirs.user_config_path("cachectl", appauthor=False)
     assert site[0] == platformdirs.site_config_path("cachectl", appauthor=False)
+
+
+def test_the_page_lists_every_key() -> None:
+    page = (Path(__file__).parents[1] / "docs" / "config.md").read_text()
+    rows = [
+        [re.findall("`([^`]+)`", cell) for cell in row.split("|")[1:3]] for row in page.splitlines() if row[:2] == "| "
+    ]
+    listed = {f"{table[1:-1]}.{key}" for tables, keys in rows for table in tables for key in keys if table[0] == "["}
+    assert listed == {f"{verb}.{name}" for verb in VERBS if verb != LIMITED for name in options_of(parser_of(verb))}
 
 
 def test_without_a_file_nothing_is_read(home: Home) -> None:

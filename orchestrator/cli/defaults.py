@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
-from cachectl.cli.parser import VERBS
+from cachectl.cli.parser import VERBS, Parser, verb_module
 from cachectl.config import Setting, read_flag
 from cachectl.layers.base.errors import BadRequest
 from cachectl.layers.base.selection import parse_age, parse_size
@@ -53,17 +53,24 @@ def demand_tables(config: Config) -> None:
             raise setting.wrong(f"no command, and no option of all commands; those are {' and '.join(GENERAL)}")
 
 
-def _options_of(parser: argparse.ArgumentParser) -> dict[str, argparse.Action]:
+def options_of(parser: argparse.ArgumentParser) -> dict[str, argparse.Action]:
     """Return the options of a command that have a default to set, by name without dashes."""
     options = {name.removeprefix("--"): action for action in parser._actions for name in action.option_strings}  # noqa: SLF001 - argparse lists them nowhere else
     return {name: action for name, action in options.items() if name in SETTABLE}
+
+
+def parser_of(verb: str) -> Parser:
+    """Return a parser with the options of one command."""
+    parser = Parser(prog=f"cachectl {verb}", add_help=False)
+    verb_module(verb).add_options(parser)
+    return parser
 
 
 def defaults_of(
     config: Config, verb: str, parser: argparse.ArgumentParser
 ) -> Iterator[tuple[Setting, argparse.Action]]:
     """Yield the setting of each option of a command, with the option. Raises :class:`BadConfig` for a wrong key."""
-    options = _options_of(parser)
+    options = options_of(parser)
     limited = verb == LIMITED
     for setting in () if limited else config.below(verb):
         if setting.keys[-1] not in options:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from cachectl.cli import output
 from cachectl.cli.call import Call
-from cachectl.cli.parser import VERBS, Parser, verb_module
+from cachectl.cli.parser import VERBS, Parser
 
 if TYPE_CHECKING:
     from cachectl.config import Setting, Settings, Value
@@ -25,7 +25,7 @@ def run(call: Call) -> int:
 
 def _settings(call: Call) -> Iterator[Setting]:
     """Yield the general settings, the limits, and the defaults of each command. Raises :class:`BadConfig`."""
-    from cachectl.cli.defaults import converted, defaults_of, demand_tables
+    from cachectl.cli.defaults import converted, defaults_of, demand_tables, parser_of
 
     config = call.config
     demand_tables(config)
@@ -34,9 +34,7 @@ def _settings(call: Call) -> Iterator[Setting]:
     yield config.setting("wait", default=call.environment.lock_timeout)
     yield from config.list_limits(call.stack, output.warn)
     for verb in VERBS:
-        parser = Parser(prog=f"cachectl {verb}", add_help=False)
-        verb_module(verb).add_options(parser)
-        for setting, action in defaults_of(config, verb, parser):
+        for setting, action in defaults_of(config, verb, parser_of(verb)):
             if setting.origin != "default":
                 converted(config, setting, action)
             if setting.keys[0] == verb:
