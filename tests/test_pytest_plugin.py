@@ -250,6 +250,6 @@ def test_workers_of_xdist_are_off_too(home: Home) -> None:
 
 
 def test_the_package_offers_it_to_pytest() -> None:
-    """What the installed metadata will say stands in pyproject.toml."""
+    """pyproject.toml has the values of the installed metadata."""
     text = (Path(__file__).parents[1] / "pyproject.toml").read_text()
     assert re.search(r'\[project\.entry-points\.pytest11\]\ncachectl = "cachectl\.pytest_plugin"', text)

@@ -243,7 +243,7 @@ class Artifact:
 class Target:
     """One thing to remove, with its version stamp when it was planned.
 
-    ``entries`` is 0 for an orphan and may be many for a whole table; ``mark`` is compared again before
+    ``entries`` is 0 for an orphan and may be many for a whole table; ``stamp`` is compared again before
     anything is removed.
     """
 

@@ -207,7 +207,7 @@ def _matched(hint: Any, given: Any) -> tuple[Any, tuple[Any, ...]]:
         fits = issubclass(given, (int, float) if kind is float else kind)
         if fits if given is not bool else kind in (bool, object):
             return kind, get_args(one)
-    raise _Wrong(f"{given.__name__} where {' or '.join(kind.__name__ for kind in kinds)} is due")
+    raise _Wrong(f"{given.__name__} instead of {' or '.join(kind.__name__ for kind in kinds)}")
 
 
 @cache
@@ -240,7 +240,7 @@ class _Question:
         if kind in _PLAIN:
             return answer
         if kind in (int, float) and (not math.isfinite(answer) or (kind is int and answer < 0)):
-            raise _Wrong(f"{answer} where {'a count' if kind is int else 'a time'} is due")
+            raise _Wrong(f"{answer} instead of {'a count' if kind is int else 'a time'}")
         if is_dataclass(kind):
             self._check_fact(kind, answer)
         elif kind is tuple and Ellipsis not in parts:
@@ -250,7 +250,7 @@ class _Question:
         elif kind is re.Pattern:
             self._checked(parts[0], answer.pattern)
         elif issubclass(kind, Collection) and parts:
-            # The numbers of a mark may be negative.
+            # The numbers of a version stamp may be negative.
             check = self._integer if parts[0] is int else self._checked
             return kind(check(parts[0], one) for one in answer)
         elif kind.__module__.startswith("cachectl.") and not issubclass(kind, (Enum, BaseException)):
@@ -272,7 +272,7 @@ class _Question:
 
     def _check_pair(self, parts: tuple[Any, ...], answer: tuple[object, ...]) -> None:
         if len(answer) != len(parts):
-            raise _Wrong(f"{answer!r} where {len(parts)} things are due")
+            raise _Wrong(f"{answer!r} instead of {len(parts)} things")
         for part, one in zip(parts, answer, strict=True):
             self._checked(part, one)
 
@@ -298,11 +298,11 @@ class _Question:
         if "keys" in self.asked and isinstance(answer, Mapping) and (others := set(answer) - set(self.asked["keys"])):
             raise _Wrong(f"{min(others)!r}, which it was not asked for")
         if "artifacts" in self.asked and len(answer) != len(self.asked["artifacts"]):
-            raise _Wrong(f"{len(answer)} answers where {len(self.asked['artifacts'])} are due")
+            raise _Wrong(f"{len(answer)} answers instead of {len(self.asked['artifacts'])}")
         for pattern in (one for one in self.asked.values() if isinstance(one, re.Pattern)):
-            thing, mark = answer
-            if pattern.fullmatch(mark.encode()) is None if mark else thing.key not in self.asked["known"]:
-                raise _Wrong(f"{thing.key!r}, which does not have the mark {mark!r} that it was asked for")
+            thing, tag = answer
+            if pattern.fullmatch(tag.encode()) is None if tag else thing.key not in self.asked["known"]:
+                raise _Wrong(f"{thing.key!r}, which does not have the tag {tag!r} that it was asked for")
 
     def _demand_rules(self, thing: Any) -> None:
         if getattr(thing, "layer", self.plugin.name) != self.plugin.name:
@@ -322,7 +322,7 @@ class _Question:
 
 def _demand_key(artifact: Artifact, key: str) -> None:
     if artifact.key != key:
-        raise _Wrong(f"the artifact of {artifact.key!r} where that of {key!r} is due")
+        raise _Wrong(f"the artifact of {artifact.key!r} instead of that of {key!r}")
 
 
 def _outside(thing: object, root: Path) -> str | None:

@@ -151,7 +151,7 @@ class Declaration(ABC):
 
     @property
     def portability(self) -> Portability | None:
-        """What decides whether a program elsewhere can hit an entry."""
+        """The facts that decide whether a program elsewhere can hit an entry."""
         return None
 
     @property
@@ -494,7 +494,7 @@ class Layer(Declaration):
             # The folder that it lies in is removed.
             because = closed_because(root.path, ".")
         if because is not None:
-            raise Unreachable(self.name, f"cannot put it back: {because}", root.path)
+            raise Unreachable(self.name, f"cannot restore it: {because}", root.path)
         if not replace and (os.path.lexists(root.path / thing.key) or self._is_taken(root, thing.key)):
             raise EntryExists(self.name, root.path / thing.key)
 
@@ -529,7 +529,7 @@ class Layer(Declaration):
             name = user_name(owner)
             raise Refused(
                 self.name,
-                f"belongs to {name}, and you are the superuser; do it as {name}, or say --over-others",
+                f"belongs to {name}, and you are the superuser; do it as {name}, or use --over-others",
                 root.path,
             )
 
@@ -540,7 +540,7 @@ class Layer(Declaration):
         for path in self.store.held_in(root, [key]).get(key, ()):
             if path != beside and (others := owners(path) - {0}):
                 name = user_name(min(others))
-                message = f"belongs to {name}, and you are the superuser; do it as {name}, or say --over-others"
+                message = f"belongs to {name}, and you are the superuser; do it as {name}, or use --over-others"
                 raise Refused(self.name, message, path)
 
     def _without_others(self, plan: ClearPlan) -> ClearPlan:

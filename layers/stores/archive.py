@@ -44,10 +44,10 @@ def tar_header(name: str, size: int) -> bytes:
         info.size, info.mode = size, 0o600
         return info.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape")
     blank, total = _blank_header()
-    spelled, digits = name.encode(), b"%011o" % size
-    checksum = b"%06o" % (total + sum(spelled) + sum(digits))
-    before, between, after = blank[len(spelled) : _SIZE.start], blank[_SIZE.stop : 148], blank[154:]
-    return b"".join((spelled, before, digits, between, checksum, after))
+    encoded, digits = name.encode(), b"%011o" % size
+    checksum = b"%06o" % (total + sum(encoded) + sum(digits))
+    before, between, after = blank[len(encoded) : _SIZE.start], blank[_SIZE.stop : 148], blank[154:]
+    return b"".join((encoded, before, digits, between, checksum, after))
 
 
 @lru_cache(maxsize=1)

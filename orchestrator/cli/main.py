@@ -35,7 +35,7 @@ def main(arguments: Sequence[str] | None = None, *, environment: Environment | N
 
     _open_streams()
     words = list(sys.argv[1:] if arguments is None else arguments)
-    # Elsewhere argparse gives -- its usual meaning.
+    # For other verbs argparse gives -- its usual meaning.
     at = words.index("--") if words and words[0] in _RUNNING and "--" in words else len(words)
     parse = partial(build_parser(words[:1]).parse_args, mark_bare(words[:at]))
     try:

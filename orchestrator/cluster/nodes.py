@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 from cachectl.clearing.purge import PurgeResult, plan, recover
 from cachectl.cluster.stage import failing_together, node_name, world
-from cachectl.inspecting.report import LayerReport, Report, RootReport, survey
+from cachectl.inspecting.report import LayerReport, Report, RootReport, build_report
 from cachectl.layers.base.errors import FAILURES, BadRequest
 from cachectl.layers.base.facts import Condition, Entry, Note, Outcome, Root, State
 from cachectl.layers.base.registry import Broken
@@ -74,7 +74,7 @@ class Nodes:
         with failing_together(self._notice):
             layers = self._named(names) if names else tuple(self._stack)
             seen = self._divided(layers)
-            mine = survey(self._stack, layers, within=self._mine(seen))
+            mine = build_report(self._stack, layers, within=self._mine(seen))
             parts = self._comm.gather(_labelled(mine, self._nodes_of(seen)))
             nodes = self._comm.gather(self._node)
         if parts is None or nodes is None:

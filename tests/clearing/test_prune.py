@@ -151,7 +151,7 @@ def test_tuning_is_pruned_only_by_name(home: Home) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ([], "no limit: say --stale"),
+        ([], "name a limit: --stale"),
         (["--max-size", "much"], "such as 500M"),
         (["--older-than", "long"], "such as 30d"),
         (["nosuch", "--stale"], "no layer is called"),

@@ -120,7 +120,7 @@ class Vanishing:
 def test_what_vanishes_at_any_moment_is_no_traceback(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb: str
 ) -> None:
-    """Whenever, between two looks at the disk, everything goes: each verb ends, and what is left is what was told."""
+    """Everything vanishes between two looks at the disk: each verb ends, and its report matches the rest."""
     verbs: dict[str, Callable[[Stack], object]] = {
         "report": lambda stack: stack.report(),
         "ls": lambda stack: list(stack.entries(ALL, notice=lambda _: None)),

@@ -55,7 +55,7 @@ def reported(home: Home) -> dict[str, int]:
 
 
 def run_again(home: Home) -> dict[str, list[str]]:
-    """Run both programs and return what the libraries said of their caches."""
+    """Run both programs and return the libraries' messages about their caches."""
     return {
         "loopy": home.python("kernels.py", "8")["said"],
         "pyopencl": home.python("binaries.py", "3")["said"],
@@ -108,7 +108,7 @@ def test_purging_one_layer_leaves_the_others_alone(warm: Home, layer: str) -> No
     run_again(warm)
     after = counted(warm)
     if layer == "pyopencl":
-        # A miss there gives the driver a source of its own (a random line), so PoCL compiles it anew.
+        # A miss there gives the driver a source of its own (a random line), so PoCL compiles it again.
         assert after.pop("pocl") == full.pop("pocl") + 3
     assert after == full
 

@@ -24,7 +24,7 @@ from cachectl.layers.pocl.parts import PoclPortability
 from cachectl.moving import merging
 from cachectl.moving.bundle import BadBundle, Item, Manifest, Reader, write_bundle
 from cachectl.moving.merging import merge_bundles
-from cachectl.moving.portability import fingerprint
+from cachectl.moving.portability import portability_key
 from cachectl.stack import Stack
 
 if TYPE_CHECKING:
@@ -180,7 +180,7 @@ def test_bundles_of_other_processors_are_not_mixed(here: Environment, packed: tu
         reader = Reader(opened, packed[0].stat().st_size)
         contents = list(reader.contents())
     renamed = [(replace(item, key=f"{item.key}x"), data) for item, data in contents if item.layer == "pocl"]
-    theirs = {**fingerprint(PoclPortability(), here, [item for item, _ in renamed]), "processor": "another"}
+    theirs = {**portability_key(PoclPortability(), here, [item for item, _ in renamed]), "processor": "another"}
     with (tmp_path / "theirs").open("w+b") as other, packed[0].open("rb") as first:
         items = tuple(item for item, _ in renamed)
         write_bundle(other, Manifest(items, {"pocl": theirs}), [data for _, data in renamed])
@@ -200,7 +200,7 @@ def test_the_first_of_two_entries_of_one_key_is_kept(
     item, _ = contents[0]
     changed = replace(item, bytes=3, sha256=hashlib.sha256(b"new").hexdigest())
     with (tmp_path / "other").open("w+b") as other, packed[0].open("rb") as first:
-        write_bundle(other, Manifest((changed,), {item.layer: reader.manifest.fingerprints[item.layer]}), [b"new"])
+        write_bundle(other, Manifest((changed,), {item.layer: reader.manifest.portability_keys[item.layer]}), [b"new"])
         done = merge_bundles(here, [first, other], str(tmp_path / "both"))
     assert done.differing == 1
     assert (tmp_path / "both").read_bytes() == packed[0].read_bytes()
@@ -212,10 +212,10 @@ def made(file: Path, entries: dict[str, tuple[bytes, str]], platform: str | None
         Item("cuda", key, "cuda-entry/65", len(data), hashlib.sha256(data).hexdigest(), device=device)
         for key, (data, device) in sorted(entries.items())
     )
-    told = {"platform": platform, "devices": ", ".join(sorted({device for _, device in entries.values()}))}
+    facts = {"platform": platform, "devices": ", ".join(sorted({device for _, device in entries.values()}))}
     opened = file.open("w+b")
     write_bundle(
-        opened, Manifest(items, {"cuda": told} if items else {}), [data for _, (data, _) in sorted(entries.items())]
+        opened, Manifest(items, {"cuda": facts} if items else {}), [data for _, (data, _) in sorted(entries.items())]
     )
     return opened
 

@@ -47,11 +47,11 @@ def test_what_is_no_folder_is_told_and_mended(tmp_path: Path) -> None:
     file.write_text("something")
     found = only(examine(environment_of(tmp_path, POCL_CACHE_DIR=str(file)), "pocl"), "no-folder")
     assert (found.severity, found.fix) == (Severity.FAILS, "unset POCL_CACHE_DIR")
-    assert found.message == "no folder stands there, so PoCL can build no program"
+    assert found.message == "something that is no folder is there, so PoCL can build no program"
     (tmp_path / "pocl.icd").write_text("libpocl.so.2")
     icd = {"OCL_ICD_VENDORS": str(tmp_path / "pocl.icd")}
     below = only(examine(environment_of(tmp_path, POCL_CACHE_DIR=str(file / "below"), **icd), "pocl"), "no-folder")
-    assert f"no folder stands at {file}" in below.message
+    assert f"something that is no folder is at {file}" in below.message
     assert after(tmp_path, below.fix, "pocl", POCL_CACHE_DIR=str(file / "below"), **icd) == []
     assert file.read_text() == "something"
 

@@ -300,7 +300,7 @@ for _ in range(rounds):
 
 
 def test_of_many_that_judge_a_lock_dead_one_takes_it_over(tmp_path: Path) -> None:
-    """However many find the same dead lock: nobody is let in beside another, and nobody's own lock is removed."""
+    """Many processes find the same dead lock: only one at a time gets in, and no live lock is removed."""
     kinds = ["cachectl"] * 6 + ["program"] * 2
     contenders = [
         subprocess.Popen(

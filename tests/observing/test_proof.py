@@ -221,7 +221,7 @@ def test_a_link_to_a_folder_elsewhere_leaves_the_proof_open(home: Home) -> None:
     link.symlink_to(home.path / "elsewhere")
     status, lines = prove(home, ["--no-cache"], "")
     assert status == 1
-    assert f"not known to be unread: {link} is a link to a folder" in said_of("cuda", lines)
+    assert f"reads are unknown: {link} is a link to a folder" in said_of("cuda", lines)
     assert lines[-1] == "cachectl: proof cannot be given for cuda"
 
 
@@ -289,7 +289,7 @@ def test_the_childs_status_stands_where_the_proof_holds(home: Home) -> None:
 def test_a_way_to_run_must_be_named(home: Home) -> None:
     done = home.cachectl("run", "--", "true", check=False)
     assert done.returncode == 2
-    assert done.stderr.startswith("cachectl run: say how to run it")
+    assert done.stderr.startswith("cachectl run: choose --no-cache")
 
 
 def test_a_command_that_cannot_start_is_no_proof(home: Home) -> None:

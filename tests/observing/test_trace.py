@@ -105,7 +105,7 @@ def test_four_programs_at_once_are_counted_together(home: Home) -> None:
 @pytest.mark.thorough
 @real
 def test_another_program_beside_does_not_count(home: Home) -> None:
-    """What a program without a trace does on the same caches in the same time is not this run's."""
+    """Lookups of an untraced program on the same caches are not counted."""
     trace(home, *THIRTEEN)
     waiting = (
         "import subprocess, sys; import pyopencl;"
@@ -212,7 +212,7 @@ def test_a_killed_program_has_told_all_the_same(home: Home) -> None:
 
 
 def test_a_run_without_python_is_inferred_or_unknown(home: Home) -> None:
-    """What could not be watched is null, and says why."""
+    """Numbers that could not be watched are null, with the reason."""
     document = home.path / "trace.json"
     home.cachectl("trace", "--json", str(document), "--", "true")
     layers = {layer["layer"]: layer for layer in json.loads(document.read_text())["layers"]}
@@ -407,7 +407,7 @@ def test_bytes_stored_are_those_on_the_disk(home: Home) -> None:
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux shows what a process has loaded")
 @pytest.mark.parametrize("how", ["a shell", *thorough("-I", "cleared variables")])
 def test_a_child_that_cannot_be_watched_is_named(home: Home, how: str) -> None:
-    """What the others told is then no more than a lower bound."""
+    """The numbers of the others are then a lower bound."""
     kernels = (str(home.programs / "kernels.py"), "1")
     hidden = f"import sys, runpy; sys.path[:0] = {[str(home.programs)]!r}; sys.argv = {list(kernels)!r};"
     hidden += "runpy.run_path(sys.argv[0], run_name='__main__')"

@@ -65,7 +65,7 @@ threads = [threading.Thread(target=at_once, args=(name,)) for name in ("known", 
 @pytest.mark.thorough
 @real
 def test_of_builds_at_the_same_time_none_is_taken_for_compiled_wrongly(home: Home) -> None:
-    """What is served is not called compiled: it is right, or it is unknown."""
+    """A served build is never called compiled: the answer is right or unknown."""
     document = home.path / "trace.json"
     for round_number in "123":
         command = (sys.executable, "-c", CROWDED, str(home.programs), round_number)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def kernels(count: int = 2) -> list[str]:
-    """Spell the command of the loopy program."""
+    """Return the command of the loopy program."""
     return [sys.executable, str(Path(__file__).parents[1] / "programs" / "kernels.py"), str(count)]
 
 

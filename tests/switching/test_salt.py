@@ -25,8 +25,8 @@ MISSES = ("Writing program.bc", "Built a ")
 HITS = ("Using a cached",)
 
 
-def told(home: Home, scene: str) -> dict[str, Any]:
-    """Run a scene, and return what it tells."""
+def run_scene(home: Home, scene: str) -> dict[str, Any]:
+    """Run a scene, and return its output."""
     seen: dict[str, Any] = home.python("salted.py", scene)
     return {name: value for name, value in seen.items() if name != "stderr"}
 
@@ -109,11 +109,11 @@ def test_what_a_kernel_brings_back_after_the_block_goes_at_the_end(home: Home) -
 
 @pytest.mark.hazard
 def test_what_other_programs_store_meanwhile_stays(home: Home) -> None:
-    assert told(home, "others_entries_stay") == {"kept": 2, "removed": 1}
+    assert run_scene(home, "others_entries_stay") == {"kept": 2, "removed": 1}
 
 
 def test_overlapping_threads_and_exceptions_leave_nothing(home: Home) -> None:
-    assert told(home, "threads_and_exceptions") == {"sums": [64.0] * 3, "same": True, "restored": True}
+    assert run_scene(home, "threads_and_exceptions") == {"sums": [64.0] * 3, "same": True, "restored": True}
 
 
 def test_every_way_to_build_from_source_is_salted_and_cleaned_up(home: Home) -> None:
@@ -212,7 +212,7 @@ def test_children_of_a_salted_block_start_with_the_layer_off(home: Home) -> None
 
 @pytest.mark.thorough
 def test_a_forked_child_goes_on_salting_and_its_parent_cleans_up(home: Home) -> None:
-    assert told(home, "forked") == {"ended": 0, "stored": 2, "same": True}
+    assert run_scene(home, "forked") == {"ended": 0, "stored": 2, "same": True}
 
 
 @pytest.mark.thorough
@@ -261,11 +261,11 @@ def test_refresh_builds_pyopencls_binaries_anew_in_their_place(home: Home) -> No
 
 @pytest.mark.thorough
 def test_binaries_taken_after_the_block_are_whole(home: Home) -> None:
-    """PoCL makes them from the folder that has gone; without its bitcode they crash whoever loads them."""
-    assert told(home, "binaries_after") == {"same": True, "sums": [64.0, 128.0]}
+    """PoCL makes them from the folder that has gone; without its bitcode they crash the program that loads them."""
+    assert run_scene(home, "binaries_after") == {"same": True, "sums": [64.0, 128.0]}
     # Not from the cache, but from the binary.
     shutil.rmtree(home.path / ".cache")
-    assert told(home, "binaries_elsewhere") == {"sums": [64.0, 128.0]}
+    assert run_scene(home, "binaries_elsewhere") == {"sums": [64.0, 128.0]}
 
 
 def test_no_way_to_hold_a_program_is_taken_for_a_command(home: Home) -> None:

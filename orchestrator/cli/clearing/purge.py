@@ -26,7 +26,7 @@ def add_options(parser: Parser) -> None:
 def run(call: Call) -> int:
     given = call.options
     if given.all == bool(given.layers):
-        call.misuse("name the layers to purge, or say --all" if not given.all else "--all needs no LAYER")
+        call.misuse("name the layers to purge, or use --all" if not given.all else "--all needs no LAYER")
     selected = call.selection()
     with output.working("purging"):
         if given.mpi:
@@ -68,9 +68,7 @@ def show_purge(result: PurgeResult, now: float) -> None:
     made = "would be made" if result.dry_run else "is made"
     for outcome in result.outcomes:
         for path in outcome.recreated:
-            output.warn(
-                f"{outcome.layer}: {path} {made} again: it had gone, and programs that are running fail without it"
-            )
+            output.warn(f"{outcome.layer}: {path} {made} again, because running programs need it")
     warn_of_outcomes(result.outcomes)
 
 

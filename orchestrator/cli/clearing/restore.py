@@ -1,4 +1,4 @@
-"""``cachectl restore``: list what ``verify --quarantine`` moved aside, or bring it back."""
+"""``cachectl restore``: list what ``verify --quarantine`` moved aside, or restore it."""
 
 from __future__ import annotations
 
@@ -15,9 +15,11 @@ if TYPE_CHECKING:
 
 
 def add_options(parser: Parser) -> None:
-    parser.add_argument("names", nargs="*", metavar="NAME", help="what to bring back (default: list all there is)")
+    parser.add_argument(
+        "names", nargs="*", metavar="NAME", help="what to restore (default: list everything in quarantine)"
+    )
     parser.add_argument("--all", action="store_true", help="bring everything back")
-    parser.add_argument("--replace", action="store_true", help="also where another entry has taken its place")
+    parser.add_argument("--replace", action="store_true", help="also if another entry has taken its place")
     parser.add_dry_run("come back")
     parser.add_shared(*CHANGING, "--json")
 
@@ -28,13 +30,13 @@ def run(call: Call) -> int:
         call.misuse("--all needs no NAME")
     named = bool(given.all or given.names)
     if given.dry_run and not named:
-        call.misuse("--dry-run needs the NAME of what to bring back, or --all")
+        call.misuse("--dry-run needs a NAME, or --all")
     with output.working("looking into quarantine"):
         done = call.stack.restore(given.names, everything=given.all, replace=given.replace, dry_run=given.dry_run)
     show = _show_restored if named else _show_quarantine
     status = call.show(done, lambda done: show(done, call.now))
     for name in done.unknown:
-        output.warn(f"nothing in quarantine is called {name!r}; cachectl restore lists what there is")
+        output.warn(f"nothing in quarantine has the name {name!r}; cachectl restore lists the names")
     warn_of_outcomes(done.unread)
     return status
 

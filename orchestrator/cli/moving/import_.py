@@ -28,10 +28,10 @@ def run(call: Call) -> int:
     given = call.options
     most = LARGEST_BUNDLE if given.max_size is None else parse_size(given.max_size)
     if given.file == "-" and given.allowed_signers is not None:
-        call.misuse("a bundle on standard input has no FILE.sig beside it; say --sha256 or --trust")
+        call.misuse("a bundle on standard input has no FILE.sig; give --sha256 or --trust")
     trust = call.trust()
     if trust is None:
-        call.misuse("say why the bundle is trusted")
+        call.misuse("a bundle is code: give one of --allowed-signers, --sha256 and --trust")
     with output.working("importing"):
         done = call.stack.import_bundle(given.file, trust, dry_run=given.dry_run, most=most)
     return call.show(done, lambda done: _show(done, call.now))

@@ -131,7 +131,7 @@ def test_it_travels_with_all_others(
     plain = new_home(tmp_path / "plain")
     done = plain.cachectl("import", bundle, "--trust", check=False)
     assert done.returncode == 1
-    assert "no layer of this name is here" in done.stderr
+    assert "no layer of this name exists here" in done.stderr
 
 
 # ---------------------------------------------------------------------- versions of the interface

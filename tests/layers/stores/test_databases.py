@@ -1,4 +1,4 @@
-"""What may be in a database, and databases that other users can reach."""
+"""Allowed content of databases, and databases that other users can reach."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_only_the_table_that_pytools_makes_is_used(tmp_path: Path, statements: s
         rows.vacuum,
     )
     for use in uses:
-        with pytest.raises(Damaged, match="does not make so"):
+        with pytest.raises(Damaged, match="does not make"):
             use()
     assert path.read_bytes() == before
 
@@ -247,7 +247,7 @@ def test_no_database_is_opened_for_writing_where_others_can_write(shared: Path, 
 
 @as_root
 def test_over_others_works_as_the_owner(shared: Path) -> None:
-    """What the owner plants can do no more than the owner."""
+    """Files that the owner plants give no more rights than the owner has."""
     path = dictionary(shared / "home" / ".cache" / "pytools" / FILE)
     chown(shared / "home", NOBODY)
     victim = shared / "thesis.tex"

@@ -97,7 +97,7 @@ def state(file: Path) -> tuple[str, int]:
 
 
 def of_layer(result: dict[str, Any], name: str) -> dict[str, Any]:
-    """Return what a purge said of one layer."""
+    """Return the messages of a purge about one layer."""
     (found,) = (layer for layer in result["layers"] if layer["layer"] == name)
     return dict(found)
 

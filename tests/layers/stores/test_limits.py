@@ -125,7 +125,7 @@ def test_a_manifest_of_the_largest_size_is_read_in_bounded_memory(home: Home, tm
     file = manifest_alone(tmp_path / "bundle", texts[kind](), os.urandom(MIB))
     done = cachectl(home.path, "import", str(file), "--trust")
     assert done.status == 1
-    assert done.stderr.startswith("cachectl: no bundle to be used")
+    assert done.stderr.startswith("cachectl: cannot use the bundle")
     assert len(done.stderr.splitlines()) == 1
     assert done.peak < 8 * LARGEST_MANIFEST
 
@@ -191,7 +191,7 @@ def test_an_endless_source_is_cut_off(home: Home) -> None:
         done = cachectl(home.path, "import", "-", "--trust", "--max-size", "8M", source=endless.stdout.fileno())
         endless.kill()
     assert done.status == 1
-    assert "has more than 8,388,608 bytes; import --max-size SIZE takes more" in done.stderr
+    assert "has more than 8,388,608 bytes; import --max-size SIZE accepts more" in done.stderr
     assert done.peak < PLAIN
 
 

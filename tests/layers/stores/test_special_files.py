@@ -234,7 +234,7 @@ def test_no_verb_opens_a_special_file(crowded: Path, tmp_path: Path, world: str,
 
 
 def _goes_with_a_folder(path: Path) -> bool:
-    """Tell whether a file lies in an entry that is a folder, or in quarantine: it leaves with that."""
+    """Return whether a file lies in an entry that is a folder, or in quarantine: it leaves with that."""
     return bool({"kcache", "pyopencl"}.intersection(path.parts)) or ".cachectl-quarantine-" in str(path)
 
 
