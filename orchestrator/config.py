@@ -260,6 +260,12 @@ def load(environment: Environment) -> Config:
     return Config(environment, tuple(file for file in files if file is not None))
 
 
+def with_interpreters(environment: Environment) -> Environment:
+    """Return an environment with the interpreters of its settings, unless it names others. Raises as :func:`load`."""
+    found = () if environment.python_paths else load(environment).find_interpreters()
+    return replace(environment, python_paths=found) if found else environment
+
+
 def _read(path: Path, origin: str) -> ConfigFile | None:
     """Return a config file; ``None`` if it does not exist and no variable names it."""
     try:

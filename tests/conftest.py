@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import tiers
 from homes import Home, make_home
 from hypothesis import HealthCheck, settings
 from tiers import ELSEWHERE, TIERS
@@ -80,7 +81,8 @@ def pytest_configure(config: pytest.Config) -> None:
     )
     settings.load_profile("cachectl")
     # The suite that plug-ins run too damages 40 files of a layer; a few show the same sooner.
-    LayerConformance.damaged_files = 40 if _runs_every_tier(config) else 6
+    tiers.every_tier = _runs_every_tier(config)
+    LayerConformance.damaged_files = tiers.amount(4, 40)
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:

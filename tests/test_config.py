@@ -17,7 +17,7 @@ from homes import make_home
 from cachectl import Stack
 from cachectl.cli.defaults import LIMITED, options_of, parser_of
 from cachectl.cli.parser import VERBS
-from cachectl.config import BadConfig, ConfigRefused, load
+from cachectl.config import BadConfig, ConfigRefused, load, with_interpreters
 from cachectl.layers.base.environment import Environment, config_paths
 from cachectl.layers.base.errors import BadRequest
 
@@ -161,6 +161,17 @@ def test_python_takes_an_environment(home: Home) -> None:
     write(home, "wait = 1\n")
     with pytest.raises(BadRequest, match="name a limit"):
         Stack(home.environment()).prune()
+
+
+def test_what_is_stale_depends_on_the_interpreters_of_the_settings(home: Home) -> None:
+    write(home, 'python = ["/none/python"]\n[prune]\nstale = true\n')
+    for words in (("prune",), ("purge", "--all", "--stale"), ("report",)):
+        done = home.cachectl(*words, check=False)
+        assert (done.returncode, "/none/python did not answer" in done.stderr) == (2, True)
+    assert home.cachectl("report", "--python", sys.executable).returncode == 0
+    known = with_interpreters(home.environment())
+    assert known.python_paths == (Path("/none/python"),)
+    assert with_interpreters(known) is known
 
 
 def test_what_is_no_file_is_refused(home: Home) -> None:

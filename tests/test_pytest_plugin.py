@@ -93,6 +93,7 @@ def test_cold(cold_caches):
     assert home.cachectl("ls", "-q").stdout == listed
 
 
+@pytest.mark.thorough
 @pytest.mark.real
 def test_tests_that_compile_after_a_driver_has_started_are_cold_too(home: Home) -> None:
     """Not by their switches, which the driver read when it started: the cache holds what it held before."""

@@ -316,8 +316,8 @@ class Foresight:
 class Outcome:
     """The result of a clear, or the expected one.
 
-    ``bytes_freed`` is measured on the disk; ``recreated`` lists folders. ``things`` lists the things to remove in an
-    expected result; it is empty after a clear.
+    ``removed`` counts entries; ``bytes_freed`` is measured on the disk; ``recreated`` lists folders. ``things`` lists
+    the things to remove in an expected result; it is empty after a clear.
     """
 
     layer: str
@@ -327,6 +327,7 @@ class Outcome:
     failed: tuple[Note, ...] = ()
     recreated: tuple[Path, ...] = ()
     things: tuple[Removable, ...] = ()
+    orphans_removed: int = 0
     as_json: ClassVar = AsJson(hidden=("things",), names={"recreated": "remade"})
 
     def plus(self, other: Outcome) -> Outcome:
@@ -339,6 +340,7 @@ class Outcome:
             self.failed + other.failed,
             self.recreated + other.recreated,
             self.things + other.things,
+            self.orphans_removed + other.orphans_removed,
         )
 
 

@@ -118,10 +118,16 @@ def _checked(key: Sequence[str], values: Sequence[object], schema: Schema) -> tu
     return kernel_db.encode(data, schema) if oddities else tuple(values)
 
 
+def demand_readable(layer: MIOpenTuning, path: Path) -> None:
+    """Raise the error of reading a text file. Taking MIOpen's locks first would leave its lock files for nothing."""
+    next(RecordFile(layer.name, path, nullcontext).scan(), None)
+
+
 def records_of(layer: MIOpenTuning, path: Path) -> tuple[list[bytes], list[Note]]:
     """Return the records that MIOpen reads, and the lines that it cannot read, under the lock of writers."""
     lines: list[bytes] = []
     flawed: list[Note] = []
+    demand_readable(layer, path)
     with ExitStack() as stack:
         # If no lock file can be made, MIOpen cannot rewrite it either.
         with suppress(Unreachable):

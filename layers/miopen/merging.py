@@ -25,6 +25,7 @@ from cachectl.layers.miopen.database_files import (
     KernelFile,
     as_miopen_writes,
     demand_no_package,
+    demand_readable,
     joined_rows,
     make_folder,
     records_of,
@@ -213,8 +214,11 @@ def _merge_tables(environment: Environment, source: _Named, target: _Named) -> M
 
 def _merge_records(environment: Environment, source: _Named, target: _Named) -> MergedFile:
     layer = MIOpenTuning(environment)
-    lines, flawed = records_of(layer, source.path)
     path = as_miopen_writes(layer, target.path)
+    demand_readable(layer, path)
+    lines, flawed = records_of(layer, source.path)
+    if not lines:
+        return MergedFile(source.path, failures=tuple(flawed))
     root = Root(path.parent, Scope.USER, "named")
     # Running programs read only a user's file again.
     is_read_again = target.name.kind in layer.store.texts

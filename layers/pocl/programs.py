@@ -22,7 +22,7 @@ from cachectl.layers.formats import pocl_programs
 from cachectl.layers.formats.pocl_programs import BITCODE, MEMBERS, NO_PROGRAM
 from cachectl.layers.host.mounts import network_file_system
 from cachectl.layers.host.processes import age_of, process_names, using
-from cachectl.layers.pocl.shapes import LEVELS, NAMED, UNCACHED, shape_of
+from cachectl.layers.pocl.orphans import LEVELS, NAMED, UNCACHED, shape_of
 from cachectl.layers.stores.archive import pack, unpack
 from cachectl.layers.stores.tree import REFUSALS, Leaf, Tree, bulk, planned
 from cachectl.layers.stores.walk import Group

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from typing import Final
 
-from cachectl.layers.base.errors import BadRequest
+from cachectl.layers.base.errors import NotAnArtifact
 from cachectl.layers.base.facts import Artifact
 
 _HEADER: Final = "artifact.json"
@@ -156,7 +156,7 @@ def is_artifact_file(head: bytes) -> bool:
 
 
 def artifact_from_bytes(data: bytes) -> Artifact:
-    """Read a file of ``cachectl get``. Raises :class:`BadRequest` for another file or a wrong checksum."""
+    """Read a file of ``cachectl get``. Raises :class:`NotAnArtifact` for another file or a wrong checksum."""
     import hashlib
     import json
 
@@ -177,8 +177,8 @@ def artifact_from_bytes(data: bytes) -> Artifact:
         digest = str(header["sha256"])
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         message = f"not an artifact file of cachectl get: {error}"
-        raise BadRequest(message) from error
+        raise NotAnArtifact(message) from error
     if hashlib.sha256(content).hexdigest() != digest:
         message = "the artifact file is damaged: wrong checksum"
-        raise BadRequest(message)
+        raise NotAnArtifact(message)
     return artifact

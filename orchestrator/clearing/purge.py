@@ -30,9 +30,10 @@ class ClearedLayer:
 
 @dataclass(frozen=True, slots=True)
 class PurgeTotal:
-    """The sums over all layers."""
+    """The sums over all layers: ``removed`` counts entries."""
 
     removed: int
+    orphans_removed: int
     bytes_freed: int
     skipped: int
     failed: int
@@ -64,7 +65,9 @@ class PurgeResult:
     @property
     def found_nothing(self) -> bool:
         """Return whether there was nothing to remove and nothing refused or failed."""
-        return not any(one.removed or one.skipped or one.failed or one.recreated for one in self.outcomes)
+        return not any(
+            one.removed or one.orphans_removed or one.skipped or one.failed or one.recreated for one in self.outcomes
+        )
 
 
 def _cleared(outcome: Outcome, *, listed: bool) -> ClearedLayer:

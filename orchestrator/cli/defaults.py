@@ -21,7 +21,7 @@ LIMITED: Final = "prune"
 #: Options whose default can be set. Those that give consent, select entries or name a file are for one call only.
 SETTABLE: Final = frozenset(
     {
-        *(*GENERAL, "deep", "explain", "kernels", "layer", "limit", "max-size", "neighbours", "prove", "rounds"),
+        *(*GENERAL, "by", "deep", "explain", "kernels", "layer", "limit", "max-size", "neighbours", "prove", "rounds"),
         *("scratch", "shell", "sign", "sort"),
     }
 )
@@ -42,6 +42,9 @@ def set_defaults(config: Config, options: argparse.Namespace) -> bool:
         for setting, action in defaults_of(config, options.verb, options.parser)
         if setting.origin != "default" and getattr(options, action.dest) == action.default
     }
+    if hasattr(options, "stale") and not hasattr(options, "python") and (found := config.find_interpreters()):
+        # What is stale depends on them in every command.
+        untyped["python"] = list(map(str, found))
     options.parser.set_defaults(**untyped)
     return bool(untyped)
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 from cachectl.cli.parser import build_parser, mark_bare, verb_module
 
 if TYPE_CHECKING:
-    from argparse import Namespace
+    from argparse import ArgumentParser, Namespace
 
     from cachectl.cli.call import Call
     from cachectl.layers.base.environment import Environment
@@ -37,13 +37,21 @@ def main(arguments: Sequence[str] | None = None, *, environment: Environment | N
     words = list(sys.argv[1:] if arguments is None else arguments)
     # For other verbs argparse gives -- its usual meaning.
     at = words.index("--") if words and words[0] in _RUNNING and "--" in words else len(words)
-    parse = partial(build_parser(words[:1]).parse_args, mark_bare(words[:at]))
+    parse = partial(_parse, build_parser(words[:1]), mark_bare(words[:at]))
     try:
         call = Call(parse(), words, words[at + 1 :], environment)
     except SystemExit:
         _discard_output()
         raise
     return _guarded(call, parse)
+
+
+def _parse(parser: ArgumentParser, words: Sequence[str]) -> Namespace:
+    options, unknown = parser.parse_known_args(words)
+    if unknown:
+        # The verb's own parser names the verb's help.
+        getattr(options, "parser", parser).error(f"unrecognized arguments: {' '.join(unknown)}")
+    return options
 
 
 def _open_streams() -> None:

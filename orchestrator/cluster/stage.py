@@ -94,6 +94,8 @@ class Job:
             raise BadRequest("--allowed-signers, --sha256 and --trust need a bundle")
         if self.sign is not None and self.out is None:
             raise BadRequest("--sign needs --out FILE")
+        if self.bundle is None and self.out is None:
+            raise BadRequest("nothing to stage: name a BUNDLE to start with, or --out FILE for what is compiled")
 
 
 @dataclass(frozen=True, slots=True)

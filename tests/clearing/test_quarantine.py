@@ -45,12 +45,12 @@ def rest(folder: Path) -> None:
         os.utime(path, (then, then))
 
 
-#: One of a folder and one of a database.
-TRIED = ("truncated info", "truncated rows")
+#: The one that needs most parts of quarantine.
+TRIED = "truncated rows"
 
 
 @pytest.mark.real
-@pytest.mark.parametrize("name", [*TRIED, *thorough(*(name for name in BREAKAGES if name not in TRIED))])
+@pytest.mark.parametrize("name", [TRIED, *thorough(*(name for name in BREAKAGES if name != TRIED))])
 def test_a_broken_cache_is_mended_and_broken_again(warm: Home, name: str) -> None:
     """The real program fails, verify names it, quarantine fixes it, the program runs; restore restores everything."""
     breakage = BREAKAGES[name]
@@ -254,15 +254,15 @@ LABELS = {
 
 
 @pytest.mark.real
-@pytest.mark.parametrize("content", LABELS.values(), ids=LABELS)
-def test_a_label_that_is_none_is_told(warm: Home, content: bytes) -> None:
+@pytest.mark.parametrize("name", ["half", *thorough(*(name for name in LABELS if name != "half"))])
+def test_a_label_that_is_none_is_told(warm: Home, name: str) -> None:
     """A bad label hides no other: the folder is named, the rest is listed, and clearing the layer clears it."""
     stack = Stack(warm.environment())
     junk_native(warm.path)
     cut_info(warm.path)
     quarantine_all(warm)
     (label,) = (warm.path / ".cache" / "pocl").rglob("label.json")
-    label.write_bytes(content)
+    label.write_bytes(LABELS[name])
     listed = warm.run(sys.executable, "-m", "cachectl", "restore", "--json", check=False)
     assert listed.returncode == 1
     assert [thing["layer"] for thing in json.loads(listed.stdout)["quarantine"]] == ["pyopencl"]

@@ -49,7 +49,9 @@ def one_line(done: subprocess.CompletedProcess[str]) -> str:
         # What follows -- is an argument, not the option that would have kept a purge dry, and not somebody's command.
         (["purge", "--all", "--", "--dry-run"], 2, "--all needs no LAYER"),
         (["get", "pocl", "--", "-KEY"], 1, "no entry has the key '-KEY'"),
-        (["purge", "--all", "--dry"], 2, "unrecognized arguments: --dry"),
+        (["purge", "--all", "--dry"], 2, "cachectl purge: unrecognized arguments: --dry; try cachectl purge --help"),
+        (["ls", "--foo"], 2, "cachectl ls: unrecognized arguments: --foo; try cachectl ls --help"),
+        (["--foo", "ls"], 2, "try cachectl --help"),
         (["--vers"], 2, "try cachectl --help"),
         (["purge"], 2, "cachectl purge: name the layers to purge, or use --all; try cachectl purge --help"),
         (["ls", "--quiet", "--json"], 2, "not allowed with argument"),
@@ -61,7 +63,7 @@ def one_line(done: subprocess.CompletedProcess[str]) -> str:
         (["env", "--root", "/dev/null"], 2, "--root '/dev/null' is no folder"),
         (["demo", "--kernels", "0"], 2, "0 is less than one"),
         (["demo", "--kernels", "few"], 2, "invalid number value"),
-        (["put", "loopy", os.fsdecode(b"\xff"), "/dev/null"], 2, "not an artifact file"),
+        (["put", "loopy", os.fsdecode(b"\xff"), "/dev/null"], 1, "not an artifact file"),
     ],
 )
 def test_misuse_is_one_line(cuda: Home, arguments: list[str], status: int, words: str) -> None:

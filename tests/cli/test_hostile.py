@@ -34,6 +34,7 @@ from support.hostile import (
     user_layers,
     write,
 )
+from tiers import thorough
 
 from cachectl.clearing.limits import Limits
 from cachectl.clearing.prune import plan_prune
@@ -171,9 +172,14 @@ def test_the_home_is_as_large_and_as_deceptive_as_it_is_said_to_be(hostile: Worl
 @pytest.mark.parametrize(
     ("platform", "variable"),
     [
-        *(("linux", variable) for variable in (*PLACES, "all", "all, through a link")),
-        *(("darwin", variable) for variable in ("XDG_CACHE_HOME", "HOME")),
-        *(("win32", variable) for variable in (*WINDOWS_PLACES, "all")),
+        *(("linux", variable) for variable in ("all", "all, through a link")),
+        ("darwin", "HOME"),
+        ("win32", "all"),
+        *thorough(
+            *(("linux", variable) for variable in PLACES),
+            ("darwin", "XDG_CACHE_HOME"),
+            *(("win32", variable) for variable in WINDOWS_PLACES),
+        ),
     ],
 )
 def test_every_variable_in_turn_costs_nobody_anything(hostile: World, platform: str, variable: str) -> None:
@@ -198,7 +204,7 @@ def test_every_variable_in_turn_costs_nobody_anything(hostile: World, platform: 
     assert changed(before, hash_tree(hostile.home, hostile.outside, hostile.empty)) == set()
 
 
-@pytest.mark.parametrize("variable", [*PLACES, "all"])
+@pytest.mark.parametrize("variable", ["all", *thorough(*PLACES)])
 def test_the_real_command_costs_nobody_anything_either(hostile: World, variable: str) -> None:
     """``purge --all`` and ``prune --stale`` as a user runs them leave the hash of everything as it was."""
     variables = all_at_once(hostile.home) if variable == "all" else {variable: str(hostile.home)}

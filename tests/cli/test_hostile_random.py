@@ -34,6 +34,7 @@ from support.hostile import (
     user_layers,
     write,
 )
+from tiers import amount
 
 from cachectl.clearing.limits import Limits
 from cachectl.clearing.prune import plan_prune
@@ -230,7 +231,7 @@ def check(world: World, variables: Mapping[str, str], platform: str) -> int:
     return removed
 
 
-@settings(parent=FIXED, max_examples=70)
+@settings(parent=FIXED, max_examples=amount(20, 70))
 @given(case=CASES)
 def test_nothing_unrecognised_changes_whatever_lies_wherever(
     tmp_path_factory: pytest.TempPathFactory, case: Case
@@ -289,7 +290,7 @@ def test_a_real_home_damaged_at_random_is_cleared_as_planned(
     event("entries went" if removed else "no entry went")
 
 
-@settings(parent=FIXED, max_examples=8)
+@settings(parent=FIXED, max_examples=amount(4, 8))
 @given(case=CASES, verb=st.sampled_from([["report"], ["ls"], ["verify"], ["purge", "--all"], ["prune", "--stale"]]))
 def test_the_real_command_over_random_homes(
     tmp_path_factory: pytest.TempPathFactory, case: Case, verb: list[str]

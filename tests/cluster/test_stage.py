@@ -96,6 +96,7 @@ def test_a_cold_job_writes_each_entry_of_all_nodes_once(jobs: Jobs) -> None:
     assert no_home(jobs.home)
 
 
+@pytest.mark.cluster
 @pytest.mark.real
 def test_in_a_staged_job_no_rank_compiles_and_the_file_is_read_once(jobs: Jobs, tmp_path: Path) -> None:
     file = jobs.home.path / "warm.cachectl"

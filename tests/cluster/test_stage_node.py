@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import json
 import os
 import random
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
@@ -77,6 +79,22 @@ def test_a_node_is_filled_looked_through_and_emptied(
     root = node.root
     node.remove()
     assert not root.exists()
+    assert no_home(home)
+
+
+@pytest.mark.real
+def test_a_job_of_one_process_is_warm(home: Home, packed: tuple[Path, str]) -> None:
+    file, digest = packed
+    program = (sys.executable, str(home.programs / "thirteen.py"), "1", "0")
+    traced = (sys.executable, "-m", "cachectl", "trace", "--json", "trace.json", "--", *program)
+    home.cachectl("stage", "in", str(file), "--sha256", digest, "--", *traced)
+    layers = {one["layer"]: one for one in json.loads((home.path / "trace.json").read_text())["layers"]}
+    assert {name: layers[name]["misses"] for name in ("loopy", "pyopencl-invoker", "pocl")} == {
+        "loopy": 0,
+        "pyopencl-invoker": 0,
+        "pocl": 0,
+    }
+    assert layers["pocl"]["hits"] == 1
     assert no_home(home)
 
 
@@ -220,6 +238,7 @@ def made(file: Path, entries: dict[str, tuple[bytes, str]], platform: str | None
     return opened
 
 
+@pytest.mark.thorough
 def test_however_entries_are_parted_merged_they_are_the_same_bytes(here: Environment, tmp_path: Path) -> None:
     draw = random.Random(6)  # noqa: S311 - sizes, no secrets
     entries = {f"{n:03}": (draw.randbytes(draw.choice((0, 1, 512, 70_000))), f"sm_{n % 5}") for n in range(200)}

@@ -62,6 +62,7 @@ def pocl(request: pytest.FixtureRequest) -> Mapping[str, str]:
     return driver.variables
 
 
+@pytest.mark.thorough
 @pytest.mark.real
 def test_a_purge_leaves_what_a_long_running_program_holds(
     home: Home, pocl: Mapping[str, str], monkeypatch: pytest.MonkeyPatch

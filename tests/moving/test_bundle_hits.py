@@ -79,6 +79,7 @@ def test_the_same_content_is_the_same_bytes(source: Home, packed: Path, home: Ho
         assert (tmp_path / name).read_bytes() == packed.read_bytes()
 
 
+@pytest.mark.thorough
 @pytest.mark.real
 def test_bundles_of_two_programs_merge(
     packed: Path, source: Home, home: Home, tmp_path: Path, new_home: Callable[[Path], Home]
@@ -191,6 +192,7 @@ def another_venv(path: Path) -> str:
     return str(path / "bin" / "python")
 
 
+@pytest.mark.thorough
 @pytest.mark.real
 def test_in_another_virtual_environment_exactly_what_is_foreseen_misses(
     packed: Path, home: Home, tmp_path: Path

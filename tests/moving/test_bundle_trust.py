@@ -317,6 +317,7 @@ def test_what_no_bundle_may_hold_is_refused_whole(
     assert tried > 30
 
 
+@pytest.mark.thorough
 @pytest.mark.real
 def test_frames_may_end_anywhere_but_must_be_frames(
     parts: tuple[Manifest, list[bytes]], home: Home, tmp_path: Path

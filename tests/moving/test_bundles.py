@@ -50,6 +50,7 @@ def test_a_different_entry_that_is_here_is_never_replaced(
     assert sum(layer.placed for layer in done.values()) == len(contents) - 1
 
 
+@pytest.mark.thorough
 @pytest.mark.real
 def test_two_imports_at_once_are_fine(packed: Path, source: Home, home: Home) -> None:
     # Each waits for the others' locks, however slow the machine.

@@ -79,6 +79,7 @@ def test_a_line_counts_only_if_every_field_has_its_type(tmp_path: Path, lines: s
     )
 
 
+@pytest.mark.thorough
 def test_only_plain_files_of_a_process_are_read_and_only_so_far(tmp_path: Path) -> None:
     folder, other = tmp_path / "events", tmp_path / "other"
     folder.mkdir()

@@ -25,7 +25,7 @@ FILES = {
 READ = "open({file!r}, 'rb').read(1)"
 
 
-def program(count: int = 8, plain: int = 5) -> list[str]:
+def program(count: int, plain: int) -> list[str]:
     """Return the command of the program that compiles loopy kernels and plain PyOpenCL programs."""
     return [sys.executable, str(PROGRAMS / "thirteen.py"), str(count), str(plain)]
 

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 from cachectl.cli import output
 from cachectl.cli.call import Call
 from cachectl.cli.clearing.purge import warn_of_outcomes
-from cachectl.cli.inspecting.ls import show_things
 from cachectl.cli.parser import CHANGING, Parser
 
 if TYPE_CHECKING:
     from cachectl.clearing.quarantine import Restoration
+    from cachectl.layers.base.facts import Quarantined
 
 
 def add_options(parser: Parser) -> None:
@@ -50,12 +50,22 @@ def _show_quarantine(done: Restoration, now: float) -> None:
         output.show_lines(["nothing is in quarantine"])
 
 
+def columns(now: float) -> tuple[output.Column[Quarantined], ...]:
+    """Return the columns of a dry run; ``now`` is the time that ages refer to."""
+    return (
+        output.Column("layer", lambda thing: thing.layer),
+        output.sizes("size", lambda thing: thing.bytes),
+        output.ages("age", lambda thing: thing.moved, now),
+        output.Column("key", lambda thing: thing.key),
+    )
+
+
 def _show_restored(done: Restoration, now: float) -> None:
     """Print what was or would be restored, and why the rest was not."""
     back = [one.thing for one in done.restored if one.because is None]
     if done.dry_run:
         if back:
-            show_things(((thing.layer, thing) for thing in back), now)
+            output.show_table(columns(now), back)
         output.show_lines([*([""] if back else []), f"{output.count(len(back))} would come back"])
     else:
         output.show_lines(f"{thing.layer}: {thing.key} is back" for thing in back)

@@ -51,6 +51,8 @@ def show_findings(
     for finding in findings:
         where = finding.key if finding.key is not None else str(finding.root)
         fix = "moved aside" if moved(finding) else f"fix: {finding.fix}"
-        output.show_lines([f"{finding.layer}: {where}: {finding.message} ({finding.severity.value})", f"  {fix}"])
+        output.show_message(f"{finding.layer}: {where}: {finding.message} ({finding.severity.value})", indent="  ")
+        # A command must stay whole to be copied.
+        output.show_lines([f"  {fix}"])
     if not findings:
         output.show_lines([nothing])

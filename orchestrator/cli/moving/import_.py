@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from cachectl.cli import output
 from cachectl.cli.call import Call
-from cachectl.cli.inspecting.ls import show_things
+from cachectl.cli.inspecting.ls import show_entries
 from cachectl.cli.parser import CHANGING, Parser
 
 if TYPE_CHECKING:
@@ -54,8 +54,8 @@ def _show(done: Import, now: float) -> None:
     """Print what was or would be placed, whether programs here will hit it, and what was not placed."""
     from cachectl.layers.base.selection import moment_text
 
-    if listed := [(layer.layer, entry) for layer in done.layers for entry in layer.entries or ()]:
-        show_things(listed, now)
+    if listed := [entry for layer in done.layers for entry in layer.entries or ()]:
+        show_entries(listed, now)
         output.show_lines([""])
     output.show_table(columns("would place" if done.dry_run else "placed"), done.layers)
     made = "unknown, only a signed bundle says" if done.made is None else moment_text(done.made)

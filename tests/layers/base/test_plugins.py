@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from tiers import thorough
 
 from cachectl.layers.base.conformance import LayerConformance
 from cachectl.layers.base.facts import Artifact, Found, Outcome, Problem, Quarantined, Root, Target
@@ -69,13 +70,20 @@ def test_a_broken_plug_in_is_named_and_fatal_to_nothing(plugged: Home) -> None:
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize("wrong", ["", "roots", "none"])
+def test_a_plug_in_that_was_left_out_and_is_named_says_why(plugged: Home) -> None:
+    done = plugged.cachectl("ls", "missing", check=False)
+    assert done.returncode == 2
+    assert "\ncachectl: the plug-in missing was left out: " in done.stderr
+    assert "No module named 'cachectl_test_plugin_that_is_not_there'" in done.stderr
+
+
+@pytest.mark.parametrize("wrong", ["", *thorough("roots", "none")])
 def test_a_layer_that_is_wrong_in_every_call_stops_no_other(plugged: Home, wrong: str) -> None:
     home = type(plugged)(plugged.path, {**plugged.variables, "TALKING": wrong})
     (notes, talking) = home.json("report", "notes", "talking", check=False)["layers"]
     assert notes["entries"] == 2
     assert talking["state"] == "unknown"
-    assert "the plug-in failed: TypeError: answered with str instead of State" in talking["failures"]
+    assert "the plug-in failed: Talking.state returned str instead of State" in talking["failures"]
     listed = json.loads(home.cachectl("ls", "notes", "talking", "--json", check=False).stdout)
     assert [entry["key"] for entry in listed["entries"]] == [*NOTES, *([] if wrong else ["a"])]
     assert [problem["layer"] for problem in listed["problems"] if problem["failed"]] == ["talking"]

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from tiers import thorough
 
 sys.path[:0] = [str(Path(__file__).parents[2] / "faults")]
 
@@ -115,7 +116,7 @@ def test_a_manifest_takes_no_more_memory_than_its_bundle_allows(home: Home, tmp_
     assert done.peak < PLAIN
 
 
-@pytest.mark.parametrize("kind", ["one line", "many details"])
+@pytest.mark.parametrize("kind", ["one line", *thorough("many details")])
 def test_a_manifest_of_the_largest_size_is_read_in_bounded_memory(home: Home, tmp_path: Path, kind: str) -> None:
     texts = {
         "one line": lambda: b"[[]" + b",[]" * (LARGEST_MANIFEST // 3 - 3) + b"]",
@@ -155,6 +156,7 @@ status = 0
 """.replace("\n", "\n    ")
 
 
+@pytest.mark.thorough
 def test_large_entries_are_checked_piece_by_piece_and_read_one_at_a_time(tmp_path: Path) -> None:
     file = large_bundle(tmp_path / "bundle", 2)
     checked = measured(READ, str(file), str(LARGE), "check", home=tmp_path)
@@ -248,7 +250,7 @@ def sparse(paths: Sequence[Path]) -> None:
         os.truncate(path, 1 << 41)
 
 
-@pytest.mark.parametrize("part", range(3))
+@pytest.mark.parametrize("part", [0, *thorough(1, 2)])
 def test_files_of_holes_end_no_verb(tmp_path: Path, part: int) -> None:
     home = synthetic_world(tmp_path).path
     places = (home / ".cache", home / ".config", home / ".nv")

@@ -1,6 +1,6 @@
-"""The shapes of PoCL's cache: programs, and the temporaries and empty folders that PoCL leaves.
+"""How PoCL's orphans are recognised: leaked temporaries, programs built with the cache off, and empty folders.
 
-Sources: ``lib/CL/pocl_cache.c`` and ``lib/CL/pocl_file_util.c``.
+Files and folders with other names are left alone. Sources: ``lib/CL/pocl_cache.c``, ``lib/CL/pocl_file_util.c``.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ UNCACHED: Final = "_UNCACHED_"
 _SUFFIX: Final = r"\.(?:cl|preproc\.cl|so|so\.o|spirv|spv|bc|s|binary|map)"
 
 
-def _orphan_rules(drawn: str) -> tuple[OrphanRule, OrphanRule]:
+def _leaked(drawn: str) -> tuple[OrphanRule, OrphanRule]:
+    """Return the rules for leaked temporaries with these random characters in their names."""
     leaked, uncached = regex(f"tempfile_{drawn}"), regex(f"{UNCACHED}{drawn}")
     return (
         OrphanRule(leaked, "leaked by a PoCL process", idle_only=False, empty=True, private=True),
@@ -43,13 +44,11 @@ LEVELS: Final = (regex("[A-P]{2}"), regex("[A-P]{37}"))
 #: build fails if it vanishes between the two (``pocl_mkdir_p`` in ``lib/CL/pocl_file_util.c``).
 _EMPTY: Final = OrphanRule(LEVELS[0], "an empty folder of programs", members=regex("(?!)"))
 #: Shapes of three kinds of root: any folder, one whose name contains ``pocl``, and one that PoCL alone uses.
-NAMED: Final = Shape(
-    LEVELS, folders=True, members=MEMBERS, orphans=_orphan_rules(_NO_WORD), first=(BITCODE, "program.spv")
-)
+NAMED: Final = Shape(LEVELS, folders=True, members=MEMBERS, orphans=_leaked(_NO_WORD), first=(BITCODE, "program.spv"))
 _BEARING: Final = NAMED._replace(
-    orphans=(*_orphan_rules(_NO_WORD), _compiling(_NO_WORD)), empty=_EMPTY._replace(private=True)
+    orphans=(*_leaked(_NO_WORD), _compiling(_NO_WORD)), empty=_EMPTY._replace(private=True)
 )
-_OWN: Final = NAMED._replace(orphans=(*_orphan_rules(DRAWN), _compiling(DRAWN), _HEADERS), empty=_EMPTY)
+_OWN: Final = NAMED._replace(orphans=(*_leaked(DRAWN), _compiling(DRAWN), _HEADERS), empty=_EMPTY)
 
 
 def shape_of(root: Root) -> Shape:
