@@ -69,7 +69,7 @@ _EPILOG_TEXT: Final = """\
 first=$(scontrol show hostnames "$SLURM_NODELIST" 2>/dev/null | head -n 1)
 [ -z "$first" ] || [ "$first" = "$SLURMD_NODENAME" ] || exit 0
 cd /
-timeout 300 {command} --user "$SLURM_JOB_USER" >/dev/null
+{command} --user "$SLURM_JOB_USER" --time-limit 300 >/dev/null
 # Slurm drains a node whose epilog fails.
 exit 0
 """
