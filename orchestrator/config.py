@@ -12,7 +12,9 @@ import re
 import stat
 import sys
 from collections.abc import Callable, Container, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeVar
 
@@ -53,21 +55,8 @@ class ConfigFile:
     tables: Mapping[str, Any]
 
     def line(self, key: Key) -> int:
-        """Return the line on which a key begins.
-
-        TOML parsers do not report it. The lines above a key are a valid file, and so are those down to its end.
-        """
-        lines, start = self.text.split("\n"), 1
-        for number in range(1, len(lines)):
-            try:
-                tables = _parsed("\n".join(lines[:number]))
-            except ValueError:
-                # The cut is inside a value of several lines.
-                continue
-            if _value(tables, key) is not None:
-                break
-            start = number + 1
-        return start
+        """Return the line on which a key begins."""
+        return _lines(self.text)[key]
 
 
 @dataclass(frozen=True, slots=True)
@@ -323,6 +312,30 @@ def _parsed(text: str) -> dict[str, Any]:
     else:
         import tomli as tomllib
     return tomllib.loads(text)
+
+
+@cache
+def _lines(text: str) -> Mapping[Key, int]:
+    """Return the line on which each key of a file begins.
+
+    TOML parsers do not report it. The lines above a key are a valid file, and so are those down to its end.
+    """
+    lines, found, start = text.replace("\r\n", "\n").split("\n"), dict[Key, int](), 1
+    for number in range(1, len(lines) + 1):
+        # It fails if the cut is inside a value of several lines.
+        with suppress(ValueError):
+            for key in _keys(_parsed("\n".join(lines[:number]))):
+                found.setdefault(key, start)
+            start = number + 1
+    return found
+
+
+def _keys(table: Mapping[str, Any]) -> Iterator[Key]:
+    """Yield each key of a table, and those of the tables in it."""
+    for name, value in table.items():
+        yield (name,)
+        if isinstance(value, Mapping):
+            yield from ((name, *key) for key in _keys(value))
 
 
 def _value(tables: Mapping[str, Any], keys: Key) -> Any:  # noqa: ANN401 - a value of TOML

@@ -91,6 +91,7 @@ LIMITS = [
     ("[prune]\nolder-than = 3\n", 2, "such as 30d"),
     ('[prune.pocl]\nmax-files = "few"\n', 2, "no whole number"),
     ("[prune.pocl]\nolder-then = 3\n", 2, "no limit"),
+    ("# Windows\r\n[prune.pocl]\r\nolder-then = 3\r\n", 3, "no limit"),
     ("prune = 3\n", 1, "a table; write [prune]"),
 ]
 DEFAULTS = [

@@ -76,22 +76,28 @@ exit 0
 
 
 class Schedule(ABC):
-    """A schedule that can be printed, installed and removed; installing or removing it twice changes nothing.
+    """A schedule that can be printed, installed and removed; doing so twice changes nothing.
 
-    :meth:`install` and :meth:`remove` yield a line for each thing that they did, and for each that is left to do. They
+    :meth:`install` and :meth:`remove` return a line for each thing that they did, and for each that is left to do. They
     raise :class:`CachectlError` if something is in the way, and :class:`OSError`.
     """
 
     #: What is installed.
     text: str
 
-    @abstractmethod
-    def install(self) -> Iterator[str]:
+    def install(self) -> tuple[str, ...]:
         """Install it, or bring it up to date."""
+        return tuple(self._install())
+
+    def remove(self) -> tuple[str, ...]:
+        """Remove it."""
+        return tuple(self._remove())
 
     @abstractmethod
-    def remove(self) -> Iterator[str]:
-        """Remove it."""
+    def _install(self) -> Iterator[str]: ...
+
+    @abstractmethod
+    def _remove(self) -> Iterator[str]: ...
 
 
 def schedule(layers: LayerSet, kind: str, file: str | None = None) -> Schedule:
@@ -167,7 +173,7 @@ class SystemdTimer(Schedule):
         }
         self.text = "\n".join(f"# {path}\n{text}" for path, text in self._files.items())
 
-    def install(self) -> Iterator[str]:
+    def _install(self) -> Iterator[str]:
         """Write both files and start the timer; if the service manager does not answer, yield the command for it."""
         for path in self._files:
             _demand_own(path)
@@ -177,7 +183,7 @@ class SystemdTimer(Schedule):
         commands = (("daemon-reload",), ("enable", "--now", _TIMER))
         yield from self._systemctl("the timer runs daily", *commands)
 
-    def remove(self) -> Iterator[str]:
+    def _remove(self) -> Iterator[str]:
         """Stop the timer and remove both files."""
         there = [path for path in self._files if _demand_own(path)]
         if not there:
@@ -224,11 +230,11 @@ class CronLine(Schedule):
         self._line = f"{minute} 4 * * * {words} >/dev/null {_CRON_MARK}".replace("%", "\\%")
         self.text = f"{self._line}\n"
 
-    def install(self) -> Iterator[str]:
+    def _install(self) -> Iterator[str]:
         """Add the line to the crontab, or replace the one that is there."""
         yield "the line runs daily" if self._replace([self._line]) else "the line is there already"
 
-    def remove(self) -> Iterator[str]:
+    def _remove(self) -> Iterator[str]:
         """Remove the line from the crontab."""
         yield "removed the line" if self._replace([]) else "no such line in the crontab"
 
@@ -266,7 +272,7 @@ class SlurmEpilog(Schedule):
         self._path = path
         self.text = _EPILOG_TEXT.format(mark=_MARK, command=shlex.join(command))
 
-    def install(self) -> Iterator[str]:
+    def _install(self) -> Iterator[str]:
         """Write the script. Raises :class:`CachectlError` if a user other than root could change what root runs."""
         _demand_own(self._path)
         self._path.parent.mkdir(parents=True, exist_ok=True)
@@ -279,7 +285,7 @@ class SlurmEpilog(Schedule):
         yield _write(self._path, self.text, 0o755)
         yield f"slurm.conf needs Epilog={printable(self._path.parent)}/*; after a change, run: scontrol reconfigure"
 
-    def remove(self) -> Iterator[str]:
+    def _remove(self) -> Iterator[str]:
         """Remove the script."""
         if not _demand_own(self._path):
             yield f"no script {printable(self._path)}"
