@@ -25,6 +25,7 @@ DOCUMENTS: Final = (
     "cachectl.inspecting.entries:Listing",
     "cachectl.inspecting.verify:Verification",
     "cachectl.inspecting.layers:Layers",
+    "cachectl.config:Settings",
     "cachectl.clearing.purge:PurgeResult",
     "cachectl.clearing.quarantine:Restoration",
     "cachectl.observing.trace:Trace",

@@ -10,13 +10,16 @@ import pytest
 TIERS: Final = {
     "hazard": "kills, faults and random worlds in large numbers",
     "upstream": "the test suites of pytools and PyOpenCL",
-    "cluster": "MPI jobs",
-    "environment": "another driver, MPI or installer than the test extra brings",
+    "cluster": "MPI jobs, and a Slurm of one node",
+    "environment": "another driver, MPI, installer or scheduler than the test extra brings",
     "thorough": "more cases of an ability that the default run tries once",
 }
 #: Fixtures that need what the test extra does not bring.
 ELSEWHERE: Final = frozenset(
-    {"debian_pocl", "built_pocl", "newer_pocl", "intel_driver", "open_mpi", "rusticl_device", "installers"}
+    {
+        *("debian_pocl", "built_pocl", "newer_pocl", "intel_driver", "open_mpi", "rusticl_device", "installers"),
+        "schedulers",
+    }
 )
 
 #: Whether this run has every tier; the conftest sets it before test modules are imported.

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from typing import Protocol
 
     from cachectl.cluster.nodes import Nodes
+    from cachectl.config import Config
     from cachectl.layers.base.environment import Environment
     from cachectl.layers.base.selection import Selection
     from cachectl.moving.importing import Trust
@@ -96,6 +97,19 @@ class Call:
             for plugin in stack.broken:
                 output.warn(f"plug-in {plugin.name}: {plugin.why}")
         return stack
+
+    @cached_property
+    def config(self) -> Config:
+        """The config files and variables. Raises :class:`BadConfig` and :class:`ConfigRefused`."""
+        from cachectl.config import load
+
+        return load(self.environment)
+
+    def parse_again(self, parse: Callable[[], argparse.Namespace]) -> None:
+        """Replace the options by those that ``parse`` returns, now that their defaults have changed."""
+        self.options = parse()
+        # It depends on the options.
+        del self.environment
 
     @property
     def now(self) -> float:

@@ -49,6 +49,8 @@ VERBS: Final[dict[str, tuple[str, str]]] = {
     "miopen": ("moving.miopen", "merge databases of MIOpen, of several users or ranks"),
     "stage": ("cluster.stage", "warm caches to every node of an MPI job, and back"),
     "merge": ("cluster.merge", "entries of several folders, of ranks for instance, into one"),
+    "config": ("inspecting.config", "every setting, and the file, line or variable that it comes from"),
+    "schedule": ("clearing.schedule", "prune by itself: a user timer, a cron line, or an epilog of Slurm"),
     "layers": ("inspecting.layers", "adapters, what each can do here, and why not"),
     "demo": ("demo", "a demonstration on PoCL, in an isolated root"),
 }

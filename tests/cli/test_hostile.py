@@ -36,7 +36,8 @@ from support.hostile import (
 )
 from tiers import thorough
 
-from cachectl.clearing.prune import Limits, plan_prune
+from cachectl.clearing.limits import Limits
+from cachectl.clearing.prune import plan_prune
 from cachectl.cli.output import to_json
 from cachectl.stack import Stack
 

@@ -36,6 +36,8 @@ COMMANDS: dict[str, tuple[tuple[str, ...], int]] = {
     "miopen": (("merge", "missing", "into"), 2),
     "stage": (("in", *TRUE), 2),
     "merge": (("missing", "into"), 2),
+    "config": ((), 0),
+    "schedule": (("cron",), 0),
     "layers": ((), 0),
     "demo": (("--kernels", "none"), 2),
 }
