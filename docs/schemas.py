@@ -33,6 +33,7 @@ DOCUMENTS: Final = (
     "cachectl.layers.miopen.exporting:FilesExport",
     "cachectl.layers.miopen.merging:Merge",
     "cachectl.cluster.rank_roots:MergedRoots",
+    "cachectl.homes.gathering:Homes",
 )
 
 #: What modules import for type checkers only.
@@ -76,8 +77,14 @@ class _Maker:
             "description": (kind.__doc__ or "").partition("\n")[0],
             "properties": {key: schema for key, (schema, _) in keys.items()},
             "required": [key for key, (_, required) in keys.items() if required],
-            "additionalProperties": not self._closed,
+            "additionalProperties": not self._closed or any(get_origin(hint) is Mapping for hint in self._flat(kind)),
         }
+
+    @staticmethod
+    def _flat(kind: type) -> Iterator[Any]:
+        """Yield the types of the members whose keys stand in the document itself."""
+        hints = get_type_hints(kind, localns=_NAMES)
+        yield from (hints[member.attribute] for member in members(kind) if member.flat)
 
     def _keys(self, kind: type) -> Iterator[tuple[str, tuple[Schema, bool]]]:
         """Yield each key with its schema, and whether it is always there."""
@@ -85,6 +92,9 @@ class _Maker:
         for member in members(kind):
             own = getattr(kind, member.attribute, None)
             hint = get_type_hints(own.fget)["return"] if isinstance(own, property) else hints[member.attribute]
+            if member.flat and get_origin(hint) is Mapping:
+                # The keys of any document.
+                continue
             if member.flat:
                 yield from self._keys(hint)
                 continue

@@ -8,7 +8,7 @@ from __future__ import annotations
 import io
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
 from cachectl.cli.parser import build_parser, mark_bare, verb_module
@@ -75,7 +75,7 @@ def _guarded(call: Call) -> int:
     from cachectl.cli import output
 
     try:
-        status = verb_module(call.options.verb).run(call)
+        status = _runner(call)(call)
         output.finish()
     except BrokenPipeError:
         # The reader has closed the pipe.
@@ -90,6 +90,15 @@ def _guarded(call: Call) -> int:
         output.warn(line)
     _discard_output()
     return status
+
+
+def _runner(call: Call) -> Callable[[Call], int]:
+    """Return the function that carries out a call: that of its verb, or the one for homes of other users."""
+    if not call.changes_user:
+        return verb_module(call.options.verb).run
+    from cachectl.cli import homes
+
+    return homes.run
 
 
 def _explained(error: Exception) -> tuple[int, str] | None:

@@ -9,7 +9,9 @@ from cachectl.cli.parser import Parser
 
 
 def add_options(parser: Parser) -> None:
-    parser.add_shared("layers", "--json")
+    parser.add_shared("layers")
+    parser.add_places(homes=True)
+    parser.add_shared("--json")
 
 
 def run(call: Call) -> int:

@@ -20,6 +20,7 @@ def add_options(parser: Parser) -> None:
     parser.add_argument(
         "--neighbours", action="store_true", help="also other caches of compiled code (Triton, CuPy …), only looked at"
     )
+    parser.add_places(homes=True, root=True)
     parser.add_shared("--mpi", "--json")
 
 

@@ -22,6 +22,7 @@ def add_options(parser: Parser) -> None:
     parser.add_argument(
         "--deep", action="store_true", help="also have installed tools read what cachectl cannot: bitcode, by llvm-dis"
     )
+    parser.add_places(homes=True, root=True)
     parser.add_shared(*CHANGING, "--json")
 
 
