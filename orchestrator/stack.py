@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from cachectl.inspecting.layers import Layers
     from cachectl.inspecting.report import Report
     from cachectl.inspecting.verify import Verification
+    from cachectl.layers.base.environment import Environment
     from cachectl.layers.base.layer import Layer
     from cachectl.moving.exporting import Export
     from cachectl.moving.importing import Import, Trust
@@ -48,6 +49,17 @@ class Stack(LayerSet):
     clearable one if it removes, exports or restores. ``notice`` gets one line for each thing that a caller should know
     and that is no error; by default it issues a :class:`RuntimeWarning`.
     """
+
+    @classmethod
+    def below(cls, folder: str, environment: Environment | None = None) -> Stack:
+        """Return the layers as ``run --isolated=FOLDER`` and ``env --root FOLDER`` keep them below a folder.
+
+        Raises :class:`BadRequest` if there is no such folder.
+        """
+        from cachectl.layers.base.environment import Environment
+        from cachectl.switching.run import environment_below
+
+        return cls(environment_below(Environment.here() if environment is None else environment, folder))
 
     # ------------------------------------------------------------------ inspecting
 

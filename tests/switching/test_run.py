@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pty
 import shutil
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from cachectl.layers.base.conformance import snapshot
+from cachectl.stack import Stack
 
 if TYPE_CHECKING:
     from homes import Home
@@ -60,6 +62,28 @@ def test_isolated_in_a_named_folder_is_kept_and_warm(home: Home) -> None:
     assert warm.stderr.count("Writing program.bc") == 0
     assert (home.path / "kept").is_dir()
     assert not (home.path / ".cache").exists()
+    # What eval of `env --root` shows, without it.
+    moved = {
+        name: value
+        for line in home.cachectl("env", "--root", "kept", "--shell", "sh").stdout.splitlines()
+        for name, _, value in [line.removeprefix("export ").removesuffix(";").partition("=")]
+    }
+    for verb in ("ls", "verify"):
+        assert home.cachectl(verb, "--root", "kept").stdout == home.cachectl(verb, **moved).stdout
+    there = home.json("report", "--root", "kept")
+    evaluated = json.loads(home.cachectl("report", "--json", **moved).stdout)
+    assert [layer["roots"] for layer in there["layers"]] == [layer["roots"] for layer in evaluated["layers"]]
+    listed = home.cachectl("ls", "--root", "kept", "-q", "pocl").stdout.splitlines()
+    assert len(listed) == 2
+    assert not home.json("ls")["entries"]
+    home.cachectl("get", "pocl", listed[0], "--root=kept", "-o", "entry")
+    assert home.json("export", "--root=kept", "bundle", "pocl")["total"]["entries"] == 2
+    refused = home.cachectl("report", "--root=nowhere", check=False)
+    assert (refused.returncode, refused.stderr) == (2, "cachectl: --root 'nowhere' is no folder\n")
+    assert (
+        Stack.below("kept", home.environment()).report().entries
+        == home.json("report", "--root=kept")["total"]["entries"]
+    )
 
 
 def test_the_childs_status_is_the_status(home: Home) -> None:
