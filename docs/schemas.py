@@ -23,6 +23,7 @@ DOCUMENTS: Final = (
     "cachectl.inspecting.report:Report",
     "cachectl.inspecting.entries:Listing",
     "cachectl.inspecting.verify:Verification",
+    "cachectl.inspecting.doctor:Diagnosis",
     "cachectl.inspecting.layers:Layers",
     "cachectl.clearing.purge:PurgeResult",
     "cachectl.clearing.quarantine:Restoration",
@@ -57,9 +58,19 @@ def schemas(*, closed: bool = False) -> dict[str, Schema]:
         document = maker.of_class(kind)
         document["properties"] = {"schema": {"const": title}, **document["properties"]}
         document["required"] = ["schema", *document["required"]]
+        if title in found:
+            # Several verbs write it, and some of its keys only one of them.
+            document = _either(document, found[title])
+            maker.classes.update(found[title]["$defs"])
         dialect = "https://json-schema.org/draft/2020-12/schema"
         found[title] = {"$schema": dialect, "title": title, **document, "$defs": maker.classes}
     return found
+
+
+def _either(one: Schema, other: Schema) -> Schema:
+    """Return the schema of a document that has the keys of one of two."""
+    required = [key for key in one["required"] if key in other["required"]]
+    return {**one, "properties": {**other["properties"], **one["properties"]}, "required": required}
 
 
 class _Maker:

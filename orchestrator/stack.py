@@ -124,9 +124,9 @@ class Stack(LayerSet):
 
     def doctor(self, *, layers: Sequence[str] = ()) -> Diagnosis:
         """Return what is wrong with this set-up, each with the command that fixes it."""
-        from cachectl.inspecting.doctor import Diagnosis, diagnosis
+        from cachectl.inspecting.doctor import diagnosis
 
-        return Diagnosis(tuple(diagnosis(self.named(layers), () if layers else self.broken)))
+        return diagnosis(self.named(layers), () if layers else self.broken)
 
     def abilities(self, *, layers: Iterable[str] = ()) -> Layers:
         """Return what each layer can do here, and why not; ``cachectl layers``."""

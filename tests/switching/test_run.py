@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -63,7 +63,7 @@ def test_isolated_in_a_named_folder_is_kept_and_warm(home: Home) -> None:
     assert (home.path / "kept").is_dir()
     assert not (home.path / ".cache").exists()
     # What eval of `env --root` shows, without it.
-    moved = {
+    moved: dict[str, Any] = {
         name: value
         for line in home.cachectl("env", "--root", "kept", "--shell", "sh").stdout.splitlines()
         for name, _, value in [line.removeprefix("export ").removesuffix(";").partition("=")]
