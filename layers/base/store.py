@@ -288,18 +288,29 @@ def attempt(act: Callable[[], T]) -> T | LayerError | OSError:
         return error
 
 
-def each_part(layer: str, parts: Iterable[tuple[str, Callable[[], Outcome]]]) -> Outcome:
-    """Do the parts of a removal, each under a name for its failures; return the sum of their outcomes.
+#: A part of a removal: a name for its failures, its targets, and what removes them.
+Part = tuple[str, Sequence[Target], Callable[[], Outcome]]
 
-    All parts run and count even if one fails.
+
+def each_part(layer: str, parts: Iterable[Part]) -> Outcome:
+    """Do the parts of a removal; return the sum of their outcomes.
+
+    All parts run and count even if one fails. One that fails for lack of space can be retried when there is some.
     """
     outcome = Outcome(layer)
-    for name, act in parts:
+    for name, targets, act in parts:
         try:
             outcome = outcome.plus(act())
         except (LayerError, OSError) as error:  # noqa: PERF203 - one must not end the rest
-            outcome = outcome.plus(Outcome(layer, failed=(Note(name, reason_of(error)),)))
+            starved = tuple(targets) if _lacks_room(error) else ()
+            outcome = outcome.plus(Outcome(layer, failed=(Note(name, reason_of(error), starved),)))
     return outcome
+
+
+def _lacks_room(error: BaseException | None) -> bool:
+    """Return whether a file system is full: that is the error, or its cause."""
+    is_full = isinstance(error, OSError) and error.errno in NO_ROOM
+    return is_full or (error is not None and _lacks_room(error.__cause__))
 
 
 @contextmanager

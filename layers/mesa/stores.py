@@ -353,7 +353,7 @@ class ShaderCache(Store):
         temporary = [target for target in targets if target.key.endswith(".tmp")]
         others = [target for target in targets if not target.key.endswith(".tmp")]
         planned = ((self._tree(root), others), (self._tree(root, _TEMPORARIES), temporary))
-        parts = [(str(root.path), partial(tree.remove, own, tidy=idle)) for tree, own in planned if own]
+        parts = [(str(root.path), own, partial(tree.remove, own, tidy=idle)) for tree, own in planned if own]
         return each_part(self.name, parts)
 
     def _remove_from_files(self, root: Root, targets: tuple[Target, ...]) -> Outcome:
@@ -362,7 +362,7 @@ class ShaderCache(Store):
         outcome = Outcome(self.name)
         if strays:
             remove = partial(self._tree(root, _shapes(root)[0]).remove, strays)
-            outcome = each_part(self.name, [(str(root.path), remove)])
+            outcome = each_part(self.name, [(str(root.path), strays, remove)])
         left = set(wanted)
         trouble: str | None = None
         # List all files before changing one, so that no failure to list hides what was removed.

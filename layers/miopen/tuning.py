@@ -14,7 +14,7 @@ import re
 import shlex
 import time
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import replace as changed
 from functools import partial
@@ -27,7 +27,7 @@ from cachectl.layers.base.declarations import EnvSwitch, at_load
 from cachectl.layers.base.errors import Damaged, EntryExists, LayerError, Refused, Unreachable, not_a_key
 from cachectl.layers.base.facts import Artifact, Finding, Hazard, Note, Outcome, Problem, Root, Severity, Switch, Target
 from cachectl.layers.base.lazy import regex
-from cachectl.layers.base.store import each_part
+from cachectl.layers.base.store import Part, each_part
 from cachectl.layers.base.switches import first_place, misread
 from cachectl.layers.disk.atomic import replace_file
 from cachectl.layers.disk.foresight import wait_until_free
@@ -385,18 +385,19 @@ class TuningDatabases(MIOpenDatabases):
     def remove(self, root: Root, targets: tuple[Target, ...]) -> Outcome:
         """Delete lines. Running programs keep the records that they have read."""
         by_file: dict[str, dict[str, Target]] = {}
-        parts: list[tuple[str, Callable[[], Outcome]]] = []
+        parts: list[Part] = []
         for target in targets:
             relative, separator, record = target.key.partition(SEPARATOR)
             if separator:
                 by_file.setdefault(relative, {})[record] = target
             elif folder_pattern(self.name).fullmatch(target.key):
                 tree = Tree(self.name, root.path, NOTHING)
-                parts.append((target.key, partial(tree.remove, (target,))))
+                parts.append((target.key, (target,), partial(tree.remove, (target,))))
             else:
-                parts.append((target.key, partial(self._remove_stray, root, target)))
+                parts.append((target.key, (target,), partial(self._remove_stray, root, target)))
         parts += [
-            (relative, partial(self._remove_records, root, relative, planned)) for relative, planned in by_file.items()
+            (relative, tuple(planned.values()), partial(self._remove_records, root, relative, planned))
+            for relative, planned in by_file.items()
         ]
         return each_part(self.name, parts)
 

@@ -17,7 +17,7 @@ from cachectl.layers.base import facts
 from cachectl.layers.base.errors import Damaged, LayerError, Unreachable, not_a_key
 from cachectl.layers.base.facts import Finding, Note, Outcome, Problem, Root, Severity, Target
 from cachectl.layers.base.lazy import module, regex
-from cachectl.layers.base.store import Store, each_part
+from cachectl.layers.base.store import Part, Store, each_part
 from cachectl.layers.disk.foresight import closed_because
 from cachectl.layers.disk.handles import opened
 from cachectl.layers.disk.locks import is_abandoned, presence_lock, remove_abandoned, wait_until_absent
@@ -194,12 +194,14 @@ class ProgramFolders(Store):
     def remove(self, root: Root, targets: tuple[Target, ...]) -> Outcome:
         """Remove program folders, those of one Python under its lock; never the folder of a Python."""
         locks = [target for target in targets if _is_lock(target.key)]
-        parts = [(target.key, partial(self._remove_lock, root, target)) for target in locks]
+        parts: list[Part] = [(target.key, (target,), partial(self._remove_lock, root, target)) for target in locks]
         by_base: dict[str, list[Target]] = {}
         for target in targets:
             if target not in locks:
                 by_base.setdefault(target.key.partition("/")[0], []).append(target)
-        parts += [(base, partial(self._remove_from, root, base, tuple(by_base[base]))) for base in sorted(by_base)]
+        for base in sorted(by_base):
+            planned = tuple(by_base[base])
+            parts.append((base, planned, partial(self._remove_from, root, base, planned)))
         return each_part(self.name, parts)
 
     def _remove_lock(self, root: Root, target: Target) -> Outcome:

@@ -345,7 +345,7 @@ class Dictionaries(Rows):
         """Delete rows, then vacuum. Never unlink a file that a program may have open."""
         by_file = self._by_file((target.key, target) for target in targets).items()
         return each_part(
-            self.name, ((file, partial(self._remove_from, root, file, planned)) for file, planned in by_file)
+            self.name, ((file, planned, partial(self._remove_from, root, file, planned)) for file, planned in by_file)
         )
 
     def _remove_from(self, root: Root, file: str, planned: list[Target]) -> facts.Outcome:

@@ -174,7 +174,7 @@ class Files(Store):
         ]
 
         def remove(alone: bool) -> facts.Outcome:
-            parts = ((str(root.path), partial(tree.remove, own, tidy=alone)) for tree, own in planned if own)
+            parts = ((str(root.path), own, partial(tree.remove, own, tidy=alone)) for tree, own in planned if own)
             return each_part(self.name, parts)
 
         return remove_counted(self.name, self.index.changing(self, root), remove)
