@@ -356,6 +356,7 @@ def sum_usage(found: Iterable[Counted]) -> Usage:
     """Sum a scan, holding one thing at a time."""
     entries = files = total = orphan_files = orphan_bytes = stale_entries = stale_bytes = 0
     knows_stale = False
+    disk: int | None = 0
     moments: list[float] = []
     problems: list[Problem] = []
     for thing in found:
@@ -365,12 +366,14 @@ def sum_usage(found: Iterable[Counted]) -> Usage:
         if isinstance(thing, Orphan):
             # Things in quarantine have not leaked.
             if not thing.kept:
+                disk = _plus(disk, thing)
                 orphan_files += thing.files
                 orphan_bytes += thing.bytes
             continue
         if isinstance(thing, Entry) and thing.guest is not None:
             continue
         count = _count_of(thing)
+        disk = _plus(disk, thing)
         entries += count
         files += thing.files
         total += thing.bytes
@@ -392,7 +395,14 @@ def sum_usage(found: Iterable[Counted]) -> Usage:
         oldest=moments[0] if moments else None,
         newest=moments[-1] if moments else None,
         problems=tuple(problems),
+        disk_bytes=disk if disk or complete else None,
     )
+
+
+def _plus(disk: int | None, thing: Entry | Orphan | Housekeeping | Bulk) -> int | None:
+    """Add the disk blocks of a thing that has files."""
+    own = thing.disk if thing.files else 0
+    return None if disk is None or own is None else disk + own
 
 
 def unknown_usage(*problems: Problem) -> Usage:

@@ -160,7 +160,7 @@ class ShaderCache(Store):
             total += blob.length
             yield self._blob_raw(root, file, blob, size[1])
         relative = os.path.relpath(file.path, root.path)
-        yield facts.Housekeeping(relative, root.path, size[0] - total, 2, size[1])
+        yield facts.Housekeeping(relative, root.path, size[0] - total, 2, size[1], disk=size[2])
 
     def _blob_raw(self, root: Root, file: MesaFile, blob: Blob, modified: float) -> _Raw:
         key = _key(blob.name)
@@ -604,7 +604,7 @@ def _content(raw: _Raw, unread: dict[Path, LayerError]) -> bytes:
 
 
 def _housekeeping(root: Root, leaf: Leaf) -> facts.Housekeeping:
-    return facts.Housekeeping(leaf.key, root.path, leaf.bytes, 1, leaf.modified, fixed=True)
+    return facts.Housekeeping(leaf.key, root.path, leaf.bytes, 1, leaf.modified, fixed=True, disk=leaf.disk)
 
 
 def _kernels(data: bytes) -> tuple[str, ...] | None:

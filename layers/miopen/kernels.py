@@ -26,7 +26,7 @@ from cachectl.layers.miopen import kernel_db, places
 from cachectl.layers.miopen.databases import MIOpenDatabases, MIOpenLayer
 from cachectl.layers.miopen.names import VERSION_FOLDER, program_names, version_numbers
 from cachectl.layers.miopen.places import LIBRARIES, SEPARATOR, TEMPORARY, DatabaseFile, Databases, judge, stale_because
-from cachectl.layers.stores.rows import Row, RowFile, Schema, disk_usage
+from cachectl.layers.stores.rows import Row, RowFile, Schema, disk_blocks, disk_usage
 from cachectl.layers.stores.tree import REFUSALS, Leaf, Shape, Tree, scan_each
 
 SWITCH: Final = "MIOPEN_DISABLE_CACHE"
@@ -94,7 +94,8 @@ class KernelDatabases(MIOpenDatabases):
         try:
             files, total = disk_usage(file.path)
             rest = max(0, total - payload)
-            yield facts.Housekeeping(file.relative, root.path, rest, files, file.modified(), True if because else None)
+            stale, disk = True if because else None, disk_blocks(file.path)
+            yield facts.Housekeeping(file.relative, root.path, rest, files, file.modified(), stale, disk=disk)
         except OSError as error:
             yield self.unread(file.path, error)
 
@@ -139,6 +140,7 @@ class KernelDatabases(MIOpenDatabases):
             key=leaf.key,
             root=root.path,
             bytes=leaf.bytes,
+            disk=leaf.disk,
             files=1,
             modified=leaf.modified,
             kernels=program_names(name),

@@ -31,7 +31,7 @@ from cachectl.layers.base.store import Part, each_part
 from cachectl.layers.base.switches import first_place, misread
 from cachectl.layers.disk.atomic import replace_file
 from cachectl.layers.disk.foresight import wait_until_free
-from cachectl.layers.disk.handles import opened, opened_root
+from cachectl.layers.disk.handles import blocks_at, blocks_of, opened, opened_root
 from cachectl.layers.disk.locks import record_lock
 from cachectl.layers.disk.presence import is_there, means_absent, status_at
 from cachectl.layers.miopen import places
@@ -39,7 +39,7 @@ from cachectl.layers.miopen.databases import MIOpenDatabases, MIOpenLayer
 from cachectl.layers.miopen.places import LIBRARIES, SEPARATOR, DatabaseFile, Databases, judge, lock_files, owned_file
 from cachectl.layers.stores.quarantine import folder_pattern
 from cachectl.layers.stores.records import Fault, Record, RecordFile, record_complaint
-from cachectl.layers.stores.rows import RowFile, Schema, disk_usage
+from cachectl.layers.stores.rows import RowFile, Schema, disk_blocks, disk_usage
 from cachectl.layers.stores.tree import LEFTOVER, NOTHING, REFUSALS, Tree
 
 SWITCH: Final = "MIOPEN_DEBUG_DISABLE_FIND_DB"
@@ -178,12 +178,15 @@ class TuningDatabases(MIOpenDatabases):
     def _rest_of(self, root: Root, file: DatabaseFile, payload: int, because: str | None) -> facts.Housekeeping:
         """Return the size of a file beside its entries, and of the file that marks its changes."""
         files, total = disk_usage(file.path)
+        disk = disk_blocks(file.path)
         beside = _time_file(file.path)
         if owned_file(root, beside):
             files, total = files + 1, total + disk_usage(beside)[1]
+            disk = None if disk is None else disk + (blocks_at(beside) or 0)
         # A last line without a newline is one byte shorter than counted.
         rest = max(0, total - payload)
-        return facts.Housekeeping(file.relative, root.path, rest, files, file.modified(), True if because else None)
+        stale = True if because else None
+        return facts.Housekeeping(file.relative, root.path, rest, files, file.modified(), stale, disk=disk)
 
     def _listing(self, root: Root, file: DatabaseFile) -> Iterator[tuple[str, int, tuple[int, ...]] | Fault]:
         """Yield the key within the file, the bytes and the mark of each entry, and every fault."""
@@ -218,7 +221,9 @@ class TuningDatabases(MIOpenDatabases):
                 continue
             if why is not None and status is not None:
                 mark = (status.st_size, status.st_mtime_ns)
-                yield facts.Orphan(name, root.path, status.st_size, 1, status.st_mtime, why, stamp=mark)
+                yield facts.Orphan(
+                    name, root.path, status.st_size, 1, status.st_mtime, why, stamp=mark, disk=blocks_of(status)
+                )
 
     def _stray_because(self, root: Root, name: str) -> str | None:
         """Return why a file beside the databases is useless; ``None`` where it is not, or is not recognised."""

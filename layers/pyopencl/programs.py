@@ -19,7 +19,7 @@ from cachectl.layers.base.facts import Finding, Note, Outcome, Problem, Root, Se
 from cachectl.layers.base.lazy import module, regex
 from cachectl.layers.base.store import Part, Store, each_part
 from cachectl.layers.disk.foresight import closed_because
-from cachectl.layers.disk.handles import opened
+from cachectl.layers.disk.handles import blocks_of, opened
 from cachectl.layers.disk.locks import is_abandoned, presence_lock, remove_abandoned, wait_until_absent
 from cachectl.layers.disk.plain import open_plain, read_plain
 from cachectl.layers.disk.presence import means_no_file
@@ -105,7 +105,9 @@ class ProgramFolders(Store):
                 with suppress(FileNotFoundError):
                     status = lock.lstat()
                     key, why = str(lock.relative_to(root.path)), "a lock that nobody holds any more"
-                    yield facts.Orphan(key, root.path, status.st_size, 1, status.st_mtime, why, idle_only=False)
+                    yield facts.Orphan(
+                        key, root.path, status.st_size, 1, status.st_mtime, why, idle_only=False, disk=blocks_of(status)
+                    )
 
     @staticmethod
     def locks(root: Root) -> list[Path]:
@@ -139,6 +141,7 @@ class ProgramFolders(Store):
             key=leaf.key,
             root=root.path,
             bytes=leaf.bytes,
+            disk=leaf.disk,
             files=len(leaf.members),
             modified=leaf.modified,
             kernels=None if source is None else kernel_names(source),

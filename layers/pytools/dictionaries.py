@@ -25,7 +25,16 @@ from cachectl.layers.formats.pickles import is_framed
 from cachectl.layers.host.open_files import open_elsewhere
 from cachectl.layers.stores.quarantine import folder_pattern
 from cachectl.layers.stores.row_store import Rows
-from cachectl.layers.stores.rows import Deleted, Row, RowFile, Schema, Weight, disk_usage, without_companion
+from cachectl.layers.stores.rows import (
+    Deleted,
+    Row,
+    RowFile,
+    Schema,
+    Weight,
+    disk_blocks,
+    disk_usage,
+    without_companion,
+)
 from cachectl.layers.stores.tree import LEFTOVER, Leaf, Shape, Tree, scan_each
 
 #: The table of a dictionary since pytools 2024.1.4.
@@ -144,7 +153,9 @@ class Dictionaries(Rows):
         except (LayerError, OSError) as error:
             yield self.unread(path, error)
             return
-        yield facts.Housekeeping(name.file, root.path, total - payload, files, modified, staleness.stale)
+        yield facts.Housekeeping(
+            name.file, root.path, total - payload, files, modified, staleness.stale, disk=disk_blocks(path)
+        )
 
     def _list(
         self,
@@ -211,6 +222,7 @@ class Dictionaries(Rows):
             key=leaf.key,
             root=root.path,
             bytes=leaf.bytes,
+            disk=leaf.disk,
             files=len(leaf.members),
             modified=leaf.modified,
             versions={"python": name.python, **name.packages},

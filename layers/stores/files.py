@@ -84,7 +84,7 @@ class Files(Store):
                 yield leaf.orphan(root.path)
             elif tree.shape in self.index.shapes:
                 if self.index.is_book(leaf):
-                    yield facts.Housekeeping(leaf.key, root.path, leaf.bytes, modified=leaf.modified)
+                    yield facts.Housekeeping(leaf.key, root.path, leaf.bytes, modified=leaf.modified, disk=leaf.disk)
             elif not contents:
                 yield leaf.entry(self.name, root.path)
             else:

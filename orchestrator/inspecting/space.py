@@ -38,6 +38,7 @@ _NEARLY_FULL: Final = (16 << 20, 100)
 class Share:
     """What a layer holds on a file system, orphans included; lower bounds if something could not be counted.
 
+    ``bytes`` are those of disk blocks if these are known.
     ``root`` is its first root there. ``clearable`` is set if ``purge --all`` would clear it.
     """
 
@@ -167,7 +168,8 @@ def _with(share: Share | None, layer: Layer, root: Root, usage_of: UsageOf) -> S
     first, size, files = (root.path, 0, 0) if share is None else (share.root, share.bytes, share.files)
     with suppress(*FAILURES):
         usage = usage_of(layer, root)
-        size += (usage.bytes or 0) + (usage.orphan_bytes or 0)
+        apparent = (usage.bytes or 0) + (usage.orphan_bytes or 0)
+        size += apparent if usage.disk_bytes is None else usage.disk_bytes
         files += (usage.files or 0) + (usage.orphan_files or 0)
     return Share(layer.name, first, size, files, clearable)
 
