@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import pytest
 
@@ -18,6 +18,16 @@ TIERS: Final = {
 ELSEWHERE: Final = frozenset(
     {"debian_pocl", "built_pocl", "newer_pocl", "intel_driver", "open_mpi", "rusticl_device", "installers"}
 )
+
+#: Whether this run has every tier; the conftest sets it before test modules are imported.
+every_tier = False
+
+Amount = TypeVar("Amount", int, float, str)
+
+
+def amount(few: Amount, many: Amount) -> Amount:
+    """Return how many examples, or how much else, a test takes: few in the default tier, many with ``--all``."""
+    return many if every_tier else few
 
 
 def needing(*fixtures: str) -> list[Any]:

@@ -10,7 +10,6 @@ from cachectl.cli import output
 from cachectl.cli.call import Call
 
 if TYPE_CHECKING:
-    from cachectl.cli.inspecting.ls import Thing
     from cachectl.homes import Account, Homes, InHome
     from cachectl.layers.base.facts import Entry
 
@@ -115,7 +114,7 @@ def _show_report(homes: Homes, now: float) -> None:
     for one in homes.users:
         problems = [problem for item in one.items for root in item["roots"] for problem in root["problems"]]
         for problem in problems[: output.MANY]:
-            output.show_lines([f"{one.user}: {problem['path']}: {problem['message']}"])
+            output.show_message(f"{one.user}: {problem['path']}: {problem['message']}", indent="  ")
         if len(problems) > output.MANY:
             output.show_lines([f"{one.user}: {len(problems) - output.MANY} more problems; --json lists them all"])
 
@@ -130,8 +129,8 @@ def _show_ls(homes: Homes, now: float) -> None:
 def _show_entries(entries: Iterable[tuple[str, Entry]], now: float) -> None:
     from cachectl.cli.inspecting.ls import columns
 
-    def of_entry(column: output.Column[tuple[str, Thing]]) -> output.Column[tuple[str, Entry]]:
-        return output.Column(column.title, lambda row: column.value((row[1].layer, row[1])), right=column.right)
+    def of_entry(column: output.Column[Entry]) -> output.Column[tuple[str, Entry]]:
+        return output.Column(column.title, lambda row: column.value(row[1]), right=column.right)
 
     user: output.Column[tuple[str, Entry]] = output.Column("user", lambda row: row[0])
     output.show_table((user, *map(of_entry, columns(now))), entries)
@@ -154,7 +153,8 @@ def _show_findings(nothing: str) -> Callable[[Homes, float], None]:
                 where = finding["key"] if finding["key"] is not None else finding["root"]
                 line = f"{one.user}: {finding['layer']}: {where}: {finding['message']} ({finding['severity']})"
                 # These words are the user's, so nobody else should run the command.
-                output.show_lines([line, f"  fix, as {one.user}: {finding['fix']}"])
+                output.show_message(line, indent="  ")
+                output.show_lines([f"  fix, as {one.user}: {finding['fix']}"])
             if len(one.items) > _MOST_FINDINGS:
                 more = output.plural(len(one.items) - _MOST_FINDINGS, "finding")
                 output.show_lines([f"{one.user}: {more} more; --json lists them all"])
@@ -191,11 +191,16 @@ def _show_purge(homes: Homes, now: float) -> None:
         _USER,
         output.Column("layer", lambda row: row.item["layer"]),
         output.counts("would go" if dry_run else "removed", _of_item("removed")),
+        output.counts("orphans", _of_item("orphans_removed")),
         output.sizes("size", _of_item("bytes_freed")),
         output.counts("skipped", _of_item("skipped")),
     )
-    touched = [row for row in _rows(homes) if row.item["removed"] or row.item["bytes_freed"] or row.item["skipped"]]
-    output.show_table(columns, touched, _last(homes, "removed", "bytes_freed", "skipped"))
+    touched = [
+        row
+        for row in _rows(homes)
+        if any(row.item[key] for key in ("removed", "orphans_removed", "bytes_freed", "skipped"))
+    ]
+    output.show_table(columns, touched, _last(homes, "removed", "orphans_removed", "bytes_freed", "skipped"))
     for one in homes.users:
         for item in one.items:
             _warn_of_notes(one, item)

@@ -31,7 +31,7 @@ _SUMS: Final = {
     "cachectl/report/1": ("layers", ("entries", "files", "bytes")),
     "cachectl/ls/1": ("entries", ("bytes",)),
     "cachectl/findings/1": ("findings", ()),
-    "cachectl/purge/1": ("layers", ("removed", "bytes_freed", "skipped", "failed")),
+    "cachectl/purge/1": ("layers", ("removed", "orphans_removed", "bytes_freed", "skipped", "failed")),
 }
 #: Seconds that a home may take.
 TIME_LIMIT: Final = 600.0

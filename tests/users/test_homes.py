@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from documents import validated
 from homes import PROGRAMS
-from support.hostile import PYTHON, database, fingerprint, link
+from support.hostile import PYTHON, database, hash_tree, link
 
 import cachectl
 from cachectl.homes.gathering import words_of
@@ -259,7 +259,7 @@ def test_all_users_are_counted_and_cleared_each_as_themselves(people: People) ->
     totals = [person.json("report")["total"] for person in everybody]
     assert totals[0] == totals[1]
     assert totals[0]["entries"] > 20
-    before = fingerprint(outside, people.bob.home)
+    before = hash_tree(outside, people.bob.home)
 
     document = people.json("report", "--all-users")
     assert [user["user"] for user in document["users"]] == [person.name for person in everybody]
@@ -272,7 +272,7 @@ def test_all_users_are_counted_and_cleared_each_as_themselves(people: People) ->
     for verb in ("ls", "verify", "doctor"):
         assert len(people.json(verb, "--all-users")["users"]) == 3
     assert people.json("prune", "--max-size=0", "--dry-run", "--all-users")["total"]["removed"] > 40
-    assert fingerprint(outside, people.bob.home) == before
+    assert hash_tree(outside, people.bob.home) == before
 
     # A lock that its owner never gives back holds up nobody else.
     hold = (
@@ -285,7 +285,7 @@ def test_all_users_are_counted_and_cleared_each_as_themselves(people: People) ->
     assert holder.stdout.readline() == "held\n"
     try:
         people.cachectl("purge", "--all", "--user", people.eve.name, "--wait=0.1")
-        assert fingerprint(outside, people.bob.home) == before
+        assert hash_tree(outside, people.bob.home) == before
         document = people.json("purge", "--all", "--all-users", "--wait=0.1")
     finally:
         holder.kill()
@@ -293,7 +293,7 @@ def test_all_users_are_counted_and_cleared_each_as_themselves(people: People) ->
     removed = {user["user"]: user["total"]["removed"] for user in document["users"]}
     assert removed[people.ann.name] == removed[people.bob.name] == totals[0]["entries"]
     assert [person.json("report")["total"]["entries"] for person in (people.ann, people.bob)] == [0, 0]
-    assert fingerprint(outside) == {path: what for path, what in before.items() if path.startswith(bytes(outside))}
+    assert hash_tree(outside) == {path: what for path, what in before.items() if path.startswith(bytes(outside))}
     assert not (people.eve.home / "ran").exists()
     assert not list((people.base / "root").glob("**/*"))
 

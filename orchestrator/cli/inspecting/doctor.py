@@ -1,4 +1,4 @@
-"""``cachectl doctor``: what is wrong with this set-up, and the command that fixes it."""
+"""``cachectl doctor``: problems of this set-up, each with the command that fixes it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def run(call: Call) -> int:
 
 def _show(done: Diagnosis) -> None:
     for space in done.space:
-        output.show_wrapped(_described(space), indent="  ")
+        output.show_message(_described(space), indent="  ")
     if done.space:
         output.show_lines([""])
     show_findings(done.findings, "nothing is wrong")
