@@ -6,6 +6,7 @@ so much and for so long, and believes nothing. The child gets no file, variable 
 
 from __future__ import annotations
 
+import errno
 import os
 import selectors
 import signal
@@ -141,7 +142,7 @@ def _end(child: subprocess.Popen[bytes]) -> None:
 
 def _not_started(error: OSError) -> str:
     closed = _closed_folder()
-    if isinstance(error, PermissionError) and closed is not None:
+    if error.errno == errno.EACCES and closed is not None:
         return _unreadable(closed)
     return f"cannot start {printable(sys.executable)} as that user: {error.strerror}"
 

@@ -91,7 +91,7 @@ def wreck(home: Path) -> None:
 def test_text_names_the_cause_and_the_command(home: Home) -> None:
     done = home.cachectl("doctor", "loopy", check=False, LOOPY_NO_CACHE="1")
     assert done.returncode == 1
-    first, second = done.stdout.splitlines()
+    _, _, first, second = done.stdout.splitlines()
     assert "LOOPY_NO_CACHE=1 switches loopy code generation off (recompiles every run)" in first
     assert second == "  fix: unset LOOPY_NO_CACHE"
 

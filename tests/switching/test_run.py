@@ -70,8 +70,8 @@ def test_isolated_in_a_named_folder_is_kept_and_warm(home: Home) -> None:
         for line in home.cachectl("env", "--root", "kept", "--shell", "sh").stdout.splitlines()
         for name, _, value in [line.removeprefix("export ").removesuffix(";").partition("=")]
     }
-    for verb in ("ls", "verify"):
-        assert home.cachectl(verb, "--root", "kept").stdout == home.cachectl(verb, **moved).stdout
+    for words in (("ls", "-q"), ("verify",)):
+        assert home.cachectl(*words, "--root", "kept").stdout == home.cachectl(*words, **moved).stdout
     there = home.json("report", "--root", "kept")
     evaluated = json.loads(home.cachectl("report", "--json", **moved).stdout)
     assert [layer["roots"] for layer in there["layers"]] == [layer["roots"] for layer in evaluated["layers"]]
