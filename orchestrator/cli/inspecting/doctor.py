@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 def add_options(parser: Parser) -> None:
     parser.add_shared("layers")
     parser.add_places(homes=True)
-    parser.add_shared("--json")
+    parser.add_shared("--python", "--json")
 
 
 def run(call: Call) -> int:
