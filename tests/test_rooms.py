@@ -22,7 +22,7 @@ ALLOWED = {
     "observing": {"", "layers", "inspecting", "switching", "moving"},
     "moving": {"", "layers", "inspecting", "switching"},
     "cluster": {"", "layers", "inspecting", "clearing", "switching", "moving"},
-    "homes": {"", "layers"},
+    "homes": {"", "layers", "inspecting"},
 }
 
 

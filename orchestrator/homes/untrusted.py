@@ -82,9 +82,11 @@ def _keys(kind: type) -> Hints:
 
 
 def _iter_keys(kind: type) -> Iterator[tuple[str, tuple[Any, bool]]]:
+    # Their modules are imported for type checkers only.
+    from cachectl.inspecting.by_python import PythonShare
     from cachectl.layers.host.neighbours import Neighbour
 
-    hints = get_type_hints(kind, localns={"Neighbour": Neighbour})
+    hints = get_type_hints(kind, localns={"Neighbour": Neighbour, "PythonShare": PythonShare})
     for member in members(kind):
         own = getattr(kind, member.attribute, None)
         hint = get_type_hints(own.fget)["return"] if isinstance(own, property) else hints[member.attribute]
