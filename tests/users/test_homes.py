@@ -259,7 +259,7 @@ def test_all_users_are_counted_and_cleared_each_as_themselves(people: People) ->
     totals = [person.json("report")["total"] for person in everybody]
     assert totals[0] == totals[1]
     assert totals[0]["entries"] > 20
-    before = hash_tree(outside, people.bob.home)
+    before = hash_tree(outside, people.bob.home / ".cache")
 
     document = people.json("report", "--all-users")
     assert [user["user"] for user in document["users"]] == [person.name for person in everybody]
@@ -272,7 +272,7 @@ def test_all_users_are_counted_and_cleared_each_as_themselves(people: People) ->
     for verb in ("ls", "verify", "doctor"):
         assert len(people.json(verb, "--all-users")["users"]) == 3
     assert people.json("prune", "--max-size=0", "--dry-run", "--all-users")["total"]["removed"] > 40
-    assert hash_tree(outside, people.bob.home) == before
+    assert hash_tree(outside, people.bob.home / ".cache") == before
 
     # A lock that its owner never gives back holds up nobody else.
     hold = (
@@ -285,7 +285,7 @@ def test_all_users_are_counted_and_cleared_each_as_themselves(people: People) ->
     assert holder.stdout.readline() == "held\n"
     try:
         people.cachectl("purge", "--all", "--user", people.eve.name, "--wait=0.1")
-        assert hash_tree(outside, people.bob.home) == before
+        assert hash_tree(outside, people.bob.home / ".cache") == before
         document = people.json("purge", "--all", "--all-users", "--wait=0.1")
     finally:
         holder.kill()
