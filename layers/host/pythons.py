@@ -25,7 +25,9 @@ from cachectl.layers.host.distributions import normal, versions_in
 #: The name of the file with the answers, in cachectl's folder for its own state.
 RECORD: Final = "pythons.json"
 _NAME: Final = regex(r"(?:python|pypy)(?:3(?:\.\d+)?)?(?:\.exe)?")
-_SECONDS: Final = 20.0
+_SECONDS: Final = 10.0
+#: Recorded for a program that is no Python 3, so that it is not started by every command.
+_NO_ANSWER: Final[Mapping[str, Any]] = {"version": "", "folders": []}
 #: Largest record that is read, in bytes.
 _LARGEST: Final = 1 << 22
 # An isolated interpreter ignores the user's own packages, but programs that it runs later do not.
@@ -84,6 +86,12 @@ class Record:
     packages: Mapping[str, str]
     seen: Mapping[str, frozenset[str]]
 
+    @property
+    def version(self) -> str:
+        """The five-part version, empty for a program that did not answer."""
+        version: str = self.answer["version"]
+        return version
+
     def fits(self, status: os.stat_result) -> bool:
         """Return whether the interpreter's file is the one that was asked."""
         return (self.size, self.time) == (status.st_size, status.st_mtime_ns)
@@ -96,11 +104,9 @@ def candidates(variables: Mapping[str, str]) -> Iterator[Path]:
     replace: looking for interpreters must not run somebody else's program.
     """
     prefixes = [Path(variables[name]) for name in ("VIRTUAL_ENV", "CONDA_PREFIX") if variables.get(name)]
-    folders = [prefix / _BIN for prefix in prefixes] + [
-        Path(one) for one in variables.get("PATH", "").split(os.pathsep)
-    ]
+    named = map(Path, variables.get("PATH", "").split(os.pathsep))
     met = set()
-    for folder in folders:
+    for folder in (*(prefix / _BIN for prefix in prefixes), *named):
         for path in _programs(folder) if folder.is_absolute() else ():
             if (one := identity(path)) not in met:
                 met.add(one)
@@ -115,23 +121,20 @@ def _programs(folder: Path) -> Iterator[Path]:
         names = sorted(name for name in os.listdir(folder) if _NAME.fullmatch(name))
     except OSError:
         return
-    for name in names:
-        path = folder / name
+    for path in (folder / name for name in names):
         with suppress(OSError):
-            real = Path(os.path.realpath(path))
-            if (
-                _is_program(real)
-                and not shared_because(folder, (name,))
-                and not shared_because(real.parent, (real.name,))
-            ):
+            if _is_safe(path):
                 yield path
 
 
-def _is_program(path: Path) -> bool:
-    if not path.is_file() or not os.access(path, os.X_OK):
+def _is_safe(path: Path) -> bool:
+    """Return whether a path is a program, no script, that no other user could replace. Raises :class:`OSError`."""
+    real = Path(os.path.realpath(path))
+    if not real.is_file() or not os.access(real, os.X_OK):
         return False
-    with open(path, "rb") as file:
-        return file.read(2) != b"#!"
+    with open(real, "rb") as file:
+        is_script = file.read(2) == b"#!"
+    return not (is_script or any(shared_because(one.parent, (one.name,)) for one in (path, real)))
 
 
 def identity(path: Path) -> tuple[str, str]:
@@ -184,7 +187,7 @@ def named_pythons(environment: Environment, names: Iterable[str]) -> tuple[Path,
     for name in names:
         found = which(name, path=environment.get("PATH")) if os.path.basename(name) == name else None
         path = Path(os.path.abspath(environment.expand(found or name)))
-        if look(path, records) is None:
+        if look(path, records, named=True) is None:
             message = f"--python {name}: {path} did not answer as Python 3; name an interpreter, such as bin/python"
             raise BadRequest(message)
         paths.append(path)
@@ -205,30 +208,46 @@ def _known_pythons(environment: Environment) -> tuple[Python, ...]:
         record = records[str(own.path)] = _updated(own.path, answer, records)
         own = replace(own, seen=record.seen)
     found = {identity(own.path): own}
-    for path in (*environment.python_paths, *candidates(environment.variables), *map(Path, before)):
+    named = environment.python_paths
+    for path in _paths(environment, records):
         one = identity(path)
-        if one not in found and (python := look(path, records)) is not None:
+        if one not in found and (python := look(path, records, named=path in named)) is not None:
             found[one] = python
     if records != before:
         write_records(file, records)
     return tuple(found.values())
 
 
-def look(path: Path, records: dict[str, Record]) -> Python | None:
-    """Return the interpreter of a path, asked unless its record is fresh; ``None`` if it does not answer."""
+def _paths(environment: Environment, records: Mapping[str, Record]) -> Iterator[Path]:
+    yield from environment.python_paths
+    yield from candidates(environment.variables)
+    # Looking at the others may have added to the records.
+    yield from map(Path, tuple(records))
+
+
+def look(path: Path, records: dict[str, Record], *, named: bool = False) -> Python | None:
+    """Return the interpreter of a path, asked unless its record is fresh; ``None`` if it does not answer.
+
+    Only an interpreter that the user ``named`` may be a script, or a program that another user could replace.
+    """
     record = records.get(str(path))
     try:
-        fits = record is not None and record.fits(path.stat())
-        answer = record.answer if record is not None and fits else _ask(path)
-        if answer is None:
+        if record is not None and record.fits(path.stat()):
+            answer = record.answer
+        elif named or _is_safe(path):
+            answer = _ask(path)
+            if record is not None and record.version != answer["version"]:
+                # What an earlier Python at this path wrote is known too.
+                records[f"{path} {record.version}"] = record
+        else:
             return None
         now = records[str(path)] = _updated(path, answer, records)
-        return Python(path, now.answer["version"], now.packages, now.seen)
+        return Python(path, now.version, now.packages, now.seen) if now.version else None
     except OSError:
         if record is None:
             return None
         present = False if _is_removed(path, record) else None
-        return Python(path, record.answer["version"], {}, record.seen, present)
+        return Python(path, record.version, {}, record.seen, present)
 
 
 def _updated(path: Path, answer: Mapping[str, Any], records: Mapping[str, Record]) -> Record:
@@ -241,7 +260,7 @@ def _updated(path: Path, answer: Mapping[str, Any], records: Mapping[str, Record
         for name, version in versions_in(folder).items():
             packages.setdefault(name, version)
     # Another version of Python at the same path reads other dictionaries.
-    seen = dict(before.seen) if before is not None and before.answer["version"] == answer["version"] else {}
+    seen = dict(before.seen) if before is not None and before.version == answer["version"] else {}
     for name, version in packages.items():
         seen[name] = seen.get(name, frozenset()) | {version}
     return Record(answer, status.st_size, status.st_mtime_ns, path.parent.stat().st_dev, times, packages, seen)
@@ -267,8 +286,8 @@ def _is_removed(path: Path, record: Record) -> bool:
     return False
 
 
-def _ask(path: Path) -> Mapping[str, Any] | None:
-    """Start an interpreter, isolated from the folder and the variables of this process."""
+def _ask(path: Path) -> Mapping[str, Any]:
+    """Start an interpreter, isolated from the folder and the variables of this process, and return its answer."""
     import json
     import subprocess
 
@@ -281,10 +300,11 @@ def _ask(path: Path) -> Mapping[str, Any] | None:
             timeout=_SECONDS,
             check=True,
         )
-        answer = json.loads(done.stdout)
-    except (OSError, subprocess.SubprocessError, ValueError):
-        return None
-    return answer if _is_answer(answer) else None
+        # A sitecustomize may print before it.
+        answer = json.loads(done.stdout.splitlines()[-1])
+    except (OSError, subprocess.SubprocessError, ValueError, IndexError):
+        answer = None
+    return answer if _is_answer(answer) else _NO_ANSWER
 
 
 def _is_answer(answer: object) -> bool:

@@ -86,18 +86,18 @@ def staleness(environment: Environment) -> list[tuple[bool | None, str | None]]:
 def test_an_interpreter_is_asked_once_for_its_version_and_packages(prefix: Prefix) -> None:
     records: dict[str, Record] = {}
     for _ in range(2):
-        python = look(prefix.counting, records)
+        python = look(prefix.counting, records, named=True)
         assert python is not None
         assert (python.version, python.installed("loopy")) == (VERSION, "2024.1")
     assert prefix.starts == 1
     # Packages are read again without it.
     installs(prefix.folder, loopy="2025.2")
-    python = look(prefix.counting, records)
+    python = look(prefix.counting, records, named=True)
     assert python is not None
     assert (python.installed("loopy"), python.installed("pytools"), prefix.starts) == ("2025.2", None, 1)
     assert python.has_had("loopy", "2024.1")
     os.utime(prefix.counting, (1, 1))
-    look(prefix.counting, records)
+    look(prefix.counting, records, named=True)
     assert prefix.starts == 2
 
 
@@ -105,8 +105,38 @@ def test_a_program_that_is_no_python_is_left_out(tmp_path: Path) -> None:
     broken = tmp_path / "python3"
     broken.write_text("#!/bin/sh\necho hello\n")
     broken.chmod(0o755)
-    assert look(broken, {}) is None
-    assert look(tmp_path / "missing", {}) is None
+    records: dict[str, Record] = {}
+    assert look(broken, records, named=True) is None
+    assert look(tmp_path / "missing", records) is None
+    # It is not started again.
+    broken.write_text("#!/bin/sh\necho again > started; exit")
+    os.utime(broken, ns=(0, records[str(broken)].time))
+    records[str(broken)] = replace(records[str(broken)], size=broken.stat().st_size)
+    assert look(broken, records, named=True) is None
+    assert not (tmp_path / "started").exists()
+
+
+def test_a_remembered_python_that_another_user_could_replace_is_not_started(prefix: Prefix) -> None:
+    records: dict[str, Record] = {}
+    look(prefix.counting, records, named=True)
+    os.utime(prefix.counting, (1, 1))
+    assert look(prefix.counting, records) is None
+    assert prefix.starts == 1
+
+
+def test_rows_of_an_upgraded_python_are_stale(home: Home, prefix: Prefix) -> None:
+    row(home, "2024.1", "3.11.0.final.0")
+    environment = user(home, prefix.python.parent)
+    pythons_of(environment)
+    file = user_state_folder(environment) / RECORD
+    document = json.loads(file.read_text())
+    for one in document["pythons"].values():
+        if "2024.1" in one["seen"].get("loopy", ()):
+            one["answer"]["version"], one["size"] = "3.11.0.final.0", 1
+    file.write_text(json.dumps(document))
+    ((stale, because),) = staleness(user(home, prefix.python.parent))
+    assert stale is True
+    assert "python 3.11.0.final.0 was removed" in str(because)
 
 
 def test_scripts_and_programs_that_others_can_replace_are_not_started(prefix: Prefix, tmp_path: Path) -> None:
