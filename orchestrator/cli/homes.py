@@ -25,6 +25,9 @@ _REFUSED: Final = {
 _MOST_FINDINGS: Final = 20
 
 
+_LONGEST_LAYER: Final = 30
+
+
 class _Row(NamedTuple):
     """A row of a table: the user, and an item of his document."""
 
@@ -73,6 +76,12 @@ def _rows(homes: Homes) -> list[_Row]:
 
 
 _USER: Final[output.Column[_Row]] = output.Column("user", lambda row: row.user)
+#: A name that the user chose must not make the table wide for all.
+_LAYER: Final[output.Column[_Row]] = output.Column("layer", lambda row: _layer(row.item))
+
+
+def _layer(item: Mapping[str, Any]) -> str:
+    return output.shorten(item["layer"], _LONGEST_LAYER)
 
 
 def _of_item(key: str) -> Callable[[_Row], Any]:
@@ -95,7 +104,7 @@ def _last(homes: Homes, *keys: str) -> tuple[str, ...]:
 
 _REPORT: Final[tuple[output.Column[_Row], ...]] = (
     _USER,
-    output.Column("layer", lambda row: row.item["layer"]),
+    _LAYER,
     output.counts("entries", _of_item("entries")),
     output.counts("files", _of_item("files")),
     output.sizes("size", _of_item("bytes")),
@@ -139,7 +148,7 @@ def _show_entries(entries: Iterable[tuple[str, Entry]], now: float) -> None:
 def _entry(item: Mapping[str, Any]) -> Entry:
     from cachectl.layers.base.facts import Entry
 
-    return Entry(**item)
+    return Entry(**{**item, "layer": _layer(item)})
 
 
 # ---------------------------------------------------------------------- verify, doctor
@@ -189,7 +198,7 @@ def _show_purge(homes: Homes, now: float) -> None:
     dry_run = any(one.document.get("dry_run") for one in homes.users)
     columns: tuple[output.Column[_Row], ...] = (
         _USER,
-        output.Column("layer", lambda row: row.item["layer"]),
+        _LAYER,
         output.counts("would go" if dry_run else "removed", _of_item("removed")),
         output.counts("orphans", _of_item("orphans_removed")),
         output.sizes("size", _of_item("bytes_freed")),

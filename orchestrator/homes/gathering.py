@@ -37,6 +37,7 @@ _SUMS: Final = {
 TIME_LIMIT: Final = 600.0
 #: Children at a time: most of their time is spent waiting for a disk.
 _MOST_AT_ONCE: Final = 8
+_MOST_LAYERS: Final = 200
 #: How a line of an error begins.
 _SPEAKER: Final = regex(r"^cachectl(?: \w+)?: ")
 #: How many lines of a child's standard error are kept.
@@ -117,7 +118,7 @@ def gather(verb: str, accounts: Iterable[Account], *, time_limit: float = TIME_L
     stop = Event()
 
     def in_home(account: Account) -> InHome | None:
-        return _understood(account, verb, ask(account, words, seconds=time_limit, stop=stop))
+        return understood(account, verb, ask(account, words, seconds=time_limit, stop=stop))
 
     with ThreadPoolExecutor(_MOST_AT_ONCE) as pool:
         waiting = [pool.submit(in_home, account) for account in accounts]
@@ -146,7 +147,7 @@ def words_of(options: Mapping[str, object]) -> Iterator[str]:
     yield from ("--", *layers) if layers else ()
 
 
-def _understood(account: Account, verb: str, answer: Answer) -> InHome | None:
+def understood(account: Account, verb: str, answer: Answer) -> InHome | None:
     """Return what a child's answer says; ``None`` if its home is not there and need not be."""
     notes = _lines(answer.errors)
     error = answer.problem
@@ -163,9 +164,16 @@ def _understood(account: Account, verb: str, answer: Answer) -> InHome | None:
         module, _, name = VERBS[verb].partition(":")
         try:
             document = document_of(getattr(import_module(module), name), answer.output)
+            _demand_few_layers(document)
         except BadAnswer as bad:
             error = str(bad)
     return InHome(account.user, account.home, document, error, answer.status, () if error else notes[:_MOST_NOTES])
+
+
+def _demand_few_layers(document: Mapping[str, Any]) -> None:
+    """Raise :class:`BadAnswer` for more layers than any installation has: each is a row of a table."""
+    if len(document.get("layers", ())) > _MOST_LAYERS:
+        raise BadAnswer(f"its answer has more than {_MOST_LAYERS} layers")
 
 
 def _lines(errors: bytes) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,7 +23,9 @@ from homes import PROGRAMS
 from support.hostile import PYTHON, database, hash_tree, link
 
 import cachectl
-from cachectl.homes.gathering import words_of
+from cachectl.homes import Account, Homes
+from cachectl.homes.child import Answer
+from cachectl.homes.gathering import understood, words_of
 
 if TYPE_CHECKING:
     from homes import Home
@@ -65,6 +67,40 @@ def test_options_become_words_again() -> None:
         "sort": None,
     }
     assert list(words_of(options)) == ["--stale", "--older-than=30d", "--kernel=-a*", "--", "pocl", "-odd"]
+
+
+LAYER = {"removed": 1, "orphans_removed": 0, "bytes_freed": 5, "skipped": [], "failed": [], "remade": []}
+FORGED: Any = {
+    "schema": "cachectl/purge/1",
+    "dry_run": False,
+    "total": {"removed": 10**9, "orphans_removed": 0, "bytes_freed": 10**9, "skipped": 0, "failed": 0},
+}
+
+
+@pytest.mark.parametrize(
+    ("status", "output", "errors", "error", "removed"),
+    [
+        (0, {**FORGED, "layers": [{**LAYER, "layer": "pocl"}]}, b"", None, 1),
+        (0, {**FORGED, "layers": [{**LAYER, "layer": "x"}] * 201}, b"", "its answer has more than 200 layers", 0),
+        (0, {"schema": "cachectl/report/1"}, b"", "its answer is no document cachectl/purge/1", 0),
+        (2, None, b"noise\ncachectl purge: name the \x1b[31mlayers\n", r"name the \x1b[31mlayers", 0),
+        (1, None, b"", "ended with status 1 and no answer", 0),
+        (-9, None, b"", "was ended by signal 9", 0),
+        (77, None, b"", "its home /home/ann does not exist", 0),
+    ],
+)
+def test_the_answer_of_a_child_is_what_its_items_say(
+    status: int, output: object, errors: bytes, error: str | None, removed: int
+) -> None:
+    account = Account("ann", 1000, 1000, Path("/home/ann"))
+    written = b"" if output is None else json.dumps(output).encode()
+    found = understood(account, "purge", Answer(status, written, errors))
+    assert found is not None
+    assert (found.error, found.status) == (error, status)
+    homes = Homes("purge", (found,))
+    assert (homes.failed, homes.total.get("removed", 0)) == (status != 0 or error is not None, removed)
+    if status == 77:
+        assert understood(replace(account, optional=True), "purge", Answer(status, b"", b"")) is None
 
 
 # ---------------------------------------------------------------------- real users
