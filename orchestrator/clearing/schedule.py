@@ -14,6 +14,7 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 from zlib import crc32
@@ -107,6 +108,7 @@ def schedule(layers: LayerSet, kind: str, file: str | None = None) -> Schedule:
     """
     environment = layers.environment
     command = [*_program(), "prune"]
+    _demand_printable("the path of cachectl", command[0])
     if kind == "slurm-epilog":
         return SlurmEpilog(command, environment.expand(file or _EPILOG))
     if file is not None:
@@ -138,11 +140,15 @@ def _needed_variables(layers: LayerSet) -> Mapping[str, str]:
     for name, value in environment.variables.items():
         without = environment.with_variables({}, frozenset({name}))
         if name != "HOME" and (name.startswith(SETTING_PREFIX) or _places(type(layers)(without)) != here):
-            if re.search(r"[\x00-\x1f\x7f]", value):
-                message = f"{name} has a control character, which no schedule can hold; unset it"
-                raise BadRequest(message)
+            _demand_printable(name, value)
             needed[name] = value
     return needed
+
+
+def _demand_printable(what: str, text: str) -> None:
+    if re.search(r"[\x00-\x1f\x7f]", text):
+        message = f"{what} has a control character, which no schedule can hold; change it"
+        raise BadRequest(message)
 
 
 def _places(layers: LayerSet) -> set[Path]:
@@ -166,7 +172,9 @@ class SystemdTimer(Schedule):
         self._folder = config / "systemd" / "user"
         self._variables = environment.variables
         lines = "".join(f"Environment={_unit_word(f'{name}={value}')}\n" for name, value in variables.items())
-        words = " ".join(_unit_word(word).replace("$", "$$") for word in command)
+        # systemd takes no path of a program with these characters.
+        through = ("/bin/sh", "-c", 'exec "$0" "$@"') if re.search(r"""["'\\$]""", command[0]) else ()
+        words = " ".join(_unit_word(word).replace("$", "$$") for word in (*through, *command))
         self._files = {
             self._folder / _SERVICE: _SERVICE_TEXT.format(mark=_MARK, variables=lines, command=words),
             self._folder / _TIMER: _TIMER_TEXT.format(mark=_MARK),
@@ -240,7 +248,9 @@ class CronLine(Schedule):
 
     def _replace(self, own: Sequence[str]) -> bool:
         """Replace cachectl's lines in the crontab, and return whether that changed anything."""
-        before = self._crontab("-l", missing="no crontab for").splitlines()
+        # Only a newline ends a line: splitlines also knows form feeds and others.
+        with StringIO(self._crontab("-l", missing="no crontab for"), newline="\n") as text:
+            before = [line.removesuffix("\n") for line in text]
         at = next((number for number, line in enumerate(before) if line.endswith(_CRON_MARK)), len(before))
         others = [line for line in before if not line.endswith(_CRON_MARK)]
         lines = [*others[:at], *own, *others[at:]]
@@ -327,17 +337,17 @@ def _run(
 ) -> subprocess.CompletedProcess[str] | None:
     """Run a command, whose messages are English; ``None`` if it is not installed."""
     try:
-        return subprocess.run(  # noqa: S603 - systemctl or crontab, without a shell
+        done = subprocess.run(  # noqa: S603 - systemctl or crontab, without a shell
             command,
             env={**variables, "LC_ALL": "C"},
-            input=text,
+            input=text.encode(errors="surrogateescape"),
             capture_output=True,
-            encoding="utf-8",
-            errors="surrogateescape",
             check=False,
         )
     except FileNotFoundError:
         return None
+    streams = (stream.decode(errors="surrogateescape") for stream in (done.stdout, done.stderr))
+    return subprocess.CompletedProcess(done.args, done.returncode, *streams)
 
 
 def _first_line(text: str) -> str:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 import pytest
 
+from cachectl.clearing.schedule import SystemdTimer
 from cachectl.layers.base.conformance import snapshot
 
 if TYPE_CHECKING:
@@ -191,9 +192,23 @@ def test_systemd_finds_nothing_wrong_with_the_units(home: Home) -> None:
 
 
 @pytest.mark.usefixtures("schedulers")
+@pytest.mark.parametrize("name", ["a b", "$HOME", 'quo"te', "apo'strophe", "back\\slash", "per%cent"])
+def test_systemd_starts_a_program_of_any_path(home: Home, name: str) -> None:
+    program = home.path / name / "cachectl"
+    program.parent.mkdir()
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o755)
+    SystemdTimer([str(program), "prune"], {"POCL_CACHE_DIR": name}, home.environment(XDG_RUNTIME_DIR="/none")).install()
+    unit = home.path / ".config" / "systemd" / "user" / "cachectl-prune.service"
+    done = home.run("systemd-analyze", "verify", "--user", str(unit), XDG_RUNTIME_DIR=str(home.path))
+    assert not done.stdout + done.stderr
+
+
+@pytest.mark.usefixtures("schedulers")
 def test_other_lines_of_a_crontab_stay(home: Home) -> None:
     configure(home)
-    others = "# mine\n5 * * * * echo one % two\n@daily true\n"
+    # Python takes some of these characters for the end of a line, cron does not.
+    others = "# mine \f5 * * * * false\n5 * * * * echo one % two\u2028\x85\n@daily true\n"
     python = " ".join(CACHECTL)
     steps = f"""
         set -e
