@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 from zlib import crc32
 
-from cachectl.layers.base.environment import SETTING_PREFIX, config_paths
+from cachectl.layers.base.environment import SETTING_PREFIX, config_paths, user_name
 from cachectl.layers.base.errors import FAILURES, BadRequest, CachectlError, printable
 from cachectl.layers.disk.atomic import write_synced
-from cachectl.layers.disk.trust import shared_because
+from cachectl.layers.disk.trust import deciding_owner, shared_because
 
 if TYPE_CHECKING:
     from cachectl.layer_set import LayerSet
@@ -218,7 +218,12 @@ class SystemdTimer(Schedule):
 
 
 def _unit_word(text: str) -> str:
-    """Quote a word of a unit file."""
+    """Quote a word of a unit file. Raises :class:`BadRequest` for bytes that no unit file can hold."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        message = f"not UTF-8, and systemd takes nothing else: {printable(text)}; cachectl schedule cron takes it"
+        raise BadRequest(message) from error
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%") + '"'
 
 
@@ -308,12 +313,18 @@ class SlurmEpilog(Schedule):
 
 
 def _demand_own(path: Path) -> bool:
-    """Return whether a file exists. Raises :class:`CachectlError` if cachectl did not write it."""
-    try:
-        if _MARK in path.read_text(errors="replace"):
-            return True
-    except FileNotFoundError:
+    """Return whether a file exists. Raises :class:`CachectlError` if cachectl did not write it.
+
+    A path that another user decides about is refused too: the superuser would write where that user's links lead.
+    """
+    if (decides := deciding_owner(path.parent)) is not None:
+        whose = user_name(decides.st_uid)
+        message = f"{printable(path.parent)} belongs to {whose}; do it as {whose}, or set HOME to your own home"
+        raise CachectlError(message)
+    if not os.path.lexists(path):
         return False
+    if path.is_file() and _MARK in path.read_text(errors="replace"):
+        return True
     message = f"{printable(path)} is there, and cachectl did not write it; move it away"
     raise CachectlError(message)
 
@@ -321,7 +332,7 @@ def _demand_own(path: Path) -> bool:
 def _write(path: Path, text: str, mode: int) -> str:
     """Write a file with its mode in one step, unless it is there like that; return a line about it."""
     with suppress(FileNotFoundError):
-        if path.read_text() == text and path.stat().st_mode & 0o777 == mode:
+        if path.read_text(errors="surrogateescape") == text and path.stat().st_mode & 0o777 == mode:
             return f"{printable(path)} is there already"
     # No glob of Slurm matches it.
     stage = path.with_name(f".{path.name}.new")

@@ -119,6 +119,9 @@ def test_a_file_of_somebody_else_stays(home: Home) -> None:
         assert (done.returncode, done.stderr.count("\n")) == (1, 1)
         assert f"{file} is there, and cachectl did not write it" in done.stderr
     assert file.read_text() == "[Timer]\n"
+    file.unlink()
+    os.mkfifo(file)
+    assert home.cachectl("schedule", "systemd", "--install", check=False).returncode == 1
 
 
 def test_an_epilog_is_installed_and_removed(home: Home) -> None:
@@ -142,9 +145,24 @@ def test_misuse_and_missing_limits_are_said(home: Home) -> None:
     assert (wrong.returncode, "only slurm-epilog takes a file" in wrong.stderr) == (2, True)
     newline = home.cachectl("schedule", "cron", POCL_CACHE_DIR="/a\nb", check=False)
     assert (newline.returncode, "POCL_CACHE_DIR has a control character" in newline.stderr) == (2, True)
+    latin = {"POCL_CACHE_DIR": os.fsdecode(b"/caf\xe9")}
+    bytes_ = home.cachectl("schedule", "systemd", check=False, **latin)
+    assert (bytes_.returncode, "not UTF-8" in bytes_.stderr, bytes_.stderr.count("\n")) == (2, True, 1)
     assert "prune has no limit yet" in home.cachectl("schedule", "cron").stderr
     nowhere = home.cachectl("schedule", "cron", "--install", PATH="/nowhere", check=False)
     assert (nowhere.returncode, "crontab is not installed" in nowhere.stderr) == (1, True)
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="needs the superuser, who gives files away")
+def test_root_writes_no_unit_through_a_link_of_another_user(home: Home, tmp_path: Path) -> None:
+    target, link = tmp_path / "target", home.path / ".config" / "systemd" / "user"
+    target.mkdir()
+    link.parent.mkdir(parents=True)
+    link.symlink_to(target)
+    os.lchown(link, 65534, 65534)
+    done = home.cachectl("schedule", "systemd", "--install", check=False)
+    assert (done.returncode, "belongs to nobody; do it as nobody" in done.stderr) == (1, True)
+    assert not os.listdir(target)
 
 
 @pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="needs the superuser, who gives files away")
