@@ -212,6 +212,18 @@ def test_scripts_and_programs_that_others_can_replace_are_not_started(prefix: Pr
         assert Path(folder, "python3") in candidates({"PATH": path})
 
 
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="needs the superuser, who gives files away")
+def test_a_program_behind_a_link_of_another_user_is_not_started(prefix: Prefix, tmp_path: Path) -> None:
+    """The owner of the link could exchange the program after it was checked."""
+    middle, folder = tmp_path / "middle", tmp_path / "bin"
+    middle.symlink_to(prefix.python)
+    folder.mkdir()
+    (folder / "python3").symlink_to(middle)
+    assert list(candidates({"PATH": str(folder)})) == [folder / "python3"]
+    os.lchown(middle, 65534, 65534)
+    assert not list(candidates({"PATH": str(folder)}))
+
+
 @pytest.mark.parametrize("variable", ["VIRTUAL_ENV", "CONDA_PREFIX"])
 def test_an_activated_environment_is_known(home: Home, prefix: Prefix, variable: str) -> None:
     known = pythons_of(user(home, **{variable: str(prefix.folder)}))
