@@ -1,4 +1,4 @@
-"""Purge caches under programs that are compiling: with cachectl, and with the ``rm -rf`` people are told to use.
+"""Purge caches under programs that are compiling: with cachectl, and with the ``rm -rf`` of common advice.
 
 ``python -m benchmarks.beside_live_jobs`` starts four programs, each compiling kernels of its own on PoCL and
 checking their results (``--program loopy``: 150 each; ``pyopencl``: 60 each, with PyOpenCL's own binary cache live),
@@ -27,7 +27,7 @@ JOB: Final = Path(__file__).with_name("compiling_job.py")
 KERNELS: Final = {"loopy": 150, "pyopencl": 60}
 
 PURGE: Final = (sys.executable, "-m", "cachectl", "purge", "--all", "--json")
-#: What the user documentation of a large loopy code tells people to remove, as a shell would expand it.
+#: The folders that the user documentation of a large loopy code says to remove, as a shell would expand them.
 REMOVE: Final = (
     *(shutil.which("sh") or "sh", "-c"),
     "cd $XDG_CACHE_HOME 2>/dev/null && rm -rf pytools/pdict* pyopencl pocl",

@@ -57,7 +57,7 @@ def variables(home: Path, **more: str) -> dict[str, str]:
     """Return the variables of a child whose every cache is in a home of its own, never the user's.
 
     Of those of Python only the path is kept: a ``PYTHONDONTWRITEBYTECODE`` in a developer's shell would have every
-    start compile cachectl anew, which no installed command does.
+    start compile cachectl again, which no installed command does.
     """
     kept = {name: value for name, value in os.environ.items() if not name.startswith((*_SWITCHES, "PYTHON"))}
     path = {"PYTHONPATH": os.environ["PYTHONPATH"]} if "PYTHONPATH" in os.environ else {}
@@ -91,7 +91,7 @@ def peak(command: Sequence[str], environment: Mapping[str, str]) -> Used:
     a shell, the smallest one there is, which ends at once and leaves it to this process.
     """
     if ctypes.CDLL(None).prctl(_CHILD_SUBREAPER, 1, 0, 0, 0):
-        raise Failed("this system lets nobody adopt processes, so no peak can be told apart from our own")
+        raise Failed("this system cannot adopt processes, so no peak can be separated from our own")
     shell = subprocess.Popen(
         (shutil.which("sh") or "sh", "-c", '"$@" >/dev/null 2>&1 & echo $!', "sh", *command),
         env=environment,

@@ -55,7 +55,7 @@ class Unit:
         return float(getattr(used, self.what))
 
     def write(self, value: float) -> str:
-        """Spell a figure that is in seconds or bytes."""
+        """Format a figure that is in seconds or bytes."""
         figure = value / self.size
         return f"{figure:,.0f} {self.name}" if abs(figure) >= _WHOLE else f"{figure:.3g} {self.name}"
 
@@ -90,11 +90,11 @@ class Line:
 
     @property
     def target(self) -> str:
-        """Spell the target."""
+        """Format the target."""
         return "for the record" if self.limit is None else f"≤ {self.write(self.limit)}"
 
     def write(self, value: float) -> str:
-        """Spell a value of the figure by which the line is judged."""
+        """Format a value of the figure that decides about the line."""
         if self.figure is Figure.RATIO:
             return f"{value:.2f}x"
         return self.unit.write(value) + (" over it" if self.figure is Figure.OVER else "")
@@ -139,7 +139,7 @@ class Result:
 
     @property
     def held(self) -> bool | None:
-        """Tell whether the target is met; ``None`` where there is none, or nothing was measured."""
+        """Return whether the target is met; ``None`` without a target or a measurement."""
         return None if self.missing or self.line.limit is None else self.value <= self.line.limit
 
 

@@ -33,24 +33,24 @@ def job(folder: Path, nodes: int, ranks: int, *options: str) -> tuple[float, lis
     done = subprocess.run(words, env=variables, cwd=folder, capture_output=True, text=True, check=True)
     seconds = time.perf_counter() - started
     # Lines of ranks that write at once may come as one.
-    told = [json.loads(found) for found in re.findall(r'{"seconds": {[^}]*}[^}]*}', done.stdout)]
-    return seconds, [{"first": one["seconds"]["lk0"], "all": one["total"]} for one in told], done.stderr.strip()
+    each = [json.loads(line) for line in re.findall(r'{"seconds": {[^}]*}[^}]*}', done.stdout)]
+    return seconds, [{"first": one["seconds"]["lk0"], "all": one["total"]} for one in each], done.stderr.strip()
 
 
 def main() -> None:
     """Run cold and staged jobs by turns, and print medians and extremes over all ranks and rounds."""
     nodes, ranks, rounds = (int(word) for word in (*sys.argv[1:], *("4", "2", "3")[len(sys.argv) - 1 :]))
-    told: dict[str, list[tuple[float, list[dict[str, float]]]]] = {"cold": [], "staged": []}
+    by_setting: dict[str, list[tuple[float, list[dict[str, float]]]]] = {"cold": [], "staged": []}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         for _ in range(rounds):
             seconds, each, _ = job(folder, nodes, ranks, "--out", "warm.cachectl")
-            told["cold"].append((seconds, each))
+            by_setting["cold"].append((seconds, each))
             seconds, each, said = job(folder, nodes, ranks, "warm.cachectl", "--trust")
-            told["staged"].append((seconds, each))
+            by_setting["staged"].append((seconds, each))
     sys.stdout.write(f"{said}\n")
     sys.stdout.write(f"{nodes} nodes, {ranks} ranks each, {rounds} rounds: median (fastest to slowest) in seconds\n")
-    for setting, jobs in told.items():
+    for setting, jobs in by_setting.items():
         columns = {"first kernel": [one["first"] for _, each in jobs for one in each]}
         columns["eight kernels"] = [one["all"] for _, each in jobs for one in each]
         columns["whole job"] = [seconds for seconds, _ in jobs]

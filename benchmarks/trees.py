@@ -2,7 +2,7 @@
 
 Contents are as small as they may be (a page or so for each file of PoCL's, where a real program has 48 KiB), so that
 hundreds of thousands of entries fit into memory; nothing that is compared reads them. Rows of loopy's dictionaries are
-rows that loopy 2025.2 has stored, each under a kernel name and a key of its own, so that whoever parses them has the
+rows that loopy 2025.2 has stored, each under a kernel name and a key of its own, so that a parser has the
 real work. Everything is dated a day back: to a purge what has just changed may be in use by a program that happens to
 run beside. :func:`expect` proves that ``cachectl`` takes what was made for sound entries.
 """
@@ -58,7 +58,7 @@ def _digest(number: int, size: int) -> str:
 
 
 def source(name: str) -> bytes:
-    """Spell a program of a few kilobytes with one kernel."""
+    """Return a program of a few kilobytes with one kernel."""
     lines = "\n".join(
         f"  acc{line % 4} = fma(u[base + {line}], weight[{line % 8}], acc{(line + 1) % 4});" for line in range(40)
     )
@@ -126,7 +126,7 @@ def pocl(home: Path, entries: int, first: int = 0) -> Counts:
 
 
 def pocl_key(number: int) -> str:
-    """Spell the name of a program as PoCL does: 40 letters, of which a slash takes the third's place."""
+    """Return the name of a program in PoCL's form: 40 letters with a slash in the third's place."""
     letters = _digest(number, 20).encode().translate(_LETTERS).decode()
     return f"{letters[:2]}/{letters[3:]}"
 

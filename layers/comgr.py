@@ -23,7 +23,7 @@ from cachectl.layers.formats.details import Details
 from cachectl.layers.host.drivers import driver_files
 from cachectl.layers.host.mounts import network_file_system
 from cachectl.layers.stores.files import Files, Index
-from cachectl.layers.stores.tree import Shape, StrayRule
+from cachectl.layers.stores.tree import OrphanRule, Shape
 
 if TYPE_CHECKING:
     from cachectl.layers.formats import comgr_entries
@@ -34,13 +34,13 @@ LIBRARIES: Final = ("libamd_comgr.so",)
 #: The makers of the drivers that use comgr.
 _MAKERS: Final = ("AMD",)
 TIMESTAMP: Final = "llvmcache.timestamp"
-_TEMPORARY: Final = StrayRule(
+_TEMPORARY: Final = OrphanRule(
     regex(r"amdgpu-compiler-[0-9a-f]{6}\.tmp\.o"), "left by a program that was killed", private=True
 )
-_SHAPE: Final = Shape((regex("llvmcache-[0-9a-f]{64}"),), folders=False, strays=(_TEMPORARY,))
+_SHAPE: Final = Shape((regex("llvmcache-[0-9a-f]{64}"),), folders=False, orphans=(_TEMPORARY,))
 
 _NOT_WHOLE: Final = (
-    "is not exactly an output and a log, each of the length it says; comgr compiles it again at every run, and never "
+    "is not exactly an output and a log of the stated lengths; comgr compiles it again at every run, and never "
     "replaces it"
 )
 
@@ -127,7 +127,7 @@ class ComgrCache(Layer):
         return comgr_entries.policy_complaint(self.environment.get("AMD_COMGR_CACHE_POLICY") or "")
 
     def diagnose(self) -> Iterator[Finding]:
-        """Yield what is wrong with the variables."""
+        """Yield problems with the variables."""
         value = self.environment.get("AMD_COMGR_CACHE")
         if value == "0":
             yield off(self, "AMD_COMGR_CACHE")
@@ -138,7 +138,7 @@ class ComgrCache(Layer):
         yield from self._unfit_policy()
         yield from self._unfit_place()
         if self.environment.get("AMD_COMGR_EMIT_VERBOSE_LOGS") not in (None, "0"):
-            outcome = "is part of every key: what was stored without it is compiled again"
+            outcome = "is part of every key: entries stored without it are not hit"
             yield misread(self, "AMD_COMGR_EMIT_VERBOSE_LOGS", Severity.RECOMPILES, outcome)
 
     def _unfit_policy(self) -> Iterator[Finding]:

@@ -37,7 +37,7 @@ class LoopyDictionaries(PytoolsDictionaries):
         return self.judged("loopy", _VARIABLES)
 
     def diagnose(self) -> Iterator[Finding]:
-        """Yield what is wrong with the variables."""
+        """Yield problems with the variables."""
         yield from diagnosed(self, "loopy", _VARIABLES)
         yield from relative_cache_home(self)
 

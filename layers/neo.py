@@ -33,7 +33,7 @@ from cachectl.layers.disk.presence import means_no_file
 from cachectl.layers.formats.details import Details
 from cachectl.layers.host.drivers import driver_files, driver_libraries
 from cachectl.layers.stores.files import Files, Index
-from cachectl.layers.stores.tree import Leaf, Shape, StrayRule
+from cachectl.layers.stores.tree import Leaf, OrphanRule, Shape
 
 if TYPE_CHECKING:
     from cachectl.layers.formats import neo_binaries
@@ -49,8 +49,8 @@ _LEAF: Final = "neo_compiler_cache"
 _DIGIT: Final = regex("[0-9a-f]")
 _ENTRY: Final = regex(r"[0-9a-f]{16}\.(?:cl|l0|ocloc)_cache")
 _BOOKS: Final = regex(r"stats|config\.file|[0-9a-f]{16}\.(?:trace|input)")
-_TEMPORARY: Final = StrayRule(regex(r"cl_cache\.[A-Za-z0-9]{6}"), "left by a killed driver", private=True)
-_FLAT: Final = Shape((_ENTRY,), folders=False, strays=(_TEMPORARY,))
+_TEMPORARY: Final = OrphanRule(regex(r"cl_cache\.[A-Za-z0-9]{6}"), "left by a killed driver", private=True)
+_FLAT: Final = Shape((_ENTRY,), folders=False, orphans=(_TEMPORARY,))
 _DEEP: Final = Shape((_DIGIT, _DIGIT, _ENTRY), folders=False)
 #: Files beside the entries: the account and debugging aids at the top, statistics at each level.
 _BOOK_SHAPES: Final = (
@@ -244,7 +244,7 @@ class NeoCompilerCache(Layer):
         return None
 
     def diagnose(self) -> Iterator[Finding]:
-        """Yield what is wrong with the variables, missing folders, and a cache that is nearly full."""
+        """Yield problems with the variables, missing folders, and a cache that is nearly full."""
         value = self.environment.get("NEO_CACHE_PERSISTENT")
         if value is not None and _number(value) == 0:
             if value.strip() == "0":
@@ -277,7 +277,7 @@ class NeoCompilerCache(Layer):
             outcome = "switches the cache off in compute-runtime 25.31 to 26.31, as every IGC_ variable does"
             yield misread(self, variable, Severity.RECOMPILES, outcome)
         elif release < _KILLED[0]:
-            outcome = "is not in the keys of this release: what was compiled with another value of it is served"
+            outcome = "is not in the keys of this release: entries compiled with another value are served"
             yield misread(self, variable, Severity.RISKS, outcome)
 
     def _of_limit(self) -> Iterator[Finding]:

@@ -14,7 +14,7 @@ from cachectl.layers.pytools import Dictionaries, PytoolsDictionaries
 
 VARIABLE: Final = "PYOPENCL_NO_CACHE"
 #: Objects that remember the kernels they have compiled.
-MEMOS: Final = tuple(
+MEMO_PATCHES: Final = tuple(
     Patch(f"pyopencl.{module}", owner, method, forgetting)
     for module, owner, method in (
         ("elementwise", "ElementwiseKernel", "get_kernel"),
@@ -41,7 +41,7 @@ def no_cache_switch(layer: str, *, on: bool) -> Switch:
         set={} if on else {VARIABLE: "1"},
         unset=frozenset({VARIABLE}) if on else frozenset(),
         flags=(Flag("pyopencl", "_PYOPENCL_NO_CACHE", not on),),
-        memo_patches=MEMOS,
+        memo_patches=MEMO_PATCHES,
         clear_functions=(("pyopencl.tools", "clear_first_arg_caches"),),
         reloads=(("pyopencl.invoker", "invoker_cache"), ("pyopencl.scan", "generic_scan_kernel_cache")),
         takes_effect=When.NOW,
@@ -63,7 +63,7 @@ class PyOpenCLInvoker(PytoolsDictionaries):
         return self.judged("pyopencl", (VARIABLE,))
 
     def diagnose(self) -> Iterator[Finding]:
-        """Yield what is wrong with the variables."""
+        """Yield problems with the variables."""
         yield from diagnosed(self, "pyopencl", (VARIABLE,))
         yield from relative_cache_home(self)
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from cachectl.layers.base.errors import CachectlError
 from cachectl.layers.host.installing import command_to_install
 from cachectl.stack import Stack
-from cachectl.switching.isolated import scratch_folder
+from cachectl.switching.isolated import isolated_root
 from cachectl.switching.run import variables_isolated, variables_off
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def demo(
     if missing:
         message = f"the demo needs {' and '.join(missing)}; to add: {command_to_install('loopy', 'pyopencl[pocl]')}"
         raise CachectlError(message)
-    with scratch_folder(here, notice=notice) as root:
+    with isolated_root(here, notice=notice) as root:
         stack = Stack(_changed(here, variables_isolated(Stack(here), root)))
         off = _changed(here, variables_off(Stack(here), Stack(here), root / "off"))
 

@@ -47,11 +47,17 @@ class LayerSet:
         try:
             return self._layers[name]
         except KeyError as error:
-            message = f"no layer is called {name!r}; there are {', '.join(self._layers)}"
-            raise BadRequest(message) from error
+            raise self.no_layer(name, self._layers) from error
+
+    def no_layer(self, name: str, known: Iterable[str]) -> BadRequest:
+        """Return the error for a name that no layer has, with the reason if a plug-in of that name was left out."""
+        why = "; ".join(plugin.why for plugin in self.broken if plugin.name == name)
+        if why:
+            return BadRequest(f"the plug-in {name} was left out: {why}")
+        return BadRequest(f"no layer is called {name!r}; there are {', '.join(known)}")
 
     def portability(self, name: str) -> Portability | None:
-        """Return what decides about entries of a layer elsewhere; ``None`` if it does not say, or is not here."""
+        """Return the portability part of a layer; ``None`` if the layer has none, or is not here."""
         return part_of(self[name], "portability") if name in self else None
 
     def named(self, names: Iterable[str]) -> tuple[Layer, ...]:

@@ -1,6 +1,7 @@
-"""A pytest plug-in: tests that compile cold, a whole session without caches, and what is on in the header.
+"""A pytest plug-in: tests that compile cold, whole sessions without caches, and the caches' state in the header.
 
-Installed with cachectl and loaded into every pytest session of that Python, so it imports nothing until it is used.
+It is installed with cachectl and loaded into every pytest session of that Python, so it imports nothing until it is
+used.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from cachectl.switching.disabled import Held, StillOn
 
 _OPTION = "--no-kernel-caches"
-#: Where a session that is switched off keeps what that gave: an attribute of its config, which every pytest takes.
+#: The attribute of pytest's config in which a session with caches off keeps its state.
 _OFF = "_cachectl_off"
 
 
@@ -24,8 +25,8 @@ _OFF = "_cachectl_off"
 def cold_caches(request: pytest.FixtureRequest) -> Iterator[Mapping[str, Held]]:
     """Switch every kernel cache off for this test and its child processes, as ``cachectl.disabled()`` does.
 
-    Yields what that yields: the truth about each layer. A test whose caches cannot all be kept from answering is an
-    error that names them; it is not run warm.
+    Yields the status of each layer. If a cache cannot be switched off, the test is an error that names it, and is not
+    run.
     """
     import cachectl
     from cachectl.switching.disabled import StillOn
@@ -54,7 +55,7 @@ def isolated_caches(request: pytest.FixtureRequest) -> Iterator[Path]:
 
 
 def _not_as_asked(fixture: str, error: StillOn, request: pytest.FixtureRequest) -> BaseException:
-    """Return the failure of a test whose caches are not as it asks: one line, and how to run the test."""
+    """Return the failure of a test whose caches cannot be switched: one line, with how to run the test."""
     how = f"run the test in a process of its own: pytest {request.node.nodeid}, and import the libraries in the test"
     return pytest.fail.Exception(f"{fixture}: {error.what}; {how}", pytrace=False)
 
@@ -77,7 +78,7 @@ def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
-    """Switch off where the plug-in was loaded too late for the hook before."""
+    """Switch off if the plug-in was loaded too late for the hook before."""
     _switch_off(config, asked=config.getoption(_OPTION, default=False))
 
 
@@ -95,23 +96,23 @@ def _switch_off(config: pytest.Config, *, asked: bool) -> None:
     except StillOn as error:
         how = "start these libraries from a conftest, or run: cachectl run --no-cache -- pytest"
         raise pytest.UsageError(f"{_OPTION}: {error.what}; {how}") from None
-    # Not in pytest_unconfigure, which a session that ends before it is configured never reaches.
+    # pytest_unconfigure is not called if a session ends before it is configured.
     config.add_cleanup(block.close)
 
 
 def pytest_report_header(config: pytest.Config) -> str:
-    """Say of every layer whether tests use it; of each that is off in this session, that and nothing else."""
+    """Return whether tests use each layer; in a session with caches off, only the status of each layer."""
     held: Mapping[str, Held] | None = getattr(config, _OFF, None)
     if held is not None:
         return f"kernel caches ({_OPTION}): {', '.join(f'{name} {hold.status}' for name, hold in held.items())}"
     try:
         return f"kernel caches: {_states()}"
     except Exception as error:  # noqa: BLE001 - a header must not end somebody's tests
-        return f"kernel caches: not known ({error})"
+        return f"kernel caches: unknown ({error})"
 
 
 def _states() -> str:
-    """Spell the state of every built-in layer in one line; plug-ins are not loaded into other people's tests."""
+    """Return the state of every built-in layer in one line; plug-ins are not loaded into other people's tests."""
     from cachectl.layers.base.facts import Condition, Scope
     from cachectl.stack import Stack
 

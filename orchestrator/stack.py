@@ -52,13 +52,13 @@ class Stack(LayerSet):
     # ------------------------------------------------------------------ inspecting
 
     def report(self, *, layers: Iterable[str] = (), neighbours: bool = False) -> Report:
-        """Count what every layer holds, and say whether it is on. Writes nothing.
+        """Count the entries of every layer, and return whether it is on. Writes nothing.
 
-        ``neighbours`` also measures other caches of compiled code, which are no layer's.
+        ``neighbours`` also measures other caches of compiled code, which belong to no layer.
         """
-        from cachectl.inspecting.report import survey
+        from cachectl.inspecting.report import build_report
 
-        report = survey(self, self.named(layers))
+        report = build_report(self, self.named(layers))
         if not neighbours:
             return report
         from dataclasses import replace
@@ -96,7 +96,7 @@ class Stack(LayerSet):
         return listed(self.named(layers), selection, notice or warn_of_failures)
 
     def verify(self, *, layers: Sequence[str] = (), deep: bool = False, quarantine: bool = False) -> Verification:
-        """Look for damage, entry by entry; ``quarantine`` moves what is damaged aside.
+        """Check every entry for damage; ``quarantine`` moves damaged things aside.
 
         ``deep`` also runs installed tools that can check more.
         """
@@ -111,13 +111,13 @@ class Stack(LayerSet):
         return clearing.quarantine(chosen, found, named=bool(layers))
 
     def doctor(self, *, layers: Sequence[str] = ()) -> Diagnosis:
-        """Return what is wrong with this set-up, each with the command that fixes it."""
+        """Return the problems of this set-up, each with the command that fixes it."""
         from cachectl.inspecting.doctor import Diagnosis, diagnosis
 
         return Diagnosis(tuple(diagnosis(self.named(layers), () if layers else self.broken)))
 
     def abilities(self, *, layers: Iterable[str] = ()) -> Layers:
-        """Return what each layer can do here, and why not; ``cachectl layers``."""
+        """Return the abilities of each layer, with a reason for each that is missing; ``cachectl layers``."""
         from cachectl.inspecting.layers import layer_abilities
 
         return layer_abilities(self.named(layers), self.broken)
@@ -171,13 +171,13 @@ class Stack(LayerSet):
     def _clear(
         self, plan: Callable[..., PurgePlan], layers: Sequence[str], *, dry_run: bool, notice: Notice
     ) -> PurgeResult:
-        from cachectl.clearing.purge import remove_leftovers
+        from cachectl.clearing.purge import remove_abandoned
 
         if dry_run:
             return plan(listed=True).foreseen()
         self.recover(layers)
         result = plan(listed=False).apply()
-        remove_leftovers(self.environment, notice)
+        remove_abandoned(self.environment, notice)
         return result
 
     def restore(

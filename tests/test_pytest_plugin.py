@@ -93,6 +93,7 @@ def test_cold(cold_caches):
     assert home.cachectl("ls", "-q").stdout == listed
 
 
+@pytest.mark.thorough
 @pytest.mark.real
 def test_tests_that_compile_after_a_driver_has_started_are_cold_too(home: Home) -> None:
     """Not by their switches, which the driver read when it started: the cache holds what it held before."""
@@ -250,6 +251,6 @@ def test_workers_of_xdist_are_off_too(home: Home) -> None:
 
 
 def test_the_package_offers_it_to_pytest() -> None:
-    """What the installed metadata will say stands in pyproject.toml."""
+    """pyproject.toml has the values of the installed metadata."""
     text = (Path(__file__).parents[1] / "pyproject.toml").read_text()
     assert re.search(r'\[project\.entry-points\.pytest11\]\ncachectl = "cachectl\.pytest_plugin"', text)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import Any, Final, NoReturn
+from typing import Any, Final, NoReturn, TypeVar
 
 import pytest
 
@@ -22,6 +22,16 @@ ELSEWHERE: Final = frozenset(
         *("rusticl_library", "debian_loader", "khronos_loader", "prefix_loader", "conda_loader", "debian_pyopencl"),
     }
 )
+
+#: Whether this run has every tier; the conftest sets it before test modules are imported.
+every_tier = False
+
+Amount = TypeVar("Amount", int, float, str)
+
+
+def amount(few: Amount, many: Amount) -> Amount:
+    """Return how many examples, or how much else, a test takes: few in the default tier, many with ``--all``."""
+    return many if every_tier else few
 
 
 def absent(reason: str) -> NoReturn:

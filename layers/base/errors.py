@@ -4,6 +4,7 @@
 
     CachectlError
     ├── BadRequest            (ValueError)       the caller's request is invalid
+    ├── NotAnArtifact         (ValueError)       a file that get did not write, or one that was damaged since
     └── LayerError            .layer .path
         ├── Refused           (PermissionError)  a rule forbids it, or it is impossible here; says why
         ├── Busy              (TimeoutError)     another process holds the lock
@@ -30,6 +31,10 @@ class CachectlError(Exception):
 
 class BadRequest(CachectlError, ValueError):
     """A layer, key, size, age or option that does not exist or cannot be read."""
+
+
+class NotAnArtifact(CachectlError, ValueError):
+    """A file that ``cachectl get`` did not write, or one that was damaged since."""
 
 
 class LayerError(CachectlError):

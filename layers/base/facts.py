@@ -244,7 +244,7 @@ class Artifact:
 class Target:
     """One thing to remove, with its version stamp when it was planned.
 
-    ``entries`` is 0 for an orphan and may be many for a whole table; ``mark`` is compared again before
+    ``entries`` is 0 for an orphan and may be many for a whole table; ``stamp`` is compared again before
     anything is removed.
     """
 
@@ -317,8 +317,8 @@ class Foresight:
 class Outcome:
     """The result of a clear, or the expected one.
 
-    ``bytes_freed`` is measured on the disk; ``recreated`` lists folders. ``things`` lists the things to remove in an
-    expected result; it is empty after a clear.
+    ``removed`` counts entries; ``bytes_freed`` is measured on the disk; ``recreated`` lists folders. ``things`` lists
+    the things to remove in an expected result; it is empty after a clear.
     """
 
     layer: str
@@ -328,6 +328,7 @@ class Outcome:
     failed: tuple[Note, ...] = ()
     recreated: tuple[Path, ...] = ()
     things: tuple[Removable, ...] = ()
+    orphans_removed: int = 0
     as_json: ClassVar = AsJson(hidden=("things",), names={"recreated": "remade"})
 
     def plus(self, other: Outcome) -> Outcome:
@@ -340,6 +341,7 @@ class Outcome:
             self.failed + other.failed,
             self.recreated + other.recreated,
             self.things + other.things,
+            self.orphans_removed + other.orphans_removed,
         )
 
 

@@ -30,7 +30,7 @@ from cachectl.layers.base.facts import Ability, Artifact
 from cachectl.layers.base.layer import Declaration, Layer
 from cachectl.layers.base.lazy import regex
 from cachectl.layers.base.registry import PLUGIN_TIMEOUT, TookTooLong, described, limited, plugin_limit
-from cachectl.layers.base.store import Store, attempt
+from cachectl.layers.base.store import Codec, Store, attempt
 
 T = TypeVar("T")
 
@@ -41,8 +41,14 @@ _VARIABLE: Final = regex(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 def guarded(layer: Layer, environment: Environment) -> Layer:
-    """Return a plug-in's layer with its store and parts guarded."""
-    return cast("Layer", guard_of(Layer)(layer, _Plugin(layer.name, environment)))
+    """Return a plug-in's layer with its store, codec and parts guarded."""
+    plugin = _Plugin(layer.name, environment)
+    store = vars(layer).get("store")
+    for name, codec in list(getattr(store, "__dict__", {}).items()):
+        if isinstance(codec, Codec) and not isinstance(codec, _Guard):
+            # The store calls the codec, so a wrong answer must be found before the store uses it.
+            setattr(store, name, guard_of(Codec)(codec, plugin))
+    return cast("Layer", guard_of(Layer)(layer, plugin))
 
 
 @dataclass(frozen=True)
@@ -85,6 +91,14 @@ class _Guard:
         if isinstance(self, (Layer, Store)):
             self.__dict__.update(name=plugin.name, environment=plugin.environment)
 
+    def __repr__(self) -> str:
+        return f"<{type(self).__qualname__} of {self._member()}>"
+
+    def _member(self, name: str = "") -> str:
+        """Return the qualified name of the guarded class, or how a member of it is called."""
+        kind = type(self._inner)
+        return f"{kind.__qualname__}.{name}" if name else f"{kind.__module__}.{kind.__qualname__}"
+
     def _own(self, name: str, general: object) -> Callable[..., Any] | None:
         """Return the plug-in's version of a method, ``None`` if the general code is to run on this guard.
 
@@ -118,8 +132,9 @@ def guard_of(kind: type) -> Callable[[object, _Plugin], object]:
     """Make the class of guards around objects of one class of the interface."""
     overridable = Declaration if kind is Layer else kind
     members = {name: _member(overridable, name) for name in public_members(overridable)}
-    guard = type(f"Guarded{kind.__name__}", (_Guard, kind), members)
-    return type(guard.__name__, (_LayerRules, guard), {}) if kind is Layer else guard
+    # Without a module, Python would name the module abc.
+    guard = type(f"Guarded{kind.__name__}", (_Guard, kind), {**members, "__module__": __name__})
+    return type(guard.__name__, (_LayerRules, guard), {"__module__": __name__}) if kind is Layer else guard
 
 
 def public_members(kind: type) -> set[str]:
@@ -140,7 +155,7 @@ def _attribute(name: str, hint: object, *default: object) -> cached_property[obj
     """Guard an attribute. If it is wrong, the default of the interface is used if there is one."""
 
     def read(self: _Guard) -> object:
-        question = _Question(self._plugin, hint, {})
+        question = _Question(self._plugin, self._member(name), hint, {})
         try:
             return self._plugin.ask(lambda: question.checked(getattr(self._inner, name)), soon=True)
         except PluginFailed:
@@ -166,9 +181,9 @@ def _method(name: str, general: Callable[..., Any], *, soon: bool) -> Callable[.
             return general(self, *given, **named)
         asked = signature.bind(self, *given, **named).arguments
         if iterates:
-            question = _Question(self._plugin, get_args(hint)[0], asked)
+            question = _Question(self._plugin, self._member(name), get_args(hint)[0], asked)
             return _each(question, lambda: own(*given, **named))
-        question = _Question(self._plugin, hint, asked)
+        question = _Question(self._plugin, self._member(name), hint, asked)
         return self._plugin.ask(lambda: question.checked(own(*given, **named)), soon=soon)
 
     return member
@@ -189,7 +204,7 @@ def _each(question: _Question, answer: Callable[[], Iterable[object]]) -> Iterat
 
 
 class _Wrong(Exception):
-    """A wrong answer, in words that follow "answered with"."""
+    """A wrong answer, in words that follow "returned"."""
 
 
 @cache
@@ -207,41 +222,50 @@ def _matched(hint: Any, given: Any) -> tuple[Any, tuple[Any, ...]]:
         fits = issubclass(given, (int, float) if kind is float else kind)
         if fits if given is not bool else kind in (bool, object):
             return kind, get_args(one)
-    raise _Wrong(f"{given.__name__} where {' or '.join(kind.__name__ for kind in kinds)} is due")
+    raise _Wrong(f"{_name(given)} instead of {' or '.join(map(_name, kinds))}")
+
+
+def _name(kind: type) -> str:
+    return "None" if kind is NoneType else kind.__name__
 
 
 @cache
 def _fields(kind: Any) -> tuple[tuple[str, Any], ...]:
     hints = get_type_hints(kind)
-    return tuple((field.name, hints[field.name]) for field in fields(kind))
+    names = getattr(kind, "_fields", None) or [field.name for field in fields(kind)]
+    return tuple((name, hints[name]) for name in names)
 
 
 @dataclass(frozen=True)
 class _Question:
-    """One call of a member; its annotation and arguments decide which answers are right."""
+    """One call of a member such as ``ToycCodec.check``; its annotation and arguments decide which answers are right."""
 
     plugin: _Plugin
+    member: str
     hint: Any
     asked: Mapping[str, Any]
 
     def checked(self, answer: Any) -> Any:
-        """Return an answer, or one item of it, checked. Raises :class:`TypeError`."""
+        """Return an answer, or one item of it, checked. Raises :class:`PluginFailed`."""
         if self.hint is NoneType:
             return None
         try:
             right = self._checked(self.hint, answer)
             self._demand_asked(right)
         except _Wrong as wrong:
-            raise TypeError(f"answered with {wrong}") from wrong
+            raise self._failed(wrong) from wrong
         return right
+
+    def _failed(self, wrong: _Wrong) -> PluginFailed:
+        return PluginFailed(self.plugin.name, f"the plug-in failed: {self.member} returned {wrong}")
 
     def _checked(self, hint: Any, answer: Any) -> Any:
         kind, parts = _matched(hint, answer.__class__)
         if kind in _PLAIN:
             return answer
         if kind in (int, float) and (not math.isfinite(answer) or (kind is int and answer < 0)):
-            raise _Wrong(f"{answer} where {'a count' if kind is int else 'a time'} is due")
-        if is_dataclass(kind):
+            raise _Wrong(f"{answer} instead of {'a count' if kind is int else 'a time'}")
+        if is_dataclass(kind) or hasattr(kind, "_fields"):
             self._check_fact(kind, answer)
         elif kind is tuple and Ellipsis not in parts:
             self._check_pair(parts, answer)
@@ -250,7 +274,7 @@ class _Question:
         elif kind is re.Pattern:
             self._checked(parts[0], answer.pattern)
         elif issubclass(kind, Collection) and parts:
-            # The numbers of a mark may be negative.
+            # The numbers of a version stamp may be negative.
             check = self._integer if parts[0] is int else self._checked
             return kind(check(parts[0], one) for one in answer)
         elif kind.__module__.startswith("cachectl.") and not issubclass(kind, (Enum, BaseException)):
@@ -272,7 +296,7 @@ class _Question:
 
     def _check_pair(self, parts: tuple[Any, ...], answer: tuple[object, ...]) -> None:
         if len(answer) != len(parts):
-            raise _Wrong(f"{answer!r} where {len(parts)} things are due")
+            raise _Wrong(f"{answer!r} instead of {len(parts)} things")
         for part, one in zip(parts, answer, strict=True):
             self._checked(part, one)
 
@@ -285,7 +309,7 @@ class _Question:
         except _Wrong as wrong:
             if LayerError not in get_args(hint):
                 raise
-            return PluginFailed(self.plugin.name, f"the plug-in failed: TypeError: answered with {wrong}")
+            return self._failed(wrong)
 
     # ------------------------------------------------------------------ rules beyond annotations
 
@@ -298,11 +322,11 @@ class _Question:
         if "keys" in self.asked and isinstance(answer, Mapping) and (others := set(answer) - set(self.asked["keys"])):
             raise _Wrong(f"{min(others)!r}, which it was not asked for")
         if "artifacts" in self.asked and len(answer) != len(self.asked["artifacts"]):
-            raise _Wrong(f"{len(answer)} answers where {len(self.asked['artifacts'])} are due")
+            raise _Wrong(f"{len(answer)} answers instead of {len(self.asked['artifacts'])}")
         for pattern in (one for one in self.asked.values() if isinstance(one, re.Pattern)):
-            thing, mark = answer
-            if pattern.fullmatch(mark.encode()) is None if mark else thing.key not in self.asked["known"]:
-                raise _Wrong(f"{thing.key!r}, which does not have the mark {mark!r} that it was asked for")
+            thing, tag = answer
+            if pattern.fullmatch(tag.encode()) is None if tag else thing.key not in self.asked["known"]:
+                raise _Wrong(f"{thing.key!r}, which does not have the tag {tag!r} that it was asked for")
 
     def _demand_rules(self, thing: Any) -> None:
         if getattr(thing, "layer", self.plugin.name) != self.plugin.name:
@@ -322,7 +346,7 @@ class _Question:
 
 def _demand_key(artifact: Artifact, key: str) -> None:
     if artifact.key != key:
-        raise _Wrong(f"the artifact of {artifact.key!r} where that of {key!r} is due")
+        raise _Wrong(f"the artifact of {artifact.key!r} instead of that of {key!r}")
 
 
 def _outside(thing: object, root: Path) -> str | None:

@@ -151,7 +151,7 @@ class Declaration(ABC):
 
     @property
     def portability(self) -> Portability | None:
-        """What decides whether a program elsewhere can hit an entry."""
+        """The facts that decide whether a program elsewhere can hit an entry."""
         return None
 
     @property
@@ -373,7 +373,15 @@ class Layer(Declaration):
     def clear(self, plan: ClearPlan) -> Outcome:
         """Remove the targets of a plan and recreate its folders. Targets that have changed since are skipped."""
         self._demand(Ability.CLEAR)
-        return self._applied(plan, self._recreate, self.store.remove)
+        return self._applied(plan, self._recreate, self._remove)
+
+    def _remove(self, root: Root, targets: tuple[Target, ...]) -> Outcome:
+        """Remove targets from a root; count the orphans that have gone."""
+        orphans = [one.key for one in targets if not one.entries and os.path.lexists(one.root / one.key)]
+        outcome = self.store.remove(root, targets)
+        left = {note.key for note in outcome.skipped}
+        gone = sum(key not in left and not os.path.lexists(root.path / key) for key in orphans)
+        return replace(outcome, orphans_removed=gone)
 
     @final
     def foresee(self, plan: ClearPlan) -> Outcome:
@@ -384,9 +392,12 @@ class Layer(Declaration):
         def removal(root: Root, targets: tuple[Target, ...]) -> Outcome:
             seen = self.store.foresee_removal(root, targets)
             removed = sum(target.entries for target in seen.going)
+            orphans = sum(not target.entries for target in seen.going)
             named = (described.get((target.root, target.key)) for target in seen.going)
             things = tuple(thing for thing in named if thing is not None)
-            return Outcome(self.name, removed, seen.bytes_freed, seen.skipped, seen.failed, things=things)
+            return Outcome(
+                self.name, removed, seen.bytes_freed, seen.skipped, seen.failed, things=things, orphans_removed=orphans
+            )
 
         return self._applied(plan, self._foresee_recreation, removal)
 
@@ -494,7 +505,7 @@ class Layer(Declaration):
             # The folder that it lies in is removed.
             because = closed_because(root.path, ".")
         if because is not None:
-            raise Unreachable(self.name, f"cannot put it back: {because}", root.path)
+            raise Unreachable(self.name, f"cannot restore it: {because}", root.path)
         if not replace and (os.path.lexists(root.path / thing.key) or self._is_taken(root, thing.key)):
             raise EntryExists(self.name, root.path / thing.key)
 
@@ -529,7 +540,7 @@ class Layer(Declaration):
             name = user_name(owner)
             raise Refused(
                 self.name,
-                f"belongs to {name}, and you are the superuser; do it as {name}, or say --over-others",
+                f"belongs to {name}, and you are the superuser; do it as {name}, or use --over-others",
                 root.path,
             )
 
@@ -540,7 +551,7 @@ class Layer(Declaration):
         for path in self.store.held_in(root, [key]).get(key, ()):
             if path != beside and (others := owners(path) - {0}):
                 name = user_name(min(others))
-                message = f"belongs to {name}, and you are the superuser; do it as {name}, or say --over-others"
+                message = f"belongs to {name}, and you are the superuser; do it as {name}, or use --over-others"
                 raise Refused(self.name, message, path)
 
     def _without_others(self, plan: ClearPlan) -> ClearPlan:

@@ -47,7 +47,7 @@ LARGEST_SIGNATURE: Final = 1 << 20
 
 def too_large(size: int, most: int) -> str:
     """Return the message for something larger than its limit."""
-    return f"has {size:,} bytes, and at most {most:,} are read"
+    return f"has {size:,} bytes; the limit is {most:,}"
 
 
 def key_complaint(key: str) -> str | None:

@@ -64,15 +64,15 @@ class Broken:
 
 
 class TookTooLong(BaseException):
-    """A block went on for longer than it may; no :class:`Exception`, so that what it interrupts does not catch it."""
+    """A block exceeded its time limit. No :class:`Exception`, so that the interrupted code does not catch it."""
 
 
 @contextmanager
 def limited(seconds: float) -> Iterator[None]:
-    """Let a block take so many seconds, then raise :class:`TookTooLong` in it.
+    """Limit a block to a number of seconds, then raise :class:`TookTooLong` in it.
 
-    It interrupts Python, and waiting; not a loop of C code. Only the main thread can be interrupted, and a program
-    that has set an alarm of its own keeps it: elsewhere, and there, the block may take any time.
+    That interrupts Python code and waiting, but no loop of C code. Only the main thread can be interrupted, and a
+    program's own alarm is kept: in other threads, or with such an alarm, the block has no limit.
     """
     import signal
     import threading
@@ -90,7 +90,7 @@ def limited(seconds: float) -> Iterator[None]:
 
     before = signal.signal(signal.SIGALRM, interrupt)
     try:
-        # Again and again: what is interrupted may go on to something else that hangs.
+        # Repeatedly, because the interrupted code may go on to something else that hangs.
         signal.setitimer(signal.ITIMER_REAL, seconds, 0.1)
         yield
     finally:

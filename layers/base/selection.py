@@ -153,6 +153,6 @@ def parse_size(text: str) -> int:
 def _bounded(match: re.Match[str], unit: int) -> float:
     amount = float(match[1]) * unit
     if amount > _MOST:
-        message = f"{match[0][:20]!r} is more than any cache can hold, or any clock has counted"
+        message = f"{match[0][:20]!r} is too large"
         raise BadRequest(message)
     return amount

@@ -52,7 +52,7 @@ class CudaComputeCache(Layer):
 
     @property
     def portability(self) -> Portability:
-        """What decides whether a program elsewhere can hit an entry."""
+        """The facts that decide whether a program elsewhere can hit an entry."""
         return CudaPortability()
 
     @property
@@ -95,7 +95,7 @@ class CudaComputeCache(Layer):
         return State(Condition.ENABLED, f"on by default{ignored}", driver_files(environment, _MAKERS))
 
     def diagnose(self) -> Iterator[Finding]:
-        """Yield what is wrong with the variables, and a cache that is nearly full."""
+        """Yield problems with the variables, and a cache that is nearly full."""
         value = self.environment.get("CUDA_CACHE_DISABLE")
         if value == "1":
             yield off(self, "CUDA_CACHE_DISABLE")

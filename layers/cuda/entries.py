@@ -25,7 +25,7 @@ from cachectl.layers.disk.plain import read_locked
 from cachectl.layers.disk.presence import means_no_file
 from cachectl.layers.formats import compute_cache
 from cachectl.layers.formats.details import Details
-from cachectl.layers.host.processes import spell, using
+from cachectl.layers.host.processes import process_names, using
 from cachectl.layers.stores.files import Files, Index
 from cachectl.layers.stores.tree import Leaf, Shape, Tree
 
@@ -181,7 +181,7 @@ class ComputeCache(Files):
         for leaf in tree.scan(head=compute_cache.HEADER.size):
             if isinstance(leaf, Problem):
                 yield leaf
-            elif leaf.stray is not None:
+            elif leaf.orphan_rule is not None:
                 yield leaf.orphan(root.path)
             elif _is_entry(leaf, index):
                 yield from self._describe(root, tree, leaf, contents=contents)
@@ -238,7 +238,7 @@ class ComputeCache(Files):
             return
         processes = self.environment.processes
         if (users := using(LIBRARIES, processes=processes)) != ():
-            message = f"the index is not exchanged while {spell(users, processes=processes)} may use it"
+            message = f"the index is not exchanged while {process_names(users, processes=processes)} may use it"
             raise Busy(self.name, message, root.path / INDEX)
         self.tree_of(root, INDEX).restore(thing, replace=replace)
 
@@ -299,7 +299,7 @@ def _standing(store: Files, root: Root, folder: int | None = None) -> _Standing:
             unread += [leaf.path] if leaf.hides else []
             continue
         try:
-            head = None if leaf.stray is not None else tree.read_file(leaf.key, limit=compute_cache.HEADER.size)
+            head = None if leaf.orphan_rule is not None else tree.read_file(leaf.key, limit=compute_cache.HEADER.size)
         except Unreachable:
             unread.append(root.path / leaf.key)
             continue

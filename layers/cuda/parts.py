@@ -1,4 +1,4 @@
-"""What makes an entry of the ComputeCache valid elsewhere, and how entries of tagged builds are found."""
+"""Optional parts of the layer ``cuda``: portability, and tagged builds."""
 
 from __future__ import annotations
 

@@ -19,8 +19,8 @@ from cachectl.layers.base.environment import Environment, user_cache_folder
 from cachectl.layers.base.facts import Orphan
 from cachectl.layers.base.lazy import regex
 from cachectl.layers.disk.handles import is_held, is_trusted, opened_root, own_folder, status_of
-from cachectl.layers.disk.leftovers import left_in
-from cachectl.layers.disk.private_folders import scratch_parents
+from cachectl.layers.disk.private_folders import temporary_parents
+from cachectl.layers.disk.temporaries import abandoned_in
 
 PREFIX: Final = ".cachectl-copy-"
 _NAME: Final = regex(re.escape(PREFIX) + "[0-9a-f]{32}")
@@ -48,7 +48,7 @@ def stage_in(folder: Path) -> Iterator[Path]:
             yield folder / name
 
 
-def copies_left(environment: Environment) -> tuple[Orphan, ...] | None:
+def abandoned_copies(environment: Environment) -> tuple[Orphan, ...] | None:
     """Return the copies in the user cache folder whose maker has ended; ``None`` if the folder cannot be read."""
     folder = user_cache_home(environment)
     try:
@@ -68,12 +68,12 @@ def _is_left(handle: int, name: str) -> bool:
     return is_trusted(handle, status) and not is_held(handle, name)
 
 
-def temporary_left(environment: Environment) -> tuple[Orphan, ...]:
+def abandoned_temporaries(environment: Environment) -> tuple[Orphan, ...]:
     """Return the temporary folders of killed commands. Removes nothing."""
     return tuple(
         _measured(parent, left.folder.name, _KILLED)
-        for parent in scratch_parents(environment)
-        for left in left_in(parent, environment, look=True)
+        for parent in temporary_parents(environment)
+        for left in abandoned_in(parent, environment, look=True)
     )
 
 

@@ -59,7 +59,7 @@ def wait_until_free(layer: str, path: Path, lock_timeout: float, *, span: tuple[
     bytes (start and length; a length of 0 is the rest of the file).
     """
     if not wait_until(lambda: not _is_locked(path, span), lock_timeout):
-        message = f"locked by another process for more than {lock_timeout:g} s; try again when it has ended, or --wait"
+        message = f"locked by another process for more than {lock_timeout:g} s; try again later, or use --wait"
         raise Busy(layer, message, path)
 
 

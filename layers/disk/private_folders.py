@@ -85,11 +85,11 @@ def _why_not_private(folder: Path) -> str | None:
     return None
 
 
-# ---------------------------------------------------------------------- scratch folders
+# ---------------------------------------------------------------------- temporary folders
 
 
-def scratch_parent(environment: Environment) -> tuple[Path, str | None]:
-    """Return the folder for scratch folders, and a notice if that is not in the temporary folder.
+def temporary_parent(environment: Environment) -> tuple[Path, str | None]:
+    """Return the folder for temporary folders, and a notice if that is not in the temporary folder.
 
     Raises :class:`CachectlError` if there is no private folder.
     """
@@ -99,14 +99,14 @@ def scratch_parent(environment: Environment) -> tuple[Path, str | None]:
         why = _reason(error)
     elsewhere = _state_folder(environment)
     try:
-        return private_folder(elsewhere, make=True), f"{why}; scratch folders are made in {elsewhere}"
+        return private_folder(elsewhere, make=True), f"{why}; temporary folders are made in {elsewhere}"
     except (NotPrivate, OSError) as error:
-        message = f"no place for scratch folders: {why}; {_reason(error)}; set TMPDIR to a folder of mode 700"
+        message = f"no place for temporary folders: {why}; {_reason(error)}; set TMPDIR to a folder of mode 700"
         raise CachectlError(message) from error
 
 
-def scratch_parents(environment: Environment) -> Iterator[Path]:
-    """Yield this user's folders that may hold abandoned scratch folders; makes none."""
+def temporary_parents(environment: Environment) -> Iterator[Path]:
+    """Yield this user's folders that may hold abandoned temporary folders; makes none."""
     if not hasattr(os, "geteuid"):
         return
     temporary = Path(os.path.realpath(environment.temporary))
@@ -118,7 +118,7 @@ def scratch_parents(environment: Environment) -> Iterator[Path]:
 def _state_folder(environment: Environment) -> Path:
     """Return the folder in the user's home that replaces the temporary one.
 
-    It ignores variables that move caches: a command in an isolated run must not make its scratch folder in there.
+    It ignores variables that move caches: a command in an isolated run must not make its temporary folder in there.
     """
     return Path(os.path.realpath(user_state_folder(environment) / "scratch"))
 

@@ -1,1 +1,1 @@
-"""How the bytes of each cache are laid out: pure readers, no disk and no product policy."""
+"""Readers of the bytes of each cache: pure functions, no disk and no product policy."""

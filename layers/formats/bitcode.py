@@ -181,9 +181,9 @@ def _wrong_types(types: list[Record]) -> str | None:
         count = sum(record.code not in (_TYPE_COUNT, _STRUCT_NAME) for record in table)
         said = [record.operands for record in table if record.code == _TYPE_COUNT]
         if said and said[-1] != [count]:
-            return "it has not as many types as it says"
+            return "the number of its types is not the stated one"
         if any(part >= count for record in table for part in _parts(record)):
-            return "a type is made of one that there is not"
+            return "a type refers to a missing type"
     return None
 
 
@@ -200,7 +200,7 @@ def _wrong_functions(by_block: dict[int, list[Record]]) -> str | None:
         return "a function is cut short"
     bodies = [record for record in by_block.get(_FUNCTION_BODY, []) if record.code == ENTERED]
     if sum(not function[4] for function in functions) != len(bodies):
-        return "it has not a body for every function that it defines"
+        return "a function that it defines has no body"
     return None
 
 

@@ -342,7 +342,7 @@ class _Walk:
     def _leave(self, block: _Block) -> None:
         self._reader.align()
         if self._reader.at != block.end:
-            raise BitstreamError(f"block {block.number} does not end where it says")
+            raise BitstreamError(f"block {block.number} does not end at its stated length")
         self._stack.pop()
         self._reader.end = self._stack[-1].end
 

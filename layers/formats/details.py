@@ -1,4 +1,4 @@
-"""What the bytes of an entry say about it."""
+"""The details in the bytes of an entry."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class Details:
-    """What an entry is, and for what it was compiled, by what; ``None`` is unknown.
+    """The kind of an entry, its kernels and device, and the versions that compiled it; ``None`` is unknown.
 
-    ``kind`` is one of the kinds of entry that the cache holds, where it holds several.
+    ``kind`` is one of the kinds of entry in a cache that holds several.
     """
 
     kind: str | None = None

@@ -1,7 +1,7 @@
 """ELF files: sections, notes and symbol names, read only within the file.
 
-Source: the System V ABI, chapter 4 ("Object Files"). Nothing here is executed or mapped; what points outside the
-file makes the file no whole one.
+Source: the System V ABI, chapter 4 ("Object Files"). Nothing here is executed or mapped. A file with an offset outside
+itself counts as incomplete.
 """
 
 from __future__ import annotations

@@ -107,7 +107,7 @@ def _check_section(elf: Elf, number: int, section: Section) -> None:
         _demand(elf.has_name(section.name_at), f"{where} has no name")
     _demand(section.alignment & (section.alignment - 1) == 0, f"{where} has no possible alignment")
     if section.kind in (_SYMTAB, _DYNSYM, _REL, _RELA, _HASH, _DYNAMIC, _GNU_HASH, *_VERSIONS):
-        _demand(section.link < len(elf.sections), f"{where} refers to section {section.link}, which it has not")
+        _demand(section.link < len(elf.sections), f"{where} refers to the missing section {section.link}")
     if section.kind == _STRTAB and section.size and elf.kind < OWN_TYPES:
         content = elf.content(section)
         _demand(content[:1] == b"\0" and content[-1:] == b"\0", f"{where} is no table of strings")
@@ -161,7 +161,7 @@ def _check_symbols(elf: Elf, table: Section) -> None:
     strings = elf.content(elf.sections[table.link])
     symbols = _symbols(elf, table)
     _demand(symbols[0] == _Symbol(0, 0, 0, 0, 0), "the first symbol is not empty")
-    _demand(table.info <= len(symbols), "a symbol table has fewer symbols than it says are local")
+    _demand(table.info <= len(symbols), "a symbol table has fewer symbols than its number of local ones")
     for number, symbol in enumerate(symbols):
         _demand(symbol.name_at < len(strings), f"symbol {number} has no name")
         _demand(number == 0 or symbol.is_local == (number < table.info), f"symbol {number} is local and is not")
@@ -169,9 +169,7 @@ def _check_symbols(elf: Elf, table: Section) -> None:
             continue
         if symbol.section >= _FIRST_RESERVED_INDEX:
             continue
-        _demand(
-            symbol.section < len(elf.sections), f"symbol {number} is in section {symbol.section}, which there is not"
-        )
+        _demand(symbol.section < len(elf.sections), f"symbol {number} is in the missing section {symbol.section}")
         _check_place(elf, number, symbol)
 
 
@@ -200,7 +198,7 @@ def _check_relocations(elf: Elf, table: Section) -> None:
         target = elf.sections[table.info]
     for number, (offset, symbol, kind) in enumerate(elf.relocations(table)):
         where = f"relocation {number}"
-        _demand(symbol < count, f"{where} is for symbol {symbol}, which there is not")
+        _demand(symbol < count, f"{where} is for the missing symbol {symbol}")
         _demand(known is None or kind in known, f"{where} has no possible type")
         if target is not None:
             _demand(offset < target.size, f"{where} lies outside its section")
@@ -261,7 +259,7 @@ def _check_hash(elf: Elf, section: Section) -> None:
     _demand(
         buckets and chains == len(symbols) and len(words) == 2 + buckets + chains, "the hash table has a wrong size"
     )
-    _demand(all(word < chains for word in words[2:]), "the hash table leads to a symbol that there is not")
+    _demand(all(word < chains for word in words[2:]), "the hash table leads to a missing symbol")
     reached: set[int] = set()
     for bucket in range(buckets):
         number = words[2 + bucket]
@@ -306,9 +304,7 @@ def _check_gnu_hash(elf: Elf, section: Section) -> None:
         ended = number > head and chains[number - 1 - first] & 1
         _demand(not ended or head == number, f"symbol {number} is not found by its name")
     _demand(not chains or chains[-1] & 1, "the hash table does not end")
-    _demand(
-        all(head == 0 or head < len(symbols) for head in heads), "the hash table leads to a symbol that there is not"
-    )
+    _demand(all(head == 0 or head < len(symbols) for head in heads), "the hash table leads to a missing symbol")
 
 
 def _name(strings: bytes, at: int) -> bytes:

@@ -1,4 +1,4 @@
-"""What Intel's compute-runtime keeps in its cache: zebin, its OpenCL wrapper around a device binary, SPIR-V.
+"""Entries of Intel's compute-runtime cache: zebin, its OpenCL wrapper around a device binary, SPIR-V.
 
 Sources: ``shared/source/device_binary_format/`` of intel/compute-runtime (``zebin/zebin_elf.h``,
 ``elf/ocl_elf.h``) and ``ocl_igc_shared/executable_format/patch_list.h`` of intel-graphics-compiler.

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from cachectl.layers.base.environment import Environment
 from cachectl.layers.host.mounts import network_file_system
-from cachectl.layers.host.processes import holding, spell
+from cachectl.layers.host.processes import holding, process_names
 
 
 def open_elsewhere(environment: Environment, path: Path) -> str | None:
@@ -20,7 +20,7 @@ def open_elsewhere(environment: Environment, path: Path) -> str | None:
     if not environment.superuser and _others_may_write(path):
         return "may be open in a program of another user, who can write to it: do it as the superuser, or by hand"
     users = holding(path, processes=environment.processes)
-    return None if users == () else f"is open in {spell(users)}, which must end first"
+    return None if users == () else f"is open in {process_names(users)}, which must end first"
 
 
 def _others_may_write(path: Path) -> bool:

@@ -85,7 +85,7 @@ def start_of(pid: int, *, processes: Path = _PROC) -> int | None:
         return None
 
 
-def spell(users: tuple[int, ...] | None, *, processes: Path = _PROC) -> str:
+def process_names(users: tuple[int, ...] | None, *, processes: Path = _PROC) -> str:
     """Return a phrase for processes: ``process 4711 (python3)``."""
     if users is None:
         return "programs that this platform does not show"

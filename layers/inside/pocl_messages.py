@@ -1,4 +1,4 @@
-"""Hears what PoCL says of its cache while a program builds, inside that program.
+"""Reads PoCL's messages about its cache during a build, inside the program that builds.
 
 A trace copies this file beside its observer: it imports the standard library alone, and runs on Python 3.8. ``notes``
 is the ``Notes`` of :mod:`cachectl.observing.observer`.

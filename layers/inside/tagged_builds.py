@@ -143,16 +143,15 @@ def count_references(program: Any) -> int:
 class Holders:
     """The objects of this process that hold programs, by the programs' addresses.
 
-    ``programs`` counts the objects that hold a reference to each; ``kernels`` lists the reference counts of its
-    kernels, 1 where only Python holds one. It is ``None`` where another thread is just making one, of which nothing
-    can be asked yet.
+    ``programs`` counts the objects that hold a reference to each. ``kernels`` lists the reference counts of its
+    kernels, 1 if only Python holds one; it is ``None`` if another thread is creating one, which cannot be queried yet.
     """
 
     programs: Counter[int] = field(default_factory=Counter)
     kernels: dict[int, list[int]] | None = field(default_factory=dict)
 
     def rests(self, program: Any, *, alone: bool) -> bool:
-        """Tell whether only what is known here holds a program, and nobody its kernels."""
+        """Return whether only the known objects hold a program, and nothing else its kernels."""
         if self.kernels is None:
             return False
         mine = self.kernels.get(program.int_ptr, [])

@@ -1,4 +1,4 @@
-"""The layer ``mesa``: where Rusticl, and Mesa's drivers under it, keep what they have compiled for OpenCL.
+"""The layer ``mesa``: OpenCL programs that Rusticl, and Mesa's drivers under it, have compiled.
 
 Sources: ``src/util/disk_cache.c`` and ``disk_cache_os.c`` (places, switches, sizes), ``src/util/u_debug.c`` (booleans).
 """
@@ -124,7 +124,7 @@ class MesaShaderCache(Layer):
     # ------------------------------------------------------------------ diagnose
 
     def diagnose(self) -> Iterator[Finding]:
-        """Yield what is wrong with the variables and the place, and a cache that is nearly full."""
+        """Yield problems with the variables and the place, and a cache that is nearly full."""
         yield from self._switched()
         yield from self._placed()
         yield from self._limited()
@@ -165,7 +165,7 @@ class MesaShaderCache(Layer):
             fix = f"export {variable}={shlex.quote(str(environment.absolute(value)))}"
             yield misread(self, variable, Severity.RECOMPILES, outcome, fix)
         elif not Path(value).parent.is_dir():
-            outcome = "lies in no folder, and releases before 2024 make only the last one: they keep nothing"
+            outcome = "has no parent folder, and releases before 2024 make only the last one: they keep nothing"
             yield misread(self, variable, Severity.RECOMPILES, outcome, f"mkdir -p {shlex.quote(value)}")
 
     def _limited(self) -> Iterator[Finding]:
@@ -174,10 +174,10 @@ class MesaShaderCache(Layer):
         value = self.environment.get(variable)
         limit, plain = (_DEFAULT_CAP, True) if value is None else read_limit(value)
         if not plain:
-            outcome = f"is taken for {limit:,} bytes: what is not K or M counts as gigabytes"
+            outcome = f"is taken for {limit:,} bytes: any unit but K or M counts as gigabytes"
             yield misread(self, variable, Severity.HARMLESS, outcome, f"export {variable}=1G")
         for root in self.roots():
-            counted = self.store.counted_bytes(root) if root.role == MULTI_FILE else None
+            counted = self.store.indexed_bytes(root) if root.role == MULTI_FILE else None
             if counted is not None and counted >= _NEARLY * limit:
                 message = f"counts {counted:,} of at most {limit:,} bytes: Mesa drops entries to make room"
                 fix = f"export {new}={max(2, 2 * (limit >> 30))}G"

@@ -51,7 +51,7 @@ class Blob:
 
 @dataclass(frozen=True, slots=True)
 class Removed:
-    """What a removal did: why some entries stay, how many were removed, and by how many bytes the files shrank.
+    """The result of a removal: reasons of entries that stay, number of removed ones, and the bytes freed.
 
     ``failed`` is the reason of a failure halfway.
     """
@@ -170,7 +170,7 @@ class MesaFile(ABC):
 
     # ------------------------------------------------------------------ changing
 
-    def remove(self, marks: Mapping[str, tuple[int, ...]]) -> Removed:
+    def remove(self, stamps: Mapping[str, tuple[int, ...]]) -> Removed:
         """Remove the entries of these names that have not changed. Raises :class:`LayerError` before any change."""
         size: int | None = None
         done: Removed | None = None
@@ -178,15 +178,15 @@ class MesaFile(ABC):
         try:
             with self._changing() as files:
                 if files is None:
-                    return Removed(dict.fromkeys(marks, "already gone"), 0, 0)
+                    return Removed(dict.fromkeys(stamps, "already gone"), 0, 0)
                 there = {blob.name: blob for blob in self._listed(files)}
-                stay = {name: "already gone" for name in marks if name not in there}
+                stay = {name: "already gone" for name in stamps if name not in there}
                 stay |= {
                     name: "changed since it was planned"
-                    for name in marks.keys() & there
-                    if there[name].stamp != marks[name]
+                    for name in stamps.keys() & there
+                    if there[name].stamp != stamps[name]
                 }
-                gone = {there[name] for name in marks if name not in stay}
+                gone = {there[name] for name in stamps if name not in stay}
                 size = self._bytes(files)
                 if gone:
                     self._drop(files, gone)
@@ -197,16 +197,16 @@ class MesaFile(ABC):
                 return replace(done, failed=f"its entries are gone, but their bytes are not counted: {error.message}")
             if size is None:
                 raise
-            return self._removed_in_spite_of(error, marks, there.keys(), size)
+            return self._removed_in_spite_of(error, stamps, there.keys(), size)
 
     def _removed_in_spite_of(
-        self, error: LayerError, marks: Mapping[str, tuple[int, ...]], there: Collection[str], size: int
+        self, error: LayerError, stamps: Mapping[str, tuple[int, ...]], there: Collection[str], size: int
     ) -> Removed:
         """Return what a removal that failed halfway has removed, which may be more than was planned."""
         with self._opened(write=False) as files:
             left = {blob.name for blob in self._listed(files)} if files is not None else set()
             now = self._bytes(files) if files is not None else 0
-        stay = {name: error.message for name in marks if name in left}
+        stay = {name: error.message for name in stamps if name in left}
         return Removed(stay, len(set(there) - left), max(0, size - now), error.message)
 
     def foresee_removal(self, names: Collection[str]) -> int:
@@ -311,7 +311,7 @@ class MesaFile(ABC):
     @contextmanager
     def _locked(self, handle: int) -> Iterator[None]:
         if not wait_until(lambda: try_flock(handle), self.lock_timeout):
-            message = f"locked by another process for more than {self.lock_timeout:g} s; --wait waits longer"
+            message = f"locked by another process for more than {self.lock_timeout:g} s; try again later, or use --wait"
             raise Busy(self.layer, message, self.path)
         try:
             yield
@@ -334,7 +334,7 @@ class FossilizeFile(MesaFile):
             return None if not data or mesa_files.is_fossilize(data[:16]) else "the data file is not Mesa's"
         for what, head in (("index", index), ("data file", data)):
             if not mesa_files.is_fossilize(head[:16]):
-                return f"the {what} has not the header that Mesa demands: it stores and finds nothing there"
+                return f"the {what} lacks Mesa's header, so Mesa stores and finds nothing there"
         return None
 
     def _places(self, index: bytes) -> Iterator[Place]:

@@ -25,7 +25,7 @@ from cachectl.layers.disk.atomic import write_synced
 from cachectl.layers.disk.handles import opened_root
 from cachectl.layers.disk.plain import open_plain, read_plain
 from cachectl.layers.disk.presence import is_there, means_no_file, status_at
-from cachectl.layers.host.processes import spell, using
+from cachectl.layers.host.processes import process_names, using
 from cachectl.layers.mesa import entries as mesa_entries
 from cachectl.layers.mesa.entries import RUSTICL
 from cachectl.layers.mesa.files import Blob, DatabaseFile, FossilizeFile, MesaFile
@@ -123,7 +123,7 @@ class ShaderCache(Store):
         for tree, leaf in scan_each(self._tree(root, shape) for shape in shapes):
             if isinstance(leaf, Problem):
                 yield leaf
-            elif leaf.stray is not None:
+            elif leaf.orphan_rule is not None:
                 yield leaf.orphan(root.path)
             elif tree.shape is _ENTRIES:
                 entry = leaf.entry(self.name, root.path)
@@ -170,7 +170,7 @@ class ShaderCache(Store):
     def _leaves(self, root: Root) -> Iterator[Found | Leaf]:
         """Yield the files of a root, cachectl's own files there, and problems."""
         for _, leaf in scan_each(self._tree(root, shape) for shape in _shapes(root)):
-            yield leaf if isinstance(leaf, Problem) or leaf.stray is None else leaf.orphan(root.path)
+            yield leaf if isinstance(leaf, Problem) or leaf.orphan_rule is None else leaf.orphan(root.path)
 
     def _files(self, root: Root) -> list[MesaFile]:
         """Return every file of entries in a root. Raises :class:`Unreachable` where one may have been overlooked."""
@@ -257,7 +257,7 @@ class ShaderCache(Store):
             return found[0]
         if root.role == SINGLE_FILE:
             if not all(map(_NAME.fullmatch, header.maker)):
-                raise Damaged(self.name, f"{header.maker} makes no folder", root.path)
+                raise Damaged(self.name, f"its driver and device {header.maker} cannot name a folder", root.path)
             return self._file(root, header.maker)
         # Newer releases use parts, and remove the files that older ones kept beside them.
         parts = [file for file in self._files(root) if file.folder]
@@ -278,7 +278,10 @@ class ShaderCache(Store):
         for target in targets:
             age = now - (target.modified or now)
             busy = isinstance(target, facts.Orphan) and target.idle_only and users != () and age <= _REST_TIME
-            yield target, f"changed {max(0, age):.0f} s ago, and Mesa is in use by {spell(users)}" if busy else None
+            yield (
+                target,
+                f"changed {max(0, age):.0f} s ago, and Mesa is in use by {process_names(users)}" if busy else None,
+            )
 
     def _without_kernel(self, targets: Iterable[facts.Removable]) -> Iterator[Entry]:
         """Yield the entries of OpenCL that nothing could recognise without the targets."""
@@ -307,9 +310,9 @@ class ShaderCache(Store):
         if root.role == MULTI_FILE:
             return seen
         names = {_name(target.key) for target in seen.going if _ENTRIES.accepts(target.key)}
-        strays = sum(target.bytes for target in seen.going if not _ENTRIES.accepts(target.key))
+        orphans = sum(target.bytes for target in seen.going if not _ENTRIES.accepts(target.key))
         freed = sum(file.foresee_removal(names) for file in self._files(root))
-        return replace(seen, bytes_freed=strays + freed)
+        return replace(seen, bytes_freed=orphans + freed)
 
     def lock_files(self, root: Root, keys: Iterable[str]) -> Iterable[Path]:
         """Return the data files: Mesa locks the one that it writes to. Entries that are files have no lock."""
@@ -358,10 +361,10 @@ class ShaderCache(Store):
 
     def _remove_from_files(self, root: Root, targets: tuple[Target, ...]) -> Outcome:
         wanted = {_name(target.key): target for target in targets if _ENTRIES.accepts(target.key)}
-        strays = tuple(target for target in targets if not _ENTRIES.accepts(target.key))
+        orphans = tuple(target for target in targets if not _ENTRIES.accepts(target.key))
         outcome = Outcome(self.name)
-        if strays:
-            remove = partial(self._tree(root, _shapes(root)[0]).remove, strays)
+        if orphans:
+            remove = partial(self._tree(root, _shapes(root)[0]).remove, orphans)
             outcome = each_part(self.name, [(str(root.path), remove)])
         left = set(wanted)
         trouble: str | None = None
@@ -381,11 +384,11 @@ class ShaderCache(Store):
 
     def _remove_from(self, file: MesaFile, wanted: Mapping[str, Target], left: set[str]) -> Outcome:
         """Remove the wanted entries of one file, and drop their names from ``left``."""
-        marks = {blob.name: wanted[blob.name].stamp for blob in file.blobs() if blob.name in wanted}
-        if not marks:
+        stamps = {blob.name: wanted[blob.name].stamp for blob in file.blobs() if blob.name in wanted}
+        if not stamps:
             return Outcome(self.name)
-        removed = file.remove(marks)
-        left.difference_update(marks)
+        removed = file.remove(stamps)
+        left.difference_update(stamps)
         notes = tuple(facts.Note(_key(name), why) for name, why in removed.stay.items())
         if removed.failed is None:
             return Outcome(self.name, removed.entries, removed.bytes, skipped=notes)
@@ -414,7 +417,7 @@ class ShaderCache(Store):
         total = 0
         for leaf in self._tree(root).scan():
             if isinstance(leaf, Leaf):
-                status = status_at(root.path / leaf.key) if leaf.stray is None else None
+                status = status_at(root.path / leaf.key) if leaf.orphan_rule is None else None
                 total += 0 if status is None else status.st_blocks * _BLOCK
             elif leaf.hides:
                 raise Unreachable(self.name, leaf.message, leaf.path)
@@ -477,7 +480,7 @@ class ShaderCache(Store):
         for leaf in tree.scan():
             if isinstance(leaf, Problem):
                 yield self.to_finding(root, leaf)
-            elif leaf.stray is None:
+            elif leaf.orphan_rule is None:
                 try:
                     data = tree.read_file(leaf.key)
                     complaint = None if data is None else mesa_entries.complaint(data)
@@ -496,7 +499,7 @@ class ShaderCache(Store):
 
     def _drifted(self, root: Root) -> Iterator[Finding]:
         try:
-            counted = self.counted_bytes(root)
+            counted = self.indexed_bytes(root)
             held = 0 if counted is None else self._held(root)
         except OSError as error:
             yield self.unreadable(root, "index", error)
@@ -506,7 +509,7 @@ class ShaderCache(Store):
             fix = "nothing: the next put or purge in this layer counts again"
             yield Finding(self.name, root.path, "index", Severity.WASTES, "index", message, fix)
 
-    def counted_bytes(self, root: Root) -> int | None:
+    def indexed_bytes(self, root: Root) -> int | None:
         """Return the bytes that the index counts; ``None`` where there is no index. Raises :class:`OSError`."""
         try:
             data = read_plain(root.path / "index", limit=_INDEX.size)

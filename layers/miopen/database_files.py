@@ -1,4 +1,4 @@
-"""What MIOpen's databases hold, read as MIOpen reads it, whatever folder they lie in.
+"""The content of MIOpen's databases, read as MIOpen reads it, in any folder.
 
 Sources: ``src/binary_cache.cpp``, ``src/find_db.cpp``, ``src/include/miopen/db_record.hpp``.
 """
@@ -23,7 +23,7 @@ from cachectl.layers.stores.merging import Joined, JoinedRows
 from cachectl.layers.stores.records import Fault, RecordFile
 from cachectl.layers.stores.rows import RowFile, Schema
 
-#: Every ending, and what is in such files; the user's first.
+#: Every ending, and the content of such files; the user's first.
 HOLDS: Final = {
     **dict.fromkeys(("ukdb", "kdb"), "kernels"),
     **dict.fromkeys(("ufdb.txt", "fdb.txt"), "find-db"),
@@ -61,11 +61,11 @@ def demand_no_package(environment: Environment, folder: Path) -> None:
             if os.path.realpath(folder) == os.path.realpath(root.path):
                 named = environment.get("MIOPEN_SYSTEM_DB_PATH")
                 own = "; name another folder" + (", or unset MIOPEN_SYSTEM_DB_PATH if it is your own" if named else "")
-                raise Refused(layer.name, f"is owned by a package, which would lose what it shipped{own}", folder)
+                raise Refused(layer.name, f"is owned by a package, whose files would be overwritten{own}", folder)
 
 
-def as_miopen_spells(layer: MIOpenTuning, path: Path) -> Path:
-    """Spell a path below its root: MIOpen's locks are named by how it spells the folder."""
+def as_miopen_writes(layer: MIOpenTuning, path: Path) -> Path:
+    """Return a path as MIOpen writes it, below its root: MIOpen's locks are named by the text of the folder's path."""
     for root in layer.roots():
         if os.path.realpath(root.path) == os.path.realpath(path.parent):
             return root.path / path.name
@@ -87,9 +87,9 @@ class KernelFile:
             raise Damaged(layer, f"the columns of kern_db are {', '.join(sorted(columns))}", path)
 
     def kernels(self) -> tuple[list[Kernel], list[Note]]:
-        """Return every kernel that MIOpen could use, packed as it packs, and what is wrong with the others.
+        """Return every kernel that MIOpen could use, packed as it packs, and the faults of the others.
 
-        All are of one moment, what is only in the log included.
+        All are read in one snapshot, which includes the rows that are only in the log.
         """
         kernels: dict[tuple[str, ...], tuple[object, ...]] = {}
         flawed: list[Note] = []
@@ -118,15 +118,21 @@ def _checked(key: Sequence[str], values: Sequence[object], schema: Schema) -> tu
     return kernel_db.encode(data, schema) if oddities else tuple(values)
 
 
+def demand_readable(layer: MIOpenTuning, path: Path) -> None:
+    """Raise the error of reading a text file. Taking MIOpen's locks first would leave its lock files for nothing."""
+    next(RecordFile(layer.name, path, nullcontext).scan(), None)
+
+
 def records_of(layer: MIOpenTuning, path: Path) -> tuple[list[bytes], list[Note]]:
-    """Return the records that MIOpen reads, and the lines that it cannot, while nobody rewrites the file."""
+    """Return the records that MIOpen reads, and the lines that it cannot read, under the lock of writers."""
     lines: list[bytes] = []
     flawed: list[Note] = []
+    demand_readable(layer, path)
     with ExitStack() as stack:
-        # Where no lock file can be made, MIOpen cannot rewrite it either.
+        # If no lock file can be made, MIOpen cannot rewrite it either.
         with suppress(Unreachable):
             if layer.scope is Scope.USER:
-                stack.enter_context(layer.store.locked(as_miopen_spells(layer, path)))
+                stack.enter_context(layer.store.locked(as_miopen_writes(layer, path)))
         for found in RecordFile(layer.name, path, nullcontext).scan():
             if not isinstance(found, Fault):
                 lines.append(found.line)

@@ -1,4 +1,4 @@
-"""What the stores and the layers of MIOpen have in common: database files, entries of them, and a switch."""
+"""Shared code of MIOpen's stores and layers: database files, their entries, and a switch."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ class MIOpenLayer(Layer):
 
     @property
     def portability(self) -> Portability:
-        """What decides whether a program elsewhere can hit an entry."""
+        """The facts that decide whether a program elsewhere can hit an entry."""
         return places.MIOpenPortability()
 
     def present(self) -> bool:

@@ -1,7 +1,7 @@
-"""MIOpen's user databases written as files that a package can install.
+"""Write entries of MIOpen's user databases as files that a package can install.
 
-Kernels become ``BASE.kdb``; results of tuning become find-db and perf-db, merged with those that are installed.
-Sources: ``src/binary_cache.cpp``, ``cmake/embed.cmake`` (names, and that the path is a folder), ``src/find_db.cpp``.
+Kernels become ``BASE.kdb``; results of tuning become find-db and perf-db, merged with the installed ones. Sources:
+``src/binary_cache.cpp``, ``cmake/embed.cmake`` (names, and that the path is a folder), ``src/find_db.cpp``.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ from cachectl.layers.stores.merging import join_records, write_database
 from cachectl.layers.stores.records import items_of
 from cachectl.layers.stores.rows import RowFile
 
-#: The layers whose entries can be written so.
+#: The layers that have installable files.
 LAYERS: Final = (MIOpenKernels.name, MIOpenTuning.name)
-#: How a user's file is called where it is installed.
+#: The installed ending for each ending of a user's file.
 _INSTALLED: Final = {
     "ukdb": "kdb",
     "ufdb.txt": "fdb.txt",
@@ -54,9 +54,9 @@ _BACKEND: Final = regex(r"\.(?:HIPNOGPU|HIP|OpenCL)(?=\.)")
 
 @dataclass(frozen=True, slots=True)
 class InstallableFile:
-    """A file that can be installed: where it is, out of which user's file, how many entries, bytes.
+    """A file that can be installed: its path, the user's file it was made from, its entries and bytes.
 
-    ``from_system`` counts those that only the installed file had.
+    ``from_system`` counts the entries that only the installed file had.
     """
 
     file: Path
@@ -68,7 +68,7 @@ class InstallableFile:
 
 @dataclass(frozen=True, slots=True)
 class FilesExport:
-    """What was written into a folder, what was left out and why, what cannot be used, and what to know of it."""
+    """The files written into a folder, the entries left out and why, failures, and hints for the user."""
 
     folder: Path
     files: tuple[InstallableFile, ...]
@@ -79,13 +79,13 @@ class FilesExport:
 
     @property
     def failed(self) -> bool:
-        """Return whether anything that was asked for could not be written."""
+        """Return whether a requested file could not be written."""
         return bool(self.failures)
 
 
 @dataclass
 class _Export:
-    """An export on its way."""
+    """The state of one export."""
 
     environment: Environment
     folder: Path
@@ -97,7 +97,7 @@ class _Export:
     hints: list[Note] = field(default_factory=list)
 
     def chosen(self, file: DatabaseFile, *key: str) -> bool:
-        """Tell whether an entry was selected."""
+        """Return whether an entry was selected."""
         return SEPARATOR.join((file.relative, *key)) in self.keys
 
 
@@ -109,17 +109,17 @@ def write_files(
     layers: Sequence[str] = (),
     force: bool = False,
 ) -> FilesExport:
-    """Write selected entries of the user's databases as files that can be installed, and return what was written.
+    """Write selected entries of the user's databases as files that can be installed; return what was written.
 
     ``select`` returns the keys of the selected entries of these layers, and what could not be listed. Kernels become
-    ``BASE.kdb``, valid for ``MIOPEN_BINCACHE_PATH``; results of tuning are written over those that are installed. Of
-    several files for one name the newest MIOpen's is taken. An existing file is replaced only with ``force``: nothing
-    in it says who wrote it. Raises :class:`BadRequest` for what is no folder or has no such files, :class:`Refused` for
-    the folder of a package.
+    ``BASE.kdb``, which is valid for ``MIOPEN_BINCACHE_PATH``; results of tuning are merged into copies of the installed
+    files. If several files have one name, that of the newest MIOpen is used. An existing file is replaced only with
+    ``force``, because nothing in it shows who wrote it. Raises :class:`BadRequest` if the place is no folder or a layer
+    has no such files, :class:`Refused` for the folder of a package.
     """
     named = tuple(layers) or LAYERS[:1]
     if strange := [name for name in named if name not in LAYERS]:
-        raise BadRequest(f"{strange[0]} has no files to be installed; say {' or '.join(LAYERS)}")
+        raise BadRequest(f"{strange[0]} has no installable files; name {' or '.join(LAYERS)}")
     path = _demand_folder(environment, folder)
     made = tuple(layer(environment) for layer in (MIOpenKernels, MIOpenTuning) if layer.name in named)
     keys, failures = select(made)
@@ -129,7 +129,7 @@ def write_files(
             _export_file(layer, root, file, path / target, export)
     objects = sum(SEPARATOR not in key for key in keys)
     if objects:
-        why = "kernels in files of their own, as MIOpen up to 2.2 kept them, do not tell their arguments"
+        why = "object files of MIOpen up to 2.2 do not contain the kernel's arguments"
         export.skipped.append(Note(f"{objects} object files", why))
     return FilesExport(path, tuple(export.files), tuple(export.skipped), tuple(export.failures), tuple(export.hints))
 
@@ -137,15 +137,15 @@ def write_files(
 def _demand_folder(environment: Environment, name: str) -> Path:
     path = environment.absolute(name)
     if path.suffix == ".kdb" or parse_name(path.name) is not None or (os.path.lexists(path) and not path.is_dir()):
-        why = "MIOPEN_BINCACHE_PATH takes a folder too, in which MIOpen looks for BASE.kdb itself"
-        raise BadRequest(f"{printable(name)!r} is no folder: {why}")
+        why = "name a folder, as for MIOPEN_BINCACHE_PATH: MIOpen looks for BASE.kdb in it"
+        raise BadRequest(f"{printable(name)!r} is not a folder; {why}")
     demand_no_package(environment, path)
     make_folder(path)
     return path
 
 
 def installed_name(name: DatabaseName) -> str:
-    """Return how a user's file is called where it is installed: a perf-db without its backend, none with a version."""
+    """Return the installed name of a user's file: a perf-db without its backend, no file with a version."""
     plain = _VERSION.sub("", name.file).removesuffix(name.kind)
     if HOLDS[name.kind].startswith("perf-db"):
         plain = _BACKEND.sub("", plain)
@@ -153,7 +153,7 @@ def installed_name(name: DatabaseName) -> str:
 
 
 def _newest(layer: MIOpenKernels | MIOpenTuning, export: _Export) -> dict[str, tuple[DatabaseFile, Root]]:
-    """Choose a file for each name: of the newest MIOpen, else the first in the order of the roots."""
+    """Choose one file for each name: that of the newest MIOpen, else the first in the order of the roots."""
     found = [
         (file, root)
         for root in layer.roots()
@@ -165,7 +165,7 @@ def _newest(layer: MIOpenKernels | MIOpenTuning, export: _Export) -> dict[str, t
     for file, root in found:
         standing, _ = chosen.setdefault(installed_name(file.name), (file, root))
         if standing is not file:
-            why = f"{standing.path} is taken, and no two MIOpens are mixed; cachectl miopen merge can"
+            why = f"{standing.path} was used instead; cachectl miopen merge can merge both"
             export.skipped.append(Note(str(file.path), why))
     return chosen
 
@@ -175,7 +175,7 @@ def _export_file(
 ) -> None:
     before = len(export.failures)
     if os.path.lexists(target) and not export.force:
-        export.failures.append(Note(str(target), "is there already; name another folder, or --force replaces it"))
+        export.failures.append(Note(str(target), "exists already; name another folder, or replace it with --force"))
         return
     try:
         if isinstance(layer, MIOpenKernels):
@@ -190,7 +190,7 @@ def _export_file(
     if entries:
         export.files.append(InstallableFile(target, file.path, entries, target.stat().st_size, from_system))
     elif len(export.failures) == before:
-        export.skipped.append(Note(str(file.path), f"holds nothing that is selected in {root.path}"))
+        export.skipped.append(Note(str(file.path), f"holds no selected entry of {root.path}"))
 
 
 def _export_kernels(file: DatabaseFile, target: Path, export: _Export) -> int:
@@ -215,7 +215,7 @@ def _export_kernels(file: DatabaseFile, target: Path, export: _Export) -> int:
 
 
 def _hint(export: _Export, target: Path, file: DatabaseFile) -> None:
-    """Say which installed kernels nobody would look for any more, were the new file beside them."""
+    """Return a hint for installed kernels that the new file beside them would hide."""
     layer = MIOpenSystemKernels(export.environment)
     for root in layer.roots():
         for stem in dict.fromkeys((file.name.base.raw, file.name.base.device or file.name.base.raw)):
@@ -235,7 +235,7 @@ def _export_records(layer: MIOpenTuning, file: DatabaseFile, target: Path, expor
     for root in system.roots():
         if not below and (there := system.store.databases(root).find(target.name)) is not None:
             below = records_of(system, there.path)[0]
-    # The user's are first, and so stay.
+    # The user's entries come first, so they win.
     merged, records = join_records(lines, below)
     replace_file(target, [b"".join(line + b"\n" for line in sorted(records))])
     return sum(len(items_of(record)) for record in records), merged.added

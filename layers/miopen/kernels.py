@@ -103,8 +103,8 @@ class KernelDatabases(MIOpenDatabases):
     ) -> Entry:
         name, args = row.key
         # MIOpen gives a row a new id whenever it stores it.
-        mark = (row.rowid, row.bytes)
-        entry = self.entry_of(root, file, places.kernel_key(name, args), row.bytes, stamp=mark, because=because)
+        stamp = (row.rowid, row.bytes)
+        entry = self.entry_of(root, file, places.kernel_key(name, args), row.bytes, stamp=stamp, because=because)
         detail = {**file.detail, "kernel_name": name, "kernel_args": args}
         return replaced(entry, written_before=modified, kernels=program_names(name), detail=detail)
 
@@ -115,7 +115,7 @@ class KernelDatabases(MIOpenDatabases):
             for tree, leaf in scan_each(Tree(self.name, root.path, shape) for shape in shapes):
                 if isinstance(leaf, Problem):
                     yield leaf
-                elif leaf.stray is None:
+                elif leaf.orphan_rule is None:
                     yield self._object(root, tree, leaf, latest)
                 else:
                     yield leaf.orphan(root.path)
@@ -448,7 +448,7 @@ class MIOpenKernels(MIOpenLayer):
         return judge(self.environment, SWITCH, present=self.present())
 
     def diagnose(self) -> Iterator[Finding]:
-        """Yield what is wrong with the switch, and a place where anybody can write."""
+        """Yield problems with the switch, and a place where anybody can write."""
         yield from places.diagnosed_flag(self, SWITCH)
         yield from self._fallback()
 

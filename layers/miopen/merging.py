@@ -1,7 +1,7 @@
-"""MIOpen's databases of several users or ranks merged into one.
+"""Merge MIOpen's databases of several users or ranks into one.
 
-A merge adds the entries that are missing, and replaces nothing. Keys hold neither compiler nor version: files of two
-MIOpens are mixed only if that is asked for. Source: ``src/include/miopen/db_record.hpp`` (how records are merged).
+A merge adds missing entries and replaces nothing. Keys hold neither compiler nor version, so files of two MIOpens are
+mixed only on request. Source: ``src/include/miopen/db_record.hpp`` (how records are merged).
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ from cachectl.layers.miopen.database_files import (
     HOLDS,
     Kernel,
     KernelFile,
-    as_miopen_spells,
+    as_miopen_writes,
     demand_no_package,
+    demand_readable,
     joined_rows,
     make_folder,
     records_of,
@@ -38,7 +39,7 @@ from cachectl.layers.stores.rows import RowFile
 
 @dataclass(frozen=True, slots=True)
 class MergedFile:
-    """What one file brought: entries that were new, that were there already, and that differ from those there."""
+    """The merge of one file: numbers of new entries, of equal ones, and the entries that differ."""
 
     file: Path
     added: int = 0
@@ -60,7 +61,7 @@ class MergeTotal:
 
 @dataclass(frozen=True, slots=True)
 class Merge:
-    """What was merged into a file."""
+    """The merge into one file."""
 
     into: Path
     files: tuple[MergedFile, ...]
@@ -73,40 +74,40 @@ class Merge:
 
     @property
     def failed(self) -> bool:
-        """Return whether anything differs, or could not be used."""
+        """Return whether an entry differs, or a file could not be used."""
         return any(file.conflicts or file.failures for file in self.files)
 
 
 class _Named(NamedTuple):
-    """A file that a user has named, and what its name tells."""
+    """A file that the user has named, with the facts in its name."""
 
     path: Path
     name: DatabaseName
 
     @property
     def holds(self) -> str:
-        """Say what is in it."""
+        """Return the kind of its content."""
         return HOLDS[self.name.kind]
 
     @property
     def version(self) -> str | None:
-        """Return the MIOpen it belongs to, where its name or folder tells."""
+        """Return the version of MIOpen in its name or folder; ``None`` if neither has one."""
         folder = self.path.parent.name
         return self.name.version or (folder if VERSION_FOLDER.fullmatch(folder) else None)
 
     @property
     def variant(self) -> tuple[bool, bool]:
-        """Tell which of several find-dbs and perf-dbs of one device it is."""
+        """Return which of several find-dbs and perf-dbs of one device it is."""
         return ".fusion." in self.name.file, self.name.file.startswith("batchnorm_")
 
 
 def merge(environment: Environment, files: Sequence[str], into: str, *, mix_versions: bool = False) -> Merge:
-    """Add to a database what others hold and it does not; what differs stays as it is there, and is named.
+    """Add entries of other databases that are missing in ``into``; a different entry stays and is named.
 
-    A file that is not there yet is made. Raises, before anything is written, :class:`BadRequest` for what is no
-    database by its name, :class:`FileNotFoundError` for one that is missing, :class:`Refused` for files that hold
-    something else or belong to another device, backend or, unless ``mix_versions``, MIOpen, and for a package's;
-    :class:`LayerError` where ``into`` cannot be written.
+    A missing ``into`` is made. Before anything is written, raises :class:`BadRequest` for a name that no database has,
+    :class:`FileNotFoundError` for a missing file, :class:`Refused` for files of another kind, device, backend or,
+    unless ``mix_versions``, another MIOpen, and for a package's files; :class:`LayerError` if ``into`` cannot be
+    written.
     """
     target = _named(environment, into)
     sources = [_named(environment, name) for name in files]
@@ -128,7 +129,7 @@ def merge(environment: Environment, files: Sequence[str], into: str, *, mix_vers
 
 
 def _taken(take: Callable[[], MergedFile], source: _Named) -> MergedFile:
-    """Merge one file; where it cannot be used, the others are merged all the same."""
+    """Merge one file; if it cannot be used, its failure is returned and the others are merged."""
     try:
         return take()
     except (LayerError, OSError) as error:
@@ -141,29 +142,29 @@ def _named(environment: Environment, name: str) -> _Named:
     path = environment.absolute(name)
     parsed = parse_name(path.name)
     if parsed is None or parsed.kind not in HOLDS:
-        raise BadRequest(f"{printable(name)!r} is not called as MIOpen calls a database: gfx90a6e.ukdb, for example")
+        raise BadRequest(f"{printable(name)!r} is not a name of a MIOpen database, such as gfx90a6e.ukdb")
     return _Named(path, parsed)
 
 
 def _demand_alike(source: _Named, target: _Named, *, mix_versions: bool) -> None:
-    """Refuse what MIOpen would never look for in the other file."""
+    """Refuse to merge entries that MIOpen would never look for in the other file."""
     path, other = source.path, target.path
     if os.path.exists(other) and os.path.samefile(path, other):
-        raise BadRequest(f"{printable(path)} is the file that others are to be merged into; it comes last, and once")
+        raise BadRequest(f"{printable(path)} is named twice; name INTO last, and only once")
     if source.holds != target.holds or source.variant != target.variant:
-        raise Refused("miopen", f"does not hold what {other.name} does: {source.holds}, {target.holds}", path)
+        raise Refused("miopen", f"holds {source.holds}, but {other.name} holds {target.holds}", path)
     ours, theirs = source.name.base, target.name.base
     if ours.raw != theirs.raw and not (ours.units is None and ours.device is not None and ours.device == theirs.device):
-        raise Refused("miopen", f"is for the device {ours.raw}, and {other.name} for {theirs.raw}", path)
+        raise Refused("miopen", f"is for the device {ours.raw}, but {other.name} is for {theirs.raw}", path)
     if None not in (backends := (source.name.backend, target.name.backend)) and len(set(backends)) > 1:
-        raise Refused("miopen", f"is of the backend {backends[0]}, and {other.name} of {backends[1]}", path)
+        raise Refused("miopen", f"is of the backend {backends[0]}, but {other.name} is of {backends[1]}", path)
     if not mix_versions and None not in (versions := (source.version, target.version)) and len(set(versions)) > 1:
-        why = "keys do not tell the compiler; --mix-versions, if that is meant"
-        raise Refused("miopen", f"is of MIOpen {versions[0]}, and {other} of {versions[1]}: {why}", path)
+        why = "keys do not contain the compiler; merge anyway with --mix-versions"
+        raise Refused("miopen", f"is of MIOpen {versions[0]}, but {other} is of {versions[1]}; {why}", path)
 
 
 def _demand_own(environment: Environment, path: Path) -> None:
-    """Refuse to go through a link, and to leave the superuser's files in another user's cache."""
+    """Refuse to follow a link, and to leave the superuser's files in another user's cache."""
     if path.is_symlink():
         raise Refused("miopen", "a link is not followed", path)
     if not environment.superuser or environment.over_others:
@@ -171,7 +172,7 @@ def _demand_own(environment: Environment, path: Path) -> None:
     owner = next(place for place in (path, *path.parents) if os.path.lexists(place)).stat().st_uid
     if owner != 0:
         name = user_name(owner)
-        message = f"belongs to {name}, and you are the superuser; do it as {name}, or say --over-others"
+        message = f"belongs to {name}, and you are the superuser; do it as {name}, or use --over-others"
         raise Refused("miopen", message, path)
 
 
@@ -193,15 +194,15 @@ def _merge_kernels(environment: Environment, source: _Named, target: _Named) -> 
 
 
 def _conflict(rows: RowFile, kernel: Kernel, into: Path) -> Note | None:
-    """Say what stands in a kernel's place; ``None`` where it is the same one, packed otherwise."""
+    """Describe what is in a kernel's place; ``None`` if it is the same kernel, perhaps packed differently."""
     key, values = kernel
     try:
         standing = rows.read(key)
         if standing is not None and kernel_db.decode(standing) == kernel_db.decode(values):
             return None
     except ValueError as error:
-        return Note(kernel_key(*key), f"what is in {into} is damaged ({error}), and stays; cachectl verify miopen")
-    return Note(kernel_key(*key), f"a different kernel is in {into}, and stays")
+        return Note(kernel_key(*key), f"the kernel in {into} is damaged ({error}) and stays; cachectl verify miopen")
+    return Note(kernel_key(*key), f"{into} has a different kernel, which stays")
 
 
 def _merge_tables(environment: Environment, source: _Named, target: _Named) -> MergedFile:
@@ -213,8 +214,11 @@ def _merge_tables(environment: Environment, source: _Named, target: _Named) -> M
 
 def _merge_records(environment: Environment, source: _Named, target: _Named) -> MergedFile:
     layer = MIOpenTuning(environment)
+    path = as_miopen_writes(layer, target.path)
+    demand_readable(layer, path)
     lines, flawed = records_of(layer, source.path)
-    path = as_miopen_spells(layer, target.path)
+    if not lines:
+        return MergedFile(source.path, failures=tuple(flawed))
     root = Root(path.parent, Scope.USER, "named")
     # Running programs read only a user's file again.
     is_read_again = target.name.kind in layer.store.texts
@@ -225,4 +229,4 @@ def _merge_records(environment: Environment, source: _Named, target: _Named) -> 
 
 
 def _differing(keys: Iterable[tuple[str, ...]], into: Path) -> tuple[Note, ...]:
-    return tuple(Note(SEPARATOR.join(key), f"a different value is in {into}, and stays") for key in keys)
+    return tuple(Note(SEPARATOR.join(key), f"{into} has a different value, which stays") for key in keys)

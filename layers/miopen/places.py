@@ -1,4 +1,4 @@
-"""Where MIOpen looks for its files, how it reads its variables, and which files belong to it.
+"""MIOpen's places, variables and files.
 
 Sources: ``src/db_path.cpp.in``, ``src/binary_cache.cpp``, ``src/expanduser.cpp`` (places),
 ``src/include/miopen/env.hpp`` (variables), ``src/lock_file.cpp`` (locks).
@@ -76,7 +76,7 @@ def judge(environment: Environment, variable: str, *, present: bool) -> State:
 
 
 def diagnosed_flag(layer: Layer, variable: str, what: str | None = None) -> Iterator[Finding]:
-    """Yield what is wrong with the variable of :func:`judge`, for the installed MIOpen."""
+    """Yield problems with the variable of :func:`judge`, for the installed MIOpen."""
     value = layer.environment.get(variable)
     verdict = None if value is None else read_flag(value)
     ignored = _is_before_6_1(layer.environment)
@@ -249,14 +249,14 @@ def lock_files(environment: Environment, path: Path) -> tuple[Path, ...]:
     Up to 3.3 they lie in the temporary folder, named by the md5 of the folder's path as it was given; later they lie
     beside the database.
     """
-    spellings = {str(path.parent), os.path.realpath(path.parent)}
+    paths = {str(path.parent), os.path.realpath(path.parent)}
     named = environment.get("MIOPEN_USER_DB_PATH")
     if named and expand(environment, named) == path.parent:
-        spellings.add(named.rstrip("/"))
+        paths.add(named.rstrip("/"))
     import hashlib
 
     temporary = temporary_folder(environment) / "miopen-lockfiles"
-    digests = (hashlib.md5(os.fsencode(spelling), usedforsecurity=False).hexdigest() for spelling in spellings)
+    digests = (hashlib.md5(os.fsencode(one), usedforsecurity=False).hexdigest() for one in paths)
     beside = path.parent / "miopen-lockfiles" / f"{path.name}.lock"
     return (beside, *sorted(temporary / f"{digest}_{path.name}.lock" for digest in digests))
 

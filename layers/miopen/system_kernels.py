@@ -104,7 +104,7 @@ class MIOpenSystemKernels(Packaged, MIOpenKernels):
         return system_roots(self.environment, tilde=True)
 
     def diagnose(self) -> Iterator[Finding]:
-        """Yield what is wrong with the switch, and each GPU without a database."""
+        """Yield problems with the switch, and each GPU without a database."""
         yield from diagnosed_flag(self, SWITCH)
         roots = self.roots()
         if not roots:

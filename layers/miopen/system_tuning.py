@@ -22,7 +22,7 @@ class SystemTuningDatabases(TuningDatabases):
         """Refuse every change."""
         return {**super().refusals(), **read_only("miopen-tuning")}
 
-    def _scan_strays(self, root: Root) -> Iterator[Orphan]:
+    def _scan_orphans(self, root: Root) -> Iterator[Orphan]:
         # Nothing rewrites these files. Other files beside them belong to the package.
         del root
         return iter(())
@@ -48,5 +48,5 @@ class MIOpenSystemTuning(Packaged, MIOpenTuning):
         return system_roots(self.environment, tilde=False)
 
     def diagnose(self) -> Iterator[Finding]:
-        """Yield what is wrong with the switch."""
+        """Yield problems with the switch."""
         yield from diagnosed_flag(self, SWITCH, FIND_DB)

@@ -40,7 +40,7 @@ from cachectl.layers.miopen.places import LIBRARIES, SEPARATOR, DatabaseFile, Da
 from cachectl.layers.stores.quarantine import folder_pattern
 from cachectl.layers.stores.records import Fault, Record, RecordFile, record_complaint
 from cachectl.layers.stores.rows import RowFile, Schema, disk_usage
-from cachectl.layers.stores.tree import LEFTOVER, NOTHING, REFUSALS, Tree
+from cachectl.layers.stores.tree import NOTHING, OWN_TEMPORARY, REFUSALS, Tree
 
 SWITCH: Final = "MIOPEN_DEBUG_DISABLE_FIND_DB"
 FIND_DB: Final = "MIOpen's find-db"
@@ -151,7 +151,7 @@ class TuningDatabases(MIOpenDatabases):
                 continue
             because = places.stale_because(file.version, latest, "files")
             yield from self._scan_file(root, file, because)
-        yield from self._scan_strays(root)
+        yield from self._scan_orphans(root)
 
     def _scan_file(self, root: Root, file: DatabaseFile, because: str | None) -> Iterator[facts.Found]:
         payload = 0
@@ -164,10 +164,10 @@ class TuningDatabases(MIOpenDatabases):
                         continue
                     yield Problem(file.path, found.code, f"line {found.number}: {found.message}")
                     continue
-                key, size, mark = found
+                key, size, stamp = found
                 payload += size
                 yield changed(
-                    self.entry_of(root, file, key, size, stamp=mark, because=because), written_before=modified
+                    self.entry_of(root, file, key, size, stamp=stamp, because=because), written_before=modified
                 )
             yield self._rest_of(root, file, payload, because)
         except (LayerError, OSError) as error:
@@ -186,7 +186,7 @@ class TuningDatabases(MIOpenDatabases):
         return facts.Housekeeping(file.relative, root.path, rest, files, file.modified(), True if because else None)
 
     def _listing(self, root: Root, file: DatabaseFile) -> Iterator[tuple[str, int, tuple[int, ...]] | Fault]:
-        """Yield the key within the file, the bytes and the mark of each entry, and every fault."""
+        """Yield the key within the file, the bytes and the stamp of each entry, and every fault."""
         if file.name.kind in self.tables:
             for row in RowFile(self.name, file.path, _PERF_DB, self.environment.lock_timeout).rows():
                 yield SEPARATOR.join(row.key), row.bytes, (row.rowid,)
@@ -197,11 +197,11 @@ class TuningDatabases(MIOpenDatabases):
             else:
                 yield found.key, len(found.line) + 1, (found.checksum,)
 
-    def _scan_strays(self, root: Root) -> Iterator[facts.Orphan | Problem]:
+    def _scan_orphans(self, root: Root) -> Iterator[facts.Orphan | Problem]:
         for leaf in Tree(self.name, root.path, NOTHING).scan():
             if isinstance(leaf, Problem):
                 yield leaf
-            elif not LEFTOVER.fullmatch(leaf.key):
+            elif not OWN_TEMPORARY.fullmatch(leaf.key):
                 yield leaf.orphan(root.path)
         try:
             names = sorted(os.listdir(root.path))
@@ -211,20 +211,20 @@ class TuningDatabases(MIOpenDatabases):
             return
         for name in names:
             try:
-                why = self._stray_because(root, name)
+                why = self._orphan_reason(root, name)
                 status = None if why is None else status_at(root.path / name)
             except OSError as error:
                 yield self.unread(root.path / name, error)
                 continue
             if why is not None and status is not None:
-                mark = (status.st_size, status.st_mtime_ns)
-                yield facts.Orphan(name, root.path, status.st_size, 1, status.st_mtime, why, stamp=mark)
+                stamp = (status.st_size, status.st_mtime_ns)
+                yield facts.Orphan(name, root.path, status.st_size, 1, status.st_mtime, why, stamp=stamp)
 
-    def _stray_because(self, root: Root, name: str) -> str | None:
+    def _orphan_reason(self, root: Root, name: str) -> str | None:
         """Return why a file beside the databases is useless; ``None`` where it is not, or is not recognised."""
         match = _SIDE_FILE.fullmatch(name)
         database = None if match is None else self.databases(root).name(match["database"])
-        is_ours = LEFTOVER.fullmatch(name) is not None
+        is_ours = OWN_TEMPORARY.fullmatch(name) is not None
         if not (is_ours or database is not None) or not owned_file(root, root.path / name):
             return None
         if is_ours or match is None or database is None:
@@ -394,7 +394,7 @@ class TuningDatabases(MIOpenDatabases):
                 tree = Tree(self.name, root.path, NOTHING)
                 parts.append((target.key, partial(tree.remove, (target,))))
             else:
-                parts.append((target.key, partial(self._remove_stray, root, target)))
+                parts.append((target.key, partial(self._remove_orphan, root, target)))
         parts += [
             (relative, partial(self._remove_records, root, relative, planned)) for relative, planned in by_file.items()
         ]
@@ -431,14 +431,14 @@ class TuningDatabases(MIOpenDatabases):
         files = {key.partition(SEPARATOR)[0] for key in keys if SEPARATOR in key}
         return [lock for file in sorted(files) for lock in lock_files(self.environment, root.path / file)]
 
-    def _remove_stray(self, root: Root, target: Target) -> Outcome:
+    def _remove_orphan(self, root: Root, target: Target) -> Outcome:
         path = root.path / target.key
         match = _SIDE_FILE.fullmatch(target.key)
         # MIOpen rewrites under its lock, so while cachectl holds it no program uses the temporary file.
         lock = nullcontext() if match is None else self.locked(root.path / match["database"], root)
         try:
             with lock:
-                if self._stray_because(root, target.key) is None:
+                if self._orphan_reason(root, target.key) is None:
                     return Outcome(self.name, skipped=(Note(target.key, "already gone"),))
                 status = path.lstat()
                 if (status.st_size, status.st_mtime_ns) != target.stamp:
@@ -553,7 +553,7 @@ class MIOpenTuning(MIOpenLayer):
         return changed(state, why="; ".join((state.why, *hints)))
 
     def diagnose(self) -> Iterator[Finding]:
-        """Yield what is wrong with the switch, and variables of a past tuning session."""
+        """Yield problems with the switch, and variables of a past tuning session."""
         yield from places.diagnosed_flag(self, SWITCH, FIND_DB)
         yield from self._enforced()
         for variable, outcome in _LEFT_SET.items():

@@ -1,4 +1,4 @@
-"""The layer ``pocl``: where PoCL keeps its kernel cache, what turns it off, and what is wrong with its variables.
+"""The layer ``pocl``: the places and switch of PoCL's kernel cache, and problems with its variables.
 
 Sources: ``lib/CL/pocl_cache.c`` (places), ``lib/CL/devices/devices.c`` (when the variables are read).
 """
@@ -43,7 +43,7 @@ class PoclKernels(Layer):
 
     @property
     def portability(self) -> Portability:
-        """What decides whether a program elsewhere can hit an entry."""
+        """The facts that decide whether a program elsewhere can hit an entry."""
         return PoclPortability()
 
     @property
@@ -103,7 +103,7 @@ class PoclKernels(Layer):
         return State(Condition.ENABLED, why, drivers)
 
     def diagnose(self) -> Iterator[Finding]:
-        """Yield what is wrong with the variables."""
+        """Yield problems with the variables."""
         yield from self._relative()
         value = self.environment.get("POCL_KERNEL_CACHE")
         if value is not None and not self._switched_on():

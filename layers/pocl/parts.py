@@ -1,4 +1,4 @@
-"""What makes a program of PoCL valid elsewhere, how lookups are observed, and how tagged builds are found."""
+"""Optional parts of the layer ``pocl``: portability, lookups, and tagged builds."""
 
 from __future__ import annotations
 
@@ -66,13 +66,13 @@ class PoclLookups(Lookups):
             return 0
 
     def other_output(self, heard: bytes) -> bytes:
-        """Return what is not PoCL's."""
+        """Return the output that is not PoCL's."""
         from cachectl.layers.inside.pocl_messages import Messages
 
         return Messages(heard).others
 
     def difference(self, alike: Sequence[Entry], event: Mapping[str, Any]) -> str:
-        """Name what PoCL's keys are made from."""
+        """Return an explanation that names the inputs of PoCL's keys."""
         del alike, event
         return "a program with this kernel is there, but its source, build options or device differ"
 
@@ -98,7 +98,7 @@ class PoclTagging(Tagging):
         for leaf in tree.scan():
             if isinstance(leaf, Problem) or leaf.modified < since:
                 continue
-            if leaf.stray is not None:
+            if leaf.orphan_rule is not None:
                 # The source of a build that failed in the preprocessor.
                 if (found := tag.search(leaf.key.encode())) is not None:
                     yield leaf.orphan(root.path), found[0].decode()

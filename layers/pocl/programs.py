@@ -21,8 +21,8 @@ from cachectl.layers.base.store import Store, target_of
 from cachectl.layers.formats import pocl_programs
 from cachectl.layers.formats.pocl_programs import BITCODE, MEMBERS, NO_PROGRAM
 from cachectl.layers.host.mounts import network_file_system
-from cachectl.layers.host.processes import age_of, spell, using
-from cachectl.layers.pocl.shapes import LEVELS, NAMED, UNCACHED, shape_of
+from cachectl.layers.host.processes import age_of, process_names, using
+from cachectl.layers.pocl.orphans import LEVELS, NAMED, UNCACHED, shape_of
 from cachectl.layers.stores.archive import pack, unpack
 from cachectl.layers.stores.tree import REFUSALS, Leaf, Tree, bulk, planned
 from cachectl.layers.stores.walk import Group
@@ -90,7 +90,7 @@ class Programs(Store):
             yield Problem(root.path / key, "unreadable", error.message)
 
     def _describe(self, root: Root, leaf: Leaf, unread: dict[str, LayerError], *, contents: bool) -> Removable:
-        if leaf.stray is not None:
+        if leaf.orphan_rule is not None:
             return leaf.orphan(root.path)
         paths = [member.path for member in leaf.members]
         if not any(path not in NO_PROGRAM for path in paths):
@@ -175,7 +175,9 @@ class Programs(Store):
         """Raise :class:`Busy` while a process of this user has PoCL loaded."""
         processes = self.environment.processes
         if (users := using(LIBRARIES, processes=processes)) != ():
-            raise Busy(self.name, f"is not replaced while PoCL is in use by {spell(users, processes=processes)}", key)
+            raise Busy(
+                self.name, f"is not replaced while PoCL is in use by {process_names(users, processes=processes)}", key
+            )
 
     # ------------------------------------------------------------------ clear
 
@@ -201,7 +203,7 @@ class Programs(Store):
             if users == () or (isinstance(target, facts.Orphan) and not target.idle_only):
                 yield target, None
                 continue
-            named = partial(spell, processes=processes)
+            named = partial(process_names, processes=processes)
             holders = tuple(pid for pid, seconds in running.items() if seconds is None or age <= seconds + _CLOCK_ERROR)
             because = None
             if LEVELS[0].fullmatch(target.key):
@@ -271,7 +273,7 @@ class Programs(Store):
             if isinstance(leaf, Problem):
                 yield self.to_finding(root, leaf)
                 continue
-            if leaf.stray is not None:
+            if leaf.orphan_rule is not None:
                 continue
             unread: dict[str, LayerError] = {}
             damage = dict(self._damage(tree, leaf, unread))

@@ -1,4 +1,4 @@
-"""The layer ``pyopencl``: where PyOpenCL caches program binaries, and what turns that off.
+"""The layer ``pyopencl``: the places and switch of PyOpenCL's cache of program binaries.
 
 Sources: ``pyopencl/cache.py`` (places, locks), ``pyopencl/__init__.py`` (when the cache is bypassed).
 """
@@ -18,7 +18,7 @@ from cachectl.layers.base.switches import diagnosed, relative_cache_home, switch
 from cachectl.layers.host.drivers import find_drivers
 from cachectl.layers.pyopencl.parts import BinaryLookups, BinaryPortability, BinaryTagging
 from cachectl.layers.pyopencl.programs import BYPASSED_ON, STALE_LOCK, ProgramFolders
-from cachectl.layers.pyopencl_invoker import MEMOS, VARIABLE, no_cache_switch
+from cachectl.layers.pyopencl_invoker import MEMO_PATCHES, VARIABLE, no_cache_switch
 from cachectl.layers.pytools import relocate_user_cache
 
 
@@ -45,7 +45,7 @@ class PyOpenCLBinaries(Layer):
 
     @property
     def portability(self) -> Portability:
-        """What decides whether a program elsewhere can hit an entry."""
+        """The facts that decide whether a program elsewhere can hit an entry."""
         return BinaryPortability()
 
     @property
@@ -90,7 +90,11 @@ class PyOpenCLBinaries(Layer):
         patch = Patch("pyopencl.cache", None, "retrieve_from_cache", _missing)
         clear_functions = (("pyopencl.tools", "clear_first_arg_caches"),)
         return Switch(
-            self.name, patches=(patch,), memo_patches=MEMOS, clear_functions=clear_functions, takes_effect=When.NOW
+            self.name,
+            patches=(patch,),
+            memo_patches=MEMO_PATCHES,
+            clear_functions=clear_functions,
+            takes_effect=When.NOW,
         )
 
     def relocate(self, folder: Path) -> Switch:
@@ -98,7 +102,7 @@ class PyOpenCLBinaries(Layer):
         return relocate_user_cache(self, folder)
 
     def diagnose(self) -> Iterator[Finding]:
-        """Yield what is wrong with the variables, and locks that have lost their holders."""
+        """Yield problems with the variables, and locks that have lost their holders."""
         yield from diagnosed(self, "pyopencl", (VARIABLE,))
         yield from relative_cache_home(self)
         for root in self.roots():
@@ -118,7 +122,7 @@ class PyOpenCLBinaries(Layer):
         severity, fix = Severity.FAILS, f"rm {shlex.quote(str(lock))}"
         holder = self.store.possible_holder(lock)
         if holder is None:
-            message = f"a lock that is {age:.0f} s old has been left behind, since it is held for milliseconds"
+            message = f"an abandoned lock, {age:.0f} s old; PyOpenCL holds it for milliseconds"
         else:
             message = f"a lock has been held for {age:.0f} s, perhaps by {holder} (stopped?)"
             severity, fix = Severity.RISKS, f"end {holder}, then: {fix}"

@@ -1,4 +1,4 @@
-"""What makes a program of PyOpenCL's cache valid elsewhere, how lookups are observed, how tagged builds are found."""
+"""Optional parts of the layer ``pyopencl``: portability, lookups, and tagged builds."""
 
 from __future__ import annotations
 

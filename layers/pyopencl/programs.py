@@ -26,7 +26,7 @@ from cachectl.layers.disk.presence import means_no_file
 from cachectl.layers.formats.opencl_source import kernel_names
 from cachectl.layers.host.drivers import opencl_drivers
 from cachectl.layers.host.mounts import network_file_system
-from cachectl.layers.host.processes import spell, using
+from cachectl.layers.host.processes import process_names, using
 from cachectl.layers.pyopencl import info as pyopencl_info
 from cachectl.layers.pytools import Staleness, unexamined_python
 from cachectl.layers.stores.archive import unpack
@@ -72,7 +72,7 @@ class ProgramFolders(Store):
         users = using(_EXTENSION, processes=self.environment.processes)
         if users == () and network_file_system(lock, mounts=self.environment.mounts) is not None:
             return "a program of another machine"
-        return None if users == () else spell(users)
+        return None if users == () else process_names(users)
 
     # ------------------------------------------------------------------ listing
 
@@ -114,8 +114,8 @@ class ProgramFolders(Store):
         return [lock for lock in found if _BASE.fullmatch(lock.parent.name) and not lock.parent.is_symlink()]
 
     def _found(self, root: Root, tree: Tree, leaf: Leaf, *, contents: bool) -> Iterator[facts.Found]:
-        if leaf.stray is not None or not leaf.members:
-            yield leaf.orphan(root.path, None if leaf.stray is not None else "an empty program folder")
+        if leaf.orphan_rule is not None or not leaf.members:
+            yield leaf.orphan(root.path, None if leaf.orphan_rule is not None else "an empty program folder")
         else:
             yield from self._describe(root, tree, leaf, contents=contents)
 
@@ -295,7 +295,7 @@ class ProgramFolders(Store):
             if isinstance(leaf, Problem):
                 yield self.to_finding(root, leaf)
                 continue
-            if leaf.stray is not None or not leaf.members:
+            if leaf.orphan_rule is not None or not leaf.members:
                 continue
             try:
                 binary, info = tree.read_file(leaf.key, "binary") or b"", tree.read_file(leaf.key, "info")

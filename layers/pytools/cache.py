@@ -44,7 +44,7 @@ class PytoolsDictionaries(Layer):
 
     @property
     def portability(self) -> Portability:
-        """What decides whether a program elsewhere can hit an entry."""
+        """The facts that decide whether a program elsewhere can hit an entry."""
         return DictionaryPortability()
 
     @property
@@ -64,7 +64,7 @@ class PytoolsDictionaries(Layer):
         return self._presence("pytools", "pytools has no switch")
 
     def diagnose(self) -> Iterator[Finding]:
-        """Yield what is wrong with sumpy's variables: sumpy checks only whether they are set."""
+        """Yield problems with sumpy's variables: sumpy checks only whether they are set."""
         for variable in ("SUMPY_NO_CACHE", "CG_NO_CACHE"):
             value = self.environment.get(variable)
             if value is None or (variable == "CG_NO_CACHE" and self.environment.installed("sumpy") is None):
@@ -97,11 +97,11 @@ class PytoolsDictionaries(Layer):
 
     def _patches(self, store: _StandIn) -> tuple[Patch, ...]:
         """Return patches that make the layer's dictionaries miss every lookup, and store as ``store`` does."""
-        stand_ins = {"fetch": _missing, "store": store, "store_if_not_present": store}
+        replacements = {"fetch": _missing, "store": store, "store_if_not_present": store}
         return tuple(
-            Patch("pytools.persistent_dict", owner, method, partial(stand_in, self.store.owns_identifier))
+            Patch("pytools.persistent_dict", owner, method, partial(replacement, self.store.owns_identifier))
             for owner in ("PersistentDict", "WriteOncePersistentDict")
-            for method, stand_in in stand_ins.items()
+            for method, replacement in replacements.items()
         )
 
     def relocate(self, folder: Path) -> Switch:

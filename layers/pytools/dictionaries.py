@@ -26,7 +26,7 @@ from cachectl.layers.host.open_files import open_elsewhere
 from cachectl.layers.stores.quarantine import folder_pattern
 from cachectl.layers.stores.row_store import Rows
 from cachectl.layers.stores.rows import Deleted, Row, RowFile, Schema, Weight, disk_usage, without_companion
-from cachectl.layers.stores.tree import LEFTOVER, Leaf, Shape, Tree, scan_each
+from cachectl.layers.stores.tree import OWN_TEMPORARY, Leaf, Shape, Tree, scan_each
 
 #: The table of a dictionary since pytools 2024.1.4.
 SCHEMA: Final = Schema(
@@ -92,7 +92,7 @@ class Dictionaries(Rows):
         for found in self._folders(root):
             if isinstance(found, Problem):
                 yield found
-            elif found.stray is not None:
+            elif found.orphan_rule is not None:
                 yield found.orphan(root.path)
             else:
                 parsed = pdict.parse_name(found.key.split("/")[0], self.environment.python)
@@ -183,11 +183,11 @@ class Dictionaries(Rows):
             yield facts.Bulk(weight.rows, 0, weight.bytes, modified, modified, staleness.stale)
 
     def _folders(self, root: Root) -> Iterator[Leaf | Problem]:
-        """Yield the folders of older dictionaries, this layer's strays, and problems of either."""
+        """Yield the folders of older dictionaries, this layer's orphans, and problems of either."""
         for _, found in scan_each(Tree(self.name, root.path, shape) for shape in _FOLDERS):
             if isinstance(found, Leaf):
                 name = pdict.parse_name(found.key.split("/")[0], self.environment.python)
-                if self._is_own_stray(found) if name is None else self.owns_identifier(name.identifier):
+                if self._is_own_orphan(found) if name is None else self.owns_identifier(name.identifier):
                     yield found
             elif self._concerns(root, found.path):
                 yield found
@@ -197,12 +197,12 @@ class Dictionaries(Rows):
         parts = path.relative_to(root.path).parts
         return not parts or folder_pattern(self.name).fullmatch(parts[0]) is not None or self.owns(root, parts)
 
-    def _is_own_stray(self, leaf: Leaf) -> bool:
-        """Return whether a stray is this layer's: in its quarantine, or left by an interrupted cachectl.
+    def _is_own_orphan(self, leaf: Leaf) -> bool:
+        """Return whether an orphan is this layer's: in its quarantine, or left by an interrupted cachectl.
 
         The latter belongs to the layer that takes all other dictionaries.
         """
-        return leaf.stray is not None and (not LEFTOVER.fullmatch(leaf.key) or self.owns_identifier(""))
+        return leaf.orphan_rule is not None and (not OWN_TEMPORARY.fullmatch(leaf.key) or self.owns_identifier(""))
 
     def _folder_entry(self, root: Root, name: pdict.DictionaryName, leaf: Leaf) -> Entry:
         staleness = self._staleness(name)

@@ -1,4 +1,4 @@
-"""What makes a row of a dictionary valid elsewhere, and how the lookups of a run are observed."""
+"""Optional parts of the layers of dictionaries: portability and lookups."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from typing import Final
 
-from cachectl.layers.base.errors import BadRequest
+from cachectl.layers.base.errors import NotAnArtifact
 from cachectl.layers.base.facts import Artifact
 
 _HEADER: Final = "artifact.json"
@@ -44,10 +44,10 @@ def tar_header(name: str, size: int) -> bytes:
         info.size, info.mode = size, 0o600
         return info.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape")
     blank, total = _blank_header()
-    spelled, digits = name.encode(), b"%011o" % size
-    checksum = b"%06o" % (total + sum(spelled) + sum(digits))
-    before, between, after = blank[len(spelled) : _SIZE.start], blank[_SIZE.stop : 148], blank[154:]
-    return b"".join((spelled, before, digits, between, checksum, after))
+    encoded, digits = name.encode(), b"%011o" % size
+    checksum = b"%06o" % (total + sum(encoded) + sum(digits))
+    before, between, after = blank[len(encoded) : _SIZE.start], blank[_SIZE.stop : 148], blank[154:]
+    return b"".join((encoded, before, digits, between, checksum, after))
 
 
 @lru_cache(maxsize=1)
@@ -156,7 +156,7 @@ def is_artifact_file(head: bytes) -> bool:
 
 
 def artifact_from_bytes(data: bytes) -> Artifact:
-    """Read a file of ``cachectl get``. Raises :class:`BadRequest` for another file or a wrong checksum."""
+    """Read a file of ``cachectl get``. Raises :class:`NotAnArtifact` for another file or a wrong checksum."""
     import hashlib
     import json
 
@@ -177,8 +177,8 @@ def artifact_from_bytes(data: bytes) -> Artifact:
         digest = str(header["sha256"])
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         message = f"not an artifact file of cachectl get: {error}"
-        raise BadRequest(message) from error
+        raise NotAnArtifact(message) from error
     if hashlib.sha256(content).hexdigest() != digest:
         message = "the artifact file is damaged: wrong checksum"
-        raise BadRequest(message)
+        raise NotAnArtifact(message)
     return artifact

@@ -128,11 +128,11 @@ def demand_made_by(connection: sqlite3.Connection, statements: Iterable[str], la
     found = connection.execute(query, (_OBJECTS,)).fetchall()
     if len(found) == _OBJECTS:
         # Sqlite accepts one index many times in a schema, and objects after the limit have not been read.
-        raise Damaged(layer, f"holds {_OBJECTS} tables and indexes or more, which its library does not make so", path)
+        raise Damaged(layer, f"holds {_OBJECTS} or more tables and indexes; its library does not make as many", path)
     foreign = [one for one in found if (*one[:3], _tokens(one[3])) not in allowed]
     for kind, name, table, _ in foreign:
         if {str(name).lower(), str(table).lower()} & names or len(foreign) == len(found):
-            raise Damaged(layer, f"holds a {kind} {str(name)[:_LONGEST]!r} that its library does not make so", path)
+            raise Damaged(layer, f"holds a {kind} {str(name)[:_LONGEST]!r} that its library does not make", path)
     for kind, name, _, _ in foreign:
         message = f"holds a {kind} {str(name)[:_LONGEST]!r} that its library does not make; left alone"
         raise Refused(layer, message, path)
@@ -305,7 +305,7 @@ class _Pending(NamedTuple):
         """Copy the open database and the open file beside it to a private folder; yield the copy's path."""
         if on_disk(os.fstat(handle)) + on_disk(os.fstat(beside)) > SANE:
             raise Unreachable(self.layer, self._waiting, self.path)
-        from cachectl.layers.disk.leftovers import temporary_folder
+        from cachectl.layers.disk.temporaries import temporary_folder
 
         with ExitStack() as stack:
             try:
@@ -374,7 +374,7 @@ def _shared_lock(layer: str, path: Path, handle: int, lock_timeout: float) -> It
 
 def locked_too_long(layer: str, path: Path, lock_timeout: float) -> Busy:
     """Return the error for a lock that another program held beyond the timeout."""
-    message = f"locked by another process for more than {lock_timeout:g} s; try again when it has ended, or --wait"
+    message = f"locked by another process for more than {lock_timeout:g} s; try again later, or use --wait"
     return Busy(layer, message, path)
 
 

@@ -12,7 +12,7 @@ from cachectl.layers.base.errors import Damaged, LayerError, Unreachable
 from cachectl.layers.base.facts import Artifact, Finding, Found, Orphan, Problem, Removable, Root, Target
 from cachectl.layers.base.lazy import regex
 from cachectl.layers.base.store import Codec, Damage, Store, each_part, remove_counted
-from cachectl.layers.host.processes import spell, using
+from cachectl.layers.host.processes import process_names, using
 from cachectl.layers.stores.tree import REFUSALS, Leaf, Shape, Tree, scan_each
 
 
@@ -50,7 +50,7 @@ class Files(Store):
     """Entries that are files under names of a pattern.
 
     ``patterns`` are regular expressions of file names, or the shapes of trees, which differ in their depth; leaked
-    temporaries are strays of the first. ``writers`` are name prefixes of libraries that may be writing an entry.
+    temporaries are orphans of the first. ``writers`` are name prefixes of libraries that may be writing an entry.
     ``unread`` is the effect of an unreadable entry on the library, if known.
     """
 
@@ -80,7 +80,7 @@ class Files(Store):
         for tree, leaf in self._walk(root, *self.shapes, *self.index.shapes):
             if isinstance(leaf, Problem):
                 yield leaf
-            elif leaf.stray is not None:
+            elif leaf.orphan_rule is not None:
                 yield leaf.orphan(root.path)
             elif tree.shape in self.index.shapes:
                 if self.index.is_book(leaf):
@@ -94,7 +94,7 @@ class Files(Store):
         """Yield the leaves of all entries. Raises :class:`Unreachable` if some cannot be read."""
         for _, leaf in self._walk(root, *self.shapes):
             if isinstance(leaf, Leaf):
-                if leaf.stray is None:
+                if leaf.orphan_rule is None:
                     yield leaf
             elif leaf.hides:
                 raise Unreachable(self.name, leaf.message, leaf.path)
@@ -162,7 +162,7 @@ class Files(Store):
     def in_use(self, targets: Iterable[Removable]) -> Iterator[tuple[Removable, str | None]]:
         """Leave temporaries that a program may still be writing."""
         users = using(self.writers, processes=self.environment.processes)
-        reason = None if users == () else f"{spell(users)} may be writing it"
+        reason = None if users == () else f"{process_names(users)} may be writing it"
         for target in targets:
             yield target, reason if isinstance(target, Orphan) and target.idle_only else None
 
@@ -206,7 +206,7 @@ class Files(Store):
         for tree, leaf in self._walk(root, *self.shapes):
             if isinstance(leaf, Problem):
                 yield self.to_finding(root, leaf)
-            elif leaf.stray is None:
+            elif leaf.orphan_rule is None:
                 yield from self._examined(root, tree, leaf)
 
     def _examined(self, root: Root, tree: Tree, leaf: Leaf) -> Iterator[Finding]:

@@ -108,7 +108,7 @@ class Quarantine:
             if described is not None and described.layer == self.layer and _folder_name(described) == name:
                 yield described
             else:
-                yield Problem(self.root / name, "label", "has no label that could be read")
+                yield Problem(self.root / name, "label", "has no readable label")
 
     @contextmanager
     def shelf(self, handle: int, thing: Quarantined) -> Iterator[Shelf]:

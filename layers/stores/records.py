@@ -192,7 +192,7 @@ class RecordFile:
             demand(self.layer, folder, _LINE)
             line = read_plain(_LINE, dir_fd=folder)
             if b"\n" in line:
-                raise Damaged(self.layer, "the line in quarantine is more than one", thing.name)
+                raise Damaged(self.layer, "the file in quarantine holds more than one line", thing.name)
             with self._translated("write"), self.lock() as place_of_file:
                 lines = split_lines(self._content(place_of_file))
                 if line not in lines:

@@ -154,7 +154,7 @@ def allocated(path: Path) -> int:
     return 0
 
 
-def file_mark(path: Path) -> tuple[int, ...]:
+def file_stamp(path: Path) -> tuple[int, ...]:
     """Return the version stamp of a plain file (inode, bytes, last change). Raises :class:`OSError` for others."""
     plain_identity(path)
     status = path.lstat()
@@ -166,8 +166,8 @@ def write_row(columns: Sequence[str], values: Sequence[object]) -> bytes:
     import base64
     import json
 
-    spelled = ({"base64": base64.b64encode(value).decode()} if isinstance(value, bytes) else value for value in values)
-    return json.dumps(dict(zip(columns, spelled, strict=True))).encode()
+    encoded = ({"base64": base64.b64encode(value).decode()} if isinstance(value, bytes) else value for value in values)
+    return json.dumps(dict(zip(columns, encoded, strict=True))).encode()
 
 
 def read_row(data: bytes) -> dict[str, object] | None:
@@ -175,19 +175,19 @@ def read_row(data: bytes) -> dict[str, object] | None:
     import json
 
     try:
-        return {str(column): _value(spelled) for column, spelled in json.loads(data).items()}
+        return {str(column): _value(encoded) for column, encoded in json.loads(data).items()}
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
 
 
-def _value(spelled: object) -> object:
-    if isinstance(spelled, dict):
+def _value(encoded: object) -> object:
+    if isinstance(encoded, dict):
         import base64
 
-        return base64.b64decode(spelled["base64"], validate=True)
-    if isinstance(spelled, list):
+        return base64.b64decode(encoded["base64"], validate=True)
+    if isinstance(encoded, list):
         raise TypeError("no column holds a list")
-    return spelled
+    return encoded
 
 
 def _row(rowid: object, key: Sequence[object], size: object) -> Row:
@@ -262,7 +262,7 @@ class RowFile:
         """Check sums of sqlite: a foreign table may hold any value, and may have a column ``rowid``."""
         known = [number for number in numbers if isinstance(number, int)]
         if len(known) != len(numbers):
-            message = "holds what its library never writes: sizes or row ids that are no numbers"
+            message = "holds sizes or row ids that are not numbers, which its library never writes"
             raise Damaged(self.layer, message, self.path)
         return Weight(*known)
 
@@ -338,7 +338,7 @@ class RowFile:
         Raises :class:`EntryExists` if a different row has the key and ``replace`` is not set.
         """
         if not _spellable(key):
-            raise Damaged(self.layer, "the key holds characters that no database can", self.path)
+            raise Damaged(self.layer, "the key holds characters that a database cannot store", self.path)
         is_committed = False
         try:
             with self._inserting("replace" if replace else "abort") as (connection, statement):
@@ -607,8 +607,8 @@ class RowFile:
     def orphan(self, root: Path, key: str, why: str) -> Orphan | None:
         """Return the whole file as an orphan; ``None`` if it has gone, or is no plain file."""
         with suppress(OSError):
-            mark = file_mark(self.path)
-            return Orphan(key, root, mark[1], 1, mark[2] / 1e9, why, stamp=mark)
+            stamp = file_stamp(self.path)
+            return Orphan(key, root, stamp[1], 1, stamp[2] / 1e9, why, stamp=stamp)
         return None
 
     def set_row_aside(self, row: Row, thing: Quarantined) -> str | None:
@@ -649,7 +649,7 @@ class RowFile:
         again, under a name that no program knows: if it is sound by now, or open, it is moved back.
         """
         with self._translated("move aside"), opened_root(thing.root) as root, opened_root(self.path.parent) as parent:
-            if root is None or parent is None or file_mark(self.path) != target.stamp:
+            if root is None or parent is None or file_stamp(self.path) != target.stamp:
                 return _CHANGED
             if (because := in_use(self.path)) is not None:
                 return because
@@ -657,7 +657,7 @@ class RowFile:
                 os.rename(self.path.name, self.path.name, src_dir_fd=parent, dst_dir_fd=shelf.handle)
                 moved = RowFile(self.layer, folder_of(thing) / self.path.name, self.schema, self.lock_timeout)
                 because = in_use(moved.path)
-                if because is None and (file_mark(moved.path) != target.stamp or moved.is_sound()):
+                if because is None and (file_stamp(moved.path) != target.stamp or moved.is_sound()):
                     because = _CHANGED
                 if because is not None:
                     place_new(self.path.name, self.path.name, src=shelf.handle, dst=parent)

@@ -60,27 +60,27 @@ REFUSALS: Final[Mapping[Ability, str]] = (
     {} if _HANDLES else dict.fromkeys((Ability.PUT, Ability.CLEAR, Ability.QUARANTINE), _WITHOUT)
 )
 
-#: Makes what is to be held while something is renamed.
 #: Makes what is held while entries are renamed, given the open root.
 Guard = Callable[[int], AbstractContextManager[object]]
 
 #: Seconds for which a check that a root is unused counts.
 _SECONDS_UNASKED: Final = 0.5
-#: Files, bytes and newest change.
-_MARK: Final = 3
+#: Numbers of a version stamp: files, bytes and newest change.
+_STAMP_LENGTH: Final = 3
 _TRASH: Final = ".cachectl-trash-"
-#: Staging and trash folders that a killed cachectl may leave in a root; safe to clear at any time.
-LEFTOVER: Final = regex(r"\.cachectl-(?:stage|trash)-[0-9a-f]{32}")
+#: cachectl's own staging and trash folders in a root. A killed command leaves them; clearing them is always safe.
+OWN_TEMPORARY: Final = regex(r"\.cachectl-(?:stage|trash)-[0-9a-f]{32}")
 
 #: Attempts to place an entry while other processes place and remove beside it.
 _TRIES: Final = 5
 
 
-class StrayRule(NamedTuple):
-    """A kind of stray, a temporary or left-over beside the entries of a tree, by the pattern of its name.
+class OrphanRule(NamedTuple):
+    """A kind of orphan beside the entries of a tree, such as a temporary, by the pattern of its name.
 
     With ``members`` it is a folder whose files must all match; else it is a plain file, and ``empty`` accepts only
     those of 0 bytes. ``private`` accepts only files that no other user may read, as ``mkstemp`` makes them.
+    ``idle_only`` and ``kept`` are those of :class:`~cachectl.layers.base.facts.Orphan`.
     """
 
     pattern: re.Pattern[str]
@@ -92,7 +92,7 @@ class StrayRule(NamedTuple):
     kept: bool = False
 
     def accepts(self, name: str, status: os.stat_result) -> bool:
-        """Return whether a name in the root may be a stray of this kind, by its name and status alone."""
+        """Return whether a name in the root may be an orphan of this kind, by its name and status alone."""
         kind = stat.S_ISREG if self.members is None else stat.S_ISDIR
         if not self.pattern.fullmatch(name) or not kind(status.st_mode):
             return False
@@ -103,7 +103,7 @@ class Shape(NamedTuple):
     """The form of a tree: one pattern per path component, the last being the entry itself.
 
     If entries are folders, every file in them must match ``members`` (``None``: anything); an entry with another file
-    is left alone. ``empty`` is the rule by which an empty folder above the entries is a stray; its ``members`` match
+    is left alone. ``empty`` is the rule by which an empty folder above the entries is an orphan; its ``members`` match
     nothing. With ``None`` such a folder is not listed. Without the files in ``first`` the library takes a folder for a
     miss: they are removed first if the folder cannot be renamed.
     """
@@ -111,8 +111,8 @@ class Shape(NamedTuple):
     levels: tuple[re.Pattern[str], ...]
     folders: bool
     members: re.Pattern[str] | None = None
-    strays: tuple[StrayRule, ...] = ()
-    empty: StrayRule | None = None
+    orphans: tuple[OrphanRule, ...] = ()
+    empty: OrphanRule | None = None
     first: tuple[str, ...] = ()
 
     def accepts(self, key: str) -> bool:
@@ -127,7 +127,7 @@ class Shape(NamedTuple):
         named = all(pattern.fullmatch(part) for pattern, part in zip(self.levels, parts, strict=False))
         if named and (self.folders or len(parts) <= len(self.levels)):
             return True
-        return any(rule.pattern.fullmatch(parts[0]) for rule in self.strays)
+        return any(rule.pattern.fullmatch(parts[0]) for rule in self.orphans)
 
 
 #: The shape of a tree without entries, in which only cachectl's own folders are listed.
@@ -149,16 +149,16 @@ _UNREAD: Final = Details()
 
 
 class Leaf(NamedTuple):
-    """An entry, or a stray, on the disk; ``newest`` is in nanoseconds and includes folders.
+    """An entry or orphan on the disk; ``newest`` is in nanoseconds and includes folders.
 
-    ``head`` is the beginning of a file, if requested.
+    ``orphan_rule`` is ``None`` for an entry. ``head`` is the beginning of a file, if requested.
     """
 
     key: str
     members: tuple[Member, ...]
     newest: int
     links: bool = False
-    stray: StrayRule | None = None
+    orphan_rule: OrphanRule | None = None
     head: Head = b""
 
     @property
@@ -177,10 +177,10 @@ class Leaf(NamedTuple):
         return (len(self.members), self.bytes, self.newest)
 
     def orphan(self, root: Path, why: str | None = None) -> Orphan:
-        """Return the leaf as an orphan of a root; ``why`` defaults to the stray's own reason."""
-        reason = self.stray.why if self.stray is not None and why is None else why or ""
-        idle_only = self.stray is None or self.stray.idle_only
-        kept = self.stray is not None and self.stray.kept
+        """Return the leaf as an orphan of a root; ``why`` defaults to the reason of its rule."""
+        reason = self.orphan_rule.why if self.orphan_rule is not None and why is None else why or ""
+        idle_only = self.orphan_rule is None or self.orphan_rule.idle_only
+        kept = self.orphan_rule is not None and self.orphan_rule.kept
         files = len(self.members)
         return Orphan(self.key, root, self.bytes, files, self.modified, reason, idle_only, self.stamp, kept)
 
@@ -220,7 +220,9 @@ def planned(root: Path, group: Group) -> list[Target]:
 
 
 _ANYTHING: Final = regex(".*", re.DOTALL)
-_LEFTOVERS: Final = StrayRule(LEFTOVER, "left by an interrupted cachectl", idle_only=False, members=_ANYTHING)
+_OWN_TEMPORARIES: Final = OrphanRule(
+    OWN_TEMPORARY, "left by an interrupted cachectl", idle_only=False, members=_ANYTHING
+)
 #: Why an empty folder above entries is left.
 IN_USE: Final = "a running program may be about to make an entry in it"
 _QUARANTINED: Final = "in quarantine as damaged; cachectl restore lists it"
@@ -237,13 +239,13 @@ class Tree:
         self.layer = layer
         self.root = root
         self.shape = shape
-        quarantined = StrayRule(folder_pattern(layer), _QUARANTINED, idle_only=False, members=_ANYTHING, kept=True)
-        self._own: tuple[StrayRule, ...] = (_LEFTOVERS, quarantined)
+        quarantined = OrphanRule(folder_pattern(layer), _QUARANTINED, idle_only=False, members=_ANYTHING, kept=True)
+        self._own: tuple[OrphanRule, ...] = (_OWN_TEMPORARIES, quarantined)
 
     # ------------------------------------------------------------------ listing
 
     def scan(self, *, head: int = 0) -> Iterator[Leaf | Problem]:
-        """Yield every leaf and stray; folders that cannot be read are problems.
+        """Yield every entry and orphan; folders that cannot be read are problems.
 
         Entries that are files come with their first ``head`` bytes.
         """
@@ -260,7 +262,7 @@ class Tree:
         read.
         """
         for leaf in self.scan():
-            if isinstance(leaf, Problem) or leaf.stray is not None or leaf.modified < since:
+            if isinstance(leaf, Problem) or leaf.orphan_rule is not None or leaf.modified < since:
                 continue
             if (found := tag.search(content(leaf) or b"")) is not None:
                 yield leaf.entry(self.layer, self.root), found[0].decode()
@@ -274,7 +276,7 @@ class Tree:
         yield from self._scan_all(self._task()._replace(hollow=tuple(hollow), whole=tuple(whole)))
 
     def holding(self, child: re.Pattern[str]) -> Iterator[Leaf | Problem]:
-        """Yield the leaves of :meth:`scan` with a file or folder that matches ``child``, strays, and folder problems.
+        """Yield the leaves of :meth:`scan` with a file or folder that matches ``child``, orphans, and folder problems.
 
         For trees of two levels with folders as entries.
         """
@@ -298,7 +300,7 @@ class Tree:
             except OSError as error:
                 yield self._problem((), error)
                 return
-            odd = [one for one in names if self._may_stray(0, one)]
+            odd = [one for one in names if self._may_be_orphan(0, one)]
             for one in odd:
                 yield from self._scan_name(handle, (one,), 0)
             for group in weigh(handle, [one for one in names if folder.fullmatch(one) and one not in odd], task):
@@ -321,7 +323,7 @@ class Tree:
                     yield from self._scan_name(below, (folder, name), 1)
 
     def find(self, key: str) -> Leaf | None:
-        """Return one entry or stray by its key. Raises :class:`Unreachable` if it cannot be read."""
+        """Return one entry or orphan by its key. Raises :class:`Unreachable` if it cannot be read."""
         parts = key.split("/")
         with self._reading(key), self._opened_root() as handle, ExitStack() as stack:
             parent = None if handle is None else descend(stack, handle, parts[:-1])
@@ -339,7 +341,7 @@ class Tree:
             return
         for name in names:
             # Most names in a shared folder match nothing, and need no stat.
-            if self.shape.levels[level].fullmatch(name) or self._may_stray(level, name):
+            if self.shape.levels[level].fullmatch(name) or self._may_be_orphan(level, name):
                 yield from self._scan_name(handle, (*above, name), level, head)
 
     def _scan_name(self, handle: int, parts: tuple[str, ...], level: int, head: int = 0) -> Iterator[Leaf | Problem]:
@@ -374,12 +376,12 @@ class Tree:
         finally:
             os.close(below)
 
-    def _may_stray(self, level: int, name: str) -> bool:
-        return level == 0 and any(rule.pattern.fullmatch(name) for rule in (*self._own, *self.shape.strays))
+    def _may_be_orphan(self, level: int, name: str) -> bool:
+        return level == 0 and any(rule.pattern.fullmatch(name) for rule in (*self._own, *self.shape.orphans))
 
     def _foreign(self, leaf: Leaf) -> str | None:
         """Return a foreign file in a leaf, if there is one."""
-        pattern = self.shape.members if leaf.stray is None else leaf.stray.members
+        pattern = self.shape.members if leaf.orphan_rule is None else leaf.orphan_rule.members
         if pattern is None:
             return None
         return next((member.path for member in leaf.members if not pattern.fullmatch(member.path)), None)
@@ -387,7 +389,7 @@ class Tree:
     def _recognise(self, handle: int, parts: tuple[str, ...], status: os.stat_result, head: int = 0) -> Leaf | None:
         name, level = parts[-1], len(parts) - 1
         key = "/".join(parts)
-        for rule in (*self._own, *self.shape.strays) if level == 0 else ():
+        for rule in (*self._own, *self.shape.orphans) if level == 0 else ():
             if rule.accepts(name, status):
                 left_alone = rule in self._own and (not is_trusted(handle, status) or is_held(handle, name))
                 return None if left_alone else _measure(handle, name, key, status, rule)
@@ -475,7 +477,7 @@ class Tree:
             raise self._unreachable("cannot read", key, error) from error
 
     def _oversized(self, parts: Sequence[str]) -> Damaged:
-        message = f"has more than {LARGEST_ENTRY:,} bytes, and at most those are read"
+        message = f"has more than {LARGEST_ENTRY:,} bytes, the limit of an entry"
         return Damaged(self.layer, message, self.root.joinpath(*parts))
 
     def _read_member(self, parent: int, parts: Sequence[str], path: str, limit: int = -1) -> bytes | None:
@@ -599,7 +601,7 @@ class Tree:
         status = status_of(parent, parts[-1])
         leaf = None if status is None else self._recognise(parent, parts, status)
         if status is not None and (leaf is None or self._foreign(leaf) is not None):
-            message = "its place is taken by something that is no entry; left alone"
+            message = "something that is no entry has its name; left alone"
             raise LayerError(self.layer, message, self.root.joinpath(*parts))
 
     def _publish_file(self, stage: int, parent: int, name: str, *, replace: bool) -> None:
@@ -634,7 +636,7 @@ class Tree:
     # ------------------------------------------------------------------ removing
 
     def remove(self, targets: Sequence[Target], *, tidy: bool = False, guard: Guard = nullcontext) -> Outcome:
-        """Remove planned leaves whose mark has not changed.
+        """Remove planned leaves whose stamp has not changed.
 
         A folder is renamed into a trash folder of the same root before it is deleted, so that no reader
         sees half of it. If overlayfs cannot rename it, it is deleted in place, the shape's ``first`` files
@@ -677,7 +679,7 @@ class Tree:
         others: list[Target] = []
         for target in targets:
             folder, _, name = target.key.partition("/")
-            if target.entries == 1 and name and self.shape.accepts(target.key) and len(target.stamp) == _MARK:
+            if target.entries == 1 and name and self.shape.accepts(target.key) and len(target.stamp) == _STAMP_LENGTH:
                 folders.setdefault(folder, []).append(Weight(name, *target.stamp))
                 entries.append(target)
             else:
@@ -760,7 +762,7 @@ class Tree:
                 return GONE
             if leaf is None or self._foreign(leaf) is not None or leaf.stamp != target.stamp:
                 return CHANGED
-            if leaf.stray is None or leaf.stray is not self.shape.empty:
+            if leaf.orphan_rule is None or leaf.orphan_rule is not self.shape.empty:
                 trash.take(parent, parts[-1])
                 return None
             if not tidy:
@@ -770,7 +772,7 @@ class Tree:
     # ------------------------------------------------------------------ quarantine
 
     def quarantine(self, target: Target, thing: Quarantined, *, guard: Guard = nullcontext) -> str | None:
-        """Move a planned leaf into quarantine if its mark has not changed; return why it was left, or ``None``."""
+        """Move a planned leaf into quarantine if its stamp has not changed; return why it was left, or ``None``."""
         try:
             with self._opened_root() as handle:
                 if handle is None:
@@ -833,18 +835,20 @@ class Tree:
             yield handle
 
     def _unsettled(self, key: str, error: OSError) -> Unsettled:
-        return Unsettled(self.layer, f"placed, but not cleaned up after: {error.strerror or error}", self.root / key)
+        return Unsettled(
+            self.layer, f"placed, but its stage could not be removed: {error.strerror or error}", self.root / key
+        )
 
     def _unreachable(self, verb: str, key: str, error: OSError) -> Unreachable:
         return Unreachable(self.layer, f"{verb}: {error.strerror or error}", self.root / key)
 
 
 def scan_each(trees: Iterable[Tree]) -> Iterator[tuple[Tree, Leaf | Problem]]:
-    """Yield the content of several trees of one root, each item with its tree; strays and problems once."""
+    """Yield the content of several trees of one root, each item with its tree; orphans and problems once."""
     seen: set[Path] = set()
     for tree in trees:
         for found in tree.scan():
-            if isinstance(found, Problem) or found.stray is not None:
+            if isinstance(found, Problem) or found.orphan_rule is not None:
                 path = found.path if isinstance(found, Problem) else tree.root / found.key
                 if path in seen:
                     continue
@@ -869,12 +873,12 @@ def _removed_if_empty(parent: int, name: str) -> bool:
 
 
 def _measure(
-    handle: int, name: str, key: str, status: os.stat_result, rule: StrayRule | None, *, head: int = 0
+    handle: int, name: str, key: str, status: os.stat_result, rule: OrphanRule | None, *, head: int = 0
 ) -> Leaf:
     if not stat.S_ISDIR(status.st_mode):
         beginning = read_plain(name, dir_fd=handle, limit=head) if head else b""
         member = Member("", status.st_size, status.st_mtime)
-        return Leaf(key, (member,), status.st_mtime_ns, stray=rule, head=beginning)
+        return Leaf(key, (member,), status.st_mtime_ns, orphan_rule=rule, head=beginning)
     members: list[Member] = []
     newest, links = _gather(handle, name, "", members)
     return Leaf(key, tuple(members), max(newest, status.st_mtime_ns), links, rule)

@@ -170,11 +170,11 @@ class _Hand:
                 return folder, 0, 0, [(name, GONE) for name, *_ in planned], failed
             return folder, 0, 0, left, [(name, error.strerror or str(error)) for name, *_ in planned]
         try:
-            for name, *mark in planned:
+            for name, *stamp in planned:
                 if self._parent is not None and os.getppid() != self._parent:
                     sys.exit(1)
                 try:
-                    size = self._clear(handle, name, tuple(mark))
+                    size = self._clear(handle, name, tuple(stamp))
                 except FileNotFoundError:
                     left.append((name, GONE))
                 except ValueError as error:
@@ -188,7 +188,7 @@ class _Hand:
             os.close(handle)
         return folder, entries, freed, left, failed
 
-    def _clear(self, handle: int, name: str, mark: tuple[int, ...]) -> int:
+    def _clear(self, handle: int, name: str, stamp: tuple[int, ...]) -> int:
         """Clear one entry; return the freed bytes. Raises :class:`ValueError` if it has changed.
 
         Files that cannot be deleted stay in the trash folder for the caller.
@@ -197,7 +197,7 @@ class _Hand:
         opened: list[tuple[int, int, str]] = []
         freed = 0
         try:
-            if not self._is_as_planned(handle, name, mark, files, opened):
+            if not self._is_as_planned(handle, name, stamp, files, opened):
                 raise ValueError(CHANGED)
             self._taken += 1
             place = (f"{os.getpid()}-{self._taken}", self._trash)
@@ -230,12 +230,12 @@ class _Hand:
         self,
         handle: int,
         name: str,
-        mark: tuple[int, ...],
+        stamp: tuple[int, ...],
         files: list[tuple[int, str, int]],
         opened: list[tuple[int, int, str]],
     ) -> bool:
         try:
-            return self._look(handle, name, files, opened, keep=True) == mark
+            return self._look(handle, name, files, opened, keep=True) == stamp
         except OSError as error:
             # It has been replaced by a link or something else.
             if error.errno in (errno.ENOTDIR, errno.ELOOP):

@@ -30,9 +30,10 @@ class ClearedLayer:
 
 @dataclass(frozen=True, slots=True)
 class PurgeTotal:
-    """The sums over all layers."""
+    """The sums over all layers: ``removed`` counts entries."""
 
     removed: int
+    orphans_removed: int
     bytes_freed: int
     skipped: int
     failed: int
@@ -64,7 +65,9 @@ class PurgeResult:
     @property
     def found_nothing(self) -> bool:
         """Return whether there was nothing to remove and nothing refused or failed."""
-        return not any(one.removed or one.skipped or one.failed or one.recreated for one in self.outcomes)
+        return not any(
+            one.removed or one.orphans_removed or one.skipped or one.failed or one.recreated for one in self.outcomes
+        )
 
 
 def _cleared(outcome: Outcome, *, listed: bool) -> ClearedLayer:
@@ -110,14 +113,14 @@ class PurgePlan:
         return PurgeResult(dry_run=False, outcomes=tuple(outcomes[number] for number in range(len(self.parts))))
 
 
-def remove_leftovers(environment: Environment, notice: Callable[[str], None]) -> None:
+def remove_abandoned(environment: Environment, notice: Callable[[str], None]) -> None:
     """Remove copies in the user cache folder and isolated roots of killed commands; ``notice`` gets a line for each."""
     from cachectl.switching import isolated
 
     for copy in isolated.remove_copies(environment):
         notice(f"removed {copy.root / copy.key}: {copy.why}")
-    if left := isolated.remove_leftovers(environment, notice):
-        notice(f"removed {left} scratch {'folder' if left == 1 else 'folders'} of commands that were killed")
+    if left := isolated.remove_abandoned(environment, notice):
+        notice(f"removed {left} temporary {'folder' if left == 1 else 'folders'} of commands that were killed")
 
 
 def plan(

@@ -105,16 +105,16 @@ class Call:
 
         from cachectl.layers.base.errors import BadRequest
 
-        if stray := getattr(self.options, "stray", []):
-            at = (self.words.index("--") if "--" in self.words else len(self.words)) - len(stray)
+        if unexpected := getattr(self.options, "unexpected", []):
+            at = (self.words.index("--") if "--" in self.words else len(self.words)) - len(unexpected)
             before, after = self.words[:at], self.words[at:]
-            if self.command and len(stray) == 1 and before[-1] == "--isolated":
-                what, line = "a folder is named after =", [*before[:-1], f"--isolated={stray[0]}", *after[1:]]
+            if self.command and len(unexpected) == 1 and before[-1] == "--isolated":
+                what, line = "write the folder after =", [*before[:-1], f"--isolated={unexpected[0]}", *after[1:]]
             else:
-                what, line = "-- goes before the command", [*before, "--", *after]
+                what, line = "write -- before the command", [*before, "--", *after]
             raise BadRequest(f"{what}: {shlex.join(['cachectl', *line])}")
         if not self.command:
-            self.misuse("write -- and the command to run at the end")
+            self.misuse("end the line with -- and the command to run")
 
     def selection(self) -> Selection:
         """Return which entries were selected."""

@@ -1,4 +1,4 @@
-"""``cachectl demo``: the whole story on PoCL, in an isolated root."""
+"""``cachectl demo``: cold, warm, off and cold again, on PoCL in an isolated root."""
 
 from __future__ import annotations
 
@@ -47,5 +47,5 @@ def run(call: Call) -> int:
         return 0
     cold, warm, off, again = (one.entries for one in done.runs)
     removed = done.purged.total.removed
-    output.warn(f"the story did not hold: {cold} entries cold, {warm} warm, {off} off, {removed} purged, {again} again")
+    output.warn(f"the demo failed: {cold} entries cold, {warm} warm, {off} off, {removed} purged, {again} again")
     return 1

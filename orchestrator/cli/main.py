@@ -32,10 +32,14 @@ def main(arguments: Sequence[str] | None = None, *, environment: Environment | N
 
     _open_streams()
     words = list(sys.argv[1:] if arguments is None else arguments)
-    # Elsewhere argparse gives -- its usual meaning.
+    # For other verbs argparse gives -- its usual meaning.
     at = words.index("--") if words and words[0] in _RUNNING and "--" in words else len(words)
     try:
-        options = build_parser(words[:1]).parse_args(mark_bare(words[:at]))
+        parser = build_parser(words[:1])
+        options, unknown = parser.parse_known_args(mark_bare(words[:at]))
+        if unknown:
+            # The verb's own parser names the verb's help.
+            getattr(options, "parser", parser).error(f"unrecognized arguments: {' '.join(unknown)}")
     except SystemExit:
         _discard_output()
         raise

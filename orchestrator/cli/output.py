@@ -11,8 +11,9 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from enum import Enum
+from itertools import chain, repeat
 from pathlib import PurePath
-from typing import TYPE_CHECKING, Any, Final, Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from cachectl.layers.base.errors import printable
 
@@ -24,6 +25,10 @@ T = TypeVar("T")
 
 DASH: Final = "-"
 _NARROW: Final = 80
+#: Characters of a shortened word that are still readable.
+_READABLE: Final = 8
+#: By how much the further lines of a row are indented.
+_INDENT: Final = 2
 #: Seconds until a spinner appears.
 _PATIENCE: Final = 0.5
 #: How many of a kind text names; JSON lists them all.
@@ -164,11 +169,24 @@ def show_lines(lines: Iterable[str]) -> None:
 
 
 def show_wrapped(line: str, indent: str = "") -> None:
-    """Print a line as several of the width of the terminal, all but the first indented."""
+    """Print a line as several of the width of the terminal, all but the first indented.
+
+    A word that is too long, a path for instance, stays whole.
+    """
     import textwrap
 
-    width = max(20, _width())
-    show_lines(textwrap.wrap(printable(line), width, subsequent_indent=indent, break_on_hyphens=False))
+    wrap = textwrap.TextWrapper(
+        max(20, _width()), subsequent_indent=indent, break_on_hyphens=False, break_long_words=False
+    )
+    show_lines(wrap.wrap(printable(line)) or [""])
+
+
+def show_message(line: str, indent: str = "") -> None:
+    """Print a line: wrapped as :func:`show_wrapped` does on a terminal, in one piece elsewhere."""
+    if sys.stdout.isatty():
+        show_wrapped(line, indent)
+    else:
+        show_lines([line])
 
 
 def show_raw(lines: Iterable[str]) -> None:
@@ -235,62 +253,111 @@ def sizes(title: str, value: Callable[[T], int | None]) -> Column[T]:
     return Column(title, lambda thing: size(value(thing)), right=True)
 
 
-def show_table(columns: Sequence[Column[T]], things: Iterable[T], last: Sequence[str] | None = None) -> None:
-    """Print things as a table, never wider than the screen; ``last`` are the cells of one more row.
+def ages(title: str, value: Callable[[T], float | None], now: float) -> Column[T]:
+    """Return a column of ages: the time from epoch seconds to ``now``."""
+    return Column(title, lambda thing: age(value(thing), now), right=True)
 
-    A terminal gets bold titles unless ``NO_COLOR`` is set. Text that does not fit is shortened in the middle: the last
-    column first, then the widest.
+
+def show_table(columns: Sequence[Column[T]], things: Iterable[T], last: Sequence[str] | None = None) -> None:
+    """Print things as a table, as :func:`plain_table` does; ``last`` are the cells of one more row.
+
+    A terminal gets bold titles unless ``NO_COLOR`` is set.
     """
-    if sys.stdout.isatty():
-        _show_rich(columns, things, last)
-    else:
-        show_lines(plain_table(columns, things, _width(), last))
+    titles, rows = _table(columns, things, _width(), last)
+    if sys.stdout.isatty() and not os.environ.get("NO_COLOR"):
+        from rich.console import Console
+        from rich.text import Text
+
+        with _output():
+            Console().print(Text("\n".join(titles), style="bold"), soft_wrap=True)
+        titles = []
+    show_lines([*titles, *rows])
 
 
 def plain_table(
     columns: Sequence[Column[T]], things: Iterable[T], width: int = _NARROW, last: Sequence[str] | None = None
 ) -> list[str]:
-    """Return the lines of a table of at most ``width`` columns."""
-    rows = _fitted(columns, things, width, last)
-    widths = [max(map(len, cells)) for cells in zip(*rows, strict=True)]
-    places = [(width, str.rjust if column.right else str.ljust) for width, column in zip(widths, columns, strict=True)]
-    return [
-        "  ".join(just(cell, width) for cell, (width, just) in zip(row, places, strict=True)).rstrip() for row in rows
-    ]
+    """Return the lines of a table of at most ``width`` columns.
+
+    Text that does not fit is shortened in the middle: the last column first, then the widest. Numbers are never
+    shortened, and names in the first column stay different from each other. If the columns still do not fit, a row
+    takes several lines, each but the first indented.
+    """
+    titles, rows = _table(columns, things, width, last)
+    return [*titles, *rows]
 
 
-def _fitted(
+def _table(
     columns: Sequence[Column[T]], things: Iterable[T], width: int, last: Sequence[str] | None
-) -> list[list[str]]:
-    """Return titles and rows, shortened so that all fit beside each other: the last cell first, then the widest."""
+) -> tuple[list[str], list[str]]:
+    """Return the lines of the titles, and those of the rows."""
     rows = [[column.title for column in columns]]
     rows += [[printable(column.value(thing)) for column in columns] for thing in things]
     rows += [] if last is None else [list(last)]
-    widths = [max(map(len, cells)) for cells in zip(*rows, strict=True)]
-    room = width - 2 * (len(widths) - 1)
-    widths[-1] = min(widths[-1], max(len(columns[-1].title), widths[-1] - (sum(widths) - room)))
-    while sum(widths) > room and max(widths) > 1:
-        # A number without its middle is another number: shorten words first.
-        words = [place for place, width in enumerate(widths) if not columns[place].right and width > 1]
-        widths[max(words or range(len(widths)), key=widths.__getitem__)] -= 1
-    return [[shorten(cell, width) for cell, width in zip(row, widths, strict=True)] for row in rows]
+    texts = [list(cells) for cells in zip(*rows, strict=True)]
+    shown = [
+        _Shown(cells, right=column.right, first=column is columns[0])
+        for column, cells in zip(columns, texts, strict=True)
+        if any(cells)
+    ]
+    for gap in (2, 1):
+        if sum(one.least for one in shown) + gap * (len(shown) - 1) <= width:
+            lines = _beside(shown, width, gap)
+            return lines[:1], lines[1:]
+    # There is room for whole names.
+    shown[0].least = min(shown[0].width, width)
+    parts = [
+        [" " * indent + line for line in _beside(group, width - indent)]
+        for group, indent in zip(_groups(shown, width), chain((0,), repeat(_INDENT)), strict=False)
+    ]
+    lines = [line for row in zip(*parts, strict=True) for line in row]
+    return lines[: len(parts)], lines[len(parts) :]
 
 
-def _show_rich(columns: Sequence[Column[T]], things: Iterable[T], last: Sequence[str] | None) -> None:
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
+class _Shown:
+    """The cells of a column, title included, with their width and the least width that keeps them readable."""
 
-    width = _width()
-    titles, *rows = _fitted(columns, things, width, last)
-    drawn = Table(box=None, pad_edge=False, padding=(0, 1), header_style="bold")
-    for column, title in zip(columns, titles, strict=True):
-        justify: Literal["left", "right"] = "right" if column.right else "left"
-        drawn.add_column(Text(title), justify=justify, no_wrap=True)
-    for row in rows:
-        drawn.add_row(*map(Text, row))
-    with _output():
-        Console(width=width).print(drawn)
+    def __init__(self, cells: list[str], *, right: bool, first: bool) -> None:
+        self.cells = cells
+        self.right = right
+        self.width = max(map(len, cells))
+        self.least = self.width if right else min(self.width, _READABLE)
+        names = set(cells)
+        while first and len({shorten(name, self.least) for name in names}) < len(names):
+            self.least += 1
+
+
+def _groups(shown: Sequence[_Shown], width: int) -> list[list[_Shown]]:
+    """Divide columns into lines; a column that is too wide has a line of its own."""
+    groups: list[list[_Shown]] = [[]]
+    for one in shown:
+        room = width - _INDENT * (len(groups) > 1)
+        if groups[-1] and sum(other.least + 2 for other in groups[-1]) + one.least > room:
+            groups.append([])
+        groups[-1].append(one)
+    return groups
+
+
+def _beside(shown: Sequence[_Shown], width: int, gap: int = 2) -> list[str]:
+    """Return columns beside each other, a line for each row."""
+    widths = [one.width for one in shown]
+    room = width - gap * (len(shown) - 1)
+    widths[-1] = max(min(widths[-1], shown[-1].least), min(widths[-1], widths[-1] - (sum(widths) - room)))
+    while sum(widths) > room:
+        longer = [place for place, one in enumerate(shown) if widths[place] > one.least]
+        # A column on a line of its own is shortened to the line.
+        place = max(longer or range(len(widths)), key=widths.__getitem__)
+        widths[place] -= 1
+    rows = zip(*(one.cells for one in shown), strict=True)
+    return [
+        (" " * gap)
+        .join(
+            shorten(cell, width).rjust(width) if one.right else shorten(cell, width).ljust(width)
+            for cell, one, width in zip(row, shown, widths, strict=True)
+        )
+        .rstrip()
+        for row in rows
+    ]
 
 
 # ---------------------------------------------------------------------- progress

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from cachectl.cli.call import Call
 
     class VerbModule(Protocol):
-        """What the file of a verb has."""
+        """The members of a verb's module."""
 
         def add_options(self, parser: argparse.ArgumentParser) -> None:
             """Declare the options of the verb."""
@@ -34,21 +34,21 @@ VERBS: Final[dict[str, tuple[str, str]]] = {
     "get": ("moving.get", "write one entry to a file"),
     "put": ("moving.put", "place an entry that get wrote, so that the library hits it"),
     "purge": ("clearing.purge", "remove entries; --all is every user layer but tuning results"),
-    "prune": ("clearing.prune", "remove what is stale or old, then the longest unused until the rest fits"),
+    "prune": ("clearing.prune", "remove stale or old entries, then the longest unused until the rest fits"),
     "verify": ("inspecting.verify", "look for damage, entry by entry"),
-    "restore": ("clearing.restore", "list what verify --quarantine moved aside, or bring it back"),
-    "doctor": ("inspecting.doctor", "what is wrong with this set-up, and the command that fixes it"),
+    "restore": ("clearing.restore", "list what verify --quarantine moved aside, or restore it"),
+    "doctor": ("inspecting.doctor", "problems of this set-up, each with the command that fixes it"),
     "run": ("switching.run", "run a command with caches off, or on in empty roots"),
     "env": ("switching.env", "variables as shell commands, for eval"),
     "trace": ("observing.trace", "hits, misses and stores of every layer in a run of a command"),
-    "bench": ("observing.bench", "what each cache is worth to a command: all cold, all warm, each off in turn"),
+    "bench": ("observing.bench", "the time each cache saves a command: all cold, all warm, each off in turn"),
     "export": ("moving.export", "pack entries into one file, for another machine"),
     "import": ("moving.import_", "place what export packed, once it is trusted and checked"),
     "miopen": ("moving.miopen", "merge databases of MIOpen, of several users or ranks"),
     "stage": ("cluster.stage", "warm caches to every node of an MPI job, and back"),
     "merge": ("cluster.merge", "entries of several folders, of ranks for instance, into one"),
     "layers": ("inspecting.layers", "adapters, what each can do here, and why not"),
-    "demo": ("demo", "the whole story on PoCL, in an isolated root"),
+    "demo": ("demo", "a demonstration on PoCL, in an isolated root"),
 }
 
 
@@ -96,7 +96,7 @@ _seconds.__name__ = "seconds"
 
 
 _LAYER: Final = "a layer that cachectl layers lists (default: all)"
-_WAIT: Final = "how long to wait for a lock somebody else holds (default: 5)"
+_WAIT: Final = "how long to wait for a lock of another process (default: 5)"
 _ONE_LAYER: Final = "only this one; may be repeated"
 #: Arguments and options that several verbs share, with their settings.
 SHARED: Final[dict[str, dict[str, Any]]] = {
@@ -105,9 +105,9 @@ SHARED: Final[dict[str, dict[str, Any]]] = {
     "layer": {"metavar": "LAYER", "help": "the layer that keeps the entry"},
     "key": {"metavar": "KEY", "help": "the entry's key, as cachectl ls -q prints it"},
     # Words before -- that are no option: a command without --, with its own options.
-    "stray": {"nargs": argparse.REMAINDER, "help": argparse.SUPPRESS},
+    "unexpected": {"nargs": argparse.REMAINDER, "help": argparse.SUPPRESS},
     "--sign": {"metavar": "KEY", "help": "sign it with a key of OpenSSH; the signature is FILE.sig"},
-    "--mpi": {"action": "store_true", "help": "started by mpiexec: all nodes at once, what they share counted once"},
+    "--mpi": {"action": "store_true", "help": "started by mpiexec: all nodes at once, shared roots counted once"},
     "--wait": {"type": _seconds, "metavar": "SECONDS", "help": _WAIT},
     "--over-others": {"action": "store_true", "help": "as the superuser, change what belongs to another user too"},
     "--json": {"action": "store_true", "help": "print JSON: bytes and epoch seconds as numbers"},
@@ -138,7 +138,7 @@ class Parser(argparse.ArgumentParser):
         group.add_argument("--older-than", metavar="AGE", help="not changed or used for 30d, 12h, 2w")
         group.add_argument("--newer-than", metavar="AGE", help="changed or used within AGE")
         group.add_argument("--larger-than", metavar="SIZE", help="larger than 500M, 2GiB")
-        stale = "entries that no program can hit any more, as far as this Python tells"
+        stale = "entries that no program of this Python can hit any more"
         group.add_argument("--stale", action="store_true", help=stale)
         group.add_argument("--key", metavar="KEY", help="the entry of this key")
 
@@ -148,7 +148,9 @@ class Parser(argparse.ArgumentParser):
         signed = f"{file}.sig is by a signer of this list (ssh-keygen -Y)"
         why.add_argument("--allowed-signers", metavar="LIST", help=signed)
         why.add_argument("--sha256", metavar="HEX", help=f"this is the SHA-256 of {file}")
-        why.add_argument("--trust", action="store_true", help="believe it: it is code that your programs will run")
+        why.add_argument(
+            "--trust", action="store_true", help="trust the bundle unchecked: it is code that your programs will run"
+        )
         newer = "refuse a bundle that was not signed within 30d, 12h, or since 2026-12-31"
         self.add_argument("--newer-than", metavar="AGE", help=newer)
 
@@ -158,7 +160,7 @@ class Parser(argparse.ArgumentParser):
 
     def add_force(self, kind: str) -> None:
         """Add ``--force``."""
-        self.add_argument("--force", action="store_true", help=f"replace a FILE that is there and is not {kind}")
+        self.add_argument("--force", action="store_true", help=f"replace an existing FILE that is not {kind}")
 
 
 def verb_module(verb: str) -> VerbModule:

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 from cachectl.clearing.purge import PurgeResult, plan, recover
 from cachectl.cluster.stage import failing_together, node_name, world
-from cachectl.inspecting.report import LayerReport, Report, RootReport, survey
-from cachectl.layers.base.errors import FAILURES, BadRequest
+from cachectl.inspecting.report import LayerReport, Report, RootReport, build_report
+from cachectl.layers.base.errors import FAILURES
 from cachectl.layers.base.facts import Condition, Entry, Note, Outcome, Root, State
 from cachectl.layers.base.registry import Broken
 from cachectl.layers.host.mounts import place_of
@@ -74,7 +74,7 @@ class Nodes:
         with failing_together(self._notice):
             layers = self._named(names) if names else tuple(self._stack)
             seen = self._divided(layers)
-            mine = survey(self._stack, layers, within=self._mine(seen))
+            mine = build_report(self._stack, layers, within=self._mine(seen))
             parts = self._comm.gather(_labelled(mine, self._nodes_of(seen)))
             nodes = self._comm.gather(self._node)
         if parts is None or nodes is None:
@@ -104,8 +104,7 @@ class Nodes:
         known = self._comm.allreduce({layer.name for layer in self._stack}, op=_union)
         for name in names:
             if name not in known:
-                message = f"no layer is called {name!r}; there are {', '.join(sorted(known))}"
-                raise BadRequest(message)
+                raise self._stack.no_layer(name, sorted(known))
         return tuple(self._stack[name] for name in dict.fromkeys(names) if name in self._stack)
 
     def _divided(self, layers: Iterable[Layer]) -> Mapping[_Identity, _Seen]:

@@ -106,7 +106,7 @@ def root_stack(environment: Environment, root: Path) -> LayerSet:
         return LayerSet(replace(_with(bare, {"XDG_CACHE_HOME": str(root), "HOME": str(root)}), home=root))
     if any((root / name).is_dir() for name in in_home):
         return LayerSet(replace(_with(bare, {"HOME": str(root)}), home=root))
-    message = f"{printable(root)} is no root: in it lies neither xdg, nor any of {', '.join((*in_cache, *in_home))}"
+    message = f"{printable(root)} is not a root: it contains neither xdg nor any of {', '.join((*in_cache, *in_home))}"
     raise BadRequest(message)
 
 

@@ -32,7 +32,7 @@ from cachectl.layers.disk.private_folders import private_folder
 from cachectl.layers.host.installing import command_to_install
 from cachectl.layers.host.launcher import Launch, launched
 from cachectl.moving.exporting import pack, unseen
-from cachectl.moving.importing import Trust, private_copy, vouched
+from cachectl.moving.importing import Trust, private_copy, trusted_bundle
 from cachectl.moving.merging import Merged, merge_bundles
 from cachectl.moving.output_files import BUNDLE, SIGNATURE, OutputFile
 from cachectl.moving.transfer import signature_name
@@ -94,6 +94,8 @@ class Job:
             raise BadRequest("--allowed-signers, --sha256 and --trust need a bundle")
         if self.sign is not None and self.out is None:
             raise BadRequest("--sign needs --out FILE")
+        if self.bundle is None and self.out is None:
+            raise BadRequest("nothing to stage: name a BUNDLE to start with, or --out FILE for what is compiled")
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +133,7 @@ class _Announced:
 
 
 @dataclass(frozen=True, slots=True)
-class _Tally:
+class _Results:
     """The results that leaders send to rank 0: numbers to add, and for each note one node and the number of nodes."""
 
     warm: int = 0
@@ -139,13 +141,13 @@ class _Tally:
     reads: int = 0
     notes: Mapping[str, tuple[int, str]] = field(default_factory=dict)
 
-    def plus(self, other: _Tally) -> _Tally:
+    def plus(self, other: _Results) -> _Results:
         """Add another one."""
         notes = dict(self.notes)
         for note, (count, node) in other.notes.items():
             before, first = notes.get(note, (0, node))
             notes[note] = before + count, first
-        return _Tally(self.warm + other.warm, self.entries + other.entries, self.reads + other.reads, notes)
+        return _Results(self.warm + other.warm, self.entries + other.entries, self.reads + other.reads, notes)
 
     def lines(self) -> Iterator[str]:
         """Yield a line for each note."""
@@ -248,7 +250,7 @@ class Fleet:
         job = self._job
         folder = os.path.dirname(job.out or "")
         if job.out is not None and (os.path.isdir(job.out) or (folder and not os.path.isdir(folder))):
-            return _Announced(misuse=f"--out {job.out!r} is a folder, or lies in none")
+            return _Announced(misuse=f"--out {job.out!r} is a folder, or its folder does not exist")
         if (misuse := self._misused()) is not None:
             return _Announced(misuse=misuse)
         writes = job.out is not None
@@ -257,7 +259,7 @@ class Fleet:
         try:
             self._reads += 1
             copy = self._copied(job.bundle)
-            checked = vouched(copy, job.bundle, job.trust)
+            checked = trusted_bundle(copy, job.bundle, job.trust)
         except FileNotFoundError:
             return _Announced(note=f"{job.bundle}: there is no such file yet; all nodes start cold", writes=writes)
         except (OSError, CachectlError) as error:
@@ -322,12 +324,12 @@ class Fleet:
         for line in total.lines():
             self.notice(line)
 
-    def _sum(self, here: NodeRoot) -> _Tally | None:
+    def _sum(self, here: NodeRoot) -> _Results | None:
         """Sum the results of all nodes; rank 0 gets the sum, the others ``None``."""
         notes = dict.fromkeys(here.notes, (1, self._name))
         here.notes.clear()
-        mine = _Tally(int(here.placed > 0), here.placed, self._reads, notes)
-        return None if self._leaders is None else self._leaders.reduce(mine, op=_Tally.plus)
+        mine = _Results(int(here.placed > 0), here.placed, self._reads, notes)
+        return None if self._leaders is None else self._leaders.reduce(mine, op=_Results.plus)
 
     # ------------------------------------------------------------------ out
 

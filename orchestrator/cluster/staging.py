@@ -20,7 +20,7 @@ from cachectl.layers.disk.handles import probe_room
 from cachectl.layers.disk.private_folders import NotPrivate, private_folder
 from cachectl.moving.exporting import pack, unseen
 from cachectl.moving.importing import Import, Trust, import_copy
-from cachectl.switching.isolated import link_user_cache, make_scratch_in, remove_leftovers, remove_scratch
+from cachectl.switching.isolated import link_cache_home, make_isolated_root_in, remove_abandoned, remove_isolated_root
 from cachectl.switching.run import variables_isolated
 
 if TYPE_CHECKING:
@@ -60,11 +60,11 @@ class NodeRoot:
         made = cls(environment)
         try:
             parent = private_folder(scratch, make=True)
-            remove_leftovers(environment, made.notes.append, (parent,))
-            made.root = make_scratch_in(parent, environment, "cachectl-stage-")
+            remove_abandoned(environment, made.notes.append, (parent,))
+            made.root = make_isolated_root_in(parent, environment, "cachectl-stage-")
             probe_room(made.root, _ROOM)
             layers = LayerSet(environment).clearable()
-            link_user_cache(environment, layers, made.root)
+            link_cache_home(environment, layers, made.root)
             made.variables = variables_isolated(layers, made.root)
         except NotPrivate as error:
             made.give_up(str(error))
@@ -150,7 +150,7 @@ class NodeRoot:
     def remove(self) -> None:
         """Remove the folder and everything in it."""
         if self.root is not None:
-            remove_scratch(self.root)
+            remove_isolated_root(self.root)
             self.root = None
 
 

@@ -362,11 +362,11 @@ def _of_use(layer: Layer, root: Root, hazard: Hazard) -> Iterator[tuple[Identity
     place = next(path for path in (root.path, *root.path.parents) if os.path.lexists(path))
     if not place.is_dir():
         which = "there" if place == root.path else f"at {place}"
-        message = f"no folder stands {which}, so {hazard.message}"
+        message = f"something that is no folder is {which}, so {hazard.message}"
         fix = _make_way(layer, root, place)
         yield ("no-folder", place), Finding(layer.name, root.path, None, hazard.severity, "no-folder", message, fix)
     elif not _writable_for_us(place):
-        state = "is" if place == root.path else f"cannot be made, since {place} is"
+        state = "is" if place == root.path else f"cannot be made, because {place} is"
         message = f"{state} not writable for you, so {hazard.message}"
         fix = f"chmod u+w {shlex.quote(str(place))}"
         if not _forbidden_by_mode(place):
@@ -377,12 +377,12 @@ def _of_use(layer: Layer, root: Root, hazard: Hazard) -> Iterator[tuple[Identity
 
 def _make_way(layer: Layer, root: Root, place: Path) -> str:
     """Return the command that fixes a root whose path leads to, or through, something other than a folder."""
-    spelled = shlex.quote(str(place))
+    quoted = shlex.quote(str(place))
     if place.is_symlink() and not place.exists() and (target := os.path.realpath(place)) != str(place):
         return f"mkdir -p {shlex.quote(target)}"
     if layer.environment.get(root.source) is not None:
         return f"unset {root.source}"
-    return f"mv {spelled} {shlex.quote(f'{place}.aside')}"
+    return f"mv {quoted} {shlex.quote(f'{place}.aside')}"
 
 
 def _writable_for_us(place: Path) -> bool:

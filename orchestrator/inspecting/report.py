@@ -1,4 +1,4 @@
-"""``cachectl report``: where every layer keeps its entries, whether it is on, and how much there is."""
+"""``cachectl report``: the places, state and size of every layer."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cachectl.layers.base.errors import FAILURES, reason_of
 from cachectl.layers.base.facts import Condition, Orphan, Problem, Root, Scope, State, Usage
 from cachectl.layers.base.registry import Broken
 from cachectl.layers.base.store import unknown_usage
-from cachectl.layers.disk.copies import copies_left, temporary_left
+from cachectl.layers.disk.copies import abandoned_copies, abandoned_temporaries
 
 if TYPE_CHECKING:
     from cachectl.layer_set import LayerSet
@@ -146,22 +146,22 @@ class Report:
         return _sum((layer.bytes for layer in self.layers), complete=self.complete)
 
 
-def survey(
+def build_report(
     stack: LayerSet, layers: Iterable[Layer], *, within: Callable[[Layer, Root], bool] = lambda _layer, _root: True
 ) -> Report:
     """Count every root of the given layers for which ``within`` is true."""
-    copies = copies_left(stack.environment)
+    copies = abandoned_copies(stack.environment)
     return Report(
         stack.environment.clock(),
         tuple(_layer_report(layer, within) for layer in layers),
         stack.broken,
-        None if copies is None else (*copies, *temporary_left(stack.environment)),
+        None if copies is None else (*copies, *abandoned_temporaries(stack.environment)),
     )
 
 
 def _layer_report(layer: Layer, within: Callable[[Layer, Root], bool]) -> LayerReport:
     failures: list[str] = []
-    state = State(Condition.UNKNOWN, "it could not be asked")
+    state = State(Condition.UNKNOWN, "its state could not be read")
     roots: tuple[Root, ...] = ()
     try:
         roots = tuple(root for root in layer.roots() if within(layer, root))

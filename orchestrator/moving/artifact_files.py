@@ -7,7 +7,7 @@ import sys
 from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
-from cachectl.layers.base.errors import BadRequest, LayerError
+from cachectl.layers.base.errors import LayerError, NotAnArtifact
 from cachectl.layers.base.limits import LARGEST_ARTIFACT
 from cachectl.layers.stores.archive import artifact_from_bytes, artifact_to_bytes
 from cachectl.moving.whole_files import STREAM
@@ -32,7 +32,7 @@ def put_artifact(layer: Layer, key: str, data: bytes, *, replace: bool = False) 
 def read_artifact(file: str) -> bytes:
     """Read a file that holds an artifact, or standard input (``-``).
 
-    Raises :class:`BadRequest` for more bytes than any artifact has, and :class:`OSError`.
+    Raises :class:`NotAnArtifact` for more bytes than any artifact has, and :class:`OSError`.
     """
     whole = io.BytesIO()
     try:
@@ -44,5 +44,5 @@ def read_artifact(file: str) -> bytes:
         raise
     if whole.tell() > LARGEST_ARTIFACT:
         message = f"{file}: has more than the {LARGEST_ARTIFACT:,} bytes of the largest artifact; give what get wrote"
-        raise BadRequest(message)
+        raise NotAnArtifact(message)
     return whole.getvalue()

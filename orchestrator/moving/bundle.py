@@ -1,9 +1,10 @@
-"""The file in which warm caches travel: a tar under zstd, what is in it said first, and nothing else in it.
+"""The bundle format: a tar under zstd with a manifest first and nothing beside the listed entries.
 
-The same content gives the same bytes: no times, owners or names of the system, entries by layer and key, compressed in
-two frames, so that the manifest can be written last and stand first. Members bear numbers, never names that came out
-of a cache. A reader computes the header that each member must have and compares it, so that nothing in a bundle can
-name a path, a link or a member of its own choice.
+The same content gives the same bytes: no times, owners or system names; entries ordered by layer and key. The manifest
+is compressed in a frame of its own, so it can be written last and still stand first.
+
+Members are named by numbers, never by names from a cache. A reader computes the header that each member must have and
+compares it, so nothing in a bundle can choose a path or add a link or a member.
 """
 
 from __future__ import annotations
@@ -39,40 +40,40 @@ T = TypeVar("T")
 
 SCHEMA: Final = "cachectl/bundle/1"
 _MANIFEST: Final = "manifest.json"
-#: How every file begins that zstd has written.
+#: The first bytes of every zstd frame.
 MAGIC: Final = b"\x28\xb5\x2f\xfd"
-#: The level at which time and size are both small; another one gives other bytes.
+#: A compromise of time and size. Another level changes the bytes of every bundle.
 _LEVEL: Final = 3
 _THREADS: Final = 2
-#: What is unpacked at once, in bytes.
+#: Largest number of bytes to unpack at once.
 _PIECE: Final = 1 << 18
-#: What a decompressor gets at once, in bytes: it copies what follows the end of a frame, and frames may be tiny.
+#: Input bytes for one call of the decompressor. It copies the rest after a frame's end, and frames may be tiny.
 _FEED: Final = 1 << 12
-#: What is read of a file at once, in bytes: a merge reads many bundles side by side.
+#: Bytes to read from a file at once. Small, because a merge reads many bundles at the same time.
 _READ: Final = 1 << 17
-#: What is given to the compressor at once, in bytes.
+#: Input bytes for one call of the compressor.
 _CHUNK: Final = 1 << 20
-#: What is read or placed at once: entries, and bytes.
+#: Largest batch to read or place: entries and bytes.
 _MOST_AT_ONCE: Final = 256
 _LARGEST_BATCH: Final = 8 << 20
-#: The last second of the year 9999, after which no calendar of Python's goes.
+#: The last second of the year 9999, the last year of Python's calendar.
 _LATEST: Final = 253402300799
 _DIGEST: Final = re.compile("[0-9a-f]{64}")
-#: As the registry takes names of layers.
+#: The registry's pattern of layer names.
 _LAYER: Final = re.compile("[A-Za-z0-9][A-Za-z0-9._-]*")
 _END: Final = 2 * tarfile.BLOCKSIZE
-_HIDDEN: Final = "something is hidden between its members"
+_HIDDEN: Final = "it has bytes between its members"
 
 
 class BadBundle(CachectlError, ValueError):
-    """A file that is no bundle, or not the whole one that was made: nothing in it is to be used."""
+    """A file that is no bundle, or is cut or changed. Nothing in it may be used."""
 
     def __init__(self, message: str) -> None:
-        super().__init__(f"no bundle to be used: {printable(message)}")
+        super().__init__(f"cannot use the bundle: {printable(message)}")
 
 
 class _Lie(BadBundle):
-    """What is told of an entry, and cannot be true of any."""
+    """An impossible statement of a manifest about an entry."""
 
     def __init__(self, what: str) -> None:
         super().__init__(f"its manifest has {what}")
@@ -81,9 +82,9 @@ class _Lie(BadBundle):
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One entry of a bundle: its artifact but for the bytes, with their number and SHA-256.
+    """One entry of a bundle: its artifact without the bytes, with their number and SHA-256.
 
-    ``device`` and ``versions`` are what the layer reads off the entry: for what it was compiled, by what.
+    ``device`` and ``versions`` are what the layer reads from the entry: the device and libraries it was compiled for.
     """
 
     layer: str
@@ -98,51 +99,51 @@ class Item:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What a bundle holds, in the order of its members.
+    """The content of a bundle, in the order of its members.
 
-    ``fingerprints`` say, layer by layer, what decides whether an entry can be hit elsewhere (``None``: not known
-    where the bundle was made); ``exposed`` names the layers whose roots others could write to. ``made`` is when a
-    bundle was signed, in epoch seconds: so an old one with a good signature is not taken for a new one. It is ``None``
-    in an unsigned bundle, whose bytes depend on its content alone.
+    ``portability_keys`` are the facts of each layer that decide whether an entry can be hit elsewhere (``None``:
+    unknown where the bundle was made). ``exposed`` names the layers whose roots others could write to. ``made`` is when
+    a bundle was signed, in epoch seconds, so that an old bundle with a good signature is not accepted as a new one. It
+    is ``None`` in an unsigned bundle, whose bytes depend on its content alone.
     """
 
     items: tuple[Item, ...]
-    fingerprints: Mapping[str, Mapping[str, str | None]]
+    portability_keys: Mapping[str, Mapping[str, str | None]]
     exposed: tuple[str, ...] = ()
     made: int | None = None
 
     def to_bytes(self) -> bytes:
-        """Write it as JSON, always in the same way: an entry a line."""
+        """Return the manifest as JSON with one line for each entry. Equal manifests give equal bytes."""
         return b"".join(self.parts())
 
     def parts(self) -> Iterator[bytes]:
-        """Yield the same bytes in small parts."""
+        """Yield the bytes of :meth:`to_bytes` in small parts."""
         layers = {
-            name: {"fingerprint": dict(told), "writable_by_others": name in self.exposed}
-            for name, told in self.fingerprints.items()
+            name: {"fingerprint": dict(key), "writable_by_others": name in self.exposed}
+            for name, key in self.portability_keys.items()
         }
-        spell = json.JSONEncoder(sort_keys=True).encode
+        encode = json.JSONEncoder(sort_keys=True).encode
         made = "" if self.made is None else f'"made": {self.made},\n'
-        yield f'{{"schema": {spell(SCHEMA)},\n{made}"layers": {spell(layers)},\n"entries": [\n'.encode()
+        yield f'{{"schema": {encode(SCHEMA)},\n{made}"layers": {encode(layers)},\n"entries": [\n'.encode()
         for number, item in enumerate(self.items):
-            yield (",\n" if number else "").encode() + spell(_spelled(item)).encode()
+            yield (",\n" if number else "").encode() + encode(_as_json(item)).encode()
         yield b"\n]}\n"
 
 
 _FIELDS: Final = tuple(one.name for one in fields(Item))
 
 
-def _spelled(item: Item) -> dict[str, object]:
+def _as_json(item: Item) -> dict[str, object]:
     return {name: getattr(item, name) for name in _FIELDS}
 
 
 def sort_key(item: Item) -> tuple[str, str]:
-    """Return what entries of a bundle are ordered by."""
+    """Return the sort key of entries in a bundle."""
     return item.layer, item.key
 
 
 def complaint(item: Item) -> str | None:
-    """Say why no reader would take a bundle with this entry; ``None``: it would."""
+    """Return why no reader would accept a bundle with this entry; ``None`` if readers accept it."""
     try:
         _demand_fit(item)
     except _Lie as error:
@@ -156,9 +157,9 @@ def artifact_of(item: Item, data: bytes) -> Artifact:
 
 
 def in_batches(things: Iterable[T], layer: Callable[[T], str], weight: Callable[[T], int]) -> Iterator[list[T]]:
-    """Part things into runs of one layer, none of them more than a memory or a waiting program bears.
+    """Group consecutive things of one layer into batches of bounded number and size.
 
-    Each run is emptied before the next thing is asked for, so that two large ones are never held at once.
+    Each batch is emptied before the next thing is requested, so that two large ones are never in memory together.
     """
     batch: list[T] = []
     total = 0
@@ -195,7 +196,7 @@ def write_bundle(file: BinaryIO, manifest: Manifest, contents: Iterable[bytes]) 
 
 
 def write_manifest(file: BinaryIO, manifest: Manifest) -> int:
-    """Write what a bundle begins with, in a frame of its own; return how many bytes that takes in the tar.
+    """Write the beginning of a bundle in a frame of its own; return how many bytes that takes in the tar.
 
     Raises as :func:`write_bundle`.
     """
@@ -209,7 +210,7 @@ def write_manifest(file: BinaryIO, manifest: Manifest) -> int:
 
 
 class Members:
-    """The entries of a bundle in the making, compressed as they come: the manifest before them is known last.
+    """Compresses the entries of a bundle as they come; the manifest, which stands before them, is known last.
 
     Raises :class:`CachectlError` if this Python has no zstd.
     """
@@ -218,7 +219,7 @@ class Members:
         self._writer = _compressed(file)
         self._number = 0
         self._length = 0
-        # Small parts are joined to chunks that are worth a call.
+        # Join small parts, because each call costs time.
         self._held: list[bytes] = []
         self._holding = 0
 
@@ -228,7 +229,7 @@ class Members:
         self._write(_framed(_member(self._number), data))
 
     def finish(self, head: int) -> None:
-        """End the bundle, given how many bytes stand before the entries."""
+        """End the bundle, given the number of bytes before the entries."""
         self._write([bytes(_padding(head + self._length))])
         self._flush()
         self._writer.close()
@@ -252,9 +253,9 @@ class Members:
 
 
 def _compressed(file: BinaryIO) -> BinaryIO:
-    """Open a frame of zstd in a file, compressed beside this thread, which reads on.
+    """Open a zstd frame in a file, compressed in other threads.
 
-    However many threads there are, from one on the bytes are the same.
+    The output does not depend on the number of threads if there is at least one.
     """
     zstd = _zstd()
     kinds = zstd.CompressionParameter
@@ -278,12 +279,12 @@ def _padding(body: int) -> int:
 
 
 class Reader:
-    """A bundle that is read from its beginning, once: first :attr:`manifest`, then :meth:`contents`.
+    """Reads a bundle once from its beginning: first :attr:`manifest`, then :meth:`contents`.
 
-    ``size`` is that of the file in bytes, ``known`` the manifest where the same bytes are read again. Raises
-    :class:`BadBundle` as soon as a byte is not what it must be: wrong magic, a member that was not announced (a link, a
-    folder, any name but its number), a size or a sum that does not hold, a manifest that is too large or promises more
-    than such a file can hold, an end that is missing or not the end.
+    ``size`` is that of the file in bytes; ``known`` is the manifest if the same bytes are read again. Raises
+    :class:`BadBundle` at the first wrong byte: wrong magic, an unannounced member (a link, a folder, any name but its
+    number), a wrong size or checksum, a manifest that is too large or announces more than such a file can hold, a
+    missing end, or data after the end.
     """
 
     def __init__(self, file: BinaryIO, size: int, *, known: Manifest | None = None) -> None:
@@ -304,7 +305,7 @@ class Reader:
         if size < 0 or block != tar_header(_MANIFEST, size):
             raise BadBundle(f"it does not begin with a manifest, but with {_described(block)}")
         if size > LARGEST_MANIFEST:
-            raise BadBundle(f"its manifest would have {size:,} bytes, and may have {LARGEST_MANIFEST:,}")
+            raise BadBundle(f"its manifest has {size:,} bytes; the limit is {LARGEST_MANIFEST:,}")
         if size > self._size * MANIFEST_EXPANSION + LARGEST_MANIFEST_PART:
             raise BadBundle(f"its manifest has {size:,} bytes in a file of {self._size:,}: a decompression bomb")
         text = self._stream.read(size)
@@ -315,14 +316,14 @@ class Reader:
         return parse_manifest(text) if known is None else known
 
     def contents(self) -> Iterator[tuple[Item, bytes]]:
-        """Yield each entry with its bytes, whose sum has been checked; at the end, see that it is the end."""
+        """Yield each entry with its verified bytes, then check that the bundle ends."""
         for number, item in enumerate(self.manifest.items, 1):
-            # Not kept in a variable: it would live on while the next one is read.
+            # Not kept in a variable: it would stay in memory while the next one is read.
             yield item, self._read_member(number, item)
         self._see_end()
 
     def check(self) -> None:
-        """Read to the end as :meth:`contents` does, without holding any entry in memory."""
+        """Read to the end and check as :meth:`contents` does, without keeping any entry in memory."""
         for number, item in enumerate(self.manifest.items, 1):
             self._read_header(number, item)
             digest = hashlib.sha256()
@@ -340,7 +341,7 @@ class Reader:
     def _read_header(self, number: int, item: Item) -> None:
         header = self._stream.read(tarfile.BLOCKSIZE)
         if not self._known and header != tar_header(_member(number), item.bytes):
-            raise BadBundle(f"not member {_member(number)} of {item.bytes:,} bytes, but {_described(header)}")
+            raise BadBundle(f"expected member {_member(number)} of {item.bytes:,} bytes, found {_described(header)}")
 
     def _read_filling(self, item: Item, digest: str) -> None:
         filling = self._stream.read(-item.bytes % tarfile.BLOCKSIZE)
@@ -353,12 +354,12 @@ class Reader:
         sizes = (item.bytes + -item.bytes % tarfile.BLOCKSIZE for item in self.manifest.items)
         padding = _padding(self._head + tarfile.BLOCKSIZE * len(self.manifest.items) + sum(sizes))
         if self._stream.read(padding) != bytes(padding):
-            raise BadBundle("there is more in it than its manifest announces")
+            raise BadBundle("it holds more than its manifest lists")
         self._stream.finish()
 
 
 def is_begun_by(head: bytes) -> bool:
-    """Tell whether bytes are the beginning of a bundle, or of all of it: a manifest stands first."""
+    """Return whether bytes are the beginning of a bundle, or a whole one: the manifest is the first member."""
     try:
         block = _Stream(io.BytesIO(head)).read(tarfile.BLOCKSIZE)
         return block == tar_header(_MANIFEST, int(block[124:135], 8))
@@ -367,37 +368,37 @@ def is_begun_by(head: bytes) -> bool:
 
 
 class _Stream:
-    """Bytes out of frames of zstd: at most :data:`_PIECE` bytes more are unpacked than were asked for."""
+    """Decompresses zstd frames; at most :data:`_PIECE` bytes more than requested are unpacked."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._zstd = _zstd()
         self._file = file
         self._held = memoryview(b"")
         self._chunk = memoryview(file.read(_READ))
-        #: How much of the chunk the decompressor has.
+        #: Offset in the chunk up to which the decompressor has read.
         self._at = 0
         if not self._begins():
             raise BadBundle("it is not compressed by zstd")
         self._frame = self._zstd.decompressor()
 
     def read(self, length: int) -> bytes:
-        """Return exactly so many bytes."""
+        """Return exactly ``length`` bytes."""
         if length <= len(self._held):
             data, self._held = bytes(self._held[:length]), self._held[length:]
             return data
-        # It gives its content away without a copy, which a join of the pieces would be.
+        # Its content is taken without a copy; joining the pieces would copy them.
         whole = io.BytesIO()
         for piece in self.pieces(length):
             whole.write(piece)
         return whole.getvalue()
 
     def pieces(self, length: int) -> Iterator[memoryview]:
-        """Yield so many bytes in all."""
+        """Yield ``length`` bytes in all."""
         while length:
             while not self._held:
                 if self._frame.eof:
                     if not self._begins():
-                        raise BadBundle("it ends before it should")
+                        raise BadBundle("it is cut short")
                     self._frame = self._zstd.decompressor()
                 self._held = memoryview(self._more())
             piece, self._held = self._held[:length], self._held[length:]
@@ -405,7 +406,7 @@ class _Stream:
             yield piece
 
     def _begins(self) -> bool:
-        """Tell whether a frame begins here."""
+        """Return whether a frame begins here."""
         if len(self._chunk) - self._at < len(MAGIC):
             self._chunk = memoryview(bytes(self._chunk[self._at :]) + self._file.read(_READ))
             self._at = 0
@@ -418,7 +419,7 @@ class _Stream:
             if self._at == len(self._chunk):
                 self._chunk, self._at = memoryview(self._file.read(_READ)), 0
                 if not self._chunk:
-                    raise BadBundle("it ends before it should: it was cut")
+                    raise BadBundle("it is cut short")
             packed = self._chunk[self._at : self._at + _FEED]
             self._at += len(packed)
         try:
@@ -430,20 +431,20 @@ class _Stream:
         return data
 
     def finish(self) -> None:
-        """See that nothing follows."""
+        """Raise :class:`BadBundle` if anything follows."""
         while not self._held and not self._frame.eof:
-            # The checksum of the frame may be all that is left of it.
+            # The rest of the frame may be only its checksum.
             self._held = memoryview(self._more())
         if self._held or self._at < len(self._chunk) or self._file.read(1):
-            raise BadBundle("something follows its end")
+            raise BadBundle("it has bytes after its end")
 
 
 def _described(block: bytes) -> str:
-    """Say what a foreign header stands for."""
+    """Describe a header that is not the expected one."""
     try:
         info = tarfile.TarInfo.frombuf(block, "utf-8", "surrogateescape")
     except (tarfile.TarError, ValueError):
-        return "what is no member at all" if any(block) else "its end"
+        return "no tar header" if any(block) else "its end"
     kind = "a link" if info.issym() or info.islnk() else "a folder" if info.isdir() else "a member"
     return f"{kind} {info.name!r} of {info.size:,} bytes"
 
@@ -451,21 +452,21 @@ def _described(block: bytes) -> str:
 def parse_manifest(text: bytes) -> Manifest:
     """Read a manifest. Raises :class:`BadBundle` for anything that :meth:`Manifest.to_bytes` would not have written.
 
-    It is read line by line: JSON as a whole could become forty times as large in memory.
+    It is parsed line by line, because all of it as JSON could take forty times its size in memory.
     """
     lines = _lines(text)
     try:
         schema = json.loads(next(lines, b"").rstrip(b",\n") + b"}")["schema"]
         if schema != SCHEMA:
-            raise BadBundle(f"its schema is {str(schema)[:80]!r}, and this is for {SCHEMA}")
+            raise BadBundle(f"its schema is {str(schema)[:80]!r}; this cachectl reads {SCHEMA}")
         head = _pair(next(lines, b""))
         made = _moment(head["made"]) if "made" in head else None
         layers = (head if made is None else _pair(next(lines, b"")))["layers"]
         manifest = Manifest(
-            # What stands around the entries is compared below.
+            # The lines around the entries are compared below.
             items=tuple(_item(json.loads(line.rstrip(b",\n"))) for line in lines if line.startswith(b"{")),
-            fingerprints={name: _fingerprint(told["fingerprint"]) for name, told in layers.items()},
-            exposed=tuple(name for name, told in layers.items() if told["writable_by_others"]),
+            portability_keys={name: _portability_key(layer["fingerprint"]) for name, layer in layers.items()},
+            exposed=tuple(name for name, layer in layers.items() if layer["writable_by_others"]),
             made=made,
         )
         same = _is_written(manifest, text)
@@ -474,30 +475,30 @@ def parse_manifest(text: bytes) -> Manifest:
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise BadBundle(f"its manifest cannot be read: {type(error).__name__}") from error
     if not same:
-        raise BadBundle("its manifest is not spelled as cachectl spells one")
+        raise BadBundle("its manifest is not in the form that cachectl writes")
     keys = [sort_key(item) for item in manifest.items]
     if any(one >= other for one, other in pairwise(keys)):
-        raise BadBundle("its entries are not in order, or one stands twice")
-    if {item.layer for item in manifest.items} != set(manifest.fingerprints):
-        raise BadBundle("its layers are not those of its entries")
+        raise BadBundle("its entries are not sorted, or one is repeated")
+    if {item.layer for item in manifest.items} != set(manifest.portability_keys):
+        raise BadBundle("its list of layers does not match its entries")
     return manifest
 
 
 def _lines(text: bytes) -> Iterator[bytes]:
     for line in io.BytesIO(text):
         if len(line) > LARGEST_MANIFEST_PART:
-            raise BadBundle(f"its manifest has a line of {len(line):,} bytes, and may have {LARGEST_MANIFEST_PART:,}")
+            raise BadBundle(f"its manifest has a line of {len(line):,} bytes; the limit is {LARGEST_MANIFEST_PART:,}")
         yield line
 
 
 def _pair(line: bytes) -> dict[str, Any]:
-    """Read a line that is a member of an object."""
+    """Parse a line that is one member of a JSON object."""
     pair: dict[str, Any] = json.loads(b"{" + line.rstrip(b",\n") + b"}")
     return pair
 
 
 def _is_written(manifest: Manifest, text: bytes) -> bool:
-    """Tell whether a text is what a manifest is written as."""
+    """Return whether a text is exactly what the manifest is written as."""
     at = 0
     for part in manifest.parts():
         if not text.startswith(part, at):
@@ -506,29 +507,29 @@ def _is_written(manifest: Manifest, text: bytes) -> bool:
     return at == len(text)
 
 
-def _item(entry: Any) -> Item:  # noqa: ANN401 - anything that JSON spells
+def _item(entry: Any) -> Item:  # noqa: ANN401 - any JSON value
     item = Item(*map(entry.__getitem__, _FIELDS))
     _demand_fit(item)
     return item
 
 
 def _demand_fit(item: Item) -> None:
-    """See that an item is what its annotations say, and names an entry."""
+    """Raise :class:`_Lie` unless an item has the annotated types and names an entry."""
     if type(item.bytes) is not int or not 0 <= item.bytes <= LARGEST_ENTRY:
         _lies(f"an entry of {str(item.bytes)[:40]} bytes")
     for table in (item.detail, item.versions):
         if not isinstance(table, dict):
-            _lies("what is no table where one belongs")
+            _lies("a value that should be a table and is not")
         if len(table) > MOST_DETAILS:
-            _lies(f"{len(table):,} details of an entry, which may have {MOST_DETAILS}")
+            _lies(f"{len(table):,} details of one entry; at most {MOST_DETAILS} are allowed")
         _demand_texts(chain(table, table.values()))
     _demand_texts((item.layer, item.key, item.form, item.sha256, "" if item.device is None else item.device))
     if not _LAYER.fullmatch(item.layer) or not _DIGEST.fullmatch(item.sha256):
-        _lies("a layer or a sum that is none")
+        _lies("an invalid layer name or checksum")
     if (wrong := key_complaint(item.key)) is not None:
         _lies(f"the key {item.key[:200]!r}, which {wrong}")
     if item.key.startswith("/") or ".." in item.key.split("/"):
-        _lies(f"the key {item.key[:200]!r}, which leads elsewhere")
+        _lies(f"the key {item.key[:200]!r}, which leads outside its root")
 
 
 def _lies(what: str) -> NoReturn:
@@ -537,19 +538,19 @@ def _lies(what: str) -> NoReturn:
 
 def _demand_texts(values: Iterable[object]) -> None:
     if not all(map(isinstance, values, repeat(str))):
-        _lies("what is no text where text belongs")
+        _lies("a value that should be text and is not")
 
 
-def _fingerprint(value: object) -> dict[str, str | None]:
+def _portability_key(value: object) -> dict[str, str | None]:
     if not isinstance(value, dict):
-        _lies("a fingerprint that is none")
+        _lies("an invalid fingerprint")
     _demand_texts(chain(value, (text for text in value.values() if text is not None)))
     return value
 
 
 def _moment(value: object) -> int | None:
     if value is not None and (type(value) is not int or not 0 <= value <= _LATEST):
-        _lies("a time of signing that is none")
+        _lies("an invalid time of signing")
     return value
 
 
@@ -557,5 +558,5 @@ def _zstd() -> types.ModuleType:
     try:
         from cachectl.layers.formats import zstd
     except ImportError as error:
-        raise CachectlError("bundles need zstd, without which this Python was built") from error
+        raise CachectlError("bundles need zstd, and this Python was built without it") from error
     return zstd

@@ -1,7 +1,7 @@
-"""Export: the entries of a selection, read one by one out of caches that may be in use, as one bundle.
+"""Export: read the entries of a selection, one by one from caches that may be in use, into one bundle.
 
-Every entry goes through its layer's own reading: a row out of a transaction, a file or a folder whole. What vanishes
-meanwhile was not exported, and is said.
+Every entry is read by its layer: a row in a transaction, a file or folder as a whole. Entries that vanish before they
+are read are listed as skipped.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from cachectl.layers.base.facts import Ability, Artifact, Entry, Note, Scope
 from cachectl.layers.base.selection import ALL, Selection
 from cachectl.moving.bundle import Item, Manifest, Members, complaint, in_batches, write_manifest
 from cachectl.moving.output_files import BUNDLE, SIGNATURE, OutputFile
-from cachectl.moving.portability import fingerprint
+from cachectl.moving.portability import portability_key
 from cachectl.moving.transfer import demand_writable, place, signature_name, without_secrets
 from cachectl.moving.whole_files import STREAM
 
@@ -39,21 +39,21 @@ _VANISHED: Final = "vanished meanwhile"
 
 @dataclass(frozen=True, slots=True)
 class ExportedLayer:
-    """What was exported of a layer.
+    """The export of one layer.
 
-    ``sensitive`` says what its entries give away, ``None`` where that is not known; ``exposed`` are the folders in
-    which somebody else could have put an entry.
+    ``sensitive`` says what its entries reveal, ``None`` if that is not known. ``exposed`` lists the folders in which
+    another user could have put an entry.
     """
 
     layer: str
     entries: int
     bytes: int
-    fingerprint: Mapping[str, str | None]
+    portability_key: Mapping[str, str | None]
     sensitive: str | None = None
     exposed: tuple[Path, ...] = ()
     skipped: tuple[Note, ...] = ()
     failed: tuple[Note, ...] = ()
-    as_json: ClassVar = AsJson(names={"exposed": "writable_by_others"})
+    as_json: ClassVar = AsJson(names={"portability_key": "fingerprint", "exposed": "writable_by_others"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ class ExportTotal:
 
 @dataclass(frozen=True, slots=True)
 class Export:
-    """A bundle that was written: its size in bytes, its SHA-256, and the signature beside it, if any.
+    """A written bundle: its size in bytes, its SHA-256, and the signature beside it, if any.
 
     Without an entry nothing is written, and ``sha256`` is ``None``.
     """
@@ -84,7 +84,7 @@ class Export:
 
     @property
     def entries(self) -> int:
-        """Return the number of entries in it."""
+        """Return the number of entries in the bundle."""
         return sum(layer.entries for layer in self.layers)
 
     @property
@@ -99,13 +99,13 @@ class Export:
 
     @property
     def failed(self) -> bool:
-        """Return whether nothing was written, or anything that was asked for could not be read."""
+        """Return whether nothing was written, or a requested entry or layer could not be read."""
         return self.sha256 is None or any(layer.failed for layer in self.layers)
 
 
 @dataclass
 class _Gathered:
-    """What has been read so far, in the order in which it stands in the bundle."""
+    """The entries read so far, in their order in the bundle."""
 
     members: Members
     items: list[Item] = field(default_factory=list)
@@ -156,13 +156,14 @@ def export(
     sign: str | None = None,
     force: bool = False,
 ) -> Export:
-    """Write the selected entries of the named layers, or of every layer that a rerun refills, as a bundle.
+    """Write the selected entries of the named layers, or of every clearable layer, as a bundle.
 
-    ``file`` is a path, a URL that fsspec knows, or ``-`` for standard output. ``sign`` is a key of OpenSSH's
-    (``ssh-keygen -Y sign``); the signature is ``file`` with ``.sig``. A file that is there is replaced only if it is a
-    bundle, or with ``force``. Without an entry nothing is written. Raises :class:`CachectlError` where a package or the
-    key is missing, a URL fails, or another file is in the way, :class:`OSError` where nothing can be written; entries
-    and layers that cannot be read are named in what is returned.
+    ``file`` is a path, a URL that fsspec knows, or ``-`` for standard output. ``sign`` is an OpenSSH key (``ssh-keygen
+    -Y sign``); the signature is ``file`` with ``.sig``. An existing file is replaced only if it is a bundle, or with
+    ``force``. Without an entry nothing is written.
+
+    Raises :class:`CachectlError` if a package or the key is missing, a URL fails, or another file is in the way, and
+    :class:`OSError` if the file cannot be written. The result names entries and layers that could not be read.
     """
     demand_writable(file)
     _demand_outputs(stack, file, sign, force=force)
@@ -173,18 +174,18 @@ def export(
         for layer in _in_order(chosen):
             _gather(layer, selection, gathered, named=bool(named))
         made = None if sign is None else time_of_signing(stack.environment)
-        parts, prints, exposed = _packed(stack, gathered, chosen, spool, packed, made=made)
+        parts, keys, exposed = _packed(stack, gathered, chosen, spool, packed, made=made)
         size, digest, signature = 0, None, None
         if gathered.items:
-            # Reading has taken a while.
+            # Reading takes long, and the places may have changed meanwhile.
             _demand_outputs(stack, file, sign, force=force)
             size, digest, signature = place_bundle(packed, file, sign)
-    told = tuple(
+    exported = tuple(
         ExportedLayer(
             layer=name,
             entries=len(items),
             bytes=sum(item.bytes for item in items),
-            fingerprint=prints.get(name, {}),
+            portability_key=keys.get(name, {}),
             sensitive=stack[name].reveals if items else None,
             exposed=exposed.get(name, ()),
             skipped=tuple(gathered.skipped.get(name, ())),
@@ -192,21 +193,21 @@ def export(
         )
         for name, items in parts.items()
     )
-    return Export(without_secrets(file), size, digest, signature, told)
+    return Export(without_secrets(file), size, digest, signature, exported)
 
 
 def _demand_outputs(stack: LayerSet, file: str, sign: str | None, *, force: bool) -> None:
-    """Find out whether a bundle, and its signature, may be written in a place."""
+    """Raise an error unless a bundle and its signature may be written to a place."""
     names = frozenset(layer.name for layer in stack)
     OutputFile(file, BUNDLE, names, force).demand()
     if sign is not None and file == STREAM:
-        raise BadRequest("--sign writes FILE.sig, and standard output has none; name a FILE")
+        raise BadRequest("--sign writes FILE.sig, which needs a FILE: name one instead of standard output")
     if sign is not None:
         OutputFile(signature_name(file), SIGNATURE, names, force).demand()
 
 
 def pack(stack: LayerSet, packed: BinaryIO, keys: Collection[tuple[str, str]]) -> None:
-    """Write the entries of these layers and keys into an open file, as a bundle; what cannot be read is left out."""
+    """Write the entries of these layers and keys into an open file, as a bundle. Unreadable entries are left out."""
     chosen = tuple(layer for layer in stack.clearable() if layer.abilities()[Ability.GET] is None)
     with unseen(stack.environment) as spool:
         gathered = _Gathered(Members(spool))
@@ -217,7 +218,7 @@ def pack(stack: LayerSet, packed: BinaryIO, keys: Collection[tuple[str, str]]) -
 
 
 def _in_order(layers: Iterable[Layer]) -> list[Layer]:
-    """Order layers as their entries stand in a bundle."""
+    """Order layers as their entries are ordered in a bundle."""
     return sorted(layers, key=lambda layer: layer.name)
 
 
@@ -230,23 +231,23 @@ def _packed(
     *,
     made: int | None = None,
 ) -> tuple[dict[str, tuple[Item, ...]], dict[str, dict[str, str | None]], dict[str, tuple[Path, ...]]]:
-    """Write what was gathered; return the items, the fingerprint and the exposed folders of each layer."""
+    """Write the gathered entries; return the items, the portability key and the exposed folders of each layer."""
     parts = {layer.name: tuple(item for item in gathered.items if item.layer == layer.name) for layer in chosen}
-    prints = {
-        name: fingerprint(stack.portability(name), stack.environment, items) for name, items in parts.items() if items
+    keys = {
+        name: portability_key(stack.portability(name), stack.environment, items)
+        for name, items in parts.items()
+        if items
     }
     exposed = {layer.name: _exposed(layer) for layer in chosen if parts[layer.name]}
-    manifest = Manifest(
-        tuple(gathered.items), prints, tuple(name for name, folders in exposed.items() if folders), made
-    )
+    manifest = Manifest(tuple(gathered.items), keys, tuple(name for name, folders in exposed.items() if folders), made)
     gathered.members.finish(write_manifest(packed, manifest))
     spool.seek(0)
     shutil.copyfileobj(spool, packed, _CHUNK)
-    return parts, prints, exposed
+    return parts, keys, exposed
 
 
 def time_of_signing(environment: Environment) -> int:
-    """Return the moment that a signed bundle gives as its own: ``SOURCE_DATE_EPOCH`` if that is set, else now.
+    """Return the time to write into a signed bundle: ``SOURCE_DATE_EPOCH`` if that is set, else now.
 
     Source: https://reproducible-builds.org/specs/source-date-epoch/
     """
@@ -255,7 +256,7 @@ def time_of_signing(environment: Environment) -> int:
 
 
 def unseen(environment: Environment) -> BinaryIO:
-    """Open a file without a name, which nobody else can open and which goes with this process."""
+    """Open an unnamed file, which nobody else can open and which vanishes with this process."""
     folder = environment.temporary
     return cast("BinaryIO", tempfile.TemporaryFile(dir=folder if folder.is_dir() else None))
 
@@ -272,20 +273,20 @@ def _gather(layer: Layer, selection: Selection, gathered: _Gathered, *, named: b
         notes = gathered.failed if trouble.failed else gathered.skipped
         notes.setdefault(trouble.layer, []).append(Note(where, trouble.message))
 
-    # Entries are opened only if that is needed to learn what they were compiled for.
+    # Open entries only if the selection or the portability key needs their content.
     portability = part_of(layer, "portability")
     contents = selection.needs_contents or portability is None or not portability.named
     found = listed((layer,), selection, notice, contents=contents)
-    # What merely shares a root is another program's.
+    # Entries that only share a root belong to another program.
     own = (entry for entry in found if entry.guest is None or selection.key is not None)
     _read(layer, own, gathered)
 
 
 def _read(layer: Layer, entries: Iterable[Entry], gathered: _Gathered) -> None:
-    """Read entries in the order of their keys; what is told of one that several roots have is what the first tells."""
+    """Read entries in the order of their keys. If several roots have a key, the first root is read."""
     first: dict[str, Entry] = {}
     for entry in entries:
-        # The root from which it is read, too.
+        # This also chooses the root to read from.
         first.setdefault(entry.key, entry)
     ordered = (first[key] for key in sorted(first))
     for batch in in_batches(ordered, lambda entry: entry.layer, lambda entry: entry.bytes):
@@ -293,7 +294,7 @@ def _read(layer: Layer, entries: Iterable[Entry], gathered: _Gathered) -> None:
 
 
 def _exposed(layer: Layer) -> tuple[Path, ...]:
-    """Name the folders through which somebody else could have put code into a layer."""
+    """Return the folders through which another user could have put code into a layer."""
     from cachectl.layers.disk.trust import open_to_others
 
     found: list[Path] = []
@@ -305,7 +306,7 @@ def _exposed(layer: Layer) -> tuple[Path, ...]:
 
 
 def place_bundle(packed: BinaryIO, file: str, sign: str | None) -> tuple[int, str, str | None]:
-    """Sign what has been packed, put it in its place, and return its size, its sum and where the signature is."""
+    """Sign the packed bundle and put it in its place; return its size, its SHA-256 and the place of the signature."""
     digest = hashlib.sha256()
 
     def chunks() -> Iterator[bytes]:

@@ -1,9 +1,9 @@
-"""Import: what a bundle holds, placed in the caches of this environment once it is trusted and known to be whole.
+"""Import: place the entries of a bundle in the caches of this environment, once it is trusted and complete.
 
-A cache is code that programs run. So first somebody must vouch for every byte; the bytes are read once, into a copy
-that no other process can reach, and all that follows reads that copy. Then every sum is checked. Only then is anything
-placed, entry by entry, as ``put`` does: never over a different one. Who is interrupted begins again, and finds
-what was placed already there.
+A cache is code that programs run, so the whole file must be trusted first. The file is read once, into a copy that no
+other process can reach, and every later step reads that copy. Then every checksum is verified. Only then are entries
+placed one by one, as ``put`` does, never over a different one. An interrupted import can be repeated: the entries
+already placed are recognised.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from cachectl.layers.base.limits import LARGEST_BUNDLE, SPARED_ROOM
 from cachectl.layers.base.parts import Outlook
 from cachectl.layers.base.selection import moment_text
 from cachectl.moving.bundle import MAGIC, BadBundle, Item, Manifest, Reader, artifact_of, in_batches
-from cachectl.moving.portability import Difference, differences, fingerprint, outlook
+from cachectl.moving.portability import Difference, differences, outlook, portability_key
 from cachectl.moving.signing import Untrusted, signer
 from cachectl.moving.transfer import opened, signature_of, without_secrets
-from cachectl.switching.isolated import scratch_folder
+from cachectl.switching.isolated import isolated_root
 from cachectl.switching.run import variables_isolated
 
 if TYPE_CHECKING:
@@ -40,9 +40,9 @@ _CHUNK: Final = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Trust:
-    """Why the bytes of a bundle are believed: exactly one of a list of signers, a sum, or the user's word.
+    """The reason to trust a bundle: exactly one of a list of signers, a checksum, or the user's word.
 
-    With ``after``, in epoch seconds, only a bundle that was signed after that moment is.
+    With ``after``, in epoch seconds, a bundle must have been signed after that moment.
     """
 
     allowed_signers: str | None = None
@@ -52,15 +52,15 @@ class Trust:
 
     def __post_init__(self) -> None:
         if (self.allowed_signers is not None) + (self.sha256 is not None) + self.blindly != 1:
-            raise BadRequest("a bundle is code: say one of --allowed-signers, --sha256 and --trust")
+            raise BadRequest("a bundle is code: give one of --allowed-signers, --sha256 and --trust")
         if self.sha256 is not None and not re.fullmatch("[0-9a-fA-F]{64}", self.sha256):
-            message = f"{printable(self.sha256)[:80]!r} is no SHA-256: 64 hexadecimal digits"
+            message = f"{printable(self.sha256)[:80]!r} is not a SHA-256 of 64 hexadecimal digits"
             raise BadRequest(message)
 
 
 @dataclass(frozen=True, slots=True)
 class Foreseen:
-    """How many entries of a layer have the same outlook."""
+    """The number of entries of a layer with the same outlook."""
 
     outlook: Outlook
     entries: int
@@ -71,9 +71,9 @@ class Foreseen:
 class ImportedLayer:
     """What an import did with a layer, or (``dry_run``) would do.
 
-    ``there`` counts entries that are here already, bit by bit; ``kept`` are different ones that were here and stay;
-    ``cannot_hit`` counts entries that cannot be hit here, and so were not placed. ``exposed``: others could write where
-    the bundle was made. ``foreseen`` counts what is here afterwards, and what cannot be hit, by its outlook.
+    ``there`` counts identical entries that were present already; ``kept`` lists different present ones, which stay;
+    ``cannot_hit`` counts entries that cannot be hit here and were not placed. ``exposed``: others could write where the
+    bundle was made. ``foreseen`` counts the entries that are here afterwards, and those that cannot be hit, by outlook.
     ``entries`` are those that a dry run would place; ``None`` otherwise.
     """
 
@@ -105,9 +105,9 @@ class ImportTotal:
 
 @dataclass(frozen=True, slots=True)
 class Import:
-    """What an import did, and why the file, of this SHA-256, was believed.
+    """What an import did, and why the file, with this SHA-256, was trusted.
 
-    ``made`` is when the bundle was signed, in epoch seconds, ``None`` where it does not say.
+    ``made`` is when the bundle was signed, in epoch seconds; ``None`` for an unsigned one.
     """
 
     file: str
@@ -125,13 +125,13 @@ class Import:
 
     @property
     def failed(self) -> bool:
-        """Return whether a layer refused an entry, or there is no such layer."""
+        """Return whether a layer refused an entry, or a layer is missing."""
         return any(layer.failed for layer in self.layers)
 
 
 @dataclass
-class _Tally:
-    """What has happened to the entries of one layer so far."""
+class _Counts:
+    """The results for the entries of one layer so far."""
 
     placed: int = 0
     bytes: int = 0
@@ -146,32 +146,32 @@ class _Tally:
 def import_bundle(
     stack: LayerSet, file: str, trust: Trust, *, dry_run: bool = False, most: int = LARGEST_BUNDLE
 ) -> Import:
-    """Place what a bundle holds and what can be hit here, and say what was done with every entry.
+    """Place the entries of a bundle that can be hit here, and return what was done with every entry.
 
-    A bundle of more than ``most`` bytes is refused. Raises :class:`Untrusted` where nobody vouches for it,
-    :class:`BadBundle` where it is not whole or would do more than announce entries, and then nothing was written. What
-    a layer refuses is named in what is returned.
+    A bundle of more than ``most`` bytes is refused. Raises :class:`Untrusted` if nothing shows that it can be trusted,
+    and :class:`BadBundle` if it is damaged, incomplete or holds anything but listed entries; in both cases nothing was
+    written. The result names entries that a layer refuses.
     """
     with private_copy(stack, file, most) as copy:
         return import_copy(stack, copy, file, trust, dry_run=dry_run)
 
 
 def import_copy(stack: LayerSet, copy: BinaryIO, file: str, trust: Trust, *, dry_run: bool = False) -> Import:
-    """Place what an open bundle holds that no other process can change, as :func:`import_bundle` does."""
-    checked = vouched(copy, file, trust)
+    """Place the entries of an open bundle that no other process can change, as :func:`import_bundle` does."""
+    checked = trusted_bundle(copy, file, trust)
     done = _Placing(stack, checked.manifest, dry_run=dry_run)
     copy.seek(0)
     contents = Reader(copy, checked.bytes, known=checked.manifest).contents()
     for batch in in_batches(contents, lambda pair: pair[0].layer, lambda pair: pair[0].bytes):
         done.take(batch)
     return Import(
-        without_secrets(file), checked.sha256, checked.trusted, dry_run, done.to_finding(), checked.manifest.made
+        without_secrets(file), checked.sha256, checked.trusted, dry_run, done.results(), checked.manifest.made
     )
 
 
 @dataclass(frozen=True, slots=True)
-class Vouched:
-    """A bundle that is believed, and whole: its size in bytes, its SHA-256, why, and what is in it."""
+class TrustedBundle:
+    """A trusted, complete bundle: its size in bytes, its SHA-256, why it is trusted, and its manifest."""
 
     bytes: int
     sha256: str
@@ -179,8 +179,8 @@ class Vouched:
     manifest: Manifest
 
 
-def vouched(copy: BinaryIO, file: str, trust: Trust) -> Vouched:
-    """See that an open bundle is to be believed, and that every sum in it holds.
+def trusted_bundle(copy: BinaryIO, file: str, trust: Trust) -> TrustedBundle:
+    """Check that an open bundle is trusted, and verify every checksum in it.
 
     Raises :class:`Untrusted` or :class:`BadBundle`.
     """
@@ -188,37 +188,37 @@ def vouched(copy: BinaryIO, file: str, trust: Trust) -> Vouched:
     trusted = _trusted(copy, file, digest, trust)
     manifest = _checked(copy, size)
     _demand_new(manifest.made, file, trust.after)
-    return Vouched(size, digest, trusted, manifest)
+    return TrustedBundle(size, digest, trusted, manifest)
 
 
 def _demand_new(made: int | None, file: str, after: float | None) -> None:
-    """Raise :class:`Untrusted` where a bundle must be newer, or does not say how old it is."""
+    """Raise :class:`Untrusted` if a bundle must be newer, or has no time of signing."""
     if after is None or (made is not None and made > after):
         return
-    what = "does not say when it was made, as signed bundles do" if made is None else f"was made {moment_text(made)}"
-    message = f"{printable(without_secrets(file))}: {what}; only one made after {moment_text(after)} is taken"
+    what = "has no time of signing" if made is None else f"was made {moment_text(made)}"
+    message = f"{printable(without_secrets(file))}: {what}; only one made after {moment_text(after)} is accepted"
     raise Untrusted(message)
 
 
 @contextmanager
 def private_copy(stack: LayerSet, file: str, most: int = LARGEST_BUNDLE) -> Iterator[BinaryIO]:
-    """Read a file or a URL once, into a file without a name: nobody can swap a byte between the check and the use.
+    """Copy a file or a URL, read once, into an unnamed file: nobody can change a byte between check and use.
 
-    Raises :class:`BadBundle` for more than ``most`` bytes, and where the copy would fill its file system.
+    Raises :class:`BadBundle` for more than ``most`` bytes, and if the copy would fill its file system.
     """
     from cachectl.moving.exporting import unseen
 
     with opened(file) as source, unseen(stack.environment) as copy:
         chunk = source.read(_CHUNK)
         if not chunk.startswith(MAGIC):
-            # Before a device without end is copied.
+            # Refuse before copying a device that never ends.
             raise BadBundle(f"{without_secrets(file)} is not compressed by zstd")
         size = 0
         while chunk:
             size += len(chunk)
             if size > most:
                 raise BadBundle(
-                    f"{without_secrets(file)} has more than {most:,} bytes; import --max-size SIZE takes more"
+                    f"{without_secrets(file)} has more than {most:,} bytes; import --max-size SIZE accepts more"
                 )
             _demand_room(copy, stack, size)
             copy.write(chunk)
@@ -228,13 +228,13 @@ def private_copy(stack: LayerSet, file: str, most: int = LARGEST_BUNDLE) -> Iter
 
 
 def _demand_room(copy: BinaryIO, stack: LayerSet, size: int) -> None:
-    """Refuse to fill the file system of a copy, which other programs use too."""
+    """Raise :class:`BadBundle` if a copy would fill a file system that other programs use too."""
     if not hasattr(os, "fstatvfs"):
         return
     disk = os.fstatvfs(copy.fileno())
     if disk.f_bavail * disk.f_frsize < min(SPARED_ROOM, disk.f_blocks * disk.f_frsize // 20) + _CHUNK:
         folder = stack.environment.temporary
-        raise BadBundle(f"{folder} has no room for it after {size:,} bytes; TMPDIR names a folder with more")
+        raise BadBundle(f"{folder} has no room for it after {size:,} bytes; set TMPDIR to a folder with more")
 
 
 def _measured(copy: BinaryIO) -> tuple[int, str]:
@@ -246,20 +246,20 @@ def _measured(copy: BinaryIO) -> tuple[int, str]:
 
 
 def _trusted(copy: BinaryIO, file: str, digest: str, trust: Trust) -> str:
-    """Say who vouches for the copy. Raises :class:`Untrusted`."""
+    """Return why the copy is trusted. Raises :class:`Untrusted`."""
     if trust.allowed_signers is not None:
         with signature_of(file) as signature:
             return f"signed by {signer(copy, signature, trust.allowed_signers)}"
     if trust.sha256 is not None:
         if not hmac.compare_digest(digest, trust.sha256.lower()):
-            message = f"{printable(without_secrets(file))}: its SHA-256 is {digest}, not the one that was given"
+            message = f"{printable(without_secrets(file))}: its SHA-256 is {digest}, not the given one"
             raise Untrusted(message)
-        return "its SHA-256 is the one that was given"
+        return "its SHA-256 is the given one"
     return "you said so"
 
 
 def _checked(copy: BinaryIO, size: int) -> Manifest:
-    """Read everything once, so that every sum is known to hold before anything is placed."""
+    """Read and verify everything before anything is placed."""
     copy.seek(0)
     reader = Reader(copy, size)
     reader.check()
@@ -267,28 +267,30 @@ def _checked(copy: BinaryIO, size: int) -> Manifest:
 
 
 class _Placing:
-    """One layer after the other, entry by entry."""
+    """Places entries, layer by layer."""
 
     def __init__(self, stack: LayerSet, manifest: Manifest, *, dry_run: bool) -> None:
         self._stack = stack
         self._manifest = manifest
         self._dry_run = dry_run
         self._outlooks: dict[tuple[object, ...], Outlook] = {}
-        self._tallies = {name: _Tally() for name in manifest.fingerprints}
+        self._counts = {name: _Counts() for name in manifest.portability_keys}
         self._differing = {
-            name: differences(stack.portability(name), there, fingerprint(stack.portability(name), stack.environment))
-            for name, there in manifest.fingerprints.items()
+            name: differences(
+                stack.portability(name), there, portability_key(stack.portability(name), stack.environment)
+            )
+            for name, there in manifest.portability_keys.items()
         }
 
     def take(self, batch: list[tuple[Item, bytes]]) -> None:
-        """Do with entries of one layer what there is to do."""
+        """Place, or for a dry run check, entries of one layer."""
         name = batch[0][0].layer
-        counts = self._tallies[name]
+        counts = self._counts[name]
         wanted: list[tuple[Item, Artifact]] = []
         for item, data in batch:
             seen = self._outlook(item)
             if name not in self._stack:
-                counts.failed.append(Note(item.key, "no layer of this name is here"))
+                counts.failed.append(Note(item.key, "no layer of this name exists here"))
             elif seen.hits is False:
                 counts.cannot_hit += 1
                 counts.foreseen[seen] += 1
@@ -303,10 +305,10 @@ class _Placing:
                 counts.entries += _described(self._stack, self._stack[name], new)
 
     def _outlook(self, item: Item) -> Outlook:
-        """Judge an entry as the last one of the same versions: most are, and asking what is installed takes long."""
+        """Return the outlook of an entry, cached by device and versions: looking up what is installed takes long."""
         known = (item.layer, item.device, *sorted(item.versions.items()))
         if known not in self._outlooks:
-            there, portability = self._manifest.fingerprints[item.layer], self._stack.portability(item.layer)
+            there, portability = self._manifest.portability_keys[item.layer], self._stack.portability(item.layer)
             differing = self._differing[item.layer]
             self._outlooks[known] = outlook(portability, item, there, self._stack.environment, differing)
         return self._outlooks[known]
@@ -315,13 +317,13 @@ class _Placing:
         try:
             return layer.put_new(wanted, dry_run=self._dry_run)
         except FAILURES as error:
-            # The layer as a whole.
+            # The error is about the layer as a whole.
             return [error for _ in wanted]
 
-    def _count(self, counts: _Tally, item: Item, done: bool | LayerError | OSError) -> None:
-        """Count what was done with an entry; only of one that is here now is its outlook anybody's concern."""
+    def _count(self, counts: _Counts, item: Item, done: bool | LayerError | OSError) -> None:
+        """Count the result for one entry; the outlook counts only for an entry that is here now."""
         if isinstance(done, EntryExists):
-            counts.kept.append(Note(item.key, "a different entry, or a damaged one, is here, and stays"))
+            counts.kept.append(Note(item.key, "a different or damaged entry is here, and stays"))
             return
         if isinstance(done, (LayerError, OSError)):
             counts.failed.append(Note(item.key, reason_of(done)))
@@ -334,8 +336,8 @@ class _Placing:
         counts.placed += 1
         counts.bytes += item.bytes
 
-    def to_finding(self) -> tuple[ImportedLayer, ...]:
-        """Return what was done, layer by layer."""
+    def results(self) -> tuple[ImportedLayer, ...]:
+        """Return the results, layer by layer."""
         return tuple(
             ImportedLayer(
                 layer=name,
@@ -350,26 +352,26 @@ class _Placing:
                 differences=self._differing[name],
                 exposed=name in self._manifest.exposed,
             )
-            for name, counts in self._tallies.items()
+            for name, counts in self._counts.items()
         )
 
 
 def _described(stack: LayerSet, layer: Layer, new: Sequence[tuple[Item, Artifact]]) -> list[Entry]:
     """Describe entries of one layer that would be placed, as the layer describes them once they are.
 
-    Only an entry on a disk names its kernels: these are placed in a scratch root. An entry that the layer does not
-    find there is described by the bundle, without kernels.
+    Kernel names can be read only from entries on a disk, so the entries are placed in an isolated root. An entry that
+    the layer does not find there is described by the bundle, without kernels.
     """
     place = layer.roots()[0].path
     found: dict[str, Entry] = {}
     if new and layer.abilities()[Ability.RELOCATE] is None:
-        with scratch_folder(stack.environment) as folder, suppress(*FAILURES):
+        with isolated_root(stack.environment) as folder, suppress(*FAILURES):
             changes = variables_isolated((layer,), folder)
             unset = frozenset(name for name, value in changes.items() if value is None)
             kept = {name: value for name, value in changes.items() if value is not None}
-            scratch = type(stack)(stack.environment.with_variables(kept, unset))[layer.name]
-            scratch.put_new([artifact for _, artifact in new])
-            found = {entry.key: entry for entry in scratch.entries()}
+            isolated = type(stack)(stack.environment.with_variables(kept, unset))[layer.name]
+            isolated.put_new([artifact for _, artifact in new])
+            found = {entry.key: entry for entry in isolated.entries()}
     return [
         replace(found[item.key], root=place, created=None, modified=None, used=None, written_before=None)
         if item.key in found

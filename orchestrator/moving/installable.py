@@ -1,4 +1,4 @@
-"""Entries of a selection, written as files that a package can install."""
+"""Write entries of a selection as files that a package can install."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def export_files(
     layers: Sequence[str] = (),
     force: bool = False,
 ) -> FilesExport:
-    """Write the selected entries of layers that have such files; raises what :func:`write_files` raises."""
+    """Write the selected entries of layers that have such files. Raises what :func:`write_files` raises."""
 
     def select(chosen: tuple[Layer, ...]) -> tuple[frozenset[str], list[Note]]:
         troubles: list[Trouble] = []

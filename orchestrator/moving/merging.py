@@ -1,4 +1,4 @@
-"""Bundles made one: the entries of all, each once, the first that has a key before the others."""
+"""Merge bundles into one: every entry once, from the first bundle that has its key."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from cachectl.moving.portability import combined, described
 if TYPE_CHECKING:
     from cachectl.layers.base.environment import Environment
 
-#: Bundles that are read at once: each takes an open file, and up to 3 MB of memory.
+#: Bundles to read at the same time: each takes an open file and up to 3 MB of memory.
 _SIDE_BY_SIDE: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
 class Merged:
-    """A bundle that was written out of others.
+    """A bundle that was written from others.
 
-    ``entries`` are those in it, ``added`` those of them that the first part did not have. ``differing`` counts entries
-    that had the key of another one, and other bytes; ``foreign`` says, layer by layer, how many were made where
-    something that decides is not the same as in the parts before, and so were left out.
+    ``entries`` counts its entries, ``added`` those that the first part did not have. ``differing`` counts entries left
+    out because an earlier one had the same key and other bytes. ``foreign`` counts, by layer, entries left out because
+    they were made where a deciding fact differs from that of the parts before.
     """
 
     file: str
@@ -44,16 +44,16 @@ class Merged:
 
 @dataclass
 class _Union:
-    """What is taken from the manifests read so far: of each key, the item of the first part that has it."""
+    """The merge of the manifests read so far: for each key, the item of the first part that has it."""
 
     layers: LayerSet
     items: dict[tuple[str, str], Item] = field(default_factory=dict)
-    prints: dict[str, Mapping[str, str | None]] = field(default_factory=dict)
+    portability_keys: dict[str, Mapping[str, str | None]] = field(default_factory=dict)
     exposed: set[str] = field(default_factory=set)
 
     def take(self, manifest: Manifest, left: _Left) -> None:
-        """Take what another bundle has beside, and count what is left out."""
-        fitting = {name for name, told in manifest.fingerprints.items() if self._fits(name, told)}
+        """Add the new items of another manifest, and count those left out."""
+        fitting = {name for name, key in manifest.portability_keys.items() if self._fits(name, key)}
         for item in manifest.items:
             if item.layer in fitting:
                 left.differing += self.items.setdefault(sort_key(item), item).sha256 != item.sha256
@@ -61,23 +61,24 @@ class _Union:
                 left.foreign[item.layer] += 1
         self.exposed.update(fitting.intersection(manifest.exposed))
 
-    def _fits(self, layer: str, told: Mapping[str, str | None]) -> bool:
-        both = combined(self.layers.portability(layer), self.prints.get(layer, told), told)
+    def _fits(self, layer: str, key: Mapping[str, str | None]) -> bool:
+        both = combined(self.layers.portability(layer), self.portability_keys.get(layer, key), key)
         if both is not None:
-            self.prints[layer] = both
+            self.portability_keys[layer] = both
         return both is not None
 
     def manifest(self, made: int | None) -> Manifest:
-        """Return the manifest of all that was taken."""
+        """Return the manifest of the merged items."""
         items = tuple(sorted(self.items.values(), key=sort_key))
         layers = {name: tuple(each) for name, each in groupby(items, key=lambda item: item.layer)}
-        prints = {
-            name: described(self.layers.portability(name), self.prints[name], each) for name, each in layers.items()
+        keys = {
+            name: described(self.layers.portability(name), self.portability_keys[name], each)
+            for name, each in layers.items()
         }
-        return Manifest(items, prints, tuple(name for name in prints if name in self.exposed), made)
+        return Manifest(items, keys, tuple(name for name in keys if name in self.exposed), made)
 
     def contents(self, readers: Iterable[Reader]) -> Iterator[bytes]:
-        """Yield the bytes of each item, from parts that are all read to their ends."""
+        """Yield the bytes of each item. All parts are read to their ends."""
         for item, data in heapq.merge(*(reader.contents() for reader in readers), key=lambda pair: sort_key(pair[0])):
             if self.items.get(sort_key(item)) is item:
                 yield data
@@ -85,7 +86,7 @@ class _Union:
 
 @dataclass
 class _Left:
-    """How many entries were left out, and why."""
+    """The number of entries left out, by reason."""
 
     differing: int = 0
     foreign: Counter[str] = field(default_factory=Counter)
@@ -94,12 +95,11 @@ class _Left:
 def merge_bundles(
     environment: Environment, parts: Iterable[BinaryIO], file: str, *, sign: str | None = None, base: bool = False
 ) -> Merged:
-    """Write what open bundles hold together as one, as :func:`cachectl.moving.exporting.export` would; close them.
+    """Merge open bundles into one, written as :func:`cachectl.moving.exporting.export` does; close them.
 
-    With ``base``, the first one is what the others are added to. An entry that has the key of an earlier one is not
-    taken. However many parts there are, a few are asked for and open at once: memory holds an entry of each of those,
-    and what its decompressor takes. Raises :class:`BadBundle` for a part that is damaged, :class:`OSError` where
-    nothing can be written.
+    With ``base`` the first one is the bundle that the others are added to. An entry with the key of an earlier one is
+    left out. Only a few parts are open at the same time, so memory holds one entry and one decompressor for each of
+    those. Raises :class:`BadBundle` for a damaged part, :class:`OSError` if the file cannot be written.
     """
     stack = LayerSet(environment)
     rest = iter(parts)
@@ -125,12 +125,12 @@ def merge_bundles(
 
 
 def _joined(stack: LayerSet, parts: Iterable[BinaryIO], left: _Left, made: int | None) -> tuple[BinaryIO, int, int]:
-    """Write what a few parts hold together into a file without a name.
+    """Merge a few parts into an unnamed file.
 
-    Return it, how many entries the first part has, and how many all together.
+    Return the file, the number of entries of the first part, and the number of all entries.
     """
     with ExitStack() as closing:
-        # Closed however this ends: one that is damaged keeps none of the others open.
+        # All parts are closed, also if one of them is damaged.
         opened = [closing.enter_context(part) for part in parts]
         readers = [_reader(part) for part in opened]
         union = _Union(stack)

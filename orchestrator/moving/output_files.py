@@ -1,7 +1,7 @@
-"""Files that a command writes: which names they may have, and which of them may be replaced.
+"""Files that a command writes: the names they may have, and the files they may replace.
 
-A name that was mistyped must not cost anybody a file: a layer's name is no FILE, and a file that is there is replaced
-only if cachectl wrote it, or with ``--force``.
+A mistyped name must not destroy a file. So the name of a layer is not accepted as FILE, and an existing file is
+replaced only if cachectl wrote it, or with ``--force``.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from cachectl.moving import bundle
 from cachectl.moving.transfer import beginning, is_url, local_path, place, without_secrets
 from cachectl.moving.whole_files import STREAM, is_standard_output, mode_of
 
-#: As much of a file as shows whether cachectl wrote it, in bytes: more than the first block that zstd writes.
+#: Bytes that show whether cachectl wrote a file: more than the first block that zstd writes.
 _HEAD: Final = 1 << 18
 _PNG: Final = b"\x89PNG\r\n"
 
 
 class FileInTheWay(CachectlError):
-    """A file stands where one is to be written, and cachectl did not write it."""
+    """A file that cachectl did not write is in the way."""
 
 
 class Kind(NamedTuple):
-    """A kind of file that cachectl writes: what to call it, whether it is binary, and whether bytes begin one."""
+    """A kind of file that cachectl writes: its name, whether it is binary, and a check of its first bytes."""
 
     what: str
     is_begun_by: Callable[[bytes], bool]
@@ -38,7 +38,7 @@ class Kind(NamedTuple):
 
 
 def json_kind(schema: str) -> Kind:
-    """Return the kind of a JSON document of a schema, of any version."""
+    """Return the kind of a JSON document of a schema, in any version."""
     pattern = re.compile(rb'\s*\{\s*"schema":\s*"' + re.escape(schema.encode()) + rb"/\d")
     return Kind(f"JSON of {schema}", lambda head: pattern.match(head) is not None, is_binary=False)
 
@@ -47,7 +47,7 @@ def _is_picture(head: bytes) -> bool:
     return head.startswith((_PNG, b"<?xml")) and MAKER.encode() in head
 
 
-#: What a picture that bench has drawn says of its maker.
+#: The entry for the maker in a picture that bench has drawn.
 MAKER: Final = "cachectl bench"
 BUNDLE: Final = Kind("a bundle", bundle.is_begun_by)
 ARTIFACT: Final = Kind("an artifact", is_artifact_file)
@@ -57,7 +57,10 @@ SIGNATURE: Final = Kind("a signature", lambda head: head.startswith(b"-----BEGIN
 
 @dataclass(frozen=True, slots=True)
 class OutputFile:
-    """A FILE or URL that is to be written. ``layers`` are the names that no FILE has; ``force`` replaces anything."""
+    """A FILE or URL to write.
+
+    ``layers`` are names that are not accepted as FILE; with ``force`` any file may be replaced.
+    """
 
     name: str
     kind: Kind
@@ -65,25 +68,27 @@ class OutputFile:
     force: bool = False
 
     def demand(self) -> None:
-        """Find out, before there is anything to write, whether the file may be written.
+        """Raise an error if the file may not be written; called before there is content.
 
-        Raises :class:`BadRequest` for a name that is none, :class:`FileInTheWay` for a file that is not cachectl's.
+        Raises :class:`BadRequest` for an invalid name, :class:`FileInTheWay` for a file that cachectl did not write.
         """
         if self.name in self.layers:
-            message = f"{self.name!r} is a layer, and no FILE: name the FILE first, or write ./{self.name}"
+            message = f"{self.name!r} is a layer, not a FILE: write the FILE before the layers, or ./{self.name}"
             raise BadRequest(message)
         if self.name == STREAM or _is_terminal(self.name):
             if self.kind.is_binary and (self.name != STREAM or sys.stdout.isatty()):
-                message = f"{self.kind.what} is binary, and this is a terminal; name a FILE, or redirect the output"
+                message = (
+                    f"{self.kind.what} is binary and is not printed to a terminal; name a FILE, or redirect the output"
+                )
                 raise BadRequest(message)
             return
         if self.force or not (head := self._head()) or self.kind.is_begun_by(head):
             return
-        message = f"{self._shown} is there, and is not {self.kind.what}; name another file, or --force replaces it"
+        message = f"{self._shown} exists and is not {self.kind.what}; name another file, or replace it with --force"
         raise FileInTheWay(message)
 
     def write(self, chunks: Iterable[bytes]) -> None:
-        """Write it whole or not at all, if that may be done now: what is there may be younger than the question."""
+        """Write the file whole or not at all. Checks again, because the place may have changed."""
         self.demand()
         place(self.name, chunks)
 
@@ -92,37 +97,37 @@ class OutputFile:
         return printable(without_secrets(self.name))
 
     def _head(self) -> bytes:
-        """Return how the file begins that would be replaced; nothing where there is none."""
+        """Return the first bytes of the file that would be replaced; empty if there is none."""
         if is_url(self.name):
             return beginning(self.name, _HEAD)
         name = local_path(self.name)
         mode = mode_of(name)
-        # A folder is refused later, a device or a pipe is written to, and so is what the shell has opened.
+        # A folder is refused later. A device, a pipe and the shell's redirection are written to.
         if mode is None or not stat.S_ISREG(mode) or is_standard_output(name):
             return b""
         try:
             with open(name, "rb") as file:
                 return file.read(_HEAD)
         except OSError as error:
-            message = f"{self._shown} is there, and cannot be read ({error.strerror}); --force replaces it unseen"
+            message = f"{self._shown} exists and cannot be read ({error.strerror}); --force replaces it unread"
             raise FileInTheWay(message) from error
 
 
 def demand_targets(*outputs: OutputFile | None) -> None:
-    """Check files that will be written after a long run: their folders, and what is there now.
+    """Check files that will be written after a long run: their folders, and the files to replace.
 
     Raises as :meth:`OutputFile.demand` does, and :class:`BadRequest` for a folder that does not exist.
     """
     for output in filter(None, outputs):
         folder = os.path.dirname(output.name)
         if folder and not os.path.isdir(folder):
-            message = f"{output.name!r} lies in no folder; make {folder} first"
+            message = f"{output.name!r}: the folder does not exist; make {folder} first"
             raise BadRequest(message)
         output.demand()
 
 
 def _is_terminal(name: str) -> bool:
-    """Tell whether a name is that of a terminal."""
+    """Return whether a name leads to a terminal."""
     mode = None if is_url(name) else mode_of(name)
     if mode is None or not stat.S_ISCHR(mode):
         return False

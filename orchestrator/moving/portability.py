@@ -1,4 +1,4 @@
-"""Whether an entry made in one place can be hit in another.
+"""Forecast whether an entry made in one place can be hit in another.
 
 Each layer names the facts that its keys depend on (:class:`cachectl.layers.base.parts.Portability`); here the facts of
 two places are compared. They are read from names, the system's own tables and what is installed. A fact that is unknown
@@ -29,7 +29,7 @@ class Difference:
     decides: bool
 
 
-def fingerprint(
+def portability_key(
     portability: Portability | None, environment: Environment, items: Iterable[Item] = ()
 ) -> dict[str, str | None]:
     """Return the facts of an environment and of these entries of a layer."""

@@ -1,7 +1,7 @@
-"""Signatures of OpenSSH, made and held against a list of signers by ``ssh-keygen -Y``.
+"""OpenSSH signatures: made and verified by ``ssh-keygen -Y``.
 
-The list has the format of ALLOWED SIGNERS in ssh-keygen(1), so that git's own may be used; a signature counts for the
-namespace ``cachectl-bundle`` alone, and one that was made for mail or a commit does not pass for it.
+The list of signers has the format of ALLOWED SIGNERS in ssh-keygen(1), so git's own list can be used. Signatures are
+for the namespace ``cachectl-bundle`` alone: a signature of a mail or a commit is not accepted.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ _CHUNK: Final = 1 << 20
 
 
 class Untrusted(CachectlError):
-    """Nothing vouches for what a file holds."""
+    """Nothing shows that a file can be trusted."""
 
 
 def sign(file: BinaryIO, key: str) -> bytes:
-    """Return the signature of an open file by a private key, or by a public one whose private one the agent holds.
+    """Return the signature of an open file by a private key, or by a public key whose private one an agent holds.
 
-    Raises :class:`BadRequest` where the key cannot sign.
+    Raises :class:`BadRequest` if the key cannot sign.
     """
     done = _run(("sign", "-f", key, "-n", NAMESPACE), file)
     if done.returncode or not done.stdout:
@@ -37,14 +37,14 @@ def sign(file: BinaryIO, key: str) -> bytes:
 
 
 def signer(file: BinaryIO, signature: str, allowed: str) -> str:
-    """Return who has signed an open file, among the allowed signers.
+    """Return the allowed signer who has signed an open file.
 
-    A line of the list may name its signers by patterns. A signature does not say which of them it was: the pattern is
-    returned, with the key that signed. A negated pattern (``!eve@x``) names nobody. Raises :class:`Untrusted` where
-    none of them has signed, or there is no signature.
+    A line of the list may name its signers by patterns. A signature does not show which signer it is from, so the
+    pattern is returned with the key. A negated pattern (``!eve@x``) names nobody. Raises :class:`Untrusted` if no
+    allowed signer has signed, or there is no signature.
     """
     if not os.path.isfile(allowed):
-        message = f"{printable(allowed)}: no such list of allowed signers"
+        message = f"{printable(allowed)}: this list of allowed signers does not exist"
         raise Untrusted(message)
     if not os.path.isfile(signature):
         message = f"not signed: {printable(signature)} does not exist; get it from the sender, or give --sha256"
@@ -66,7 +66,7 @@ def _is_pattern(principal: str) -> bool:
 
 
 def _key_of(verified: subprocess.CompletedProcess[bytes]) -> str:
-    """Return the key that ``ssh-keygen -Y verify`` names: *Good "…" signature for … with ED25519 key SHA256:…*."""
+    """Return the key in the output of ``ssh-keygen -Y verify``: *Good … signature … with ED25519 key SHA256:…*."""
     lines = verified.stdout.decode(errors="replace").splitlines()
     return printable(lines[0].rpartition(" with ")[2]) if lines else "a key of that line"
 
@@ -75,7 +75,7 @@ def _run(arguments: tuple[str, ...], file: BinaryIO) -> subprocess.CompletedProc
     command = (*_COMMAND, *arguments)
     try:
         with subprocess.Popen(command, stdin=_PIPE, stdout=_PIPE, stderr=_PIPE) as process:  # noqa: S603
-            # Through a pipe: what the file has buffered here, a child that inherits it would not read.
+            # Through a pipe: a child that inherits the file would miss the bytes buffered here.
             file.seek(0)
             if process.stdin is not None:
                 with suppress(BrokenPipeError):

@@ -1,8 +1,8 @@
-"""A bundle read from where it lies, and put where it is to lie: a file, or a URL that fsspec knows.
+"""Bundles in files and at URLs that fsspec knows.
 
-fsspec is imported only where a URL is given. What is written has been finished on this machine before a byte of it
-leaves, and appears at its address when all of it has arrived (``autocommit=False`` in ``fsspec/spec.py``: an upload to
-S3 is completed or aborted, a file of SFTP renamed), so that nobody reads half a bundle.
+fsspec is imported only for URLs. A bundle is finished on this machine before its first byte is sent, and appears at its
+address only when all of it has arrived (``autocommit=False`` in ``fsspec/spec.py``: an upload to S3 is completed or
+aborted, a file of SFTP is renamed). So nobody reads half a bundle.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from urllib.parse import unquote, urlsplit
 
 from cachectl.layers.base.errors import BadRequest, CachectlError, printable
 from cachectl.layers.base.limits import LARGEST_SIGNATURE
-from cachectl.layers.disk.leftovers import temporary_folder
+from cachectl.layers.disk.temporaries import temporary_folder
 from cachectl.layers.host.installing import command_to_install
 from cachectl.moving.whole_files import STREAM, write_chunks
 
-#: A scheme and its slashes, or several that fsspec chains.
+#: A scheme and its slashes, or several schemes chained by fsspec.
 _URL: Final = re.compile(r"(?:[a-z][a-z0-9+.-]*::)*[a-z][a-z0-9+.-]+://", re.IGNORECASE)
 _HTTP: Final = re.compile("https?://", re.IGNORECASE)
 _SFTP: Final = re.compile("(?:ssh|sftp)://", re.IGNORECASE)
 _FILE: Final = re.compile("(?:file|local)://", re.IGNORECASE)
-#: The libraries that schemes need beside fsspec, which names that of any other scheme.
+#: The libraries that schemes need beside fsspec. For other schemes fsspec's own error names the library.
 _LIBRARIES: Final = (
     (_HTTP, "aiohttp"),
     (re.compile("s3a?://", re.IGNORECASE), "s3fs"),
@@ -35,7 +35,7 @@ _LIBRARIES: Final = (
     (re.compile("(?:abfss?|az)://", re.IGNORECASE), "adlfs"),
 )
 _SECRETS: Final = (re.compile(r"(?<=//)[^/@\s]+(?=@)"), re.compile(r"(?<=\?)[^\s'\"]+"))
-#: How long a server may be silent, in seconds: the whole may take as long as it takes.
+#: Limit on the silence of a server, in seconds. The whole transfer has no limit.
 _SILENCE: Final = 60
 _LONGEST_REASON: Final = 300
 
@@ -45,20 +45,20 @@ class TransferFailed(CachectlError):
 
 
 class Source(Protocol):
-    """What can be read from, piece by piece."""
+    """A source that is read piece by piece."""
 
     def read(self, size: int, /) -> bytes:
-        """Return so many bytes, fewer only at the end."""
+        """Return ``size`` bytes, fewer only at the end."""
         ...
 
 
 def is_url(name: str) -> bool:
-    """Tell whether a name is for fsspec; ``file://`` is a file like any other."""
+    """Return whether a name is for fsspec; ``file://`` names a local file."""
     return _URL.match(name) is not None and _FILE.match(name) is None
 
 
 def without_secrets(name: str) -> str:
-    """Spell a URL without its password and its query, which may be the permission to use it."""
+    """Return a URL without its password and its query, which may grant access."""
     if not is_url(name):
         return name
     for secret in _SECRETS:
@@ -67,7 +67,7 @@ def without_secrets(name: str) -> str:
 
 
 def signature_name(name: str) -> str:
-    """Name the signature of a bundle: the same with ``.sig``, before the query of an address of the web."""
+    """Return the name of a bundle's signature: the name with ``.sig``, placed before the query of a web address."""
     if _HTTP.match(name):
         path, mark, query = name.partition("?")
         return f"{path}.sig{mark}{query}"
@@ -75,9 +75,9 @@ def signature_name(name: str) -> str:
 
 
 def beginning(name: str, length: int) -> bytes:
-    """Return the first bytes of what is at a URL; nothing where nothing is there.
+    """Return the first bytes at a URL; empty if nothing is there.
 
-    Raises :class:`TransferFailed` where that cannot be found out.
+    Raises :class:`TransferFailed` if that cannot be determined.
     """
     try:
         with opened(name) as source:
@@ -85,12 +85,12 @@ def beginning(name: str, length: int) -> bytes:
     except TransferFailed as error:
         if isinstance(error.__cause__, FileNotFoundError):
             return b""
-        message = f"{error}; --force writes without looking what is there"
+        message = f"{error}; --force writes without this check"
         raise TransferFailed(message) from error
 
 
 def demand_writable(name: str) -> None:
-    """Find out before anything is gathered that a name cannot be written to. Raises :class:`CachectlError`."""
+    """Raise :class:`CachectlError` for a name that cannot be written to, before anything is gathered."""
     if not is_url(name):
         return
     if _HTTP.match(name):
@@ -101,7 +101,7 @@ def demand_writable(name: str) -> None:
 
 @contextmanager
 def opened(name: str) -> Iterator[Source]:
-    """Open a bundle to be read from its beginning to its end, once.
+    """Open a bundle to be read once, from its beginning to its end.
 
     Raises :class:`OSError` for a file, :class:`TransferFailed` for a URL, also while it is read.
     """
@@ -127,9 +127,9 @@ def opened(name: str) -> Iterator[Source]:
 
 @contextmanager
 def signature_of(name: str) -> Iterator[str]:
-    """Name a file that holds the signature beside a bundle; where there is none, what was looked for."""
+    """Yield the name of a local file with the signature beside a bundle; the expected name if there is none."""
     if name == STREAM:
-        raise BadRequest("a bundle on standard input has no FILE.sig beside it; say --sha256 or --trust")
+        raise BadRequest("a bundle on standard input has no FILE.sig; give --sha256 or --trust")
     beside = signature_name(name)
     if not is_url(name):
         yield local_path(beside)
@@ -149,7 +149,7 @@ def signature_of(name: str) -> Iterator[str]:
 
 
 def place(name: str, chunks: Iterable[bytes]) -> None:
-    """Put bytes in their place whole, or not at all: a file by a rename, a URL by an upload that ends with the last.
+    """Write bytes whole or not at all: a file by a rename, a URL by an upload that ends with the last byte.
 
     Raises :class:`OSError` for a file, :class:`TransferFailed` for a URL.
     """
@@ -168,20 +168,20 @@ def place(name: str, chunks: Iterable[bytes]) -> None:
             with suppress(Exception):
                 remote.discard()
             with suppress(Exception):
-                # Else the collector would close it, which uploads what there is.
+                # Otherwise the garbage collector closes it, which uploads the incomplete content.
                 remote.closed = True
             raise
 
 
 class _Remote:
-    """A file of fsspec's that gives as many bytes as were asked for, and fails in one line."""
+    """A file of fsspec that returns as many bytes as requested, and fails with a one-line message."""
 
     def __init__(self, file: Any, name: str) -> None:  # noqa: ANN401 - each file system has a class of its own
         self._file = file
         self._name = name
 
     def read(self, size: int, /) -> bytes:
-        """Return so many bytes, fewer only at the end."""
+        """Return ``size`` bytes, fewer only at the end."""
         held = bytearray()
         with _translated("read", self._name):
             while len(held) < size and (piece := self._file.read(size - len(held))):
@@ -201,12 +201,12 @@ def _located(name: str) -> tuple[Any, str]:
 def _options(name: str) -> dict[str, object]:
     if _HTTP.match(name):
         return _for_the_web()
-    # A rename works within one file system; fsspec would begin in the server's /tmp.
+    # A rename works only within one file system, and fsspec would stage in the server's /tmp.
     return {"temppath": posixpath.dirname(urlsplit(name).path)} if _SFTP.match(name) else {}
 
 
 def _for_the_web() -> dict[str, object]:
-    """Say how a server is spoken to: proxies by their variables, no compression of its own, no end after 5 minutes."""
+    """Return the options for a server: proxies from variables, no compression, no time limit on the whole transfer."""
     import aiohttp
 
     timeout = aiohttp.ClientTimeout(total=None, sock_connect=_SILENCE, sock_read=_SILENCE)
@@ -215,7 +215,7 @@ def _for_the_web() -> dict[str, object]:
 
 @contextmanager
 def _translated(verb: str, name: str) -> Iterator[None]:
-    """Turn whatever a file system raises into one line: each has errors of its own."""
+    """Turn any error of a file system into one line, because each has errors of its own."""
     try:
         yield
     except CachectlError:
@@ -223,7 +223,7 @@ def _translated(verb: str, name: str) -> Iterator[None]:
     except ImportError as error:
         libraries = [library for scheme, library in _LIBRARIES if scheme.match(name)]
         if libraries or error.name == "fsspec":
-            why = f"URLs need packages that are not here; to add them: {command_to_install('fsspec', *libraries)}"
+            why = f"URLs need packages that are not installed; to add them: {command_to_install('fsspec', *libraries)}"
         else:
             why = f"{_reason(error)}; install that package"
         raise TransferFailed(f"cannot {verb} {_shown(name)}: {why}") from error
@@ -259,7 +259,7 @@ def _shown(name: str) -> str:
 
 def _standard_input() -> BinaryIO:
     if sys.stdin.isatty():
-        raise BadRequest("a bundle is binary, and standard input is a terminal; name a FILE, or redirect the input")
+        raise BadRequest("a bundle is binary and is not read from a terminal; name a FILE, or redirect the input")
     return sys.stdin.buffer
 
 

@@ -1,4 +1,4 @@
-"""Files written whole or not at all, and standard output in the place of one."""
+"""Write files whole or not at all; ``-`` means standard output."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from typing import Final
 from cachectl.layers.base.errors import BadRequest
 from cachectl.layers.disk.atomic import replace_file, write_all
 
-#: Stands for standard output where a file is written, and for standard input where one is read.
+#: Means standard output for a file to write, standard input for a file to read.
 STREAM: Final = "-"
 
 
 def write_chunks(name: str, chunks: Iterable[bytes]) -> None:
-    """Write a file beside its place and rename it in, so that half of one is never seen; ``-`` is standard output.
+    """Write a file beside its place and rename it into place, so that readers never see half of it.
 
-    Only a plain file can be written so: a device or a pipe is opened and written to. Raises :class:`BadRequest`
-    for what is no name of a file.
+    ``-`` is standard output. A device or a pipe cannot be renamed over: it is opened and written to. Raises
+    :class:`BadRequest` for an invalid name of a file.
     """
     if name == STREAM:
         write_all(1, chunks)
         return
     mode = mode_of(name)
     if not name or name.endswith(os.sep) or (mode is not None and stat.S_ISDIR(mode)):
-        message = f"{name!r} is no name of a file"
+        message = f"{name!r} is not a valid name of a file"
         raise BadRequest(message)
     if mode is not None and is_standard_output(name):
-        # What others wrote there before us stays, wherever it leads.
+        # Standard output may be a file with earlier content, which stays.
         write_all(1, chunks)
         return
     if mode is not None and not stat.S_ISREG(mode):
@@ -38,13 +38,13 @@ def write_chunks(name: str, chunks: Iterable[bytes]) -> None:
     try:
         replace_file(os.path.realpath(name), chunks)
     except OSError as error:
-        # The name that was given, not that of the stage.
+        # Name the given file in the error, not the stage.
         error.filename, error.filename2 = name, None
         raise
 
 
 def mode_of(name: str) -> int | None:
-    """Return the mode of what a name leads to; ``None`` where nothing is there."""
+    """Return the mode of the file that a name leads to; ``None`` if there is none."""
     try:
         return os.stat(name).st_mode
     except FileNotFoundError:
@@ -52,7 +52,7 @@ def mode_of(name: str) -> int | None:
 
 
 def is_standard_output(name: str) -> bool:
-    """Tell whether a name leads to what standard output is open on."""
+    """Return whether a name leads to the file that standard output is open on."""
     try:
         return os.path.samestat(os.stat(name), os.fstat(1))
     except OSError:

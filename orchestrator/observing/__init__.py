@@ -1,1 +1,1 @@
-"""What a run did with its caches: proof, trace and bench."""
+"""The use of caches by a run: proof, trace and bench."""

@@ -1,8 +1,8 @@
-"""Whether files were read, told by their access times: the means where nothing tells of it as it happens.
+"""Detection of reads by access times, used if file events cannot be had.
 
-Most systems write an access time only if it is not newer than the last change of the file (``relatime``), and some
-never. So whether a file system keeps them is tried first, on a file of our own, and each file is primed: its times are
-set to what they are already, which counts as a change, so that the next read has to show.
+Most systems write an access time only if it is not newer than the file's last change (``relatime``), and some never do.
+So a file of our own shows first whether a file system keeps access times. Then each file is primed: setting its times
+to their present values counts as a change, so that the next read must be recorded.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from typing import Final
 from cachectl.layers.disk.handles import opened_root, own_folder
 from cachectl.layers.disk.plain import STAGE
 
-#: How far in the past (ns) a primed access time lies at least: file systems count in ticks of a few milliseconds.
+#: Minimum age (ns) of a primed access time: the clocks of file systems tick every few milliseconds.
 _PAST: Final = 10_000_000_000
 
 
 def why_not_kept(folder: Path) -> str | None:
-    """Say why access times tell nothing in a folder's file system, ``None`` where they do: a file of ours is read."""
+    """Return why access times show nothing in a folder's file system; ``None`` if a read of our own file shows."""
     try:
         with opened_root(folder) as root:
             if root is None:
-                return f"access times cannot be tried out in {folder}: it is not there"
+                return f"cannot test access times in {folder}: it does not exist"
             with own_folder(root, STAGE) as (_, name):
                 probe = folder / name / "probe"
                 probe.write_bytes(b"?")
@@ -34,11 +34,11 @@ def why_not_kept(folder: Path) -> str | None:
                 probe.read_bytes()
                 return None if probe.lstat().st_atime_ns != primed else "its file system keeps no access times"
     except OSError as error:
-        return f"access times cannot be tried out in {folder}: {error.strerror}"
+        return f"cannot test access times in {folder}: {error.strerror}"
 
 
 def prime(paths: Iterable[str]) -> tuple[dict[str, int], str | None]:
-    """Prime files; return the access time (ns) that each has until it is read, and why some have none."""
+    """Prime files; return the access time (ns) of each until it is read, and the reasons for files that have none."""
     primed: dict[str, int] = {}
     why = None
     for path in paths:
@@ -48,7 +48,7 @@ def prime(paths: Iterable[str]) -> tuple[dict[str, int], str | None]:
 
 
 def read_since(primed: dict[str, int]) -> tuple[str, ...]:
-    """Name the files that were read since they were primed, as far as they are still there."""
+    """Return the files that were read since they were primed, as far as they still exist."""
     return tuple(path for path, before in primed.items() if _access_time(path) not in (before, None))
 
 
@@ -56,7 +56,7 @@ def _primed(path: str, primed: dict[str, int]) -> str | None:
     try:
         primed[path] = _prime(path)
     except OSError as error:
-        return f"the access time of {path}, which is another user's, cannot be set: {error.strerror}"
+        return f"cannot set the access time of {path}, which belongs to another user: {error.strerror}"
     return None
 
 
@@ -64,7 +64,7 @@ def _prime(path: str) -> int:
     status = os.lstat(path)
     accessed = min(status.st_atime_ns, time.time_ns() - _PAST)
     os.utime(path, ns=(accessed, status.st_mtime_ns), follow_symlinks=False)
-    # A file system may round what it is given.
+    # A file system may round times.
     return os.lstat(path).st_atime_ns
 
 

@@ -1,4 +1,4 @@
-"""What each cache is worth to a command: run with all cold, all warm, all off, and each off in turn."""
+"""The time that each cache saves a command: runs with all cold, all warm, all off, and each off in turn."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, ClassVar, Final
 
-from cachectl.inspecting.report import survey
+from cachectl.inspecting.report import build_report
 from cachectl.layer_set import LayerSet
 from cachectl.layers.base.as_json import AsJson
 from cachectl.layers.base.errors import CachectlError, Refused
 from cachectl.layers.base.facts import Ability, Scope
 from cachectl.observing.machine import Machine, machine
 from cachectl.switching import run as child
-from cachectl.switching.isolated import can_switch, copy_scratch, scratch_folder, shadow_user_cache
+from cachectl.switching.isolated import can_switch, copy_isolated_root, isolated_root, overlay_cache_home
 
 if TYPE_CHECKING:
     from cachectl.layers.base.layer import Layer
@@ -26,16 +26,16 @@ if TYPE_CHECKING:
 COLD: Final = "cold"
 WARM: Final = "warm"
 OFF: Final = "off"
-#: How often the caches are filled before they are taken to be full: PyOpenCL's binary cache makes the driver store
-#: once more in the second run, what it then finds in the third.
+#: Maximum number of runs that fill the caches. PyOpenCL's binary cache makes the driver store again in the second
+#: run; the third run finds that entry.
 _FILLS: Final = 3
-#: How much of what a failed command said is worth showing: lines, and the bytes looked at for them.
+#: Limits on the shown end of a failed command's standard error: lines, and bytes to search for them.
 _LINES: Final = 10
 _BYTES: Final = 10_000
 
 
 class Ended(CachectlError):
-    """The command failed, or was ended; ``status`` is its own, ``said`` the last lines of its standard error."""
+    """The command failed or was ended; ``status`` is its exit status, ``said`` the last lines of its standard error."""
 
     def __init__(self, setting: str, status: int, said: Sequence[str]) -> None:
         self.status = status
@@ -45,9 +45,10 @@ class Ended(CachectlError):
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One state of the caches, and the wall seconds of the command in each round.
+    """One setting of the caches, and the wall seconds of the command in each round.
 
-    ``setting`` is ``cold``, ``warm``, ``off``, or ``LAYER off`` with ``layer`` that one; ``how`` says how.
+    ``setting`` is ``cold``, ``warm``, ``off``, or ``LAYER off`` with that layer in ``layer``; ``how`` describes the
+    means.
     """
 
     setting: str
@@ -64,9 +65,10 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """What a layer saves: the median with it off less the median warm, in seconds.
+    """The time that a layer saves: the median with it off minus the warm median, in seconds.
 
-    ``by_round`` is the same for each round by itself; ``entries`` is how many the command left in the layer.
+    ``by_round`` has the same difference for each round; ``entries`` counts the entries that the command left in the
+    layer.
     """
 
     layer: str
@@ -77,7 +79,7 @@ class Saved:
 
 @dataclass(frozen=True, slots=True)
 class Unused:
-    """A layer that was not turned off, and why."""
+    """A layer that was not turned off, and the reason."""
 
     layer: str
     why: str
@@ -85,7 +87,7 @@ class Unused:
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """All that was measured, and where; ``started`` is in epoch seconds."""
+    """All measurements, and the machine; ``started`` is in epoch seconds."""
 
     command: tuple[str, ...]
     settings: tuple[Setting, ...]
@@ -100,7 +102,7 @@ class Bench:
 
     @property
     def exit_status(self) -> int:
-        """Return 0: a command that fails is not compared."""
+        """Return 0: a failed command ends the comparison."""
         return 0
 
     def __getitem__(self, setting: str) -> Setting:
@@ -109,7 +111,7 @@ class Bench:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """How far it has come: runs done, of how many (``None``: not known yet), and the seconds left likewise."""
+    """Progress: runs done, runs in all (``None``: not known yet), and the seconds left (``None``: not known yet)."""
 
     doing: str
     done: int
@@ -125,14 +127,14 @@ def bench(
     notice: Callable[[str], None],
     show: Callable[[Step], None],
 ) -> Bench:
-    """Run a command in every setting, ``rounds`` times, the settings interleaved; return the times it took.
+    """Run a command in every setting, ``rounds`` times, the settings interleaved; return the measured times.
 
-    ``notice`` gets lines that a reader of the figures must know, ``show`` the progress. The user's own caches
-    are neither read nor written. Raises :class:`Ended` if the command fails, and :class:`~.child.CannotStart`.
+    ``notice`` gets lines that a reader of the figures must know, ``show`` the progress. The user's own caches are
+    neither read nor written. Raises :class:`Ended` if the command fails, and :class:`~.child.CannotStart`.
     """
     started = stack.environment.clock()
     layers = tuple(layer for layer in stack if layer.abilities()[Ability.RELOCATE] is None)
-    with child.signals_held() as signals, scratch_folder(stack.environment, notice=notice) as full:
+    with child.signals_held() as signals, isolated_root(stack.environment, notice=notice) as full:
         work = _Work(tuple(command), stack, layers, signals, notice, full)
         fills, entries = work.fill(show)
         settings, unused = _settings(stack, layers, entries)
@@ -156,7 +158,7 @@ def _saved(off: Setting, warm: Setting, entries: Mapping[str, int]) -> Saved:
 
 
 def _versions(stack: LayerSet) -> dict[str, str]:
-    """Return what is installed beside cachectl, which is where most commands run too."""
+    """Return the versions of the libraries installed beside cachectl; most commands run in that Python."""
     environment = stack.environment
     found = {name: environment.installed(name) for layer in stack for name in layer.distributions}
     return {
@@ -171,7 +173,7 @@ def _versions(stack: LayerSet) -> dict[str, str]:
 def _settings(
     stack: LayerSet, layers: Sequence[Layer], entries: Mapping[str, int]
 ) -> tuple[tuple[Setting, ...], tuple[Unused, ...]]:
-    """Return the settings, with each layer off that the command filled; and the layers for which there is none."""
+    """Return the settings, one for each layer that the command filled, and the layers that cannot be turned off."""
     used = [layer for layer in layers if entries.get(layer.name)]
     turned: list[Setting] = []
     unused = [
@@ -181,7 +183,7 @@ def _settings(
     for layer in used:
         how = _how(layer, used)
         if how is None:
-            unused.append(Unused(layer.name, "it can be neither switched off nor emptied"))
+            unused.append(Unused(layer.name, "no switch, and it cannot be emptied"))
         else:
             turned.append(Setting(f"{layer.name} off", how, layer.name))
     every = (Setting(WARM, "every cache full"), *turned, Setting(COLD, "every cache empty"), Setting(OFF, "all off"))
@@ -189,9 +191,9 @@ def _settings(
 
 
 def _how(layer: Layer, used: Iterable[Layer]) -> str | None:
-    """Say how a layer alone is kept from answering; ``None`` where nothing does.
+    """Return how one layer alone is turned off; ``None`` if that is impossible.
 
-    What is only emptied stores again what it is asked for, so its seconds include that.
+    A layer that is only emptied stores entries again, so its seconds include that.
     """
     sharing = [other.name for other in used if other is not layer and _variables(other) & _variables(layer)]
     if can_switch(layer) and not layer.disable().patches and not sharing:
@@ -213,7 +215,7 @@ def _variables(layer: Layer) -> frozenset[str]:
 
 @dataclass(frozen=True, slots=True)
 class _Work:
-    """The command, and everything that is the same in all of its runs; ``full`` is the root that is kept warm."""
+    """The command and everything that its runs have in common; ``full`` is the root that is kept warm."""
 
     command: tuple[str, ...]
     stack: LayerSet
@@ -223,7 +225,7 @@ class _Work:
     full: Path
 
     def fill(self, show: Callable[[Step], None]) -> tuple[list[float], dict[str, int]]:
-        """Run until nothing new is stored; return the seconds of each run, and the entries of each layer."""
+        """Run until no new entry is stored; return the seconds of each run, and the number of entries of each layer."""
         changes = child.variables_isolated(self.layers, self.full)
         seconds: list[float] = []
         before: dict[str, int] = {}
@@ -235,13 +237,13 @@ class _Work:
                 break
             before = after
         else:
-            self.notice(f"the command still stores new entries after {_FILLS} runs: its caches do not get quite warm")
+            self.notice(f"still storing new entries after {_FILLS} runs; warm timings may be too high")
         return seconds, after
 
     def measure(
         self, settings: Sequence[Setting], rounds: int, fills: Sequence[float], show: Callable[[Step], None]
     ) -> tuple[Setting, ...]:
-        """Run every setting once a round. Each round begins with another one, so that none is always first."""
+        """Run every setting once a round. Each round begins with another setting, so that none is always first."""
         taken: dict[str, list[float]] = {one.setting: [] for one in settings}
         order = [
             settings[(place + number) % len(settings)] for number in range(rounds) for place in range(len(settings))
@@ -262,15 +264,15 @@ class _Work:
             before = self._entries(root) if one.setting == WARM else {}
             seconds = self._seconds(one.setting, root, changes)
             if one.setting == WARM and (fresh := self._grown(before, self._entries(root))):
-                self.notice(f"a warm run stored new entries, so it was not quite warm: {', '.join(fresh)}")
+                self.notice(f"a warm run stored new entries in {', '.join(fresh)}; warm timings may be too high")
             return seconds
 
     @contextmanager
     def _root(self, one: Setting) -> Iterator[Path]:
-        """Yield a root of its own for one run; a copy of the full one, lest a run change what the next one finds."""
-        with scratch_folder(self.stack.environment, notice=self.notice) as root:
+        """Yield a root for one run: a copy of the full one, so that a run does not affect the next one."""
+        with isolated_root(self.stack.environment, notice=self.notice) as root:
             if one.setting not in (COLD, OFF):
-                copy_scratch(self.full, root)
+                copy_isolated_root(self.full, root)
             yield root
 
     def _turn_off(self, one: Setting, root: Path, changes: dict[str, str | None]) -> None:
@@ -286,10 +288,10 @@ class _Work:
             raise Refused(layer.name, f"cannot be emptied for its turn: {outcome.failed[0].because}")
 
     def _seconds(self, setting: str, root: Path, changes: Mapping[str, str | None]) -> float:
-        """Run the command once, unseen; return its wall seconds, or raise :class:`Ended`."""
+        """Run the command once with its output hidden; return its wall seconds, or raise :class:`Ended`."""
         environment = self.stack.environment
         with (
-            shadow_user_cache(environment, self.layers, root, self.notice),
+            overlay_cache_home(environment, self.layers, root, self.notice),
             TemporaryFile() as said,
         ):
             started = time.perf_counter()
@@ -310,7 +312,7 @@ class _Work:
 
     def _entries(self, root: Path) -> dict[str, int]:
         stack = self._moved(root)
-        report = survey(stack, stack.named(layer.name for layer in self.layers))
+        report = build_report(stack, stack.named(layer.name for layer in self.layers))
         return {
             layer.layer: sum(one.usage.entries or 0 for one in layer.roots if root in one.root.path.parents)
             for layer in report.layers
@@ -323,7 +325,7 @@ class _Work:
 
 
 def _left(order: Sequence[Setting], taken: Mapping[str, Sequence[float]], fills: Sequence[float]) -> float:
-    """Foresee the seconds that the runs still to come take: as those before them, as the first ones where none was."""
+    """Estimate the seconds of the remaining runs from earlier runs of the same setting, else from the first runs."""
     first = {WARM: fills[-1]}
     return sum(
         statistics.median(seen) if (seen := taken[one.setting]) else first.get(one.setting, fills[0]) for one in order

@@ -1,7 +1,7 @@
-"""The processes that a run starts, looked at from outside while it runs: what they are, and which caches they use.
+"""The processes that a run starts, seen from outside while it runs, and the caches that they use.
 
-A Python that is started with ``-I`` or a cleared environment, and what is no Python at all, escape the observer. On
-Linux the system tells of them all the same; elsewhere nothing is seen, and nothing is claimed.
+A Python that is started with ``-I`` or a cleared environment does not load the observer, and other programs never do.
+Linux shows such processes; on other systems nothing is seen and nothing is claimed.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from pathlib import Path
 from typing import Final
 
 _PROC: Final = Path("/proc")
-#: Which of the fields after the name, in what proc(5) says of a process.
+#: Indexes of fields of ``/proc/PID/stat`` after the name, see proc(5).
 _START_OF_STACK: Final = 25
-#: Who uses a library of ours lives longer than this: importing it alone takes three times as long.
+#: Seconds between looks: importing one of the libraries alone takes three times as long.
 _SECONDS_BETWEEN: Final = 0.05
 
 
 @dataclass
 class Descendant:
-    """One program in a process: its command, its parent's number, and the caches that it was seen to use.
+    """One program in a process: its command, its parent's process id, and the caches that it was seen to use.
 
-    ``stack`` is where its stack begins, which a fork keeps and a new program gets anew.
+    ``stack`` is the address where its stack begins: a fork keeps it, and a new program gets another one.
     """
 
     pid: int
@@ -36,7 +36,7 @@ class Descendant:
 
 
 class Descendants:
-    """The descendants of this process: :meth:`look` notes those that live at the moment.
+    """The descendants of this process: :meth:`look` records those that are alive.
 
     ``watched`` is the folder of the events. ``mapped`` and ``opened`` are parts of paths of files that a process has
     mapped or opened if it uses a cache, with the names of the layers.
@@ -54,12 +54,12 @@ class Descendants:
         self._mapped = [(part.encode(), layer) for part, layer in mapped]
         self._opened = tuple(opened)
         self._processes = processes
-        #: By number and stack: a process may go over to another program.
+        #: By process id and stack, because a process may execute another program.
         self._seen: dict[tuple[int, int], Descendant] = {}
         self._latest: dict[int, Descendant] = {}
 
     def look(self) -> None:
-        """Note the processes that live now; one that is watched from inside is not looked into."""
+        """Record the processes that are alive now; one that the observer watches is not examined."""
         waiting = [os.getpid()]
         while waiting:
             parent = waiting.pop()
@@ -69,7 +69,7 @@ class Descendants:
                     self._note(pid, parent)
 
     def unwatched(self) -> tuple[Descendant, ...]:
-        """Return those that have used a cache and were not watched."""
+        """Return the processes that used a cache and were not watched."""
         return tuple(one for one in self._seen.values() if one.uses and not self._told_of(one))
 
     def _children(self, parent: int) -> Iterator[int]:
@@ -94,7 +94,7 @@ class Descendants:
             one.uses |= self._uses(pid)
 
     def _told_of(self, one: Descendant) -> bool:
-        """Tell whether a process is watched; one that was forked off such a one is watched with it."""
+        """Return whether the observer watches a process; a fork of a watched process is watched too."""
         if (self._watched / f"{one.pid}.events").exists():
             return True
         parent = self._latest.get(one.parent)
@@ -113,7 +113,7 @@ class Descendants:
 
 @contextmanager
 def looked_after(descendants: Descendants) -> Iterator[None]:
-    """Look again and again while the block runs."""
+    """Look repeatedly while the block runs."""
     ended = threading.Event()
 
     def look_on() -> None:

@@ -27,7 +27,7 @@ _OPEN: Final = 0x20
 _MASK_ADD: Final = 0x20000000
 _FOLDER: Final = 0x40000000
 
-#: What an event means in words. Opening and reading a folder only lists it, and is left out.
+#: The meaning of each event. Opening and reading a folder only lists it, and is left out.
 OPENED: Final = "was opened"
 READ: Final = "was read"
 VANISHED: Final = "vanished"
@@ -48,7 +48,7 @@ _WORDS: Final = {
 _EVERYTHING: Final = sum(_WORDS) - _UNMOUNTED
 _COMING: Final = _CREATE | _MOVED_TO
 _COMING_AND_GOING: Final = _COMING | _DELETE | _MOVED_FROM
-#: So many different events are kept: a program that causes more has been observed enough.
+#: Limit on the number of different events that are kept.
 _ENOUGH: Final = 100_000
 _REASONS: Final = {
     errno.ENOSPC: "more folders than the system lets one user watch (fs.inotify.max_user_watches)",
@@ -72,13 +72,13 @@ def _reason(error: OSError) -> str:
 
 
 def nearest(path: Path) -> Path:
-    """Return the nearest folder above a path that is there."""
+    """Return the nearest existing folder above a path."""
     return next((folder for folder in path.parents if os.path.isdir(folder)), Path(path.anchor))
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """What happened to one path: ``what`` is one of the words of this module."""
+    """An event at one path: ``what`` is one of the words of this module."""
 
     path: Path
     what: str
@@ -87,7 +87,7 @@ class Event:
 class FileEvents:
     """Folders and files under watch, from :meth:`watch` to :meth:`stop`.
 
-    ``why_not`` says why nothing can be watched here; ``None`` means that watching works.
+    ``why_not`` is the reason why nothing can be watched here; ``None`` means that watching works.
     """
 
     def __init__(self) -> None:
@@ -156,7 +156,7 @@ class FileEvents:
     def _approach(self, path: Path) -> str | None:
         if self._notify is None:
             return self.why_not
-        # Each turn ends one folder nearer, or has found one gone.
+        # Each turn gets one folder nearer, or finds that one has vanished.
         for _ in path.parts:
             folder = nearest(path)
             step = path.relative_to(folder).parts[0]
@@ -183,7 +183,7 @@ class FileEvents:
         watches[path] = _either(watches.get(path), wanted)
 
     def stop(self) -> tuple[Event, ...]:
-        """Stop watching, and return what happened, each event once, in order."""
+        """Stop watching, and return the events, each once, in order."""
         if self._thread is not None and self._notify is not None:
             os.write(self._end, b".")
             self._thread.join()
@@ -200,7 +200,7 @@ class FileEvents:
         )
 
     def _drain(self, notify: INotify) -> None:
-        """Take events as they come: the kernel keeps a bounded number for a reader."""
+        """Read events as they come, because the kernel queues a limited number."""
         poll = select.poll()
         poll.register(notify, select.POLLIN)
         poll.register(self._ending, select.POLLIN)

@@ -1,4 +1,4 @@
-"""What a measurement was made on, as far as the system shows it without starting a driver."""
+"""The machine of a measurement, as far as the system shows it without starting a driver."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from cachectl.layers.host.hardware import nvidia_gpus, processor
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """Processor, how many of them a program here may use, GPUs that drivers list, system, OpenCL drivers.
+    """Processor, number of processors that a program here may use, GPUs that drivers list, system, OpenCL drivers.
 
-    ``cpu`` is ``None`` where the system does not name it.
+    ``cpu`` is ``None`` if the system does not name it.
     """
 
     cpu: str | None
@@ -26,7 +26,7 @@ class Machine:
 
     @property
     def title(self) -> str:
-        """Name it in a few words, the GPU first where there is one."""
+        """Return it in a few words, the GPU first if there is one."""
         kinds = {gpu: self.gpus.count(gpu) for gpu in self.gpus}
         gpus = [gpu if count == 1 else f"{count}x {gpu}" for gpu, count in kinds.items()]
         usable = None if self.cpus is None else "1 CPU" if self.cpus == 1 else f"{self.cpus} CPUs"
@@ -34,7 +34,7 @@ class Machine:
 
 
 def machine(environment: Environment) -> Machine:
-    """Describe this machine; what it has is read from ``environment.processes`` (``/proc``)."""
+    """Describe this machine from the files in ``environment.processes`` (``/proc``)."""
     return Machine(
         cpu=processor(environment)[0] or platform.processor() or None,
         cpus=_usable(),

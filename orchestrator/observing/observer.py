@@ -1,9 +1,9 @@
-"""Loaded into a traced interpreter: notes what the program asks of its caches, and changes nothing.
+"""Loaded into a traced interpreter: records the program's cache lookups and changes nothing.
 
-This file is copied beside a ``sitecustomize.py`` and runs in any Python from 3.8 on, with or without cachectl: it
-imports the standard library alone. A table beside it says what to watch; the layers wrote it
-(:class:`cachectl.layers.base.parts.Lookups`). Each event is one line of JSON, appended to a file of this process, so
-that a killed program has noted what it did until then. The program does not notice what fails in here.
+This file is copied beside a ``sitecustomize.py`` and runs in any Python from 3.8 on, with or without cachectl, so it
+imports the standard library alone. A table beside it, written from the layers'
+:class:`cachectl.layers.base.parts.Lookups`, says what to watch. Each event is one line of JSON, appended to a file of
+this process, so that the events of a killed program are kept. An error in this file never reaches the program.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ _NO_WAITING = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOFOLLOW", 0)
 
 
 class Notes:
-    """Where one process notes its events: in a folder for each trace that it is part of.
+    """Records the events of one process, in a folder for each trace that it is part of.
 
-    The file is opened for each event: a program may close files that it did not open, and reuse their numbers.
+    The file is opened for each event, because a program may close files that it did not open, and reuse their numbers.
     """
 
     def __init__(self, folders: list[str], site: str, listeners: dict[str, tuple[str, str]]) -> None:
@@ -58,7 +58,7 @@ class Notes:
         setattr(owner, name, value)
 
     def stop(self) -> None:
-        """Put the replaced attributes back, and watch no more imports."""
+        """Restore the replaced attributes, and stop watching imports."""
         sys.meta_path[:] = [finder for finder in sys.meta_path if getattr(finder, "notes", None) is not self]
         while self._replaced:
             setattr(*self._replaced.pop())
@@ -71,14 +71,14 @@ class Notes:
 
 
 class Lookout:
-    """A finder that finds nothing itself, but wraps a library as soon as it has been executed."""
+    """A finder that finds no module itself, and wraps a library as soon as it has been executed."""
 
     def __init__(self, hooks: dict[str, list[Callable[[Any, Notes], None]]], notes: Notes) -> None:
         self.hooks = hooks
         self.notes = notes
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        """Have the other finders find a library, and wrap it once its loader has executed it."""
+        """Find the library through the other finders, and wrap it after its loader has executed it."""
         if name not in self.hooks:
             return None
         others = (finder for finder in sys.meta_path if finder is not self and hasattr(finder, "find_spec"))
@@ -97,7 +97,7 @@ class Lookout:
         spec.loader.exec_module = execute_and_wrap
 
     def wrap(self, name: str, module: Any) -> None:
-        """Wrap a library each time it is executed; note it if the library is not as expected."""
+        """Wrap a library each time it is executed; record it if the library is not as expected."""
         for hook in self.hooks[name]:
             try:
                 hook(module, self.notes)
@@ -106,7 +106,7 @@ class Lookout:
 
 
 def observe(folders: str, site: str) -> Notes:
-    """Wrap the libraries that are loaded now, and the others as soon as they are; note in each of the folders.
+    """Wrap the libraries that are loaded now, and others when they are loaded; record events in each of the folders.
 
     ``site`` is the folder of the table, and of the files that it names.
     """
@@ -122,7 +122,7 @@ def observe(folders: str, site: str) -> Notes:
     lookout = Lookout(hooks, notes)
     for name in hooks:
         module = sys.modules.get(name)
-        # A module that is loaded lazily is left to its first use.
+        # A lazy module is wrapped at its first use.
         if module is not None and type(module).__name__ == "module":
             lookout.wrap(name, module)
     sys.meta_path.insert(0, lookout)
@@ -134,7 +134,7 @@ def _watch_by(file: str, module: Any, notes: Notes) -> None:
 
 
 def _watch_call(call: dict[str, Any], module: Any, notes: Notes) -> None:
-    """Note each call of a function: as a store, or as a lookup that returned or raised what means nothing found."""
+    """Record each call of a function as a store, or as a lookup that returned or raised what means a miss."""
     owner, _, name = call["function"].rpartition(".")
     place = getattr(module, owner) if owner else module
     absent = getattr(module, call["absent"]) if call["absent"] else ()

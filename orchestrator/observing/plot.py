@@ -1,4 +1,4 @@
-"""What ``cachectl bench`` measured, as a picture for a slide."""
+"""The measurements of ``cachectl bench`` as a picture for a slide."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ if TYPE_CHECKING:
 
     from cachectl.observing.bench import Bench, Setting
 
-#: Endings, and what they mean to matplotlib.
+#: Endings, and matplotlib's names for the formats.
 _FORMS: Final = {".png": "png", ".svg": "svg"}
-#: Colours that stay apart in print and for those who see few: warm, without one layer, without any.
+#: Colours that differ in print and for colour-blind readers: warm, without one layer, without any.
 _WARM: Final = "#2a9d8f"
 _ONE_OFF: Final = "#e9a03b"
 _NONE: Final = "#9aa5b1"
 _INK: Final = "#1f2933"
 _FAINT: Final = "#616e7c"
-#: As much of a command as fits above the bars.
+#: Length of a command that fits above the bars.
 _TITLE: Final = 58
 #: Inches: of the whole picture across, of one bar, of the titles above the bars, and of the scale below.
 _WIDTH: Final = 10.0
@@ -38,7 +38,7 @@ _LEFT: Final = 0.025
 
 
 def check(name: str) -> None:
-    """Raise where no picture of that name can be drawn: an ending that is neither, or no matplotlib."""
+    """Raise :class:`CachectlError` if no picture of that name can be drawn: wrong ending, or no matplotlib."""
     if _form(name) is None:
         message = f"--plot {name!r}: the file name must end in {' or '.join(_FORMS)}"
         raise BadRequest(message)
@@ -47,7 +47,7 @@ def check(name: str) -> None:
 
 
 def draw(bench: Bench, name: str) -> bytes:
-    """Draw medians as bars with every run as a point, and return the file of that name's ending."""
+    """Draw medians as bars with every run as a point; return the bytes of the file in the format of its ending."""
     import matplotlib as mpl
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
@@ -56,7 +56,7 @@ def draw(bench: Bench, name: str) -> bytes:
     # Text stays text in an SVG, so that a slide can be searched.
     with mpl.rc_context({"font.size": 13, "svg.fonttype": "none", "font.family": "sans-serif"}):
         height = _TOP + _BOTTOM + _BAR * len(settings)
-        # A little air around everything: slides crop.
+        # A margin, because slides crop pictures.
         layout = ConstrainedLayoutEngine(w_pad=0.2, h_pad=0.1, rect=(0, 0, 1, 1 - _TOP / height))
         figure = Figure(figsize=(_WIDTH, height), layout=layout)
         axes = figure.add_subplot()
@@ -81,7 +81,7 @@ def _bar(axes: Axes, place: int, one: Setting, bench: Bench) -> None:
         one.seconds, [place] * len(one.seconds), s=34, color=_INK, edgecolors="white", linewidths=0.8, zorder=3
     )
     over = round(one.median - bench["warm"].median, 2)
-    # No minus before a zero.
+    # Avoid -0.00.
     words = f"{one.median:.2f} s" + ("" if one.setting == "warm" else f"  ({over or 0.0:+.2f})")
     edge = (max(one.median, *one.seconds), place)
     axes.annotate(words, edge, (10, 0), textcoords="offset points", va="center", color=_INK)
@@ -112,11 +112,11 @@ def _title(figure: Figure, height: float, bench: Bench) -> None:
     below = figure.text(_LEFT, 1 - 0.6 / height, said, va="top", fontsize=13)
     for text, colour in ((command, _INK), (below, _FAINT)):
         text.set_color(colour)
-        # What a user typed is no formula.
+        # A typed $ does not begin a formula.
         text.set_parse_math(False)
 
 
 def _command(command: tuple[str, ...]) -> str:
-    """Spell a command as one would say it: programs and files without their folders, and not too long."""
+    """Return a short form of a command: programs and files without their folders, cut to the width of the picture."""
     spelt = shlex.join(os.path.basename(word) if os.path.isabs(word) else word for word in command)
     return spelt if len(spelt) <= _TITLE else spelt[: _TITLE - 1] + "…"

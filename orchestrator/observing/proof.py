@@ -1,11 +1,12 @@
-"""Whether a run left every cache alone: what was written in the real roots, what was read there, and how that is known.
+"""Proof that a run left every cache alone: changes and reads in the real roots, and how they would have shown.
 
-- *Written* is told by comparing every name below a root before and after: size, inode, times of change. The time of a
-  file's last change of any kind (``ctime``) cannot be set back, so nothing needs to be hashed, or even opened.
-- *Read* is told by the kernel's file events or, where these cannot be had, by access times. Where neither can, the
-  proof cannot be given, and says so. Listing a folder is no reading: it gives nobody a kernel.
+*Changes* are found by comparing every name below a root before and after: size, inode and times. The time of a file's
+last change of any kind (``ctime``) cannot be set back, so nothing is hashed or opened.
 
-Neither knows whose doing it was: another program that uses the same roots meanwhile makes a proof fail, as it should.
+*Reads* are found by the kernel's file events or, if these cannot be had, by access times. Without either the proof
+cannot be given, and says so. Listing a folder is no read, because it gives nobody a kernel.
+
+Neither shows which program it was. So a proof fails if another program uses the same roots meanwhile.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from cachectl.layers.disk.plain import STAGE
 from cachectl.layers.host.mounts import network_file_system
 from cachectl.observing.access_times import prime, read_since, why_not_kept
 from cachectl.observing.file_events import MOVED, OPENED, READ, VANISHED, Event, FileEvents, nearest
-from cachectl.observing.snapshot import LEADS_TO, Mark, Snapshot, changed, is_folder
+from cachectl.observing.snapshot import LEADS_TO, Snapshot, Stamp, changed, is_folder
 
 if TYPE_CHECKING:
     from cachectl.layer_set import LayerSet
@@ -33,11 +34,11 @@ if TYPE_CHECKING:
 _READING: Final = frozenset({OPENED, READ})
 #: Begins the name of every folder that cachectl makes in a root.
 _OWN: Final = STAGE.removesuffix("stage-")
-_LOST: Final = "file events came faster than they could be taken"
+_LOST: Final = "file events came faster than they could be read"
 
 
 class Verdict(Enum):
-    """What can be said of a layer, or of all of them."""
+    """The verdict on a layer, or on all layers."""
 
     HOLDS = "holds"
     UNKNOWN = "cannot be given"
@@ -54,11 +55,11 @@ class Touch:
 
 @dataclass(frozen=True, slots=True)
 class Attestation:
-    """What is known of one layer's roots.
+    """The observations in one layer's roots.
 
-    ``compared`` counts the files that were there before; ``means`` says how reading would have shown; ``unknown``
-    why something could not be observed; ``touches`` what happened; ``roots`` are the places, and ``there`` those of
-    them that existed.
+    ``compared`` counts the files that were there before; ``means`` names the means by which reads would have shown;
+    ``unknown`` lists why something could not be observed; ``touches`` lists what happened; ``roots`` are the places,
+    and ``there`` those that existed.
     """
 
     layer: str
@@ -71,31 +72,31 @@ class Attestation:
 
     @property
     def verdict(self) -> Verdict:
-        """Judge: a touch is enough to fail, whatever else could not be observed."""
+        """Return the verdict: one touch fails, even if something else could not be observed."""
         return Verdict.FAILS if self.touches else Verdict.UNKNOWN if self.unknown else Verdict.HOLDS
 
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """The attestations of all layers; ``left_out`` are those that were meant to stay in use."""
+    """The attestations of all layers; ``left_out`` names the layers that were meant to stay in use."""
 
     attestations: tuple[Attestation, ...]
     left_out: tuple[str, ...] = ()
 
     def of(self, verdict: Verdict) -> tuple[str, ...]:
-        """Name the layers of which that is the verdict."""
+        """Return the names of the layers with a verdict."""
         return tuple(one.layer for one in self.attestations if one.verdict is verdict)
 
     @property
     def holds(self) -> bool:
-        """Tell whether every layer is known to have been left alone; of none at all nothing is known."""
+        """Return whether every layer is known to have been left alone; ``False`` if there is no layer."""
         return 0 < len(self.attestations) == len(self.of(Verdict.HOLDS))
 
 
 class Watch:
-    """The real roots of some layers under watch, from now to :meth:`end`.
+    """Watches the real roots of some layers, from its creation to :meth:`end`.
 
-    ``events`` and ``access_times`` say which means may be used to see reading; both where they can be had.
+    ``events`` and ``access_times`` say which means may be used to detect reads; by default both are used.
     """
 
     def __init__(
@@ -119,11 +120,11 @@ class Watch:
         for place in self._places:
             place.begin(self._events, access_times=access_times)
         for place in self._places:
-            # By now nothing of ours comes or goes any more.
+            # Our own files no longer come or go.
             place.settle()
 
     def end(self) -> Proof:
-        """Stop watching, look at every root again, and say what is known."""
+        """Stop watching, look at every root again, and return the proof."""
         events = self._events.stop()
         found = [(place, place.end(events, lost=self._events.lost)) for place in self._places]
         return Proof(tuple(self._attest(name, found) for name in self._layers), self._left_out)
@@ -155,7 +156,7 @@ class Watch:
 
 
 def _places(everything: list[tuple[Layer, Root]], environment: Environment) -> list[_Place]:
-    """Gather the roots of all layers by the folder they really are; several layers may keep theirs in one."""
+    """Group the roots of all layers by their resolved folders; several layers may keep entries in one."""
     by_path: dict[Path, list[tuple[Layer, Root]]] = {}
     for layer, root in everything:
         by_path.setdefault(Path(os.path.realpath(root.path)), []).append((layer, root))
@@ -172,7 +173,7 @@ def _places(everything: list[tuple[Layer, Root]], environment: Environment) -> l
 
 
 def _is_mixed(layer: Layer, root: Root, path: Path) -> bool:
-    """Tell whether a user's variable names a folder that has other people's folders in it already."""
+    """Return whether a user's variable names a folder that already contains other people's folders."""
     value = layer.environment.get(root.source)
     if not value or Path(os.path.realpath(layer.environment.absolute(value))) != path:
         return False
@@ -185,7 +186,7 @@ def _is_mixed(layer: Layer, root: Root, path: Path) -> bool:
 
 
 def _holds_others(path: Path, everybodys: Iterable[Path], by_path: dict[Path, list[tuple[Layer, Root]]]) -> bool:
-    """Tell whether a folder is, or contains, a home, a temporary folder, or the root of another layer."""
+    """Return whether a folder is, or contains, a home, a temporary folder, or the root of another layer."""
     if path == Path(path.anchor) or any(path in (folder, *folder.parents) for folder in everybodys):
         return True
     ours = {layer.name for layer, _ in by_path[path]}
@@ -196,14 +197,14 @@ def _holds_others(path: Path, everybodys: Iterable[Path], by_path: dict[Path, li
 
 
 class _Place:
-    """One folder in which layers keep their entries, as it was and as it is."""
+    """One folder in which layers keep entries, before and after the run."""
 
     def __init__(self, path: Path, claimants: tuple[tuple[Layer, Root], ...], *, everybodys: bool) -> None:
         self.path = path
         self.shown = claimants[0][1].path
         self.layers = frozenset(layer.name for layer, _ in claimants)
-        self.before: dict[str, Mark] = {}
-        #: How reading would show, beside events of so many folders.
+        self.before: dict[str, Stamp] = {}
+        #: The means by which reads would show, beside events of so many folders.
         self.means: str | None = None
         self.folders = 0
         self._claimants = claimants
@@ -214,21 +215,21 @@ class _Place:
         self._primed: dict[str, int] = {}
         self._files: dict[str, str] = {}
         self._watched = False
-        #: Why nothing tells that the place comes, where it is not there; then the folder above it does, by its times.
+        #: For a missing place: why no event reports its creation. Then the times of the folder above show it.
         self._blind: str | None = None
         self._above: tuple[Path, tuple[int, ...]] | None = None
 
     # ------------------------------------------------------------------ whose is what
 
     def owners(self, relative: str) -> frozenset[str]:
-        """Name the layers to which a path below the place belongs."""
+        """Return the names of the layers that own a path below the place."""
         if not relative or (len(self.layers) == 1 and not self._everybodys):
             return self.layers
         found = self._owners.get(relative)
         if found is None:
             found = self._claimed(tuple(relative.partition(LEADS_TO)[0].split("/")))
             if found:
-                # In a folder that is everybody's there is no end of names that are no layer's.
+                # A shared folder may contain any number of names that belong to no layer.
                 self._owners[relative] = found
         return found
 
@@ -238,27 +239,27 @@ class _Place:
 
     def files_of(self, layer: str) -> int:
         """Count the files of a layer that were there before."""
-        files = (relative for relative, mark in self.before.items() if not is_folder(mark))
+        files = (relative for relative, stamp in self.before.items() if not is_folder(stamp))
         return sum(layer in self.owners(relative) for relative in files)
 
     def unknown_of(self, layer: str) -> Iterator[str]:
-        """Say what of a layer could not be observed here."""
+        """Return why something of a layer could not be observed here."""
         yield from (why for relative, why in self._unknown if layer in self.owners(relative))
         if layer in self._silent:
-            yield f"the layer does not say what in {self.shown} is its own"
+            yield f"the layer cannot say which files in {self.shown} are its own"
 
     # ------------------------------------------------------------------ before
 
     def begin(self, events: FileEvents, *, access_times: bool) -> None:
-        """Note what is there, and see to it that reading it will show."""
+        """Record the present content, and make sure that reads of it will show."""
         if not os.path.isdir(self.path):
             self._blind = events.expect(self.path)
             self._watched = self._blind is None
-            self.before = self._look().marks
+            self.before = self._look().stamps
             return
         look = self._look()
-        self.before = look.marks
-        # What comes between the look and the watch was not there before, so it shows.
+        self.before = look.stamps
+        # A file made between the look and the watch shows, because it was not there before.
         why = next((why for name in look.watch if (why := self._watch(events, name)) is not None), None)
         if why is None:
             self._watched = True
@@ -268,7 +269,7 @@ class _Place:
             self._fall_back(f"no file events ({why})", look, access_times=access_times)
 
     def settle(self) -> None:
-        """Note the folder in which the place would come, where no event tells of that."""
+        """Record the state of the folder above the place if no event reports the creation of the place."""
         if self._blind is not None:
             above = nearest(self.path)
             self._above = (above, _times(above))
@@ -284,7 +285,7 @@ class _Place:
         return None if kind is None else f"{self.shown} is on {kind}, where only events of this machine are reported"
 
     def _fall_back(self, why: str, look: Snapshot, *, access_times: bool) -> None:
-        """Use access times: prime what is there, then note it, since priming counts as a change."""
+        """Use access times. Files are primed before they are recorded, because priming counts as a change."""
         if not look.files:
             self.means = "nothing there to be read"
             return
@@ -298,12 +299,12 @@ class _Place:
             self.means = f"access times of {_counted(len(self._primed), 'file')}"
         if reason is not None:
             self._unknown.append(("", f"{why}, and {reason}"))
-        self.before = self._look().marks
+        self.before = self._look().stamps
 
     # ------------------------------------------------------------------ after
 
     def end(self, events: tuple[Event, ...], *, lost: bool) -> list[tuple[frozenset[str], Touch]]:
-        """Say what has happened, and to which layers; ``lost`` tells that some events were."""
+        """Return what happened, and to which layers; ``lost`` says that some events were lost."""
         if lost and self._watched:
             self._unknown.append(("", _LOST))
         if not self.before:
@@ -315,19 +316,19 @@ class _Place:
         return [
             (owners, Touch(self.shown / relative if relative else self.shown, _worded(relative_words)))
             for relative, relative_words in words.items()
-            # A folder changes whenever something in it comes or goes, which is said of that.
+            # A folder changes whenever something in it comes or goes; that is reported for the thing itself.
             if (owners := self.owners(relative))
             and not (relative in touched and set(relative_words) == {"was changed"})
         ]
 
     def _changes(self) -> Iterator[tuple[str, str]]:
-        after = self._look().marks
+        after = self._look().stamps
         for relative in (*self.before, *(after.keys() - self.before.keys())):
             word = changed(self.before.get(relative), after.get(relative))
             if word is not None:
                 yield relative, word
         if any(os.path.realpath(root.path) != str(self.path) for _, root in self._claimants):
-            # A link on the way to it leads elsewhere now.
+            # A link on the path leads elsewhere now.
             yield "", "was moved"
 
     def _told(self, events: Iterable[Event]) -> Iterator[tuple[str, str]]:
@@ -335,18 +336,18 @@ class _Place:
             if event.path != self.path and self.path not in event.path.parents:
                 continue
             relative = "" if event.path == self.path else str(event.path.relative_to(self.path))
-            # What a program reads of its own making is nothing that a cache served.
+            # A program may read what it wrote itself; no cache served that.
             own_making = event.what in _READING and relative not in self.before
             if (self._watched or not self.before) and not own_making:
                 yield relative, event.what
 
     def _passed(self, events: Iterable[Event]) -> Iterator[str]:
-        """Say where the place may have come and gone unseen."""
+        """Return where the place may have come and gone unseen."""
         for event in events:
             if event.what in (VANISHED, MOVED) and event.path in self.path.parents:
-                yield f"{event.path} {event.what}, and what was in it meanwhile is not known"
+                yield f"{event.path} {event.what}; its content meanwhile is unknown"
         if self._above is not None and _times(self._above[0]) != self._above[1]:
-            yield f"{self._above[0]} was changed, and what came and went in it is not known: {self._blind}"
+            yield f"{self._above[0]} was changed; what came and went in it is unknown: {self._blind}"
 
     def _read(self) -> Iterator[tuple[str, str]]:
         return ((self._files[path], READ) for path in read_since(self._primed))
@@ -356,9 +357,9 @@ class _Place:
     def _look(self) -> Snapshot:
         look = Snapshot(str(self.path), self.owners, one_by_one=self._everybodys)
         self._unknown += [doubt for relative, why in look.doubts if (doubt := self._doubt(relative, why))]
-        if (mark := look.marks.get("")) is not None and (len(self.layers) > 1 or self._everybodys):
-            # Of a folder that is not one layer's alone, no more than that it is there.
-            look.marks[""] = (*mark[:2], 0, 0, 0)
+        if (stamp := look.stamps.get("")) is not None and (len(self.layers) > 1 or self._everybodys):
+            # Of a folder that several owners share, only its existence counts.
+            look.stamps[""] = (*stamp[:2], 0, 0, 0)
         return look
 
     def _doubt(self, relative: str, why: str) -> tuple[str, str] | None:
@@ -367,7 +368,7 @@ class _Place:
 
 
 def _means(places: Iterable[_Place]) -> tuple[str, ...]:
-    """Name the means by which reading would have shown in some places, each once."""
+    """Return the means by which reads in some places would have shown, each once."""
     seen = tuple(places)
     folders = sum(place.folders for place in seen)
     others = dict.fromkeys(place.means for place in seen if place.means is not None)
@@ -375,7 +376,7 @@ def _means(places: Iterable[_Place]) -> tuple[str, ...]:
 
 
 def _claims(layer: Layer, root: Root, parts: tuple[str, ...]) -> bool | None:
-    """Ask a layer for a path; one that fails to answer is taken for one that does not say."""
+    """Ask a layer whether it owns a path; a layer that fails to answer counts as unknown."""
     try:
         return layer.store.owns(root, parts)
     except FAILURES:
@@ -387,7 +388,7 @@ def _says_nothing(layer: Layer, root: Root) -> bool:
 
 
 def _times(folder: Path) -> tuple[int, ...]:
-    """Return what changes of a folder when something in it comes or goes."""
+    """Return the status values of a folder that change when something in it comes or goes."""
     try:
         status = folder.lstat()
     except OSError:
@@ -396,10 +397,10 @@ def _times(folder: Path) -> tuple[int, ...]:
 
 
 def _worded(words: Iterable[str]) -> tuple[str, ...]:
-    """Leave out what goes without saying: that what was read or written was opened, and touched."""
-    told = set(words)
-    implied = {OPENED} if told & {READ, "was written"} else set()
-    implied |= {"was touched"} if told & {"was written", "appeared", "vanished"} else set()
+    """Drop implied words: a file that was read or written was also opened and touched."""
+    observed = set(words)
+    implied = {OPENED} if observed & {READ, "was written"} else set()
+    implied |= {"was touched"} if observed & {"was written", "appeared", "vanished"} else set()
     return tuple(word for word in words if word not in implied)
 
 

@@ -1,6 +1,7 @@
-"""What lies in a folder, name by name, so that two looks can be compared: nothing is opened, and nothing is hashed.
+"""The names in a folder with their status, so that two looks can be compared. Nothing is opened or hashed.
 
-A file's last change of any kind (``ctime``) cannot be set back. So what has the same inode, size and times is the same.
+A file's last change of any kind (``ctime``) cannot be set back. So a file with the same inode, size and times is
+unchanged.
 """
 
 from __future__ import annotations
@@ -10,23 +11,23 @@ import stat
 from collections.abc import Callable
 from typing import Final
 
-#: What a name looked like: kind, inode, size in bytes, last change of content and of any kind (ns). Folders have no
-#: size: theirs is told by what lies in them.
-Mark = tuple[int, int, int, int, int]
-#: Between the name of a link and that of the file behind it.
+#: The stamp of a name: kind, inode, size in bytes, last change of content and of any kind (ns). Folders have no size,
+#: because the names in them are compared.
+Stamp = tuple[int, int, int, int, int]
+#: Separates the name of a link from that of the file behind it.
 LEADS_TO: Final = " -> "
 
 
 class Snapshot:
-    """Every name below a folder that ``accepts`` takes, by its path relative to it; the folder itself is ``""``.
+    """Every name below a folder that ``accepts`` takes, by its relative path; the folder itself is ``""``.
 
-    ``files`` maps where each file really lies to its name; ``watch`` lists what must be watched for all of them to be;
-    ``doubts`` says of names why they could not be looked at. With ``one_by_one`` the top folder's own files are
-    watched one by one, for most there are somebody else's.
+    ``files`` maps the resolved path of each file to its name; ``watch`` lists the paths to watch so that all files are
+    covered; ``doubts`` maps names to why they could not be examined. With ``one_by_one`` the files of the top folder
+    are watched one by one, because most files there belong to others.
     """
 
     def __init__(self, top: str, accepts: Callable[[str], object], *, one_by_one: bool = False) -> None:
-        self.marks: dict[str, Mark] = {}
+        self.stamps: dict[str, Stamp] = {}
         self.files: dict[str, str] = {}
         self.watch: list[str] = []
         self.folders = 0
@@ -38,7 +39,7 @@ class Snapshot:
 
     def _descend(self) -> None:
         try:
-            self.marks[""] = _mark(os.lstat(self._top))
+            self.stamps[""] = _stamp(os.lstat(self._top))
         except OSError:
             return
         folders = [""]
@@ -58,16 +59,16 @@ class Snapshot:
         except (FileNotFoundError, NotADirectoryError):
             return []
         except OSError as error:
-            self.doubts.append((folder, f"cannot be looked into: {error.strerror}"))
+            self.doubts.append((folder, f"cannot be listed: {error.strerror}"))
             return []
 
     def _note(self, entry: os.DirEntry[str], relative: str) -> bool:
-        """Note one name; return whether it is a folder."""
+        """Record one name; return whether it is a folder."""
         try:
             status = entry.stat(follow_symlinks=False)
         except OSError:
             return False
-        self.marks[relative] = _mark(status)
+        self.stamps[relative] = _stamp(status)
         if stat.S_ISDIR(status.st_mode):
             return True
         if stat.S_ISLNK(status.st_mode):
@@ -75,33 +76,33 @@ class Snapshot:
             return False
         self.files[entry.path] = relative
         if status.st_nlink > 1 or (self._one_by_one and "/" not in relative):
-            # By another name it could be read without a word to its folder.
+            # A read by another name causes no event in its folder.
             self.watch.append(relative)
         return False
 
     def _note_behind(self, path: str, relative: str) -> None:
-        """Note the file that a link leads to; a folder elsewhere is not searched, and that is said."""
+        """Record the file that a link leads to. A folder elsewhere is not searched, and ``doubts`` says so."""
         try:
             status = os.stat(path)
         except OSError:
-            # It leads nowhere, or in a circle.
+            # It is dangling or circular.
             return
         if stat.S_ISDIR(status.st_mode):
             self.doubts.append((relative, "is a link to a folder elsewhere, which is not watched"))
             return
         real = os.path.realpath(path)
-        self.marks[f"{relative}{LEADS_TO}{real}"] = _mark(status)
+        self.stamps[f"{relative}{LEADS_TO}{real}"] = _stamp(status)
         self.files[real] = relative
         self.watch.append(relative)
 
 
-def is_folder(mark: Mark) -> bool:
-    """Tell a folder's mark from a file's."""
-    return stat.S_ISDIR(mark[0])
+def is_folder(stamp: Stamp) -> bool:
+    """Return whether a stamp is that of a folder."""
+    return stat.S_ISDIR(stamp[0])
 
 
-def changed(before: Mark | None, after: Mark | None) -> str | None:
-    """Say in words what has become of a name; ``None`` where it is as it was."""
+def changed(before: Stamp | None, after: Stamp | None) -> str | None:
+    """Return in words what happened to a name; ``None`` if nothing did."""
     if before == after:
         return None
     if before is None or after is None:
@@ -111,7 +112,7 @@ def changed(before: Mark | None, after: Mark | None) -> str | None:
     return "was touched" if before[:-1] == after[:-1] else "was written"
 
 
-def _mark(status: os.stat_result) -> Mark:
+def _stamp(status: os.stat_result) -> Stamp:
     kind = stat.S_IFMT(status.st_mode)
     size = 0 if stat.S_ISDIR(status.st_mode) else status.st_size
     return kind, status.st_ino, size, status.st_mtime_ns, status.st_ctime_ns

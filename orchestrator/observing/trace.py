@@ -1,10 +1,10 @@
 """Which cache served a run: hits, misses and stores of a command and its children, layer by layer.
 
 Each layer says how its lookups are observed (:class:`cachectl.layers.base.parts.Lookups`). Libraries in Python are
-watched, and drivers that report while they build are listened to (:mod:`cachectl.observing.observer`): these numbers
-are exact, whatever other programs do on the same caches. Otherwise the entries before and after the run are compared:
-those that have appeared, and times of use. A process that used a cache and could not be watched is named
-(:mod:`cachectl.observing.descendants`), and the numbers of the others are then a lower bound.
+watched, and drivers that report while they build are listened to (:mod:`cachectl.observing.observer`). These numbers
+are exact even if other programs use the same caches. For other layers the entries before and after the run are
+compared: new ones, and times of use. A process that used a cache and could not be watched is named
+(:mod:`cachectl.observing.descendants`); the numbers are then a lower bound.
 """
 
 from __future__ import annotations
@@ -129,19 +129,19 @@ class Trace:
 
 @dataclass
 class Traced:
-    """What :func:`traced` yields: empty until the block ends."""
+    """The result of :func:`traced`: empty until the block ends."""
 
     layers: tuple[LayerTrace, ...] = ()
     kernels: tuple[KernelTrace, ...] = ()
 
     def __getitem__(self, name: str) -> LayerTrace:
-        """Return what a layer did. Raises :class:`KeyError` for a name that none has."""
+        """Return what a layer did. Raises :class:`KeyError` for an unknown name."""
         found = {layer.layer: layer for layer in self.layers}
         return found[name]
 
 
 @dataclass(frozen=True, slots=True)
-class _Mark:
+class _Seen:
     """One entry before or after a run: its bytes, and when it was used."""
 
     bytes: int
@@ -158,13 +158,13 @@ def trace(
 ) -> Trace:
     """Run a command and return what each layer did; with ``kernels`` every build too, with ``explain`` every miss.
 
-    ``notice`` gets a line for each thing that went wrong with the scratch folder. Raises
+    ``notice`` gets a line for each thing that went wrong with the temporary folder. Raises
     :class:`~cachectl.switching.run.CannotStart`.
     """
     from cachectl.switching import run as child
-    from cachectl.switching.isolated import scratch_folder
+    from cachectl.switching.isolated import isolated_root
 
-    with child.signals_held() as signals, scratch_folder(stack.environment, notice=notice) as folder:
+    with child.signals_held() as signals, isolated_root(stack.environment, notice=notice) as folder:
         tracer = Tracer(stack, folder, explain=explain)
         started = time.perf_counter()
         with tracer.looking():
@@ -182,13 +182,13 @@ def _counters(lookups: Lookups) -> tuple[int, int] | None:
 
 
 class Tracer:
-    """Watches one run: made before it starts, asked after it has ended."""
+    """Watches one run: made before it starts, queried after it has ended."""
 
     def __init__(self, stack: LayerSet, folder: Path, *, explain: bool = False) -> None:
         self._stack = stack
         self._folder = folder
         self._lookups = {layer.name: part for layer in stack if (part := part_of(layer, "lookups")) is not None}
-        self._before = {layer.name: self._marks(layer) for layer in stack}
+        self._before = {layer.name: self._list_entries(layer) for layer in stack}
         self._counted = {name: _counters(part) for name, part in self._lookups.items()}
         self._known = list(_entries(stack)) if explain else []
         self._explain = explain
@@ -206,7 +206,7 @@ class Tracer:
         (self.site / TABLE).write_text(json.dumps(self._table()))
 
     def _table(self) -> dict[str, object]:
-        """Copy the layers' files into the site folder, and return what the observer does with them."""
+        """Copy the layers' files into the site folder, and return the observer's table."""
         copies: dict[Path, str] = {}
 
         def copied(file: Path) -> str:
@@ -237,18 +237,18 @@ class Tracer:
 
     @contextmanager
     def looking(self) -> Iterator[None]:
-        """Look from outside, while the block runs, for processes that cannot be watched from inside."""
+        """Look from outside, during the block, for processes that cannot be watched from inside."""
         with looked_after(self._descendants):
             yield
 
     def variables(self, environment: Environment) -> dict[str, str]:
-        """Return the variables with which a child and its children are watched, by a trace around this one too."""
+        """Return the variables that make a child and its children watched, by an outer trace too."""
         put = {_FOLDER: self.events_folder, "PYTHONPATH": self.site}
         joined = {name: os.pathsep.join(filter(None, [str(path), environment.get(name)])) for name, path in put.items()}
         return joined | {name: value for part in self._lookups.values() for name, value in part.variables.items()}
 
     def ended(self, command: Sequence[str], status: int | None, wall: float) -> Trace:
-        """Say what the run did."""
+        """Return what the run did."""
         noted = read_events(self.events_folder)
         events = noted.events
         unwatched = self._unwatched()
@@ -304,14 +304,14 @@ class Tracer:
                 "no Python of the run could be watched (it had none, was started with -I or -S, or has other releases)"
             )
             return LayerTrace(layer.name, None, None, None, None, NONE, why)
-        before, after = self._before[layer.name], self._marks(layer)
+        before, after = self._before[layer.name], self._list_entries(layer)
         if before is None or after is None:
-            why = "it is only read, which leaves no mark" if layer.scope is Scope.SYSTEM else "it cannot be listed"
+            why = "it is only read, which leaves no trace" if layer.scope is Scope.SYSTEM else "it cannot be listed"
             return LayerTrace(layer.name, None, None, None, None, NONE, why)
         if not before and not after and not lookups.keeps_use:
             return LayerTrace(layer.name, None, None, None, None, NONE, "it keeps no entry, and no lookup shows")
         new = after.keys() - before.keys()
-        used = [mark.used for key, mark in after.items() if key in before and mark.used is not None]
+        used = [entry.used for key, entry in after.items() if key in before and entry.used is not None]
         hits = sum(moment >= self._started for moment in used) if used or lookups.keeps_use else None
         total = sum(after[key].bytes for key in new)
         if (counted := _counters(lookups)) is not None:
@@ -323,20 +323,20 @@ class Tracer:
         why = "entries that appeared, and times of use; other programs on the same cache are counted too"
         return LayerTrace(layer.name, hits, None, len(new), total, INFERRED, why)
 
-    def _marks(self, layer: Layer) -> dict[str, _Mark] | None:
+    def _list_entries(self, layer: Layer) -> dict[str, _Seen] | None:
         """List the entries of a layer; return ``None`` if it is watched, or read only, or cannot be listed."""
         part = self._lookups.get(layer.name)
         if layer.scope is Scope.SYSTEM or (part is not None and _modules(part)):
             return None
         try:
-            marks: dict[str, _Mark] = {}
+            seen: dict[str, _Seen] = {}
             for root in layer.roots():
                 for found in layer.scan(root, contents=False):
                     if isinstance(found, Entry):
-                        marks[f"{root.path}/{found.key}"] = _Mark(found.bytes, found.used)
+                        seen[f"{root.path}/{found.key}"] = _Seen(found.bytes, found.used)
         except FAILURES:
             return None
-        return marks
+        return seen
 
     # ------------------------------------------------------------------ misses
 
@@ -356,7 +356,7 @@ class Tracer:
         return next(owners, str(event["layer"]))
 
     def _because(self, layer: str, kernels: tuple[str, ...], event: Mapping[str, Any]) -> str:
-        """Name the nearest entry that was there before the run, and what differs."""
+        """Return the nearest entry that was there before the run, and what differs."""
         lookups = self._lookups.get(layer) or Lookups()
         alike = [
             entry
@@ -366,7 +366,7 @@ class Tracer:
         if not alike:
             nameless = sum(entry.layer == layer and entry.kernels is None for entry in self._known)
             if nameless:
-                return f"no entry like it is known; {nameless} do not name their kernels"
+                return f"no entry like it is known; {nameless} have no known kernel name"
             return "cold: no entry like it"
         dead = next((entry for entry in alike if entry.stale), None)
         if dead is not None and all(entry.stale for entry in alike):
@@ -375,7 +375,7 @@ class Tracer:
 
 
 def _other_build(event: Mapping[str, Any], built: Sequence[Mapping[str, Any]]) -> str | None:
-    """Explain what differs from an earlier build of the same source in this run."""
+    """Explain the difference from an earlier build of the same source in this run."""
     for other in reversed(built):
         if event.get("source") is not None and other.get("source") == event["source"]:
             differs = [
@@ -399,7 +399,7 @@ def _entries(stack: LayerSet) -> Iterator[Entry]:
 
 
 def _modules(lookups: Lookups) -> set[str]:
-    """Name the modules that must be watched for the numbers of a layer to be exact."""
+    """Return the modules that must be watched for a layer's numbers to be exact."""
     return {*lookups.modules, *(call.module for call in lookups.calls)}
 
 
@@ -424,19 +424,19 @@ def _heard(name: str, lookups: Lookups, events: Sequence[Mapping[str, Any]]) -> 
 
 
 def _is_heard(name: str, events: Sequence[Mapping[str, Any]]) -> bool:
-    """Return whether a driver was heard in every build by it."""
+    """Return whether a driver was heard in each of its builds."""
     builds = [event for event in events if event["event"] == "build" and event.get("driver") == name]
     return bool(builds) and all(event.get("heard") for event in builds)
 
 
 def _bounded(counted: LayerTrace, unwatched: Iterable[Unwatched], unread: Sequence[str]) -> LayerTrace:
-    """Take exact numbers for lower bounds where a process of the run could not be watched, or its notes not be read."""
+    """Turn exact numbers into lower bounds if a process could not be watched, or its notes could not be read."""
     commands = [one.command for one in unwatched if counted.layer in one.layers]
     if counted.evidence != EXACT or not (commands or unread):
         return counted
-    watching = [f"for it could not be watched: {', '.join(commands)}"] * bool(commands)
-    reading = [f"for notes of the run could not be read: {', '.join(unread)}"] * bool(unread)
-    why = f"{counted.why}; at least these, {' and '.join(watching + reading)}"
+    watching = [f"could not watch {', '.join(commands)}"] * bool(commands)
+    reading = [f"could not read {', '.join(unread)}"] * bool(unread)
+    why = f"{counted.why}; a lower bound: {' and '.join(watching + reading)}"
     return replace(counted, evidence=INFERRED, why=why)
 
 
@@ -456,26 +456,26 @@ def _kernels(events: Iterable[Mapping[str, Any]]) -> Iterator[KernelTrace]:
 # ---------------------------------------------------------------------- in this process
 
 
-#: A second block would watch, and count, what the first has put in place.
+#: A second block would watch and count the replacements of the first.
 _ONE: Final = threading.Lock()
 
 
 @contextmanager
 def traced() -> Iterator[Traced]:
-    """Count what a block asks of every cache, in this process and the children it starts.
+    """Count the cache lookups of a block, in this process and the children it starts.
 
-    The numbers are there when the block has ended, however it ends. One block of a process is traced at a time; for a
-    second one this raises :class:`BadRequest`.
+    The numbers are there when the block has ended, however it ends. Only one block of a process is traced at a time; a
+    second one raises :class:`BadRequest`.
     """
     from cachectl.layer_set import LayerSet
-    from cachectl.switching.isolated import scratch_folder
+    from cachectl.switching.isolated import isolated_root
 
     if not _ONE.acquire(blocking=False):
-        raise BadRequest("a block of this process is being traced already")
+        raise BadRequest("another block of this process is being traced")
     try:
         result = Traced()
         stack = LayerSet()
-        with scratch_folder(stack.environment) as folder:
+        with isolated_root(stack.environment) as folder:
             tracer = Tracer(stack, folder)
             started = time.perf_counter()
             try:

@@ -1,7 +1,7 @@
-"""What the processes of a trace noted, read without trusting it: the traced program can write to the folder too.
+"""Events that the processes of a trace recorded, read without trust: the traced program can write to the folder too.
 
-Only plain files of this user are read, never waited for and only so far; an event counts only if every field has its
-type. What is not read is named, so that the numbers of the trace are then given as lower bounds.
+Only plain files of this user are read, up to a limit and without blocking. An event counts only if every field has its
+type. Unread files are named, and the numbers of the trace are then lower bounds.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from typing import Any, Final
 
 from cachectl.layers.disk.plain import open_plain
 
-#: What is read of all processes together, in bytes: some 400,000 events.
+#: Limit on the bytes read of all processes together: some 400,000 events.
 _MOST: Final = 128 << 20
-#: What is passed on of one process's error stream, in bytes.
+#: Limit on the bytes passed on from one process's error stream.
 _MOST_MESSAGES: Final = 16 << 20
 _LARGEST_NUMBER: Final = 1 << 62
 _FILE: Final = re.compile(r"([0-9]{1,20})\.(?:events|messages)")
@@ -40,7 +40,7 @@ def _number(value: object) -> bool:
 
 
 def _seconds(value: object) -> bool:
-    # Not a number is not between any two.
+    # NaN fails every comparison.
     return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value <= _LARGEST_NUMBER
 
 
@@ -52,7 +52,7 @@ def _or_unknown(check: _Check) -> _Check:
     return lambda value: value is None or check(value)
 
 
-#: The fields on which something is decided or computed: those every event of a kind must have, then others it may have.
+#: The fields that are used: those that every event of a kind must have, then those it may have.
 _REQUIRED: Final[Mapping[str, Mapping[str, _Check]]] = {
     "started": {},
     "failed": {"library": _text},
@@ -85,7 +85,7 @@ class Noted:
 
 
 def read_events(folder: Path) -> Noted:
-    """Read what every process has noted. Nothing in the folder makes this raise or wait."""
+    """Read the events of every process. Nothing in the folder makes this raise or wait."""
     noted = Noted()
     left = _MOST
     for path in _files(folder, ".events"):
@@ -96,18 +96,18 @@ def read_events(folder: Path) -> Noted:
             continue
         left -= len(data)
         lines = data.split(b"\n")
-        # What follows the last line's end was cut, here or while it was written.
+        # An incomplete last line was cut here, or while it was written.
         events = [_event(line) for line in lines[:-1]]
         noted.events += [event for event in events if event is not None]
         if not whole:
-            noted.unread.append(f"{path.name}: more than is read of one trace")
+            noted.unread.append(f"{path.name}: over the limit on the size of a trace")
         elif lines[-1] or None in events:
             noted.unread.append(f"{path.name}: lines that are no events")
     return noted
 
 
 def messages_after(folder: Path, events: Sequence[Event]) -> Iterator[bytes]:
-    """Yield the end of each process's messages: what came after the last event that accounts for them."""
+    """Yield the end of each process's messages: those after the last event that accounts for them."""
     for path in _files(folder, ".messages"):
         accounted = (
             event["upto"] for event in events if event["event"] == "messages" and str(event["pid"]) == path.stem
@@ -143,7 +143,7 @@ def _read(path: Path, start: int, most: int) -> tuple[bytes, bool]:
 
 
 def _event(line: bytes) -> Event | None:
-    """Return an event in which every field is what it must be, ``None`` where the line holds none."""
+    """Return an event in which every field is valid; ``None`` if the line holds none."""
     try:
         event = json.loads(line)
     except (ValueError, RecursionError):

@@ -23,10 +23,10 @@ from cachectl.layers.inside.tagged_builds import LIBRARY, can_tag, patches
 from cachectl.switching.isolated import (
     can_switch,
     make_folders,
-    make_scratch,
+    make_isolated_root,
+    overlay_cache_home,
     relocations,
-    remove_scratch,
-    shadow_user_cache,
+    remove_isolated_root,
 )
 from cachectl.switching.overlay import PROCESS, Attribute, Missing, Slot, Variable
 from cachectl.switching.salt import SALTING
@@ -120,14 +120,14 @@ def disabled(*layers: str | Iterable[str], strict: bool = True, refresh: bool = 
 
 @contextmanager
 def isolated(folder: Path | str | None = None, *, strict: bool = True) -> Iterator[Path]:
-    """Switch every layer on, in an empty scratch root: a cold run that can be repeated.
+    """Switch every layer on, in an empty isolated root: a cold run that can be repeated.
 
     Yields the root. A named root is kept. A temporary root is removed when the block ends, or at process exit if a
     library has opened its cache there and goes on using it. Raises :class:`StillOn` before anything is changed if a
     library has already opened its cache elsewhere; ``strict=False`` warns instead.
     """
     stack = LayerSet()
-    root = make_scratch(stack.environment) if folder is None else Path(folder).absolute()
+    root = make_isolated_root(stack.environment) if folder is None else Path(folder).absolute()
     moved = relocations(stack, root)
     process = os.getpid()
     try:
@@ -139,7 +139,7 @@ def isolated(folder: Path | str | None = None, *, strict: bool = True) -> Iterat
         root.mkdir(parents=True, exist_ok=True)
         make_folders(moved.values())
         switches = [*moved.values(), *(stack[name].enable() for name in moved if can_switch(stack[name]))]
-        with shadow_user_cache(stack.environment, stack, root):
+        with overlay_cache_home(stack.environment, stack, root):
             hold = PROCESS.push(_settings(switches), _flags_left_behind(stack))
             try:
                 yield root
@@ -154,7 +154,7 @@ def isolated(folder: Path | str | None = None, *, strict: bool = True) -> Iterat
             if opened or any(_latched(switch, loaded) for switch in moved.values()):
                 atexit.register(_remove_in, process, root)
             else:
-                remove_scratch(root)
+                remove_isolated_root(root)
 
 
 def too_late(layers: Iterable[Layer], folder: Path) -> dict[str, str]:
@@ -166,7 +166,7 @@ def too_late(layers: Iterable[Layer], folder: Path) -> dict[str, str]:
 
 def _remove_in(process: int, root: Path) -> None:
     if os.getpid() == process:
-        remove_scratch(root)
+        remove_isolated_root(root)
 
 
 def _judge(layer: Layer, loaded: Loaded, *, refresh: bool) -> tuple[Held, Switch | None]:

@@ -1,6 +1,6 @@
-"""Isolated roots: every layer moved under one scratch folder, everything else left in place.
+"""Isolated roots: every layer moved under one folder, everything else left in place.
 
-A temporary scratch folder lies where no other user can write (:mod:`cachectl.layers.disk.private_folders`), because a
+A temporary isolated root lies where no other user can write (:mod:`cachectl.layers.disk.private_folders`), because a
 program may outlive its command and go on using the path. A killed command leaves its folder; the next one removes it.
 """
 
@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING, Final
 from cachectl.layers.base.environment import Environment
 from cachectl.layers.base.facts import Ability, Orphan, Switch
 from cachectl.layers.disk.atomic import place_new
-from cachectl.layers.disk.copies import PREFIX, copies_left, stage_in, user_cache_home
-from cachectl.layers.disk.leftovers import TEMPORARY, Left, Owned, left_in
+from cachectl.layers.disk.copies import PREFIX, abandoned_copies, stage_in, user_cache_home
 from cachectl.layers.disk.plain import STAGE
-from cachectl.layers.disk.private_folders import scratch_parent, scratch_parents
+from cachectl.layers.disk.private_folders import temporary_parent, temporary_parents
+from cachectl.layers.disk.temporaries import TEMPORARY, Abandoned, Owned, abandoned_in
 from cachectl.layers.disk.trust import as_owner
 
 if TYPE_CHECKING:
@@ -42,53 +42,53 @@ def _warn(line: str) -> None:
 
 
 @contextmanager
-def scratch_folder(
+def isolated_root(
     environment: Environment, folder: Path | None = None, notice: Callable[[str], None] = _warn
 ) -> Iterator[Path]:
     """Yield ``folder``, created if missing, or a temporary one that is removed when the block ends.
 
-    A temporary one stays if :func:`shadow_user_cache` could not move all files home. A forked child does not remove
+    A temporary one stays if :func:`overlay_cache_home` could not move all files home. A forked child does not remove
     it. ``notice`` gets a line for each problem.
     """
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
         yield folder.resolve()
         return
-    root = make_scratch(environment, notice)
+    root = make_isolated_root(environment, notice)
     owner = os.getpid()
     try:
         yield root
     finally:
         if os.getpid() == owner:
-            remove_scratch(root)
+            remove_isolated_root(root)
 
 
-def copy_scratch(source: Path, target: Path) -> None:
-    """Copy the content of one scratch folder into another; links stay links, pipes and sockets are left out."""
+def copy_isolated_root(source: Path, target: Path) -> None:
+    """Copy the content of one isolated root into another; links stay links, pipes and sockets are left out."""
     shutil.copytree(source, target, symlinks=True, ignore=_special, dirs_exist_ok=True)
 
 
-def make_scratch(environment: Environment, notice: Callable[[str], None] = _warn) -> Path:
-    """Make an empty scratch folder in a private folder of this user, and remove those of killed commands there.
+def make_isolated_root(environment: Environment, notice: Callable[[str], None] = _warn) -> Path:
+    """Make an empty isolated root in a private folder of this user, and remove those of killed commands there.
 
     Raises :class:`CachectlError` if there is no private folder, :class:`OSError` if nothing can be made in it.
     """
-    remove_leftovers(environment, notice)
-    parent, elsewhere = scratch_parent(environment)
+    remove_abandoned(environment, notice)
+    parent, elsewhere = temporary_parent(environment)
     if elsewhere is not None:
         notice(elsewhere)
-    return make_scratch_in(parent, environment)
+    return make_isolated_root_in(parent, environment)
 
 
-def make_scratch_in(parent: Path, environment: Environment, prefix: str = TEMPORARY) -> Path:
-    """Make an empty scratch folder in ``parent``, a private folder of this user. Raises :class:`OSError`."""
+def make_isolated_root_in(parent: Path, environment: Environment, prefix: str = TEMPORARY) -> Path:
+    """Make an empty isolated root in ``parent``, a private folder of this user. Raises :class:`OSError`."""
     owned = Owned.make(parent, prefix, environment)
     _OWNED[owned.folder] = owned
     return owned.folder
 
 
-def remove_scratch(root: Path) -> None:
-    """Delete a scratch folder, unless it still holds something that could not be moved home."""
+def remove_isolated_root(root: Path) -> None:
+    """Delete an isolated root, unless it still holds something that could not be moved home."""
     if root not in _KEPT:
         _remove(root)
     owned = _OWNED.pop(root, None)
@@ -96,18 +96,18 @@ def remove_scratch(root: Path) -> None:
         owned.forget()
 
 
-def remove_leftovers(
+def remove_abandoned(
     environment: Environment, notice: Callable[[str], None], parents: Iterable[Path] | None = None
 ) -> int:
-    """Remove the scratch folders that killed commands left in ``parents``; return the number removed.
+    """Remove the temporary folders that killed commands left in ``parents``; return the number removed.
 
-    ``parents`` are private folders of this user, by default those in which :func:`make_scratch` makes its folders.
-    User cache files of other programs in such a scratch folder are moved home first. ``notice`` gets a line for each
-    file that cannot be moved; its scratch folder stays.
+    ``parents`` are private folders of this user, by default those that :func:`make_isolated_root` uses. User cache
+    files of other programs in an abandoned isolated root are moved home first. ``notice`` gets a line for each file
+    that cannot be moved; the root stays.
     """
     removed = 0
-    for parent in scratch_parents(environment) if parents is None else parents:
-        for left in left_in(parent, environment):
+    for parent in temporary_parents(environment) if parents is None else parents:
+        for left in abandoned_in(parent, environment):
             stuck = list(_bring_home_of(left))
             for line in stuck:
                 notice(line)
@@ -117,16 +117,16 @@ def remove_leftovers(
     return removed
 
 
-def _bring_home_of(left: Left) -> Iterator[str]:
+def _bring_home_of(left: Abandoned) -> Iterator[str]:
     try:
         home = left.record["home"]
-        shadow = _Shadow(Path(home["real"]), left.folder / "xdg")
+        overlay = _CacheHomeOverlay(Path(home["real"]), left.folder / "xdg")
         linked = {name: None if sign is None else tuple(sign) for name, sign in home["linked"].items()}
         hidden = frozenset(home["hidden"])
     except (KeyError, TypeError, ValueError, AttributeError):
-        # No command ran there with an overlay of the user cache folder.
+        # No command ran there with a cache-home overlay.
         return
-    yield from shadow.bring_home(hidden, linked)
+    yield from overlay.bring_home(hidden, linked)
 
 
 def _remove(root: Path) -> None:
@@ -170,11 +170,11 @@ def companions(layers: Iterable[Layer], everything: Iterable[Layer], folder: Pat
     )
 
 
-# ---------------------------------------------------------------------- overlay of the user cache folder
+# ---------------------------------------------------------------------- cache-home overlay
 
 
 @contextmanager
-def shadow_user_cache(
+def overlay_cache_home(
     environment: Environment, layers: Iterable[Layer], folder: Path, notice: Callable[[str], None] = _warn
 ) -> Iterator[None]:
     """Overlay the user cache folder: show everything there except the entries of the given layers.
@@ -183,33 +183,33 @@ def shadow_user_cache(
     files; files that they make or replace are moved home when the block ends. Files that cannot be moved stay in the
     overlay, and ``notice`` gets a line for each.
     """
-    shadow = _Shadow(user_cache_home(environment), folder / "xdg")
-    if shadow.real.resolve() == shadow.stand_in.resolve():
+    overlay = _CacheHomeOverlay(user_cache_home(environment), folder / "xdg")
+    if overlay.real.resolve() == overlay.folder.resolve():
         # Nested block in the same folder: it is already empty, or warm on purpose.
         yield
         return
-    hidden = _hidden(layers, shadow.real, folder)
-    shadow.stand_in.mkdir(parents=True, exist_ok=True)
-    linked = shadow.link(hidden)
+    hidden = _hidden(layers, overlay.real, folder)
+    overlay.folder.mkdir(parents=True, exist_ok=True)
+    linked = overlay.link(hidden)
     if folder in _OWNED:
         # If this process is killed, a later command moves the new files home.
-        _OWNED[folder].note(home={"real": str(shadow.real), "hidden": sorted(hidden), "linked": linked})
+        _OWNED[folder].note(home={"real": str(overlay.real), "hidden": sorted(hidden), "linked": linked})
     owner = os.getpid()
     remove_copies(environment)
     try:
         yield
     finally:
         if os.getpid() == owner:
-            for line in shadow.bring_home(hidden, linked):
+            for line in overlay.bring_home(hidden, linked):
                 _KEPT.add(folder)
                 notice(line)
 
 
-def link_user_cache(environment: Environment, layers: Iterable[Layer], folder: Path) -> None:
-    """Make the same overlay as :func:`shadow_user_cache`, but move nothing home."""
-    shadow = _Shadow(user_cache_home(environment), folder / "xdg")
-    shadow.stand_in.mkdir(parents=True, exist_ok=True)
-    shadow.link(_hidden(layers, shadow.real, folder))
+def link_cache_home(environment: Environment, layers: Iterable[Layer], folder: Path) -> None:
+    """Make the same overlay as :func:`overlay_cache_home`, but move nothing home."""
+    overlay = _CacheHomeOverlay(user_cache_home(environment), folder / "xdg")
+    overlay.folder.mkdir(parents=True, exist_ok=True)
+    overlay.link(_hidden(layers, overlay.real, folder))
 
 
 def _hidden(layers: Iterable[Layer], real: Path, folder: Path) -> frozenset[str]:
@@ -236,11 +236,11 @@ def _identity(path: Path) -> _Identity | None:
 
 
 @dataclass(frozen=True, slots=True)
-class _Shadow:
+class _CacheHomeOverlay:
     """The real user cache folder, and its overlay."""
 
     real: Path
-    stand_in: Path
+    folder: Path
 
     def link(self, hidden: frozenset[str]) -> dict[str, _Identity | None]:
         """Link every name that is not hidden; return the version stamp of each link's target."""
@@ -248,38 +248,38 @@ class _Shadow:
         linked: dict[str, _Identity | None] = {}
         for name in _names(self.real):
             # An overlay within the real folder must not link to itself.
-            if name in hidden or (self.real / name) in (self.stand_in, *self.stand_in.parents):
+            if name in hidden or (self.real / name) in (self.folder, *self.folder.parents):
                 continue
             with suppress(FileExistsError):
-                os.symlink(self.real / name, self.stand_in / name)
+                os.symlink(self.real / name, self.folder / name)
             if self._ours(name):
                 linked[name] = _identity(self.real / name)
         return linked
 
     def _prune(self, hidden: frozenset[str]) -> None:
         """Remove links of an earlier run that are broken or now hidden."""
-        for name in _names(self.stand_in):
+        for name in _names(self.folder):
             if self._ours(name) and (name in hidden or not os.path.lexists(self.real / name)):
                 with suppress(FileNotFoundError):
-                    (self.stand_in / name).unlink()
+                    (self.folder / name).unlink()
 
     def _ours(self, name: str) -> bool:
         try:
-            return os.readlink(self.stand_in / name) == str(self.real / name)
+            return os.readlink(self.folder / name) == str(self.real / name)
         except OSError:
             return False
 
     def bring_home(self, hidden: frozenset[str], linked: Mapping[str, _Identity | None]) -> Iterator[str]:
         """Move home new files and files that replaced a link; yield a line for each that could not be moved."""
-        for name in _names(self.stand_in):
+        for name in _names(self.folder):
             if name in hidden or self._ours(name):
                 continue
             home = self.real / name
             replaces = name in linked and linked[name] is not None and linked[name] == _identity(home)
             try:
-                _move_home(self.stand_in / name, home, replaces=replaces)
+                _move_home(self.folder / name, home, replaces=replaces)
             except OSError as error:
-                yield f"{self.stand_in / name} stays there, for it cannot be moved to {home}: {error.strerror or error}"
+                yield f"{self.folder / name} stays: cannot move it to {home}: {error.strerror or error}"
 
 
 def _names(folder: Path) -> list[str]:
@@ -338,7 +338,7 @@ def remove_copies(environment: Environment) -> tuple[Orphan, ...]:
 
     The superuser removes none from another user's home.
     """
-    left = copies_left(environment) or ()
+    left = abandoned_copies(environment) or ()
     if left and environment.superuser and not environment.over_others and left[0].root.stat().st_uid != 0:
         return ()
     for copy in left:

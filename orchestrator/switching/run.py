@@ -16,10 +16,10 @@ from cachectl.layers.base.facts import Ability, Scope, Switch
 from cachectl.switching.isolated import (
     can_switch,
     companions,
+    isolated_root,
     make_folders,
+    overlay_cache_home,
     relocations,
-    scratch_folder,
-    shadow_user_cache,
 )
 
 if TYPE_CHECKING:
@@ -96,9 +96,9 @@ def run_command(
             raise Refused(name, f"stays as it is: {why}")
         notice(f"{name} stays as it is: {why}")
     folder = isolated if isinstance(isolated, Path) else None
-    with signals_held() as signals, scratch_folder(environment, folder, notice) as root:
+    with signals_held() as signals, isolated_root(environment, folder, notice) as root:
         moved, changes = _moved(stack, chosen, root, off=no_cache, notice=notice)
-        with shadow_user_cache(environment, moved, root, notice):
+        with overlay_cache_home(environment, moved, root, notice):
             staying = frozenset(layer.name for layer in chosen if out_of_reach(layer, off=no_cache) is not None)
             watching = watch and watch(chosen, staying)
             status = run(command, changes, environment, signals)
@@ -192,7 +192,7 @@ class Signals:
 
 @contextmanager
 def signals_held() -> Iterator[Signals]:
-    """Keep signals from ending this process while it waits for a child and has a scratch folder to remove."""
+    """Keep signals from ending this process while it waits for a child and has a temporary folder to remove."""
     signals = Signals()
     before: dict[int, Any] = {}
     for number in _FORWARDED:

@@ -10,10 +10,10 @@ from typing import Final
 
 from cachectl.layers.base.errors import BadRequest, CachectlError
 
-Spelling = tuple[Callable[[str, str], str], Callable[[str], str]]
+Syntax = tuple[Callable[[str, str], str], Callable[[str], str]]
 
 
-class Unspeakable(CachectlError, ValueError):
+class Unquotable(CachectlError, ValueError):
     """A value that a shell cannot quote."""
 
 
@@ -25,7 +25,7 @@ def _csh_quote(value: str) -> str:
     if "\n" in value:
         # csh splits the output of `...` at newlines even if they are quoted.
         message = f"csh cannot quote a value that contains a newline: {value!r}"
-        raise Unspeakable(message)
+        raise Unquotable(message)
     # csh expands ! even between single quotes.
     return shlex.quote(value).replace("!", "\\!")
 
@@ -35,7 +35,7 @@ def _powershell_quote(value: str) -> str:
     return "'" + re.sub("(['\u2018\u2019\u201a\u201b])", r"\1\1", value) + "'"
 
 
-_SPELLINGS: Final[dict[str, Spelling]] = {
+_SYNTAXES: Final[dict[str, Syntax]] = {
     "sh": (lambda name, value: f"export {name}={shlex.quote(value)}", lambda name: f"unset {name}"),
     "fish": (lambda name, value: f"set -gx {name} {_fish_quote(value)}", lambda name: f"set -e {name}"),
     "csh": (lambda name, value: f"setenv {name} {_csh_quote(value)};", lambda name: f"unsetenv {name};"),
@@ -45,15 +45,15 @@ _SPELLINGS: Final[dict[str, Spelling]] = {
     ),
 }
 
-SHELLS: Final = tuple(_SPELLINGS)
+SHELLS: Final = tuple(_SYNTAXES)
 
 
-def spell(changes: Mapping[str, str | None], shell: str) -> list[str]:
+def format_changes(changes: Mapping[str, str | None], shell: str) -> list[str]:
     """Return a command for each variable; ``None`` unsets it. Raises :class:`BadRequest` for another shell."""
-    if shell not in _SPELLINGS:
+    if shell not in _SYNTAXES:
         message = f"cannot write commands for the shell {shell!r}; there are {', '.join(SHELLS)}"
         raise BadRequest(message)
-    put, remove = _SPELLINGS[shell]
+    put, remove = _SYNTAXES[shell]
     return [remove(name) if value is None else put(name, value) for name, value in sorted(changes.items())]
 
 

@@ -13,7 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from cachectl.cli import output
+from cachectl.cli.inspecting import ls
 from cachectl.layers.base.conformance import snapshot
+from cachectl.layers.base.facts import Entry
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -28,7 +31,10 @@ LAYERS = ("loopy", "pyopencl-invoker", "pyopencl", "pocl")
 def numbers(document: dict[str, Any]) -> list[tuple[object, ...]]:
     """Return what a purge says of each layer, but for the words of its failures."""
     return [
-        (layer["layer"], layer["removed"], layer["bytes_freed"], len(layer["skipped"]), len(layer["failed"]))
+        (
+            *(layer[key] for key in ("layer", "removed", "orphans_removed", "bytes_freed")),
+            *(len(layer[key]) for key in ("skipped", "failed")),
+        )
         for layer in document["layers"]
     ]
 
@@ -81,14 +87,28 @@ def test_purge_names_every_entry_and_frees_what_it_said(warm: Home, selection: t
 
 def test_text_names_entries_as_ls_does(warm: Home) -> None:
     said = warm.cachectl("purge", "--all", "--dry-run").stdout
-    # Nothing but orphans is named that ls does not list.
-    lines = [line.split() for line in said.split("\n\n")[0].splitlines() if "orphan" not in line.split()]
+    entries, *orphans, summary = said.split("\n\n")
+    lines = [line.split() for line in entries.splitlines()]
     ages = re.compile(r"\d+[smhd]")
     expected = [line.split() for line in warm.cachectl("ls", *LAYERS).stdout.splitlines()]
     assert [[word for word in line if not ages.fullmatch(word)][:4] for line in lines] == [
         [word for word in line if not ages.fullmatch(word)][:4] for line in expected
     ]
-    assert said.split("\n\n")[1].split()[:3] == ["layer", "would", "go"]
+    assert [table.split()[:2] for table in orphans] == [["layer", "orphan"]]
+    assert summary.split()[:3] == ["layer", "would", "go"]
+
+
+@pytest.mark.parametrize("command", [("purge", "pocl"), ("prune", "--stale", "pocl")])
+def test_orphans_are_counted_as_they_are_removed(warm: Home, command: tuple[str, ...]) -> None:
+    for number in range(3):
+        leaked = warm.path / ".cache" / "pocl" / "kcache" / f"tempfile_abcde{number}"
+        leaked.touch(mode=0o600)
+    said = warm.cachectl(*command, "--dry-run").stdout
+    foreseen, done = warm.json(*command, "--dry-run"), warm.json(*command)
+    assert numbers(foreseen) == numbers(done)
+    (layer,) = foreseen["layers"]
+    assert len(layer["orphans"]) == layer["orphans_removed"] == done["total"]["orphans_removed"] >= 3
+    assert re.search(rf"^total +\d+ +{layer['orphans_removed']} ", said, re.MULTILINE)
 
 
 @pytest.mark.parametrize("columns", [80, 40])
@@ -223,6 +243,17 @@ def test_restore_names_what_would_come_back(warm: Home) -> None:
     assert "pocl" in said
     assert "1 would come back" in said
     assert [one["key"] for one in warm.json("restore", "--all")["restored"]] == [key]
+
+
+def test_a_column_of_ls_needs_a_change_of_ls_alone(warm: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    quarantined(warm)
+    (warm.path / ".cache" / "pocl" / "kcache" / "tempfile_abcde0").touch(mode=0o600)
+    device = output.Column[Entry]("device", lambda entry: entry.device or output.DASH)
+    ours = ls.columns
+    monkeypatch.setattr(ls, "columns", lambda now: (device, *ours(now)))
+    for command in (("ls",), ("purge", "pocl", "-n"), ("prune", "--older-than", "1s", "-n")):
+        assert warm.cachectl(*command).stdout.startswith("device"), command
+    assert warm.cachectl("restore", "--all", "-n").stdout.startswith("layer")
 
 
 def test_restore_says_what_would_stay(warm: Home, filled: Home) -> None:

@@ -104,7 +104,7 @@ def test_tuning_is_pruned_only_by_name(home: Home) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ([], "say what to prune"),
+        ([], "name a limit"),
         (["--max-size", "much"], "such as 500M"),
         (["--older-than", "long"], "such as 30d"),
         (["nosuch", "--stale"], "no layer is called"),

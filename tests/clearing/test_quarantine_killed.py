@@ -23,6 +23,7 @@ from support.quarantine import (
     quarantine_all,
     works,
 )
+from tiers import amount
 
 from cachectl.inspecting.verify import findings
 from cachectl.layers.base.conformance import snapshot
@@ -35,6 +36,9 @@ from cachectl.stack import Stack
 
 if TYPE_CHECKING:
     from homes import Home
+
+#: How much of the programs that filled the home runs again.
+KERNELS, PROGRAMS = amount("2", "8"), amount("1", "3")
 
 
 # ---------------------------------------------------------------------- SIGKILL
@@ -113,9 +117,9 @@ def test_put_killed_at_any_moment(warm: Home, moments: int) -> None:
             outcomes.add((name, data == artifacts[turn % 2].data))
         assert findings(stack) == []
         if turn % 20 == 9:
-            assert works(warm, ("kernels.py", "8"))
-            assert works(warm, ("binaries.py", "3"))
-    assert works(warm, ("kernels.py", "8"))
+            assert works(warm, ("kernels.py", KERNELS))
+            assert works(warm, ("binaries.py", PROGRAMS))
+    assert works(warm, ("kernels.py", KERNELS))
 
 
 def smaller(layer: Layer, whole: Any) -> Any:  # noqa: ANN401 - an artifact
@@ -132,6 +136,7 @@ def test_quarantine_killed_at_any_moment(filled: Home, tmp_path: Path, moments: 
     """A move into quarantine that is killed leaves the thing in its place or wholly aside, never half."""
     broken = tmp_path / "broken"
     shutil.copytree(filled.path, broken, symlinks=True)
+    home_at(filled, broken).cachectl("purge", "--all", "--kernel", "lk[2-7]")
     for breakage in ("truncated info", "truncated pdict", "truncated rows", "junk .so"):
         BREAKAGES[breakage].make(broken)
     damage = {finding.key for finding in found_in(home_at(filled, broken))}
@@ -162,8 +167,8 @@ def test_quarantine_killed_at_any_moment(filled: Home, tmp_path: Path, moments: 
         quarantine_all(home)
         assert found_in(home) == []
         if turn % 20 == 9:
-            assert works(home, ("kernels.py", "8"))
-            assert works(home, ("binaries.py", "3"))
+            assert works(home, ("kernels.py", KERNELS))
+            assert works(home, ("binaries.py", PROGRAMS))
 
 
 def home_at(home: Home, path: Path) -> Home:

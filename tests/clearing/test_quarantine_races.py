@@ -120,7 +120,7 @@ def test_a_folder_with_the_name_of_a_journal_is_nobodys(home: Home) -> None:
 
 
 def test_a_restore_that_fails_puts_the_newer_one_back(home: Home) -> None:
-    """What stood in the place stands there again, and what was in quarantine is there still."""
+    """The former entry is in its place again, and the quarantined one is still in quarantine."""
     path = damaged_database(home)
     layer = Stack(home.environment())["miopen"]
     found = findings([layer])
@@ -176,7 +176,7 @@ def test_what_is_no_entry_is_not_restored(warm: Home, tmp_path: Path) -> None:
 
 
 def test_a_folder_that_others_can_write_to_is_not_believed(home: Home) -> None:
-    """Whoever may write into a quarantine folder could choose what is restored: it is told, and left."""
+    """A user who may write into a quarantine folder could choose what is restored: it is reported and left."""
     path = damaged_database(home)
     home.cachectl("verify", "--quarantine", "miopen")
     (label,) = home.path.rglob("label.json")

@@ -120,7 +120,7 @@ class Vanishing:
 def test_what_vanishes_at_any_moment_is_no_traceback(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb: str
 ) -> None:
-    """Whenever, between two looks at the disk, everything goes: each verb ends, and what is left is what was told."""
+    """Everything vanishes between two looks at the disk: each verb ends, and its report matches the rest."""
     verbs: dict[str, Callable[[Stack], object]] = {
         "report": lambda stack: stack.report(),
         "ls": lambda stack: list(stack.entries(ALL, notice=lambda _: None)),
@@ -133,6 +133,10 @@ def test_what_vanishes_at_any_moment_is_no_traceback(
     # How often is looked is not to depend on the time that it takes.
     monkeypatch.setattr(walk, "_ALONE", 1e9)
     monkeypatch.setattr(tree, "_SECONDS_UNASKED", 1e9)
+    # The first run looks for facts about the machine, which are then known.
+    verbs[verb](stack)
+    shutil.rmtree(home, ignore_errors=True)
+    shutil.copytree(pristine, home)
     with monkeypatch.context() as patch:
         vanishing = Vanishing(patch, home)
         verbs[verb](stack)

@@ -18,7 +18,7 @@ from cachectl.inspecting.verify import findings
 from cachectl.layers.base.errors import CachectlError
 from cachectl.layers.base.facts import Entry
 from cachectl.layers.base.selection import Selection
-from cachectl.switching.shells import spell
+from cachectl.switching.shells import format_changes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -49,19 +49,21 @@ def one_line(done: subprocess.CompletedProcess[str]) -> str:
         # What follows -- is an argument, not the option that would have kept a purge dry, and not somebody's command.
         (["purge", "--all", "--", "--dry-run"], 2, "--all needs no LAYER"),
         (["get", "pocl", "--", "-KEY"], 1, "no entry has the key '-KEY'"),
-        (["purge", "--all", "--dry"], 2, "unrecognized arguments: --dry"),
+        (["purge", "--all", "--dry"], 2, "cachectl purge: unrecognized arguments: --dry; try cachectl purge --help"),
+        (["ls", "--foo"], 2, "cachectl ls: unrecognized arguments: --foo; try cachectl ls --help"),
+        (["--foo", "ls"], 2, "try cachectl --help"),
         (["--vers"], 2, "try cachectl --help"),
-        (["purge"], 2, "cachectl purge: name the layers to purge, or say --all; try cachectl purge --help"),
+        (["purge"], 2, "cachectl purge: name the layers to purge, or use --all; try cachectl purge --help"),
         (["ls", "--quiet", "--json"], 2, "not allowed with argument"),
         (["ls", "--limit", "many"], 2, "cachectl ls: argument --limit: invalid int value: 'many'"),
-        (["ls", "--larger-than", "9" * 400], 2, "is more than any cache can hold"),
+        (["ls", "--larger-than", "9" * 400], 2, "is too large"),
         (["purge", "cuda", "--key", "nope"], 1, "no entry that is selected has the key 'nope'"),
         (["purge", "--all", "--key", "nope", "-n"], 1, "no entry that is selected has the key 'nope'"),
         (["env", "--root", ""], 2, "--root '' is no folder"),
         (["env", "--root", "/dev/null"], 2, "--root '/dev/null' is no folder"),
         (["demo", "--kernels", "0"], 2, "0 is less than one"),
         (["demo", "--kernels", "few"], 2, "invalid number value"),
-        (["put", "loopy", os.fsdecode(b"\xff"), "/dev/null"], 2, "not an artifact file"),
+        (["put", "loopy", os.fsdecode(b"\xff"), "/dev/null"], 1, "not an artifact file"),
     ],
 )
 def test_misuse_is_one_line(cuda: Home, arguments: list[str], status: int, words: str) -> None:
@@ -177,7 +179,7 @@ def key(cuda: Home) -> str:
 def test_what_is_no_name_of_a_file_is_refused(cuda: Home, key: str, name: str) -> None:
     done = cuda.cachectl("get", "cuda", key, "-o", name, check=False)
     assert done.returncode == 2
-    assert f"{name!r} is no name of a file" in one_line(done)
+    assert f"{name!r} is not a valid name of a file" in one_line(done)
 
 
 def test_get_writes_through_links_and_into_pipes(cuda: Home, key: str) -> None:
@@ -270,8 +272,8 @@ def test_csh_cannot_quote_a_newline_and_powershell_has_more_quotes(home: Home) -
     assert "csh cannot quote" in one_line(done)
     assert done.returncode == 1
     with pytest.raises(CachectlError):
-        spell({"A": "\n"}, "csh")
-    assert spell({"A": "a\u2018b\u201bc'"}, "powershell") == ["$env:A = 'a\u2018\u2018b\u201b\u201bc'''"]
+        format_changes({"A": "\n"}, "csh")
+    assert format_changes({"A": "a\u2018b\u201bc'"}, "powershell") == ["$env:A = 'a\u2018\u2018b\u201b\u201bc'''"]
 
 
 @pytest.mark.parametrize("columns", [20, *thorough(40, 60, 100)])

@@ -26,7 +26,7 @@ from support.hostile import (
     _is_plain,
     changed,
     database,
-    fingerprint,
+    hash_tree,
     is_json,
     link,
     looked_at,
@@ -34,6 +34,7 @@ from support.hostile import (
     user_layers,
     write,
 )
+from tiers import thorough
 
 from cachectl.clearing.prune import Limits, plan_prune
 from cachectl.cli.output import to_json
@@ -127,7 +128,7 @@ def settle(folder: Path, role: str) -> None:
 
 
 def still_holds(path: Path) -> bool:
-    """Tell whether an entry is there; of a database, whether any row is."""
+    """Return whether an entry exists; of a database, whether any row does."""
     if path.suffix not in (".sqlite", ".ukdb"):
         return os.path.lexists(path)
     with closing(sqlite3.connect(path)) as connection:
@@ -161,7 +162,7 @@ def all_at_once(value: Path | str) -> dict[str, str]:
 
 def test_the_home_is_as_large_and_as_deceptive_as_it_is_said_to_be(hostile: World) -> None:
     """There are a thousand files and more, and the eight kinds of links, pipes and sockets are among them."""
-    kinds = [os.lstat(path).st_mode for path in fingerprint(hostile.home)]
+    kinds = [os.lstat(path).st_mode for path in hash_tree(hostile.home)]
     assert sum(map(stat.S_ISREG, kinds)) > 1000
     assert sum(map(stat.S_ISLNK, kinds)) > 8 * len(BASES)
     assert sum(map(stat.S_ISFIFO, kinds)) == sum(map(stat.S_ISSOCK, kinds)) > len(BASES)
@@ -170,9 +171,14 @@ def test_the_home_is_as_large_and_as_deceptive_as_it_is_said_to_be(hostile: Worl
 @pytest.mark.parametrize(
     ("platform", "variable"),
     [
-        *(("linux", variable) for variable in (*PLACES, "all", "all, through a link")),
-        *(("darwin", variable) for variable in ("XDG_CACHE_HOME", "HOME")),
-        *(("win32", variable) for variable in (*WINDOWS_PLACES, "all")),
+        *(("linux", variable) for variable in ("all", "all, through a link")),
+        ("darwin", "HOME"),
+        ("win32", "all"),
+        *thorough(
+            *(("linux", variable) for variable in PLACES),
+            ("darwin", "XDG_CACHE_HOME"),
+            *(("win32", variable) for variable in WINDOWS_PLACES),
+        ),
     ],
 )
 def test_every_variable_in_turn_costs_nobody_anything(hostile: World, platform: str, variable: str) -> None:
@@ -183,7 +189,7 @@ def test_every_variable_in_turn_costs_nobody_anything(hostile: World, platform: 
     place = hostile.top / "link" if variable == "all, through a link" else hostile.home
     variables = all_at_once(place) if variable.startswith("all") else {variable: str(place)}
     stack = Stack(hostile.environment(variables, platform), plugins=False)
-    before = fingerprint(hostile.home, hostile.outside, hostile.empty)
+    before = hash_tree(hostile.home, hostile.outside, hostile.empty)
     assert all(is_json(said) for said in looked_at(stack))
     for planned in (
         stack.plan_clear(layers=user_layers(stack)),
@@ -194,25 +200,25 @@ def test_every_variable_in_turn_costs_nobody_anything(hostile: World, platform: 
         result = planned.apply()
         assert is_json(to_json(result))
         assert sum(outcome.removed for outcome in result.outcomes) == 0
-    assert changed(before, fingerprint(hostile.home, hostile.outside, hostile.empty)) == set()
+    assert changed(before, hash_tree(hostile.home, hostile.outside, hostile.empty)) == set()
 
 
-@pytest.mark.parametrize("variable", [*PLACES, "all"])
+@pytest.mark.parametrize("variable", ["all", *thorough(*PLACES)])
 def test_the_real_command_costs_nobody_anything_either(hostile: World, variable: str) -> None:
     """``purge --all`` and ``prune --stale`` as a user runs them leave the hash of everything as it was."""
     variables = all_at_once(hostile.home) if variable == "all" else {variable: str(hostile.home)}
-    before = fingerprint(hostile.home, hostile.outside, hostile.empty)
+    before = hash_tree(hostile.home, hostile.outside, hostile.empty)
     for verb in (("purge", "--all", "--wait", "0"), ("prune", "--stale", "--wait", "0")):
         assert hostile.run(*verb, **variables)["total"]["removed"] == 0
-    assert changed(before, fingerprint(hostile.home, hostile.outside, hostile.empty)) == set()
+    assert changed(before, hash_tree(hostile.home, hostile.outside, hostile.empty)) == set()
 
 
 @pytest.mark.parametrize("verb", ["report", "ls", "verify", "doctor"])
 def test_every_verb_that_looks_says_json_and_writes_nothing(hostile: World, verb: str) -> None:
     """Over a home full of traps each verb that looks ends with the due status, JSON, and no traceback."""
-    before = fingerprint(hostile.home, hostile.outside, hostile.empty)
+    before = hash_tree(hostile.home, hostile.outside, hostile.empty)
     answer = hostile.run(verb, **all_at_once(hostile.home))
-    assert changed(before, fingerprint(hostile.home, hostile.outside, hostile.empty)) == set()
+    assert changed(before, hash_tree(hostile.home, hostile.outside, hostile.empty)) == set()
     if verb == "report":
         # The traps were looked at, and seen for what they are.
         problems = {
@@ -229,30 +235,30 @@ def test_what_is_recognised_does_go_from_between_the_innocent(tmp_path: Path, la
     places = {name: str(world.home / place) for name, place in variables.items()}
     root = world.home / layer
     settle(root, "")
-    before = fingerprint(root)
+    before = hash_tree(root)
     made = [make(root) for make in RECOGNISED[layer]]
     stack = Stack(world.environment({"XDG_CACHE_HOME": str(world.home), **places}), plugins=False)
     result = stack.plan_clear(layers=[layer]).apply()
     assert [path for path in made if still_holds(path)] == []
     assert sum(outcome.removed for outcome in result.outcomes) >= 1
-    after = fingerprint(root)
+    after = hash_tree(root)
     assert {path: after.get(path) for path in before} == before
 
 
 def test_somebodys_index_stays_when_the_entries_beside_it_go(
     tmp_path: Path, compute_cache: Callable[[Path], None]
 ) -> None:
-    """CUDA's own index is written anew when entries go; a text of that name is left as it is, with all innocents."""
+    """CUDA's own index is rewritten when entries go; a text of that name is left as it is, with all innocents."""
     world = World(tmp_path)
     compute_cache(world.home)
     (world.home / "index").unlink()
-    real = {path for path in fingerprint(world.home) if _is_plain(path)}
+    real = {path for path in hash_tree(world.home) if _is_plain(path)}
     settle(world.home, "")
-    before = {path: what for path, what in fingerprint(world.home).items() if path not in real}
+    before = {path: what for path, what in hash_tree(world.home).items() if path not in real}
     stack = Stack(world.environment({"CUDA_CACHE_PATH": str(world.home)}), plugins=False)
     (outcome,) = stack.plan_clear(layers=["cuda"]).apply().outcomes
     assert outcome.removed == len(real) > 0
-    after = fingerprint(world.home)
+    after = hash_tree(world.home)
     assert not real & after.keys()
     # Folders of CUDA's that are empty now may go; whatever is a file stays.
     innocent = {path: what for path, what in before.items() if what.startswith("100")}
@@ -271,10 +277,10 @@ def test_an_old_file_called_lock_that_pyopencl_did_not_make_stays(tmp_path: Path
         else:
             write(lock)
         os.utime(lock, (1, 1), follow_symlinks=False)
-        before = fingerprint(world.home, world.outside)
+        before = hash_tree(world.home, world.outside)
         (outcome,) = stack.plan_clear(layers=["pyopencl"]).apply().outcomes
         assert "remove the lock" in outcome.failed[0].because
-        assert changed(before, fingerprint(world.home, world.outside)) == set()
+        assert changed(before, hash_tree(world.home, world.outside)) == set()
         lock.unlink()
     write(lock, b"")
     os.utime(lock, (1, 1))

@@ -28,12 +28,13 @@ from support.hostile import (
     World,
     _is_plain,
     changed,
-    fingerprint,
+    hash_tree,
     is_json,
     looked_at,
     user_layers,
     write,
 )
+from tiers import amount
 
 from cachectl.clearing.prune import Limits, plan_prune
 from cachectl.clearing.purge import PurgePlan, plan
@@ -145,7 +146,7 @@ def files_below(folder: Path) -> list[Path]:
     return [path for path in found if path.is_file() and not path.is_symlink()]
 
 
-def spelled(value: str, world: World) -> str:
+def expanded(value: str, world: World) -> str:
     """Return a random value of a variable."""
     known = {
         "home": world.home,
@@ -157,7 +158,7 @@ def spelled(value: str, world: World) -> str:
 
 
 def reaches_out(stack: Stack, world: World) -> bool:
-    """Tell whether a root is there that is not this world's: the tester's own are looked at, never cleared."""
+    """Return whether a root exists outside this world: the tester's own are read, never cleared."""
     for layer in stack:
         for root in layer.roots():
             inside = Path(os.path.realpath(root.path)).is_relative_to(os.path.realpath(world.top))
@@ -185,7 +186,7 @@ def planned_paths(planned: PurgePlan, world: World) -> list[bytes]:
 
 
 def is_planned(path: bytes, places: Sequence[bytes]) -> bool:
-    """Tell whether a path is one of these, lies below one, is a database's companion, or a folder left empty above."""
+    """Return whether a path is one of these or below one, a companion of a database, or an emptied folder above."""
     return any(
         path == place
         or path.startswith((place + b"/", place + b"-wal", place + b"-shm", place + b"-journal"))
@@ -197,15 +198,15 @@ def is_planned(path: bytes, places: Sequence[bytes]) -> bool:
 def strangers(world: World) -> set[bytes]:
     """Name the plain files that no layer has a name for, wherever they lie."""
     names = {b"thesis.tex", b"new\nline", b"\xff"}
-    return {path for path in fingerprint(world.top) if os.path.basename(path) in names and _is_plain(path)}
+    return {path for path in hash_tree(world.top) if os.path.basename(path) in names and _is_plain(path)}
 
 
 def check(world: World, variables: Mapping[str, str], platform: str) -> int:
     """Do every verb over a world, and hold what changes against what was planned; return how many entries went."""
     stack = Stack(world.environment(variables, platform), plugins=False)
-    start = fingerprint(world.top)
+    start = hash_tree(world.top)
     assert all(is_json(said) for said in looked_at(stack))
-    assert changed(start, fingerprint(world.top)) == set()
+    assert changed(start, hash_tree(world.top)) == set()
     if reaches_out(stack, world):
         event("a root outside: only looked at")
         return 0
@@ -218,10 +219,10 @@ def check(world: World, variables: Mapping[str, str], platform: str) -> int:
     )
     for planning in plannings:
         planned = planning()
-        before = fingerprint(world.top)
+        before = hash_tree(world.top)
         result = planned.apply()
         assert is_json(to_json(result))
-        differs = changed(before, fingerprint(world.top))
+        differs = changed(before, hash_tree(world.top))
         places = planned_paths(planned, world)
         assert [path for path in differs if not is_planned(path, places)] == []
         assert differs & innocent == set()
@@ -229,7 +230,7 @@ def check(world: World, variables: Mapping[str, str], platform: str) -> int:
     return removed
 
 
-@settings(parent=FIXED, max_examples=70)
+@settings(parent=FIXED, max_examples=amount(20, 70))
 @given(case=CASES)
 def test_nothing_unrecognised_changes_whatever_lies_wherever(
     tmp_path_factory: pytest.TempPathFactory, case: Case
@@ -264,7 +265,7 @@ def harm(entries: Sequence[Path], case: Case, world: World) -> None:
 
 def check_both_ways(world: World, case: Case) -> int:
     """Check a case; where its variables reach out of its world, once more without those that do."""
-    variables = {name: spelled(value, world) for name, value in case.variables.items()}
+    variables = {name: expanded(value, world) for name, value in case.variables.items()}
     removed = check(world, variables, case.platform)
     tame = {name: value for name, value in variables.items() if value not in ("/", "/dev/null")}
     return removed if removed or tame == variables else check(world, tame, case.platform)
@@ -277,7 +278,7 @@ def check_both_ways(world: World, case: Case) -> int:
 def test_a_real_home_damaged_at_random_is_cleared_as_planned(
     tmp_path_factory: pytest.TempPathFactory, filled: Home, compute_cache: Callable[[Path], None], case: Case
 ) -> None:
-    """What the real libraries wrote, cut short, flipped, swapped for links and pipes: the same promises hold."""
+    """The same promises hold for real entries that are cut short, flipped, or replaced by links and pipes."""
     world = World(tmp_path_factory.mktemp("real"))
     (world.top / "link").symlink_to(world.home)
     shutil.copytree(filled.path, world.home, symlinks=True, dirs_exist_ok=True)
@@ -288,12 +289,12 @@ def test_a_real_home_damaged_at_random_is_cleared_as_planned(
     event("entries went" if removed else "no entry went")
 
 
-@settings(parent=FIXED, max_examples=8)
+@settings(parent=FIXED, max_examples=amount(4, 8))
 @given(case=CASES, verb=st.sampled_from([["report"], ["ls"], ["verify"], ["purge", "--all"], ["prune", "--stale"]]))
 def test_the_real_command_over_random_homes(
     tmp_path_factory: pytest.TempPathFactory, case: Case, verb: list[str]
 ) -> None:
-    """The command itself, in a process of its own: JSON, the due status, no traceback, and nobody's file changes."""
+    """The command in a process of its own: valid JSON, the right status, no traceback, no foreign file changed."""
     world = World(tmp_path_factory.mktemp("command"))
     (world.top / "link").symlink_to(world.home)
     for base, tree in case.trees.items():
@@ -304,14 +305,14 @@ def test_the_real_command_over_random_homes(
             harm([make(world.home / base)], case, world)
     # An account's own home stands behind a HOME that is no absolute folder: the tester's, here.
     variables = {
-        name: spelled(value, world)
+        name: expanded(value, world)
         for name, value in case.variables.items()
         if name not in ("HOME", "TMPDIR") or value in ("home", "base", "link")
     }
     assume(verb[0] not in ("purge", "prune") or not reaches_out(Stack(world.environment(variables)), world))
     innocent = strangers(world)
-    before = fingerprint(world.top)
+    before = hash_tree(world.top)
     world.run(*verb, *(["--wait", "0"] if len(verb) > 1 else []), **variables)
-    differs = changed(before, fingerprint(world.top))
+    differs = changed(before, hash_tree(world.top))
     assert differs & innocent == set()
     assert len(verb) > 1 or differs == set()

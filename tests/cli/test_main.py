@@ -76,8 +76,9 @@ def test_ls_and_purge_json_have_the_keys_of_the_contract(home: Home, compute_cac
     assert entry["created"] is None
     purged = home.json("purge", "cuda", "--dry-run")
     assert purged["dry_run"] is True
-    assert purged["total"] == {"removed": 40, "bytes_freed": purged["total"]["bytes_freed"], "skipped": 0, "failed": 0}
-    keys = {"layer", "removed", "bytes_freed", "skipped", "failed", "remade"}
+    freed = purged["total"]["bytes_freed"]
+    assert purged["total"] == {"removed": 40, "orphans_removed": 0, "bytes_freed": freed, "skipped": 0, "failed": 0}
+    keys = {"layer", "removed", "orphans_removed", "bytes_freed", "skipped", "failed", "remade"}
     assert purged["layers"][0].keys() == keys | {"entries", "orphans"}
     assert home.json("purge", "cuda")["layers"][0].keys() == keys
 
@@ -117,11 +118,12 @@ def test_ls_sorts_limits_and_selects(home: Home, compute_cache: Callable[[Path],
         (["ls", "--limit", "-1"], 2, "--limit -1 is negative"),
         (["get", "pocl", "nosuch"], 1, "no entry has the key"),
         (["put", "pocl", "key", "nosuch"], 1, "No such file"),
-        (["put", "pocl", "key", "/dev/null"], 2, "not an artifact file"),
-        (["run", "--no-cache"], 2, "write -- and the command"),
+        (["put", "pocl", "key", "/dev/null"], 1, "not an artifact file"),
+        (["run", "--no-cache"], 2, "end the line with --"),
         (["run", "--no-cache", "--isolated", "--", "true"], 2, "not allowed with"),
         (["run", "--no-cache", "--", "nosuchcommand"], 127, "cannot start 'nosuchcommand'"),
         (["run", "--no-cache", "--", "/dev/null"], 126, "cannot start '/dev/null'"),
+        (["stage", "in", "--", "true"], 2, "nothing to stage: name a BUNDLE to start with, or --out FILE"),
         (["env"], 2, "required"),
     ],
 )
@@ -161,13 +163,13 @@ def test_a_command_that_is_not_marked_off_gets_the_corrected_line(home: Home, li
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["run", "python", "x.py"], "say how to run it: --no-cache, --isolated or --prove; then -- and the command"),
+        (["run", "python", "x.py"], "choose --no-cache, --isolated or --prove, then write -- and the command"),
         (["run", "--isolated="], "argument --isolated: no folder after =; write --isolated=DIR, or --isolated alone"),
         (["run", "--isolated=", "--", "true"], "argument --isolated: no folder after ="),
         (["run", "--nocache", "python", "x.py"], "unrecognized arguments: --nocache"),
-        (["trace"], "write -- and the command to run at the end"),
-        (["bench", "--"], "write -- and the command to run at the end"),
-        (["stage", "in"], "write -- and the command to run at the end"),
+        (["trace"], "end the line with -- and the command to run"),
+        (["bench", "--"], "end the line with -- and the command to run"),
+        (["stage", "in"], "end the line with -- and the command to run"),
     ],
 )
 def test_what_is_missing_from_a_run_is_named(home: Home, arguments: list[str], words: str) -> None:

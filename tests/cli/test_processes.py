@@ -7,6 +7,7 @@ import sys
 from typing import TYPE_CHECKING
 
 import pytest
+from tiers import thorough
 
 from cachectl.cli.parser import VERBS
 
@@ -33,7 +34,7 @@ COMMANDS: dict[str, tuple[tuple[str, ...], int]] = {
     "export": (("bundle", "pocl", "--json"), 0),
     "import": (("missing", "--trust"), 1),
     "miopen": (("merge", "missing", "into"), 2),
-    "stage": (("in", *TRUE), 0),
+    "stage": (("in", *TRUE), 2),
     "merge": (("missing", "into"), 2),
     "layers": ((), 0),
     "demo": (("--kernels", "none"), 2),
@@ -67,7 +68,7 @@ def settled(text: str) -> str:
 
 
 @pytest.mark.real
-@pytest.mark.parametrize("columns", [80, 40])
+@pytest.mark.parametrize("columns", [40, *thorough(80)])
 def test_every_verb_fits_a_terminal(columns: int, warm: Home) -> None:
     tables = ("report", "layers", "purge", "prune")
     for verb in (*tables, "verify", "restore", "doctor", "env", "trace"):

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import pytest
 from homes import run_as
 from support.trouble import environment
+from tiers import thorough
 
 from cachectl.layers.base.conformance import snapshot
 from cachectl.layers.base.errors import LayerError
@@ -256,7 +257,7 @@ def test_a_put_on_a_read_only_disk_is_an_error_of_its_layer(
 
 
 @pytest.mark.real
-@pytest.mark.parametrize("layer", ["cuda", "pocl", "pyopencl"])
+@pytest.mark.parametrize("layer", ["pocl", *thorough("cuda", "pyopencl")])
 @pytest.mark.parametrize("verb", CLEARING)
 def test_a_sub_folder_that_is_closed_is_told_and_the_rest_is_done(
     settle: Callable[[Path], None], tmp_path: Path, held_to_modes: tuple[str, ...], layer: str, verb: tuple[str, ...]

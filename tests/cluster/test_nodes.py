@@ -75,14 +75,14 @@ def test_a_shared_root_counts_once_and_each_nodes_own_counts(cluster: Cluster) -
     alone = by_layer(cluster.home.json("report"))
     one = len(list(cluster.pocl("a").glob("*/*/program.bc")))
     document = cluster.json("report", "--mpi")
-    told = by_layer(document)
+    reported = by_layer(document)
     assert len(document["nodes"]) == len(NODES)
     for name in ("loopy", "pyopencl-invoker", "cuda"):
-        assert told[name]["entries"] == alone[name]["entries"]
-    assert told["loopy"]["entries"] > 0
-    assert [len(root["nodes"]) for root in told["loopy"]["roots"]] == [2]
-    assert told["pocl"]["entries"] == 2 * one > 0
-    own = {root["path"]: root["nodes"] for root in told["pocl"]["roots"] if root["entries"]}
+        assert reported[name]["entries"] == alone[name]["entries"]
+    assert reported["loopy"]["entries"] > 0
+    assert [len(root["nodes"]) for root in reported["loopy"]["roots"]] == [2]
+    assert reported["pocl"]["entries"] == 2 * one > 0
+    own = {root["path"]: root["nodes"] for root in reported["pocl"]["roots"] if root["entries"]}
     assert set(own) == {str(cluster.pocl(node)) for node in NODES}
     assert all(len(nodes) == 1 for nodes in own.values())
 
@@ -162,7 +162,7 @@ def test_without_a_job_it_is_the_only_node(filled: Home, mpiexec: str) -> None:
 
 
 def test_what_is_mounted_is_read_off_the_table(tmp_path: Path) -> None:
-    """A root on a network file system is told by its server, whatever the machine."""
+    """A root on a network file system is identified by its server on every machine."""
     table = tmp_path / "mountinfo"
     table.write_text(
         "22 1 8:1 / / rw - ext4 /dev/sda1 rw\n"
@@ -206,7 +206,7 @@ def test_a_root_stays_the_same_when_another_makes_it(tmp_path: Path, new_home: C
 def test_numbers_of_a_network_file_system_tell_no_two_folders_apart(
     tmp_path: Path, new_home: Callable[[Path], Home]
 ) -> None:
-    """With sshfs each machine numbers files anew, so two folders may have one number: two names of a file have it."""
+    """With sshfs each machine numbers files itself, so two folders may have one number: two names of a file have it."""
     pytest.importorskip("mpi4py")
     table = tmp_path / "mountinfo"
     table.write_text(f"23 22 0:50 / {tmp_path} rw - fuse.sshfs user@host: rw\n")

@@ -53,8 +53,8 @@ def test_all_programs_of_all_ranks_are_warm_in_one_folder(mine: Home) -> None:
     assert len(before) == 3
     trace = (sys.executable, "-m", "cachectl", "trace", "--json", "trace.json", "--", *program)
     mine.cachectl("run", f"--isolated={mine.path / 'all'}", "--", *trace)
-    told = {one["layer"]: one for one in json.loads((mine.path / "trace.json").read_text())["layers"]}
-    assert {name: told[name]["misses"] for name in ("loopy", "pocl")} == {"loopy": 0, "pocl": 0}
+    traced = {one["layer"]: one for one in json.loads((mine.path / "trace.json").read_text())["layers"]}
+    assert {name: traced[name]["misses"] for name in ("loopy", "pocl")} == {"loopy": 0, "pocl": 0}
     assert sorted((mine.path / "all").rglob("program.bc")) == before
 
 
@@ -93,7 +93,7 @@ def test_what_is_no_root_is_refused_before_anything_is_written(home: Home) -> No
     (home.path / "rank0" / "xdg").mkdir(parents=True)
     done = home.cachectl("merge", "photographs", "all", check=False)
     assert done.returncode == 2
-    assert "photographs is no root" in done.stderr
+    assert "photographs is not a root" in done.stderr
     assert not (home.path / "all").exists()
     done = home.cachectl("merge", "rank0", "photographs", check=False)
     assert done.returncode == 2

@@ -64,8 +64,8 @@ class Jobs:
         """Run the kernels on every rank; return standard error, and what each rank has found and left."""
         folder = self.home.path / name
         folder.mkdir()
-        told = {node: by_node.get(node, options) for node in ("a", "b")}
-        said = self.run(sys.executable, str(self.home.programs / "rank.py"), str(folder), options=told)
+        received = {node: by_node.get(node, options) for node in ("a", "b")}
+        said = self.run(sys.executable, str(self.home.programs / "rank.py"), str(folder), options=received)
         return said, [json.loads(file.read_text()) for file in folder.glob("*.json")]
 
     def left(self) -> list[str]:
@@ -96,6 +96,7 @@ def test_a_cold_job_writes_each_entry_of_all_nodes_once(jobs: Jobs) -> None:
     assert no_home(jobs.home)
 
 
+@pytest.mark.cluster
 @pytest.mark.real
 def test_in_a_staged_job_no_rank_compiles_and_the_file_is_read_once(jobs: Jobs, tmp_path: Path) -> None:
     file = jobs.home.path / "warm.cachectl"
@@ -134,14 +135,14 @@ def test_what_nodes_have_each_for_themselves_travels_in_many_chunks_and_comes_to
     assert file.stat().st_size > 18 << 20
 
     said = jobs.both(
-        *("sh", "-c", f'{" ".join(program)} > "$(mktemp {tmp_path}/told-XXXXXX)"'),
+        *("sh", "-c", f'{" ".join(program)} > "$(mktemp {tmp_path}/received-XXXXXX)"'),
         options=("large.cachectl", "--trust", "--out", "again.cachectl"),
     )
     assert "staged 4 entries on 2 of 2 nodes" in said
     assert "broadcast in 5 chunks" in said
-    told = [json.loads(path.read_text()) for path in tmp_path.glob("told-*")]
-    assert len(told) == 2 * RANKS
-    assert all(one["there"] == ["a", "b"] for one in told)
+    received = [json.loads(path.read_text()) for path in tmp_path.glob("received-*")]
+    assert len(received) == 2 * RANKS
+    assert all(one["there"] == ["a", "b"] for one in received)
     assert (jobs.home.path / "again.cachectl").read_bytes() == file.read_bytes()
 
 
@@ -149,7 +150,7 @@ def test_what_nodes_have_each_for_themselves_travels_in_many_chunks_and_comes_to
 def test_a_disk_that_fills_up_while_others_send_keeps_nobody(
     tmp_path: Path, new_home: Callable[[Path], Home], mpiexec: str
 ) -> None:
-    """What is sent takes three chunks, and rank 0 can write no more than the first."""
+    """The data takes three chunks, and rank 0 can write only the first."""
     home = new_home(tmp_path / "home")
     large = f'test "$CACHECTL_NODE" = a || exec {sys.executable} {home.programs / "large.py"}'
     stage = (sys.executable, "-m", "cachectl", "stage", "in", "--out", "lost.cachectl", "--", "sh", "-c", large)
@@ -195,7 +196,7 @@ def test_a_root_is_staged_as_its_bundle_is(jobs: Jobs) -> None:
     (jobs.home.path / "no-root").mkdir()
     said = jobs.both("true", options=("no-root", "--trust"))
     assert "all nodes start cold" in said
-    assert "no-root is no root" in said
+    assert "no-root is not a root" in said
 
 
 @pytest.mark.cluster

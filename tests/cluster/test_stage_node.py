@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import json
 import os
 import random
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
@@ -24,7 +26,7 @@ from cachectl.layers.pocl.parts import PoclPortability
 from cachectl.moving import merging
 from cachectl.moving.bundle import BadBundle, Item, Manifest, Reader, write_bundle
 from cachectl.moving.merging import merge_bundles
-from cachectl.moving.portability import fingerprint
+from cachectl.moving.portability import portability_key
 from cachectl.stack import Stack
 
 if TYPE_CHECKING:
@@ -77,6 +79,22 @@ def test_a_node_is_filled_looked_through_and_emptied(
     root = node.root
     node.remove()
     assert not root.exists()
+    assert no_home(home)
+
+
+@pytest.mark.real
+def test_a_job_of_one_process_is_warm(home: Home, packed: tuple[Path, str]) -> None:
+    file, digest = packed
+    program = (sys.executable, str(home.programs / "thirteen.py"), "1", "0")
+    traced = (sys.executable, "-m", "cachectl", "trace", "--json", "trace.json", "--", *program)
+    home.cachectl("stage", "in", str(file), "--sha256", digest, "--", *traced)
+    layers = {one["layer"]: one for one in json.loads((home.path / "trace.json").read_text())["layers"]}
+    assert {name: layers[name]["misses"] for name in ("loopy", "pyopencl-invoker", "pocl")} == {
+        "loopy": 0,
+        "pyopencl-invoker": 0,
+        "pocl": 0,
+    }
+    assert layers["pocl"]["hits"] == 1
     assert no_home(home)
 
 
@@ -180,7 +198,7 @@ def test_bundles_of_other_processors_are_not_mixed(here: Environment, packed: tu
         reader = Reader(opened, packed[0].stat().st_size)
         contents = list(reader.contents())
     renamed = [(replace(item, key=f"{item.key}x"), data) for item, data in contents if item.layer == "pocl"]
-    theirs = {**fingerprint(PoclPortability(), here, [item for item, _ in renamed]), "processor": "another"}
+    theirs = {**portability_key(PoclPortability(), here, [item for item, _ in renamed]), "processor": "another"}
     with (tmp_path / "theirs").open("w+b") as other, packed[0].open("rb") as first:
         items = tuple(item for item, _ in renamed)
         write_bundle(other, Manifest(items, {"pocl": theirs}), [data for _, data in renamed])
@@ -200,7 +218,7 @@ def test_the_first_of_two_entries_of_one_key_is_kept(
     item, _ = contents[0]
     changed = replace(item, bytes=3, sha256=hashlib.sha256(b"new").hexdigest())
     with (tmp_path / "other").open("w+b") as other, packed[0].open("rb") as first:
-        write_bundle(other, Manifest((changed,), {item.layer: reader.manifest.fingerprints[item.layer]}), [b"new"])
+        write_bundle(other, Manifest((changed,), {item.layer: reader.manifest.portability_keys[item.layer]}), [b"new"])
         done = merge_bundles(here, [first, other], str(tmp_path / "both"))
     assert done.differing == 1
     assert (tmp_path / "both").read_bytes() == packed[0].read_bytes()
@@ -212,14 +230,15 @@ def made(file: Path, entries: dict[str, tuple[bytes, str]], platform: str | None
         Item("cuda", key, "cuda-entry/65", len(data), hashlib.sha256(data).hexdigest(), device=device)
         for key, (data, device) in sorted(entries.items())
     )
-    told = {"platform": platform, "devices": ", ".join(sorted({device for _, device in entries.values()}))}
+    facts = {"platform": platform, "devices": ", ".join(sorted({device for _, device in entries.values()}))}
     opened = file.open("w+b")
     write_bundle(
-        opened, Manifest(items, {"cuda": told} if items else {}), [data for _, (data, _) in sorted(entries.items())]
+        opened, Manifest(items, {"cuda": facts} if items else {}), [data for _, (data, _) in sorted(entries.items())]
     )
     return opened
 
 
+@pytest.mark.thorough
 def test_however_entries_are_parted_merged_they_are_the_same_bytes(here: Environment, tmp_path: Path) -> None:
     draw = random.Random(6)  # noqa: S311 - sizes, no secrets
     entries = {f"{n:03}": (draw.randbytes(draw.choice((0, 1, 512, 70_000))), f"sm_{n % 5}") for n in range(200)}

@@ -1,4 +1,4 @@
-"""What counts as a lie in what a command says under a fault; ``sweep.py`` lists the rules."""
+"""The rules for the output of a command under a fault; ``sweep.py`` lists the rules."""
 
 from __future__ import annotations
 

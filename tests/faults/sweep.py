@@ -1,4 +1,4 @@
-"""Every verb under every fault: what a command does when one of its calls fails, held against what it says.
+"""Every verb under every fault: the effects of a command whose call fails, compared with its output.
 
 ``python tests/faults/sweep.py`` prints the table; ``--every 1`` tries each call, as the hazard tier does. The rules:
 
@@ -140,7 +140,7 @@ def put_cases(world: World) -> Iterator[Case]:
 
 @dataclass
 class Row:
-    """What one kind of fault did to one command."""
+    """The result of one kind of fault in one command."""
 
     case: str
     fault: str

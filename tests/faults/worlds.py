@@ -115,7 +115,7 @@ def disk_bytes(home: Path) -> int:
 
 
 def bystanders(home: Path) -> dict[str, str]:
-    """Hash the files that belong to nobody's cache."""
+    """Hash the files that belong to no cache."""
     return {name: hashlib.sha256((home / name).read_bytes()).hexdigest() for name in _BYSTANDERS}
 
 
@@ -238,7 +238,7 @@ def filled_world(folder: Path, home: Path) -> World:
 
 
 def settled(world: World) -> World:
-    """Add files that belong to nobody's cache, and make everything old."""
+    """Add files that belong to no cache, and make everything old."""
     for name in _BYSTANDERS:
         path = world.path / name
         path.parent.mkdir(parents=True, exist_ok=True)

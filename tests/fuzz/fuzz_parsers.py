@@ -164,8 +164,8 @@ def _mesa_entry(data: bytes) -> None:
 
 def _mesa_index(data: bytes) -> None:
     places = list(mesa_files.foz_places(data))
-    spelled = b"".join(map(mesa_files.foz_record, places))
-    assert len(spelled) <= len(data)
+    written = b"".join(map(mesa_files.foz_record, places))
+    assert len(written) <= len(data)
     mesa_files.is_fossilize(data[:16])
     mesa_files.db_number(data)
     for place in mesa_files.db_places(data):

@@ -150,7 +150,7 @@ class Sick(Layer):
 
     def diagnose(self) -> Iterator[Finding]:
         _perhaps(self.failing, "diagnose")
-        yield Finding(self.name, Path("*"), None, Severity.HARMLESS, "told", "something", "nothing")
+        yield Finding(self.name, Path("*"), None, Severity.HARMLESS, "reported", "something", "nothing")
 
     switched = relocate = state  # type: ignore[assignment]
 
@@ -162,14 +162,14 @@ def test_a_plugin_that_fails_stops_neither_itself_nor_the_others(tmp_path: Path,
     found = diagnosis((guarded(sick, environment), *Stack(environment, plugins=False)))
     failed = only([finding for finding in found if finding.layer == "sick"], "plugin")
     assert failing in failed.message
-    told = {finding.code for finding in found if finding.layer == "sick"} - {"plugin"}
+    reported = {finding.code for finding in found if finding.layer == "sick"} - {"plugin"}
     assert (
-        told
+        reported
         == {
-            "roots": {"told"},
-            "scan": {"told", "damaged"},
+            "roots": {"reported"},
+            "scan": {"reported", "damaged"},
             "diagnose": {"damaged"},
-            "verify": {"told"},
+            "verify": {"reported"},
         }[failing]
     )
     assert only(found, "off").layer == "loopy"
@@ -204,7 +204,7 @@ def test_a_root_that_cannot_be_read_is_told_once_by_each_layer(home: Home) -> No
     finally:
         unreadable.chmod(0o700)
         closed.chmod(0o700)
-    told = [finding.layer for finding in coded(found, "unreadable")]
+    reported = [finding.layer for finding in coded(found, "unreadable")]
     # PoCL has two roots there.
-    assert told == ["loopy", "pyopencl-invoker", "pytools", "pocl", "pocl"]
+    assert reported == ["loopy", "pyopencl-invoker", "pytools", "pocl", "pocl"]
     assert {finding.code for finding in found} == {"off", "unreadable"}

@@ -64,8 +64,8 @@ def test_near_the_cap_of_cuda(
     assert f"{held:,} of at most {at:,} bytes" in found.message
     assert ("default" in found.message) == (limit == "default")
     assert found.fix == f"export CUDA_CACHE_MAXSIZE={2 * at}"
-    mended = found.fix.partition("=")[2]
-    assert examine(home.environment(CUDA_CACHE_MAXSIZE=mended), "cuda") == []
+    fixed = found.fix.partition("=")[2]
+    assert examine(home.environment(CUDA_CACHE_MAXSIZE=fixed), "cuda") == []
     assert after(home.path, found.fix, "cuda", CUDA_CACHE_MAXSIZE=str(at)) == []
 
 
@@ -133,7 +133,7 @@ def test_what_is_in_quarantine_has_not_leaked_and_is_not_pruned(home: Home) -> N
     assert examine(home.environment(), "pocl") == []
 
 
-def test_what_was_left_in_place_is_still_to_be_mended(home: Home) -> None:
+def test_what_was_left_in_place_is_still_to_be_fixed(home: Home) -> None:
     broken = home.path / ".config" / "miopen" / "gfx90a6e.HIP.3_3_0_a85ca8a54.ufdb.txt"
     make(broken.parent)
     broken.write_text("no record at all\n")

@@ -86,8 +86,8 @@ def test_a_variable_is_found_and_mended(  # noqa: PLR0917 - a table
     # The command, run by a shell, leaves variables in which nothing is wrong.
     printed = shell(tmp_path, f"{found.fix}\nenv -0", **{variable: value}).stdout
     variables = dict(item.partition("=")[::2] for item in printed.split("\0") if item)
-    mended = {name: text for name, text in variables.items() if name in (variable, "HOME")}
-    assert examine(replace(environment_of(tmp_path), variables=mended), layer) == []
+    fixed = {name: text for name, text in variables.items() if name in (variable, "HOME")}
+    assert examine(replace(environment_of(tmp_path), variables=fixed), layer) == []
 
 
 @pytest.mark.parametrize(
@@ -243,7 +243,7 @@ def test_ranks_that_share_a_root_are_told(
     assert of_pocl.message.endswith("; fix it in the script that each rank runs")
     left = after(tmp_path, f'{fix}\nmkdir -p "$POCL_CACHE_DIR"', "pocl", **{variable: "0", **variables})
     assert left == []
-    # Where no rank is told, all would get one folder: nothing is moved, and the shell says why.
+    # Without a rank all would get one folder: nothing is moved, and the shell prints the reason.
     unset = {name: value for name, value in variables.items() if name != variable}
     alone = shell(tmp_path, f'{fix}\nprintf %s "${{POCL_CACHE_DIR-unmoved}}"', **unset)
     assert alone.stdout == "unmoved"

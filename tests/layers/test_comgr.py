@@ -40,7 +40,7 @@ def compiled() -> dict[str, bytes]:
 
 
 def entry(output: bytes, log: bytes = b"") -> bytes:
-    """Spell an entry as ``serializeCacheEntry`` does."""
+    """Return an entry in the form of ``serializeCacheEntry``."""
     return struct.pack("<Q", len(output)) + output + struct.pack("<Q", len(log)) + log
 
 
@@ -95,8 +95,8 @@ def folder_of(layer: ComgrCache) -> Path:
 
 def test_bitcode_and_code_objects_name_kernels_and_device(layer: ComgrCache) -> None:
     entries = {one.key: one for one in layer.entries()}
-    told = {what: entries[name_of(what)] for what in OUTPUTS}
-    assert {what: (one.detail["kind"], one.kernels, one.device) for what, one in told.items()} == {
+    given = {what: entries[name_of(what)] for what in OUTPUTS}
+    assert {what: (one.detail["kind"], one.kernels, one.device) for what, one in given.items()} == {
         "axpy.bc": ("LLVM bitcode", ("axpy", "scale"), None),
         "axpy-gfx906.o": ("code object", ("axpy", "scale"), "gfx906"),
         "axpy-gfx90a.o": ("code object", ("axpy", "scale"), "gfx90a"),
@@ -253,13 +253,13 @@ def test_each_value_that_is_not_meant_is_told_and_its_fix_mends_it(
 ) -> None:
     home = tmp_path / "home"
     home.mkdir()
-    told = {"OCL_ICD_VENDORS": driver(tmp_path), **variables}
-    (found,) = examine(home, **told)
+    given = {"OCL_ICD_VENDORS": driver(tmp_path), **variables}
+    (found,) = examine(home, **given)
     assert (found.layer, found.code, found.severity) == ("comgr", code, severity)
     script = f"{found.fix}; env -0"
-    done = subprocess.run(["sh", "-c", script], env={"PATH": os.defpath, **told}, capture_output=True, check=True)
+    done = subprocess.run(["sh", "-c", script], env={"PATH": os.defpath, **given}, capture_output=True, check=True)
     after = dict(pair.split("=", 1) for pair in done.stdout.decode().split("\0") if pair)
-    assert examine(home, **{name: after[name] for name in told if name in after}) == []
+    assert examine(home, **{name: after[name] for name in given if name in after}) == []
 
 
 def test_nobody_without_such_a_gpu_is_told_of_it(tmp_path: Path) -> None:
@@ -284,8 +284,8 @@ def test_damage_is_told_by_what_comgr_makes_of_it(layer: ComgrCache) -> None:
     }
     with pytest.raises(Damaged, match="exactly an output and a log"):
         layer.get(cut)
-    told = {one.path.name: one.code for one in layer.scan(root) if isinstance(one, Problem)}
-    assert told == dict.fromkeys((cut, inner, empty), "damaged")
+    given = {one.path.name: one.code for one in layer.scan(root) if isinstance(one, Problem)}
+    assert given == dict.fromkeys((cut, inner, empty), "damaged")
     assert layer.quarantine(layer.plan_quarantine(findings), findings).removed == 3
     assert list(layer.verify(root)) == []
     assert len(list(layer.entries())) == 2

@@ -160,7 +160,7 @@ def test_what_is_cut_short_anywhere_is_not_whole(layer: NeoCompilerCache, tmp_pa
 
 
 def driver(tmp_path: Path, release: str | None = None) -> str:
-    """Register a driver of Intel's, whose library spells its release as a real one does."""
+    """Register a driver of Intel's, whose library contains its release as a real one does."""
     library = tmp_path / "libigdrcl.so"
     library.write_bytes(b"\x7fELF" + bytes(100) + b"NEO \x00" + (release or "none").encode() + b"\x00unk\x00")
     (tmp_path / "intel.icd").write_text(str(library))
@@ -180,8 +180,8 @@ def driver(tmp_path: Path, release: str | None = None) -> str:
     ],
 )
 def test_places(tmp_path: Path, variables: dict[str, str], path: str, source: str) -> None:
-    told = {name: value.format(tmp=tmp_path) for name, value in variables.items()}
-    environment = Environment({"HOME": str(tmp_path / "home"), **told}, tmp_path / "home", cwd=tmp_path / "cwd")
+    given = {name: value.format(tmp=tmp_path) for name, value in variables.items()}
+    environment = Environment({"HOME": str(tmp_path / "home"), **given}, tmp_path / "home", cwd=tmp_path / "cwd")
     (root,) = NeoCompilerCache(environment).roots()
     assert (root.path, root.source) == (tmp_path / path, source)
 
@@ -215,9 +215,9 @@ def test_places_without_a_home_and_elsewhere(tmp_path: Path) -> None:
 def test_the_state_knows_what_switches_off(
     tmp_path: Path, variables: dict[str, str], release: str | None, condition: Condition, words: str
 ) -> None:
-    told = {name: value.format(tmp=tmp_path) for name, value in variables.items()}
-    told = {"HOME": str(tmp_path), "OCL_ICD_VENDORS": driver(tmp_path, release), **told}
-    state = NeoCompilerCache(Environment(told, tmp_path)).state()
+    given = {name: value.format(tmp=tmp_path) for name, value in variables.items()}
+    given = {"HOME": str(tmp_path), "OCL_ICD_VENDORS": driver(tmp_path, release), **given}
+    state = NeoCompilerCache(Environment(given, tmp_path)).state()
     assert (state.condition, words in state.why) == (condition, True), state.why
 
 
@@ -256,14 +256,14 @@ def test_each_off_condition_is_told_and_its_fix_mends_it(
     tmp_path: Path, variables: dict[str, str], release: str | None, code: str, severity: Severity
 ) -> None:
     unpack(tmp_path / ".cache" / "neo_compiler_cache")
-    told = {name: value.format(tmp=tmp_path) for name, value in variables.items()}
-    told["OCL_ICD_VENDORS"] = driver(tmp_path, release)
-    (found,) = examine(tmp_path, **told)
+    given = {name: value.format(tmp=tmp_path) for name, value in variables.items()}
+    given["OCL_ICD_VENDORS"] = driver(tmp_path, release)
+    (found,) = examine(tmp_path, **given)
     assert (found.layer, found.code, found.severity) == ("neo", code, severity)
     script = f"{found.fix}; env -0"
-    done = subprocess.run(["sh", "-c", script], env={"PATH": os.defpath, **told}, capture_output=True, check=True)
+    done = subprocess.run(["sh", "-c", script], env={"PATH": os.defpath, **given}, capture_output=True, check=True)
     after = dict(pair.split("=", 1) for pair in done.stdout.decode().split("\0") if pair)
-    assert examine(tmp_path, **{name: after[name] for name in after if name in told}) == []
+    assert examine(tmp_path, **{name: after[name] for name in after if name in given}) == []
 
 
 def test_nobody_without_such_a_driver_is_told_of_it(tmp_path: Path) -> None:
@@ -359,9 +359,9 @@ def test_what_the_driver_makes_of_an_entry_that_cannot_be_read_is_told(layer: Ne
     large = layer.roots()[0].path / "0123456789abcdef.cl_cache"
     large.touch()
     os.truncate(large, (1 << 30) + 1)
-    (told,) = (finding for finding in layer.verify(layer.roots()[0]) if finding.key == large.name)
-    assert told.severity is Severity.RECOMPILES
-    assert told.message.endswith("; the driver compiles it again at every run, and never replaces it")
+    (given,) = (finding for finding in layer.verify(layer.roots()[0]) if finding.key == large.name)
+    assert given.severity is Severity.RECOMPILES
+    assert given.message.endswith("; the driver compiles it again at every run, and never replaces it")
 
 
 def test_damage_is_told_by_what_the_driver_makes_of_it(layer: NeoCompilerCache, tmp_path: Path) -> None:

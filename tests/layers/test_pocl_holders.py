@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 from tiers import needing
 
-from cachectl.layers.host.processes import age_of, spell
+from cachectl.layers.host.processes import age_of, process_names
 from cachectl.layers.pocl import PoclKernels
 from cachectl.layers.pocl import programs as pocl_kernels
 
@@ -62,6 +62,7 @@ def pocl(request: pytest.FixtureRequest) -> Mapping[str, str]:
     return driver.variables
 
 
+@pytest.mark.thorough
 @pytest.mark.real
 def test_a_purge_leaves_what_a_long_running_program_holds(
     home: Home, pocl: Mapping[str, str], monkeypatch: pytest.MonkeyPatch
@@ -123,7 +124,7 @@ def test_age_and_name_of_a_process() -> None:
             age = age_of(program.pid)
             assert age is not None
             assert 0.3 < age < 30
-            assert spell((program.pid,)) == f"process {program.pid} (sleep)"
+            assert process_names((program.pid,)) == f"process {program.pid} (sleep)"
         finally:
             program.kill()
     assert age_of(program.pid) is None

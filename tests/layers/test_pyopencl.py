@@ -147,6 +147,7 @@ def test_the_real_drivers_are_found(layer: PyOpenCLBinaries) -> None:
     assert "PoCL" in layer.state().why
 
 
+@pytest.mark.thorough
 def test_purging_what_is_stale_looks_at_headers_too(home: Home) -> None:
     header = home.path / "answer.h"
     header.write_text("#define ANSWER 42\n")
@@ -303,7 +304,7 @@ for _ in range(rounds):
 
 
 def test_of_many_that_judge_a_lock_dead_one_takes_it_over(tmp_path: Path) -> None:
-    """However many find the same dead lock: nobody is let in beside another, and nobody's own lock is removed."""
+    """Many processes find the same dead lock: only one at a time gets in, and no live lock is removed."""
     kinds = ["cachectl"] * 6 + ["program"] * 2
     contenders = [
         subprocess.Popen(

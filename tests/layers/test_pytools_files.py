@@ -137,7 +137,7 @@ def test_rows_that_a_vacuum_numbered_anew_are_not_taken_for_older_ones(home: Hom
         assert plan.entries == 1
         connection.execute("vacuum")
         connection.execute("insert into dict values (?, ?)", ("f" * 16, b"\x80\x04N."))
-    # Whether this sqlite numbers anew or not, the row that came after the plan stays.
+    # The row that came after the plan stays, even if this sqlite reuses row ids.
     layer.clear(plan)
     assert "f" * 16 in {entry.key.rpartition("/")[2] for entry in layer.entries()}
 
@@ -346,7 +346,7 @@ def test_looking_at_a_file_with_a_stray_log_writes_nothing(home: Home, size: int
 
 @pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="descriptors cannot be counted here")
 def test_looking_a_thousand_times_beside_an_open_dictionary_costs_one_descriptor(tmp_path: Path) -> None:
-    """What cannot be closed without dropping a lock of this process is used again, not opened once more."""
+    """A descriptor that cannot be closed without dropping a lock of this process is reused."""
     path = tmp_path / "pdict-v5-mine-1.sqlite"
     with closing(sqlite3.connect(path)) as connection:
         connection.execute("create table dict (keyhash text not null primary key, key_value text not null)")
@@ -372,7 +372,7 @@ def descriptors_of(path: Path) -> int:
 
 @pytest.mark.parametrize("glob", ["foo*", "[!]]oo_bar", "[!]x]oo_bar", "[]f]oo_bar", "*o_b?r", "foo_bar", "[a-z]*_bar"])
 def test_no_kernel_is_missed_by_looking_for_a_part_of_its_name(glob: str) -> None:
-    """What a pattern selects has the part in it, whatever brackets do."""
+    """Every name that a pattern selects contains the literal part, also with brackets."""
     selection = Selection(kernel=glob)
     assert selection.kernel_pattern is not None
     assert selection.kernel_pattern.fullmatch("foo_bar")

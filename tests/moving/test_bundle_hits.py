@@ -21,7 +21,7 @@ from cachectl.layers.cuda.parts import CudaPortability
 from cachectl.layers.pocl.parts import PoclPortability
 from cachectl.moving.bundle import Item
 from cachectl.moving.importing import import_bundle
-from cachectl.moving.portability import differences, fingerprint, outlook
+from cachectl.moving.portability import differences, outlook, portability_key
 from cachectl.stack import Stack
 
 if TYPE_CHECKING:
@@ -79,6 +79,7 @@ def test_the_same_content_is_the_same_bytes(source: Home, packed: Path, home: Ho
         assert (tmp_path / name).read_bytes() == packed.read_bytes()
 
 
+@pytest.mark.thorough
 @pytest.mark.real
 def test_bundles_of_two_programs_merge(
     packed: Path, source: Home, home: Home, tmp_path: Path, new_home: Callable[[Path], Home]
@@ -191,6 +192,7 @@ def another_venv(path: Path) -> str:
     return str(path / "bin" / "python")
 
 
+@pytest.mark.thorough
 @pytest.mark.real
 def test_in_another_virtual_environment_exactly_what_is_foreseen_misses(
     packed: Path, home: Home, tmp_path: Path
@@ -218,17 +220,17 @@ def test_another_driver_or_processor_decides_and_an_unknown_one_does_not(home: H
     version.write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.104.05  Sat Aug 19 01:15:15 UTC 2023\n")
     item = Item("cuda", "0/1/2", "cuda-entry/65", 1, "0" * 64, {}, "sm_90", {"driver": "535.104.05"})
     cuda, pocl = CudaPortability(), PoclPortability()
-    there = fingerprint(cuda, environment, [item])
+    there = portability_key(cuda, environment, [item])
     assert there["NVIDIA driver"] == "535.104.05"
     assert there["devices"] == "sm_90"
     version.write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.14  Thu Feb 22 01:44:30 UTC 2024\n")
-    differing = differences(cuda, there, fingerprint(cuda, environment))
+    differing = differences(cuda, there, portability_key(cuda, environment))
     assert outlook(cuda, item, there, environment, differing).hits is False
     version.unlink()
-    differing = differences(cuda, there, fingerprint(cuda, environment))
+    differing = differences(cuda, there, portability_key(cuda, environment))
     assert outlook(cuda, item, there, environment, differing).hits is None
 
     program = Item("pocl", "AA/B", "pocl-entry/1", 1, "0" * 64)
-    there = {**fingerprint(pocl, environment), "processor": "another"}
-    differing = differences(pocl, there, fingerprint(pocl, environment))
+    there = {**portability_key(pocl, environment), "processor": "another"}
+    differing = differences(pocl, there, portability_key(pocl, environment))
     assert outlook(pocl, program, there, environment, differing).hits is False

@@ -38,7 +38,7 @@ def test_a_different_entry_that_is_here_is_never_replaced(
     item, donor = manifest.items[number], contents[number + 1]
     assert donor != contents[number]
     forged = replace(item, bytes=len(donor), sha256=hashlib.sha256(donor).hexdigest())
-    one = Manifest((forged,), {"loopy": manifest.fingerprints["loopy"]})
+    one = Manifest((forged,), {"loopy": manifest.portability_keys["loopy"]})
     import_bundle(stack, write(tmp_path / "one", one, [donor]), TRUSTED)
 
     done = {layer.layer: layer for layer in import_bundle(stack, file, TRUSTED).layers}
@@ -50,6 +50,7 @@ def test_a_different_entry_that_is_here_is_never_replaced(
     assert sum(layer.placed for layer in done.values()) == len(contents) - 1
 
 
+@pytest.mark.thorough
 @pytest.mark.real
 def test_two_imports_at_once_are_fine(packed: Path, source: Home, home: Home) -> None:
     # Each waits for the others' locks, however slow the machine.
@@ -81,7 +82,7 @@ def test_an_import_that_is_killed_is_completed_by_another(
                 time.sleep(0.001)
             started = time.monotonic()
             if number == 0:
-                # The first is left alone, and tells how long it takes.
+                # The first is left alone, to measure how long it takes.
                 assert running.wait(1200) == 0
                 placing = time.monotonic() - started
             else:

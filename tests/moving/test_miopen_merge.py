@@ -33,7 +33,7 @@ from support.miopen_files import (
 )
 
 from cachectl.layers.base.conformance import snapshot
-from cachectl.layers.base.errors import BadRequest, Busy, Refused
+from cachectl.layers.base.errors import BadRequest, Busy, Refused, Unreachable
 from cachectl.layers.miopen.kernels import MIOpenKernels
 from cachectl.layers.miopen.merging import merge
 from cachectl.layers.miopen.places import lock_files
@@ -269,3 +269,22 @@ def test_perf_dbs_in_sqlite_are_merged(tmp_path: Path) -> None:
         connection.execute("CREATE TABLE perf_db (id, solver)")
         connection.commit()
     assert "'perf_db'" in merge(environment_of(tmp_path), [str(foreign)], str(into)).files[0].failures[0].because
+
+
+@pytest.mark.parametrize("broken", ["source", "target"])
+def test_a_merge_that_fails_leaves_no_lock_files(tmp_path: Path, broken: str) -> None:
+    name = "gfx90a6e.HIP.3_2_0_abc.ufdb.txt"
+    paths = {role: tmp_path / role / name for role in ("source", "target")}
+    for role, path in paths.items():
+        path.parent.mkdir()
+        path.write_text(f"{role}=s:1,2,3\n")
+    paths[broken].unlink()
+    paths[broken].mkdir()
+    before = snapshot(tmp_path)
+    environment = replace(environment_of(tmp_path), temporary=tmp_path / "tmp")
+    if broken == "target":
+        with pytest.raises(Unreachable, match="a folder, no plain file"):
+            merge(environment, [str(paths["source"])], str(paths["target"]))
+    else:
+        assert merge(environment, [str(paths["source"])], str(paths["target"])).failed
+    assert snapshot(tmp_path) == before

@@ -80,7 +80,7 @@ def test_what_cachectl_did_not_write_stays(warm: Home, arguments: tuple[str, ...
     wanted = [key_of(warm) if word == "KEY" else word for word in arguments]
     done = warm.cachectl(*wanted, check=False)
     assert done.returncode == 1
-    assert done.stderr.strip().endswith("name another file, or --force replaces it")
+    assert done.stderr.strip().endswith("name another file, or replace it with --force")
     assert len(done.stderr.splitlines()) == 1
     assert file.read_text() == THESIS
     at = wanted.index("--") if "--" in wanted else len(wanted)

@@ -148,6 +148,7 @@ def test_a_bundle_is_imported_from_a_web_server(source: Home, home: Home, web: t
     assert keys(home) == keys(source) != set()
 
 
+@pytest.mark.thorough
 def test_a_signature_is_taken_from_beside_it(
     source: Home, home: Home, web: tuple[str, Path], keygen: tuple[Path, str]
 ) -> None:
@@ -242,6 +243,7 @@ def test_a_file_may_be_spelled_as_a_url(source: Home, home: Home, tmp_path: Path
 # ---------------------------------------------------------------------- the packages
 
 
+@pytest.mark.thorough
 def test_without_the_packages_a_url_names_them_and_a_file_works(source: Home, home: Home, tmp_path: Path) -> None:
     for name in ("fsspec", "aiohttp"):
         folder = tmp_path / f"without-{name}"
@@ -343,6 +345,7 @@ def test_a_bundle_goes_to_s3_and_comes_from_there(
     assert here.json("import", url, "--trust")["total"]["there"] == KERNELS
 
 
+@pytest.mark.thorough
 def test_what_s3_refuses_is_one_line(source: Home, home: Home, s3: dict[str, str]) -> None:
     here = replace(home, variables={**home.variables, **s3})
     there = replace(source, variables={**source.variables, **s3})
@@ -355,6 +358,7 @@ def test_what_s3_refuses_is_one_line(source: Home, home: Home, s3: dict[str, str
     assert not (home.path / ".cache").exists()
 
 
+@pytest.mark.thorough
 def test_an_upload_that_breaks_off_leaves_what_was_there(s3: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     import s3fs
 

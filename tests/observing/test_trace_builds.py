@@ -65,7 +65,7 @@ threads = [threading.Thread(target=at_once, args=(name,)) for name in ("known", 
 @pytest.mark.thorough
 @real
 def test_of_builds_at_the_same_time_none_is_taken_for_compiled_wrongly(home: Home) -> None:
-    """What is served is not called compiled: it is right, or it is unknown."""
+    """A served build is never called compiled: the answer is right or unknown."""
     document = home.path / "trace.json"
     for round_number in "123":
         command = (sys.executable, "-c", CROWDED, str(home.programs), round_number)
@@ -176,6 +176,7 @@ def test_each_device_is_a_lookup_of_its_own(home: Home) -> None:
     assert (hits, misses) == (2, 0)
 
 
+@pytest.mark.thorough
 @real
 def test_no_message_goes_into_a_file_of_the_programs(home: Home) -> None:
     """A program that closes what it did not open gets the number of our file for its own."""
@@ -209,6 +210,7 @@ def test_a_suite_that_captures_what_c_prints_passes_as_before(home: Home) -> Non
     home.cachectl("trace", "--", sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_it.py")
 
 
+@pytest.mark.thorough
 @real
 def test_a_trace_within_a_trace_and_the_users_own_site(home: Home) -> None:
     """Both traces hear of all; the user's module is imported as ever, and may fail as ever."""
@@ -233,6 +235,7 @@ def test_a_trace_within_a_trace_and_the_users_own_site(home: Home) -> None:
     assert evidence["loopy"] == "exact"
 
 
+@pytest.mark.thorough
 @real
 def test_a_block_that_raises_is_counted_all_the_same(home: Home) -> None:
     """The numbers are there however the block ends."""
@@ -262,6 +265,7 @@ def test_a_process_that_becomes_another_program_says_nothing_twice(home: Home) -
     assert numbers(json.loads(document.read_text()), "pocl") == (0, 3, 3)
 
 
+@pytest.mark.thorough
 @real
 def test_a_worker_that_renames_itself_is_watched_all_the_same(home: Home) -> None:
     """A fork is known by its stack, not by its title."""

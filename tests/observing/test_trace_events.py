@@ -1,4 +1,4 @@
-"""What a trace makes of its own folder: the traced program can write there too, and changes no status by it."""
+"""The traced program can write to the trace's folder too, which changes no exit status."""
 
 from __future__ import annotations
 
@@ -79,6 +79,7 @@ def test_a_line_counts_only_if_every_field_has_its_type(tmp_path: Path, lines: s
     )
 
 
+@pytest.mark.thorough
 def test_only_plain_files_of_a_process_are_read_and_only_so_far(tmp_path: Path) -> None:
     folder, other = tmp_path / "events", tmp_path / "other"
     folder.mkdir()
@@ -98,7 +99,7 @@ def test_only_plain_files_of_a_process_are_read_and_only_so_far(tmp_path: Path) 
     assert [len(said) for said in messages_after(folder, noted.events)] == [16 << 20]
     with (folder / "5.events").open("wb") as sparse:
         sparse.truncate(1 << 40)
-    assert read_events(folder).unread[-1] == "5.events: more than is read of one trace"
+    assert read_events(folder).unread[-1] == "5.events: over the limit on the size of a trace"
 
 
 PLANT = """

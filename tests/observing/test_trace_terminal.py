@@ -54,6 +54,7 @@ def traced(home: Home, document: Path) -> tuple[str, ...]:
     return (sys.executable, "-m", "cachectl", *options, sys.executable, str(home.programs / CHATTY))
 
 
+@pytest.mark.thorough
 @real
 def test_a_terminal_shows_what_a_pipe_shows(home: Home, driver: Mapping[str, Any]) -> None:
     """Cold, PoCL compiles all; warm, it finds the program and the object file, and links again."""
@@ -73,6 +74,7 @@ def test_a_terminal_shows_what_a_pipe_shows(home: Home, driver: Mapping[str, Any
     assert pocl_of(document) == expected
 
 
+@pytest.mark.thorough
 @real
 def test_a_block_in_a_python_on_a_terminal(home: Home, driver: Mapping[str, Any]) -> None:
     """From Python the same: ``traced()`` understands coloured messages, and keeps them off the screen."""

@@ -56,15 +56,15 @@ class TellingStore(Files):
 
 
 class Telling(Notes):
-    """Tells of its entries what ``TELLING`` says, and is there for those who set it."""
+    """Describes its entries as ``TELLING`` says; it has roots only if that is set."""
 
     name = "Telling"
     store = TellingStore(r"[0-9a-f]{8}\.note", codec=TellingCodec())
 
     def roots(self) -> tuple[Root, ...]:
-        told = self.environment.get("TELLING")
-        roots = super().roots() if told else ()
-        return (*roots, *(replace(root, path=root.path.with_name("more")) for root in roots if told == "twice"))
+        value = self.environment.get("TELLING")
+        roots = super().roots() if value else ()
+        return (*roots, *(replace(root, path=root.path.with_name("more")) for root in roots if value == "twice"))
 
 
 class TalkingStore(Files):

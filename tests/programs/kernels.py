@@ -1,4 +1,4 @@
-"""Compile and check N loopy kernels ``lk0`` … on PoCL; print what loopy said of its caches, as JSON."""
+"""Compile and check N loopy kernels ``lk0`` … on PoCL; print loopy's messages about its caches as JSON."""
 
 import json
 import logging

@@ -29,5 +29,5 @@ if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parent))
     sys.argv = ["thirteen.py", "2", "1"]
     runpy.run_path(str(Path(__file__).with_name("thirteen.py")), run_name="__main__")
-    told = {"before": before, "after": cached(), "began": started, "node": os.environ.get("CACHECTL_NODE")}
-    Path(FOLDER, f"{os.getpid()}.json").write_text(json.dumps(told))
+    result = {"before": before, "after": cached(), "began": started, "node": os.environ.get("CACHECTL_NODE")}
+    Path(FOLDER, f"{os.getpid()}.json").write_text(json.dumps(result))

@@ -70,7 +70,7 @@ def at_the_end():
     import pyopencl as cl
 
     context, queue = started()
-    # What cannot be removed is told of on standard error.
+    # Entries that cannot be removed are named on standard error.
     warnings.simplefilter("always", RuntimeWarning)
     SEEN["before"] = tree()
     with cachectl.disabled():

@@ -1,4 +1,4 @@
-"""What the scenes of ``salted.py`` share."""
+"""Helpers shared by the scenes of ``salted.py``."""
 
 import hashlib
 import os

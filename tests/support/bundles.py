@@ -1,4 +1,4 @@
-"""What the tests of bundles share."""
+"""Helpers shared by the tests of bundles."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the tests of dictionaries share."""
+"""Helpers shared by the tests of dictionaries."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the tests of doctor share."""
+"""Helpers shared by the tests of doctor."""
 
 from __future__ import annotations
 

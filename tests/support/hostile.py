@@ -1,4 +1,4 @@
-"""What the tests of hostile share."""
+"""Helpers shared by the tests of hostile."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ BASES = (
 )
 
 
-def fingerprint(*folders: Path) -> dict[bytes, str]:
-    """Describe every name below some folders: kind, mode, where a link leads, and the hash of what it holds."""
+def hash_tree(*folders: Path) -> dict[bytes, str]:
+    """Describe every name below some folders: kind, mode, target of a link, hash of the content."""
     described: dict[bytes, str] = {}
     for folder in folders:
         described[os.fsencode(folder)] = _described(os.fsencode(folder))
@@ -65,14 +65,14 @@ def _described(path: bytes) -> str:
     if stat.S_ISLNK(mode):
         held = repr(os.readlink(path))
     elif stat.S_ISREG(mode):
-        # What is closed to all is not to be read, but by the superuser.
+        # Only the superuser can read a file that is closed to all.
         with contextlib.suppress(PermissionError), open(path, "rb") as file:
             held = hashlib.sha256(file.read()).hexdigest()
     return f"{mode:o} {held}"
 
 
 def changed(before: Mapping[bytes, str], after: Mapping[bytes, str]) -> set[bytes]:
-    """Name what was added, went, or is another."""
+    """Return the names that were added, removed or changed."""
     return {path for path in before.keys() | after.keys() if before.get(path) != after.get(path)}
 
 
@@ -278,7 +278,7 @@ def looked_at(stack: Stack) -> Iterator[object]:
 
 
 def is_json(value: object) -> bool:
-    """Tell whether a value survives being written as JSON and read again."""
+    """Return whether a value survives being written as JSON and read again."""
     return bool(json.loads(json.dumps(value, allow_nan=False)) == value)
 
 

@@ -1,4 +1,4 @@
-"""What the tests of mesa share."""
+"""Helpers shared by the tests of mesa."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the tests of miopen files share."""
+"""Helpers shared by the tests of miopen files."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def pending(path: Path) -> Iterator[None]:
 
 
 def perf(path: Path, problems: Mapping[int, Mapping[str, str]]) -> Path:
-    """Write a perf-db in sqlite: for each problem, told apart by its channels, solvers and their parameters."""
+    """Write a perf-db in sqlite: for each problem, identified by its channels, solvers and their parameters."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with closing(sqlite3.connect(path)) as connection:
         connection.executescript(TABLES)

@@ -1,4 +1,4 @@
-"""What the tests of miopen kernels share."""
+"""Helpers shared by the tests of miopen kernels."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the tests of proof share."""
+"""Helpers shared by the tests of proof."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ FILES = {
 READ = "open({file!r}, 'rb').read(1)"
 
 
-def program(count: int = 8, plain: int = 5) -> list[str]:
-    """Spell the command of the program that compiles loopy kernels and plain PyOpenCL programs."""
+def program(count: int, plain: int) -> list[str]:
+    """Return the command of the program that compiles loopy kernels and plain PyOpenCL programs."""
     return [sys.executable, str(PROGRAMS / "thirteen.py"), str(count), str(plain)]
 
 

@@ -1,4 +1,4 @@
-"""What the tests of quarantine share."""
+"""Helpers shared by the tests of quarantine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the tests of stage share."""
+"""Helpers shared by the tests of stage."""
 
 from __future__ import annotations
 
@@ -17,5 +17,5 @@ def manifest(file: Path) -> Manifest:
 
 
 def no_home(home: Home) -> bool:
-    """Tell that nothing was kept in the home itself."""
+    """Return whether nothing was kept in the home itself."""
     return not (home.path / ".cache").exists()

@@ -1,4 +1,4 @@
-"""What the tests of trouble share."""
+"""Helpers shared by the tests of trouble."""
 
 from __future__ import annotations
 

@@ -46,6 +46,7 @@ def test_isolated_starts_empty_and_leaves_nothing(warm: Home) -> None:
     assert not Path(seen["root"]).exists()
 
 
+@pytest.mark.thorough
 def test_isolated_after_the_libraries_have_opened_their_caches_says_so(home: Home) -> None:
     seen = home.python("session.py", "isolated_too_late")
     assert "entered" not in seen
@@ -60,6 +61,7 @@ def test_isolated_after_the_libraries_have_opened_their_caches_says_so(home: Hom
     assert seen["instead"] == ["off", "salted"]
 
 
+@pytest.mark.thorough
 def test_layers_may_be_named_by_lists(home: Home) -> None:
     seen = home.python("session.py", "lists")
     assert [seen[way] for way in ("list", "generator", "several", "mixed")] == [["loopy", "pocl"]] * 4
@@ -70,6 +72,7 @@ def test_layers_may_be_named_by_lists(home: Home) -> None:
     assert wrong == [f"layers are named by str, not by {kind}" for kind in ("NoneType", "bytes", "list")]
 
 
+@pytest.mark.thorough
 def test_blocks_that_overlap_in_threads_are_restored_by_the_last(home: Home) -> None:
     seen = home.python("session.py", "threads")
     assert seen["one_left"] == [False, "1"]
@@ -91,10 +94,12 @@ def test_a_users_own_dictionary_is_off_and_on_again(home: Home) -> None:
     assert seen["restored"]
 
 
+@pytest.mark.thorough
 def test_a_layer_that_shares_the_switch_is_named(home: Home) -> None:
     assert home.python("session.py", "shared_switch")["layers"] == {"pyopencl": "off", "pyopencl-invoker": "off"}
 
 
+@pytest.mark.thorough
 def test_a_process_works_on_after_an_isolated_block(home: Home) -> None:
     seen = home.python("session.py", "kernels_after_isolated")
     # What the libraries opened in the block they go on using, so it stays until the process ends.
@@ -103,26 +108,31 @@ def test_a_process_works_on_after_an_isolated_block(home: Home) -> None:
     assert seen["outside"]["pocl"] == 0
 
 
+@pytest.mark.thorough
 def test_a_forked_child_leaves_its_parents_root(home: Home) -> None:
     seen = home.python("session.py", "forked")
     assert seen["there"]
     assert seen["gone"]
 
 
+@pytest.mark.thorough
 def test_a_variable_set_after_the_driver_started_proves_nothing(home: Home) -> None:
     assert home.python("session.py", "too_late_a_variable")["pocl"] == "salted"
 
 
+@pytest.mark.thorough
 def test_a_variable_set_before_the_process_began_proves_it(home: Home) -> None:
     assert home.python("session.py", "off_from_the_first", POCL_KERNEL_CACHE="0")["pocl"] == "off"
 
 
+@pytest.mark.thorough
 def test_switching_pytools_leaves_loopys_dictionaries_alone(home: Home) -> None:
     seen = home.python("session.py", "only_pytools")
     assert seen["layers"] == ["pytools"]
     assert (seen["counted"]["loopy"], seen["counted"]["pyopencl-invoker"]) == (5, 1)
 
 
+@pytest.mark.thorough
 def test_a_dictionary_opened_in_an_isolated_block_goes_on_working(home: Home) -> None:
     seen = home.python("session.py", "dictionary_after_isolated")
     assert seen["found"] == ["one", "two"]

@@ -40,28 +40,28 @@ def temporary(home: Home) -> None:
 
 @pytest.fixture
 def said() -> list[str]:
-    """Return what was said of things that could not come home."""
+    """Return the messages about files that could not be moved home."""
     return []
 
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """Return a scratch folder."""
+    """Return an isolated root."""
     folder = tmp_path / "scratch"
     folder.mkdir()
     return folder
 
 
-def shadow(home: Home, root: Path, said: list[str], **changes: str) -> AbstractContextManager[None]:
+def overlaid(home: Home, root: Path, said: list[str], **changes: str) -> AbstractContextManager[None]:
     """Shadow the user cache folder for every layer."""
     environment = home.environment(**changes)
-    return scratch.shadow_user_cache(environment, Stack(environment, plugins=False), root, said.append)
+    return scratch.overlay_cache_home(environment, Stack(environment, plugins=False), root, said.append)
 
 
 def test_a_layer_with_a_variable_of_its_own_hides_nothing(home: Home, cache: Path, root: Path, said: list[str]) -> None:
     (cache / "proj" / "pocl").mkdir(parents=True)
     (cache / "pytools").mkdir()
-    with shadow(home, root, said, POCL_CACHE_DIR=str(cache / "proj" / "pocl")):
+    with overlaid(home, root, said, POCL_CACHE_DIR=str(cache / "proj" / "pocl")):
         assert sorted(os.listdir(root / "xdg")) == ["proj"]
         (root / "xdg" / "proj" / "mine").write_text("mine")
     assert (cache / "proj" / "mine").read_text() == "mine"
@@ -70,7 +70,7 @@ def test_a_layer_with_a_variable_of_its_own_hides_nothing(home: Home, cache: Pat
 def test_a_file_replaced_by_rename_comes_home(home: Home, cache: Path, root: Path, said: list[str]) -> None:
     for name in ("mine", "raced"):
         (cache / name).write_text("old")
-    with shadow(home, root, said):
+    with overlaid(home, root, said):
         for name in ("mine", "raced"):
             (root / "new").write_text("new")
             os.replace(root / "new", root / "xdg" / name)
@@ -84,7 +84,7 @@ def test_a_file_replaced_by_rename_comes_home(home: Home, cache: Path, root: Pat
 
 
 def test_nothing_that_stands_is_overwritten_or_entered(home: Home, cache: Path, root: Path, said: list[str]) -> None:
-    with shadow(home, root, said):
+    with overlaid(home, root, said):
         for folder in (root / "xdg", cache):
             (folder / "twice").mkdir()
             (folder / "twice" / folder.name).write_text("")
@@ -95,7 +95,7 @@ def test_nothing_that_stands_is_overwritten_or_entered(home: Home, cache: Path, 
 
 @pytest.fixture
 def elsewhere(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make the scratch folder another file system."""
+    """Make the isolated root another file system."""
     rename = os.rename
 
     def refuse(source: Any, target: Any, **options: Any) -> None:  # noqa: ANN401 - as os.rename
@@ -127,7 +127,7 @@ def other_disk(tmp_path: Path) -> Iterator[Path]:
 def test_a_copy_that_a_killed_run_leaves_is_reported_and_goes_with_the_next_purge(
     home: Home, cache: Path, other_disk: Path, injector: Injector
 ) -> None:
-    """Killed at each call in turn. What the program wrote is at home, or in the scratch folder, and never lost."""
+    """Killed at each call in turn: the program's files are at home or in the isolated root, never lost."""
     from injector import KILL, WRITES, Fault
 
     program = 'mkdir "$XDG_CACHE_HOME/other"; echo content > "$XDG_CACHE_HOME/other/file"'
@@ -165,7 +165,7 @@ def test_a_copy_that_a_killed_run_leaves_is_reported_and_goes_with_the_next_purg
 def test_a_copy_that_is_being_made_is_nobodys_leftover(home: Home, cache: Path) -> None:
     environment = home.environment()
     with copies.stage_in(cache) as stage:
-        assert copies.copies_left(environment) == ()
+        assert copies.abandoned_copies(environment) == ()
         assert scratch.remove_copies(environment) == ()
         assert stage.is_dir()
     assert list(cache.iterdir()) == []
@@ -173,7 +173,7 @@ def test_a_copy_that_is_being_made_is_nobodys_leftover(home: Home, cache: Path) 
 
 @pytest.mark.usefixtures("elsewhere")
 def test_things_come_home_across_file_systems(home: Home, cache: Path, root: Path, said: list[str]) -> None:
-    with shadow(home, root, said):
+    with overlaid(home, root, said):
         new = root / "xdg" / "new"
         new.mkdir()
         (new / "file").write_text("mine")
@@ -196,11 +196,11 @@ def test_what_cannot_come_home_is_kept_and_named(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(scratch, "_place", full)
-    with scratch.scratch_folder(home.environment()) as root:
-        with shadow(home, root, said):
+    with scratch.isolated_root(home.environment()) as root:
+        with overlaid(home, root, said):
             (root / "xdg" / "new").write_text("mine")
             (root / "xdg" / "pytools").mkdir()
-        assert said == [f"{root}/xdg/new stays there, for it cannot be moved to {cache}/new: No space left on device"]
+        assert said == [f"{root}/xdg/new stays: cannot move it to {cache}/new: No space left on device"]
     assert (root / "xdg" / "new").read_text() == "mine"
     assert os.listdir(cache) == []
     shutil.rmtree(root)
@@ -210,20 +210,20 @@ def test_a_folder_that_is_used_again_shows_what_is_there_now(
     home: Home, cache: Path, root: Path, said: list[str]
 ) -> None:
     (cache / "old").mkdir()
-    with shadow(home, root, said):
+    with overlaid(home, root, said):
         assert os.listdir(root / "xdg") == ["old"]
     (cache / "old").rmdir()
     (cache / "new").mkdir()
     # A link that an earlier run, with other layers, left to what is isolated now.
     (cache / "pytools").mkdir()
     (root / "xdg" / "pytools").symlink_to(cache / "pytools")
-    with shadow(home, root, said):
+    with overlaid(home, root, said):
         assert os.listdir(root / "xdg") == ["new"]
 
 
 def test_a_forked_child_leaves_its_parents_scratch_alone(home: Home, root: Path, said: list[str]) -> None:
     def leave() -> Iterator[None]:
-        with scratch.scratch_folder(home.environment()) as folder, shadow(home, root, said):
+        with scratch.isolated_root(home.environment()) as folder, overlaid(home, root, said):
             (root / "xdg" / "new").write_text("mine")
             kept.append(folder)
             yield
@@ -244,7 +244,7 @@ def test_a_forked_child_leaves_its_parents_scratch_alone(home: Home, root: Path,
 
 
 def test_a_read_only_scratch_goes_too(home: Home) -> None:
-    with scratch.scratch_folder(home.environment()) as folder:
+    with scratch.isolated_root(home.environment()) as folder:
         (folder / "a" / "b").mkdir(parents=True)
         (folder / "a" / "b").chmod(stat.S_IRUSR)
         (folder / "a").chmod(stat.S_IRUSR | stat.S_IXUSR)
@@ -253,6 +253,6 @@ def test_a_read_only_scratch_goes_too(home: Home) -> None:
 
 def test_a_block_within_a_block_of_the_same_folder_changes_nothing(home: Home, root: Path, said: list[str]) -> None:
     (root / "xdg").mkdir()
-    with shadow(home, root, said, XDG_CACHE_HOME=str(root / "xdg")):
+    with overlaid(home, root, said, XDG_CACHE_HOME=str(root / "xdg")):
         (root / "xdg" / "new").write_text("mine")
     assert os.listdir(root / "xdg") == ["new"]

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from cachectl.switching.isolated import make_scratch, remove_leftovers, remove_scratch
+from cachectl.switching.isolated import make_isolated_root, remove_abandoned, remove_isolated_root
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -97,7 +97,7 @@ def test_a_killed_trace_is_cleared_away_by_the_next_command(
         home.cachectl(*next_one, "--dry-run", TMPDIR=str(temporary))
         assert len(os.listdir(temporary)) == 2
     done = home.cachectl(*next_one, TMPDIR=str(temporary))
-    assert ("removed 1 scratch folder" in done.stderr) == (next_one[0] == "purge")
+    assert ("removed 1 temporary folder" in done.stderr) == (next_one[0] == "purge")
     assert os.listdir(temporary) == []
 
 
@@ -125,7 +125,7 @@ def test_what_cannot_come_home_stays_and_is_named_each_time(home: Home, temporar
     (home.path / ".cache" / "other").write_text("somebody else's")
     for _ in range(2):
         done = home.cachectl("purge", "--all", TMPDIR=str(temporary))
-        assert f"{caches}/other stays there" in done.stderr
+        assert f"{caches}/other stays: cannot move it" in done.stderr
     assert (Path(caches) / "other").read_text() == "mine\n"
     (home.path / ".cache" / "other").unlink()
     home.cachectl("purge", "--all", TMPDIR=str(temporary))
@@ -134,7 +134,7 @@ def test_what_cannot_come_home_stays_and_is_named_each_time(home: Home, temporar
 
 
 def test_the_folder_of_a_living_process_stays(home: Home, temporary: Path) -> None:
-    root = make_scratch(replace(home.environment(), processes=Path("/proc")))
+    root = make_isolated_root(replace(home.environment(), processes=Path("/proc")))
     (root / "file").touch()
     home.cachectl("purge", "--all", TMPDIR=str(temporary))
     assert (root / "file").exists()
@@ -145,15 +145,15 @@ def test_the_folder_of_a_living_process_stays(home: Home, temporary: Path) -> No
     os.close(number)
     home.cachectl("purge", "--all", TMPDIR=str(temporary))
     assert (root / "file").exists()
-    remove_scratch(root)
+    remove_isolated_root(root)
     assert os.listdir(temporary) == []
 
 
 def test_a_folder_that_a_program_made_again_goes(home: Home, temporary: Path) -> None:
-    root = make_scratch(home.environment())
-    remove_scratch(root)
+    root = make_isolated_root(home.environment())
+    remove_isolated_root(root)
     (root / "xdg" / "pytools").mkdir(parents=True)
-    assert remove_leftovers(home.environment(), pytest.fail) == 1
+    assert remove_abandoned(home.environment(), pytest.fail) == 1
     assert os.listdir(temporary) == []
 
 
@@ -194,7 +194,7 @@ def test_the_copy_of_an_interrupted_dictionary_is_cleared_away(home: Home, tempo
     (left,) = json.loads(home.cachectl("report", "pytools", "--json", TMPDIR=str(temporary)).stdout)["leftovers"]
     assert (left["root"], left["files"]) == (str(temporary), 2)
     assert left["bytes"] == len(content) + len(pending)
-    assert "removed 1 scratch folder" in home.cachectl("purge", "pytools", TMPDIR=str(temporary)).stderr
+    assert "removed 1 temporary folder" in home.cachectl("purge", "pytools", TMPDIR=str(temporary)).stderr
     assert os.listdir(temporary) == []
 
 
@@ -218,7 +218,7 @@ def test_a_record_that_cannot_be_read_stops_nothing(
     end(pid)
     (lock,) = temporary.glob("*.lock")
     damage(lock)
-    assert remove_leftovers(home.environment(), pytest.fail) == 1
+    assert remove_abandoned(home.environment(), pytest.fail) == 1
     assert os.listdir(temporary) == []
 
 

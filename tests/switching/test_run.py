@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from tiers import thorough
 
 from cachectl.layers.base.conformance import snapshot
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def kernels(count: int = 2) -> list[str]:
-    """Spell the command of the loopy program."""
+    """Return the command of the loopy program."""
     return [sys.executable, str(Path(__file__).parents[1] / "programs" / "kernels.py"), str(count)]
 
 
@@ -33,6 +34,7 @@ def test_no_cache_neither_reads_nor_writes(warm: Home) -> None:
     assert snapshot(warm.path, times=True) == before
 
 
+@pytest.mark.thorough
 @pytest.mark.real
 def test_no_cache_of_one_layer_leaves_the_others_on(warm: Home) -> None:
     done = warm.cachectl("run", "--no-cache", "--layer", "pocl", "--", *kernels(), POCL_DEBUG="general,llvm")
@@ -95,6 +97,7 @@ def test_a_layer_without_a_switch_is_not_silently_left_on(home: Home) -> None:
     assert not (home.path / ".cache" / "pytools").exists()
 
 
+@pytest.mark.thorough
 @pytest.mark.real
 def test_isolating_one_layer_loses_nothing_of_the_others(home: Home) -> None:
     done = home.cachectl("run", "--isolated", "--layer", "loopy", "--", *kernels())
@@ -110,7 +113,9 @@ def test_what_other_programs_newly_cache_comes_home(home: Home) -> None:
     assert (home.path / ".cache" / "new" / "file").read_text() == "mine\n"
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGUSR1])
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, signal.SIGINT, *thorough(signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1)]
+)
 def test_a_signal_reaches_the_child_and_the_scratch_goes(home: Home, number: int) -> None:
     started = start(home, 'mkdir "$XDG_CACHE_HOME/new"; echo $XDG_CACHE_HOME; exec sleep 60')
     with started:

@@ -25,8 +25,8 @@ MISSES = ("Writing program.bc", "Built a ")
 HITS = ("Using a cached",)
 
 
-def told(home: Home, scene: str) -> dict[str, Any]:
-    """Run a scene, and return what it tells."""
+def run_scene(home: Home, scene: str) -> dict[str, Any]:
+    """Run a scene, and return its output."""
     seen: dict[str, Any] = home.python("salted.py", scene)
     return {name: value for name, value in seen.items() if name != "stderr"}
 
@@ -63,6 +63,7 @@ def test_a_kernel_built_before_is_rebuilt_in_the_block_and_the_cache_is_as_it_wa
     assert seen["methods"]
 
 
+@pytest.mark.thorough
 def test_a_kernel_built_in_the_block_goes_on_running_in_any_shape(home: Home) -> None:
     seen = home.python("salted.py", "kernel_lives_on")
     assert seen["same"]
@@ -74,11 +75,13 @@ def test_a_kernel_built_in_the_block_goes_on_running_in_any_shape(home: Home) ->
     assert seen["once_more"] == 64.0
 
 
+@pytest.mark.thorough
 def test_what_a_waiting_command_may_have_to_compile_goes_at_the_end(home: Home) -> None:
     assert home.python("salted.py", "command_in_flight")["stays"]
     assert programs(home) == []
 
 
+@pytest.mark.thorough
 def test_what_cannot_be_removed_at_the_end_is_told_of(home: Home) -> None:
     seen = home.python("salted.py", "never_done")
     assert seen["stays"]
@@ -91,6 +94,7 @@ def programs(home: Home) -> list[str]:
     return sorted(str(path) for path in (home.path / ".cache/pocl/kcache").glob("??/*"))
 
 
+@pytest.mark.thorough
 def test_what_a_kernel_brings_back_after_the_block_goes_at_the_end(home: Home) -> None:
     seen = home.python("salted.py", "at_the_end")
     assert seen["came_back"]
@@ -109,13 +113,15 @@ def test_what_a_kernel_brings_back_after_the_block_goes_at_the_end(home: Home) -
 
 @pytest.mark.hazard
 def test_what_other_programs_store_meanwhile_stays(home: Home) -> None:
-    assert told(home, "others_entries_stay") == {"kept": 2, "removed": 1}
+    assert run_scene(home, "others_entries_stay") == {"kept": 2, "removed": 1}
 
 
+@pytest.mark.thorough
 def test_overlapping_threads_and_exceptions_leave_nothing(home: Home) -> None:
-    assert told(home, "threads_and_exceptions") == {"sums": [64.0] * 3, "same": True, "restored": True}
+    assert run_scene(home, "threads_and_exceptions") == {"sums": [64.0] * 3, "same": True, "restored": True}
 
 
+@pytest.mark.thorough
 def test_every_way_to_build_from_source_is_salted_and_cleaned_up(home: Home) -> None:
     seen = home.python("salted.py", "ways_to_build")
     assert seen["sums"] == [64.0] * 3
@@ -162,6 +168,7 @@ def test_newer_pocl_keeps_what_other_programs_store_meanwhile(home: Home, newer_
     assert (seen["kept"], seen["removed"]) == (2, 1)
 
 
+@pytest.mark.thorough
 def test_salted_builds_that_are_not_found_are_warned_of(home: Home) -> None:
     seen = home.python("salted.py", "unnamed")
     # Nothing was left of the second block, so there was nothing to warn of.
@@ -189,11 +196,13 @@ def test_builds_for_intels_driver_are_not_salted(home: Home, intel_driver: Drive
     builds_for_another_platform(home, "Intel(R) OpenCL", **{**intel_driver.variables, "OCL_ICD_VENDORS": folder})
 
 
+@pytest.mark.thorough
 def test_builds_for_rusticl_are_not_salted(home: Home) -> None:
     """Its SPIR-V translator aborts the process on the salt."""
     builds_for_another_platform(home, "rusticl", RUSTICL_ENABLE="llvmpipe")
 
 
+@pytest.mark.thorough
 def test_pyopencls_own_cache_does_not_answer_either(home: Home) -> None:
     seen = home.python("salted.py", "binary_cache")
     assert seen["status"] == {"pocl": "salted"}
@@ -202,6 +211,7 @@ def test_pyopencls_own_cache_does_not_answer_either(home: Home) -> None:
     assert seen["same"]
 
 
+@pytest.mark.thorough
 def test_children_of_a_salted_block_start_with_the_layer_off(home: Home) -> None:
     seen = home.python("salted.py", "spawned")
     assert seen["status"] == "salted"
@@ -212,7 +222,7 @@ def test_children_of_a_salted_block_start_with_the_layer_off(home: Home) -> None
 
 @pytest.mark.thorough
 def test_a_forked_child_goes_on_salting_and_its_parent_cleans_up(home: Home) -> None:
-    assert told(home, "forked") == {"ended": 0, "stored": 2, "same": True}
+    assert run_scene(home, "forked") == {"ended": 0, "stored": 2, "same": True}
 
 
 @pytest.mark.thorough
@@ -250,6 +260,7 @@ def test_refresh_reads_nothing_and_replaces_what_was_wrong(home: Home) -> None:
     assert seen["pocl_same"]
 
 
+@pytest.mark.thorough
 def test_refresh_builds_pyopencls_binaries_anew_in_their_place(home: Home) -> None:
     seen = home.python("salted.py", "refreshed_binaries")
     assert seen["status"] == "refreshed"
@@ -261,13 +272,14 @@ def test_refresh_builds_pyopencls_binaries_anew_in_their_place(home: Home) -> No
 
 @pytest.mark.thorough
 def test_binaries_taken_after_the_block_are_whole(home: Home) -> None:
-    """PoCL makes them from the folder that has gone; without its bitcode they crash whoever loads them."""
-    assert told(home, "binaries_after") == {"same": True, "sums": [64.0, 128.0]}
+    """PoCL makes them from the folder that has gone; without its bitcode they crash the program that loads them."""
+    assert run_scene(home, "binaries_after") == {"same": True, "sums": [64.0, 128.0]}
     # Not from the cache, but from the binary.
     shutil.rmtree(home.path / ".cache")
-    assert told(home, "binaries_elsewhere") == {"sums": [64.0, 128.0]}
+    assert run_scene(home, "binaries_elsewhere") == {"sums": [64.0, 128.0]}
 
 
+@pytest.mark.thorough
 def test_no_way_to_hold_a_program_is_taken_for_a_command(home: Home) -> None:
     seen = home.python("salted.py", "another_holder")
     assert seen["same"]
@@ -283,6 +295,7 @@ def bound(home: Home, held_to_modes: tuple[str, ...], scene: str) -> Any:  # noq
     return json.loads(home.run(*command).stdout.splitlines()[-1])
 
 
+@pytest.mark.thorough
 def test_warnings_that_are_errors_mask_nothing_and_come_last(home: Home, held_to_modes: tuple[str, ...]) -> None:
     seen = bound(home, held_to_modes, "unremovable")
     assert seen["raised"] == ["KeyError", "RuntimeWarning"]
@@ -294,6 +307,7 @@ def test_warnings_that_are_errors_mask_nothing_and_come_last(home: Home, held_to
     assert seen["swept"]
 
 
+@pytest.mark.thorough
 def test_a_build_that_outlives_its_block_fails_with_its_own_error(home: Home, held_to_modes: tuple[str, ...]) -> None:
     seen = bound(home, held_to_modes, "unremovable_after")
     assert "pocl keeps" in seen["left"]

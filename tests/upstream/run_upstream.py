@@ -3,7 +3,7 @@
 ``python tests/upstream/run_upstream.py [--suite …] [--mode …] [--repeat N] [-k EXPRESSION] [--json FILE]``. The
 suites are those of the installed versions: pytools' comes with its package, PyOpenCL's with its source archive, which
 is fetched from the index. Each run has a home of its own. A test that ends differently in two plain runs says nothing
-about cachectl, so ``--repeat`` runs each mode several times, and what varies by itself is told apart.
+about cachectl, so ``--repeat`` runs each mode several times, and results that vary by themselves are recognised.
 """
 
 from __future__ import annotations

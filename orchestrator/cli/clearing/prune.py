@@ -1,4 +1,4 @@
-"""``cachectl prune``: remove what is stale or old, then the longest unused until the rest fits."""
+"""``cachectl prune``: remove stale or old entries, then the longest unused until the rest fits."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 def add_options(parser: Parser) -> None:
     parser.add_shared("layers")
     parser.add_argument(
-        "--stale", action="store_true", help="what no program can hit any more as far as this Python tells, and orphans"
+        "--stale", action="store_true", help="entries that no program of this Python can hit any more, and orphans"
     )
-    parser.add_argument("--older-than", metavar="AGE", help="what was not changed or used for 30d, 12h, 2w")
+    parser.add_argument("--older-than", metavar="AGE", help="entries not changed or used for 30d, 12h, 2w")
     parser.add_argument("--max-size", metavar="SIZE", help="until the layers together hold no more than 500M, 2GiB")
     parser.add_argument("--max-files", type=positive, metavar="N", help="until they hold no more than N files")
     parser.add_dry_run("go")
@@ -28,7 +28,7 @@ def add_options(parser: Parser) -> None:
 def run(call: Call) -> int:
     limits = _limits(call)
     if limits.none:
-        call.misuse("say what to prune: --stale, --older-than, --max-size or --max-files")
+        call.misuse("name a limit: --stale, --older-than, --max-size or --max-files")
     with output.working("pruning"):
         result = call.stack.prune(limits, layers=call.options.layers, dry_run=call.options.dry_run, notice=output.warn)
     return call.show(result, lambda result: show_purge(result, call.now))

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 from cachectl.cli import output
 from cachectl.cli.call import Call
-from cachectl.cli.inspecting.ls import show_things
+from cachectl.cli.inspecting.ls import show_entries
 from cachectl.cli.parser import CHANGING, Parser
 
 if TYPE_CHECKING:
     from cachectl.clearing.purge import PurgeResult
-    from cachectl.layers.base.facts import Note, Outcome
+    from cachectl.layers.base.facts import Note, Orphan, Outcome
 
 
 def add_options(parser: Parser) -> None:
@@ -26,7 +26,7 @@ def add_options(parser: Parser) -> None:
 def run(call: Call) -> int:
     given = call.options
     if given.all == bool(given.layers):
-        call.misuse("name the layers to purge, or say --all" if not given.all else "--all needs no LAYER")
+        call.misuse("name the layers to purge, or use --all" if not given.all else "--all needs no LAYER")
     selected = call.selection()
     with output.working("purging"):
         if given.mpi:
@@ -51,26 +51,40 @@ def columns(verb: str) -> tuple[output.Column[Outcome], ...]:
     return (
         output.Column("layer", lambda outcome: outcome.layer),
         output.counts(verb, lambda outcome: outcome.removed),
+        output.counts("orphans", lambda outcome: outcome.orphans_removed),
         output.sizes("size", lambda outcome: outcome.bytes_freed),
         output.counts("skipped", lambda outcome: len(outcome.skipped)),
     )
 
 
+def orphan_columns(now: float) -> tuple[output.Column[tuple[str, Orphan]], ...]:
+    """Return the columns of the orphans of a dry run, each with its layer; ``now`` is the time that ages refer to."""
+    return (
+        output.Column("layer", lambda row: row[0]),
+        output.Column("orphan", lambda row: row[1].why),
+        output.sizes("size", lambda row: row[1].bytes),
+        output.ages("age", lambda row: row[1].modified, now),
+        output.Column("key", lambda row: row[1].key),
+    )
+
+
 def show_purge(result: PurgeResult, now: float) -> None:
     """Print what a purge did, or would do: then each entry as well. Reasons go to standard error."""
-    if any(outcome.things for outcome in result.outcomes):
-        show_things(((outcome.layer, thing) for outcome in result.outcomes for thing in outcome.things), now)
+    if entries := [entry for layer in result.layers for entry in layer.entries or ()]:
+        show_entries(entries, now)
+        output.show_lines([""])
+    if orphans := [(layer.outcome.layer, orphan) for layer in result.layers for orphan in layer.orphans or ()]:
+        output.show_table(orphan_columns(now), orphans)
         output.show_lines([""])
     if shown := [outcome for outcome in result.outcomes if not outcome.failed or outcome.removed]:
         total = result.total
-        last = ("total", output.count(total.removed), output.size(total.bytes_freed), output.count(total.skipped))
+        numbers = (output.count(total.removed), output.count(total.orphans_removed), output.size(total.bytes_freed))
+        last = ("total", *numbers, output.count(total.skipped))
         output.show_table(columns("would go" if result.dry_run else "removed"), shown, last)
     made = "would be made" if result.dry_run else "is made"
     for outcome in result.outcomes:
         for path in outcome.recreated:
-            output.warn(
-                f"{outcome.layer}: {path} {made} again: it had gone, and programs that are running fail without it"
-            )
+            output.warn(f"{outcome.layer}: {path} {made} again, because running programs need it")
     warn_of_outcomes(result.outcomes)
 
 

@@ -1,4 +1,4 @@
-"""``cachectl restore``: list what ``verify --quarantine`` moved aside, or bring it back."""
+"""``cachectl restore``: list what ``verify --quarantine`` moved aside, or restore it."""
 
 from __future__ import annotations
 
@@ -7,17 +7,19 @@ from typing import TYPE_CHECKING
 from cachectl.cli import output
 from cachectl.cli.call import Call
 from cachectl.cli.clearing.purge import warn_of_outcomes
-from cachectl.cli.inspecting.ls import show_things
 from cachectl.cli.parser import CHANGING, Parser
 
 if TYPE_CHECKING:
     from cachectl.clearing.quarantine import Restoration
+    from cachectl.layers.base.facts import Quarantined
 
 
 def add_options(parser: Parser) -> None:
-    parser.add_argument("names", nargs="*", metavar="NAME", help="what to bring back (default: list all there is)")
+    parser.add_argument(
+        "names", nargs="*", metavar="NAME", help="what to restore (default: list everything in quarantine)"
+    )
     parser.add_argument("--all", action="store_true", help="bring everything back")
-    parser.add_argument("--replace", action="store_true", help="also where another entry has taken its place")
+    parser.add_argument("--replace", action="store_true", help="also if another entry has taken its place")
     parser.add_dry_run("come back")
     parser.add_shared(*CHANGING, "--json")
 
@@ -28,13 +30,13 @@ def run(call: Call) -> int:
         call.misuse("--all needs no NAME")
     named = bool(given.all or given.names)
     if given.dry_run and not named:
-        call.misuse("--dry-run needs the NAME of what to bring back, or --all")
+        call.misuse("--dry-run needs a NAME, or --all")
     with output.working("looking into quarantine"):
         done = call.stack.restore(given.names, everything=given.all, replace=given.replace, dry_run=given.dry_run)
     show = _show_restored if named else _show_quarantine
     status = call.show(done, lambda done: show(done, call.now))
     for name in done.unknown:
-        output.warn(f"nothing in quarantine is called {name!r}; cachectl restore lists what there is")
+        output.warn(f"nothing in quarantine has the name {name!r}; cachectl restore lists the names")
     warn_of_outcomes(done.unread)
     return status
 
@@ -48,12 +50,22 @@ def _show_quarantine(done: Restoration, now: float) -> None:
         output.show_lines(["nothing is in quarantine"])
 
 
+def columns(now: float) -> tuple[output.Column[Quarantined], ...]:
+    """Return the columns of a dry run; ``now`` is the time that ages refer to."""
+    return (
+        output.Column("layer", lambda thing: thing.layer),
+        output.sizes("size", lambda thing: thing.bytes),
+        output.ages("age", lambda thing: thing.moved, now),
+        output.Column("key", lambda thing: thing.key),
+    )
+
+
 def _show_restored(done: Restoration, now: float) -> None:
     """Print what was or would be restored, and why the rest was not."""
     back = [one.thing for one in done.restored if one.because is None]
     if done.dry_run:
         if back:
-            show_things(((thing.layer, thing) for thing in back), now)
+            output.show_table(columns(now), back)
         output.show_lines([*([""] if back else []), f"{output.count(len(back))} would come back"])
     else:
         output.show_lines(f"{thing.layer}: {thing.key} is back" for thing in back)

@@ -25,7 +25,7 @@ def run(call: Call) -> int:
 
     given = call.options
     if given.into in call.stack:
-        call.misuse(f"{given.into!r} is a layer, and no folder; write ./{given.into} for one")
+        call.misuse(f"{given.into!r} is a layer, not a folder; write ./{given.into} for a folder of that name")
     environment = call.environment
     roots = [environment.expand(root) for root in given.roots]
     with output.working("merging"):
@@ -50,7 +50,7 @@ def _show(done: MergedRoots) -> None:
     output.show_table(COLUMNS, done.layers)
     for layer in done.layers:
         if layer.kept:
-            # Drivers seldom compile the same bytes twice: most kernels that ranks share differ.
+            # Drivers seldom compile the same bytes twice, so most kernels that ranks share differ.
             output.warn(
                 f"{layer.layer}: {len(layer.kept)} differ from the one of the same key that was first, which stays"
             )

@@ -10,7 +10,7 @@ from cachectl.cli.parser import Parser
 def add_options(parser: Parser) -> None:
     parser.add_argument("direction", choices=("in",), help="to every node; --out brings back what is new")
     parser.add_argument(
-        "bundle", nargs="?", metavar="BUNDLE", help="what to begin with, a bundle or a root (default: empty caches)"
+        "bundle", nargs="?", metavar="BUNDLE", help="a bundle or root to start with (default: empty caches)"
     )
     parser.add_trust("BUNDLE", required=False)
     parser.add_argument("--out", metavar="FILE", help="write BUNDLE and every new entry of all nodes to this bundle")
@@ -19,7 +19,7 @@ def add_options(parser: Parser) -> None:
     parser.add_argument(
         "--scratch",
         metavar="DIR",
-        help="on each node's own disk: a folder of yours of mode 700, or one to make it in (default: TMPDIR)",
+        help="on each node's own disk: your folder of mode 700, or its parent (default: TMPDIR)",
     )
     parser.usage = (
         "mpiexec -n N cachectl stage in [BUNDLE (--allowed-signers LIST | --sha256 HEX | --trust) [--newer-than AGE]] "
@@ -33,7 +33,7 @@ def run(call: Call) -> int:
     given = call.options
     call.demand_command()
     if given.newer_than is not None and given.bundle is None:
-        call.misuse("--newer-than is about a bundle; name one")
+        call.misuse("--newer-than needs a BUNDLE")
     environment = call.stack.environment
     scratch = None if given.scratch is None else environment.expand(given.scratch)
     job = Job(given.bundle, call.trust(), given.out, given.sign, scratch, given.force)

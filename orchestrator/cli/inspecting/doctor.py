@@ -1,4 +1,4 @@
-"""``cachectl doctor``: what is wrong with this set-up, and the command that fixes it."""
+"""``cachectl doctor``: problems of this set-up, each with the command that fixes it."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from cachectl.cli import output
@@ -11,9 +11,7 @@ from cachectl.cli.parser import SHARED, Parser
 
 if TYPE_CHECKING:
     from cachectl.inspecting.entries import Listing
-    from cachectl.layers.base.facts import Quarantined, Removable
-
-    Thing = Removable | Quarantined
+    from cachectl.layers.base.facts import Entry
 
 
 def add_options(parser: Parser) -> None:
@@ -36,48 +34,26 @@ def run(call: Call) -> int:
     elif call.options.quiet:
         output.show_raw(entry.key for entry in listing.entries)
     else:
-        show_things(((entry.layer, entry) for entry in listing.entries), call.now)
+        show_entries(listing.entries, call.now)
     _warn_of_problems(listing)
     return 1 if listing.failed else 0
 
 
-def columns(now: float) -> tuple[output.Column[tuple[str, Thing]], ...]:
-    """Return the columns of every listing; a row is the name of a layer and a thing that it keeps."""
-
-    def of(value: Callable[[Thing], str]) -> Callable[[tuple[str, Thing]], str]:
-        return lambda row: value(row[1])
-
+def columns(now: float) -> tuple[output.Column[Entry], ...]:
+    """Return the columns of a listing; ``now`` is the time that ages refer to."""
     return (
-        output.Column("layer", lambda row: row[0]),
-        output.Column("kernels", of(lambda thing: output.shorten(_kernels(thing), 18))),
-        output.sizes("size", lambda row: row[1].bytes),
-        output.Column("age", of(lambda thing: output.age(_last(thing), now)), right=True),
-        output.Column("", of(_mark)),
-        output.Column("key", of(lambda thing: thing.key)),
+        output.Column("layer", lambda entry: entry.layer),
+        output.Column("kernels", lambda entry: output.shorten(" ".join(entry.kernels or (output.DASH,)), 18)),
+        output.sizes("size", lambda entry: entry.bytes),
+        output.ages("age", lambda entry: entry.modified if entry.used is None else entry.used, now),
+        output.Column("", lambda entry: "stale" if entry.stale else ""),
+        output.Column("key", lambda entry: entry.key),
     )
 
 
-def show_things(things: Iterable[tuple[str, Thing]], now: float) -> None:
-    """Print entries, orphans or things in quarantine, each with its layer; dry runs do so too."""
-    output.show_table(columns(now), things)
-
-
-def _kernels(thing: Thing) -> str:
-    return " ".join(getattr(thing, "kernels", None) or (output.DASH,))
-
-
-def _mark(thing: Thing) -> str:
-    from cachectl.layers.base.facts import Orphan
-
-    if isinstance(thing, Orphan):
-        return "orphan"
-    return "stale" if getattr(thing, "stale", False) else ""
-
-
-def _last(thing: Thing) -> float | None:
-    """Return the last known time of a thing: of its move to quarantine, else of its use, else of its change."""
-    times = (getattr(thing, name, None) for name in ("moved", "used", "modified"))
-    return next((moment for moment in times if moment is not None), None)
+def show_entries(entries: Iterable[Entry], now: float) -> None:
+    """Print entries; dry runs of other verbs do so too."""
+    output.show_table(columns(now), entries)
 
 
 def _warn_of_problems(listing: Listing) -> None:

@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 def add_options(parser: Parser) -> None:
     parser.add_shared("layers")
     parser.add_argument(
-        "--neighbours", action="store_true", help="also other caches of compiled code (Triton, CuPy …), only looked at"
+        "--neighbours", action="store_true", help="also other caches of compiled code (Triton, CuPy …), read only"
     )
     parser.add_shared("--mpi", "--json")
 
 
 def run(call: Call) -> int:
     if call.options.mpi and call.options.neighbours:
-        call.misuse("--neighbours looks at one machine; leave out --mpi")
+        call.misuse("--neighbours is about one machine; leave out --mpi")
     layers = call.options.layers
     with output.working("looking at every cache"):
         if call.options.mpi:
@@ -63,17 +63,19 @@ def show_report(report: Report, home: str) -> None:
     """Print a table of layers, then places, reasons and problems; ``home`` is printed as ``~``."""
     output.show_table(COLUMNS, report.layers, _total(report))
     if not report.complete:
-        output.show_lines(["+ and -: at least, and unknown; a problem below says what could not be counted"])
+        output.show_message("+: lower bound, -: unknown; the problems below say what could not be counted")
     if report.nodes:
         more = " …" if len(report.nodes) > output.MANY else ""
         output.show_lines(
             ["", f"{output.plural(len(report.nodes), 'node')}: {', '.join(report.nodes[: output.MANY])}{more}"]
         )
-    output.show_lines(_places(report, home))
+    for line in _places(report, home):
+        output.show_message(line, indent="    ")
     for one in report.leftovers or ():
         where = _short_home(str(one.root / one.key), home)
         facts = f"{output.size(one.bytes)}, {output.age(one.modified, report.generated)} old"
-        output.show_lines(["", f"{where}: {one.why} ({facts}); the next purge or prune removes it"])
+        output.show_lines([""])
+        output.show_message(f"{where}: {one.why} ({facts}); the next purge or prune removes it", indent="    ")
     for plugin in report.broken:
         output.warn(f"plug-in {plugin.name}: {plugin.why}")
     if report.neighbours is not None:

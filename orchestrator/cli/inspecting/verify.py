@@ -17,11 +17,9 @@ if TYPE_CHECKING:
 def add_options(parser: Parser) -> None:
     parser.add_shared("layers")
     parser.add_argument(
-        "--quarantine", action="store_true", help="move what is damaged aside; cachectl restore brings it back"
+        "--quarantine", action="store_true", help="move damaged things to quarantine; cachectl restore restores them"
     )
-    parser.add_argument(
-        "--deep", action="store_true", help="also have installed tools read what cachectl cannot: bitcode, by llvm-dis"
-    )
+    parser.add_argument("--deep", action="store_true", help="also check bitcode with an installed llvm-dis")
     parser.add_shared(*CHANGING, "--json")
 
 
@@ -36,7 +34,7 @@ def _show(done: Verification) -> None:
 
     show_findings(done.findings, "no damage found", done.moved)
     if moved := sum(outcome.removed for outcome in done.outcomes or ()):
-        output.show_lines([f"{moved} moved aside; cachectl restore lists them and brings them back"])
+        output.show_lines([f"{moved} moved aside; cachectl restore lists and restores them"])
     warn_of_outcomes(done.outcomes or ())
     if done.unverified:
         output.warn(f"not checked: {'; '.join(map(_unverified, done.unverified))}")
@@ -53,6 +51,8 @@ def show_findings(
     for finding in findings:
         where = finding.key if finding.key is not None else str(finding.root)
         fix = "moved aside" if moved(finding) else f"fix: {finding.fix}"
-        output.show_lines([f"{finding.layer}: {where}: {finding.message} ({finding.severity.value})", f"  {fix}"])
+        output.show_message(f"{finding.layer}: {where}: {finding.message} ({finding.severity.value})", indent="  ")
+        # A command must stay whole to be copied.
+        output.show_lines([f"  {fix}"])
     if not findings:
         output.show_lines([nothing])

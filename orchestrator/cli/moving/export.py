@@ -34,9 +34,9 @@ def run(call: Call) -> int:
     if given.as_kdb is not None:
         return _export_files(call)
     if given.file is None:
-        call.misuse("name the FILE to write, or say --as-kdb DIR")
+        call.misuse("name the FILE to write, or --as-kdb DIR")
     if given.file == "-" and given.json:
-        call.misuse("--json prints to standard output, where the bundle goes; name a FILE")
+        call.misuse("--json and the bundle cannot both go to standard output; name a FILE")
     selected = call.selection()
     with output.working("exporting"):
         done = call.stack.export(given.file, selected, layers=given.layers, sign=given.sign, force=given.force)
@@ -53,7 +53,7 @@ COLUMNS: Final[tuple[output.Column[ExportedLayer], ...]] = (
 
 
 def _show(done: Export) -> None:
-    """Print what was exported, its checksum, and what it reveals to readers."""
+    """Print what was exported, its checksum, and what it reveals."""
     if done.sha256 is None:
         nothing = "nothing was written" if done.file == "-" else f"{done.file} was not written"
         output.warn(f"no entry to export in {', '.join(layer.layer for layer in done.layers)}; {nothing}")
@@ -80,9 +80,9 @@ def _export_files(call: Call) -> int:
 
     given = call.options
     if given.sign is not None:
-        call.misuse("--as-kdb writes no bundle that could be signed")
+        call.misuse("--sign needs a bundle, and --as-kdb writes none")
     if given.as_kdb in call.stack:
-        call.misuse(f"{given.as_kdb!r} is a layer, and no DIR; write ./{given.as_kdb} for a folder")
+        call.misuse(f"{given.as_kdb!r} is a layer, not a folder; write ./{given.as_kdb} for a folder of that name")
     # There is no FILE: the first word is a layer.
     layers = [given.file, *given.layers] if given.file is not None else []
     with output.working("exporting"):

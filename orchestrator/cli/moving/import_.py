@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from cachectl.cli import output
 from cachectl.cli.call import Call
-from cachectl.cli.inspecting.ls import show_things
+from cachectl.cli.inspecting.ls import show_entries
 from cachectl.cli.parser import CHANGING, Parser
 
 if TYPE_CHECKING:
@@ -28,10 +28,10 @@ def run(call: Call) -> int:
     given = call.options
     most = LARGEST_BUNDLE if given.max_size is None else parse_size(given.max_size)
     if given.file == "-" and given.allowed_signers is not None:
-        call.misuse("a bundle on standard input has no FILE.sig beside it; say --sha256 or --trust")
+        call.misuse("a bundle on standard input has no FILE.sig; give --sha256 or --trust")
     trust = call.trust()
     if trust is None:
-        call.misuse("say why the bundle is trusted")
+        call.misuse("a bundle is code: give one of --allowed-signers, --sha256 and --trust")
     with output.working("importing"):
         done = call.stack.import_bundle(given.file, trust, dry_run=given.dry_run, most=most)
     return call.show(done, lambda done: _show(done, call.now))
@@ -54,8 +54,8 @@ def _show(done: Import, now: float) -> None:
     """Print what was or would be placed, whether programs here will hit it, and what was not placed."""
     from cachectl.layers.base.selection import moment_text
 
-    if listed := [(layer.layer, entry) for layer in done.layers for entry in layer.entries or ()]:
-        show_things(listed, now)
+    if listed := [entry for layer in done.layers for entry in layer.entries or ()]:
+        show_entries(listed, now)
         output.show_lines([""])
     output.show_table(columns("would place" if done.dry_run else "placed"), done.layers)
     made = "unknown, only a signed bundle says" if done.made is None else moment_text(done.made)

@@ -13,12 +13,14 @@ if TYPE_CHECKING:
 
 
 def add_options(parser: Parser) -> None:
-    parser.add_argument("action", choices=("merge",), help="add what INTO has not; what differs stays as it is there")
+    parser.add_argument(
+        "action", choices=("merge",), help="add the entries that INTO lacks; a different entry in INTO stays"
+    )
     parser.add_argument(
         "files", nargs="+", metavar="FILE", help="a database of MIOpen: .ukdb, .kdb, .ufdb.txt, .udb.txt, .udb"
     )
-    parser.add_argument("into", metavar="INTO", help="one for the same device, which is made if it is not there")
-    parser.add_argument("--mix-versions", action="store_true", help="also from another MIOpen")
+    parser.add_argument("into", metavar="INTO", help="a database for the same device, made if missing")
+    parser.add_argument("--mix-versions", action="store_true", help="also merge databases of another MIOpen")
     parser.add_shared(*CHANGING, "--json")
 
 

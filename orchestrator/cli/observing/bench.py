@@ -1,4 +1,4 @@
-"""``cachectl bench``: what each cache is worth to a command: all cold, all warm, each off in turn."""
+"""``cachectl bench``: the time each cache saves a command: all cold, all warm, each off in turn."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def add_options(parser: Parser) -> None:
-    parser.add_shared("stray")
+    parser.add_shared("unexpected")
     rounds = "how often each setting is run (default: 3)"
     parser.add_argument("-n", "--rounds", type=positive, default=3, metavar="N", help=rounds)
     parser.add_argument("--json", metavar="FILE", help="write JSON to a file, - for standard output instead of tables")

@@ -16,9 +16,11 @@ if TYPE_CHECKING:
 
 
 def add_options(parser: Parser) -> None:
-    parser.add_shared("stray")
-    parser.add_argument("--kernels", action="store_true", help="also list each build: layer that served it, time")
-    parser.add_argument("--explain", action="store_true", help="also say of every miss why")
+    parser.add_shared("unexpected")
+    parser.add_argument(
+        "--kernels", action="store_true", help="also list each build: the layer that served it, its time"
+    )
+    parser.add_argument("--explain", action="store_true", help="also explain every miss")
     parser.add_argument("--json", metavar="FILE", help="write JSON to a file, - for standard output")
     parser.add_force("JSON of trace")
     parser.usage = "cachectl trace [--kernels] [--explain] [--json FILE [--force]] -- COMMAND..."
@@ -65,9 +67,7 @@ def _show(done: Trace) -> None:
     if unknown := ", ".join(layer.layer for layer in done.layers if layer.evidence == "none"):
         output.show_errors([f"nothing is known of {unknown}"])
     for one in done.unwatched:
-        output.show_errors(
-            [f"not counted, for it could not be watched: {one.command} (it used {', '.join(one.layers)})"]
-        )
+        output.show_errors([f"not counted, could not be watched: {one.command} (it used {', '.join(one.layers)})"])
     if done.kernels is not None:
         output.show_errors(["", *output.plain_table(KERNEL_COLUMNS, done.kernels)])
     if done.misses is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from cachectl.cli import output
 from cachectl.cli.call import Call
 from cachectl.cli.parser import Parser
-from cachectl.switching.shells import SHELLS, guess_shell, spell
+from cachectl.switching.shells import SHELLS, format_changes, guess_shell
 
 
 def add_options(parser: Parser) -> None:
@@ -22,7 +22,7 @@ def add_options(parser: Parser) -> None:
 def run(call: Call) -> int:
     given = call.options
     changes, notes = call.stack.env(enable=given.enable, root=given.root, layers=given.layers)
-    output.show_raw(spell(changes, given.shell or guess_shell(call.environment.get("SHELL"))))
+    output.show_raw(format_changes(changes, given.shell or guess_shell(call.environment.get("SHELL"))))
     for note in notes:
         output.warn(note)
     return 0

@@ -26,11 +26,11 @@ def add_options(parser: Parser) -> None:
         metavar="=DIR",
         help="every layer on, in an empty root or in DIR, which is kept",
     )
-    parser.add_shared("--layer", "stray")
+    parser.add_shared("--layer", "unexpected")
     parser.add_argument(
         "--prove",
         action="store_true",
-        help="attest that no real root was read or written; alone, of the command as it is",
+        help="attest that no real root was read or written; also without another option",
     )
     parser.usage = "cachectl run (--no-cache | --isolated[=DIR] | --prove) [--layer LAYER]... [--prove] -- COMMAND..."
 
@@ -38,7 +38,7 @@ def add_options(parser: Parser) -> None:
 def run(call: Call) -> int:
     given = call.options
     if not (given.no_cache or given.prove or given.isolated is not None):
-        call.misuse("say how to run it: --no-cache, --isolated or --prove; then -- and the command")
+        call.misuse("choose --no-cache, --isolated or --prove, then write -- and the command")
     call.demand_command()
     ran = call.stack.run(
         call.command,
@@ -55,7 +55,7 @@ def run(call: Call) -> int:
 
 
 def _show_proof(proof: Proof) -> None:
-    """Print on standard error what is known of each layer, and last the verdict."""
+    """Print on standard error the proof of each layer, then the verdict."""
     from cachectl.observing.proof import Verdict
 
     for one in proof.attestations:
@@ -81,7 +81,7 @@ def _attested(one: Attestation) -> str:
         return "; ".join([*shown, *([f"and {more:,} more"] if more else [])])
     files = f"{output.plural(one.compared, 'file')} compared"
     if one.verdict is Verdict.UNKNOWN:
-        return f"no write seen ({files}), but not known to be unread: {'; '.join(one.unknown)}"
+        return f"no write seen ({files}), but reads are unknown: {'; '.join(one.unknown)}"
     if not one.roots:
         return "keeps nothing in this environment"
     if not one.there:

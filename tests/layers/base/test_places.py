@@ -23,10 +23,11 @@ if TYPE_CHECKING:
     from homes import Home
 
 ODD = [
-    pytest.param({}, id="nothing set"),
-    pytest.param({"XDG_CACHE_HOME": "{home}/moved"}, id="XDG_CACHE_HOME"),
-    pytest.param({"POCL_CACHE_DIR": "{home}/pocl here"}, id="POCL_CACHE_DIR"),
+    {"XDG_CACHE_HOME": "{home}/moved", "POCL_CACHE_DIR": "{home}/pocl here"},
     *thorough(
+        {},
+        {"XDG_CACHE_HOME": "{home}/moved"},
+        {"POCL_CACHE_DIR": "{home}/pocl here"},
         {"XDG_CACHE_HOME": ""},
         {"XDG_CACHE_HOME": "relative/cache"},
         {"POCL_CACHE_DIR": "pocl-there"},

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from tiers import thorough
 
 from cachectl.layers.base.conformance import LayerConformance
 from cachectl.layers.base.facts import Artifact, Found, Outcome, Problem, Quarantined, Root, Target
@@ -69,13 +70,20 @@ def test_a_broken_plug_in_is_named_and_fatal_to_nothing(plugged: Home) -> None:
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize("wrong", ["", "roots", "none"])
+def test_a_plug_in_that_was_left_out_and_is_named_says_why(plugged: Home) -> None:
+    done = plugged.cachectl("ls", "missing", check=False)
+    assert done.returncode == 2
+    assert "\ncachectl: the plug-in missing was left out: " in done.stderr
+    assert "No module named 'cachectl_test_plugin_that_is_not_there'" in done.stderr
+
+
+@pytest.mark.parametrize("wrong", ["", *thorough("roots", "none")])
 def test_a_layer_that_is_wrong_in_every_call_stops_no_other(plugged: Home, wrong: str) -> None:
     home = type(plugged)(plugged.path, {**plugged.variables, "TALKING": wrong})
     (notes, talking) = home.json("report", "notes", "talking", check=False)["layers"]
     assert notes["entries"] == 2
     assert talking["state"] == "unknown"
-    assert "the plug-in failed: TypeError: answered with str where State is due" in talking["failures"]
+    assert "the plug-in failed: Talking.state returned str instead of State" in talking["failures"]
     listed = json.loads(home.cachectl("ls", "notes", "talking", "--json", check=False).stdout)
     assert [entry["key"] for entry in listed["entries"]] == [*NOTES, *([] if wrong else ["a"])]
     assert [problem["layer"] for problem in listed["problems"] if problem["failed"]] == ["talking"]
@@ -98,11 +106,11 @@ def test_a_run_says_which_plug_in_it_could_not_switch(plugged: Home) -> None:
     assert named.stderr.splitlines()[-1].startswith("cachectl: talking: stays as it is: the plug-in failed")
 
 
-@pytest.mark.parametrize("told", ["number", "mixture", "nothing"])
-def test_what_no_bundle_can_hold_of_one_layer_keeps_no_other_from_travelling(plugged: Home, told: str) -> None:
+@pytest.mark.parametrize("kind", ["number", "mixture", "nothing"])
+def test_what_no_bundle_can_hold_of_one_layer_keeps_no_other_from_travelling(plugged: Home, kind: str) -> None:
     """A layer whose details are no text is named by the export, and not found out by the import of all the rest."""
     bundle = str(plugged.path / "bundle")
-    done = plugged.cachectl("export", bundle, "notes", "Telling", check=False, TELLING=told)
+    done = plugged.cachectl("export", bundle, "notes", "Telling", check=False, TELLING=kind)
     assert done.returncode == 1
     assert "Telling: failed: 00000001.note: " in done.stderr
     assert "Traceback" not in done.stderr
@@ -118,7 +126,7 @@ def test_a_layer_may_have_capitals_and_travel(plugged: Home) -> None:
 
 
 def test_of_an_entry_in_two_roots_the_first_is_told_and_carried(plugged: Home) -> None:
-    """That is the one that a library would find; what another tells of its own would decide what can be hit."""
+    """A library would find the first one, so the facts of another root must not decide what can be hit."""
     once, twice = plugged.path / "once", plugged.path / "twice"
     plugged.cachectl("export", str(once), "Telling", TELLING="text")
     shutil.copytree(plugged.path / ".cache" / "notes", plugged.path / ".cache" / "more")
@@ -186,7 +194,7 @@ class Folders(Store):
             if isinstance(leaf, Problem):
                 yield leaf
             else:
-                yield leaf.entry(self.name, root.path) if leaf.stray is None else leaf.orphan(root.path)
+                yield leaf.entry(self.name, root.path) if leaf.orphan_rule is None else leaf.orphan(root.path)
 
     def read(self, root: Root, key: str) -> Artifact | None:
         data = self.tree(root).read(key)

@@ -43,7 +43,7 @@ def test_every_pickle_is_walked_to_its_end(value: object, protocol: int) -> None
     top, length = walk(data + b"trailing")
     assert length == len(data)
     kinds = (list, dict, tuple, set, frozenset, *((bytearray,) if protocol < 5 else ()))
-    # Before protocol 3 bytes are spelled as a call, and before 4 so are sets.
+    # Before protocol 3 bytes are written as a call, and before 4 so are sets.
     assert isinstance(top, Thing) >= isinstance(value, kinds)
 
 

@@ -1,4 +1,4 @@
-"""What is installed, read off names: the same as ``importlib.metadata`` says, or that is asked."""
+"""Installed distributions by names: the same answers as ``importlib.metadata``, which is the fallback."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def install(folder: Path, name: str, version: str = "1.0", points: str = "") -> 
 
 
 def test_everything_that_is_installed_here_is_known() -> None:
-    """Whatever installed it."""
+    """Any installer may have installed it."""
     names = {found.metadata["Name"] for found in metadata.distributions() if found.metadata["Name"]}
     assert {name: distributions.version_of(name) for name in names} == {name: asked(name) for name in names}
     assert distributions.version_of("no-such-distribution") is None

@@ -54,11 +54,11 @@ class Installers:
         assert done.returncode == 1, done.stderr
         (line,) = done.stderr.splitlines()
         before, _, command = line.partition("to add them: ")
-        assert before.endswith("URLs need packages that are not here; ")
+        assert before.endswith("URLs need packages that are not installed; ")
         return command
 
     def works(self, cachectl: Path) -> bool:
-        """Tell whether fsspec is there."""
+        """Return whether fsspec is installed."""
         return self.run(f"{cachectl} export memory://bundle cuda", check=False).returncode == 0
 
 

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 
 def places(variables: dict[str, str], home: Path) -> dict[str, tuple[str, str]]:
-    told = {"HOME": str(home), "USER": "a/b", **variables}
-    environment = Environment(told, home, cwd=home, temporary=home / "scratch")
+    given = {"HOME": str(home), "USER": "a/b", **variables}
+    environment = Environment(given, home, cwd=home, temporary=home / "scratch")
     return {one.name: (str(one.path), one.source) for one in neighbours(environment)}
 
 

@@ -17,7 +17,7 @@ from tiers import thorough
 
 from cachectl.cluster.staging import NodeRoot
 from cachectl.layers.base.errors import CachectlError
-from cachectl.layers.disk.private_folders import NotPrivate, private_folder, scratch_parent
+from cachectl.layers.disk.private_folders import NotPrivate, private_folder, temporary_parent
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -101,8 +101,8 @@ def test_without_any_place_one_line_says_so(home: Home, shared: Path) -> None:
     with pytest.raises(NotPrivate, match="other users can write to"):
         private_folder(shared)
     environment = replace(home.environment(XDG_STATE_HOME=str(shared)), temporary=shared)
-    with pytest.raises(CachectlError, match="no place for scratch folders"):
-        scratch_parent(environment)
+    with pytest.raises(CachectlError, match="no place for temporary folders"):
+        temporary_parent(environment)
     done = home.cachectl("trace", "--", "true", check=False, TMPDIR=str(shared), XDG_STATE_HOME=str(shared))
     assert (done.returncode, len(done.stderr.splitlines())) == (1, 1)
 

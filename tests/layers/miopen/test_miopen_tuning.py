@@ -199,7 +199,7 @@ def test_records_that_running_programs_cannot_be_told_of_are_not_said_to_have_be
 
 
 def test_a_key_that_no_record_can_have_is_refused_by_its_name(tmp_path: Path) -> None:
-    """What follows the first equals sign is read as values."""
+    """Everything after the first equals sign is read as values."""
     layer = MIOpenTuning(environment_of(tmp_path))
     for key in ("bogus::x", FIND):
         with pytest.raises(LayerError, match=f"^miopen-tuning: '{key}' is not a key"):
@@ -269,8 +269,8 @@ def test_every_spelling_of_the_folder_is_locked(tmp_path: Path) -> None:
     named = f"{tmp_path}/./link"
     environment = environment_of(tmp_path, MIOPEN_USER_DB_PATH=f"{named}/")
     names = {lock.name for lock in lock_files(environment, tmp_path / "link" / FIND)}
-    for spelling in (named, f"{tmp_path}/link", f"{tmp_path}/real"):
-        digest = hashlib.md5(spelling.encode()).hexdigest()  # noqa: S324 - MIOpen's choice
+    for path in (named, f"{tmp_path}/link", f"{tmp_path}/real"):
+        digest = hashlib.md5(path.encode()).hexdigest()  # noqa: S324 - MIOpen's choice
         assert f"{digest}_{FIND}.lock" in names
 
 

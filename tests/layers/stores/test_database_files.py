@@ -51,7 +51,7 @@ def test_a_lock_stays_in_the_folder_that_was_opened(tmp_path: Path) -> None:
 def test_a_folder_that_is_exchanged_while_sqlite_opens_is_not_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb: str, moment: str
 ) -> None:
-    """Sqlite opens by name. What it has opened is compared with what was looked at, before the first write."""
+    """Sqlite opens by name, so its open file is compared with the checked one before the first write."""
     inside, other = tmp_path / "inside" / FILE, tmp_path / "other" / FILE
     dictionary(other)
     inside.parent.mkdir()

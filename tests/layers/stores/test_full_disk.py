@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from tiers import thorough
 
 from cachectl.layers.disk.room import Room, left_of_quota, room_at
 
@@ -97,7 +98,7 @@ def state(file: Path) -> tuple[str, int]:
 
 
 def of_layer(result: dict[str, Any], name: str) -> dict[str, Any]:
-    """Return what a purge said of one layer."""
+    """Return the messages of a purge about one layer."""
     (found,) = (layer for layer in result["layers"] if layer["layer"] == name)
     return dict(found)
 
@@ -220,9 +221,10 @@ def test_what_found_no_room_is_tried_again_when_others_have_gone(disk: Path) -> 
 
 @pytest.mark.real
 @pytest.mark.parametrize("verb", [("purge", "pytools", "--larger-than", "1000"), ("prune", "--max-size", "100K")])
-def test_few_rows_at_a_time_go_where_there_is_room_for_little(disk: Path, verb: tuple[str, ...]) -> None:
+@pytest.mark.parametrize("rows", [60, *thorough(250)])
+def test_few_rows_at_a_time_go_where_there_is_room_for_little(disk: Path, rows: int, verb: tuple[str, ...]) -> None:
     """One journal for all would need more room than there is. Space that is free in the file is given back at once."""
-    file = fill_dictionary(disk, "a", rows=250)
+    file = fill_dictionary(disk, "a", rows=rows)
     with closing(sqlite3.connect(file)) as connection, connection:
         connection.execute("insert into dict values ('small', ?)", (pickle.dumps(1),))
     filler = fill_up(disk)
@@ -231,10 +233,10 @@ def test_few_rows_at_a_time_go_where_there_is_room_for_little(disk: Path, verb: 
     status, result = cachectl(disk, *verb)
     done = of_layer(result, "pytools")
     assert (status, done["failed"], done["skipped"]) == (0, [], [])
-    assert done["removed"] >= 240
-    assert done["bytes_freed"] >= 240 * 9000
-    assert (os.statvfs(disk).f_bavail - before) * 4096 >= 240 * 9000
-    assert state(file) == ("ok", 251 - done["removed"])
+    assert done["removed"] >= rows - 10
+    assert done["bytes_freed"] >= (rows - 10) * 9000
+    assert (os.statvfs(disk).f_bavail - before) * 4096 >= (rows - 10) * 9000
+    assert state(file) == ("ok", rows + 1 - done["removed"])
     assert sorted(path.name for path in file.parent.iterdir()) == [file.name]
 
 
@@ -303,8 +305,10 @@ def test_a_quota_that_sqlite_takes_for_an_io_error_is_no_hindrance(home: Home) -
     ("statement", "why"),
     [
         ("pragma journal_mode = wal", "page 1 may lie in the log"),
-        ("pragma auto_vacuum = full; vacuum", "page 2 is sqlite's own"),
-        ("pragma page_size = 1024; vacuum", "page 1 has no gap that is large enough"),
+        *thorough(
+            ("pragma auto_vacuum = full; vacuum", "page 2 is sqlite's own"),
+            ("pragma page_size = 1024; vacuum", "page 1 has no gap that is large enough"),
+        ),
     ],
 )
 @pytest.mark.real

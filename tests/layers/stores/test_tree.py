@@ -100,7 +100,7 @@ def test_what_an_interrupted_removal_left_is_cleared_later(tree: Tree) -> None:
     (trash / "0").mkdir(parents=True)
     (trash / "0" / "file").write_text("half removed")
     (leaf,) = leaves(tree)
-    assert leaf.stray is not None
+    assert leaf.orphan_rule is not None
     assert tree.remove(targets(tree)).failed == ()
     assert list(tree.root.iterdir()) == []
 

@@ -92,7 +92,7 @@ def test_weighing_finds_what_scanning_finds(root: Path) -> None:
 
 @pytest.mark.usefixtures("processes")
 def test_searching_finds_what_holds_a_name(root: Path) -> None:
-    """Entries without it are not looked into; folders that cannot be read are told of all the same."""
+    """Entries without it are not read; unreadable folders are still reported."""
     shutil.rmtree(root / "AE" / "AAAA" / "kernel")
     (root / "AE" / "AAAA" / "wanted").mkdir()
     (root / "AE" / "AAAA" / "wanted" / "c").write_text("x")
@@ -113,7 +113,7 @@ def files(root: Path) -> Iterator[str]:
 
 @pytest.mark.usefixtures("processes")
 def test_what_was_planned_goes_and_the_rest_stays(root: Path) -> None:
-    """What has changed goes back whole; what has gone, and what never was an entry, is left alone."""
+    """A changed entry goes back whole; a vanished one, and anything that is no entry, is left alone."""
     plan = targets(root)
     (root / "AE" / "AAAA" / "b").write_bytes(b"changed")
     (root / "AE" / "AAAB" / "stranger").write_bytes(b"somebody's")
@@ -150,7 +150,7 @@ def test_a_link_that_took_an_entrys_place_is_not_followed(root: Path, tmp_path_f
 
 
 def test_what_is_left_when_a_program_starts_goes_once(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Left-overs in a folder that was not begun with are removed once, and not told of as gone."""
+    """Orphans in a folder that was not started are removed once, and not reported as removed entries."""
     monkeypatch.setattr(tree_module, "_SECONDS_UNASKED", -1.0)
     *entries, last = targets(root)
     left_over = replace(last, entries=0)
@@ -162,14 +162,14 @@ def test_what_is_left_when_a_program_starts_goes_once(root: Path, monkeypatch: p
 
 @pytest.mark.usefixtures("processes")
 def test_a_file_with_another_name_frees_nothing(root: Path) -> None:
-    """What is still there under another name is not off the disk."""
+    """A file with another hard link frees nothing."""
     os.link(root / "AF" / "AAAA" / "a", root / "kept")
     plan = targets(root)
     assert tree(root).remove_unused(plan, lambda: True).bytes_freed == 15 * len(plan) - 10
 
 
 def test_a_helper_that_dies_is_made_up_for(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What another process did not do is done here; what it did is not taken for a failure."""
+    """This process does what a helper did not do, and counts what it did as done."""
     monkeypatch.setattr(walk, "_ALONE", -1)
     monkeypatch.setattr(walk, "_processors", lambda: 3)
     expected = weighed(root)
@@ -220,7 +220,7 @@ Tree("test", root, SHAPE).remove_unused(plan, lambda: True)
 
 
 def test_with_the_purge_its_helpers_end(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Whoever has killed it may start a program that uses the cache."""
+    """The user who killed it may start a program that uses the cache."""
     for folder in ("AA", "AB", "AC", "AD", "AE", "AF"):
         for number in range(256):
             letters = "".join("ABCDEFGHIJKLMNOP"[int(digit, 16)] for digit in f"{number:04x}")
@@ -245,7 +245,7 @@ def test_with_the_purge_its_helpers_end(tmp_path: Path, tmp_path_factory: pytest
 
 
 def test_once_a_program_uses_the_root_the_rest_goes_one_by_one(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is asked again while the purge goes on; what was planned goes all the same, and empty folders stay."""
+    """It is asked again during the purge; planned entries still go, and empty folders stay."""
     monkeypatch.setattr("cachectl.layers.stores.tree._SECONDS_UNASKED", -1)
     plan = targets(root)
     outcome = tree(root).remove_unused(plan, lambda: False)
@@ -268,7 +268,7 @@ def test_only_python_is_asked_to_help(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_helper_that_is_none_is_made_up_for(
     root: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch, says: str
 ) -> None:
-    """What another program prints is no answer."""
+    """The output of another program is no answer."""
     expected = weighed(root)
     other = tmp_path_factory.mktemp("bin") / "python3"
     other.write_text(f"#!/bin/sh\nprintf %s '{says}'\n")

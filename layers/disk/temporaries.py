@@ -35,7 +35,7 @@ _LARGEST: Final = 16 << 20
 
 @dataclass
 class Owned:
-    """A scratch folder of this process. ``record`` has the facts that a later command needs to remove it."""
+    """A temporary folder of this process. ``record`` has the facts that a later command needs to remove it."""
 
     folder: Path
     record: dict[str, Any] = field(default_factory=dict)
@@ -95,10 +95,10 @@ def temporary_folder(environment: Environment | None = None) -> Iterator[Path]:
     import shutil
 
     from cachectl.layers.base.environment import Environment
-    from cachectl.layers.disk.private_folders import scratch_parent
+    from cachectl.layers.disk.private_folders import temporary_parent
 
     where = environment or Environment.here()
-    owned = Owned.make(scratch_parent(where)[0], TEMPORARY, where)
+    owned = Owned.make(temporary_parent(where)[0], TEMPORARY, where)
     try:
         yield owned.folder
     finally:
@@ -107,15 +107,15 @@ def temporary_folder(environment: Environment | None = None) -> Iterator[Path]:
 
 
 @dataclass(frozen=True, slots=True)
-class Left:
-    """A scratch folder whose owner has ended, and its record."""
+class Abandoned:
+    """A temporary folder whose owner has ended, and its record."""
 
     folder: Path
     record: Mapping[str, Any]
 
 
-def left_in(parent: Path, environment: Environment, *, look: bool = False) -> Iterator[Left]:
-    """Yield the scratch folders in a private folder that nobody uses any more.
+def abandoned_in(parent: Path, environment: Environment, *, look: bool = False) -> Iterator[Abandoned]:
+    """Yield the temporary folders in a private folder that nobody uses any more.
 
     Each is locked while the caller handles it; if the caller removes it, its lock file is removed too, as are lock
     files without a folder. With ``look`` all lock files stay. Yields nothing on a platform that does not show its
@@ -133,7 +133,7 @@ def left_in(parent: Path, environment: Environment, *, look: bool = False) -> It
             elsewhere = shared and record.get("host") != node()
             if not elsewhere and not _lives(record, environment) and not _is_used(folder, environment):
                 if os.path.lexists(folder):
-                    yield Left(folder, record)
+                    yield Abandoned(folder, record)
                 if not look and not os.path.lexists(folder):
                     with suppress(FileNotFoundError):
                         os.unlink(_lock_of(folder))
@@ -143,7 +143,7 @@ def left_in(parent: Path, environment: Environment, *, look: bool = False) -> It
 
 
 def _names(parent: Path) -> set[str]:
-    """Return the names of the scratch folders in a folder, and of those with only a lock file left."""
+    """Return the names of the temporary folders in a folder, and of those with only a lock file left."""
     try:
         names = os.listdir(parent)
     except OSError:
