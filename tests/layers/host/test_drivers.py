@@ -129,3 +129,14 @@ def test_the_drivers_of_another_platform_count_without_a_look_at_their_libraries
 
 def test_here_gives_the_prefix_of_the_running_python() -> None:
     assert Environment.here().prefix == Path(sys.prefix)
+
+
+@pytest.mark.real
+def test_a_libopencl_that_is_a_driver_is_the_only_one(tmp_path: Path) -> None:
+    """A module's PoCL may be built without a loader; the wheel's stands in the place of such a one."""
+    pocl = Path(lay_out_pocl(tmp_path).read_text().strip())
+    loader = tmp_path / "prefix" / "lib" / "libOpenCL.so.1"
+    loader.parent.mkdir(parents=True)
+    loader.symlink_to(pocl)
+    module = Environment({"CONDA_PREFIX": str(tmp_path / "prefix")}, home=tmp_path)
+    assert driver_files(module, ("PoCL",)) == (str(loader),)
