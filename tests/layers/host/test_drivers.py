@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from support.drivers import register_driver
 
 import cachectl
 from cachectl.layers.base.environment import Environment
@@ -77,31 +78,21 @@ def test_report_sees_a_driver_in_the_prefix_of_the_python_it_runs_on(home: Home,
     assert state() == "enabled"
 
 
-def register(vendors: Path, name: str) -> Path:
-    """Register a driver under a maker's name: any library will do, because it is not loaded."""
-    vendors.mkdir(parents=True, exist_ok=True)
-    library = vendors / name
-    library.symlink_to(sys.executable)
-    file = vendors / f"{name}.icd"
-    file.write_text(f"{library}\n")
-    return file
-
-
 def test_the_activated_prefix_counts_beside_the_systems_folder(tmp_path: Path) -> None:
     """Neither loader's drivers may hide the other's."""
     plain = Environment({}, home=tmp_path)
     vendors = tmp_path / "conda" / "etc" / "OpenCL" / "vendors"
-    file = register(vendors, "libnvidia-opencl.so.1")
+    file = register_driver(vendors, "libnvidia-opencl.so.1")
     conda = Environment({"CONDA_PREFIX": str(tmp_path / "conda")}, home=tmp_path, prefix=tmp_path / "conda")
     assert set(opencl_drivers(conda)) == {*opencl_drivers(plain), "NVIDIA"}
     (vendors / "linked.icd").symlink_to(file)
     assert driver_libraries(conda, "NVIDIA") == (str(vendors / "libnvidia-opencl.so.1"),)
-    assert driver_files(conda, ("NVIDIA",)) == (str(file), str(vendors / "linked.icd"))
+    assert driver_files(conda, ("NVIDIA",)) == (file, str(vendors / "linked.icd"))
 
 
 def test_a_folder_that_is_linked_into_the_folder_of_a_prefix_counts(tmp_path: Path) -> None:
     """So does the package ``ocl-icd-system``; links in a circle end."""
-    register(tmp_path / "system", "libnvidia-opencl.so.1")
+    register_driver(tmp_path / "system", "libnvidia-opencl.so.1")
     vendors = tmp_path / "conda" / "etc" / "OpenCL" / "vendors"
     vendors.mkdir(parents=True)
     (vendors / "ocl-icd-system").symlink_to(tmp_path / "system")
@@ -117,8 +108,8 @@ def test_a_prefix_that_is_not_there_registers_nothing(tmp_path: Path, prefix: st
 
 
 def test_the_folder_of_a_library_does_not_name_its_maker(tmp_path: Path) -> None:
-    icd = register(tmp_path / "envs" / "pocl", "libintelocl.so")
-    assert opencl_drivers(Environment({"OCL_ICD_VENDORS": str(icd)}, home=tmp_path)) == ("Intel CPU",)
+    icd = register_driver(tmp_path / "envs" / "pocl", "libintelocl.so")
+    assert opencl_drivers(Environment({"OCL_ICD_VENDORS": icd}, home=tmp_path)) == ("Intel CPU",)
 
 
 def test_the_drivers_of_another_platform_count_without_a_look_at_their_libraries(tmp_path: Path) -> None:
