@@ -77,7 +77,7 @@ class PyOpenCLBinaries(Layer):
         if len(bypassed) == len(drivers):
             return State(Condition.BYPASSED, f"PyOpenCL leaves {' and '.join(bypassed)} to the driver's own cache")
         used = [driver for driver in drivers if driver not in BYPASSED_ON]
-        why = " ".join(["on for", *used, *(["but not", *bypassed] if bypassed else [])])
+        why = f"on for {' and '.join(used)}" + (f", but not {' and '.join(bypassed)}" if bypassed else "")
         files = dict.fromkeys(driver.file for driver in found if driver.maker in used)
         return State(Condition.ENABLED, why, tuple(files))
 

@@ -7,14 +7,16 @@ import os
 import re
 import subprocess
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from support.opencl_loaders import RealLoader, differences, lay_out, make_cases, make_few_cases
+from support.opencl_loaders import Case, RealLoader, differences, lay_out, make_cases, make_few_cases
 from tiers import absent, needing
 
 from cachectl.layers.base.environment import Environment
+from cachectl.layers.host.drivers import find_drivers
 from cachectl.layers.host.loaders import find_library, find_loaders, run_path
 
 if TYPE_CHECKING:
@@ -135,6 +137,23 @@ def test_the_drivers_of_every_loader(
     loader: RealLoader = request.getfixturevalue(name)
     cases = make_cases(layout, pocl, rusticl_library)
     assert differences(loader, cases, (pocl, rusticl_library), layout.parent) == {}
+
+
+def test_the_wheels_loader_does_not_read_the_prefix_of_conda(
+    wheel_loader: RealLoader, pocl: Path, layout: Path, tmp_path: Path
+) -> None:
+    """So PyOpenCL installed with pip finds conda's drivers only if a variable names their folder."""
+    vendors = tmp_path / "prefix" / "etc" / "OpenCL" / "vendors"
+    vendors.parent.mkdir(parents=True)
+    vendors.symlink_to(layout / "other")
+    loader, activated = replace(wheel_loader, prefix=tmp_path / "prefix"), {"CONDA_PREFIX": str(tmp_path / "prefix")}
+    cases = [
+        Case("activated", activated, tmp_path),
+        Case("named", {**activated, "OCL_ICD_VENDORS": str(vendors)}, tmp_path),
+    ]
+    assert differences(loader, cases, (pocl,), tmp_path) == {}
+    found = [[one.file for one in find_drivers(loader.environment(case, tmp_path))] for case in cases]
+    assert [str(vendors / "other.icd") in files for files in found] == [False, True]
 
 
 def test_the_folders_that_a_library_names_are_read(wheel_loader: RealLoader) -> None:
