@@ -15,6 +15,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Final, Union, get_args, get_origin, get_type_hints
 
+from cachectl.inspecting.by_python import PythonShare
 from cachectl.layers.base.as_json import declared, members
 from cachectl.layers.host.neighbours import Neighbour
 
@@ -36,7 +37,7 @@ DOCUMENTS: Final = (
 )
 
 #: What modules import for type checkers only.
-_NAMES: Final = {"Neighbour": Neighbour}
+_NAMES: Final = {"Neighbour": Neighbour, "PythonShare": PythonShare}
 _PLAIN: Final = {str: "string", Path: "string", int: "integer", float: "number", bool: "boolean", type(None): "null"}
 
 Schema = dict[str, Any]

@@ -51,21 +51,28 @@ class Stack(LayerSet):
 
     # ------------------------------------------------------------------ inspecting
 
-    def report(self, *, layers: Iterable[str] = (), neighbours: bool = False) -> Report:
-        """Count the entries of every layer, and return whether it is on. Writes nothing.
+    def report(self, *, layers: Iterable[str] = (), neighbours: bool = False, by_python: bool = False) -> Report:
+        """Count the entries of every layer, and return whether it is on. Writes nothing into a cache.
 
-        ``neighbours`` also measures other caches of compiled code, which belong to no layer.
+        ``neighbours`` also measures other caches of compiled code, which belong to no layer; ``by_python`` also sums
+        the entries of each Python.
         """
         from cachectl.inspecting.report import build_report
 
-        report = build_report(self, self.named(layers))
-        if not neighbours:
-            return report
-        from dataclasses import replace
+        chosen = self.named(layers)
+        report = build_report(self, chosen)
+        if neighbours or by_python:
+            from dataclasses import replace
 
-        from cachectl.layers.host import neighbours as beside
+            if neighbours:
+                from cachectl.layers.host import neighbours as beside
 
-        return replace(report, neighbours=tuple(beside.neighbours(self.environment)))
+                report = replace(report, neighbours=tuple(beside.neighbours(self.environment)))
+            if by_python:
+                from cachectl.inspecting.by_python import by_python as sums
+
+                report = replace(report, pythons=sums(chosen, self.environment))
+        return report
 
     def ls(
         self,

@@ -15,6 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PureWindowsPath
 from types import MappingProxyType
+from typing import Any
 
 from cachectl.layers.disk.locks import LOCK_TIMEOUT
 from cachectl.layers.host.distributions import version_of
@@ -35,7 +36,9 @@ class Environment:
     installed in, or ``None`` if there is no Python; ``lock_timeout`` is how many seconds to wait for a lock that
     another process holds; ``processes`` is where the system shows running programs, ``mounts`` where it lists mounted
     file systems, and ``topology`` where AMD's driver lists processors, GPUs among them. ``superuser`` says whether the
-    user is one, and ``over_others`` whether it may change what belongs to other users.
+    user is one, and ``over_others`` whether it may change what belongs to other users. ``executable`` is the
+    interpreter of ``python``, ``python_paths`` are others that the user named, and ``searches_pythons`` says whether
+    there may be more. ``memo`` keeps answers as long as the environment.
     """
 
     variables: Mapping[str, str]
@@ -54,6 +57,10 @@ class Environment:
     topology: Path = Path("/sys/class/kfd/kfd/topology/nodes")
     superuser: bool = False
     over_others: bool = False
+    executable: Path = Path(os.path.abspath(sys.executable))
+    python_paths: tuple[Path, ...] = ()
+    searches_pythons: bool = False
+    memo: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @classmethod
     def here(cls) -> Environment:
@@ -67,6 +74,7 @@ class Environment:
             site=tuple(Path(entry) for entry in sys.path if entry.endswith(("site-packages", "dist-packages"))),
             prefix=Path(sys.prefix),
             installed=version_of,
+            searches_pythons=True,
             superuser=hasattr(os, "geteuid") and os.geteuid() == 0,
         )
 
@@ -158,13 +166,8 @@ def user_cache_folder(environment: Environment, application: str) -> tuple[Path,
     and the rule of the installed release for any other environment. For common values nothing is imported: that would
     take twice as long as the start of Python.
     """
-    if environment.platform == "win32":
-        folder, source, is_common = _windows_folder(environment, application)
-    elif environment.platform == "darwin":
-        folder, source, is_common = _macos_folder(environment, application)
-    else:
-        folder, source, is_common = _linux_folder(environment, application)
-    if not is_common and environment.is_this_process:
+    folder, source, is_common = _cache_folder(environment, application)
+    if not is_common and environment.is_this_process and environment.installed is version_of:
         import platformdirs
 
         # It raises that if it cannot determine the home folder.
@@ -172,6 +175,11 @@ def user_cache_folder(environment: Environment, application: str) -> tuple[Path,
             answer = environment.absolute(platformdirs.user_cache_dir(application, application))
             return answer, source if answer == folder else "platformdirs"
     return folder, source
+
+
+def is_common_cache_home(environment: Environment) -> bool:
+    """Return whether all releases of platformdirs agree about the user's cache folder."""
+    return _cache_folder(environment, "any")[2]
 
 
 def user_state_folder(environment: Environment) -> Path:
@@ -185,10 +193,18 @@ def user_state_folder(environment: Environment) -> Path:
     return folder
 
 
+def _cache_folder(environment: Environment, application: str) -> tuple[Path, str, bool]:
+    """Return the folder, the reason, and whether all releases of platformdirs agree about it."""
+    if environment.platform == "win32":
+        return _windows_folder(environment, application)
+    if environment.platform == "darwin":
+        return _macos_folder(environment, application)
+    return _linux_folder(environment, application)
+
+
 def _linux_folder(
     environment: Environment, application: str, variable: str = "XDG_CACHE_HOME", default: str = ".cache"
 ) -> tuple[Path, str, bool]:
-    """Return the folder, the reason, and whether all releases of platformdirs agree about it."""
     named, home = environment.get(variable), environment.get("HOME")
     if named and Path(named).is_absolute():
         return Path(named, application), variable, True

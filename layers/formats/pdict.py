@@ -28,7 +28,8 @@ V4_LEVELS: Final = (
     regex(r"[0-9a-f]{10,58}"),
 )
 
-_DATA_MODEL: Final = regex(r"-(?P<loopy>\d[^-]*)-islpy(?P<islpy>[^-]+)-cgen(?P<cgen>[^-]+)-v\d+$")
+# Releases until 2024.1 add the revision in git, or "None".
+_DATA_MODEL: Final = regex(r"-(?P<loopy>\d[^-]*)-islpy(?P<islpy>[^-]+)-cgen(?P<cgen>[^-]+)(?:-[^-]+)?-v\d+$")
 # Names that loopy and PyOpenCL derive from a kernel's own. A pickled short string is its length in one byte,
 # then the text: the length says where the name ends.
 _DERIVED: Final = regex(rb"\x8c(.)(?=(invoke_|_lpy_host_|enqueue_knl_))", re.DOTALL)

@@ -32,7 +32,7 @@ def version_of(distribution: str) -> str | None:
     """Return the version of an installed distribution, ``None`` if it is not installed."""
     folders = tuple(sys.path)
     if _names_tell(folders):
-        wanted = _normal(distribution)
+        wanted = normal(distribution)
         for folder in folders:
             versions, doubtful = _offered_by(names_in(folder))
             if wanted in doubtful:
@@ -45,6 +45,20 @@ def version_of(distribution: str) -> str | None:
         else:
             return None
     return _asked_version(distribution)
+
+
+def versions_in(folder: str) -> dict[str, str]:
+    """Return the versions of all distributions in one folder of packages, by their normal names."""
+    versions, doubtful = _offered_by(names_in(folder))
+    found = {name: version for name, (_, version) in versions.items() if name not in doubtful}
+    if doubtful:
+        from importlib import metadata
+
+        for one in metadata.distributions(path=[folder]):
+            # A folder without metadata has no name.
+            if one.metadata is not None and one.metadata["Name"]:
+                found.setdefault(normal(one.metadata["Name"]), one.version)
+    return found
 
 
 def entry_points(group: str) -> tuple[EntryPoint, ...]:
@@ -73,11 +87,11 @@ def _offered_by(names: tuple[str, ...]) -> tuple[dict[str, tuple[str, str]], fro
     for name in names:
         stem, ending = os.path.splitext(name)
         distribution, dash, version = stem.partition("-")
-        if ending == _INFORMATION and dash and not _ODD.search(version) and _normal(distribution) not in versions:
-            versions[_normal(distribution)] = name, version
+        if ending == _INFORMATION and dash and not _ODD.search(version) and normal(distribution) not in versions:
+            versions[normal(distribution)] = name, version
         elif ending.lower() in (_INFORMATION, *_EGG):
             # Two of one name, an egg, or a form that only old tools used.
-            doubtful.add(_normal(distribution.partition(".egg")[0]))
+            doubtful.add(normal(distribution.partition(".egg")[0]))
     return versions, frozenset(doubtful)
 
 
@@ -96,7 +110,8 @@ def _read(path: str) -> bytes:
         return b""
 
 
-def _normal(name: str) -> str:
+def normal(name: str) -> str:
+    """Return the name of a distribution as it is compared."""
     return re.sub(r"[-_.]+", "_", name).lower()
 
 

@@ -10,8 +10,7 @@ from collections.abc import Callable, Iterator
 from functools import wraps
 from pathlib import Path
 
-from cachectl.layers.base.environment import user_cache_folder
-from cachectl.layers.base.facts import Condition, Finding, Hazard, Patch, Root, Scope, Severity, State, Switch, When
+from cachectl.layers.base.facts import Condition, Finding, Hazard, Patch, Root, Severity, State, Switch, When
 from cachectl.layers.base.layer import Layer
 from cachectl.layers.base.parts import Lookups, Portability, Tagging
 from cachectl.layers.base.switches import diagnosed, relative_cache_home, switched_off
@@ -19,7 +18,7 @@ from cachectl.layers.host.drivers import find_drivers
 from cachectl.layers.pyopencl.parts import BinaryLookups, BinaryPortability, BinaryTagging
 from cachectl.layers.pyopencl.programs import BYPASSED_ON, STALE_LOCK, ProgramFolders
 from cachectl.layers.pyopencl_invoker import MEMO_PATCHES, VARIABLE, no_cache_switch
-from cachectl.layers.pytools import relocate_user_cache
+from cachectl.layers.pytools import relocate_user_cache, user_cache_roots
 
 
 class PyOpenCLBinaries(Layer):
@@ -60,8 +59,7 @@ class PyOpenCLBinaries(Layer):
 
     def roots(self) -> tuple[Root, ...]:
         """Return the folder above the per-Python caches; a context's own ``cache_dir`` cannot be known."""
-        path, source = user_cache_folder(self.environment, "pyopencl")
-        return (Root(path, Scope.USER, source),)
+        return user_cache_roots(self.environment, "pyopencl")
 
     def state(self) -> State:
         """Read the variable, then the drivers: PyOpenCL does not use this cache on PoCL and NVIDIA."""

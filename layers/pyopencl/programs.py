@@ -28,7 +28,7 @@ from cachectl.layers.host.drivers import opencl_drivers
 from cachectl.layers.host.mounts import network_file_system
 from cachectl.layers.host.processes import process_names, using
 from cachectl.layers.pyopencl import info as pyopencl_info
-from cachectl.layers.pytools import Staleness, unexamined_python
+from cachectl.layers.pytools import Staleness, staleness
 from cachectl.layers.stores.archive import unpack
 from cachectl.layers.stores.tree import REFUSALS, Guard, Leaf, Shape, Tree, bulk
 from cachectl.layers.stores.walk import Group
@@ -149,11 +149,8 @@ class ProgramFolders(Store):
         )
 
     def _staleness(self, key: str) -> Staleness:
-        """Compare the Python in a key with this one: unknown for any other."""
-        python = _python_of(key)
-        if python != self.environment.python:
-            return unexamined_python("built under", python, self.environment)
-        return Staleness(stale=False)
+        """Return whether a known Python could still load the program: the key has only the version of Python."""
+        return staleness(self.environment, "built under", _python_of(key), lambda _: None, lambda _: True)
 
     def owns(self, root: Root, parts: tuple[str, ...]) -> bool:
         """Compare with the name of the folders of each Python."""

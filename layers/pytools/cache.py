@@ -8,11 +8,12 @@ Source: ``pytools/persistent_dict.py``.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial, wraps
 from pathlib import Path
 from typing import Any, ClassVar
 
-from cachectl.layers.base.environment import user_cache_folder
+from cachectl.layers.base.environment import Environment, is_common_cache_home, user_cache_folder
 from cachectl.layers.base.facts import Condition, Finding, Hazard, Patch, Root, Scope, Severity, State, Switch, When
 from cachectl.layers.base.layer import Layer
 from cachectl.layers.base.parts import Lookups, Portability
@@ -54,8 +55,7 @@ class PytoolsDictionaries(Layer):
 
     def roots(self) -> tuple[Root, ...]:
         """Return the pytools folder; pytools reads the environment whenever it opens a dictionary."""
-        path, source = user_cache_folder(self.environment, "pytools")
-        return (Root(path, Scope.USER, source),)
+        return user_cache_roots(self.environment, "pytools")
 
     def state(self) -> State:
         """Return that pytools has no switch, but sumpy has one."""
@@ -118,6 +118,23 @@ class PytoolsDictionaries(Layer):
         if self.environment.installed(distribution) is None and next(self.store.dictionaries(root), None) is None:
             return State(Condition.ABSENT, f"{distribution} is not installed here and has left no dictionary")
         return State(Condition.ENABLED, why)
+
+
+def user_cache_roots(environment: Environment, application: str) -> tuple[Root, ...]:
+    """Return the places of an application in the user's cache folder, that of the environment's own Python first.
+
+    There are several only if releases of platformdirs disagree about the environment, and known Pythons differ in it.
+    """
+    path, source = user_cache_folder(environment, application)
+    roots = {path: Root(path, Scope.USER, source)}
+    if not is_common_cache_home(environment):
+        from cachectl.layers.host.pythons import pythons_of
+
+        for python in pythons_of(environment)[1:]:
+            if python.present and python.installed("platformdirs") is not None:
+                path, source = user_cache_folder(replace(environment, installed=python.installed), application)
+                roots.setdefault(path, Root(path, Scope.USER, f"{source}, of {python.path}"))
+    return tuple(roots.values())
 
 
 def relocate_user_cache(layer: Layer, folder: Path, opened_by: tuple[str, ...] = ()) -> Switch:

@@ -9,8 +9,9 @@ import os
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import starmap
 from pathlib import Path
-from typing import Final, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 from cachectl.layers.base import facts
 from cachectl.layers.base.environment import Environment, release_of
@@ -27,6 +28,9 @@ from cachectl.layers.stores.quarantine import folder_pattern
 from cachectl.layers.stores.row_store import Rows
 from cachectl.layers.stores.rows import Deleted, Row, RowFile, Schema, Weight, disk_usage, without_companion
 from cachectl.layers.stores.tree import OWN_TEMPORARY, Leaf, Shape, Tree, scan_each
+
+if TYPE_CHECKING:
+    from cachectl.layers.host.pythons import Python
 
 #: The table of a dictionary since pytools 2024.1.4.
 SCHEMA: Final = Schema(
@@ -221,21 +225,9 @@ class Dictionaries(Rows):
         )
 
     def _staleness(self, name: pdict.DictionaryName) -> Staleness:
-        """Return whether a program started in this environment could still open the dictionary.
-
-        Only this Python and its packages are examined: dictionaries of another Python are unknown.
-        """
-        if name.python != self.environment.python:
-            return unexamined_python("written by", name.python, self.environment)
-        pytools = self.environment.installed("pytools")
-        current = _generation(pytools)
-        if current is not None and (name.generation, name.dash) != current:
-            return Staleness(stale=True, because=f"pytools {pytools} names and stores its dictionaries differently")
-        for package, version in name.packages.items():
-            installed = self.environment.installed(package)
-            if installed is not None and version not in (installed, UNKNOWN):
-                return Staleness(stale=True, because=f"written with {package} {version}, {installed} is installed")
-        return Staleness(stale=False)
+        """Return whether any known Python could still open the dictionary."""
+        miss = partial(_miss, name, self.environment.searches_pythons)
+        return staleness(self.environment, "written by", name.python, miss, partial(_has_made, name))
 
     # ------------------------------------------------------------------ get and put
 
@@ -439,11 +431,72 @@ class Dictionaries(Rows):
         return Finding(self.name, root.path, file, Severity.FAILS, "sqlite", message, fix, thing)
 
 
-def unexamined_python(how: str, python: str, environment: Environment) -> Staleness:
-    """Return the staleness of what another Python wrote: unknown, since its packages were not examined."""
-    return Staleness(
-        stale=None, because=f"unknown: {how} Python {python}, and cachectl examined only {environment.python}"
-    )
+def staleness(
+    environment: Environment,
+    how: str,
+    version: str,
+    miss: Callable[[Python], str | None],
+    has_made: Callable[[Python], bool],
+) -> Staleness:
+    """Return whether no known Python can hit what a Python of this version made.
+
+    ``miss`` returns why a present Python of the version cannot hit it, ``None`` if it can; ``has_made`` returns whether
+    the Python can have made it. It is stale only if its maker is known, or if the user named the Pythons.
+    """
+    from cachectl.layers.host.pythons import note_own, own_python, pythons_of
+
+    own = own_python(environment)
+    if own.version == version and miss(own) is None:
+        # Most entries are of this Python, and the others need not be looked for.
+        note_own(environment)
+        return Staleness(stale=False)
+    known = [python for python in pythons_of(environment) if python.version == version]
+    short = ".".join(version.split(".")[:3])
+    if not known:
+        return _unknown(f"{how} Python {short}, which was not looked for; --python PATH names it")
+    if None in (reasons := [miss(python) for python in known if python.present]):
+        return Staleness(stale=False)
+    if away := next((python for python in known if python.present is None), None):
+        return _unknown(f"{how} Python {short}, and {away.path} is not mounted")
+    maker = next(filter(has_made, known), None)
+    if maker is not None and not maker.present:
+        reasons = [f"{how} Python {short}, and {maker.path} was removed"]
+    elif maker is not None:
+        reasons = [miss(maker)]
+    # The environment's own Python, often that of a tool, comes first.
+    because = next(reversed(reasons), f"no Python {short} is left")
+    if maker is not None or environment.python_paths or not environment.searches_pythons:
+        return Staleness(stale=True, because=because)
+    return _unknown(f"{because}; --python PATH names another Python")
+
+
+def _unknown(why: str) -> Staleness:
+    return Staleness(stale=None, because=f"unknown: {why}")
+
+
+def _miss(name: pdict.DictionaryName, is_real: bool, python: Python) -> str | None:
+    """Return why a Python of the dictionary's version opens another dictionary, ``None`` if it opens this one.
+
+    A package that is not installed counts only in an environment that ``is_real``; in others it may be left unsaid.
+    """
+    pytools = python.installed("pytools")
+    current = _generation(pytools)
+    if current is not None and (name.generation, name.dash) != current:
+        return f"pytools {pytools} names and stores its dictionaries differently"
+    for package, version in name.packages.items():
+        installed = python.installed(package)
+        if installed is not None and version not in (installed, UNKNOWN):
+            return f"written with {package} {version}, {installed} is installed"
+    needed = ("pytools", *(package for package, version in name.packages.items() if version != UNKNOWN))
+    absent = next((one for one in needed if python.installed(one) is None), None)
+    return f"{absent} is not installed for {python.path}" if absent and is_real else None
+
+
+def _has_made(name: pdict.DictionaryName, python: Python) -> bool:
+    """Return whether the versions of packages in a dictionary's name have been seen at a Python."""
+    packages = {package: version for package, version in name.packages.items() if version != UNKNOWN}
+    generations = {_generation(version) for version in python.seen.get("pytools", ())}
+    return (name.generation, name.dash) in generations and all(starmap(python.has_had, packages.items()))
 
 
 def _generation(pytools: str | None) -> tuple[str, bool] | None:

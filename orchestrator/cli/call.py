@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final, NoReturn, TypeVar
 from cachectl.cli import output
 
 if TYPE_CHECKING:
+    from pathlib import Path
     from typing import Protocol
 
     from cachectl.cluster.nodes import Nodes
@@ -70,9 +71,18 @@ class Call:
         wait = getattr(self.options, "wait", None)
         return replace(
             here,
+            python_paths=self._python_paths(here),
             lock_timeout=here.lock_timeout if wait is None else wait,
             over_others=getattr(self.options, "over_others", False),
         )
+
+    def _python_paths(self, here: Environment) -> tuple[Path, ...]:
+        """Return the interpreters named by ``--python``. Raises :class:`BadRequest` for one that does not answer."""
+        if not (named := getattr(self.options, "python", ())):
+            return here.python_paths
+        from cachectl.layers.host.pythons import named_pythons
+
+        return named_pythons(here, named)
 
     @cached_property
     def stack(self) -> Stack:

@@ -97,6 +97,7 @@ _seconds.__name__ = "seconds"
 
 _LAYER: Final = "a layer that cachectl layers lists (default: all)"
 _WAIT: Final = "how long to wait for a lock of another process (default: 5)"
+_PYTHON: Final = "a Python whose entries are not stale; may be repeated. Without it, Pythons are looked for on PATH"
 _ONE_LAYER: Final = "only this one; may be repeated"
 #: Arguments and options that several verbs share, with their settings.
 SHARED: Final[dict[str, dict[str, Any]]] = {
@@ -108,6 +109,7 @@ SHARED: Final[dict[str, dict[str, Any]]] = {
     "unexpected": {"nargs": argparse.REMAINDER, "help": argparse.SUPPRESS},
     "--sign": {"metavar": "KEY", "help": "sign it with a key of OpenSSH; the signature is FILE.sig"},
     "--mpi": {"action": "store_true", "help": "started by mpiexec: all nodes at once, shared roots counted once"},
+    "--python": {"action": "append", "default": [], "metavar": "PATH", "help": _PYTHON},
     "--wait": {"type": _seconds, "metavar": "SECONDS", "help": _WAIT},
     "--over-others": {"action": "store_true", "help": "as the superuser, change what belongs to another user too"},
     "--json": {"action": "store_true", "help": "print JSON: bytes and epoch seconds as numbers"},
@@ -138,7 +140,7 @@ class Parser(argparse.ArgumentParser):
         group.add_argument("--older-than", metavar="AGE", help="not changed or used for 30d, 12h, 2w")
         group.add_argument("--newer-than", metavar="AGE", help="changed or used within AGE")
         group.add_argument("--larger-than", metavar="SIZE", help="larger than 500M, 2GiB")
-        stale = "entries that no program of this Python can hit any more"
+        stale = "entries that no known Python or driver can hit any more"
         group.add_argument("--stale", action="store_true", help=stale)
         group.add_argument("--key", metavar="KEY", help="the entry of this key")
 

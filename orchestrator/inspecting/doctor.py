@@ -247,7 +247,7 @@ def _of_content(layer: Layer, root: Root, usage: Usage) -> Iterator[Finding]:
     fix = f"cachectl prune --stale {layer.name}"
     if usage.stale_entries:
         amount = _counted(usage.stale_entries, "stale entry", "stale entries")
-        message = f"{amount} of {usage.stale_bytes or 0:,} bytes, which no program started here can hit"
+        message = f"{amount} of {usage.stale_bytes or 0:,} bytes, which no known Python or driver can hit"
         yield Finding(layer.name, root.path, None, Severity.WASTES, "stale", message, fix)
     if usage.orphan_files:
         orphan_bytes = usage.orphan_bytes or 0

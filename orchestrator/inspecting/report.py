@@ -16,6 +16,7 @@ from cachectl.layers.base.store import unknown_usage
 from cachectl.layers.disk.copies import abandoned_copies, abandoned_temporaries
 
 if TYPE_CHECKING:
+    from cachectl.inspecting.by_python import PythonShare
     from cachectl.layer_set import LayerSet
     from cachectl.layers.base.layer import Layer
     from cachectl.layers.host.neighbours import Neighbour
@@ -104,7 +105,8 @@ class Report:
     """The whole stack at one moment (epoch seconds).
 
     ``leftovers`` are copies that killed commands left outside the roots; ``None`` if that cannot be known. ``nodes``
-    are the nodes of an MPI job, and ``neighbours`` the caches of no layer; ``None`` if not requested.
+    are the nodes of an MPI job, ``neighbours`` the caches of no layer, and ``pythons`` the sums by Python; ``None`` if
+    not requested.
     """
 
     generated: float
@@ -113,7 +115,8 @@ class Report:
     leftovers: tuple[Orphan, ...] | None = ()
     nodes: tuple[str, ...] | None = None
     neighbours: tuple[Neighbour, ...] | None = None
-    as_json: ClassVar = AsJson("cachectl/report/1", also=("total",), optional=("nodes", "neighbours"))
+    pythons: tuple[PythonShare, ...] | None = None
+    as_json: ClassVar = AsJson("cachectl/report/1", also=("total",), optional=("nodes", "neighbours", "pythons"))
 
     @property
     def total(self) -> ReportTotal:

@@ -71,10 +71,11 @@ def text(home: Home, columns: int, *arguments: str) -> str:
 
 @pytest.mark.parametrize("selection", [(), ("--kernel", "lk[12]")])
 def test_purge_names_every_entry_and_frees_what_it_said(warm: Home, selection: tuple[str, ...]) -> None:
+    # The first command records which Pythons there are.
+    there = listed(warm, *selection)
     before = snapshot(warm.path)
     foreseen = warm.json("purge", "--all", "--dry-run", *selection)
     assert snapshot(warm.path) == before
-    there = listed(warm, *selection)
     assert {layer: named for layer, named in keys(foreseen).items() if named} == there
     assert set(there) == set(LAYERS) - ({"pyopencl"} if selection else set())
     entries = [entry for layer in foreseen["layers"] for entry in layer["entries"]]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import sqlite3
+import sys
 from contextlib import closing
 from typing import TYPE_CHECKING
 
@@ -81,7 +82,10 @@ def test_dead_dictionaries_and_orphans_are_stale(home: Home) -> None:
     leaked = home.path / ".cache" / "pocl" / "kcache" / "tempfile_aB3dE6"
     leaked.parent.mkdir(parents=True)
     leaked.touch(mode=0o600)
-    done = {layer["layer"]: layer["removed"] for layer in home.json("prune", "--stale")["layers"]}
+    done = {
+        layer["layer"]: layer["removed"]
+        for layer in home.json("prune", "--stale", "--python", sys.executable)["layers"]
+    }
     assert done["pytools"] == 1
     assert not leaked.exists()
     left = home.json("ls", "pytools")["entries"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
@@ -58,10 +59,11 @@ def test_an_empty_home_is_well(home: Home) -> None:
 def test_nothing_changes_on_disk_however_much_is_wrong(home: Home, compute_cache: Callable[[Path], None]) -> None:
     compute_cache(home.path / ".nv" / "ComputeCache")
     wreck(home.path)
+    # The first command records which Pythons there are.
+    home.cachectl("ls", check=False)
     before = snapshot(home.path, times=True)
-    done = home.cachectl(
-        "doctor", "--json", check=False, CUDA_CACHE_MAXSIZE="1000", SLURM_NTASKS="4", LOOPY_NO_CACHE="x"
-    )
+    wrong = {"CUDA_CACHE_MAXSIZE": "1000", "SLURM_NTASKS": "4", "LOOPY_NO_CACHE": "x"}
+    done = home.cachectl("doctor", "--python", sys.executable, "--json", check=False, **wrong)
     codes = {finding["code"] for finding in json.loads(done.stdout)["findings"]}
     assert codes >= {"variable", "cap", "ranks", "stale", "lock", "leaked", "sqlite"}
     assert done.returncode == 1

@@ -49,7 +49,7 @@ def test_whether_another_python_can_hit_its_entries_is_unknown(layer: PyOpenCLBi
     base(layer).rename(base(layer).with_name("pyopencl-compiler-cache-v2-py3.8.1.final.0"))
     entries = list(layer.entries())
     assert {entry.stale for entry in entries} == {None}
-    assert "unknown: built under Python 3.8.1.final.0" in str(entries[0].stale_because)
+    assert "unknown: built under Python 3.8.1" in str(entries[0].stale_because)
     assert layer.usage(layer.roots()[0]).stale_entries is None
     assert layer.plan_clear(Selection(stale=True)).entries == 0
 

@@ -120,12 +120,12 @@ def test_what_miopen_would_not_look_for_there_is_refused_before_anything(tmp_pat
         ([good, other], into, "gfx906_60"),
         ([good, older], into, "--mix-versions"),
         ([good, tmp_path / "none" / "gfx90a6e.ukdb"], into, "No such file"),
-        ([good, into], into, "comes last"),
-        ([good, tmp_path / "notes"], into, "not called"),
-        ([good], tmp_path / "notes", "not called"),
-        ([good, tmp_path / FIND], into, "does not hold"),
+        ([good, into], into, "name INTO last, and only once"),
+        ([good, tmp_path / "notes"], into, "is not a name of a MIOpen database"),
+        ([good], tmp_path / "notes", "is not a name of a MIOpen database"),
+        ([good, tmp_path / FIND], into, "holds find-db, but"),
         ([tmp_path / FIND], tmp_path / "gfx90a6e.OpenCL.3_3_0_a85ca8a54.ufdb.txt", "backend"),
-        ([tmp_path / FIND], tmp_path / "gfx90a6e.HIP.3_3_0_a85ca8a54.fusion.ufdb.txt", "does not hold"),
+        ([tmp_path / FIND], tmp_path / "gfx90a6e.HIP.3_3_0_a85ca8a54.fusion.ufdb.txt", "holds find-db, but"),
     ):
         with pytest.raises((BadRequest, Refused, FileNotFoundError), match=words):
             merge(environment, [str(source) for source in sources], str(target))

@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 def add_options(parser: Parser) -> None:
     parser.add_shared("layers")
     parser.add_argument(
-        "--stale", action="store_true", help="entries that no program of this Python can hit any more, and orphans"
+        "--stale", action="store_true", help="entries that no known Python or driver can hit any more, and orphans"
     )
     parser.add_argument("--older-than", metavar="AGE", help="entries not changed or used for 30d, 12h, 2w")
     parser.add_argument("--max-size", metavar="SIZE", help="until the layers together hold no more than 500M, 2GiB")
     parser.add_argument("--max-files", type=positive, metavar="N", help="until they hold no more than N files")
     parser.add_dry_run("go")
-    parser.add_shared(*CHANGING, "--json")
+    parser.add_shared("--python", *CHANGING, "--json")
 
 
 def run(call: Call) -> int:

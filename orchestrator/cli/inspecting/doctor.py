@@ -9,7 +9,7 @@ from cachectl.cli.parser import Parser
 
 
 def add_options(parser: Parser) -> None:
-    parser.add_shared("layers", "--json")
+    parser.add_shared("layers", "--python", "--json")
 
 
 def run(call: Call) -> int:

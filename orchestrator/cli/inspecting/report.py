@@ -10,6 +10,7 @@ from cachectl.cli.call import Call
 from cachectl.cli.parser import Parser
 
 if TYPE_CHECKING:
+    from cachectl.inspecting.by_python import PythonShare
     from cachectl.inspecting.report import LayerReport, Report, RootReport
     from cachectl.layers.base.facts import Root
     from cachectl.layers.host.neighbours import Neighbour
@@ -20,18 +21,21 @@ def add_options(parser: Parser) -> None:
     parser.add_argument(
         "--neighbours", action="store_true", help="also other caches of compiled code (Triton, CuPy …), read only"
     )
-    parser.add_shared("--mpi", "--json")
+    parser.add_argument("--by", choices=("python",), help="also the sums of each Python that wrote entries")
+    parser.add_shared("--python", "--mpi", "--json")
 
 
 def run(call: Call) -> int:
-    if call.options.mpi and call.options.neighbours:
-        call.misuse("--neighbours is about one machine; leave out --mpi")
+    if call.options.mpi and (call.options.neighbours or call.options.by):
+        call.misuse("--neighbours and --by are about one machine; leave out --mpi")
     layers = call.options.layers
     with output.working("looking at every cache"):
         if call.options.mpi:
             report = call.over_nodes(lambda nodes: nodes.report(layers))
         else:
-            report = call.stack.report(layers=layers, neighbours=call.options.neighbours)
+            report = call.stack.report(
+                layers=layers, neighbours=call.options.neighbours, by_python=bool(call.options.by)
+            )
     if report is None:
         # Rank 0 shows it.
         return 0
@@ -52,6 +56,20 @@ COLUMNS: Final[tuple[output.Column[LayerReport], ...]] = (
     output.Column("size", lambda layer: _bound(output.size(layer.bytes), complete=layer.complete), right=True),
     output.Column("stale", lambda layer: _bound(output.size(layer.stale_bytes), complete=layer.complete), right=True),
 )
+
+
+PYTHON_COLUMNS: Final[tuple[output.Column[PythonShare], ...]] = (
+    output.Column("python", lambda one: _release(one.python)),
+    output.counts("entries", lambda one: one.entries),
+    output.counts("stale", lambda one: one.stale),
+    output.sizes("size", lambda one: one.bytes),
+    output.Column("packages", lambda one: " ".join(f"{name} {version}" for name, version in one.packages.items())),
+)
+
+
+def _release(version: str) -> str:
+    """Shorten a five-part version to the three numbers."""
+    return ".".join(version.split(".")[:3])
 
 
 def _total(report: Report) -> tuple[str, ...]:
@@ -78,6 +96,11 @@ def show_report(report: Report, home: str) -> None:
         output.show_message(f"{where}: {one.why} ({facts}); the next purge or prune removes it", indent="    ")
     for plugin in report.broken:
         output.warn(f"plug-in {plugin.name}: {plugin.why}")
+    if report.pythons is not None:
+        output.show_lines([""])
+        output.show_table(PYTHON_COLUMNS, report.pythons)
+        paths = {path: _release(one.python) for one in report.pythons for path in one.interpreters}
+        output.show_lines(f"  {_short_home(str(path), home)}: Python {release}" for path, release in paths.items())
     if report.neighbours is not None:
         output.show_lines([""])
         output.show_table(_neighbour_columns(home), report.neighbours)

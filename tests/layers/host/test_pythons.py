@@ -1,0 +1,259 @@
+"""The interpreters of a user: each is asked once, remembered, and looked for again after it was removed."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import pytest
+
+from cachectl.layers.base.environment import Environment, user_state_folder
+from cachectl.layers.host.pythons import RECORD, Record, candidates, look, pythons_of
+from cachectl.stack import Stack
+
+if TYPE_CHECKING:
+    from homes import Home
+
+VERSION = ".".join(map(str, sys.version_info))
+SITE = f"lib/python{sys.version_info[0]}.{sys.version_info[1]}/site-packages"
+
+
+def installs(prefix: Path, **packages: str) -> None:
+    """Lay out the metadata of packages in place of all that a prefix has, as pip does."""
+    shutil.rmtree(prefix / SITE)
+    for name, version in packages.items():
+        folder = prefix / SITE / f"{name}-{version}.dist-info"
+        folder.mkdir(parents=True)
+        (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+
+
+class Prefix(NamedTuple):
+    """A virtual environment of this Python, with an interpreter that counts how often it is started."""
+
+    folder: Path
+
+    @property
+    def python(self) -> Path:
+        return self.folder / "bin" / "python"
+
+    @property
+    def counting(self) -> Path:
+        return self.folder / "bin" / "counting"
+
+    @property
+    def starts(self) -> int:
+        return (self.folder / "starts").read_text().count("started")
+
+
+@pytest.fixture
+def prefix(tmp_path: Path) -> Prefix:
+    made = Prefix(tmp_path / "venv")
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", made.folder], check=True)
+    made.counting.write_text(f'#!/bin/sh\necho started >> {made.folder}/starts\nexec {made.python} "$@"\n')
+    made.counting.chmod(0o755)
+    installs(made.folder, loopy="2024.1", pytools="2026.1.1", islpy="2024.2", cgen="2020.1")
+    return made
+
+
+def row(home: Home, loopy: str, version: str = VERSION) -> None:
+    """Have pytools store a row in a dictionary as a loopy of this version names it, under a Python of a version."""
+    name = f"loopy-schedule-cache-v4-{loopy}-islpy2024.2-cgen2020.1-v2"
+    store = f"from pytools.persistent_dict import WriteOncePersistentDict as D; D({name!r}).store('key', 'value')"
+    home.run(sys.executable, "-c", store)
+    folder = home.path / ".cache" / "pytools"
+    made = folder / f"pdict-v5-{name}-{VERSION}.sqlite"
+    made.rename(folder / f"pdict-v5-{name}-{version}.sqlite")
+
+
+def user(home: Home, *folders: Path, **changes: str) -> Environment:
+    """Return the environment of a user whose own Python has no loopy, with these folders on PATH."""
+    environment = home.environment(PATH=os.pathsep.join(map(str, folders)), **changes)
+    return replace(environment, searches_pythons=True, installed=lambda _: None, site=())
+
+
+def staleness(environment: Environment) -> list[tuple[bool | None, str | None]]:
+    entries = Stack(environment, plugins=False).ls(layers=["loopy"]).entries
+    return [(entry.stale, entry.stale_because) for entry in entries]
+
+
+def test_an_interpreter_is_asked_once_for_its_version_and_packages(prefix: Prefix) -> None:
+    records: dict[str, Record] = {}
+    for _ in range(2):
+        python = look(prefix.counting, records, named=True)
+        assert python is not None
+        assert (python.version, python.installed("loopy")) == (VERSION, "2024.1")
+    assert prefix.starts == 1
+    # Packages are read again without it.
+    installs(prefix.folder, loopy="2025.2")
+    python = look(prefix.counting, records, named=True)
+    assert python is not None
+    assert (python.installed("loopy"), python.installed("pytools"), prefix.starts) == ("2025.2", None, 1)
+    assert python.has_had("loopy", "2024.1")
+    os.utime(prefix.counting, (1, 1))
+    look(prefix.counting, records, named=True)
+    assert prefix.starts == 2
+
+
+def test_a_program_that_is_no_python_is_left_out(tmp_path: Path) -> None:
+    broken = tmp_path / "python3"
+    broken.write_text("#!/bin/sh\necho hello\n")
+    broken.chmod(0o755)
+    records: dict[str, Record] = {}
+    assert look(broken, records, named=True) is None
+    assert look(tmp_path / "missing", records) is None
+    # It is not started again.
+    broken.write_text("#!/bin/sh\necho again > started; exit")
+    os.utime(broken, ns=(0, records[str(broken)].time))
+    records[str(broken)] = replace(records[str(broken)], size=broken.stat().st_size)
+    assert look(broken, records, named=True) is None
+    assert not (tmp_path / "started").exists()
+
+
+def test_a_remembered_python_that_another_user_could_replace_is_not_started(prefix: Prefix) -> None:
+    records: dict[str, Record] = {}
+    look(prefix.counting, records, named=True)
+    os.utime(prefix.counting, (1, 1))
+    assert look(prefix.counting, records) is None
+    assert prefix.starts == 1
+
+
+def test_rows_of_an_upgraded_python_are_stale(home: Home, prefix: Prefix) -> None:
+    row(home, "2024.1", "3.11.0.final.0")
+    environment = user(home, prefix.python.parent)
+    pythons_of(environment)
+    file = user_state_folder(environment) / RECORD
+    document = json.loads(file.read_text())
+    for one in document["pythons"].values():
+        if "2024.1" in one["seen"].get("loopy", ()):
+            one["answer"]["version"], one["size"] = "3.11.0.final.0", 1
+    file.write_text(json.dumps(document))
+    ((stale, because),) = staleness(user(home, prefix.python.parent))
+    assert stale is True
+    assert "python 3.11.0.final.0 was removed" in str(because)
+
+
+def test_scripts_and_programs_that_others_can_replace_are_not_started(prefix: Prefix, tmp_path: Path) -> None:
+    scripts = tmp_path / "scripts"
+    scripts.mkdir()
+    (scripts / "python3").write_text("#!/bin/sh\n")
+    (scripts / "python3").chmod(0o755)
+    # Others cannot enter the folder of a test.
+    with tempfile.TemporaryDirectory() as folder:
+        shutil.copy(sys.executable, f"{folder}/python3")
+        os.chmod(folder, 0o777)  # noqa: S103 - what it is about
+        path = os.pathsep.join(map(str, (folder, scripts, "relative", prefix.python.parent)))
+        assert [one.parent for one in candidates({"PATH": path})] == [prefix.python.parent]
+        os.chmod(folder, 0o700)
+        assert Path(folder, "python3") in candidates({"PATH": path})
+
+
+@pytest.mark.parametrize("variable", ["VIRTUAL_ENV", "CONDA_PREFIX"])
+def test_an_activated_environment_is_known(home: Home, prefix: Prefix, variable: str) -> None:
+    known = pythons_of(user(home, **{variable: str(prefix.folder)}))
+    assert prefix.python.parent in {python.path.parent for python in known}
+
+
+def test_a_row_of_a_neighbour_is_not_stale(home: Home, prefix: Prefix) -> None:
+    """The neighbour has the same Python as cachectl, and another loopy."""
+    row(home, "2024.1")
+    assert staleness(user(home, prefix.python.parent)) == [(False, None)]
+    # It is remembered, and need not be on PATH again.
+    assert staleness(user(home)) == [(False, None)]
+
+
+def test_a_row_of_a_neighbour_that_was_not_looked_for_is_unknown(home: Home) -> None:
+    row(home, "2024.1", "3.99.0.final.0")
+    row(home, "2024.1")
+    same, other = sorted(staleness(user(home)), key=str)
+    assert (same[0], other[0]) == (None, None)
+    assert other[1] == "unknown: written by Python 3.99.0, which was not looked for; --python PATH names it"
+    done = home.cachectl("prune", "--stale", "--json")
+    assert json.loads(done.stdout)["total"]["removed"] == 0
+
+
+def test_rows_of_a_removed_python_are_stale(home: Home, prefix: Prefix) -> None:
+    row(home, "2024.1")
+    row(home, "2023.1")
+    assert {stale for stale, _ in staleness(user(home, prefix.python.parent))} == {False, None}
+    shutil.rmtree(prefix.folder)
+    found = staleness(user(home))
+    # Nobody has seen the other version of loopy.
+    assert sorted(str(stale) for stale, _ in found) == ["None", "True"]
+    assert any("was removed" in str(because) for stale, because in found if stale)
+
+
+def test_rows_of_a_replaced_package_are_stale(home: Home, prefix: Prefix) -> None:
+    row(home, "2024.1")
+    assert staleness(user(home, prefix.python.parent)) == [(False, None)]
+    installs(prefix.folder, loopy="2025.2", pytools="2026.1.1", islpy="2024.2", cgen="2020.1")
+    assert staleness(user(home)) == [(True, "written with loopy 2024.1, 2025.2 is installed")]
+
+
+def test_a_python_on_a_file_system_that_is_not_mounted_may_come_back(home: Home, prefix: Prefix) -> None:
+    row(home, "2024.1")
+    environment = user(home, prefix.python.parent)
+    assert staleness(environment) == [(False, None)]
+    shutil.rmtree(prefix.folder)
+    file = user_state_folder(environment) / RECORD
+    document = json.loads(file.read_text())
+    for one in document["pythons"].values():
+        one["device"] += 1
+    file.write_text(json.dumps(document))
+    ((stale, because),) = staleness(user(home))
+    assert stale is None
+    assert "is not mounted" in str(because)
+
+
+def test_named_pythons_are_all_there_are(home: Home, prefix: Prefix) -> None:
+    row(home, "2023.1")
+    named = replace(user(home), python_paths=(prefix.python,))
+    assert staleness(named) == [(True, "written with loopy 2023.1, 2024.1 is installed")]
+
+
+def test_a_named_python_must_answer(home: Home) -> None:
+    done = home.cachectl("report", "--python", "/nowhere/python", check=False)
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+    assert "--python /nowhere/python: /nowhere/python did not answer as Python 3" in done.stderr
+
+
+def test_a_damaged_record_is_written_again(home: Home, prefix: Prefix) -> None:
+    row(home, "2024.1")
+    environment = user(home, prefix.python.parent)
+    file = user_state_folder(environment) / RECORD
+    file.parent.mkdir(parents=True)
+    for content in ("", "{", '{"pythons": {"/x": {"answer": 3}}}', '{"pythons": []}', "[]"):
+        file.write_text(content)
+        assert staleness(user(home, prefix.python.parent)) == [(False, None)]
+        assert str(prefix.python) in json.loads(file.read_text())["pythons"]
+
+
+def test_the_sums_of_each_python(home: Home, prefix: Prefix) -> None:
+    row(home, "2024.1", "3.99.0.final.0")
+    row(home, "2024.1")
+    shares = Stack(user(home, prefix.python.parent), plugins=False).report(by_python=True).pythons or ()
+    assert sorted((share.python, share.packages["loopy"], share.entries) for share in shares) == [
+        (VERSION, "2024.1", 1),
+        ("3.99.0.final.0", "2024.1", 1),
+    ]
+    assert [prefix.python in share.interpreters for share in shares if share.python == VERSION] == [True]
+    assert "3.99.0" in home.cachectl("report", "--by", "python", "loopy").stdout
+
+
+def test_a_relative_cache_home_is_where_each_platformdirs_puts_it(home: Home, prefix: Prefix) -> None:
+    """Releases until 4.11.7 follow it, later ones do not."""
+    installs(prefix.folder, platformdirs="4.3.6")
+    environment = replace(
+        user(home, prefix.python.parent, XDG_CACHE_HOME="relative"),
+        installed=lambda name: "4.14.0" if name == "platformdirs" else None,
+    )
+    roots = {root.path: root.source for root in Stack(environment, plugins=False)["loopy"].roots()}
+    assert list(roots) == [home.path / ".cache" / "pytools", home.path / "relative" / "pytools"]
+    assert str(prefix.python.parent) in list(roots.values())[1]
