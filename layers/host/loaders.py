@@ -65,17 +65,21 @@ class Loader:
 
 
 def find_loaders(environment: Environment) -> tuple[Loader, ...]:
-    """Return the loader of PyOpenCL in this Python, and that of the activated conda prefix if that is another one.
+    """Return the loaders of PyOpenCL in this Python, in activated environments, and in Pythons that the user named.
 
-    If it is not known which loader PyOpenCL has, all that programs of this environment may use are returned.
+    If it is not known which loader this Python uses, all that programs here may use are returned.
     """
     found = _of_pyopencl(environment, environment.prefix, environment.site)
     if found is None:
         found = (*_of_prefix(environment.prefix), *_of_system(environment))
-    if named := environment.get("CONDA_PREFIX"):
-        prefix = environment.absolute(named)
+    activated = (environment.get(variable) for variable in ("VIRTUAL_ENV", "CONDA_PREFIX"))
+    prefixes = [environment.absolute(prefix) for prefix in activated if prefix]
+    # An interpreter is in the folder bin of its prefix.
+    prefixes += [path.parent.parent for path in environment.python_paths]
+    for prefix in dict.fromkeys(prefixes):
         if prefix != environment.prefix:
-            site = tuple(prefix.glob("lib/python3*/site-packages"))
+            # Debian calls the folder dist-packages.
+            site = sorted(prefix.glob("lib/python3*/*-packages"))
             found += _of_pyopencl(environment, prefix, site) or _of_prefix(prefix)
     return found
 

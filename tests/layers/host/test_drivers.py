@@ -34,12 +34,17 @@ def lay_out(prefix: Path, driver: Driver) -> Path:
     return vendors
 
 
-def lay_out_pocl(prefix: Path) -> Path:
-    """Register PoCL of the wheel in a prefix; return the ICD file."""
+def wheel() -> Path:
+    """Return the folder of PyOpenCL from its wheel."""
     package = find_spec("pyopencl")
     assert package is not None
     assert package.origin is not None
-    library = next(Path(package.origin).parent.glob(".libs/libpocl*"))
+    return Path(package.origin).parent
+
+
+def lay_out_pocl(prefix: Path) -> Path:
+    """Register PoCL of the wheel in a prefix; return the ICD file."""
+    library = next(wheel().glob(".libs/libpocl*"))
     file = prefix / "etc" / "OpenCL" / "vendors" / "pocl.icd"
     file.parent.mkdir(parents=True)
     file.write_text(f"{library}\n")
@@ -99,6 +104,19 @@ def test_a_folder_that_is_linked_into_the_folder_of_a_prefix_counts(tmp_path: Pa
     (tmp_path / "system" / "again").symlink_to(tmp_path / "system")
     conda = Environment({"CONDA_PREFIX": str(tmp_path / "conda")}, home=tmp_path)
     assert driver_files(conda, ("NVIDIA",)) == (f"{vendors}/ocl-icd-system/libnvidia-opencl.so.1.icd",)
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("how", ["VIRTUAL_ENV", "CONDA_PREFIX", "--python"])
+def test_pyopencl_of_another_python_counts(tmp_path: Path, how: str) -> None:
+    """As when cachectl has an environment of its own."""
+    packages = tmp_path / "lib" / "python3.11" / "site-packages"
+    packages.mkdir(parents=True)
+    (packages / "pyopencl").symlink_to(wheel())
+    variables = {} if how == "--python" else {how: str(tmp_path)}
+    named = (tmp_path / "bin" / "python",) if how == "--python" else ()
+    environment = Environment(variables, home=tmp_path, python_paths=named)
+    assert driver_files(environment, ("PoCL",)) == (str(packages / "pyopencl" / ".libs" / "pocl.icd"),)
 
 
 @pytest.mark.parametrize("prefix", ["", "/nowhere"])
