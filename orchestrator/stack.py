@@ -13,14 +13,16 @@ from cachectl.layers.base.selection import ALL, Selection
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from cachectl.clearing.prune import Limits
+    from cachectl.clearing.limits import Limits
     from cachectl.clearing.purge import PurgePlan, PurgeResult
     from cachectl.clearing.quarantine import Restoration
+    from cachectl.clearing.schedule import Schedule
     from cachectl.inspecting.doctor import Diagnosis
     from cachectl.inspecting.entries import Listing, Trouble
     from cachectl.inspecting.layers import Layers
     from cachectl.inspecting.report import Report
     from cachectl.inspecting.verify import Verification
+    from cachectl.layers.base.environment import Environment
     from cachectl.layers.base.layer import Layer
     from cachectl.moving.exporting import Export
     from cachectl.moving.importing import Import, Trust
@@ -48,6 +50,17 @@ class Stack(LayerSet):
     clearable one if it removes, exports or restores. ``notice`` gets one line for each thing that a caller should know
     and that is no error; by default it issues a :class:`RuntimeWarning`.
     """
+
+    @classmethod
+    def below(cls, folder: str, environment: Environment | None = None) -> Stack:
+        """Return the layers as ``run --isolated=FOLDER`` and ``env --root FOLDER`` keep them below a folder.
+
+        Raises :class:`BadRequest` if there is no such folder.
+        """
+        from cachectl.layers.base.environment import Environment
+        from cachectl.switching.run import environment_below
+
+        return cls(environment_below(Environment.here() if environment is None else environment, folder))
 
     # ------------------------------------------------------------------ inspecting
 
@@ -119,9 +132,9 @@ class Stack(LayerSet):
 
     def doctor(self, *, layers: Sequence[str] = ()) -> Diagnosis:
         """Return the problems of this set-up, each with the command that fixes it."""
-        from cachectl.inspecting.doctor import Diagnosis, diagnosis
+        from cachectl.inspecting.doctor import diagnosis
 
-        return Diagnosis(tuple(diagnosis(self.named(layers), () if layers else self.broken)))
+        return diagnosis(self.named(layers), () if layers else self.broken)
 
     def abilities(self, *, layers: Iterable[str] = ()) -> Layers:
         """Return the abilities of each layer, with a reason for each that is missing; ``cachectl layers``."""
@@ -165,15 +178,45 @@ class Stack(LayerSet):
         return self._clear(plan, layers, dry_run=dry_run, notice=notice)
 
     def prune(
-        self, limits: Limits, *, layers: Sequence[str] = (), dry_run: bool = False, notice: Notice = warn_user
+        self,
+        limits: Limits | None = None,
+        *,
+        layers: Sequence[str] = (),
+        dry_run: bool = False,
+        notice: Notice = warn_user,
     ) -> PurgeResult:
-        """Remove what is stale or old, then the longest unused until the rest fits, and what killed commands left."""
-        from cachectl.clearing.prune import plan_prune
+        """Remove what is stale or old, then the longest unused until the rest fits, and what killed commands left.
+
+        Without ``limits``, those of the config files and variables count; :class:`BadRequest` is raised if there are
+        none. A layer with limits of its own is pruned by them even if it is not clearable.
+        """
+        from cachectl.clearing.prune import configured_limits, plan_prune
+
+        if limits is None:
+            from cachectl.config import with_interpreters
+
+            # They decide what is stale.
+            environment = with_interpreters(self.environment)
+            if environment is not self.environment:
+                return type(self)(environment).prune(limits, layers=layers, dry_run=dry_run, notice=notice)
+        demanded = configured_limits(self, notice) if limits is None else limits
+        chosen = self.chosen(layers)
+        alone = () if layers else tuple(self[name] for name in demanded.own if self[name] not in chosen)
 
         def plan(*, listed: bool) -> PurgePlan:
-            return plan_prune(self.chosen(layers), limits, listed=listed)
+            return plan_prune(chosen, demanded, alone=alone, listed=listed)
 
-        return self._clear(plan, layers, dry_run=dry_run, notice=notice)
+        names = [layer.name for layer in (*chosen, *alone)]
+        return self._clear(plan, names, dry_run=dry_run, notice=notice)
+
+    def schedule(self, kind: str, *, file: str | None = None) -> Schedule:
+        """Return a schedule that prunes by itself: ``systemd``, ``cron`` or ``slurm-epilog``.
+
+        It can be printed, installed and removed. ``file`` is another place for the epilog. Raises :class:`BadRequest`.
+        """
+        from cachectl.clearing.schedule import schedule
+
+        return schedule(self, kind, file)
 
     def _clear(
         self, plan: Callable[..., PurgePlan], layers: Sequence[str], *, dry_run: bool, notice: Notice

@@ -230,6 +230,16 @@ def intel_driver(tmp_path_factory: pytest.TempPathFactory) -> Driver:
     return _driver("intel", library, tmp_path_factory.mktemp("intel"), LD_LIBRARY_PATH=path)
 
 
+@pytest.fixture(scope="session")
+def schedulers() -> None:
+    """Demand cron, systemd and Slurm, and the superuser, who starts them apart from those of the machine."""
+    path = f"{os.environ['PATH']}:/usr/sbin:/sbin"
+    if any(shutil.which(name, path=path) is None for name in ("crontab", "systemd-analyze", "slurmctld", "munged")):
+        absent("needs cron, systemd and Slurm: apt-get install cron systemd slurm-wlm munge")
+    if os.geteuid() != 0 or subprocess.run(["unshare", "--mount", "true"], check=False).returncode:
+        absent("needs the superuser, who may mount")
+
+
 @dataclass(frozen=True)
 class OtherMpi:
     """Another MPI than the one that mpi4py loads by default: its launcher, and variables that make mpi4py load it."""

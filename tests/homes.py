@@ -34,7 +34,15 @@ PROGRAMS = Path(__file__).parent / "programs"
 
 #: Every variable that moves or switches a layer: none of the tester's own may leak into a test.
 SWITCHES = (
-    *("XDG_CACHE_HOME", "LOOPY_NO_CACHE", "CG_NO_CACHE", "SUMPY_NO_CACHE", "PYOPENCL_NO_CACHE"),
+    *(
+        "XDG_CACHE_HOME",
+        "XDG_CONFIG_HOME",
+        "XDG_CONFIG_DIRS",
+        "LOOPY_NO_CACHE",
+        "CG_NO_CACHE",
+        "SUMPY_NO_CACHE",
+        "PYOPENCL_NO_CACHE",
+    ),
     *("POCL_CACHE_DIR", "POCL_KERNEL_CACHE", "CUDA_CACHE_PATH", "CUDA_CACHE_DISABLE", "CUDA_CACHE_MAXSIZE"),
     *("NEO_CACHE_DIR", "NEO_CACHE_PERSISTENT", "NEO_CACHE_MAX_SIZE", "NEO_CACHE_STATS"),
     *("AMD_COMGR_CACHE", "AMD_COMGR_CACHE_DIR", "AMD_COMGR_CACHE_POLICY", "AMD_COMGR_EMIT_VERBOSE_LOGS"),
@@ -47,7 +55,6 @@ SWITCHES = (
     "CONDA_PREFIX",
     *("SLURM_NTASKS", "SLURM_PROCID", "FLUX_JOB_SIZE", "FLUX_TASK_RANK", "MPI_LOCALNRANKS", "MPI_LOCALRANKID"),
     *("SLURM_STEP_ID", "SLURM_STEP_NUM_TASKS", "PALS_SIZE", "MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_RANK"),
-    "CACHECTL_NODE",
 )
 
 #: Variables that the interpreter, the loader or the C library read when a process starts, by how their names begin.
@@ -246,10 +253,10 @@ class Home:
         while using(("libpocl",)) and time.monotonic() < deadline:
             time.sleep(0.1)
 
-    def json(self, *arguments: str, check: bool = True, process: bool = False) -> Any:  # noqa: ANN401 - JSON
+    def json(self, *arguments: str, check: bool = True, process: bool = False, **changes: str) -> Any:  # noqa: ANN401 - JSON
         """Run a command with --json and read what it prints."""
         run = self.process if process else self.cachectl
-        return json.loads(run(*arguments, "--json", check=check).stdout)
+        return json.loads(run(*arguments, "--json", check=check, **changes).stdout)
 
 
 def _checked(done: subprocess.CompletedProcess[str], *, check: bool) -> subprocess.CompletedProcess[str]:
@@ -284,6 +291,7 @@ def _belongs(process: Path, mark: bytes) -> bool:
 def make_home(path: Path) -> Home:
     """Make an empty home."""
     path.mkdir(parents=True, exist_ok=True)
-    kept = {name: value for name, value in os.environ.items() if name not in SWITCHES}
+    tester = {name: value for name, value in os.environ.items() if not name.startswith("CACHECTL_")}
+    kept = {name: value for name, value in tester.items() if name not in SWITCHES}
     # Older releases of Mesa go by the account, whatever HOME says: without its variable they would use the tester's.
     return Home(path, {**kept, "HOME": str(path), "MESA_SHADER_CACHE_DIR": str(path / ".cache")})

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 from documents import validated
 
-from cachectl.clearing.prune import Limits
+from cachectl.clearing.limits import Limits
 from cachectl.cli.output import to_json
 from cachectl.layers.base.selection import Selection
 from cachectl.observing.proof import Verdict

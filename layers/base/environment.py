@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PureWindowsPath
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Final
 
 from cachectl.layers.disk.locks import LOCK_TIMEOUT
 from cachectl.layers.host.distributions import version_of
@@ -184,12 +184,51 @@ def is_common_cache_home(environment: Environment) -> bool:
 
 def user_state_folder(environment: Environment) -> Path:
     """Return where cachectl keeps files of its own that are no cache, by the rule of :func:`user_cache_folder`."""
-    folder, _, is_common = _linux_folder(environment, "cachectl", "XDG_STATE_HOME", ".local/state")
+    return _own_folder(environment, "user_state_dir", "XDG_STATE_HOME", ".local/state")
+
+
+#: Names a file that is read instead of the user's and the site's; :data:`os.devnull` is no file.
+CONFIG_VARIABLE: Final = "CACHECTL_CONFIG"
+SETTING_PREFIX: Final = "CACHECTL_"
+
+
+def config_paths(environment: Environment) -> tuple[tuple[str, Path], ...]:
+    """Return where config files are looked for, the one that counts most first.
+
+    Each comes with its origin: ``user``, ``site``, or ``named`` if ``CACHECTL_CONFIG`` names it. The folders are those
+    of platformdirs.
+    """
+    if named := environment.get(CONFIG_VARIABLE):
+        return () if named == os.devnull else (("named", environment.expand(named)),)
+    user = _own_folder(environment, "user_config_dir", "XDG_CONFIG_HOME", ".config")
+    folders = (("user", user), *(("site", folder) for folder in _site_config_folders(environment)))
+    return tuple((origin, folder / "config.toml") for origin, folder in folders)
+
+
+def is_configured(environment: Environment) -> bool:
+    """Return whether there is a config file, or a variable that may be a setting."""
+    variables = any(name.startswith(SETTING_PREFIX) for name in environment.variables)
+    return variables or any(os.path.lexists(path) for _, path in config_paths(environment))
+
+
+def _site_config_folders(environment: Environment) -> tuple[Path, ...]:
+    if environment.platform != "linux" and environment.is_this_process:
+        import platformdirs
+
+        return (Path(platformdirs.site_config_dir("cachectl", appauthor=False)),)
+    named = [Path(folder) for folder in (environment.get("XDG_CONFIG_DIRS") or "").split(os.pathsep)]
+    folders = [folder for folder in named if folder.is_absolute()] or [Path("/etc/xdg")]
+    return tuple(folder / "cachectl" for folder in folders)
+
+
+def _own_folder(environment: Environment, function: str, variable: str, default: str) -> Path:
+    """Return a folder of cachectl's own; ``function`` is the one of platformdirs that answers for odd values."""
+    folder, _, is_common = _linux_folder(environment, "cachectl", variable, default)
     if not (is_common and environment.platform == "linux") and environment.is_this_process:
         import platformdirs
 
         with suppress(RuntimeError):
-            return environment.absolute(platformdirs.user_state_dir("cachectl", appauthor=False))
+            return environment.absolute(getattr(platformdirs, function)("cachectl", appauthor=False))
     return folder
 
 

@@ -115,7 +115,9 @@ class Entry:
     stamp: tuple[int, ...] = ()
     #: The owner, if the entry is foreign and only shares the root: it is not counted, and cleared only by its key.
     guest: str | None = None
-    as_json: ClassVar = AsJson(hidden=("stamp", "guest"))
+    #: Bytes of disk blocks; ``None`` is unknown. A row has no blocks of its own.
+    disk: int | None = None
+    as_json: ClassVar = AsJson(hidden=("stamp", "guest", "disk"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +137,8 @@ class Orphan:
     idle_only: bool = True
     stamp: tuple[int, ...] = ()
     kept: bool = False
-    as_json: ClassVar = AsJson(hidden=("idle_only", "stamp", "kept"), names={"why": "because"})
+    disk: int | None = None
+    as_json: ClassVar = AsJson(hidden=("idle_only", "stamp", "kept", "disk"), names={"why": "because"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +156,7 @@ class Housekeeping:
     modified: float | None = None
     stale: bool | None = None
     fixed: bool = False
+    disk: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +169,7 @@ class Bulk:
     oldest: float | None
     newest: float | None
     stale: bool | None = None
+    disk: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +208,8 @@ class Usage:
     """Numbers of one root.
 
     ``files`` and ``bytes`` count the layer's files on disk without orphans; ``stale_*`` is ``None`` if the layer cannot
-    recognise stale entries. If a problem hides a part of the root, the numbers are lower bounds, and ``None`` instead
+    recognise stale entries. ``disk_bytes`` are disk blocks of all files, orphans included; ``None`` if the store or the
+    system does not say. If a problem hides a part of the root, the numbers are lower bounds, and ``None`` instead
     of 0.
     """
 
@@ -217,6 +223,7 @@ class Usage:
     oldest: float | None = None
     newest: float | None = None
     problems: tuple[Problem, ...] = ()
+    disk_bytes: int | None = None
     as_json: ClassVar = AsJson(hidden=("stale_entries", "stale_bytes"), also=("complete",))
 
     @property

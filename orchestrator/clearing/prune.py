@@ -2,44 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
+from cachectl.clearing.limits import Limits
 from cachectl.clearing.purge import PurgePlan
-from cachectl.layers.base.errors import FAILURES, reason_of
+from cachectl.layers.base.errors import FAILURES, BadRequest, printable, reason_of
 from cachectl.layers.base.facts import ClearPlan, Entry, Housekeeping, Note, Orphan, Problem, Removable
-from cachectl.layers.base.selection import Selection
 
 if TYPE_CHECKING:
+    from cachectl.layer_set import LayerSet
     from cachectl.layers.base.layer import Layer
 
 _UNKNOWN: Final = float("inf")
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """What to remove: stale entries, entries last used before a moment, then the excess over a size or a count.
-
-    ``before`` is epoch seconds; ``bytes`` and ``files`` bound what the pruned layers hold together.
-    """
-
-    stale: bool = False
-    before: float | None = None
-    bytes: int | None = None
-    files: int | None = None
-
-    @property
-    def none(self) -> bool:
-        """Return whether nothing is limited."""
-        return self == Limits()
-
-    def forbids(self, thing: Removable) -> bool:
-        """Return whether a thing must be removed regardless of the free space."""
-        if isinstance(thing, Orphan):
-            return self.stale or (self.before is not None and Selection(before=self.before).matches_orphan(thing))
-        old = self.before is not None and Selection(before=self.before).matches(thing)
-        return old or (self.stale and thing.stale is True)
 
 
 @dataclass(slots=True)
@@ -47,6 +23,7 @@ class _Holding:
     """The things of one layer to keep, and those to remove."""
 
     layer: Layer
+    limits: Limits
     kept: list[Removable] = field(default_factory=list)
     going: list[Removable] = field(default_factory=list)
     bytes: int = 0
@@ -56,21 +33,44 @@ class _Holding:
     hidden: list[Note] = field(default_factory=list)
 
 
-def plan_prune(layers: Iterable[Layer], limits: Limits, *, listed: bool = False) -> PurgePlan:
+def configured_limits(layers: LayerSet, notice: Callable[[str], None]) -> Limits:
+    """Return the limits of the config files and variables; ``notice`` gets a line for each unknown layer.
+
+    Raises :class:`BadRequest` if there are none, and :class:`BadConfig` for a wrong one.
+    """
+    from cachectl.config import load
+    from cachectl.layers.base.environment import config_paths
+
+    limits = load(layers.environment).limits(layers.environment.clock(), layers, notice)
+    if limits.none:
+        places = [printable(path) for _, path in config_paths(layers.environment)]
+        where = f", or write a limit below [prune] in {places[0]}, such as max-size = '5G'" if places else ""
+        message = f"name a limit: --stale, --older-than, --max-size or --max-files{where}"
+        raise BadRequest(message)
+    return limits
+
+
+def plan_prune(
+    layers: Iterable[Layer], limits: Limits, *, alone: Iterable[Layer] = (), listed: bool = False
+) -> PurgePlan:
     """Plan the removals that the limits require; changes nothing. ``listed`` looks up the kernels of each entry.
 
     The longest unused goes first, by time of use, else of change, else by a bound on it. Things of unknown age stay.
+    Layers that stand ``alone`` have only their own limits.
     """
-    holdings = [_look(layer, limits, contents=listed or limits.stale) for layer in layers]
-    _make_room(holdings, limits)
+    together = [_look(layer, limits.of(layer.name, alone=False), listed=listed) for layer in layers]
+    holdings = [*together, *(_look(layer, limits.of(layer.name, alone=True), listed=listed) for layer in alone)]
+    for holding in holdings:
+        _make_room([holding], holding.limits)
+    _make_room(together, limits)
     return PurgePlan(tuple((holding.layer, _plan_one(holding)) for holding in holdings))
 
 
-def _look(layer: Layer, limits: Limits, *, contents: bool) -> _Holding:
-    holding = _Holding(layer)
+def _look(layer: Layer, limits: Limits, *, listed: bool) -> _Holding:
+    holding = _Holding(layer, limits)
     try:
         for root in layer.roots():
-            for found in layer.scan(root, contents=contents):
+            for found in layer.scan(root, contents=listed or bool(limits.stale)):
                 if isinstance(found, Housekeeping):
                     # A file of fixed length does not shrink, so it must not make prune remove entries.
                     holding.bytes += 0 if found.fixed else found.bytes
@@ -87,7 +87,7 @@ def _look(layer: Layer, limits: Limits, *, contents: bool) -> _Holding:
                     holding.hidden.append(Note(str(found.path), found.message))
     except FAILURES as error:
         # Nothing is removed because of an incomplete count.
-        return _Holding(layer, failed=(Note("*", reason_of(error)),))
+        return _Holding(layer, limits, failed=(Note("*", reason_of(error)),))
     return holding
 
 
@@ -97,16 +97,20 @@ def _make_room(holdings: list[_Holding], limits: Limits) -> None:
     files = sum(holding.files + sum(thing.files for thing in holding.kept) for holding in holdings)
     aged = [(_last(thing), number, thing) for number, holding in enumerate(holdings) for thing in holding.kept]
     aged.sort(key=lambda item: item[:2])
+    going = set()
     for last, number, thing in aged:
         too_large = limits.bytes is not None and total > limits.bytes
         too_many = limits.files is not None and files > limits.files
         if last == _UNKNOWN or not (too_large or too_many):
-            return
+            break
         # A row has no file of its own.
         if too_large or thing.files:
             holdings[number].going.append(thing)
+            going.add(id(thing))
             total -= thing.bytes
             files -= thing.files
+    for holding in holdings if going else ():
+        holding.kept = [thing for thing in holding.kept if id(thing) not in going]
 
 
 def _last(thing: Removable) -> float:

@@ -8,12 +8,15 @@ from __future__ import annotations
 import io
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from cachectl.cli.parser import build_parser, mark_bare, verb_module
 
 if TYPE_CHECKING:
+    from argparse import ArgumentParser, Namespace
+
     from cachectl.cli.call import Call
     from cachectl.layers.base.environment import Environment
 
@@ -34,16 +37,21 @@ def main(arguments: Sequence[str] | None = None, *, environment: Environment | N
     words = list(sys.argv[1:] if arguments is None else arguments)
     # For other verbs argparse gives -- its usual meaning.
     at = words.index("--") if words and words[0] in _RUNNING and "--" in words else len(words)
+    parse = partial(_parse, build_parser(words[:1]), mark_bare(words[:at]))
     try:
-        parser = build_parser(words[:1])
-        options, unknown = parser.parse_known_args(mark_bare(words[:at]))
-        if unknown:
-            # The verb's own parser names the verb's help.
-            getattr(options, "parser", parser).error(f"unrecognized arguments: {' '.join(unknown)}")
+        call = Call(parse(), words, words[at + 1 :], environment)
     except SystemExit:
         _discard_output()
         raise
-    return _guarded(Call(options, words, words[at + 1 :], environment))
+    return _guarded(call, parse)
+
+
+def _parse(parser: ArgumentParser, words: Sequence[str]) -> Namespace:
+    options, unknown = parser.parse_known_args(words)
+    if unknown:
+        # The verb's own parser names the verb's help.
+        getattr(options, "parser", parser).error(f"unrecognized arguments: {' '.join(unknown)}")
+    return options
 
 
 def _open_streams() -> None:
@@ -74,12 +82,13 @@ def _is_open(number: int) -> bool:
     return True
 
 
-def _guarded(call: Call) -> int:
+def _guarded(call: Call, parse: Callable[[], Namespace]) -> int:
     """Carry out a call and return its exit status; an error of the user or the system is one line."""
     from cachectl.cli import output
 
     try:
-        status = verb_module(call.options.verb).run(call)
+        _configure(call, parse)
+        status = _runner(call)(call)
         output.finish()
     except BrokenPipeError:
         # The reader has closed the pipe.
@@ -94,6 +103,26 @@ def _guarded(call: Call) -> int:
         output.warn(line)
     _discard_output()
     return status
+
+
+def _configure(call: Call, parse: Callable[[], Namespace]) -> None:
+    """Give options that were not typed their configured defaults; ``parse`` parses the line again."""
+    from cachectl.layers.base.environment import is_configured
+
+    if is_configured(call.environment):
+        from cachectl.cli.defaults import set_defaults
+
+        if set_defaults(call.config, call.options):
+            call.parse_again(parse)
+
+
+def _runner(call: Call) -> Callable[[Call], int]:
+    """Return the function that carries out a call: that of its verb, or the one for homes of other users."""
+    if not call.changes_user:
+        return verb_module(call.options.verb).run
+    from cachectl.cli import homes
+
+    return homes.run
 
 
 def _explained(error: Exception) -> tuple[int, str] | None:

@@ -95,6 +95,53 @@ def test_dead_dictionaries_and_orphans_are_stale(home: Home) -> None:
     }
 
 
+def configure(home: Home, text: str) -> None:
+    file = home.path / ".config" / "cachectl" / "config.toml"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text)
+
+
+def test_configured_limits_apply_without_an_option(home: Home, cuda: Path) -> None:
+    before = entries(cuda)
+    configure(home, "[prune]\nmax-files = 31\n[prune.cuda]\nmax-files = 21\n")
+    assert home.json("prune", "--dry-run")["total"]["removed"] == 20
+    assert home.json("prune", "--dry-run", CACHECTL_PRUNE_CUDA_MAX_FILES="false")["total"]["removed"] == 10
+    assert home.json("prune", "--dry-run", "--max-files", "39")["total"]["removed"] == 2
+    assert home.json("prune", "pocl")["total"]["removed"] == 0
+    assert home.json("prune", "cuda")["total"]["removed"] == 20
+    assert entries(cuda) == before[20:]
+    assert home.json("prune")["total"]["removed"] == 0
+
+
+def test_a_layer_has_an_age_and_staleness_of_its_own(home: Home, cuda: Path) -> None:
+    configure(home, '[prune]\nolder-than = "30d"\n[prune.cuda]\nolder-than = false\n')
+    assert home.json("prune")["total"]["removed"] == 0
+    configure(home, '[prune]\nolder-than = "9000d"\n[prune.cuda]\nolder-than = "30d"\n')
+    assert home.json("prune", CACHECTL_PRUNE_MAX_SIZE="1G")["total"]["removed"] == 40
+    assert not entries(cuda)
+
+
+def test_limits_of_an_unknown_layer_are_named(home: Home, cuda: Path) -> None:
+    configure(home, "[prune]\nmax-files = 31\n\n[prune.cudda]\nmax-files = 1\n")
+    done = home.cachectl("prune")
+    assert "config.toml:4: no layer is called 'cudda', so its limits are not applied" in done.stderr
+    assert len(entries(cuda)) == 30
+
+
+def test_tuning_has_only_limits_of_its_own(home: Home) -> None:
+    tuned = home.path / ".config" / "miopen" / "gfx90a6e.HIP.3_3_0_a85ca8a54.ufdb.txt"
+    tuned.parent.mkdir(parents=True)
+    tuned.write_bytes(b"1-2=Solver:1,0,Algorithm\n")
+    os.utime(tuned, (1, 1))
+    configure(home, '[prune]\nolder-than = "1d"\nmax-size = 0\n')
+    assert home.json("prune")["total"]["removed"] == 0
+    configure(home, '[prune]\nolder-than = "1d"\nmax-size = 0\n[prune.miopen-tuning]\nmax-size = "1M"\n')
+    assert home.json("prune")["total"]["removed"] == 0
+    configure(home, '[prune.miopen-tuning]\nolder-than = "1d"\n')
+    assert home.json("prune")["total"]["removed"] == 1
+    assert not tuned.exists()
+
+
 def test_tuning_is_pruned_only_by_name(home: Home) -> None:
     tuned = home.path / ".config" / "miopen" / "gfx90a6e.HIP.3_3_0_a85ca8a54.ufdb.txt"
     tuned.parent.mkdir(parents=True)
@@ -108,7 +155,7 @@ def test_tuning_is_pruned_only_by_name(home: Home) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ([], "name a limit"),
+        ([], "name a limit: --stale"),
         (["--max-size", "much"], "such as 500M"),
         (["--older-than", "long"], "such as 30d"),
         (["nosuch", "--stale"], "no layer is called"),

@@ -36,7 +36,8 @@ from support.hostile import (
 )
 from tiers import amount
 
-from cachectl.clearing.prune import Limits, plan_prune
+from cachectl.clearing.limits import Limits
+from cachectl.clearing.prune import plan_prune
 from cachectl.clearing.purge import PurgePlan, plan
 from cachectl.cli.output import to_json
 from cachectl.layers.base.selection import ALL

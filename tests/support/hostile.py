@@ -17,7 +17,8 @@ from typing import Any
 
 from homes import run_as
 
-from cachectl.clearing.prune import Limits, plan_prune
+from cachectl.clearing.limits import Limits
+from cachectl.clearing.prune import plan_prune
 from cachectl.cli.output import to_json
 from cachectl.layers.base.conformance import nobody
 from cachectl.layers.base.environment import Environment

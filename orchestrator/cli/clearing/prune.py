@@ -10,7 +10,7 @@ from cachectl.cli.clearing.purge import show_purge
 from cachectl.cli.parser import CHANGING, Parser, positive
 
 if TYPE_CHECKING:
-    from cachectl.clearing.prune import Limits
+    from cachectl.clearing.limits import Limits
 
 
 def add_options(parser: Parser) -> None:
@@ -22,20 +22,20 @@ def add_options(parser: Parser) -> None:
     parser.add_argument("--max-size", metavar="SIZE", help="until the layers together hold no more than 500M, 2GiB")
     parser.add_argument("--max-files", type=positive, metavar="N", help="until they hold no more than N files")
     parser.add_dry_run("go")
+    parser.add_places(homes=True)
     parser.add_shared("--python", *CHANGING, "--json")
 
 
 def run(call: Call) -> int:
     limits = _limits(call)
-    if limits.none:
-        call.misuse("name a limit: --stale, --older-than, --max-size or --max-files")
+    given = None if limits.none else limits
     with output.working("pruning"):
-        result = call.stack.prune(limits, layers=call.options.layers, dry_run=call.options.dry_run, notice=output.warn)
+        result = call.stack.prune(given, layers=call.options.layers, dry_run=call.options.dry_run, notice=output.warn)
     return call.show(result, lambda result: show_purge(result, call.now))
 
 
 def _limits(call: Call) -> Limits:
-    from cachectl.clearing.prune import Limits
+    from cachectl.clearing.limits import Limits
     from cachectl.layers.base.selection import parse_age, parse_size
 
     given = call.options

@@ -23,7 +23,8 @@ from support.mesa import (
 )
 from tiers import amount
 
-from cachectl.clearing.prune import Limits, plan_prune
+from cachectl.clearing.limits import Limits
+from cachectl.clearing.prune import plan_prune
 from cachectl.layers.base.errors import Busy, Damaged, EntryExists
 from cachectl.layers.base.facts import Artifact, Orphan, Severity
 from cachectl.layers.base.selection import Selection

@@ -1,0 +1,48 @@
+"""A cachectl that every user of the machine can start."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import shutil
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+import cachectl
+
+
+def install_for_all(base: Path) -> tuple[str, ...]:
+    """Return how to start a cachectl that every user can read: the tested one, or a copy in a folder."""
+    if _start(sys.executable):
+        return (sys.executable, "-I", "-m", "cachectl")
+    found = (shutil.which(f"python3{minor}", path=os.defpath) for minor in ("", *(f".{n}" for n in range(10, 16))))
+    probe = "import sys; sys.exit(sys.version_info < (3, 10))"
+    system = next(
+        (one for one in found if one and subprocess.run([one, "-c", probe], check=False).returncode == 0), None
+    )
+    if system is None:
+        pytest.skip("needs a Python 3.10 that every user can start")
+    subprocess.run([system, "-m", "venv", "--without-pip", str(base / "venv")], check=True)
+    (site,) = (base / "venv").glob("lib/python3*/site-packages")
+    shutil.copytree(Path(cachectl.__file__).parent, site / "cachectl")
+    for name in ("platformdirs", "rich", "pygments", "markdown-it-py", "mdurl"):
+        for file in metadata.files(name) or ():
+            if ".." not in file.parts:
+                (site / file).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy(str(file.locate()), site / file)
+    assert _start(str(base / "venv" / "bin" / "python"))
+    return (str(base / "venv" / "bin" / "python"), "-I", "-m", "cachectl")
+
+
+def _start(*python: str) -> bool:
+    command = (*python, "-I", "-m", "cachectl", "--version")
+    nobody = pwd.getpwnam("nobody").pw_uid
+    try:
+        done = subprocess.run(command, check=False, user=nobody, extra_groups=[], cwd="/", capture_output=True)
+    except PermissionError:
+        return False
+    return done.returncode == 0
