@@ -294,7 +294,9 @@ def _demand_own(path: Path, opened: os.stat_result) -> None:
     except OSError as error:
         because = str(error.strerror)
     if because is not None:
-        raise _refused(path, f"not read: {because}; it and its folders must belong to you or root (chmod go-w, chown)")
+        raise _refused(
+            path, f"refused: {because}; chmod go-w or chown that, or ignore the file: {CONFIG_VARIABLE}={os.devnull}"
+        )
 
 
 def _refused(path: Path, why: str) -> ConfigRefused:
