@@ -24,6 +24,7 @@ DOCUMENTS: Final = (
     "cachectl.inspecting.report:Report",
     "cachectl.inspecting.entries:Listing",
     "cachectl.inspecting.verify:Verification",
+    "cachectl.inspecting.doctor:Diagnosis",
     "cachectl.inspecting.layers:Layers",
     "cachectl.config:Settings",
     "cachectl.clearing.purge:PurgeResult",
@@ -35,6 +36,7 @@ DOCUMENTS: Final = (
     "cachectl.layers.miopen.exporting:FilesExport",
     "cachectl.layers.miopen.merging:Merge",
     "cachectl.cluster.rank_roots:MergedRoots",
+    "cachectl.homes.gathering:Homes",
 )
 
 #: What modules import for type checkers only.
@@ -58,9 +60,19 @@ def schemas(*, closed: bool = False) -> dict[str, Schema]:
         document = maker.of_class(kind)
         document["properties"] = {"schema": {"const": title}, **document["properties"]}
         document["required"] = ["schema", *document["required"]]
+        if title in found:
+            # Several verbs write it, and some of its keys only one of them.
+            document = _either(document, found[title])
+            maker.classes.update(found[title]["$defs"])
         dialect = "https://json-schema.org/draft/2020-12/schema"
         found[title] = {"$schema": dialect, "title": title, **document, "$defs": maker.classes}
     return found
+
+
+def _either(one: Schema, other: Schema) -> Schema:
+    """Return the schema of a document that has the keys of one of two."""
+    required = [key for key in one["required"] if key in other["required"]]
+    return {**one, "properties": {**other["properties"], **one["properties"]}, "required": required}
 
 
 class _Maker:
@@ -78,8 +90,14 @@ class _Maker:
             "description": (kind.__doc__ or "").partition("\n")[0],
             "properties": {key: schema for key, (schema, _) in keys.items()},
             "required": [key for key, (_, required) in keys.items() if required],
-            "additionalProperties": not self._closed,
+            "additionalProperties": not self._closed or any(get_origin(hint) is Mapping for hint in self._flat(kind)),
         }
+
+    @staticmethod
+    def _flat(kind: type) -> Iterator[Any]:
+        """Yield the types of the members whose keys stand in the document itself."""
+        hints = get_type_hints(kind, localns=_NAMES)
+        yield from (hints[member.attribute] for member in members(kind) if member.flat)
 
     def _keys(self, kind: type) -> Iterator[tuple[str, tuple[Schema, bool]]]:
         """Yield each key with its schema, and whether it is always there."""
@@ -87,6 +105,9 @@ class _Maker:
         for member in members(kind):
             own = getattr(kind, member.attribute, None)
             hint = get_type_hints(own.fget)["return"] if isinstance(own, property) else hints[member.attribute]
+            if member.flat and get_origin(hint) is Mapping:
+                # The keys of any document.
+                continue
             if member.flat:
                 yield from self._keys(hint)
                 continue

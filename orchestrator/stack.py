@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from cachectl.inspecting.layers import Layers
     from cachectl.inspecting.report import Report
     from cachectl.inspecting.verify import Verification
+    from cachectl.layers.base.environment import Environment
     from cachectl.layers.base.layer import Layer
     from cachectl.moving.exporting import Export
     from cachectl.moving.importing import Import, Trust
@@ -49,6 +50,17 @@ class Stack(LayerSet):
     clearable one if it removes, exports or restores. ``notice`` gets one line for each thing that a caller should know
     and that is no error; by default it issues a :class:`RuntimeWarning`.
     """
+
+    @classmethod
+    def below(cls, folder: str, environment: Environment | None = None) -> Stack:
+        """Return the layers as ``run --isolated=FOLDER`` and ``env --root FOLDER`` keep them below a folder.
+
+        Raises :class:`BadRequest` if there is no such folder.
+        """
+        from cachectl.layers.base.environment import Environment
+        from cachectl.switching.run import environment_below
+
+        return cls(environment_below(Environment.here() if environment is None else environment, folder))
 
     # ------------------------------------------------------------------ inspecting
 
@@ -120,9 +132,9 @@ class Stack(LayerSet):
 
     def doctor(self, *, layers: Sequence[str] = ()) -> Diagnosis:
         """Return the problems of this set-up, each with the command that fixes it."""
-        from cachectl.inspecting.doctor import Diagnosis, diagnosis
+        from cachectl.inspecting.doctor import diagnosis
 
-        return Diagnosis(tuple(diagnosis(self.named(layers), () if layers else self.broken)))
+        return diagnosis(self.named(layers), () if layers else self.broken)
 
     def abilities(self, *, layers: Iterable[str] = ()) -> Layers:
         """Return the abilities of each layer, with a reason for each that is missing; ``cachectl layers``."""

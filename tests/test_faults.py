@@ -153,7 +153,7 @@ def test_the_numbers_of_a_root_with_a_closed_folder_are_lower_bounds(
     (neo,) = json.loads(out)["layers"]
     assert (status, neo["entries"], neo["complete"]) == (1, 7, False)
     assert "7+" in table
-    assert "at least" in table
+    assert "lower bound" in table
 
 
 def test_get_says_that_a_folder_cannot_be_read_and_not_that_there_is_no_entry(

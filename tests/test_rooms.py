@@ -15,13 +15,14 @@ ALLOWED = {
     "layers.stores": {"layers.base", "layers.disk", "layers.formats", "layers.host"},
     "layers.base": {"layers.disk", "layers.formats", "layers.host", "layers.stores"},
     "layers": {"layers.base", "layers.disk", "layers.formats", "layers.host", "layers.inside", "layers.stores"},
-    "": {"layers", "inspecting", "clearing", "switching", "observing", "moving", "cluster"},
+    "": {"layers", "inspecting", "clearing", "switching", "observing", "moving", "cluster", "homes"},
     "inspecting": {"", "layers"},
     "clearing": {"", "layers", "inspecting", "switching"},
     "switching": {"", "layers"},
     "observing": {"", "layers", "inspecting", "switching", "moving"},
     "moving": {"", "layers", "inspecting", "switching"},
     "cluster": {"", "layers", "inspecting", "clearing", "switching", "moving"},
+    "homes": {"", "layers", "inspecting"},
 }
 
 

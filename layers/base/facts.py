@@ -114,7 +114,9 @@ class Entry:
     stamp: tuple[int, ...] = ()
     #: The owner, if the entry is foreign and only shares the root: it is not counted, and cleared only by its key.
     guest: str | None = None
-    as_json: ClassVar = AsJson(hidden=("stamp", "guest"))
+    #: Bytes of disk blocks; ``None`` is unknown. A row has no blocks of its own.
+    disk: int | None = None
+    as_json: ClassVar = AsJson(hidden=("stamp", "guest", "disk"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +136,8 @@ class Orphan:
     idle_only: bool = True
     stamp: tuple[int, ...] = ()
     kept: bool = False
-    as_json: ClassVar = AsJson(hidden=("idle_only", "stamp", "kept"), names={"why": "because"})
+    disk: int | None = None
+    as_json: ClassVar = AsJson(hidden=("idle_only", "stamp", "kept", "disk"), names={"why": "because"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +155,7 @@ class Housekeeping:
     modified: float | None = None
     stale: bool | None = None
     fixed: bool = False
+    disk: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +168,7 @@ class Bulk:
     oldest: float | None
     newest: float | None
     stale: bool | None = None
+    disk: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,7 +207,8 @@ class Usage:
     """Numbers of one root.
 
     ``files`` and ``bytes`` count the layer's files on disk without orphans; ``stale_*`` is ``None`` if the layer cannot
-    recognise stale entries. If a problem hides a part of the root, the numbers are lower bounds, and ``None`` instead
+    recognise stale entries. ``disk_bytes`` are disk blocks of all files, orphans included; ``None`` if the store or the
+    system does not say. If a problem hides a part of the root, the numbers are lower bounds, and ``None`` instead
     of 0.
     """
 
@@ -216,6 +222,7 @@ class Usage:
     oldest: float | None = None
     newest: float | None = None
     problems: tuple[Problem, ...] = ()
+    disk_bytes: int | None = None
     as_json: ClassVar = AsJson(hidden=("stale_entries", "stale_bytes"), also=("complete",))
 
     @property

@@ -288,18 +288,29 @@ def attempt(act: Callable[[], T]) -> T | LayerError | OSError:
         return error
 
 
-def each_part(layer: str, parts: Iterable[tuple[str, Callable[[], Outcome]]]) -> Outcome:
-    """Do the parts of a removal, each under a name for its failures; return the sum of their outcomes.
+#: A part of a removal: a name for its failures, its targets, and what removes them.
+Part = tuple[str, Sequence[Target], Callable[[], Outcome]]
 
-    All parts run and count even if one fails.
+
+def each_part(layer: str, parts: Iterable[Part]) -> Outcome:
+    """Do the parts of a removal; return the sum of their outcomes.
+
+    All parts run and count even if one fails. One that fails for lack of space can be retried when there is some.
     """
     outcome = Outcome(layer)
-    for name, act in parts:
+    for name, targets, act in parts:
         try:
             outcome = outcome.plus(act())
         except (LayerError, OSError) as error:  # noqa: PERF203 - one must not end the rest
-            outcome = outcome.plus(Outcome(layer, failed=(Note(name, reason_of(error)),)))
+            starved = tuple(targets) if _lacks_room(error) else ()
+            outcome = outcome.plus(Outcome(layer, failed=(Note(name, reason_of(error), starved),)))
     return outcome
+
+
+def _lacks_room(error: BaseException | None) -> bool:
+    """Return whether a file system is full: that is the error, or its cause."""
+    is_full = isinstance(error, OSError) and error.errno in NO_ROOM
+    return is_full or (error is not None and _lacks_room(error.__cause__))
 
 
 @contextmanager
@@ -345,6 +356,7 @@ def sum_usage(found: Iterable[Counted]) -> Usage:
     """Sum a scan, holding one thing at a time."""
     entries = files = total = orphan_files = orphan_bytes = stale_entries = stale_bytes = 0
     knows_stale = False
+    disk: int | None = 0
     moments: list[float] = []
     problems: list[Problem] = []
     for thing in found:
@@ -354,12 +366,14 @@ def sum_usage(found: Iterable[Counted]) -> Usage:
         if isinstance(thing, Orphan):
             # Things in quarantine have not leaked.
             if not thing.kept:
+                disk = _plus(disk, thing)
                 orphan_files += thing.files
                 orphan_bytes += thing.bytes
             continue
         if isinstance(thing, Entry) and thing.guest is not None:
             continue
         count = _count_of(thing)
+        disk = _plus(disk, thing)
         entries += count
         files += thing.files
         total += thing.bytes
@@ -381,7 +395,14 @@ def sum_usage(found: Iterable[Counted]) -> Usage:
         oldest=moments[0] if moments else None,
         newest=moments[-1] if moments else None,
         problems=tuple(problems),
+        disk_bytes=disk if disk or complete else None,
     )
+
+
+def _plus(disk: int | None, thing: Entry | Orphan | Housekeeping | Bulk) -> int | None:
+    """Add the disk blocks of a thing that has files."""
+    own = thing.disk if thing.files else 0
+    return None if disk is None or own is None else disk + own
 
 
 def unknown_usage(*problems: Problem) -> Usage:

@@ -19,7 +19,7 @@ from cachectl.layers.base.facts import Artifact, Finding, Found, Problem, Root, 
 from cachectl.layers.base.lazy import regex
 from cachectl.layers.base.store import Codec, Damage, counting
 from cachectl.layers.disk.atomic import overwrite
-from cachectl.layers.disk.handles import opened_root, status_of
+from cachectl.layers.disk.handles import blocks_at, opened_root, status_of
 from cachectl.layers.disk.locks import record_lock
 from cachectl.layers.disk.plain import read_locked
 from cachectl.layers.disk.presence import means_no_file
@@ -191,7 +191,7 @@ class ComputeCache(Files):
         if index is not None:
             if compute_cache.read_index(index) is None:
                 yield Problem(root.path / INDEX, "index", "is not whole")
-            yield facts.Housekeeping(INDEX, root.path, len(index))
+            yield facts.Housekeeping(INDEX, root.path, len(index), disk=blocks_at(root.path / INDEX))
 
     def _describe(self, root: Root, tree: Tree, leaf: Leaf, *, contents: bool) -> Iterator[Found]:
         header = compute_cache.read_header(leaf.head)

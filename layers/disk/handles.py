@@ -246,3 +246,17 @@ def delete(
         raise failure
     with suppress(FileNotFoundError):
         os.rmdir(name, dir_fd=handle)
+
+
+def blocks_of(status: os.stat_result) -> int | None:
+    """Return the bytes of the disk blocks that a file takes; ``None`` if the system does not say (Windows)."""
+    blocks = getattr(status, "st_blocks", None)
+    # POSIX leaves the unit open; Linux, macOS and the BSDs use 512 bytes.
+    return None if blocks is None else 512 * blocks
+
+
+def blocks_at(path: Path) -> int | None:
+    """Return the same of a path that is not followed; ``None`` also if there is nothing."""
+    with suppress(OSError):
+        return blocks_of(path.lstat())
+    return None

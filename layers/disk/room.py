@@ -1,17 +1,20 @@
 """Free space, free inodes and remaining quota at a path.
 
-Sources: statvfs(3); quotactl_fd(2) and ``struct dqblk`` of ``linux/quota.h`` (limits in blocks of 1024 bytes, usage in
-bytes). Neither call shows a quota of a server (NFS, Lustre), so that is unknown here.
+Sources: statvfs(3); quotactl_fd(2), or quotactl(2) before Linux 5.14, and ``struct dqblk`` of ``linux/quota.h`` (limits
+in blocks of 1024 bytes, usage in bytes). None of them shows a quota of a server (NFS, Lustre), so that is unknown here.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import struct
 import sys
 from contextlib import suppress
 from pathlib import Path
 from typing import Final, NamedTuple
+
+from cachectl.layers.host.mounts import mount_of
 
 #: The number of the system call ``quotactl_fd`` (Linux 5.14) on every architecture but alpha.
 _QUOTACTL_FD: Final = 443
@@ -61,8 +64,11 @@ def _quota(folder: Path, kind: int, number: int, source: str) -> Room | None:
     with suppress(OSError, AttributeError, ValueError):
         handle = os.open(folder, os.O_RDONLY)
         try:
-            command = ctypes.c_uint(_GET_QUOTA << 8 | kind)
-            if ctypes.CDLL(None).syscall(_QUOTACTL_FD, handle, command, ctypes.c_int(number), answer):
+            library, command = ctypes.CDLL(None, use_errno=True), ctypes.c_uint(_GET_QUOTA << 8 | kind)
+            failed = library.syscall(_QUOTACTL_FD, handle, command, ctypes.c_int(number), answer)
+            if failed and ctypes.get_errno() == errno.ENOSYS and (mount := mount_of(folder)) is not None:
+                failed = library.quotactl(command, os.fsencode(mount.source), ctypes.c_int(number), answer)
+            if failed:
                 return None
         finally:
             os.close(handle)

@@ -76,7 +76,7 @@ def open_to_others(path: Path) -> Iterator[Path]:
         yield from (step.place for step in _way(path) if step.is_writable)
 
 
-def _deciding_owner(folder: Path) -> os.stat_result | None:
+def deciding_owner(folder: Path) -> os.stat_result | None:
     """Return the status of the first part of a path, links included, that belongs neither to root nor to this user.
 
     Its owner decides where the path leads. ``None`` if there is none; the folder need not exist.
@@ -200,7 +200,7 @@ def as_owner(folder: Path) -> Iterator[None]:
     process. They belong to the whole process; other threads that come here wait. Raises :class:`OSError` if the system
     does not allow it.
     """
-    decides = _deciding_owner(folder) if hasattr(os, "geteuid") and os.geteuid() == 0 else None
+    decides = deciding_owner(folder) if hasattr(os, "geteuid") and os.geteuid() == 0 else None
     if decides is None:
         yield
         return

@@ -337,7 +337,7 @@ def _record(one: Mapping[str, Any]) -> Record:
 
 
 def write_records(file: Path, records: Mapping[str, Record]) -> None:
-    """Replace the file of recorded interpreters; a place that cannot be written is left as it is."""
+    """Replace the file of recorded interpreters, unless it cannot be written or another user could replace it."""
     import json
 
     document = {
@@ -352,6 +352,9 @@ def write_records(file: Path, records: Mapping[str, Record]) -> None:
         }
         for path, one in sorted(records.items())
     }
-    with suppress(OSError):
+    with suppress(OSError, StopIteration):
+        # Another user who can write to a folder on the way would decide which file is replaced.
+        if shared_because(next(folder for folder in file.parents if folder.exists())) is not None:
+            return
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         replace_file(file, [json.dumps({"pythons": document}, indent=1).encode()])

@@ -20,7 +20,7 @@ from typing import ClassVar, Final
 from cachectl.layers.base.errors import Busy, Damaged, EntryExists, LayerError, Unreachable
 from cachectl.layers.base.limits import LARGEST_ENTRY, LARGEST_INDEX, too_large
 from cachectl.layers.disk.atomic import create, write_all
-from cachectl.layers.disk.handles import NO_ROOM, descend, opened_root, own_folder, status_of
+from cachectl.layers.disk.handles import NO_ROOM, blocks_of, descend, opened_root, own_folder, status_of
 from cachectl.layers.disk.locking import release_flock, try_flock, wait_until
 from cachectl.layers.disk.plain import STAGE, open_plain
 from cachectl.layers.disk.presence import means_absent
@@ -121,13 +121,18 @@ class MesaFile(ABC):
 
     # ------------------------------------------------------------------ reading
 
-    def size(self) -> tuple[int, float] | None:
-        """Return the bytes of both files and the last change (epoch seconds); ``None`` if one is missing."""
+    def size(self) -> tuple[int, float, int | None] | None:
+        """Return the bytes of both files, the last change (epoch seconds) and bytes of disk blocks.
+
+        ``None`` if a file is missing.
+        """
         with self._opened(write=False) as files:
             if files is None:
                 return None
             both = [os.fstat(handle) for handle in (files.data, files.index)]
-            return sum(status.st_size for status in both), max(status.st_mtime for status in both)
+            blocks = [block for block in map(blocks_of, both) if block is not None]
+            disk = sum(blocks) if len(blocks) == len(both) else None
+            return sum(status.st_size for status in both), max(status.st_mtime for status in both), disk
 
     def damage(self) -> str | None:
         """Return why Mesa cannot use the files at all; ``None`` where it can."""

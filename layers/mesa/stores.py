@@ -160,7 +160,7 @@ class ShaderCache(Store):
             total += blob.length
             yield self._blob_raw(root, file, blob, size[1])
         relative = os.path.relpath(file.path, root.path)
-        yield facts.Housekeeping(relative, root.path, size[0] - total, 2, size[1])
+        yield facts.Housekeeping(relative, root.path, size[0] - total, 2, size[1], disk=size[2])
 
     def _blob_raw(self, root: Root, file: MesaFile, blob: Blob, modified: float) -> _Raw:
         key = _key(blob.name)
@@ -356,7 +356,7 @@ class ShaderCache(Store):
         temporary = [target for target in targets if target.key.endswith(".tmp")]
         others = [target for target in targets if not target.key.endswith(".tmp")]
         planned = ((self._tree(root), others), (self._tree(root, _TEMPORARIES), temporary))
-        parts = [(str(root.path), partial(tree.remove, own, tidy=idle)) for tree, own in planned if own]
+        parts = [(str(root.path), own, partial(tree.remove, own, tidy=idle)) for tree, own in planned if own]
         return each_part(self.name, parts)
 
     def _remove_from_files(self, root: Root, targets: tuple[Target, ...]) -> Outcome:
@@ -365,7 +365,7 @@ class ShaderCache(Store):
         outcome = Outcome(self.name)
         if orphans:
             remove = partial(self._tree(root, _shapes(root)[0]).remove, orphans)
-            outcome = each_part(self.name, [(str(root.path), remove)])
+            outcome = each_part(self.name, [(str(root.path), orphans, remove)])
         left = set(wanted)
         trouble: str | None = None
         # List all files before changing one, so that no failure to list hides what was removed.
@@ -607,7 +607,7 @@ def _content(raw: _Raw, unread: dict[Path, LayerError]) -> bytes:
 
 
 def _housekeeping(root: Root, leaf: Leaf) -> facts.Housekeeping:
-    return facts.Housekeeping(leaf.key, root.path, leaf.bytes, 1, leaf.modified, fixed=True)
+    return facts.Housekeeping(leaf.key, root.path, leaf.bytes, 1, leaf.modified, fixed=True, disk=leaf.disk)
 
 
 def _kernels(data: bytes) -> tuple[str, ...] | None:

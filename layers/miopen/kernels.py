@@ -20,13 +20,13 @@ from cachectl.layers.base.declarations import EnvSwitch, at_load
 from cachectl.layers.base.errors import Damaged, EntryExists, LayerError, Unsettled, not_a_key, reason_of
 from cachectl.layers.base.facts import Artifact, Entry, Finding, Found, Hazard, Problem, Root, Severity, Switch, Target
 from cachectl.layers.base.lazy import regex
-from cachectl.layers.base.store import each_part
+from cachectl.layers.base.store import Part, each_part
 from cachectl.layers.host.mounts import network_file_system
 from cachectl.layers.miopen import kernel_db, places
 from cachectl.layers.miopen.databases import MIOpenDatabases, MIOpenLayer
 from cachectl.layers.miopen.names import VERSION_FOLDER, program_names, version_numbers
 from cachectl.layers.miopen.places import LIBRARIES, SEPARATOR, TEMPORARY, DatabaseFile, Databases, judge, stale_because
-from cachectl.layers.stores.rows import Row, RowFile, Schema, disk_usage
+from cachectl.layers.stores.rows import Row, RowFile, Schema, disk_blocks, disk_usage
 from cachectl.layers.stores.tree import REFUSALS, Leaf, Shape, Tree, scan_each
 
 SWITCH: Final = "MIOPEN_DISABLE_CACHE"
@@ -94,7 +94,8 @@ class KernelDatabases(MIOpenDatabases):
         try:
             files, total = disk_usage(file.path)
             rest = max(0, total - payload)
-            yield facts.Housekeeping(file.relative, root.path, rest, files, file.modified(), True if because else None)
+            stale, disk = True if because else None, disk_blocks(file.path)
+            yield facts.Housekeeping(file.relative, root.path, rest, files, file.modified(), stale, disk=disk)
         except OSError as error:
             yield self.unread(file.path, error)
 
@@ -139,6 +140,7 @@ class KernelDatabases(MIOpenDatabases):
             key=leaf.key,
             root=root.path,
             bytes=leaf.bytes,
+            disk=leaf.disk,
             files=1,
             modified=leaf.modified,
             kernels=program_names(name),
@@ -316,12 +318,14 @@ class KernelDatabases(MIOpenDatabases):
         for target in targets:
             file, separator, _ = target.key.partition(SEPARATOR)
             (by_file.setdefault(file, []) if separator else objects).append(target)
-        parts = [(file, partial(self._remove_from, root, file, planned)) for file, planned in by_file.items()]
+        parts: list[Part] = [
+            (file, planned, partial(self._remove_from, root, file, planned)) for file, planned in by_file.items()
+        ]
         for shape in self.shapes:
             planned = [target for target in objects if (self._shape(target.key) or self.shapes[0]) is shape]
             if planned:
                 tree = Tree(self.name, root.path, shape)
-                parts.append((str(root.path), partial(tree.remove, planned, tidy=True)))
+                parts.append((str(root.path), planned, partial(tree.remove, planned, tidy=True)))
         return each_part(self.name, parts)
 
     def row_files(self, root: Root) -> Iterator[RowFile]:

@@ -14,7 +14,7 @@ import re
 import shlex
 import time
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import replace as changed
 from functools import partial
@@ -27,11 +27,11 @@ from cachectl.layers.base.declarations import EnvSwitch, at_load
 from cachectl.layers.base.errors import Damaged, EntryExists, LayerError, Refused, Unreachable, not_a_key
 from cachectl.layers.base.facts import Artifact, Finding, Hazard, Note, Outcome, Problem, Root, Severity, Switch, Target
 from cachectl.layers.base.lazy import regex
-from cachectl.layers.base.store import each_part
+from cachectl.layers.base.store import Part, each_part
 from cachectl.layers.base.switches import first_place, misread
 from cachectl.layers.disk.atomic import replace_file
 from cachectl.layers.disk.foresight import wait_until_free
-from cachectl.layers.disk.handles import opened, opened_root
+from cachectl.layers.disk.handles import blocks_at, blocks_of, opened, opened_root
 from cachectl.layers.disk.locks import record_lock
 from cachectl.layers.disk.presence import is_there, means_absent, status_at
 from cachectl.layers.miopen import places
@@ -39,7 +39,7 @@ from cachectl.layers.miopen.databases import MIOpenDatabases, MIOpenLayer
 from cachectl.layers.miopen.places import LIBRARIES, SEPARATOR, DatabaseFile, Databases, judge, lock_files, owned_file
 from cachectl.layers.stores.quarantine import folder_pattern
 from cachectl.layers.stores.records import Fault, Record, RecordFile, record_complaint
-from cachectl.layers.stores.rows import RowFile, Schema, disk_usage
+from cachectl.layers.stores.rows import RowFile, Schema, disk_blocks, disk_usage
 from cachectl.layers.stores.tree import NOTHING, OWN_TEMPORARY, REFUSALS, Tree
 
 SWITCH: Final = "MIOPEN_DEBUG_DISABLE_FIND_DB"
@@ -178,12 +178,15 @@ class TuningDatabases(MIOpenDatabases):
     def _rest_of(self, root: Root, file: DatabaseFile, payload: int, because: str | None) -> facts.Housekeeping:
         """Return the size of a file beside its entries, and of the file that marks its changes."""
         files, total = disk_usage(file.path)
+        disk = disk_blocks(file.path)
         beside = _time_file(file.path)
         if owned_file(root, beside):
             files, total = files + 1, total + disk_usage(beside)[1]
+            disk = None if disk is None else disk + (blocks_at(beside) or 0)
         # A last line without a newline is one byte shorter than counted.
         rest = max(0, total - payload)
-        return facts.Housekeeping(file.relative, root.path, rest, files, file.modified(), True if because else None)
+        stale = True if because else None
+        return facts.Housekeeping(file.relative, root.path, rest, files, file.modified(), stale, disk=disk)
 
     def _listing(self, root: Root, file: DatabaseFile) -> Iterator[tuple[str, int, tuple[int, ...]] | Fault]:
         """Yield the key within the file, the bytes and the stamp of each entry, and every fault."""
@@ -218,7 +221,9 @@ class TuningDatabases(MIOpenDatabases):
                 continue
             if why is not None and status is not None:
                 stamp = (status.st_size, status.st_mtime_ns)
-                yield facts.Orphan(name, root.path, status.st_size, 1, status.st_mtime, why, stamp=stamp)
+                yield facts.Orphan(
+                    name, root.path, status.st_size, 1, status.st_mtime, why, stamp=stamp, disk=blocks_of(status)
+                )
 
     def _orphan_reason(self, root: Root, name: str) -> str | None:
         """Return why a file beside the databases is useless; ``None`` where it is not, or is not recognised."""
@@ -385,18 +390,19 @@ class TuningDatabases(MIOpenDatabases):
     def remove(self, root: Root, targets: tuple[Target, ...]) -> Outcome:
         """Delete lines. Running programs keep the records that they have read."""
         by_file: dict[str, dict[str, Target]] = {}
-        parts: list[tuple[str, Callable[[], Outcome]]] = []
+        parts: list[Part] = []
         for target in targets:
             relative, separator, record = target.key.partition(SEPARATOR)
             if separator:
                 by_file.setdefault(relative, {})[record] = target
             elif folder_pattern(self.name).fullmatch(target.key):
                 tree = Tree(self.name, root.path, NOTHING)
-                parts.append((target.key, partial(tree.remove, (target,))))
+                parts.append((target.key, (target,), partial(tree.remove, (target,))))
             else:
-                parts.append((target.key, partial(self._remove_orphan, root, target)))
+                parts.append((target.key, (target,), partial(self._remove_orphan, root, target)))
         parts += [
-            (relative, partial(self._remove_records, root, relative, planned)) for relative, planned in by_file.items()
+            (relative, tuple(planned.values()), partial(self._remove_records, root, relative, planned))
+            for relative, planned in by_file.items()
         ]
         return each_part(self.name, parts)
 

@@ -105,6 +105,7 @@ class Programs(Store):
             key=leaf.key,
             root=root.path,
             bytes=leaf.bytes,
+            disk=leaf.disk,
             files=len(leaf.members),
             created=None if program is None else program.modified,
             modified=leaf.modified,

@@ -17,9 +17,9 @@ from cachectl.layers.base import facts
 from cachectl.layers.base.errors import Damaged, LayerError, Unreachable, not_a_key
 from cachectl.layers.base.facts import Finding, Note, Outcome, Problem, Root, Severity, Target
 from cachectl.layers.base.lazy import module, regex
-from cachectl.layers.base.store import Store, each_part
+from cachectl.layers.base.store import Part, Store, each_part
 from cachectl.layers.disk.foresight import closed_because
-from cachectl.layers.disk.handles import opened
+from cachectl.layers.disk.handles import blocks_of, opened
 from cachectl.layers.disk.locks import is_abandoned, presence_lock, remove_abandoned, wait_until_absent
 from cachectl.layers.disk.plain import open_plain, read_plain
 from cachectl.layers.disk.presence import means_no_file
@@ -105,7 +105,9 @@ class ProgramFolders(Store):
                 with suppress(FileNotFoundError):
                     status = lock.lstat()
                     key, why = str(lock.relative_to(root.path)), "a lock that nobody holds any more"
-                    yield facts.Orphan(key, root.path, status.st_size, 1, status.st_mtime, why, idle_only=False)
+                    yield facts.Orphan(
+                        key, root.path, status.st_size, 1, status.st_mtime, why, idle_only=False, disk=blocks_of(status)
+                    )
 
     @staticmethod
     def locks(root: Root) -> list[Path]:
@@ -139,6 +141,7 @@ class ProgramFolders(Store):
             key=leaf.key,
             root=root.path,
             bytes=leaf.bytes,
+            disk=leaf.disk,
             files=len(leaf.members),
             modified=leaf.modified,
             kernels=None if source is None else kernel_names(source),
@@ -191,12 +194,14 @@ class ProgramFolders(Store):
     def remove(self, root: Root, targets: tuple[Target, ...]) -> Outcome:
         """Remove program folders, those of one Python under its lock; never the folder of a Python."""
         locks = [target for target in targets if _is_lock(target.key)]
-        parts = [(target.key, partial(self._remove_lock, root, target)) for target in locks]
+        parts: list[Part] = [(target.key, (target,), partial(self._remove_lock, root, target)) for target in locks]
         by_base: dict[str, list[Target]] = {}
         for target in targets:
             if target not in locks:
                 by_base.setdefault(target.key.partition("/")[0], []).append(target)
-        parts += [(base, partial(self._remove_from, root, base, tuple(by_base[base]))) for base in sorted(by_base)]
+        for base in sorted(by_base):
+            planned = tuple(by_base[base])
+            parts.append((base, planned, partial(self._remove_from, root, base, planned)))
         return each_part(self.name, parts)
 
     def _remove_lock(self, root: Root, target: Target) -> Outcome:

@@ -26,7 +26,16 @@ from cachectl.layers.formats.pickles import is_framed
 from cachectl.layers.host.open_files import open_elsewhere
 from cachectl.layers.stores.quarantine import folder_pattern
 from cachectl.layers.stores.row_store import Rows
-from cachectl.layers.stores.rows import Deleted, Row, RowFile, Schema, Weight, disk_usage, without_companion
+from cachectl.layers.stores.rows import (
+    Deleted,
+    Row,
+    RowFile,
+    Schema,
+    Weight,
+    disk_blocks,
+    disk_usage,
+    without_companion,
+)
 from cachectl.layers.stores.tree import OWN_TEMPORARY, Leaf, Shape, Tree, scan_each
 
 if TYPE_CHECKING:
@@ -148,7 +157,9 @@ class Dictionaries(Rows):
         except (LayerError, OSError) as error:
             yield self.unread(path, error)
             return
-        yield facts.Housekeeping(name.file, root.path, total - payload, files, modified, staleness.stale)
+        yield facts.Housekeeping(
+            name.file, root.path, total - payload, files, modified, staleness.stale, disk=disk_blocks(path)
+        )
 
     def _list(
         self,
@@ -215,6 +226,7 @@ class Dictionaries(Rows):
             key=leaf.key,
             root=root.path,
             bytes=leaf.bytes,
+            disk=leaf.disk,
             files=len(leaf.members),
             modified=leaf.modified,
             versions={"python": name.python, **name.packages},
@@ -337,7 +349,7 @@ class Dictionaries(Rows):
         """Delete rows, then vacuum. Never unlink a file that a program may have open."""
         by_file = self._by_file((target.key, target) for target in targets).items()
         return each_part(
-            self.name, ((file, partial(self._remove_from, root, file, planned)) for file, planned in by_file)
+            self.name, ((file, planned, partial(self._remove_from, root, file, planned)) for file, planned in by_file)
         )
 
     def _remove_from(self, root: Root, file: str, planned: list[Target]) -> facts.Outcome:

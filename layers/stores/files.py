@@ -84,7 +84,7 @@ class Files(Store):
                 yield leaf.orphan(root.path)
             elif tree.shape in self.index.shapes:
                 if self.index.is_book(leaf):
-                    yield facts.Housekeeping(leaf.key, root.path, leaf.bytes, modified=leaf.modified)
+                    yield facts.Housekeeping(leaf.key, root.path, leaf.bytes, modified=leaf.modified, disk=leaf.disk)
             elif not contents:
                 yield leaf.entry(self.name, root.path)
             else:
@@ -174,7 +174,7 @@ class Files(Store):
         ]
 
         def remove(alone: bool) -> facts.Outcome:
-            parts = ((str(root.path), partial(tree.remove, own, tidy=alone)) for tree, own in planned if own)
+            parts = ((str(root.path), own, partial(tree.remove, own, tidy=alone)) for tree, own in planned if own)
             return each_part(self.name, parts)
 
         return remove_counted(self.name, self.index.changing(self, root), remove)

@@ -24,6 +24,7 @@ from cachectl.layers.disk.atomic import place_new, write_synced
 from cachectl.layers.disk.foresight import file_closed_because, wait_until_free
 from cachectl.layers.disk.handles import (
     NO_ROOM,
+    blocks_of,
     lacks_room,
     opened_root,
     own_folder,
@@ -145,6 +146,18 @@ def disk_usage(path: Path) -> tuple[int, int]:
         files += 1
         total += size
     return files, total
+
+
+def disk_blocks(path: Path) -> int | None:
+    """Return the bytes of disk blocks of a database (journals included); ``None`` if the system does not say."""
+    total = 0
+    for companion in ("", *COMPANIONS):
+        with suppress(FileNotFoundError):
+            blocks = blocks_of(path.with_name(path.name + companion).stat())
+            if blocks is None:
+                return None
+            total += blocks
+    return total
 
 
 def allocated(path: Path) -> int:

@@ -35,6 +35,7 @@ from cachectl.layers.disk.handles import (
     DEEP,
     NO_ROOM,
     Freed,
+    blocks_of,
     delete,
     descend,
     is_held,
@@ -140,6 +141,7 @@ class Member(NamedTuple):
     path: str
     bytes: int
     modified: float
+    disk: int | None = None
 
 
 #: In a leaf ``bytes`` is a number.
@@ -167,6 +169,12 @@ class Leaf(NamedTuple):
         return sum(member.bytes for member in self.members)
 
     @property
+    def disk(self) -> int | None:
+        """Sum the disk blocks of the files, in bytes; ``None`` if they are unknown."""
+        known = [member.disk for member in self.members if member.disk is not None]
+        return sum(known) if len(known) == len(self.members) else None
+
+    @property
     def modified(self) -> float:
         """Return the newest change anywhere in the leaf, in epoch seconds."""
         return self.newest / 1e9
@@ -182,7 +190,7 @@ class Leaf(NamedTuple):
         idle_only = self.orphan_rule is None or self.orphan_rule.idle_only
         kept = self.orphan_rule is not None and self.orphan_rule.kept
         files = len(self.members)
-        return Orphan(self.key, root, self.bytes, files, self.modified, reason, idle_only, self.stamp, kept)
+        return Orphan(self.key, root, self.bytes, files, self.modified, reason, idle_only, self.stamp, kept, self.disk)
 
     def entry(self, layer: str, root: Path, about: Details = _UNREAD) -> Entry:
         """Return the leaf as an entry; ``about`` is what its content says, if it was read."""
@@ -198,6 +206,7 @@ class Leaf(NamedTuple):
             versions=about.versions,
             detail=about.words,
             stamp=self.stamp,
+            disk=self.disk,
         )
 
     def member(self, path: str) -> Member | None:
@@ -211,12 +220,13 @@ def bulk(group: Group, *, stale: bool | None = None) -> Iterator[Bulk]:
     if moments:
         files = sum(weight.files for weight in group.weights)
         total = sum(weight.bytes for weight in group.weights)
-        yield Bulk(len(moments), files, total, min(moments), max(moments), stale)
+        disk = sum(weight.disk for weight in group.weights)
+        yield Bulk(len(moments), files, total, min(moments), max(moments), stale, disk)
 
 
 def planned(root: Path, group: Group) -> list[Target]:
     """Return the weighed entries of a folder as targets of a plan."""
-    return [Target(root, f"{group.folder}/{weight.name}", weight.bytes, 1, weight[1:]) for weight in group.weights]
+    return [Target(root, f"{group.folder}/{weight.name}", weight.bytes, 1, weight.stamp) for weight in group.weights]
 
 
 _ANYTHING: Final = regex(".*", re.DOTALL)
@@ -877,7 +887,7 @@ def _measure(
 ) -> Leaf:
     if not stat.S_ISDIR(status.st_mode):
         beginning = read_plain(name, dir_fd=handle, limit=head) if head else b""
-        member = Member("", status.st_size, status.st_mtime)
+        member = Member("", status.st_size, status.st_mtime, blocks_of(status))
         return Leaf(key, (member,), status.st_mtime_ns, orphan_rule=rule, head=beginning)
     members: list[Member] = []
     newest, links = _gather(handle, name, "", members)
@@ -903,7 +913,7 @@ def _gather(handle: int, name: str, prefix: str, members: list[Member]) -> tuple
                 below, linked = _gather(folder, child, f"{prefix}{child}/", members)
                 newest, links = max(newest, below), links or linked
             elif stat.S_ISREG(status.st_mode):
-                members.append(Member(prefix + child, status.st_size, status.st_mtime))
+                members.append(Member(prefix + child, status.st_size, status.st_mtime, blocks_of(status)))
             else:
                 links = True
     finally:

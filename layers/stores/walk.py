@@ -48,12 +48,18 @@ CHANGED = "changed since it was planned"
 
 
 class Weight(NamedTuple):
-    """One entry: its name in its folder, its files and their bytes, and its newest change (ns)."""
+    """One entry: its name in its folder, its files, their bytes, its newest change (ns), and bytes of disk blocks."""
 
     name: str
     files: int
     bytes: int
     newest: int
+    disk: int = 0
+
+    @property
+    def stamp(self) -> tuple[int, ...]:
+        """Return the version stamp; blocks may be allocated after the last change."""
+        return (self.files, self.bytes, self.newest)
 
 
 class Task(NamedTuple):
@@ -109,7 +115,7 @@ def clear(root: int, trash: int, planned: Sequence[tuple[str, list[Weight]]], ta
     An unchanged entry is renamed into the trash folder, and deleted there through the folders that were opened to check
     it. Only for roots that no program uses.
     """
-    items = [(folder, [tuple(weight) for weight in weights]) for folder, weights in planned]
+    items = [(folder, [(weight.name, *weight.stamp) for weight in weights]) for folder, weights in planned]
     for answer in _dealt("clear", (root, trash), items, task):
         yield Cleared(*answer)
 
@@ -134,9 +140,9 @@ class _Hand:
         self._strangers: set[str] = set()
         self._taken = 0
 
-    def weigh(self, folder: str) -> tuple[str, list[tuple[str, int, int, int]], list[str] | None]:
+    def weigh(self, folder: str) -> tuple[str, list[tuple[str, int, int, int, int]], list[str] | None]:
         """Weigh or search the entries of a folder."""
-        weights: list[tuple[str, int, int, int]] = []
+        weights: list[tuple[str, int, int, int, int]] = []
         others: list[str] = []
         try:
             handle = os.open(folder, _FOLDER_FLAGS, dir_fd=self._root)
@@ -235,7 +241,7 @@ class _Hand:
         opened: list[tuple[int, int, str]],
     ) -> bool:
         try:
-            return self._look(handle, name, files, opened, keep=True) == stamp
+            return self._look(handle, name, files, opened, keep=True)[:3] == stamp
         except OSError as error:
             # It has been replaced by a link or something else.
             if error.errno in (errno.ENOTDIR, errno.ELOOP):
@@ -252,14 +258,14 @@ class _Hand:
         opened: list[tuple[int, int, str]],
         *,
         keep: bool = False,
-    ) -> tuple[int, int, int]:
+    ) -> tuple[int, int, int, int]:
         """Weigh one entry. Raises :class:`ValueError` if it is not regular.
 
         Lists its folders in the order of opening; with ``keep`` they stay open, and its files are listed with the bytes
         that each would free.
         """
         newest = os.stat(name, dir_fd=handle, follow_symlinks=False).st_mtime_ns
-        files = total = 0
+        files = total = blocks = 0
         hollow = True
         missing = self._whole
         waiting = [(handle, name, "")]
@@ -281,6 +287,7 @@ class _Hand:
                             self._meet(path)
                         files += 1
                         total += status.st_size
+                        blocks += status.st_blocks
                         hollow = hollow and path in self._hollow
                         if status.st_size and path in missing:
                             missing = missing - {path}
@@ -297,7 +304,7 @@ class _Hand:
                     os.close(below)
         if hollow or missing:
             raise ValueError(name)
-        return files, total, newest
+        return files, total, newest, 512 * blocks
 
     def _holds_child(self, handle: int, name: str) -> bool:
         folder = os.open(name, _FOLDER_FLAGS, dir_fd=handle)

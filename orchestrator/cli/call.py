@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from cachectl.cluster.nodes import Nodes
     from cachectl.config import Config
+    from cachectl.homes import Account, Homes
     from cachectl.layers.base.environment import Environment
     from cachectl.layers.base.selection import Selection
     from cachectl.moving.importing import Trust
@@ -69,6 +70,12 @@ class Call:
             message = f"{where}: {error.strerror}; the working folder has gone or is closed to you, cd to another"
             raise CachectlError(message) from error
         here = Environment.here() if self._given is None else self._given
+        if self._home is not None:
+            here = replace(here, variables=self._home.variables, home=self._home.home)
+        if (below := getattr(self.options, "below", None)) is not None:
+            from cachectl.switching.run import environment_below
+
+            here = environment_below(here, below)
         wait = getattr(self.options, "wait", None)
         return replace(
             here,
@@ -76,6 +83,34 @@ class Call:
             lock_timeout=here.lock_timeout if wait is None else wait,
             over_others=getattr(self.options, "over_others", False),
         )
+
+    @property
+    def changes_user(self) -> bool:
+        """Return whether the verb is to be carried out by children that become other users.
+
+        Raises :class:`CachectlError` if only the superuser could.
+        """
+        from cachectl.layers.base.errors import CachectlError
+
+        given = vars(self.options)
+        if not any(map(given.get, ("home", "user", "all_users"))):
+            return False
+        superuser = hasattr(os, "geteuid") and os.geteuid() == 0
+        if not superuser and given["home"] is None:
+            raise CachectlError("only the superuser can become other users; do it as root, or name one --home DIR")
+        return superuser
+
+    @cached_property
+    def _home(self) -> Account | None:
+        """The home that ``--home`` names, and its owner."""
+        folder = getattr(self.options, "home", None)
+        if folder is None:
+            return None
+        from pathlib import Path
+
+        from cachectl.homes import account_of_home
+
+        return account_of_home(Path(folder))
 
     def _python_paths(self, here: Environment) -> tuple[Path, ...]:
         """Return the interpreters named by ``--python``. Raises :class:`BadRequest` for one that does not answer."""
@@ -175,10 +210,19 @@ class Call:
     def show(self, done: Done, show: Callable[[Done], None]) -> int:
         """Show what a verb returned, as JSON with ``--json``, and return the exit status."""
         if self.options.json:
-            output.show_json(done)
+            self.show_json(done)
         else:
             show(done)
         return 1 if done.failed else 0
+
+    def show_json(self, fact: object) -> None:
+        """Print what a verb returned as JSON, with ``--home`` as the document of one user."""
+        output.show_json(fact if self._home is None else self._in_home(fact, self._home))
+
+    def _in_home(self, fact: object, home: Account) -> Homes:
+        from cachectl.homes import Homes, InHome
+
+        return Homes(self.options.verb, (InHome(home.user, home.home, output.to_json(fact)),))
 
     def over_nodes(self, act: Callable[[Nodes], T]) -> T:
         """Call a function on all ranks of a job together; only the first rank shows a usage error."""

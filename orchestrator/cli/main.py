@@ -88,7 +88,7 @@ def _guarded(call: Call, parse: Callable[[], Namespace]) -> int:
 
     try:
         _configure(call, parse)
-        status = verb_module(call.options.verb).run(call)
+        status = _runner(call)(call)
         output.finish()
     except BrokenPipeError:
         # The reader has closed the pipe.
@@ -114,6 +114,15 @@ def _configure(call: Call, parse: Callable[[], Namespace]) -> None:
 
         if set_defaults(call.config, call.options):
             call.parse_again(parse)
+
+
+def _runner(call: Call) -> Callable[[Call], int]:
+    """Return the function that carries out a call: that of its verb, or the one for homes of other users."""
+    if not call.changes_user:
+        return verb_module(call.options.verb).run
+    from cachectl.cli import homes
+
+    return homes.run
 
 
 def _explained(error: Exception) -> tuple[int, str] | None:

@@ -6,7 +6,9 @@ Only the verb that was typed is imported: importing all of them takes longer tha
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Sequence
+from contextlib import suppress
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
@@ -120,6 +122,16 @@ SHARED: Final[dict[str, dict[str, Any]]] = {
 CHANGING: Final = ("--wait", "--over-others")
 
 
+def _help_width() -> int:
+    """Return the width of help texts: COLUMNS, else that of the terminal, else 78."""
+    from cachectl.layers.base.environment import process_variable
+
+    named = process_variable("COLUMNS") or ""
+    with suppress(OSError):
+        return (int(named) if named.isdecimal() else 0) or os.get_terminal_size(1).columns - 2
+    return 78
+
+
 class Parser(argparse.ArgumentParser):
     """A parser whose errors are one line, with the options that several verbs share."""
 
@@ -129,6 +141,10 @@ class Parser(argparse.ArgumentParser):
 
         warn(f"{message}; try {self.prog} --help", self.prog)
         raise SystemExit(2)
+
+    def _get_formatter(self) -> argparse.HelpFormatter:
+        """Pass the width: without it, every option that is added makes argparse import shutil to find it."""
+        return argparse.HelpFormatter(self.prog, width=_help_width())
 
     def add_shared(self, *names: str) -> None:
         """Add options that several verbs share, by their names in :data:`SHARED`."""
@@ -145,6 +161,22 @@ class Parser(argparse.ArgumentParser):
         stale = "entries that no known Python or driver can hit any more"
         group.add_argument("--stale", action="store_true", help=stale)
         group.add_argument("--key", metavar="KEY", help="the entry of this key")
+
+    def add_places(self, *, homes: bool = False, root: bool = False) -> None:
+        """Add options that name other places than those of this environment, of which one can be given."""
+        where = self.add_mutually_exclusive_group()
+        if root:
+            below = "the layers as run --isolated=DIR and env --root DIR keep them under DIR"
+            where.add_argument("--root", dest="below", metavar="DIR", help=below)
+        if homes:
+            owner = "the home DIR with default variables; as the superuser, with the rights of its owner"
+            where.add_argument("--home", metavar="DIR", help=owner)
+            named = "as the superuser, the home of this user, with his rights; may be repeated"
+            where.add_argument("--user", action="append", default=[], metavar="NAME", help=named)
+            everyone = "the same for all users (UID_MIN to UID_MAX of login.defs) whose home exists; not root"
+            where.add_argument("--all-users", action="store_true", help=everyone)
+            limit = "how long one home may take (default: 600)"
+            self.add_argument("--time-limit", type=_seconds, metavar="SECONDS", help=limit)
 
     def add_trust(self, file: str, *, required: bool) -> None:
         """Add the options that say why a bundle is trusted."""

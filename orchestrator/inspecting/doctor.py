@@ -13,40 +13,28 @@ import re
 import shlex
 import stat
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Final
 
+from cachectl.inspecting.space import WORST_FIRST, Space, cached_usage, may_exist, shortage, spaces
 from cachectl.inspecting.verify import failure, findings
 from cachectl.layers.base.as_json import AsJson
 from cachectl.layers.base.environment import user_name
 from cachectl.layers.base.errors import FAILURES, LayerError
 from cachectl.layers.base.facts import Ability, Condition, Finding, Hazard, Quarantined, Root, Scope, Severity, Usage
-from cachectl.layers.disk.room import Room, room_at
 from cachectl.layers.disk.trust import open_to_others
 from cachectl.layers.host.launcher import RANKS, number_of
 from cachectl.layers.host.mounts import network_file_system
 
 if TYPE_CHECKING:
+    from cachectl.inspecting.space import UsageOf
     from cachectl.layers.base.environment import Environment
     from cachectl.layers.base.layer import Layer
     from cachectl.layers.base.registry import Broken
 
-_WORST_FIRST: Final = (
-    Severity.UNSAFE,
-    Severity.FAILS,
-    Severity.RISKS,
-    Severity.RECOMPILES,
-    Severity.HEALS,
-    Severity.WASTES,
-    Severity.HARMLESS,
-)
 #: This many empty files have no bytes, but they use up a quota of files.
 _MANY_FILES: Final = 1000
-#: Free bytes and files: below the first nothing can be stored, below the second the next program may run out of space.
-_FULL: Final = (1 << 20, 10)
-_NEARLY_FULL: Final = (16 << 20, 100)
 
 #: Ranks within a node: these distinguish roots if each node has its own disk.
 _LOCAL_RANKS: Final = (
@@ -74,9 +62,10 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """The findings, in the order of :func:`diagnosis`."""
+    """The findings, worst first in each layer, after those about space; ``space`` has every file system and quota."""
 
     findings: tuple[Finding, ...]
+    space: tuple[Space, ...]
     as_json: ClassVar = AsJson("cachectl/findings/1")
 
     @property
@@ -85,13 +74,14 @@ class Diagnosis:
         return any(map(is_grave, self.findings))
 
 
-def diagnosis(layers: Iterable[Layer], broken: Iterable[Broken] = ()) -> list[Finding]:
+def diagnosis(layers: Iterable[Layer], broken: Iterable[Broken] = ()) -> Diagnosis:
     """Return the findings: full file systems first, then layer by layer, the worst of each first.
 
     A problem that several layers share is reported once.
     """
-    layers = tuple(layers)
-    found = list(_of_room(layers))
+    layers, usage_of = tuple(layers), cached_usage()
+    space = spaces(layers, usage_of)
+    found = [finding for one in space for finding in shortage(one)]
     found += [
         Finding(plugin.name, Path("*"), None, Severity.HARMLESS, "plugin", plugin.why, _fix_plugin(plugin.name))
         for plugin in broken
@@ -99,12 +89,12 @@ def diagnosis(layers: Iterable[Layer], broken: Iterable[Broken] = ()) -> list[Fi
     said: set[Identity] = set()
     for layer in layers:
         of_layer: list[Finding] = []
-        for identity, finding in _everything(layer):
+        for identity, finding in _everything(layer, usage_of):
             if identity not in said:
                 said.add(identity)
                 of_layer.append(finding)
-        found += sorted(of_layer, key=lambda finding: _WORST_FIRST.index(finding.severity))
-    return found
+        found += sorted(of_layer, key=lambda finding: WORST_FIRST.index(finding.severity))
+    return Diagnosis(tuple(found), space)
 
 
 def is_grave(finding: Finding) -> bool:
@@ -116,7 +106,7 @@ def _fix_plugin(name: str) -> str:
     return f"fix or uninstall the plug-in {name}"
 
 
-def _everything(layer: Layer) -> Iterator[tuple[Identity, Finding]]:
+def _everything(layer: Layer, usage_of: UsageOf) -> Iterator[tuple[Identity, Finding]]:
     try:
         for finding in layer.diagnose():
             # Layers that share a variable report its problem once.
@@ -124,7 +114,7 @@ def _everything(layer: Layer) -> Iterator[tuple[Identity, Finding]]:
     except FAILURES as error:
         yield _own(failure(layer, Path("*"), error))
     unread: LayerError | OSError | None = None
-    found = list(_of_roots(layer))
+    found = list(_of_roots(layer, usage_of))
     try:
         found += map(_own, _of_quarantine(layer))
     except FAILURES as error:
@@ -139,7 +129,7 @@ def _own(finding: Finding) -> tuple[Identity, Finding]:
     return (finding.layer, finding.root, finding.key, finding.code, finding.message), finding
 
 
-def _of_roots(layer: Layer) -> Iterator[tuple[Identity, Finding]]:
+def _of_roots(layer: Layer, usage_of: UsageOf) -> Iterator[tuple[Identity, Finding]]:
     try:
         roots = layer.roots()
     except FAILURES:
@@ -147,25 +137,17 @@ def _of_roots(layer: Layer) -> Iterator[tuple[Identity, Finding]]:
         return
     for root in roots:
         first = root is roots[0]
-        if _may_exist(root):
-            yield from _of_root(layer, root, first=first)
+        if may_exist(root):
+            yield from _of_root(layer, root, usage_of, first=first)
         elif first:
             # The library will make this root at its first use.
             yield from _of_surroundings(layer, root, reachable=True)
 
 
-def _may_exist(root: Root) -> bool:
-    try:
-        return root.exists
-    except OSError:
-        # The read that follows reports the error.
-        return True
-
-
-def _of_root(layer: Layer, root: Root, *, first: bool) -> Iterator[tuple[Identity, Finding]]:
+def _of_root(layer: Layer, root: Root, usage_of: UsageOf, *, first: bool) -> Iterator[tuple[Identity, Finding]]:
     usage: Usage | None = None
     try:
-        usage = layer.usage(root)
+        usage = usage_of(layer, root)
     except FAILURES as error:
         yield _own(failure(layer, root.path, error))
     else:
@@ -181,63 +163,6 @@ def _of_root(layer: Layer, root: Root, *, first: bool) -> Iterator[tuple[Identit
         yield from _of_surroundings(layer, root, reachable=first and usage is not None)
     if usage is not None and layer.abilities()[Ability.CLEAR] is None:
         yield from map(_own, _of_content(layer, root, usage))
-
-
-# ---------------------------------------------------------------------- free space
-
-
-def _of_room(layers: Iterable[Layer]) -> Iterator[Finding]:
-    """Report file systems and quotas of the layers' roots that are full or nearly full, each once."""
-    places: dict[int, list[tuple[Layer, Root]]] = {}
-    for layer in layers:
-        with suppress(*FAILURES):
-            for root in layer.roots():
-                if root.scope is Scope.USER and (_may_exist(root) or root is layer.roots()[0]):
-                    with suppress(OSError):
-                        places.setdefault(_device(root.path), []).append((layer, root))
-    for held in places.values():
-        with suppress(OSError):
-            for room in room_at(held[0][1].path):
-                if (short := _shortage(room)) is not None:
-                    yield _full(held, *short)
-
-
-def _device(path: Path) -> int:
-    """Return the file system that a path lies on, or will once it is made."""
-    return next(folder for folder in (path, *path.parents) if folder.exists()).stat().st_dev
-
-
-def _shortage(room: Room) -> tuple[Severity, str] | None:
-    """Return a severity and the missing space; ``None`` if there is enough or the free space is unknown."""
-    parts = ((room.bytes, "bytes"), (room.files, "files"))
-    shortages: list[tuple[Severity, str]] = []
-    for (free, unit), full, nearly in zip(parts, _FULL, _NEARLY_FULL, strict=True):
-        if free is not None and free < nearly:
-            severity = Severity.FAILS if free < full else Severity.RISKS
-            shortages.append((severity, f"{room.source} has room for {free:,} more {unit}"))
-    if not shortages:
-        return None
-    return min(shortages, key=lambda one: _WORST_FIRST.index(one[0]))[0], " and ".join(text for _, text in shortages)
-
-
-def _full(held: Iterable[tuple[Layer, Root]], severity: Severity, shortage: str) -> Finding:
-    """Return the finding for a full file system, with the largest layer there that ``purge --all`` clears."""
-    sizes: dict[str, int] = {}
-    roots: dict[str, Root] = {}
-    for layer, root in held:
-        roots.setdefault(layer.name, root)
-        with suppress(*FAILURES):
-            if not layer.precious and layer.abilities()[Ability.CLEAR] is None:
-                usage = layer.usage(root)
-                sizes[layer.name] = sizes.get(layer.name, 0) + (usage.bytes or 0) + (usage.orphan_bytes or 0)
-    largest = max(sizes, key=lambda name: sizes[name], default=next(iter(roots)))
-    if sizes.get(largest):
-        shortage += f"; {largest} holds most of what can be cleared there, {sizes[largest]:,} bytes"
-        fix = f"cachectl purge {largest}"
-    else:
-        shortage += "; no layer holds anything there that can be cleared"
-        fix = "remove other files there"
-    return Finding(largest, roots[largest].path, None, severity, "full", shortage, fix)
 
 
 # ---------------------------------------------------------------------- stale entries, orphans, quarantine

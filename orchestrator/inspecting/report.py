@@ -49,7 +49,7 @@ class LayerReport:
     roots: tuple[RootReport, ...]
     failures: tuple[str, ...] = ()
     as_json: ClassVar = AsJson(
-        flat=("state",), also=("entries", "files", "bytes", "complete", "stale_entries", "stale_bytes")
+        flat=("state",), also=("entries", "files", "bytes", "complete", "stale_entries", "stale_bytes", "disk_bytes")
     )
 
     @property
@@ -75,6 +75,11 @@ class LayerReport:
         return _sum((size for pair in sizes for size in pair), complete=self.complete)
 
     @property
+    def disk_bytes(self) -> int | None:
+        """Sum the disk blocks of all roots in bytes; ``None`` if those of a root are unknown."""
+        return _sum_if_known(root.usage.disk_bytes for root in self.roots)
+
+    @property
     def stale_entries(self) -> int | None:
         """Count stale entries; ``None`` if the layer cannot know."""
         return _known_sum(root.usage.stale_entries for root in self.roots)
@@ -98,6 +103,7 @@ class ReportTotal:
     files: int | None
     bytes: int | None
     complete: bool
+    disk_bytes: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +127,8 @@ class Report:
     @property
     def total(self) -> ReportTotal:
         """Return the sums over all layers."""
-        return ReportTotal(self.entries, self.files, self.bytes, self.complete)
+        disk = _sum_if_known(layer.disk_bytes for layer in self.layers)
+        return ReportTotal(self.entries, self.files, self.bytes, self.complete, disk)
 
     @property
     def failed(self) -> bool:
@@ -206,3 +213,8 @@ def _sum(values: Iterable[int | None], *, complete: bool) -> int | None:
 def _known_sum(values: Iterable[int | None]) -> int | None:
     known = [value for value in values if value is not None]
     return sum(known) if known else None
+
+
+def _sum_if_known(values: Iterable[int | None]) -> int | None:
+    listed = list(values)
+    return None if None in listed else sum(value or 0 for value in listed)

@@ -208,7 +208,10 @@ def _options(name: str) -> dict[str, object]:
 def _for_the_web() -> dict[str, object]:
     """Return the options for a server: proxies from variables, no compression, no time limit on the whole transfer."""
     import aiohttp
+    from fsspec.asyn import get_loop
 
+    # Fsspec leaves the connection of a failed request open, and the loop would print that at some moment.
+    get_loop().set_exception_handler(lambda _loop, _context: None)
     timeout = aiohttp.ClientTimeout(total=None, sock_connect=_SILENCE, sock_read=_SILENCE)
     return {"headers": {"Accept-Encoding": "identity"}, "client_kwargs": {"trust_env": True, "timeout": timeout}}
 

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Final, Generic, Protocol, TypeVar
 
-from cachectl.layers.base.errors import CachectlError, Refused
+from cachectl.layer_set import LayerSet
+from cachectl.layers.base.errors import BadRequest, CachectlError, Refused
 from cachectl.layers.base.facts import Ability, Scope, Switch
 from cachectl.switching.isolated import (
     can_switch,
@@ -23,7 +24,6 @@ from cachectl.switching.isolated import (
 )
 
 if TYPE_CHECKING:
-    from cachectl.layer_set import LayerSet
     from cachectl.layers.base.environment import Environment
     from cachectl.layers.base.layer import Layer
 
@@ -152,6 +152,26 @@ def variables_isolated(layers: Iterable[Layer], folder: Path) -> dict[str, str |
     return changes
 
 
+def environment_below(environment: Environment, folder: str) -> Environment:
+    """Return the environment of a program that ``run --isolated`` or ``env --root`` started with a folder.
+
+    Nothing is made. Raises :class:`BadRequest` if there is no such folder.
+    """
+    root = environment.expand(folder)
+    if not root.is_dir():
+        raise BadRequest(f"--root {folder!r} is no folder")
+    layers = LayerSet(environment)
+    root = root.resolve()
+    changes = _merged(layer.enable() for layer in layers if can_switch(layer))
+    changes.update(_merged(relocations(layers, root).values()))
+    return _changed(environment, changes)
+
+
+def _changed(environment: Environment, changes: Mapping[str, str | None]) -> Environment:
+    unset = frozenset(name for name, value in changes.items() if value is None)
+    return environment.with_variables({name: value for name, value in changes.items() if value is not None}, unset)
+
+
 def left_alone(layers: Iterable[Layer], *, off: bool) -> dict[str, str]:
     """Return the layers that a child would use unchanged, each with the reason."""
     return {
@@ -219,9 +239,7 @@ def run(
     With ``quiet`` its standard input is empty, its standard output is dropped, and its standard error goes to that
     file. Raises :class:`CannotStart` if there is no such command.
     """
-    unset = frozenset(name for name, value in changes.items() if value is None)
-    put = {name: value for name, value in changes.items() if value is not None}
-    variables = dict(environment.with_variables(put, unset).variables)
+    variables = dict(_changed(environment, changes).variables)
     if signals.early:
         return 128 + signals.early[0]
     try:

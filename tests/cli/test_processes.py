@@ -41,8 +41,8 @@ COMMANDS: dict[str, tuple[tuple[str, ...], int]] = {
     "layers": ((), 0),
     "demo": (("--kernels", "none"), 2),
 }
-#: Numbers that differ from run to run: seconds, and folders of one command.
-VARYING = re.compile(r"\d+\.\d+ s|cachectl-\w+|[0-9.]+ (?:ms|s)\b")
+#: Numbers that differ from run to run: seconds, free space, and folders of one command.
+VARYING = re.compile(r"[\d.]+ [KMGT]iB and [\d,]+ files free|\d+\.\d+ s|cachectl-\w+|[0-9.]+ (?:ms|s)\b")
 
 
 def test_each_verb_is_here() -> None:

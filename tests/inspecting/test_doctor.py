@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -52,8 +53,16 @@ def test_a_filled_home_is_well(warm: Home) -> None:
 
 
 def test_an_empty_home_is_well(home: Home) -> None:
-    assert home.cachectl("doctor", *HOMELY).stdout == "nothing is wrong\n"
-    assert home.json("doctor", *HOMELY) == {"schema": "cachectl/findings/1", "findings": []}
+    free, empty, verdict = home.cachectl("doctor", *HOMELY).stdout.splitlines()
+    document = home.json("doctor", *HOMELY)
+    (space,) = document.pop("space")
+    assert document == {"schema": "cachectl/findings/1", "findings": []}
+    assert (empty, verdict) == ("", "nothing is wrong")
+    assert free.startswith(f"{space['path']}: ")
+    assert free.endswith("free (the file system)")
+    assert os.path.ismount(space["path"])
+    assert (space["fix"], {share["bytes"] for share in space["layers"]}) == (None, {0})
+    assert {share["layer"] for share in space["layers"]} >= {"pytools", "pocl", "cuda"}
 
 
 def test_nothing_changes_on_disk_however_much_is_wrong(home: Home, compute_cache: Callable[[Path], None]) -> None:
@@ -84,7 +93,7 @@ def wreck(home: Path) -> None:
 def test_text_names_the_cause_and_the_command(home: Home) -> None:
     done = home.cachectl("doctor", "loopy", check=False, LOOPY_NO_CACHE="1")
     assert done.returncode == 1
-    first, second = done.stdout.splitlines()
+    _, _, first, second = done.stdout.splitlines()
     assert "LOOPY_NO_CACHE=1 switches loopy code generation off (recompiles every run)" in first
     assert second == "  fix: unset LOOPY_NO_CACHE"
 
@@ -161,7 +170,7 @@ class Sick(Layer):
 def test_a_plugin_that_fails_stops_neither_itself_nor_the_others(tmp_path: Path, failing: str) -> None:
     environment = environment_of(tmp_path, LOOPY_NO_CACHE="1")
     sick = type("Sick", (Sick,), {"failing": failing})(environment)
-    found = diagnosis((guarded(sick, environment), *Stack(environment, plugins=False)))
+    found = diagnosis((guarded(sick, environment), *Stack(environment, plugins=False))).findings
     failed = only([finding for finding in found if finding.layer == "sick"], "plugin")
     assert failing in failed.message
     reported = {finding.code for finding in found if finding.layer == "sick"} - {"plugin"}
@@ -183,13 +192,13 @@ def test_a_plugins_own_hazard_is_told(tmp_path: Path) -> None:
     sick = type("Sick", (Sick,), {"among_ranks": hazard, "on_network": "nonsense"})(environment)
     layer = guarded(sick, environment)
     assert layer.on_network == Layer.on_network
-    found = only(diagnosis((layer,)), "ranks")
+    found = only(diagnosis((layer,)).findings, "ranks")
     assert found.message == "the ranks of this job share it: it was not made for this".replace("ranks", "2 ranks")
     assert found.fix.startswith("nothing moves it: ")
 
 
 def test_a_plugin_that_gives_no_layer_is_told(tmp_path: Path) -> None:
-    (found,) = diagnosis((), (Broken("odd", "it cannot be imported"),))
+    (found,) = diagnosis((), (Broken("odd", "it cannot be imported"),)).findings
     assert (found.code, found.layer) == ("plugin", "odd")
     assert not is_grave(found)
     del tmp_path

@@ -219,7 +219,7 @@ def test_a_network_file_system_is_a_hazard_named_once(tmp_path: Path, layer: Com
     environment = on_nfs(layer.environment)
     there = ComgrCache(environment)
     assert there.state().condition is Condition.UNKNOWN
-    (found,) = diagnosis(Stack(environment, plugins=False).named(["comgr"]))
+    (found,) = diagnosis(Stack(environment, plugins=False).named(["comgr"])).findings
     assert (found.code, found.severity, "SIGBUS" in found.message) == ("network", Severity.RISKS, True)
     (tmp_path / "named").mkdir()
     named = environment.with_variables({"AMD_COMGR_CACHE_DIR": str(tmp_path / "named")})
@@ -230,7 +230,7 @@ def test_a_network_file_system_is_a_hazard_named_once(tmp_path: Path, layer: Com
 
 
 def examine(home: Path, **variables: str) -> list[Finding]:
-    return diagnosis(Stack(environment_of(home, **variables), plugins=False).named(["comgr"]))
+    return list(diagnosis(Stack(environment_of(home, **variables), plugins=False).named(["comgr"])).findings)
 
 
 @pytest.mark.parametrize(

@@ -234,7 +234,7 @@ def examine(home: Path, **variables: str) -> list[Finding]:
     environment = Environment(
         {"HOME": str(home), **variables}, home, processes=nobody(home / "processes"), mounts=home / "no-mounts"
     )
-    return diagnosis(Stack(environment, plugins=False).named(["neo"]))
+    return list(diagnosis(Stack(environment, plugins=False).named(["neo"])).findings)
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -41,14 +42,14 @@ def environment_of(home: Path, **variables: str) -> Environment:
 
 
 def examine(environment: Environment, *names: str) -> list[Finding]:
-    return diagnosis(Stack(environment, plugins=False).named(names))
+    return list(diagnosis(Stack(environment, plugins=False).named(names)).findings)
 
 
-def coded(findings: list[Finding], code: str) -> list[Finding]:
+def coded(findings: Sequence[Finding], code: str) -> list[Finding]:
     return [finding for finding in findings if finding.code == code]
 
 
-def only(findings: list[Finding], code: str) -> Finding:
+def only(findings: Sequence[Finding], code: str) -> Finding:
     (finding,) = coded(findings, code)
     return finding
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pty
 import shutil
@@ -9,12 +10,13 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from tiers import thorough
 
 from cachectl.layers.base.conformance import snapshot
+from cachectl.stack import Stack
 
 if TYPE_CHECKING:
     from homes import Home
@@ -62,6 +64,28 @@ def test_isolated_in_a_named_folder_is_kept_and_warm(home: Home) -> None:
     assert warm.stderr.count("Writing program.bc") == 0
     assert (home.path / "kept").is_dir()
     assert not (home.path / ".cache").exists()
+    # What eval of `env --root` shows, without it.
+    moved: dict[str, Any] = {
+        name: value
+        for line in home.cachectl("env", "--root", "kept", "--shell", "sh").stdout.splitlines()
+        for name, _, value in [line.removeprefix("export ").removesuffix(";").partition("=")]
+    }
+    for words in (("ls", "-q"), ("verify",)):
+        assert home.cachectl(*words, "--root", "kept").stdout == home.cachectl(*words, **moved).stdout
+    there = home.json("report", "--root", "kept")
+    evaluated = json.loads(home.cachectl("report", "--json", **moved).stdout)
+    assert [layer["roots"] for layer in there["layers"]] == [layer["roots"] for layer in evaluated["layers"]]
+    listed = home.cachectl("ls", "--root", "kept", "-q", "pocl").stdout.splitlines()
+    assert len(listed) == 2
+    assert not home.json("ls")["entries"]
+    home.cachectl("get", "pocl", listed[0], "--root=kept", "-o", "entry")
+    assert home.json("export", "--root=kept", "bundle", "pocl")["total"]["entries"] == 2
+    refused = home.cachectl("report", "--root=nowhere", check=False)
+    assert (refused.returncode, refused.stderr) == (2, "cachectl: --root 'nowhere' is no folder\n")
+    assert (
+        Stack.below("kept", home.environment()).report().entries
+        == home.json("report", "--root=kept")["total"]["entries"]
+    )
 
 
 def test_the_childs_status_is_the_status(home: Home) -> None:

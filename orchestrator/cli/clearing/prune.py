@@ -22,6 +22,7 @@ def add_options(parser: Parser) -> None:
     parser.add_argument("--max-size", metavar="SIZE", help="until the layers together hold no more than 500M, 2GiB")
     parser.add_argument("--max-files", type=positive, metavar="N", help="until they hold no more than N files")
     parser.add_dry_run("go")
+    parser.add_places(homes=True)
     parser.add_shared("--python", *CHANGING, "--json")
 
 

@@ -20,6 +20,7 @@ def add_options(parser: Parser) -> None:
     parser.add_argument("--all", action="store_true", help="every user layer that is not precious")
     parser.add_selection()
     parser.add_dry_run("go")
+    parser.add_places(homes=True)
     parser.add_shared("--mpi", *CHANGING, "--json")
 
 
@@ -38,7 +39,7 @@ def run(call: Call) -> int:
         return 0
     missing = given.key is not None and result.found_nothing
     if given.json:
-        output.show_json(result)
+        call.show_json(result)
     elif not missing:
         show_purge(result, call.now)
     if missing:

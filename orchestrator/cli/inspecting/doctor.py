@@ -2,17 +2,42 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from cachectl.cli import output
 from cachectl.cli.call import Call
 from cachectl.cli.inspecting.verify import show_findings
 from cachectl.cli.parser import Parser
 
+if TYPE_CHECKING:
+    from cachectl.inspecting.doctor import Diagnosis
+    from cachectl.inspecting.space import Space
+
 
 def add_options(parser: Parser) -> None:
-    parser.add_shared("layers", "--python", "--json")
+    parser.add_shared("layers")
+    parser.add_places(homes=True)
+    parser.add_shared("--python", "--json")
 
 
 def run(call: Call) -> int:
     with output.working("looking into everything"):
         done = call.stack.doctor(layers=call.options.layers)
-    return call.show(done, lambda done: show_findings(done.findings, "nothing is wrong"))
+    return call.show(done, _show)
+
+
+def _show(done: Diagnosis) -> None:
+    for space in done.space:
+        output.show_message(_described(space), indent="  ")
+    if done.space:
+        output.show_lines([""])
+    show_findings(done.findings, "nothing is wrong")
+
+
+def _described(space: Space) -> str:
+    """Format what is free, what each layer holds there, and the command that frees most."""
+    known = ((space.free_bytes, output.size), (space.free_files, lambda number: f"{output.count(number)} files"))
+    free = " and ".join(words(amount) for amount, words in known if amount is not None)
+    held = ", ".join(f"{share.layer} {output.size(share.bytes)}" for share in space.layers if share.bytes)
+    parts = (f"{free or 'an unknown amount'} free ({space.source})", held, space.fix and f"{space.fix} frees most")
+    return f"{space.path}: {'; '.join(filter(None, parts))}"

@@ -20,6 +20,7 @@ def add_options(parser: Parser) -> None:
     parser.add_shared("--python")
     parser.add_argument("--sort", choices=("size", "age", "used"), help="largest, oldest, or longest unused first")
     parser.add_argument("--limit", type=int, metavar="N", help="show no more than N entries")
+    parser.add_places(homes=True, root=True)
     form = parser.add_mutually_exclusive_group()
     form.add_argument("-q", "--quiet", action="store_true", help="print nothing but keys")
     form.add_argument("--json", **SHARED["--json"])
@@ -31,7 +32,7 @@ def run(call: Call) -> int:
     with output.working("listing"):
         listing = call.stack.ls(selected, layers=call.options.layers, sort=call.options.sort, limit=call.options.limit)
     if call.options.json:
-        output.show_json(listing)
+        call.show_json(listing)
     elif call.options.quiet:
         output.show_raw(entry.key for entry in listing.entries)
     else:

@@ -22,6 +22,7 @@ def add_options(parser: Parser) -> None:
         "--neighbours", action="store_true", help="also other caches of compiled code (Triton, CuPy …), read only"
     )
     parser.add_argument("--by", choices=("python",), help="also the sums of each Python that wrote entries")
+    parser.add_places(homes=True, root=True)
     parser.add_shared("--python", "--mpi", "--json")
 
 
@@ -58,6 +59,18 @@ COLUMNS: Final[tuple[output.Column[LayerReport], ...]] = (
 )
 
 
+def _on_disk(layer: LayerReport) -> str:
+    """Format the disk blocks of a layer if they differ from its bytes by more than a tenth."""
+    size, disk = layer.bytes, layer.disk_bytes
+    if size is None or disk is None or abs(disk - size) <= size / 10:
+        return ""
+    return _bound(output.size(disk), complete=layer.complete)
+
+
+#: Shown if a layer has such a number.
+_ON_DISK: Final[output.Column[LayerReport]] = output.Column("on disk", _on_disk, right=True)
+
+
 PYTHON_COLUMNS: Final[tuple[output.Column[PythonShare], ...]] = (
     output.Column("python", lambda one: _release(one.python)),
     output.counts("entries", lambda one: one.entries),
@@ -74,12 +87,21 @@ def _release(version: str) -> str:
 
 def _total(report: Report) -> tuple[str, ...]:
     numbers = (output.count(report.entries), output.count(report.files), output.size(report.bytes))
-    return ("total", "", *(_bound(number, complete=report.complete) for number in numbers), "")
+    return ("total", "", *(_bound(number, complete=report.complete) for number in numbers))
+
+
+def _show_table(report: Report) -> None:
+    *columns, stale = COLUMNS
+    if not any(map(_on_disk, report.layers)):
+        output.show_table(COLUMNS, report.layers, (*_total(report), ""))
+        return
+    last = (*_total(report), output.size(report.total.disk_bytes), "")
+    output.show_table((*columns, _ON_DISK, stale), report.layers, last)
 
 
 def show_report(report: Report, home: str) -> None:
     """Print a table of layers, then places, reasons and problems; ``home`` is printed as ``~``."""
-    output.show_table(COLUMNS, report.layers, _total(report))
+    _show_table(report)
     if not report.complete:
         output.show_message("+: lower bound, -: unknown; the problems below say what could not be counted")
     if report.nodes:

@@ -21,6 +21,7 @@ def add_options(parser: Parser) -> None:
         "layers", nargs="*", metavar="LAYER", help="a layer of cachectl layers (default: all but tuning results)"
     )
     parser.add_selection()
+    parser.add_places(root=True)
     parser.add_shared("--sign")
     parser.add_argument(
         "--as-kdb", metavar="DIR", help="no bundle: write the databases of miopen or miopen-tuning as files to install"

@@ -10,6 +10,7 @@ from cachectl.cli.parser import Parser
 def add_options(parser: Parser) -> None:
     parser.add_shared("layer", "key")
     parser.add_argument("-o", "--output", metavar="FILE", help="the file to write (default: standard output)")
+    parser.add_places(root=True)
     parser.add_force("an artifact")
 
 

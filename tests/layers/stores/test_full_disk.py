@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import shutil
 import signal
 import sqlite3
 import struct
@@ -359,6 +360,39 @@ def test_the_doctor_reports_that_no_inode_is_left(mount: Callable[..., Path], tm
     first = cachectl(disk, "doctor")[1]["findings"][0]
     assert (first["code"], first["severity"], first["fix"]) == ("full", "fails every run", "remove other files there")
     assert "room for 0 more files; no layer holds anything there" in first["message"]
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("lack", ["bytes", "files"])
+def test_a_full_home_is_reported_first_and_pruned(
+    lack: str, mount: Callable[..., Path], tmp_path: Path, filled: Home
+) -> None:
+    """A home on 6 MB without a free byte, or without an inode: the doctor begins with it, and prune makes room."""
+    held = sum(1 for _ in (filled.path / ".cache").rglob("*"))
+    inodes = "" if lack == "bytes" else f",nr_inodes={held + 20}"
+    disk = mount("-t", "tmpfs", "-o", f"size=6m{inodes}", "tmpfs", on=tmp_path / "disk")
+    shutil.copytree(filled.path / ".cache", disk / ".cache", symlinks=True)
+    if lack == "bytes":
+        fill_up(disk)
+    else:
+        with suppress(OSError):
+            for number in range(30):
+                (disk / str(number)).touch()
+    free = os.statvfs(disk)
+    assert 0 in (free.f_bavail, free.f_favail)
+    status, result = cachectl(disk, "doctor")
+    space, first = result["space"][0], result["findings"][0]
+    assert status == 1
+    assert (space["path"], space["source"], space[f"free_{lack}"]) == (str(disk), "the file system", 0)
+    most = max((share for share in space["layers"] if share["clearable"]), key=lambda share: share[lack])
+    assert (space["fix"], first["code"]) == (f"cachectl purge {most['layer']}", "full")
+    assert f"0 more {lack}; {most['layer']} holds most" in first["message"]
+    status, result = cachectl(disk, "prune", "--max-size=100K", "--max-files=10")
+    assert (status, result["total"]["failed"]) == (0, 0)
+    free = os.statvfs(disk)
+    assert free.f_bavail * free.f_frsize > 50_000
+    assert free.f_favail > 10
+    assert not any(finding["severity"] == "fails every run" for finding in cachectl(disk, "doctor")[1]["findings"])
 
 
 def test_a_quota_bounds_what_can_be_stored() -> None:

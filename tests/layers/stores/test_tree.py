@@ -193,7 +193,7 @@ def test_nothing_but_leaves_of_the_shape_ever_goes(
 
 
 def test_an_artifact_file_names_its_own_damage() -> None:
-    from cachectl.layers.base.errors import BadRequest
+    from cachectl.layers.base.errors import NotAnArtifact
     from cachectl.layers.base.facts import Artifact
 
     artifact = Artifact("pocl", "key", "pocl-entry/1", b"data", {"kernels": "k"})
@@ -207,7 +207,7 @@ def test_an_artifact_file_names_its_own_damage() -> None:
         pack({"data": b"x"}),
         pack({"artifact.json": b"[]", "data": b""}),
     ):
-        with pytest.raises(BadRequest):
+        with pytest.raises(NotAnArtifact):
             artifact_from_bytes(broken)
 
 

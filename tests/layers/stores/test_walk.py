@@ -67,7 +67,7 @@ def weighed(root: Path) -> dict[str, tuple[int, ...]]:
     found: dict[str, tuple[int, ...]] = {}
     for one in tree(root).weigh():
         if isinstance(one, Group):
-            found.update({f"{one.folder}/{weight.name}": weight[1:] for weight in one.weights})
+            found.update({f"{one.folder}/{weight.name}": weight.stamp for weight in one.weights})
         elif isinstance(one, Leaf):
             found[one.key] = one.stamp
         else:

@@ -1,0 +1,54 @@
+"""Disk blocks beside bytes: what a file system with a quota counts."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from homes import Home
+
+
+def blocks(*folders: Path) -> tuple[int, int]:
+    """Count the files below some folders, and the bytes of their disk blocks."""
+    files = [Path(above, name).lstat() for folder in folders for above, _, names in os.walk(folder) for name in names]
+    return len(files), sum(512 * file.st_blocks for file in files)
+
+
+def layers(home: Home) -> dict[str, Any]:
+    return {layer["layer"]: layer for layer in home.json("report")["layers"]}
+
+
+@pytest.mark.real
+def test_every_file_of_the_real_libraries_is_measured(
+    warm: Home, compute_cache: Callable[[Path], None], tmp_path: Path
+) -> None:
+    del tmp_path
+    compute_cache(warm.path / ".nv" / "ComputeCache")
+    # A hole takes no block.
+    with (warm.path / ".nv" / "ComputeCache" / "index").open("ab") as index:
+        index.truncate(4 << 20)
+    report = layers(warm)
+    cache = warm.path / ".cache"
+    for folder, names in {
+        cache / "pytools": ("loopy", "pyopencl-invoker", "pytools"),
+        cache / "pocl": ("pocl",),
+        warm.path / ".nv": ("cuda",),
+    }.items():
+        measured = [sum(report[name][number] for name in names) for number in ("files", "disk_bytes")]
+        assert tuple(measured) == blocks(folder), folder
+    assert report["cuda"]["bytes"] > (4 << 20) > report["cuda"]["disk_bytes"]
+    assert warm.json("report")["total"]["disk_bytes"] == sum(layer["disk_bytes"] for layer in report.values())
+    title, *rows = warm.cachectl("report").stdout.splitlines()
+    assert "on disk" in title
+    (row,) = (row for row in rows if row.startswith("cuda  "))
+    assert len(row.split()) == 9
+
+
+def test_a_size_that_is_that_of_its_blocks_is_shown_once(home: Home) -> None:
+    assert "on disk" not in home.cachectl("report").stdout
+    assert layers(home)["pocl"]["disk_bytes"] == 0

@@ -1,0 +1,393 @@
+"""Verbs in the homes of other users: each by a child that has become that user, however hostile the home is."""
+
+from __future__ import annotations
+
+import json
+import os
+import pwd
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from documents import validated
+from homes import PROGRAMS
+from support.hostile import PYTHON, database, hash_tree, link
+
+import cachectl
+from cachectl.homes import Account, Homes
+from cachectl.homes.child import Answer
+from cachectl.homes.gathering import understood, words_of
+
+if TYPE_CHECKING:
+    from homes import Home
+
+ME = pwd.getpwuid(os.geteuid()).pw_name
+SUPERUSER = ME == "root"
+
+
+def test_a_home_is_one_user_of_a_document(home: Home) -> None:
+    (home.path / ".cache" / "pytools").mkdir(parents=True)
+    document = validated(home.json("report", "--home", str(home.path)))
+    (only,) = document["users"]
+    assert (document["schema"], only["user"], only["home"]) == ("cachectl/homes/1", ME, str(home.path))
+    assert only["schema"] == "cachectl/report/1"
+    for layer in ("pocl", "mesa", "miopen", "cuda"):
+        (roots,) = (found["roots"] for found in only["layers"] if found["layer"] == layer)
+        assert roots[0]["path"].startswith(f"{home.path}/")
+    assert document["total"] == {"homes": 1, "homes_failed": 0, "entries": 0, "files": 0, "bytes": 0}
+    assert document["complete"]
+
+
+def test_other_users_are_named_by_accounts(home: Home) -> None:
+    refused = home.cachectl("report", "--user", "nobody of this name", check=False)
+    assert (refused.returncode, refused.stdout, refused.stderr.count("\n")) == (2 if SUPERUSER else 1, "", 1)
+    missing = home.cachectl("purge", "--all", "--home", str(home.path / "missing"), check=False)
+    assert (missing.returncode, missing.stderr) == (
+        1,
+        f"cachectl: {home.path}/missing: No such file or directory; --home takes a folder\n",
+    )
+
+
+def test_options_become_words_again() -> None:
+    options = {
+        "layers": ["pocl", "-odd"],
+        "stale": True,
+        "all": False,
+        "older_than": "30d",
+        "kernel": "-a*",
+        "sort": None,
+    }
+    assert list(words_of(options)) == ["--stale", "--older-than=30d", "--kernel=-a*", "--", "pocl", "-odd"]
+
+
+LAYER = {"removed": 1, "orphans_removed": 0, "bytes_freed": 5, "skipped": [], "failed": [], "remade": []}
+FORGED: Any = {
+    "schema": "cachectl/purge/1",
+    "dry_run": False,
+    "total": {"removed": 10**9, "orphans_removed": 0, "bytes_freed": 10**9, "skipped": 0, "failed": 0},
+}
+
+
+@pytest.mark.parametrize(
+    ("status", "output", "errors", "error", "removed"),
+    [
+        (0, {**FORGED, "layers": [{**LAYER, "layer": "pocl"}]}, b"", None, 1),
+        (0, {**FORGED, "layers": [{**LAYER, "layer": "x"}] * 201}, b"", "its answer has more than 200 layers", 0),
+        (0, {"schema": "cachectl/report/1"}, b"", "its answer is no document cachectl/purge/1", 0),
+        (2, None, b"noise\ncachectl purge: name the \x1b[31mlayers\n", r"name the \x1b[31mlayers", 0),
+        (1, None, b"", "ended with status 1 and no answer", 0),
+        (-9, None, b"", "was ended by signal 9", 0),
+        (77, None, b"", "its home /home/ann does not exist", 0),
+    ],
+)
+def test_the_answer_of_a_child_is_what_its_items_say(
+    status: int, output: object, errors: bytes, error: str | None, removed: int
+) -> None:
+    account = Account("ann", 1000, 1000, Path("/home/ann"))
+    written = b"" if output is None else json.dumps(output).encode()
+    found = understood(account, "purge", Answer(status, written, errors))
+    assert found is not None
+    assert (found.error, found.status) == (error, status)
+    homes = Homes("purge", (found,))
+    assert (homes.failed, homes.total.get("removed", 0)) == (status != 0 or error is not None, removed)
+    if status == 77:
+        assert understood(replace(account, optional=True), "purge", Answer(status, b"", b"")) is None
+
+
+# ---------------------------------------------------------------------- real users
+
+
+@dataclass(frozen=True)
+class Person:
+    """A user of this machine, and a cachectl that everybody can start."""
+
+    name: str
+    home: Path
+    cachectl: tuple[str, ...]
+
+    def run(self, *command: str) -> subprocess.Popen[str]:
+        """Start a program as this user."""
+        account = pwd.getpwnam(self.name)
+        return subprocess.Popen(
+            command,
+            env={"HOME": str(self.home), "PATH": os.defpath},
+            cwd=self.home,
+            user=account.pw_uid,
+            group=account.pw_gid,
+            extra_groups=[],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def json(self, *words: str) -> Any:  # noqa: ANN401 - JSON
+        """Run a verb as this user would."""
+        return json.loads(self.run(*self.cachectl, *words, "--json").communicate()[0])
+
+    def own(self) -> None:
+        """Give the user everything in the home, and nobody else a way into it."""
+        account = pwd.getpwnam(self.name)
+        for above, names, files in os.walk(self.home):
+            for name in (".", *names, *files):
+                os.lchown(os.path.join(above, name), account.pw_uid, account.pw_gid)
+        self.home.chmod(0o700)
+
+
+@dataclass(frozen=True)
+class People:
+    """Two users and a hostile third, alone in a password file of their own, and a folder of root's."""
+
+    ann: Person
+    bob: Person
+    eve: Person
+    base: Path
+    command: tuple[str, ...]
+
+    def cachectl(self, *words: str) -> subprocess.CompletedProcess[str]:
+        """Run a command as root, in a system whose only people are these, without root's power over files."""
+        variables = {"HOME": str(self.base / "root"), "PATH": os.environ["PATH"]}
+        return subprocess.run(
+            [*self.command, *self.ann.cachectl, *words],
+            env=variables,
+            cwd="/",
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=600,
+        )
+
+    def json(self, *words: str) -> Any:  # noqa: ANN401 - JSON
+        """Run a command as root and return its document."""
+        return validated(json.loads(self.cachectl(*words, "--json").stdout))
+
+
+@pytest.fixture(scope="module")
+def base() -> Iterator[Path]:
+    """Make a folder that everybody can enter; the temporary folders of a test belong to its user alone."""
+    if not SUPERUSER or shutil.which("useradd") is None:
+        pytest.skip("needs root and useradd")
+    with tempfile.TemporaryDirectory(prefix="cachectl-people-") as name:
+        folder = Path(name)
+        folder.chmod(0o755)
+        yield folder
+
+
+def _start(*python: str) -> bool:
+    command = (*python, "-I", "-m", "cachectl", "--version")
+    nobody = pwd.getpwnam("nobody").pw_uid
+    try:
+        done = subprocess.run(command, check=False, user=nobody, extra_groups=[], cwd="/", capture_output=True)
+    except PermissionError:
+        return False
+    return done.returncode == 0
+
+
+@pytest.fixture(scope="module")
+def installed(base: Path) -> tuple[str, ...]:
+    """Return how to start a cachectl that every user can read: the tested one, or a copy on a Python of the system."""
+    if _start(sys.executable):
+        return (sys.executable, "-I", "-m", "cachectl")
+    found = (shutil.which(f"python3{minor}", path=os.defpath) for minor in ("", *(f".{n}" for n in range(10, 16))))
+    probe = "import sys; sys.exit(sys.version_info < (3, 10))"
+    system = next(
+        (one for one in found if one and subprocess.run([one, "-c", probe], check=False).returncode == 0), None
+    )
+    if system is None:
+        pytest.skip("needs a Python 3.10 that every user can start")
+    subprocess.run([system, "-m", "venv", "--without-pip", str(base / "venv")], check=True)
+    (site,) = (base / "venv").glob("lib/python3*/site-packages")
+    shutil.copytree(Path(cachectl.__file__).parent, site / "cachectl")
+    for name in ("platformdirs", "rich", "pygments", "markdown-it-py", "mdurl"):
+        for file in metadata.files(name) or ():
+            if ".." not in file.parts:
+                (site / file).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy(str(file.locate()), site / file)
+    assert _start(str(base / "venv" / "bin" / "python"))
+    return (str(base / "venv" / "bin" / "python"), "-I", "-m", "cachectl")
+
+
+@pytest.fixture
+def people(base: Path, installed: tuple[str, ...], filled: Home) -> Iterator[People]:
+    """Make the users, with caches that real programs filled, and a system in which there are no others."""
+    for tool in ("unshare", "setpriv"):
+        if shutil.which(tool) is None:
+            pytest.skip(f"needs {tool}")
+    with ExitStack() as stack:
+        ann, bob, eve = (stack.enter_context(_person(base, name, installed)) for name in ("ann", "bob", "eve"))
+        for person in (ann, bob):
+            shutil.copytree(filled.path / ".cache", person.home / ".cache", symlinks=True)
+            person.own()
+        (base / "passwd").write_text(
+            "root:x:0:0:root:/root:/bin/sh\nnobody:x:65534:65534::/nonexistent:/bin/sh\n"
+            + "".join(f"{':'.join(map(str, pwd.getpwnam(one.name)))}\n" for one in (ann, bob, eve))
+            + "away:x:1999:1999::/nonexistent:/bin/sh\n"
+        )
+        mounted = f'mount --bind {base}/passwd /etc/passwd && exec setpriv --bounding-set={WITHOUT} "$@"'
+        yield People(ann, bob, eve, base, ("unshare", "--mount", "sh", "-c", mounted, "sh"))
+
+
+#: Without these root cannot touch the files of others: what is removed was removed by its owner.
+WITHOUT = "-dac_override,-dac_read_search,-fowner,-chown"
+
+
+@contextmanager
+def _person(base: Path, name: str, installed: tuple[str, ...]) -> Iterator[Person]:
+    account, home = f"cctl{os.getpid()}{name}", base / name
+    subprocess.run(["useradd", "--create-home", "--home-dir", str(home), account], check=True)
+    try:
+        yield Person(account, home, installed)
+    finally:
+        subprocess.run(["userdel", "--force", "--remove", account], check=False, capture_output=True)
+        shutil.rmtree(home, ignore_errors=True)
+
+
+def _make_hostile(people: People) -> Path:
+    """Fill the home of the third with traps; return a folder of root's that they lead to."""
+    eve, outside = people.eve.home, people.base / "outside"
+    shutil.copytree(people.ann.home / ".cache", outside, symlinks=True)
+    (outside / "thesis.tex").write_text("years of work")
+    database(outside / f"pdict-v5-far-{PYTHON}.sqlite", "create table dict (keyhash text)")
+    places = (".cache/pytools", ".cache/pyopencl", ".cache/comgr", ".nv/ComputeCache", ".config/miopen")
+    for place in places:
+        (eve / place).mkdir(parents=True, exist_ok=True)
+        link(eve / place, outside)
+    # Whole roots: one of another user, one of root's, one of the system.
+    (eve / ".cache" / "pocl").symlink_to(people.bob.home / ".cache" / "pocl")
+    (eve / ".cache" / "neo_compiler_cache").symlink_to(outside)
+    (eve / ".cache" / "mesa_shader_cache").symlink_to("/etc")
+    # A label that names something elsewhere.
+    label = {"schema": "cachectl/quarantined/1", "layer": "comgr", "key": "../../../outside/thesis", "name": "x"}
+    planted = eve / ".cache" / "comgr" / ".cachectl-quarantine-comgr-20260101T000000Z-00000000"
+    planted.mkdir()
+    (planted / "label.json").write_text(json.dumps(label))
+    (planted / "thing").symlink_to(outside)
+    # Code that a Python of this user would run.
+    code = f"import os; os.close(os.open({str(eve / 'ran')!r}, os.O_CREAT | os.O_WRONLY))\n"
+    for version in range(10, 16):
+        site = eve / ".local" / "lib" / f"python3.{version}" / "site-packages"
+        (site / "evil-1.dist-info").mkdir(parents=True)
+        (site / "evil-1.dist-info" / "METADATA").write_text("Name: evil\nVersion: 1\n")
+        (site / "evil-1.dist-info" / "entry_points.txt").write_text("[cachectl.layers]\nevil = evil:Evil\n")
+        (site / "evil.pth").write_text(code.replace("\n", "") + "\n")
+        for module in ("sitecustomize", "usercustomize", "evil", "cachectl", "platformdirs"):
+            (site / f"{module}.py").write_text(code)
+    for module in ("sitecustomize", "cachectl", "platformdirs", "json"):
+        (eve / f"{module}.py").write_text(code)
+    people.eve.own()
+    # A hard link to it is in that home.
+    os.chown(outside / "thesis.tex", 0, 0)
+    return outside
+
+
+@pytest.mark.real
+@pytest.mark.environment
+def test_all_users_are_counted_and_cleared_each_as_themselves(people: People) -> None:
+    outside = _make_hostile(people)
+    everybody = (people.ann, people.bob, people.eve)
+    totals = [person.json("report")["total"] for person in everybody]
+    assert totals[0] == totals[1]
+    assert totals[0]["entries"] > 20
+    before = hash_tree(outside, people.bob.home / ".cache")
+
+    document = people.json("report", "--all-users")
+    assert [user["user"] for user in document["users"]] == [person.name for person in everybody]
+    assert [user["total"] for user in document["users"]] == totals
+    for number in ("entries", "files", "bytes"):
+        assert document["total"][number] == sum(total[number] or 0 for total in totals)
+
+    assert document["complete"] == all(total["complete"] for total in totals)
+
+    for verb in ("ls", "verify", "doctor"):
+        assert len(people.json(verb, "--all-users")["users"]) == 3
+    assert people.json("prune", "--max-size=0", "--dry-run", "--all-users")["total"]["removed"] > 40
+    assert hash_tree(outside, people.bob.home / ".cache") == before
+
+    # A lock that its owner never gives back holds up nobody else.
+    hold = (
+        "import sqlite3, sys, time; c = sqlite3.connect(sys.argv[1]); c.execute('create table if not exists t (a)'); "
+    )
+    hold += "c.execute('begin exclusive'); print('held', flush=True); time.sleep(600)"
+    held = people.eve.home / ".cache" / "pytools" / f"pdict-v5-held-{PYTHON}.sqlite"
+    holder = people.eve.run(people.ann.cachectl[0], "-c", hold, str(held))
+    assert holder.stdout is not None
+    assert holder.stdout.readline() == "held\n"
+    try:
+        people.cachectl("purge", "--all", "--user", people.eve.name, "--wait=0.1")
+        assert hash_tree(outside, people.bob.home / ".cache") == before
+        document = people.json("purge", "--all", "--all-users", "--wait=0.1")
+    finally:
+        holder.kill()
+        holder.communicate()
+    removed = {user["user"]: user["total"]["removed"] for user in document["users"]}
+    assert removed[people.ann.name] == removed[people.bob.name] == totals[0]["entries"]
+    assert [person.json("report")["total"]["entries"] for person in (people.ann, people.bob)] == [0, 0]
+    assert hash_tree(outside) == {path: what for path, what in before.items() if path.startswith(bytes(outside))}
+    assert not (people.eve.home / "ran").exists()
+    assert not list((people.base / "root").glob("**/*"))
+
+
+@pytest.mark.real
+@pytest.mark.environment
+def test_tables_name_the_user_and_the_owner_decides_about_a_home(people: People) -> None:
+    ann, bob = people.ann.name, people.bob.name
+    table = people.cachectl("report", "--user", ann, "--user", bob).stdout.splitlines()
+    assert table[0].split() == ["user", "layer", "entries", "files", "size", "stale"]
+    assert {line.split()[0] for line in table[1:-1]} == {ann, bob}
+    assert table[-1].startswith("total ")
+    listed = people.cachectl("ls", "--home", str(people.ann.home), "--limit=2")
+    assert [line.split()[0] for line in listed.stdout.splitlines()] == ["user", ann, ann]
+    # A home that belongs to one user, on a path that another can change.
+    (people.eve.home / "way").symlink_to(people.bob.home)
+    people.eve.home.chmod(0o755)
+    os.lchown(people.eve.home, pwd.getpwnam(people.eve.name).pw_uid, -1)
+    os.lchown(people.eve.home / "way", pwd.getpwnam(people.eve.name).pw_uid, -1)
+    refused = people.cachectl("purge", "--all", "--home", str(people.eve.home / "way"))
+    assert (refused.returncode, refused.stdout) == (1, "")
+    assert f"belongs to {bob}, but {people.eve.name} decides" in refused.stderr
+    shut = people.cachectl("report", "--user", "away", "--user", ann)
+    assert (shut.returncode, "cachectl: away: its home /nonexistent does not exist" in shut.stderr) == (1, True)
+    assert ann in shut.stdout
+
+
+@pytest.mark.real
+@pytest.mark.environment
+@pytest.mark.parametrize(("flood", "because"), [((), "took longer than 10 s"), (("80",), "wrote more than 64 MiB")])
+def test_a_child_that_its_user_has_taken_over_fails_alone(flood: Sequence[str], because: str, people: People) -> None:
+    program = people.base / "captor.py"
+    shutil.copy(PROGRAMS / "captor.py", program)
+    captor = people.eve.run(people.ann.cachectl[0], str(program), *flood)
+    assert captor.stdout is not None
+    assert captor.stdout.readline() == "waiting\n"
+    try:
+        started = time.monotonic()
+        done = people.cachectl("report", "--all-users", f"--time-limit={60 if flood else 10}")
+        assert time.monotonic() - started < 40
+    finally:
+        captor.kill()
+        captor.communicate()
+    assert done.returncode == 1
+    assert [line for line in done.stderr.splitlines() if because in line] == done.stderr.splitlines()
+    assert done.stderr.startswith(f"cachectl: {people.eve.name}: ")
+    assert people.ann.name in done.stdout
+    assert people.bob.name in done.stdout
+    assert not _processes_of(people.eve)
+
+
+def _processes_of(person: Person) -> list[str]:
+    uid = pwd.getpwnam(person.name).pw_uid
+    found = []
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            if os.stat(f"/proc/{name}").st_uid == uid:
+                found.append(Path(f"/proc/{name}/cmdline").read_text())
+        except OSError:
+            continue
+    return found
