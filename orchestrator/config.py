@@ -265,12 +265,14 @@ def _read(path: Path, origin: str) -> ConfigFile | None:
         raise _refused(path, f"{error.strerror}; correct {CONFIG_VARIABLE}") from error
     except OSError as error:
         raise _refused(path, str(error.strerror)) from error
-    with open(handle, "rb") as file:
+    try:
         status = os.fstat(handle)
         if not stat.S_ISREG(status.st_mode) or status.st_size > _LARGEST:
             raise _refused(path, f"not a file of at most {_LARGEST} bytes")
         _demand_own(path, status)
-        content = file.read(_LARGEST)
+        content = os.read(handle, _LARGEST)
+    finally:
+        os.close(handle)
     try:
         text = content.decode()
         return ConfigFile(path, origin, text, _parsed(text))

@@ -178,10 +178,11 @@ def test_what_is_stale_depends_on_the_interpreters_of_the_settings(home: Home) -
 def test_what_is_no_file_is_refused(home: Home) -> None:
     file = write(home, "")
     file.unlink()
-    os.mkfifo(file)
-    with pytest.raises(ConfigRefused, match="not a file"):
-        load(home.environment())
-    file.unlink()
+    for make, remove in ((os.mkfifo, os.unlink), (os.mkdir, os.rmdir)):
+        make(file)
+        with pytest.raises(ConfigRefused, match="not a file"):
+            load(home.environment())
+        remove(file)
     file.write_bytes(b"# " + bytes([0xE9]))
     with pytest.raises(BadConfig, match=r"config\.toml:1: not UTF-8"):
         load(home.environment())
