@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pwd
+import secrets
 import shutil
 import subprocess
 import tempfile
@@ -210,7 +211,7 @@ WITHOUT = "-dac_override,-dac_read_search,-fowner,-chown"
 
 @contextmanager
 def _person(base: Path, name: str, installed: tuple[str, ...]) -> Iterator[Person]:
-    account, home = f"cctl{os.getpid()}{name}", base / name
+    account, home = f"cctl{secrets.token_hex(3)}{name}", base / name
     subprocess.run(["useradd", "--create-home", "--home-dir", str(home), account], check=True)
     try:
         yield Person(account, home, installed)
