@@ -16,7 +16,7 @@ extensions: list[str] = ["myst_parser", "sphinx.ext.autodoc", "sphinxarg.ext", "
 exclude_patterns: list[str] = ["_build"]
 
 # Pages point at each other's sections.
-myst_heading_anchors: int = 2
+myst_heading_anchors: int = 3
 
 html_theme: str = "furo"
 html_title: str = f"cachectl {__version__}"

@@ -20,7 +20,7 @@ from cachectl.layers.base.lazy import module, regex
 from cachectl.layers.base.store import Codec, Damage
 from cachectl.layers.base.switches import misread, off
 from cachectl.layers.formats.details import Details
-from cachectl.layers.host.drivers import opencl_drivers
+from cachectl.layers.host.drivers import driver_files
 from cachectl.layers.host.mounts import network_file_system
 from cachectl.layers.stores.files import Files, Index
 from cachectl.layers.stores.tree import OrphanRule, Shape
@@ -31,6 +31,8 @@ else:
     comgr_entries = module("cachectl.layers.formats.comgr_entries")
 
 LIBRARIES: Final = ("libamd_comgr.so",)
+#: The makers of the drivers that use comgr.
+_MAKERS: Final = ("AMD",)
 TIMESTAMP: Final = "llvmcache.timestamp"
 _TEMPORARY: Final = OrphanRule(
     regex(r"amdgpu-compiler-[0-9a-f]{6}\.tmp\.o"), "left by a program that was killed", private=True
@@ -112,14 +114,14 @@ class ComgrCache(Layer):
         kind = network_file_system(roots[0].path, mounts=self.environment.mounts)
         if kind is not None and roots[0].source != "AMD_COMGR_CACHE_DIR":
             why = f"the default place is on a network file system ({kind}): the newest releases keep no cache there"
-            return State(Condition.UNKNOWN, why)
+            return State(Condition.UNKNOWN, why, driver_files(self.environment, _MAKERS))
         value = self.environment.get("AMD_COMGR_CACHE")
         ignored = f"; AMD_COMGR_CACHE={value!r} is not 0" if value is not None else ""
-        return State(Condition.ENABLED, f"on by default since ROCm 7{ignored}")
+        return State(Condition.ENABLED, f"on by default since ROCm 7{ignored}", driver_files(self.environment, _MAKERS))
 
     def _is_here(self) -> bool:
-        registered = "AMD" in opencl_drivers(self.environment) or self.environment.topology.exists()
-        return registered or any(root.exists for root in self.roots())
+        registered = driver_files(self.environment, _MAKERS)
+        return bool(registered) or self.environment.topology.exists() or any(root.exists for root in self.roots())
 
     def _policy_complaint(self) -> str | None:
         return comgr_entries.policy_complaint(self.environment.get("AMD_COMGR_CACHE_POLICY") or "")

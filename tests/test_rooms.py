@@ -11,7 +11,7 @@ ALLOWED = {
     "layers.formats": {"layers.base"},
     "layers.inside": {"layers.base"},
     "layers.disk": {"layers.base", "layers.host"},
-    "layers.host": {"layers.base", "layers.disk"},
+    "layers.host": {"layers.base", "layers.disk", "layers.formats"},
     "layers.stores": {"layers.base", "layers.disk", "layers.formats", "layers.host"},
     "layers.base": {"layers.disk", "layers.formats", "layers.host", "layers.stores"},
     "layers": {"layers.base", "layers.disk", "layers.formats", "layers.host", "layers.inside", "layers.stores"},

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Final, TypeVar
+import os
+from typing import Any, Final, NoReturn, TypeVar
 
 import pytest
 
@@ -18,6 +19,7 @@ TIERS: Final = {
 ELSEWHERE: Final = frozenset(
     {
         *("debian_pocl", "built_pocl", "newer_pocl", "intel_driver", "open_mpi", "rusticl_device", "installers"),
+        *("rusticl_library", "debian_loader", "khronos_loader", "prefix_loader", "conda_loader", "debian_pyopencl"),
         "schedulers",
     }
 )
@@ -31,6 +33,13 @@ Amount = TypeVar("Amount", int, float, str)
 def amount(few: Amount, many: Amount) -> Amount:
     """Return how many examples, or how much else, a test takes: few in the default tier, many with ``--all``."""
     return many if every_tier else few
+
+
+def absent(reason: str) -> NoReturn:
+    """Skip a test that lacks what the reason names; fail it in CI, which installs everything."""
+    if os.environ.get("CI"):
+        pytest.fail(f"CI {reason}")
+    pytest.skip(reason)
 
 
 def needing(*fixtures: str) -> list[Any]:

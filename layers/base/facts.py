@@ -80,10 +80,11 @@ class Root:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """A layer's condition, with the reason in words."""
+    """A layer's condition, with the reason in words; ``drivers`` are the files that register its OpenCL drivers."""
 
     condition: Condition
     why: str
+    drivers: tuple[str, ...] = ()
     as_json: ClassVar = AsJson(names={"condition": "state"})
 
 

@@ -20,9 +20,10 @@ from cachectl.layers.base.parts import Portability, Tagging
 from cachectl.layers.base.switches import first_place, misread, off
 from cachectl.layers.cuda.entries import LIBRARIES, ComputeCache
 from cachectl.layers.cuda.parts import CudaPortability, CudaTagging
-from cachectl.layers.host.drivers import opencl_drivers
+from cachectl.layers.host.drivers import driver_files
 
 _KERNEL_MODULE: Final = Path("/proc/driver/nvidia")
+_MAKERS: Final = ("NVIDIA",)
 #: The driver's default limit in bytes, and the highest that can be set.
 _DEFAULT_CAP: Final = 1 << 30
 _HIGHEST_CAP: Final = 1 << 32
@@ -91,7 +92,7 @@ class CudaComputeCache(Layer):
         if not roots[0].exists and not self._driver_is_here():
             return State(Condition.ABSENT, "no NVIDIA driver is present, and none has left a cache")
         ignored = f"; CUDA_CACHE_DISABLE={switch!r} is not 1, so it does nothing" if switch not in (None, "0") else ""
-        return State(Condition.ENABLED, f"on by default{ignored}")
+        return State(Condition.ENABLED, f"on by default{ignored}", driver_files(environment, _MAKERS))
 
     def diagnose(self) -> Iterator[Finding]:
         """Yield problems with the variables, and a cache that is nearly full."""
@@ -125,7 +126,7 @@ class CudaComputeCache(Layer):
             yield misread(self, "HOME", Severity.RECOMPILES, "is no absolute folder: the driver keeps nothing", fix)
 
     def _driver_is_here(self) -> bool:
-        return "NVIDIA" in opencl_drivers(self.environment) or _KERNEL_MODULE.exists()
+        return bool(driver_files(self.environment, _MAKERS)) or _KERNEL_MODULE.exists()
 
     def _nearly_full(self, limit: int) -> Iterator[Finding]:
         held = 0

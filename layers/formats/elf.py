@@ -19,6 +19,10 @@ _LONGEST: Final = 4096
 _NO_BITS: Final = 8
 _WITH_ADDEND: Final = 4
 _SYMBOLS: Final = frozenset({2, 11})
+_DYNAMIC: Final = 6
+#: Tags of dynamic entries: a library that is needed, and folders to look for libraries in.
+NEEDED: Final = 1
+RUN_PATHS: Final = frozenset({15, 29})
 _ORDERS: Final = {1: "<", 2: ">"}
 # By class: the header behind the first 16 bytes; one section header; one symbol.
 _HEADERS: Final = {1: "HHIIIIIHHHHHH", 2: "HHIQQQIHHHHHH"}
@@ -130,6 +134,17 @@ class Elf:
             table, names = self.content(section), self.content(self.sections[section.link])
             for at in range(0, len(table) - entry.size + 1, entry.size):
                 yield _string(names, entry.unpack_from(table, at)[0])
+
+    def dynamic_strings(self) -> Iterator[tuple[int, str]]:
+        """Yield tag and text of the dynamic entries that name libraries and folders."""
+        entry = struct.Struct(self.order + _RELOCATIONS[self.width, False])
+        for section in self.sections:
+            if section.kind != _DYNAMIC or section.link >= len(self.sections):
+                continue
+            content, names = self.content(section), self.content(self.sections[section.link])
+            for tag, value in entry.iter_unpack(content[: len(content) // entry.size * entry.size]):
+                if tag == NEEDED or tag in RUN_PATHS:
+                    yield tag, _string(names, value)
 
 
 def read_elf(data: bytes) -> Elf | None:

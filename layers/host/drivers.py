@@ -1,15 +1,17 @@
-"""The OpenCL drivers registered in an environment, from their ICD files: no OpenCL call is made.
+"""The OpenCL drivers that loaders find in an environment: no OpenCL call is made.
 
 An OpenCL call would start every driver, and PoCL's start creates folders and leaks a file.
 """
 
 from __future__ import annotations
 
-from pathlib import Path
+import os
+from collections.abc import Container, Iterator
 from typing import Final
 
 from cachectl.layers.base.environment import Environment
 from cachectl.layers.disk.plain import read_installed
+from cachectl.layers.host.loaders import Loader, find_library, find_loaders, run_path
 
 #: Parts of file names of driver libraries, and their makers.
 _MAKERS: Final = (
@@ -21,53 +23,137 @@ _MAKERS: Final = (
     ("mesaopencl", "Mesa Clover"),
     ("amdocl", "AMD"),
 )
-_SYSTEM: Final = Path("/etc/OpenCL/vendors")
-#: The same in a conda prefix (conda-forge's recipe of ``ocl-icd``).
-_IN_PREFIX: Final = Path("etc/OpenCL/vendors")
+_SUFFIX: Final = ".icd"
+
+
+class Driver:
+    """A driver: its maker, its library, and the ICD file that names it, or the library if a variable names that."""
+
+    # A plain class, because every report starts with it and making a dataclass takes a millisecond.
+    def __init__(self, maker: str, library: str, file: str) -> None:
+        self.maker = maker
+        self.library = library
+        self.file = file
+
+
+def find_drivers(environment: Environment) -> tuple[Driver, ...]:
+    """Return the drivers that the loaders of this environment find, each once for each file that registers it."""
+    found = (driver for loader in find_loaders(environment) for driver in found_by(loader, environment))
+    return tuple({(driver.library, driver.file): driver for driver in found}.values())
 
 
 def opencl_drivers(environment: Environment) -> tuple[str, ...]:
-    """Return the makers of the registered drivers, each once.
+    """Return the makers of the drivers, each once."""
+    return tuple(dict.fromkeys(driver.maker for driver in find_drivers(environment)))
 
-    A driver counts if either loader would find it: the one in PyOpenCL's wheel, which reads the system's folder and its
-    own, or conda-forge's, which reads the folder of its prefix instead of the system's.
-    """
-    return tuple(dict.fromkeys(_maker(library) for library in _libraries(environment)))
+
+def driver_files(environment: Environment, makers: Container[str]) -> tuple[str, ...]:
+    """Return the files that register the drivers of these makers, each once."""
+    return tuple(dict.fromkeys(driver.file for driver in find_drivers(environment) if driver.maker in makers))
 
 
 def driver_libraries(environment: Environment, maker: str) -> tuple[str, ...]:
-    """Return the libraries of one maker's drivers, each once, as their ICD files name them."""
-    return tuple(library for library in _libraries(environment) if _maker(library) == maker)
+    """Return the libraries of one maker's drivers, each once."""
+    return tuple(dict.fromkeys(driver.library for driver in find_drivers(environment) if driver.maker == maker))
 
 
-def _libraries(environment: Environment) -> list[str]:
-    named = environment.get("OCL_ICD_VENDORS") or environment.get("OPENCL_VENDOR_PATH")
-    if named and not Path(named).is_dir():
-        return _read(Path(named)) if named.endswith(".icd") else [named]
-    folders = [Path(named)] if named else [_SYSTEM, *_conda_folders(environment)]
-    folders += [site / "pyopencl" / ".libs" for site in environment.site]
-    files = (file for folder in folders for file in sorted(folder.glob("*.icd")))
-    # The package ocl-icd-system links the system's folder into the prefix.
-    return list(dict.fromkeys(library for file in files for library in _read(file)))
+def found_by(loader: Loader, environment: Environment) -> Iterator[Driver]:
+    """Yield the drivers that one loader finds. It skips files that name no library which is there."""
+    if loader.vendors is None:
+        if loader.driver is not None:
+            yield Driver(loader.driver, str(loader.file), str(loader.file))
+        return
+    search = _Search(loader, environment)
+    yield from search.by_ocl_icd(loader.vendors) if loader.is_ocl_icd else search.by_khronos(loader.vendors)
 
 
-def _conda_folders(environment: Environment) -> list[Path]:
-    """Return where conda packages register drivers: in the activated prefix, and in that of the Python that runs."""
-    activated = environment.get("CONDA_PREFIX")
-    prefixes = [Path(activated)] if activated else []
-    if environment.prefix is not None and environment.prefix not in prefixes:
-        prefixes.append(environment.prefix)
-    return [prefix / _IN_PREFIX for prefix in prefixes]
+class _Search:
+    """A search for drivers by the rules of one loader."""
+
+    def __init__(self, loader: Loader, environment: Environment) -> None:
+        self._loader = loader
+        self._environment = environment
+
+    def by_khronos(self, vendors: str) -> Iterator[Driver]:
+        """Yield the libraries that ``OCL_ICD_FILENAMES`` lists, then those of a folder: ``OCL_ICD_VENDORS`` if set."""
+        separator = ";" if self._environment.platform == "win32" else ":"
+        for name in (self._get("OCL_ICD_FILENAMES") or "").split(separator):
+            if (driver := self._library(name)) is not None:
+                yield driver
+        named = self._get("OCL_ICD_VENDORS")
+        # An empty value names no folder.
+        if named != "":
+            yield from self._folder(vendors if named is None else str(self._environment.absolute(named)))
+
+    def by_ocl_icd(self, vendors: str) -> Iterator[Driver]:
+        """Yield the drivers of a folder: ``OCL_ICD_VENDORS``, else ``OPENCL_VENDOR_PATH``, empty values ignored.
+
+        If ``OCL_ICD_VENDORS`` is no folder, it names an ICD file or a library, and that driver is the only one.
+        """
+        if path := self._get("OPENCL_VENDOR_PATH"):
+            vendors = str(self._environment.absolute(path))
+        if named := self._get("OCL_ICD_VENDORS"):
+            place = str(self._environment.absolute(named))
+            if not os.path.isdir(place):
+                if (driver := self._named(named, place, vendors)) is not None:
+                    yield driver
+                return
+            vendors = place
+        yield from self._folder(vendors, nested=self._loader.nested)
+        if self._loader.also is not None:
+            yield from self._folder(self._loader.also)
+
+    def _named(self, named: str, place: str, vendors: str) -> Driver | None:
+        if not named.endswith(_SUFFIX) or named == _SUFFIX:
+            return self._library(named)
+        in_folder = None if "/" in named else self._file(f"{vendors}/{named}")
+        return in_folder or self._file(place)
+
+    def _folder(self, folder: str, *, nested: bool = False) -> Iterator[Driver]:
+        for file in _icd_files(folder, nested=nested):
+            # Only the Khronos loader takes a file without a name before its suffix.
+            if not (self._loader.is_ocl_icd and file.endswith(f"/{_SUFFIX}")) and (driver := self._file(file)):
+                yield driver
+
+    def _file(self, file: str) -> Driver | None:
+        try:
+            content = read_installed(file)
+        except OSError:
+            return None
+        # The name is the first line, or by Khronos the whole file but for one line end.
+        name = content.partition(b"\n")[0] if self._loader.is_ocl_icd else content.removesuffix(b"\n")
+        return self._library(os.fsdecode(name.partition(b"\0")[0]), file)
+
+    def _library(self, name: str, file: str | None = None) -> Driver | None:
+        loader = self._loader
+        library = find_library(name, self._environment, loader.near)
+        if library is None and "/" not in name and loader.file is not None:
+            library = find_library(name, self._environment, run_path(loader.file))
+        return None if library is None else Driver(_maker(library), library, file or library)
+
+    def _get(self, variable: str) -> str | None:
+        return self._environment.get(variable) if variable in self._loader.variables else None
 
 
-def _read(file: Path) -> list[str]:
+def _icd_files(folder: str, *, nested: bool, above: tuple[str, ...] = ()) -> Iterator[str]:
+    """Yield the ICD files of a folder, sorted; if ``nested``, also those of folders in it, which may be links."""
+    target = os.path.realpath(folder) if nested else ""
+    if target in above:
+        return
     try:
-        return [line.strip() for line in read_installed(file).decode(errors="replace").splitlines() if line.strip()]
+        names = sorted(os.listdir(folder))
     except OSError:
-        return []
+        return
+    for name in names:
+        path = f"{folder}/{name}"
+        if name.endswith(_SUFFIX):
+            yield path
+        elif nested and os.path.isdir(path):
+            yield from _icd_files(path, nested=True, above=(*above, target))
 
 
 def _maker(library: str) -> str:
     # A folder in the path may have another maker's name, such as a conda environment called "pocl".
-    name = Path(library).name
-    return next((maker for part, maker in _MAKERS if part in name.lower()), name)
+    name = os.path.basename(library)
+    lower = name.lower()
+    return next((maker for part, maker in _MAKERS if part in lower), name)

@@ -15,7 +15,7 @@ from cachectl.layers.base.facts import Condition, Finding, Hazard, Root, Scope, 
 from cachectl.layers.base.layer import Layer
 from cachectl.layers.base.lazy import regex
 from cachectl.layers.base.switches import misread, off
-from cachectl.layers.host.drivers import opencl_drivers
+from cachectl.layers.host.drivers import driver_files
 from cachectl.layers.mesa.stores import (
     DATABASE,
     FOLDERS,
@@ -102,13 +102,13 @@ class MesaShaderCache(Layer):
             return State(Condition.DISABLED, f"{switch}={environment.get(switch)}")
         if place is not None and not environment.get(place):
             return State(Condition.DISABLED, f"{place} is set but empty: Mesa finds no place for a cache; unset it")
-        registered = bool(set(_DRIVERS) & set(opencl_drivers(environment)))
-        if not registered and not any(root.exists for root in self.roots()):
+        drivers = driver_files(environment, _DRIVERS)
+        if not drivers and not any(root.exists for root in self.roots()):
             return State(Condition.ABSENT, "no OpenCL driver of Mesa is registered here, and none has left a cache")
-        hint = "" if registered else "; no OpenCL driver of Mesa is registered here"
-        if registered and not environment.get("RUSTICL_ENABLE"):
+        hint = "" if drivers else "; no OpenCL driver of Mesa is registered here"
+        if drivers and not environment.get("RUSTICL_ENABLE"):
             hint = "; RUSTICL_ENABLE names no device, so there may be none"
-        return State(Condition.ENABLED, f"on by default{hint}")
+        return State(Condition.ENABLED, f"on by default{hint}", drivers)
 
     def switched(self, *, on: bool) -> Switch:
         """Return the variable, which Mesa reads when a device is first opened, and unset its old name."""
@@ -150,7 +150,7 @@ class MesaShaderCache(Layer):
 
     def _placed(self) -> Iterator[Finding]:
         environment, variable = self.environment, self._place()
-        if environment.platform == "win32" or not set(_DRIVERS) & set(opencl_drivers(environment)):
+        if environment.platform == "win32" or not driver_files(environment, _DRIVERS):
             return
         value = None if variable is None else environment.get(variable)
         if variable is None:

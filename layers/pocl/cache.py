@@ -15,7 +15,7 @@ from cachectl.layers.base.layer import Layer
 from cachectl.layers.base.parts import Lookups, Portability, Tagging
 from cachectl.layers.base.switches import misread, off, strtobool
 from cachectl.layers.disk.presence import is_there
-from cachectl.layers.host.drivers import opencl_drivers
+from cachectl.layers.host.drivers import driver_files
 from cachectl.layers.host.processes import first_variables, using
 from cachectl.layers.pocl.parts import PoclLookups, PoclPortability, PoclTagging
 from cachectl.layers.pocl.programs import LIBRARIES, Programs
@@ -96,9 +96,11 @@ class PoclKernels(Layer):
             value = environment.get("POCL_KERNEL_CACHE")
             hint = "" if value == "0" else " (only a value that begins with 1 means on)"
             return State(Condition.DISABLED, f"POCL_KERNEL_CACHE={value}{hint}")
-        if "PoCL" not in opencl_drivers(environment) and not any(root.exists for root in self.roots()):
+        drivers = driver_files(environment, ("PoCL",))
+        if not drivers and not any(root.exists for root in self.roots()):
             return State(Condition.ABSENT, "no PoCL driver is registered here, and none has left a cache")
-        return State(Condition.ENABLED, "on by default" if self._switched_on() is None else "POCL_KERNEL_CACHE=1")
+        why = "on by default" if self._switched_on() is None else "POCL_KERNEL_CACHE=1"
+        return State(Condition.ENABLED, why, drivers)
 
     def diagnose(self) -> Iterator[Finding]:
         """Yield problems with the variables."""

@@ -14,7 +14,7 @@ from cachectl.layers.base.facts import Condition, Finding, Hazard, Patch, Root, 
 from cachectl.layers.base.layer import Layer
 from cachectl.layers.base.parts import Lookups, Portability, Tagging
 from cachectl.layers.base.switches import diagnosed, relative_cache_home, switched_off
-from cachectl.layers.host.drivers import opencl_drivers
+from cachectl.layers.host.drivers import find_drivers
 from cachectl.layers.pyopencl.parts import BinaryLookups, BinaryPortability, BinaryTagging
 from cachectl.layers.pyopencl.programs import BYPASSED_ON, STALE_LOCK, ProgramFolders
 from cachectl.layers.pyopencl_invoker import MEMO_PATCHES, VARIABLE, no_cache_switch
@@ -67,14 +67,17 @@ class PyOpenCLBinaries(Layer):
             return off
         if self.environment.installed("pyopencl") is None and not self.roots()[0].exists:
             return State(Condition.ABSENT, "pyopencl is not installed here and has left no binaries")
-        drivers = opencl_drivers(self.environment)
+        found = find_drivers(self.environment)
+        drivers = tuple(dict.fromkeys(driver.maker for driver in found))
         bypassed = [driver for driver in drivers if driver in BYPASSED_ON]
         if not drivers:
             return State(Condition.UNKNOWN, "no OpenCL driver is registered here")
         if len(bypassed) == len(drivers):
             return State(Condition.BYPASSED, f"PyOpenCL leaves {' and '.join(bypassed)} to the driver's own cache")
         used = [driver for driver in drivers if driver not in BYPASSED_ON]
-        return State(Condition.ENABLED, " ".join(["on for", *used, *(["but not", *bypassed] if bypassed else [])]))
+        why = f"on for {' and '.join(used)}" + (f", but not {' and '.join(bypassed)}" if bypassed else "")
+        files = dict.fromkeys(driver.file for driver in found if driver.maker in used)
+        return State(Condition.ENABLED, why, tuple(files))
 
     def switched(self, *, on: bool) -> Switch:
         """Return the switch that PyOpenCL reads at every build."""

@@ -70,7 +70,7 @@ class Call:
             message = f"{where}: {error.strerror}; the working folder has gone or is closed to you, cd to another"
             raise CachectlError(message) from error
         here = Environment.here() if self._given is None else self._given
-        # A child that has become the owner of the home reads the settings in it.
+        # The superuser's process opens nothing in the home of another user.
         if self._home is not None and not self.changes_user:
             here = replace(here, variables=self._home.variables, home=self._home.home)
         if (below := getattr(self.options, "below", None)) is not None:

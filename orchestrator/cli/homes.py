@@ -49,8 +49,9 @@ def run(call: Call) -> int:
     limit = TIME_LIMIT if given["time_limit"] is None else given["time_limit"]
     with output.working(f"looking into {output.plural(len(accounts), 'home')}"):
         homes = gather(given["verb"], accounts, time_limit=limit, **options)
-    if homes.users and all(one.status == 2 for one in homes.users):  # noqa: PLR2004 - wrong usage
-        output.warn(homes.users[0].error or "wrong usage")
+    errors = {one.error for one in homes.users if one.status == 2}  # noqa: PLR2004 - wrong usage
+    if len(errors) == 1 and all(one.error in errors for one in homes.users):
+        output.warn(errors.pop() or "wrong usage")
         return 2
     if given["json"]:
         output.show_json(homes)

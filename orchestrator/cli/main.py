@@ -87,8 +87,7 @@ def _guarded(call: Call, parse: Callable[[], Namespace]) -> int:
     from cachectl.cli import output
 
     try:
-        _configure(call, parse)
-        status = _runner(call)(call)
+        status = _runner(call, parse)(call)
         output.finish()
     except BrokenPipeError:
         # The reader has closed the pipe.
@@ -116,13 +115,15 @@ def _configure(call: Call, parse: Callable[[], Namespace]) -> None:
             call.parse_again(parse)
 
 
-def _runner(call: Call) -> Callable[[Call], int]:
+def _runner(call: Call, parse: Callable[[], Namespace]) -> Callable[[Call], int]:
     """Return the function that carries out a call: that of its verb, or the one for homes of other users."""
-    if not call.changes_user:
-        return verb_module(call.options.verb).run
-    from cachectl.cli import homes
+    if call.changes_user:
+        from cachectl.cli import homes
 
-    return homes.run
+        # Each child reads the settings of its user.
+        return homes.run
+    _configure(call, parse)
+    return verb_module(call.options.verb).run
 
 
 def _explained(error: Exception) -> tuple[int, str] | None:

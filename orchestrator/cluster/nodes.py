@@ -206,11 +206,12 @@ def _layer_of(parts: Sequence[LayerReport]) -> LayerReport:
 
 def _state_of(states: Sequence[State]) -> State:
     """Return the common state of all ranks, or the most frequent one with the others in its reason."""
-    (most, _), *others = counted = Counter(states).most_common()
+    drivers = tuple(dict.fromkeys(chain.from_iterable(state.drivers for state in states)))
+    (most, _), *others = counted = Counter(replace(state, drivers=drivers) for state in states).most_common()
     if not others:
         return most
     why = "; ".join(f"on {_ranks(count)} {state.condition.value}, {state.why}" for state, count in counted)
-    return State(most.condition if len({state.condition for state in states}) == 1 else Condition.UNKNOWN, why)
+    return State(most.condition if len({state.condition for state in states}) == 1 else Condition.UNKNOWN, why, drivers)
 
 
 def _ranks(count: int) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pwd
+import secrets
 import socket
 import subprocess
 import tempfile
@@ -16,7 +17,7 @@ from typing import Final
 import pytest
 from support.accounts import install_for_all
 
-USER: Final = f"cctl{os.getpid()}job"
+USER: Final = f"cctl{secrets.token_hex(3)}job"
 CONFIG: Final = """
 ClusterName=test
 SlurmctldHost={host}(127.0.0.1)

@@ -25,6 +25,7 @@ from cachectl.layers.formats import (
     comgr_entries,
     compute_cache,
     device_binaries,
+    elf,
     elf_checks,
     neo_binaries,
     opencl_source,
@@ -114,6 +115,8 @@ def _archive(data: bytes) -> None:
 def _objects(data: bytes) -> None:
     elf_checks.complaint(data)
     device_binaries.damage(data)
+    if (file := elf.read_elf(data)) is not None:
+        list(file.dynamic_strings())
 
 
 def _source(data: bytes) -> None:

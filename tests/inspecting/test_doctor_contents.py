@@ -25,6 +25,7 @@ from support.doctor import (
     stale_lock,
     with_miopen,
 )
+from support.drivers import register_driver
 
 from cachectl.layers.base.conformance import snapshot
 from cachectl.layers.base.environment import Environment
@@ -151,8 +152,7 @@ def test_many_empty_files_waste_a_quota(home: Home) -> None:
 
 def test_a_stale_lock_fails_every_build_until_it_is_removed(home: Home) -> None:
     lock = stale_lock(home.path)
-    (home.path / "amd.icd").write_text("libamdocl64.so")
-    environment = home.environment(OCL_ICD_VENDORS=str(home.path / "amd.icd"))
+    environment = home.environment(OCL_ICD_VENDORS=register_driver(home.path, "libamdocl64.so"))
     found = only(examine(environment, "pyopencl"), "lock")
     assert (found.severity, found.key) == (Severity.FAILS, f"{lock.parent.name}/lock")
     assert found.fix == f"rm {lock}"
@@ -165,8 +165,7 @@ def test_a_stale_lock_fails_every_build_until_it_is_removed(home: Home) -> None:
 
 def test_an_old_lock_that_a_living_cachectl_holds_is_not_to_be_removed(home: Home) -> None:
     lock = stale_lock(home.path)
-    (home.path / "amd.icd").write_text("libamdocl64.so")
-    environment = home.environment(OCL_ICD_VENDORS=str(home.path / "amd.icd"))
+    environment = home.environment(OCL_ICD_VENDORS=register_driver(home.path, "libamdocl64.so"))
     lock.unlink()
     with presence_lock("pyopencl", lock):
         os.utime(lock, (1_700_000_000, 1_700_000_000))
@@ -180,8 +179,7 @@ def test_an_old_lock_that_a_living_cachectl_holds_is_not_to_be_removed(home: Hom
 
 def test_an_old_lock_that_a_running_program_may_hold_is_not_to_be_removed(home: Home, tmp_path: Path) -> None:
     lock = stale_lock(home.path)
-    (home.path / "amd.icd").write_text("libamdocl64.so")
-    environment = home.environment(OCL_ICD_VENDORS=str(home.path / "amd.icd"))
+    environment = home.environment(OCL_ICD_VENDORS=register_driver(home.path, "libamdocl64.so"))
     shown = tmp_path / "shown"
     for process in ("self", "4711"):
         make(shown / process)

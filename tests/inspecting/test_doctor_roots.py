@@ -23,6 +23,7 @@ from support.doctor import (
     only,
     shell,
 )
+from support.drivers import register_driver
 from tiers import thorough
 
 from cachectl.inspecting.doctor import is_grave, job_of
@@ -49,8 +50,7 @@ def test_what_is_no_folder_is_told_and_mended(tmp_path: Path) -> None:
     found = only(examine(environment_of(tmp_path, POCL_CACHE_DIR=str(file)), "pocl"), "no-folder")
     assert (found.severity, found.fix) == (Severity.FAILS, "unset POCL_CACHE_DIR")
     assert found.message == "something that is no folder is there, so PoCL can build no program"
-    (tmp_path / "pocl.icd").write_text("libpocl.so.2")
-    icd = {"OCL_ICD_VENDORS": str(tmp_path / "pocl.icd")}
+    icd = {"OCL_ICD_VENDORS": register_driver(tmp_path, "libpocl.so.2")}
     below = only(examine(environment_of(tmp_path, POCL_CACHE_DIR=str(file / "below"), **icd), "pocl"), "no-folder")
     assert f"something that is no folder is at {file}" in below.message
     assert after(tmp_path, below.fix, "pocl", POCL_CACHE_DIR=str(file / "below"), **icd) == []
@@ -91,8 +91,7 @@ def test_a_root_that_is_closed_to_me_is_told_and_opened(
     root = tmp_path / "above" / "pocl"
     closed = root if made else root.parent
     make(closed)
-    (tmp_path / "pocl.icd").write_text("libpocl.so.2")
-    variables = {"POCL_CACHE_DIR": str(root), "OCL_ICD_VENDORS": str(tmp_path / "pocl.icd")}
+    variables = {"POCL_CACHE_DIR": str(root), "OCL_ICD_VENDORS": register_driver(tmp_path, "libpocl.so.2")}
     closed.chmod(0o500)
     (found,) = asked(tmp_path, held_to_modes, "doctor", "pocl", **variables)
     assert (found["code"], found["severity"]) == ("closed", "fails every run")

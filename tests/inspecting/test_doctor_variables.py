@@ -22,6 +22,7 @@ from support.doctor import (
     shell,
     with_miopen,
 )
+from support.drivers import register_driver
 
 from cachectl.inspecting.doctor import job_of
 from cachectl.layers.base.facts import Severity
@@ -160,8 +161,7 @@ def test_roots_on_the_network_are_told_once_with_what_is_unsafe_there(tmp_path: 
     make(cache / "miopen", tmp_path / ".config" / "miopen")
     environment = on_file_system(environment_of(tmp_path), kind, tmp_path)
     # An AMD driver: PyOpenCL's own cache is used on it.
-    (tmp_path / "amd.icd").write_text("libamdocl64.so")
-    variables = {**environment.variables, "OCL_ICD_VENDORS": str(tmp_path / "amd.icd")}
+    variables = {**environment.variables, "OCL_ICD_VENDORS": register_driver(tmp_path, "libamdocl64.so")}
     environment = replace(environment, variables=variables, installed=lambda _: "2026.1")
     found = {finding.layer: finding for finding in coded(examine(environment), "network")}
     # Three layers keep their entries in the folder of the first.
@@ -227,8 +227,7 @@ def test_ranks_that_share_a_root_are_told(
 ) -> None:
     cache = tmp_path / ".cache"
     make(cache / "pytools", cache / "pocl" / "kcache", tmp_path / ".nv" / "ComputeCache")
-    (tmp_path / "pocl.icd").write_text("libpocl.so.2")
-    environment = environment_of(tmp_path, OCL_ICD_VENDORS=str(tmp_path / "pocl.icd"), **variables)
+    environment = environment_of(tmp_path, OCL_ICD_VENDORS=register_driver(tmp_path, "libpocl.so.2"), **variables)
     job = job_of(environment)
     assert job is not None
     assert (job.ranks, job.variable) == (ranks, variable)
@@ -262,8 +261,7 @@ def test_ranks_of_a_node_that_several_nodes_count_alike_are_told_apart_by_the_no
 
 def test_what_will_be_made_is_judged_before_it_is_there(tmp_path: Path) -> None:
     """The first run on a cluster is the one that matters: no root is there yet."""
-    (tmp_path / "pocl.icd").write_text("libpocl.so.2")
-    quiet = environment_of(tmp_path, OCL_ICD_VENDORS=str(tmp_path / "pocl.icd"))
+    quiet = environment_of(tmp_path, OCL_ICD_VENDORS=register_driver(tmp_path, "libpocl.so.2"))
     assert examine(quiet, *HOMELY) == []
     ranks = {**quiet.variables, "SLURM_NTASKS": "8", "SLURM_PROCID": "0"}
     job = replace(on_file_system(quiet, "nfs", tmp_path), variables=ranks)

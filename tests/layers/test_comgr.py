@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from support.drivers import register_driver
 
 from cachectl.inspecting.doctor import diagnosis
 from cachectl.layers.base.conformance import LayerConformance, nobody
@@ -179,11 +180,6 @@ def test_places_elsewhere(tmp_path: Path) -> None:
     assert ComgrCache(windows).roots()[0].path == Path("/l/comgr")
 
 
-def driver(tmp_path: Path) -> str:
-    (tmp_path / "amd.icd").write_text("libamdocl64.so")
-    return str(tmp_path / "amd.icd")
-
-
 @pytest.mark.parametrize(
     ("variables", "condition", "words"),
     [
@@ -198,7 +194,9 @@ def driver(tmp_path: Path) -> str:
 def test_the_state_knows_what_switches_off(
     tmp_path: Path, variables: dict[str, str], condition: Condition, words: str
 ) -> None:
-    state = ComgrCache(environment_of(tmp_path, OCL_ICD_VENDORS=driver(tmp_path), **variables)).state()
+    state = ComgrCache(
+        environment_of(tmp_path, OCL_ICD_VENDORS=register_driver(tmp_path, "libamdocl64.so"), **variables)
+    ).state()
     assert (state.condition, words in state.why) == (condition, True), state.why
 
 
@@ -253,7 +251,7 @@ def test_each_value_that_is_not_meant_is_told_and_its_fix_mends_it(
 ) -> None:
     home = tmp_path / "home"
     home.mkdir()
-    given = {"OCL_ICD_VENDORS": driver(tmp_path), **variables}
+    given = {"OCL_ICD_VENDORS": register_driver(tmp_path, "libamdocl64.so"), **variables}
     (found,) = examine(home, **given)
     assert (found.layer, found.code, found.severity) == ("comgr", code, severity)
     script = f"{found.fix}; env -0"

@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
+from support.drivers import register_driver
 
 from benchmarks.trees import native
 from cachectl.layers.base.facts import Finding, Severity, Unverified
@@ -268,7 +269,7 @@ def test_damage_inside_a_binary_of_intels_driver_is_found(home: Home, intel_driv
 
 
 def test_a_binary_of_a_driver_whose_format_is_unknown_is_left_alone(home: Home) -> None:
-    layer = PyOpenCLBinaries(home.environment(OCL_ICD_VENDORS="/somewhere/libmali.so"))
+    layer = PyOpenCLBinaries(home.environment(OCL_ICD_VENDORS=register_driver(home.path, "libmali.so")))
     folder = layer.roots()[0].path / "pyopencl-compiler-cache-v2-py3.11.7.final.0" / ("0" * 32)
     folder.mkdir(parents=True)
     (folder / "binary").write_bytes(b"a format of its own")

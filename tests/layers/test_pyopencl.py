@@ -17,6 +17,7 @@ from cachectl.layers.base.errors import Busy, Damaged
 from cachectl.layers.base.facts import Artifact, Condition, Orphan
 from cachectl.layers.base.selection import Selection
 from cachectl.layers.disk import locks
+from cachectl.layers.host.drivers import Driver
 from cachectl.layers.pyopencl import PyOpenCLBinaries
 from cachectl.layers.pyopencl import cache as pyopencl_cache
 from cachectl.layers.pyopencl import programs as pyopencl_programs
@@ -136,7 +137,9 @@ def test_a_truncated_info_is_found(layer: PyOpenCLBinaries) -> None:
 def test_the_state_depends_on_the_drivers(
     layer: PyOpenCLBinaries, monkeypatch: pytest.MonkeyPatch, drivers: tuple[str, ...], condition: Condition
 ) -> None:
-    monkeypatch.setattr(pyopencl_cache, "opencl_drivers", lambda _environment: drivers)
+    monkeypatch.setattr(
+        pyopencl_cache, "find_drivers", lambda _environment: [Driver(maker, "", "") for maker in drivers]
+    )
     assert layer.state().condition is condition
 
 

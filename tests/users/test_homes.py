@@ -5,26 +5,25 @@ from __future__ import annotations
 import json
 import os
 import pwd
+import secrets
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from documents import validated
 from homes import PROGRAMS
+from support.accounts import install_for_all
 from support.hostile import PYTHON, database, hash_tree, link
 
-import cachectl
 from cachectl.homes import Account, Homes, accounts_of
 from cachectl.homes.child import Answer, ask
 from cachectl.homes.gathering import understood, words_of
@@ -219,38 +218,10 @@ def base() -> Iterator[Path]:
         yield folder
 
 
-def _start(*python: str) -> bool:
-    command = (*python, "-I", "-m", "cachectl", "--version")
-    nobody = pwd.getpwnam("nobody").pw_uid
-    try:
-        done = subprocess.run(command, check=False, user=nobody, extra_groups=[], cwd="/", capture_output=True)
-    except PermissionError:
-        return False
-    return done.returncode == 0
-
-
 @pytest.fixture(scope="module")
 def installed(base: Path) -> tuple[str, ...]:
-    """Return how to start a cachectl that every user can read: the tested one, or a copy on a Python of the system."""
-    if _start(sys.executable):
-        return (sys.executable, "-I", "-m", "cachectl")
-    found = (shutil.which(f"python3{minor}", path=os.defpath) for minor in ("", *(f".{n}" for n in range(10, 16))))
-    probe = "import sys; sys.exit(sys.version_info < (3, 10))"
-    system = next(
-        (one for one in found if one and subprocess.run([one, "-c", probe], check=False).returncode == 0), None
-    )
-    if system is None:
-        pytest.skip("needs a Python 3.10 that every user can start")
-    subprocess.run([system, "-m", "venv", "--without-pip", str(base / "venv")], check=True)
-    (site,) = (base / "venv").glob("lib/python3*/site-packages")
-    shutil.copytree(Path(cachectl.__file__).parent, site / "cachectl")
-    for name in ("platformdirs", "rich", "pygments", "markdown-it-py", "mdurl"):
-        for file in metadata.files(name) or ():
-            if ".." not in file.parts:
-                (site / file).parent.mkdir(parents=True, exist_ok=True)
-                shutil.copy(str(file.locate()), site / file)
-    assert _start(str(base / "venv" / "bin" / "python"))
-    return (str(base / "venv" / "bin" / "python"), "-I", "-m", "cachectl")
+    """Return how to start a cachectl that every user can read."""
+    return install_for_all(base)
 
 
 @pytest.fixture
@@ -279,7 +250,7 @@ WITHOUT = "-dac_override,-dac_read_search,-fowner,-chown"
 
 @contextmanager
 def _person(base: Path, name: str, installed: tuple[str, ...]) -> Iterator[Person]:
-    account, home = f"cctl{os.getpid()}{name}", base / name
+    account, home = f"cctl{secrets.token_hex(3)}{name}", base / name
     subprocess.run(["useradd", "--create-home", "--home-dir", str(home), account], check=True)
     try:
         yield Person(account, home, installed)
@@ -371,6 +342,31 @@ def test_all_users_are_counted_and_cleared_each_as_themselves(people: People) ->
     assert hash_tree(outside) == {path: what for path, what in before.items() if path.startswith(bytes(outside))}
     assert not (people.eve.home / "ran").exists()
     assert not list((people.base / "root").glob("**/*"))
+
+
+@pytest.mark.real
+@pytest.mark.environment
+def test_each_user_has_settings_of_his_own(people: People) -> None:
+    limits = {
+        people.base / "root": "[prune]\nmax-size = 0\n",
+        people.ann.home: '[prune]\nolder-than = "99d"\n[prune.pocl]\nmax-files = 1\n',
+        people.eve.home: "[prune]\nmax-sise = 0\n",
+    }
+    for home, text in limits.items():
+        file = home / ".config" / "cachectl" / "config.toml"
+        file.parent.mkdir(parents=True)
+        file.write_text(text)
+    (people.bob.home / ".config" / "cachectl" / "config.toml").mkdir(parents=True)
+    for person in (people.ann, people.bob, people.eve):
+        person.own()
+    found = {one["user"]: one for one in people.json("prune", "--all-users", "--dry-run")["users"]}
+    ann = found[people.ann.name]["layers"]
+    assert {layer["layer"] for layer in ann if layer["removed"]} == {"pocl"}
+    assert "config.toml: not a file" in found[people.bob.name]["error"]
+    assert "config.toml:2: prune.max-sise: no limit" in found[people.eve.name]["error"]
+    by_home = people.json("prune", "--dry-run", "--home", str(people.ann.home))
+    assert [layer["removed"] for layer in by_home["users"][0]["layers"]] == [layer["removed"] for layer in ann]
+    shutil.rmtree(people.base / "root" / ".config")
 
 
 @pytest.mark.real

@@ -143,6 +143,8 @@ def _places(report: Report, home: str) -> Iterator[str]:
             continue
         yield ""
         yield f"{layer.layer}: {layer.state.condition.value}, {layer.state.why}"
+        for file in layer.state.drivers:
+            yield f"  driver: {_short_home(file, home)}"
         places: dict[Root, list[RootReport]] = {}
         for root in layer.roots:
             places.setdefault(root.root, []).append(root)

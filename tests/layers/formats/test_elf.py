@@ -29,6 +29,7 @@ def tables(data: bytes) -> dict[str, Any]:
     """Return what pyelftools reads of a file."""
     file = elffile.ELFFile(io.BytesIO(data))
     sections = list(file.iter_sections())
+    names = {"DT_NEEDED": "needed", "DT_RPATH": "rpath", "DT_RUNPATH": "runpath"}
     return {
         "kind": (file.header["e_machine"] == "EM_X86_64", file.elfclass // 32, file.little_endian),
         "sections": [
@@ -65,6 +66,13 @@ def tables(data: bytes) -> dict[str, Any]:
             if table["sh_type"] == "SHT_NOTE"
             for one in table.iter_notes()
         ],
+        "dynamic": [
+            getattr(tag, names[tag.entry.d_tag])
+            for table in sections
+            if table["sh_type"] == "SHT_DYNAMIC"
+            for tag in table.iter_tags()
+            if tag.entry.d_tag in names
+        ],
     }
 
 
@@ -90,6 +98,7 @@ def our_tables(data: bytes) -> dict[str, Any]:
         "notes": [
             (owner, described) for one in found.sections if one.kind == 7 for owner, _, described in found.notes(one)
         ],
+        "dynamic": [text for _, text in found.dynamic_strings()],
     }
 
 

@@ -1,41 +1,23 @@
-"""Registered OpenCL drivers: the system's, those of a conda prefix, and those of PyOpenCL's wheel."""
+"""Registered OpenCL drivers: in prefixes, under their makers' names, and in reports."""
 
 from __future__ import annotations
 
-import ctypes.util
 import json
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from support.drivers import register_driver
 
 import cachectl
 from cachectl.layers.base.environment import Environment
-from cachectl.layers.base.facts import Condition
-from cachectl.layers.host.drivers import driver_libraries, opencl_drivers
-from cachectl.layers.pocl import PoclKernels
+from cachectl.layers.host.drivers import driver_files, driver_libraries, opencl_drivers
 
 if TYPE_CHECKING:
     from conftest import Driver
     from homes import Home
-
-#: What the OpenCL loader finds: the names of the platforms and how many devices each has, as JSON.
-LOADER = """
-import ctypes, json, sys
-opencl = ctypes.CDLL(sys.argv[1])
-count = ctypes.c_uint()
-opencl.clGetPlatformIDs(0, None, ctypes.byref(count))
-platforms = (ctypes.c_void_p * count.value)()
-opencl.clGetPlatformIDs(count, platforms, None)
-found = {}
-for platform in platforms:
-    name, devices = ctypes.create_string_buffer(256), ctypes.c_uint()
-    opencl.clGetPlatformInfo(ctypes.c_void_p(platform), 0x0902, ctypes.c_size_t(256), name, None)
-    opencl.clGetDeviceIDs(ctypes.c_void_p(platform), ctypes.c_uint64(0xFFFFFFFF), 0, None, ctypes.byref(devices))
-    found[name.value.decode()] = devices.value
-print(json.dumps(found))
-"""
 
 
 def lay_out(prefix: Path, driver: Driver) -> Path:
@@ -52,23 +34,33 @@ def lay_out(prefix: Path, driver: Driver) -> Path:
     return vendors
 
 
+def wheel() -> Path:
+    """Return the folder of PyOpenCL from its wheel."""
+    package = find_spec("pyopencl")
+    assert package is not None
+    assert package.origin is not None
+    return Path(package.origin).parent
+
+
+def lay_out_pocl(prefix: Path) -> Path:
+    """Register PoCL of the wheel in a prefix; return the ICD file."""
+    library = next(wheel().glob(".libs/libpocl*"))
+    file = prefix / "etc" / "OpenCL" / "vendors" / "pocl.icd"
+    file.parent.mkdir(parents=True)
+    file.write_text(f"{library}\n")
+    return file
+
+
 @pytest.mark.real
-def test_a_driver_that_the_loader_finds_in_a_conda_prefix_is_registered(home: Home, debian_pocl: Driver) -> None:
-    loader = ctypes.util.find_library("OpenCL")
-    if loader is None:
-        pytest.skip("needs an OpenCL loader: apt-get install ocl-icd-libopencl1")
-    prefix = home.path / "envs" / "of mine"
-    vendors = lay_out(prefix, debian_pocl)
-    # Conda-forge's loader is the same program, built to read the folder of its prefix.
-    done = home.run(sys.executable, "-c", LOADER, loader, OCL_ICD_VENDORS=f"{vendors}/")
-    assert json.loads(done.stdout.splitlines()[-1]) == {"Portable Computing Language": 1}
-    variables = {"HOME": str(home.path / "new")}
-    for environment in (
-        Environment({**variables, "CONDA_PREFIX": str(prefix)}, home=home.path),
-        Environment(variables, home=home.path, prefix=prefix),
-    ):
-        assert driver_libraries(environment, "PoCL")[-1] == str(prefix / "lib" / "libpocl.so.2")
-        assert PoclKernels(environment).state().condition is Condition.ENABLED
+def test_report_names_the_file_by_which_a_driver_in_a_conda_prefix_is_found(home: Home) -> None:
+    file = lay_out_pocl(home.path / "envs" / "of mine")
+    prefix = str(home.path / "envs" / "of mine")
+    (layer,) = json.loads(home.cachectl("report", "pocl", "--json", CONDA_PREFIX=prefix).stdout)["layers"]
+    assert layer["state"] == "enabled"
+    assert layer["drivers"][-1] == str(file)
+    shown = home.cachectl("report", "pocl", COLUMNS="80", CONDA_PREFIX=prefix).stdout.splitlines()
+    assert "  driver: ~/envs/of mine/etc/OpenCL/vendors/pocl.icd" in shown
+    assert max(map(len, (line for line in shown if "site-packages" not in line))) <= 80
 
 
 @pytest.mark.real
@@ -95,23 +87,36 @@ def test_the_activated_prefix_counts_beside_the_systems_folder(tmp_path: Path) -
     """Neither loader's drivers may hide the other's."""
     plain = Environment({}, home=tmp_path)
     vendors = tmp_path / "conda" / "etc" / "OpenCL" / "vendors"
-    vendors.mkdir(parents=True)
-    (vendors / "nvidia.icd").write_text("libnvidia-opencl.so.1\n")
+    file = register_driver(vendors, "libnvidia-opencl.so.1")
     conda = Environment({"CONDA_PREFIX": str(tmp_path / "conda")}, home=tmp_path, prefix=tmp_path / "conda")
     assert set(opencl_drivers(conda)) == {*opencl_drivers(plain), "NVIDIA"}
-    assert driver_libraries(conda, "NVIDIA").count("libnvidia-opencl.so.1") == 1
-    (vendors / "linked.icd").symlink_to(vendors / "nvidia.icd")
-    assert driver_libraries(conda, "NVIDIA").count("libnvidia-opencl.so.1") == 1
+    (vendors / "linked.icd").symlink_to(file)
+    assert driver_libraries(conda, "NVIDIA") == (str(vendors / "libnvidia-opencl.so.1"),)
+    assert driver_files(conda, ("NVIDIA",)) == (file, str(vendors / "linked.icd"))
 
 
-@pytest.mark.parametrize("variable", ["OCL_ICD_VENDORS", "OPENCL_VENDOR_PATH"])
-def test_a_folder_that_the_loader_is_pointed_at_replaces_the_prefixs(tmp_path: Path, variable: str) -> None:
+def test_a_folder_that_is_linked_into_the_folder_of_a_prefix_counts(tmp_path: Path) -> None:
+    """So does the package ``ocl-icd-system``; links in a circle end."""
+    register_driver(tmp_path / "system", "libnvidia-opencl.so.1")
     vendors = tmp_path / "conda" / "etc" / "OpenCL" / "vendors"
     vendors.mkdir(parents=True)
-    (vendors / "pocl.icd").write_text("libpocl.so.2\n")
-    (tmp_path / "named").mkdir()
-    variables = {"CONDA_PREFIX": str(tmp_path / "conda"), variable: str(tmp_path / "named")}
-    assert opencl_drivers(Environment(variables, home=tmp_path)) == ()
+    (vendors / "ocl-icd-system").symlink_to(tmp_path / "system")
+    (tmp_path / "system" / "again").symlink_to(tmp_path / "system")
+    conda = Environment({"CONDA_PREFIX": str(tmp_path / "conda")}, home=tmp_path)
+    assert driver_files(conda, ("NVIDIA",)) == (f"{vendors}/ocl-icd-system/libnvidia-opencl.so.1.icd",)
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("how", ["VIRTUAL_ENV", "CONDA_PREFIX", "--python"])
+def test_pyopencl_of_another_python_counts(tmp_path: Path, how: str) -> None:
+    """As when cachectl has an environment of its own."""
+    packages = tmp_path / "lib" / "python3.11" / "site-packages"
+    packages.mkdir(parents=True)
+    (packages / "pyopencl").symlink_to(wheel())
+    variables = {} if how == "--python" else {how: str(tmp_path)}
+    named = (tmp_path / "bin" / "python",) if how == "--python" else ()
+    environment = Environment(variables, home=tmp_path, python_paths=named)
+    assert driver_files(environment, ("PoCL",)) == (str(packages / "pyopencl" / ".libs" / "pocl.icd"),)
 
 
 @pytest.mark.parametrize("prefix", ["", "/nowhere"])
@@ -121,10 +126,26 @@ def test_a_prefix_that_is_not_there_registers_nothing(tmp_path: Path, prefix: st
 
 
 def test_the_folder_of_a_library_does_not_name_its_maker(tmp_path: Path) -> None:
-    icd = tmp_path / "intel.icd"
-    icd.write_text("/opt/conda/envs/pocl/lib/libintelocl.so\n")
-    assert opencl_drivers(Environment({"OCL_ICD_VENDORS": str(icd)}, home=tmp_path)) == ("Intel CPU",)
+    icd = register_driver(tmp_path / "envs" / "pocl", "libintelocl.so")
+    assert opencl_drivers(Environment({"OCL_ICD_VENDORS": icd}, home=tmp_path)) == ("Intel CPU",)
+
+
+def test_the_drivers_of_another_platform_count_without_a_look_at_their_libraries(tmp_path: Path) -> None:
+    (tmp_path / "nvidia.icd").write_text("nvopencl64.dll\n")
+    windows = Environment({"OCL_ICD_VENDORS": str(tmp_path)}, home=tmp_path, platform="win32")
+    assert opencl_drivers(windows) == ("nvopencl64.dll",)
 
 
 def test_here_gives_the_prefix_of_the_running_python() -> None:
     assert Environment.here().prefix == Path(sys.prefix)
+
+
+@pytest.mark.real
+def test_a_libopencl_that_is_a_driver_is_the_only_one(tmp_path: Path) -> None:
+    """A module's PoCL may be built without a loader; the wheel's stands in the place of such a one."""
+    pocl = Path(lay_out_pocl(tmp_path).read_text().strip())
+    loader = tmp_path / "prefix" / "lib" / "libOpenCL.so.1"
+    loader.parent.mkdir(parents=True)
+    loader.symlink_to(pocl)
+    module = Environment({"CONDA_PREFIX": str(tmp_path / "prefix")}, home=tmp_path)
+    assert driver_files(module, ("PoCL",)) == (str(loader),)

@@ -9,6 +9,7 @@ import tracemalloc
 from pathlib import Path
 
 import pytest
+from support.drivers import register_driver
 from support.mesa import (
     OPENCL,
     STORES,
@@ -139,13 +140,12 @@ def findings_of(layer: Layer) -> dict[str, str]:
 
 
 def test_what_is_wrong_with_the_variables_is_said(tmp_path: Path) -> None:
-    icd = tmp_path / "rusticl.icd"
-    icd.write_text("libRusticlOpenCL.so.1\n")
+    icd = register_driver(tmp_path, "libRusticlOpenCL.so.1")
     home = tmp_path / "home"
     home.mkdir()
 
     def found(**variables: str) -> dict[str, str]:
-        return findings_of(MesaShaderCache(environment(home, OCL_ICD_VENDORS=str(icd), **variables)))
+        return findings_of(MesaShaderCache(environment(home, OCL_ICD_VENDORS=icd, **variables)))
 
     assert found() == {}
     assert found(MESA_SHADER_CACHE_DISABLE="true") == {
