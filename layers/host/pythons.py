@@ -162,6 +162,9 @@ def pythons_of(environment: Environment) -> tuple[Python, ...]:
     that were known before. The answer is kept as long as the environment.
     """
     known: tuple[Python, ...] | None = environment.memo.get("pythons")
+    if known is None and hasattr(os, "geteuid") and os.geteuid() != os.getuid():
+        # While the superuser works with the rights of another user, that user's programs would get the superuser's.
+        return (own_python(environment),)
     if known is None:
         known = environment.memo["pythons"] = _known_pythons(environment)
     return known
@@ -348,8 +351,10 @@ def _output_of(*command: str | Path) -> bytes:
     ) as child:
 
         def read() -> None:
-            while child.stdout and len(printed) <= _LONGEST_ANSWER and (piece := child.stdout.read(1 << 16)):
-                printed.extend(piece)
+            # It is closed if the program took too long.
+            with suppress(OSError, ValueError):
+                while child.stdout and len(printed) <= _LONGEST_ANSWER and (piece := child.stdout.read(1 << 16)):
+                    printed.extend(piece)
 
         # Another process may keep the pipe open after the program has ended.
         reader = Thread(target=read, daemon=True)
