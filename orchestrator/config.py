@@ -275,7 +275,12 @@ def _read(path: Path, origin: str) -> ConfigFile | None:
         os.close(handle)
     try:
         text = content.decode()
-        return ConfigFile(path, origin, text, _parsed(text))
+        tables = _parsed(text)
+        # Some parsers take tables that are nested deeper than any function can go.
+        list(_keys(tables))
+        return ConfigFile(path, origin, text, tables)
+    except RecursionError as error:
+        raise BadConfig(f"{printable(path)}: its tables or lists are nested too deeply") from error
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
         raise BadConfig(f"{printable(path)}:{line}: not UTF-8") from error
@@ -320,17 +325,20 @@ def _parsed(text: str) -> dict[str, Any]:
 
 @cache
 def _lines(text: str) -> Mapping[Key, int]:
-    """Return the line on which each key of a file begins.
+    """Return the line on which each key of a valid file begins.
 
-    TOML parsers do not report it. The lines above a key are a valid file, and so are those down to its end.
+    TOML parsers do not report it. Each statement by itself is a valid file, and no part of it is.
     """
-    lines, found, start = text.replace("\r\n", "\n").split("\n"), dict[Key, int](), 1
+    lines, found, table, start = text.replace("\r\n", "\n").split("\n"), dict[Key, int](), Key(), 0
     for number in range(1, len(lines) + 1):
         # It fails if the cut is inside a value of several lines.
         with suppress(ValueError):
-            for key in _keys(_parsed("\n".join(lines[:number]))):
-                found.setdefault(key, start)
-            start = number + 1
+            keys = list(_keys(_parsed("\n".join(lines[start:number]))))
+            is_header = lines[start].lstrip().startswith("[")
+            for key in keys:
+                found.setdefault(key if is_header else (*table, *key), start + 1)
+            table = keys[-1] if is_header else table
+            start = number
     return found
 
 

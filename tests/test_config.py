@@ -7,6 +7,7 @@ import os
 import re
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -189,6 +190,22 @@ def test_what_is_no_file_is_refused(home: Home) -> None:
     file.write_bytes(b"#" * 100_000)
     with pytest.raises(ConfigRefused, match="at most 65536 bytes"):
         load(home.environment())
+    for nested in (".".join("a" * 2_000) + " = 1", "a = " + "[" * 2_000):
+        file.write_text(nested)
+        with pytest.raises(BadConfig, match="nested too deeply"):
+            load(home.environment())
+    file.unlink()
+    file.mkdir()
+    with pytest.raises(ConfigRefused, match="not a file"):
+        load(home.environment())
+
+
+def test_the_lines_of_a_long_file_are_found_at_once(home: Home) -> None:
+    file = write(home, "#\n" * 20_000 + "[prune]\nwith = [\n1,\n]\nmax-sise = 1\n")
+    started = time.monotonic()
+    lines = {setting.key: setting.line for setting in load(home.environment()).below("prune")}
+    assert lines == {"prune.with": 20_002, "prune.max-sise": 20_005}
+    assert time.monotonic() - started < 10, file
 
 
 @pytest.fixture

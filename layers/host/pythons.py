@@ -21,6 +21,7 @@ from cachectl.layers.base.lazy import regex
 from cachectl.layers.disk.atomic import replace_file
 from cachectl.layers.disk.trust import shared_because
 from cachectl.layers.host.distributions import normal, versions_in
+from cachectl.layers.host.mounts import mount_of
 
 #: The name of the file with the answers, in cachectl's folder for its own state.
 RECORD: Final = "pythons.json"
@@ -28,8 +29,10 @@ _NAME: Final = regex(r"(?:python|pypy)(?:3(?:\.\d+)?)?(?:\.exe)?")
 _SECONDS: Final = 10.0
 #: Recorded for a program that is no Python 3, so that it is not started by every command.
 _NO_ANSWER: Final[Mapping[str, Any]] = {"version": "", "folders": []}
-#: Largest record that is read, in bytes.
+#: Largest record that is read, and largest answer of an interpreter, in bytes.
 _LARGEST: Final = 1 << 22
+_LONGEST_ANSWER: Final = 1 << 20
+_VERSION: Final = regex(r"(?:\d+\.\d+\.\d+\.[a-z]+\.\d+)?")
 # An isolated interpreter ignores the user's own packages, but programs that it runs later do not.
 _QUESTION: Final = """
 import json, os, site, sys
@@ -50,8 +53,8 @@ class Python:
     """One interpreter: its five-part ``version``, and the versions of its packages by their normal names.
 
     ``seen`` has every version of each package seen there so far. ``present`` is ``False`` if the interpreter has been
-    removed, and ``None`` if that cannot be known, as on a file system that is not mounted. ``lookup`` replaces
-    ``packages``.
+    removed, and ``None`` if that cannot be known: it is on a file system that is not mounted or on another machine, or
+    it does not answer now. ``lookup`` replaces ``packages``.
     """
 
     path: Path
@@ -72,8 +75,10 @@ class Python:
 
 @dataclass(frozen=True)
 class Record:
-    """What is kept of one interpreter: its answer, size and time of its file, and the device of its folder.
+    """What is kept of one interpreter: its answer, size and time of its file.
 
+    ``places`` are the file systems of its folder and of the folder that it is a link into, as :func:`_place_of` names
+    them.
     ``times`` are the times of the folders of packages when ``packages`` was read from them; ``seen`` adds earlier
     versions. Times are in nanoseconds of the epoch.
     """
@@ -81,7 +86,7 @@ class Record:
     answer: Mapping[str, Any]
     size: int
     time: int
-    device: int
+    places: tuple[str, ...]
     times: tuple[int, ...]
     packages: Mapping[str, str]
     seen: Mapping[str, frozenset[str]]
@@ -134,7 +139,8 @@ def _is_safe(path: Path) -> bool:
         return False
     with open(real, "rb") as file:
         is_script = file.read(2) == b"#!"
-    return not (is_script or any(shared_because(one.parent, (one.name,)) for one in (path, real)))
+    # Another user may own a link in the middle of the way.
+    return not is_script and shared_because(path) is None
 
 
 def identity(path: Path) -> tuple[str, str]:
@@ -232,15 +238,20 @@ def look(path: Path, records: dict[str, Record], *, named: bool = False) -> Pyth
     """
     record = records.get(str(path))
     try:
-        if record is not None and record.fits(path.stat()):
+        if record is not None and record.fits(path.stat()) and (record.version or not named):
             answer = record.answer
         elif named or _is_safe(path):
             answer = _ask(path)
+            if not answer["version"] and (earlier := _unknown(path, record)) is not None:
+                # It may be slow today.
+                return earlier
             if record is not None and record.version != answer["version"]:
-                # What an earlier Python at this path wrote is known too.
-                records[f"{path} {record.version}"] = record
+                # What an earlier Python at this path wrote is known too. Another machine may still have it.
+                here = record.places == _places(path)
+                places = (record.places[0],) * 2 if here else record.places
+                records[f"{path} {record.version}"] = replace(record, places=places)
         else:
-            return None
+            return _unknown(path, record)
         now = records[str(path)] = _updated(path, answer, records)
         return Python(path, now.version, now.packages, now.seen) if now.version else None
     except OSError:
@@ -250,9 +261,17 @@ def look(path: Path, records: dict[str, Record], *, named: bool = False) -> Pyth
         return Python(path, record.version, {}, record.seen, present)
 
 
+def _unknown(path: Path, record: Record | None) -> Python | None:
+    """Return an interpreter that answered once and cannot be asked now."""
+    return Python(path, record.version, {}, record.seen, None) if record is not None and record.version else None
+
+
 def _updated(path: Path, answer: Mapping[str, Any], records: Mapping[str, Record]) -> Record:
     """Return the record of an interpreter with its packages as they are now. Raises :class:`OSError`."""
-    before, status, times = records.get(str(path)), path.stat(), _times(answer["folders"])
+    before, status, times, places = records.get(str(path)), path.stat(), _times(answer["folders"]), _places(path)
+    if before is not None and before.places != places:
+        # It is of another machine that has the same home.
+        before = None
     if before is not None and (before.answer, before.times) == (answer, times) and before.fits(status):
         return before
     packages: dict[str, str] = {}
@@ -263,7 +282,7 @@ def _updated(path: Path, answer: Mapping[str, Any], records: Mapping[str, Record
     seen = dict(before.seen) if before is not None and before.version == answer["version"] else {}
     for name, version in packages.items():
         seen[name] = seen.get(name, frozenset()) | {version}
-    return Record(answer, status.st_size, status.st_mtime_ns, path.parent.stat().st_dev, times, packages, seen)
+    return Record(answer, status.st_size, status.st_mtime_ns, places, times, packages, seen)
 
 
 def _times(folders: Iterable[str | Path]) -> tuple[int, ...]:
@@ -279,41 +298,87 @@ def _time_of(path: str | Path) -> int:
 
 
 def _is_removed(path: Path, record: Record) -> bool:
-    """Return whether a missing file was removed: the file system that had it is still mounted."""
-    for folder in path.parents:
-        with suppress(OSError):
-            return folder.stat().st_dev == record.device
-    return False
+    """Return whether a missing file was removed: the file systems that had it are still mounted, on this machine."""
+    return _places(path) == record.places
+
+
+def _places(path: Path) -> tuple[str, ...]:
+    return tuple(_place_of(one.parent) for one in (path, Path(os.path.realpath(path))))
+
+
+def _place_of(folder: Path) -> str:
+    """Return a name of the file system of a folder, or of the nearest one above it.
+
+    Only a file system of the network has the same name on all machines: those that share a home share the record.
+    """
+    import platform
+
+    there = next(one for one in (folder, *folder.parents) if os.path.exists(one))
+    device = there.stat().st_dev
+    # A file system of the network has no major number.
+    mount = None if os.name != "posix" or os.major(device) else mount_of(there)
+    return mount.source if mount is not None and mount.is_network else f"{platform.node()}:{device}"
 
 
 def _ask(path: Path) -> Mapping[str, Any]:
     """Start an interpreter, isolated from the folder and the variables of this process, and return its answer."""
     import json
-    import subprocess
 
     try:
-        done = subprocess.run(  # noqa: S603 - looked up by candidates, or named by the user
-            [path, "-I", "-c", _QUESTION],
-            capture_output=True,
-            stdin=subprocess.DEVNULL,
-            cwd="/" if os.name == "posix" else None,
-            timeout=_SECONDS,
-            check=True,
-        )
         # A sitecustomize may print before it.
-        answer = json.loads(done.stdout.splitlines()[-1])
-    except (OSError, subprocess.SubprocessError, ValueError, IndexError):
+        answer = json.loads(_output_of(path, "-I", "-c", _QUESTION).splitlines()[-1])
+    except (OSError, ValueError, IndexError, RecursionError):
         answer = None
     return answer if _is_answer(answer) else _NO_ANSWER
+
+
+def _output_of(*command: str | Path) -> bytes:
+    """Return what a program prints; nothing if it fails, prints too much, or runs too long. Raises :class:`OSError`."""
+    import subprocess
+    from threading import Thread
+
+    printed = bytearray()
+    with subprocess.Popen(  # noqa: S603 - looked up by candidates, or named by the user
+        command,
+        bufsize=0,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        cwd="/" if os.name == "posix" else None,
+    ) as child:
+
+        def read() -> None:
+            while child.stdout and len(printed) <= _LONGEST_ANSWER and (piece := child.stdout.read(1 << 16)):
+                printed.extend(piece)
+
+        # Another process may keep the pipe open after the program has ended.
+        reader = Thread(target=read, daemon=True)
+        try:
+            reader.start()
+            reader.join(_SECONDS)
+            with suppress(subprocess.TimeoutExpired):
+                child.wait(1 if len(printed) <= _LONGEST_ANSWER else 0)
+        finally:
+            child.kill()
+    return b"" if child.returncode or len(printed) > _LONGEST_ANSWER else bytes(printed)
 
 
 def _is_answer(answer: object) -> bool:
     return (
         isinstance(answer, dict)
         and isinstance(answer.get("version"), str)
+        and _VERSION.fullmatch(answer["version"]) is not None
         and isinstance(answer.get("folders"), list)
-        and all(isinstance(folder, str) for folder in answer["folders"])
+        and all(isinstance(folder, str) and _is_path(folder) for folder in answer["folders"])
     )
+
+
+def _is_path(text: str) -> bool:
+    """Return whether a text can be the path of a file."""
+    try:
+        return b"\0" not in os.fsencode(text)
+    except UnicodeError:
+        return False
 
 
 def read_records(file: Path) -> dict[str, Record]:
@@ -323,17 +388,22 @@ def read_records(file: Path) -> dict[str, Record]:
     try:
         if not file.is_file() or file.stat().st_size > _LARGEST or shared_because(file.parent, (file.name,)):
             return {}
-        document = json.loads(file.read_bytes())
-        return {path: _record(one) for path, one in document["pythons"].items() if _is_answer(one["answer"])}
-    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        found = json.loads(file.read_bytes())["pythons"].items()
+        return {
+            path: _record(one)
+            for path, one in found
+            if os.path.isabs(path) and _is_path(path) and _is_answer(one["answer"])
+        }
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
         return {}
 
 
 def _record(one: Mapping[str, Any]) -> Record:
     seen = {str(name): frozenset(map(str, versions)) for name, versions in one["seen"].items()}
     packages = {str(name): str(version) for name, version in one["packages"].items()}
-    size, time, device = (int(one[name]) for name in ("size", "time", "device"))
-    return Record(one["answer"], size, time, device, tuple(map(int, one["times"])), packages, seen)
+    size, time = (int(one[name]) for name in ("size", "time"))
+    places = tuple(map(str, one["places"]))
+    return Record(one["answer"], size, time, places, tuple(map(int, one["times"])), packages, seen)
 
 
 def write_records(file: Path, records: Mapping[str, Record]) -> None:
@@ -345,7 +415,7 @@ def write_records(file: Path, records: Mapping[str, Record]) -> None:
             "answer": dict(one.answer),
             "size": one.size,
             "time": one.time,
-            "device": one.device,
+            "places": one.places,
             "times": one.times,
             "packages": dict(sorted(one.packages.items())),
             "seen": {name: sorted(versions) for name, versions in sorted(one.seen.items())},

@@ -469,7 +469,7 @@ def staleness(
     if None in (reasons := [miss(python) for python in known if python.present]):
         return Staleness(stale=False)
     if away := next((python for python in known if python.present is None), None):
-        return _unknown(f"{how} Python {short}, and {away.path} is not mounted")
+        return _unknown(f"{how} Python {short}, and {away.path} is not mounted here, or does not answer")
     maker = next(filter(has_made, known), None)
     if maker is not None and not maker.present:
         reasons = [f"{how} Python {short}, and {maker.path} was removed"]

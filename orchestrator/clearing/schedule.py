@@ -14,14 +14,15 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 from zlib import crc32
 
-from cachectl.layers.base.environment import SETTING_PREFIX, config_paths
+from cachectl.layers.base.environment import SETTING_PREFIX, config_paths, user_name
 from cachectl.layers.base.errors import FAILURES, BadRequest, CachectlError, printable
 from cachectl.layers.disk.atomic import write_synced
-from cachectl.layers.disk.trust import shared_because
+from cachectl.layers.disk.trust import deciding_owner, shared_because
 
 if TYPE_CHECKING:
     from cachectl.layer_set import LayerSet
@@ -107,6 +108,7 @@ def schedule(layers: LayerSet, kind: str, file: str | None = None) -> Schedule:
     """
     environment = layers.environment
     command = [*_program(), "prune"]
+    _demand_printable("the path of cachectl", command[0])
     if kind == "slurm-epilog":
         return SlurmEpilog(command, environment.expand(file or _EPILOG))
     if file is not None:
@@ -138,11 +140,15 @@ def _needed_variables(layers: LayerSet) -> Mapping[str, str]:
     for name, value in environment.variables.items():
         without = environment.with_variables({}, frozenset({name}))
         if name != "HOME" and (name.startswith(SETTING_PREFIX) or _places(type(layers)(without)) != here):
-            if re.search(r"[\x00-\x1f\x7f]", value):
-                message = f"{name} has a control character, which no schedule can hold; unset it"
-                raise BadRequest(message)
+            _demand_printable(name, value)
             needed[name] = value
     return needed
+
+
+def _demand_printable(what: str, text: str) -> None:
+    if re.search(r"[\x00-\x1f\x7f]", text):
+        message = f"{what} has a control character, which no schedule can hold; change it"
+        raise BadRequest(message)
 
 
 def _places(layers: LayerSet) -> set[Path]:
@@ -166,7 +172,9 @@ class SystemdTimer(Schedule):
         self._folder = config / "systemd" / "user"
         self._variables = environment.variables
         lines = "".join(f"Environment={_unit_word(f'{name}={value}')}\n" for name, value in variables.items())
-        words = " ".join(_unit_word(word).replace("$", "$$") for word in command)
+        # systemd takes no path of a program with these characters.
+        through = ("/bin/sh", "-c", 'exec "$0" "$@"') if re.search(r"""["'\\$]""", command[0]) else ()
+        words = " ".join(_unit_word(word).replace("$", "$$") for word in (*through, *command))
         self._files = {
             self._folder / _SERVICE: _SERVICE_TEXT.format(mark=_MARK, variables=lines, command=words),
             self._folder / _TIMER: _TIMER_TEXT.format(mark=_MARK),
@@ -210,7 +218,12 @@ class SystemdTimer(Schedule):
 
 
 def _unit_word(text: str) -> str:
-    """Quote a word of a unit file."""
+    """Quote a word of a unit file. Raises :class:`BadRequest` for bytes that no unit file can hold."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        message = f"not UTF-8, and systemd takes nothing else: {printable(text)}; cachectl schedule cron takes it"
+        raise BadRequest(message) from error
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%") + '"'
 
 
@@ -240,7 +253,9 @@ class CronLine(Schedule):
 
     def _replace(self, own: Sequence[str]) -> bool:
         """Replace cachectl's lines in the crontab, and return whether that changed anything."""
-        before = self._crontab("-l", missing="no crontab for").splitlines()
+        # Only a newline ends a line: splitlines also knows form feeds and others.
+        with StringIO(self._crontab("-l", missing="no crontab for"), newline="\n") as text:
+            before = [line.removesuffix("\n") for line in text]
         at = next((number for number, line in enumerate(before) if line.endswith(_CRON_MARK)), len(before))
         others = [line for line in before if not line.endswith(_CRON_MARK)]
         lines = [*others[:at], *own, *others[at:]]
@@ -298,12 +313,18 @@ class SlurmEpilog(Schedule):
 
 
 def _demand_own(path: Path) -> bool:
-    """Return whether a file exists. Raises :class:`CachectlError` if cachectl did not write it."""
-    try:
-        if _MARK in path.read_text(errors="replace"):
-            return True
-    except FileNotFoundError:
+    """Return whether a file exists. Raises :class:`CachectlError` if cachectl did not write it.
+
+    A path that another user decides about is refused too: the superuser would write where that user's links lead.
+    """
+    if (decides := deciding_owner(path.parent)) is not None:
+        whose = user_name(decides.st_uid)
+        message = f"{printable(path.parent)} belongs to {whose}; do it as {whose}, or set HOME to your own home"
+        raise CachectlError(message)
+    if not os.path.lexists(path):
         return False
+    if path.is_file() and _MARK in path.read_text(errors="replace"):
+        return True
     message = f"{printable(path)} is there, and cachectl did not write it; move it away"
     raise CachectlError(message)
 
@@ -311,7 +332,7 @@ def _demand_own(path: Path) -> bool:
 def _write(path: Path, text: str, mode: int) -> str:
     """Write a file with its mode in one step, unless it is there like that; return a line about it."""
     with suppress(FileNotFoundError):
-        if path.read_text() == text and path.stat().st_mode & 0o777 == mode:
+        if path.read_text(errors="surrogateescape") == text and path.stat().st_mode & 0o777 == mode:
             return f"{printable(path)} is there already"
     # No glob of Slurm matches it.
     stage = path.with_name(f".{path.name}.new")
@@ -327,17 +348,17 @@ def _run(
 ) -> subprocess.CompletedProcess[str] | None:
     """Run a command, whose messages are English; ``None`` if it is not installed."""
     try:
-        return subprocess.run(  # noqa: S603 - systemctl or crontab, without a shell
+        done = subprocess.run(  # noqa: S603 - systemctl or crontab, without a shell
             command,
             env={**variables, "LC_ALL": "C"},
-            input=text,
+            input=text.encode(errors="surrogateescape"),
             capture_output=True,
-            encoding="utf-8",
-            errors="surrogateescape",
             check=False,
         )
     except FileNotFoundError:
         return None
+    streams = (stream.decode(errors="surrogateescape") for stream in (done.stdout, done.stderr))
+    return subprocess.CompletedProcess(done.args, done.returncode, *streams)
 
 
 def _first_line(text: str) -> str:

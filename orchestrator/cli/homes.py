@@ -172,8 +172,9 @@ def _show_findings(nothing: str) -> Callable[[Homes, float], None]:
                 if moved["moved"]:
                     output.show_lines([f"{one.user}: {moved['layer']}: {moved['moved']} moved aside"])
                 _warn_of_notes(one, moved)
-        if not any(one.items for one in homes.users):
-            output.show_lines([f"{nothing} in {output.plural(len(homes.users), 'home')}"])
+        heard = sum(one.error is None for one in homes.users)
+        if heard and not any(one.items for one in homes.users):
+            output.show_lines([f"{nothing} in {output.plural(heard, 'home')}"])
 
     return show
 

@@ -75,6 +75,13 @@ def folder(text: str) -> str:
     return text.removeprefix(_NO_FOLDER)
 
 
+def _place(text: str) -> str:
+    """Parse a folder, which an unset variable of a shell is not: an empty path means the working folder."""
+    if not text:
+        raise argparse.ArgumentTypeError("no folder is named")
+    return text
+
+
 def positive(text: str) -> int:
     """Parse a number of at least 1."""
     number = int(text)
@@ -167,10 +174,10 @@ class Parser(argparse.ArgumentParser):
         where = self.add_mutually_exclusive_group()
         if root:
             below = "the layers as run --isolated=DIR and env --root DIR keep them under DIR"
-            where.add_argument("--root", dest="below", metavar="DIR", help=below)
+            where.add_argument("--root", type=_place, dest="below", metavar="DIR", help=below)
         if homes:
             owner = "the home DIR with default variables; as the superuser, with the rights of its owner"
-            where.add_argument("--home", metavar="DIR", help=owner)
+            where.add_argument("--home", type=_place, metavar="DIR", help=owner)
             named = "as the superuser, the home of this user, with his rights; may be repeated"
             where.add_argument("--user", action="append", default=[], metavar="NAME", help=named)
             everyone = "the same for all users (UID_MIN to UID_MAX of login.defs) whose home exists; not root"

@@ -121,7 +121,11 @@ def _has_ended(child: subprocess.Popen[bytes]) -> bool:
     """Return whether a child has ended, without freeing its process id if the system can tell so."""
     if not hasattr(os, "waitid"):
         return child.poll() is not None
-    return os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+    try:
+        return os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+    except ChildProcessError:
+        # This process was started with SIGCHLD ignored, so that the system keeps no status of a child.
+        return child.poll() is not None
 
 
 def _end(child: subprocess.Popen[bytes]) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 import pytest
 
+from cachectl.clearing.schedule import SystemdTimer
 from cachectl.layers.base.conformance import snapshot
 
 if TYPE_CHECKING:
@@ -118,6 +119,9 @@ def test_a_file_of_somebody_else_stays(home: Home) -> None:
         assert (done.returncode, done.stderr.count("\n")) == (1, 1)
         assert f"{file} is there, and cachectl did not write it" in done.stderr
     assert file.read_text() == "[Timer]\n"
+    file.unlink()
+    os.mkfifo(file)
+    assert home.cachectl("schedule", "systemd", "--install", check=False).returncode == 1
 
 
 def test_an_epilog_is_installed_and_removed(home: Home) -> None:
@@ -141,9 +145,24 @@ def test_misuse_and_missing_limits_are_said(home: Home) -> None:
     assert (wrong.returncode, "only slurm-epilog takes a file" in wrong.stderr) == (2, True)
     newline = home.cachectl("schedule", "cron", POCL_CACHE_DIR="/a\nb", check=False)
     assert (newline.returncode, "POCL_CACHE_DIR has a control character" in newline.stderr) == (2, True)
+    latin = {"POCL_CACHE_DIR": os.fsdecode(b"/caf\xe9")}
+    bytes_ = home.cachectl("schedule", "systemd", check=False, **latin)
+    assert (bytes_.returncode, "not UTF-8" in bytes_.stderr, bytes_.stderr.count("\n")) == (2, True, 1)
     assert "prune has no limit yet" in home.cachectl("schedule", "cron").stderr
     nowhere = home.cachectl("schedule", "cron", "--install", PATH="/nowhere", check=False)
     assert (nowhere.returncode, "crontab is not installed" in nowhere.stderr) == (1, True)
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="needs the superuser, who gives files away")
+def test_root_writes_no_unit_through_a_link_of_another_user(home: Home, tmp_path: Path) -> None:
+    target, link = tmp_path / "target", home.path / ".config" / "systemd" / "user"
+    target.mkdir()
+    link.parent.mkdir(parents=True)
+    link.symlink_to(target)
+    os.lchown(link, 65534, 65534)
+    done = home.cachectl("schedule", "systemd", "--install", check=False)
+    assert (done.returncode, "belongs to nobody; do it as nobody" in done.stderr) == (1, True)
+    assert not os.listdir(target)
 
 
 @pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="needs the superuser, who gives files away")
@@ -191,9 +210,23 @@ def test_systemd_finds_nothing_wrong_with_the_units(home: Home) -> None:
 
 
 @pytest.mark.usefixtures("schedulers")
+@pytest.mark.parametrize("name", ["a b", "$HOME", 'quo"te', "apo'strophe", "back\\slash", "per%cent"])
+def test_systemd_starts_a_program_of_any_path(home: Home, name: str) -> None:
+    program = home.path / name / "cachectl"
+    program.parent.mkdir()
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o755)
+    SystemdTimer([str(program), "prune"], {"POCL_CACHE_DIR": name}, home.environment(XDG_RUNTIME_DIR="/none")).install()
+    unit = home.path / ".config" / "systemd" / "user" / "cachectl-prune.service"
+    done = home.run("systemd-analyze", "verify", "--user", str(unit), XDG_RUNTIME_DIR=str(home.path))
+    assert not done.stdout + done.stderr
+
+
+@pytest.mark.usefixtures("schedulers")
 def test_other_lines_of_a_crontab_stay(home: Home) -> None:
     configure(home)
-    others = "# mine\n5 * * * * echo one % two\n@daily true\n"
+    # Python takes some of these characters for the end of a line, cron does not.
+    others = "# mine \f5 * * * * false\n5 * * * * echo one % two\u2028\x85\n@daily true\n"
     python = " ".join(CACHECTL)
     steps = f"""
         set -e

@@ -7,8 +7,10 @@ import os
 import pwd
 import secrets
 import shutil
+import signal
 import subprocess
 import tempfile
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -22,8 +24,8 @@ from homes import PROGRAMS
 from support.accounts import account, install_for_all
 from support.hostile import PYTHON, database, hash_tree, link
 
-from cachectl.homes import Account, Homes
-from cachectl.homes.child import Answer
+from cachectl.homes import Account, Homes, accounts_of
+from cachectl.homes.child import Answer, ask
 from cachectl.homes.gathering import understood, words_of
 
 if TYPE_CHECKING:
@@ -54,6 +56,43 @@ def test_other_users_are_named_by_accounts(home: Home) -> None:
         1,
         f"cachectl: {home.path}/missing: No such file or directory; --home takes a folder\n",
     )
+
+
+@pytest.mark.parametrize("option", ["--home", "--root"])
+def test_an_empty_folder_is_not_the_working_folder(home: Home, option: str) -> None:
+    """A script may write ``--home "$FOLDER"`` without that variable."""
+    refused = home.cachectl("report", f"{option}=", check=False)
+    assert (refused.returncode, refused.stdout, refused.stderr.count("\n")) == (2, "", 1)
+    assert f"argument {option}: no folder is named" in refused.stderr
+
+
+@pytest.mark.skipif(not SUPERUSER, reason="needs root")
+def test_root_does_not_open_the_settings_of_a_home(home: Home) -> None:
+    folder = home.path / "nobody" / ".config" / "cachectl"
+    folder.mkdir(parents=True)
+    os.mkfifo(folder / "config.toml")
+    for path in (home.path / "nobody", folder, folder / "config.toml"):
+        os.chown(path, pwd.getpwnam("nobody").pw_uid, -1)
+    done = home.cachectl("report", "--home", str(home.path / "nobody"), check=False)
+    assert done.stderr.startswith("cachectl: nobody: "), done.stderr
+
+
+@pytest.mark.skipif(not SUPERUSER, reason="needs root")
+def test_a_home_that_was_not_seen_is_not_fine(home: Home) -> None:
+    for verb in ("doctor", "verify"):
+        done = home.cachectl(verb, "--user", "nobody", check=False)
+        assert (done.returncode, done.stdout) == (1, "")
+
+
+@pytest.mark.skipif(not SUPERUSER, reason="needs root")
+def test_a_parent_that_ignores_its_children_still_hears_them() -> None:
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    try:
+        answer = ask(accounts_of(["root"])[0], ["layers", "--json"], seconds=100, stop=threading.Event())
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+    assert (answer.problem, answer.status) == (None, 0)
+    assert json.loads(answer.output)["layers"]
 
 
 def test_options_become_words_again() -> None:

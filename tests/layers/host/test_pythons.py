@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -112,16 +113,73 @@ def test_a_program_that_is_no_python_is_left_out(tmp_path: Path) -> None:
     broken.write_text("#!/bin/sh\necho again > started; exit")
     os.utime(broken, ns=(0, records[str(broken)].time))
     records[str(broken)] = replace(records[str(broken)], size=broken.stat().st_size)
-    assert look(broken, records, named=True) is None
+    assert look(broken, records) is None
     assert not (tmp_path / "started").exists()
+    # Only the user may know that it answers now.
+    broken.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    assert look(broken, records, named=True) is not None
+
+
+@pytest.mark.parametrize(
+    "script", ["exec yes", "exec head -c 10000000 /dev/zero", "sleep 100 & echo x", "kill -STOP $$"]
+)
+def test_a_program_that_prints_without_end_or_hangs_is_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str
+) -> None:
+    monkeypatch.setattr("cachectl.layers.host.pythons._SECONDS", 0.3)
+    broken = tmp_path / "python3"
+    broken.write_text(f"#!/bin/sh\n{script}\n")
+    broken.chmod(0o755)
+    started = time.monotonic()
+    assert look(broken, {}, named=True) is None
+    assert time.monotonic() - started < 5
+
+
+def test_a_python_that_does_not_answer_now_may_answer_again(prefix: Prefix) -> None:
+    records: dict[str, Record] = {}
+    look(prefix.counting, records, named=True)
+    before = dict(records)
+    prefix.counting.write_text("#!/bin/sh\nexit 1\n")
+    python = look(prefix.counting, records, named=True)
+    assert python is not None
+    assert (python.present, python.version, records) == (None, VERSION, before)
+
+
+def test_a_python_whose_base_is_not_mounted_may_come_back(home: Home, prefix: Prefix, tmp_path: Path) -> None:
+    row(home, "2024.1")
+    environment = user(home, prefix.python.parent)
+    assert staleness(environment) == [(False, None)]
+    prefix.python.unlink()
+    prefix.python.symlink_to(tmp_path / "modules" / "python")
+    file = user_state_folder(environment) / RECORD
+    document = json.loads(file.read_text())
+    for one in document["pythons"].values():
+        one["places"][1] += "0"
+    file.write_text(json.dumps(document))
+    assert [stale for stale, _ in staleness(user(home))] == [None]
+
+
+def test_packages_seen_on_another_machine_do_not_make_rows_stale(home: Home, prefix: Prefix) -> None:
+    """Machines with one home may each have a Python of one path and version, with packages of their own."""
+    row(home, "2024.1")
+    environment = user(home, prefix.python.parent)
+    assert staleness(environment) == [(False, None)]
+    file = user_state_folder(environment) / RECORD
+    document = json.loads(file.read_text())
+    for one in document["pythons"].values():
+        one["places"] = [f"other{place}" for place in one["places"]]
+    file.write_text(json.dumps(document))
+    installs(prefix.folder, loopy="2025.2", pytools="2026.1.1", islpy="2024.2", cgen="2020.1")
+    assert [stale for stale, _ in staleness(user(home))] == [None]
 
 
 def test_a_remembered_python_that_another_user_could_replace_is_not_started(prefix: Prefix) -> None:
     records: dict[str, Record] = {}
     look(prefix.counting, records, named=True)
     os.utime(prefix.counting, (1, 1))
-    assert look(prefix.counting, records) is None
-    assert prefix.starts == 1
+    python = look(prefix.counting, records)
+    assert python is not None
+    assert (python.present, prefix.starts) == (None, 1)
 
 
 def test_rows_of_an_upgraded_python_are_stale(home: Home, prefix: Prefix) -> None:
@@ -152,6 +210,18 @@ def test_scripts_and_programs_that_others_can_replace_are_not_started(prefix: Pr
         assert [one.parent for one in candidates({"PATH": path})] == [prefix.python.parent]
         os.chmod(folder, 0o700)
         assert Path(folder, "python3") in candidates({"PATH": path})
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="needs the superuser, who gives files away")
+def test_a_program_behind_a_link_of_another_user_is_not_started(prefix: Prefix, tmp_path: Path) -> None:
+    """The owner of the link could exchange the program after it was checked."""
+    middle, folder = tmp_path / "middle", tmp_path / "bin"
+    middle.symlink_to(prefix.python)
+    folder.mkdir()
+    (folder / "python3").symlink_to(middle)
+    assert list(candidates({"PATH": str(folder)})) == [folder / "python3"]
+    os.lchown(middle, 65534, 65534)
+    assert not list(candidates({"PATH": str(folder)}))
 
 
 @pytest.mark.parametrize("variable", ["VIRTUAL_ENV", "CONDA_PREFIX"])
@@ -204,7 +274,7 @@ def test_a_python_on_a_file_system_that_is_not_mounted_may_come_back(home: Home,
     file = user_state_folder(environment) / RECORD
     document = json.loads(file.read_text())
     for one in document["pythons"].values():
-        one["device"] += 1
+        one["places"][0] += "0"
     file.write_text(json.dumps(document))
     ((stale, because),) = staleness(user(home))
     assert stale is None
@@ -229,7 +299,14 @@ def test_a_damaged_record_is_written_again(home: Home, prefix: Prefix) -> None:
     environment = user(home, prefix.python.parent)
     file = user_state_folder(environment) / RECORD
     file.parent.mkdir(parents=True)
-    for content in ("", "{", '{"pythons": {"/x": {"answer": 3}}}', '{"pythons": []}', "[]"):
+    answers = {"version": "3.9.1.final.0", "folders": []}, {"version": "3.9.1.final.0", "folders": ["/a\0b"]}
+    one = {"size": 1, "time": 1, "places": ["", ""], "times": [0], "packages": {}, "seen": {}}
+    for content in (
+        *("", "{", '{"pythons": {"/x": {"answer": 3}}}', '{"pythons": []}', "[]", "[" * 100_000),
+        json.dumps({"pythons": {"/x": {**one, "answer": answers[0], "size": float("inf")}}}),
+        *(json.dumps({"pythons": {path: {**one, "answer": answers[0]}}}) for path in ("/a\0b", "/a\ud800b", "x")),
+        json.dumps({"pythons": {str(prefix.python): {**one, "answer": answers[1]}}}),
+    ):
         file.write_text(content)
         assert staleness(user(home, prefix.python.parent)) == [(False, None)]
         assert str(prefix.python) in json.loads(file.read_text())["pythons"]
