@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final
 
 import pytest
-from support.accounts import install_for_all
+from support.accounts import account, install_for_all
 
 USER: Final = f"cctl{secrets.token_hex(3)}job"
 CONFIG: Final = """
@@ -87,9 +87,8 @@ def cluster(schedulers: None) -> Iterator[Path]:
 @pytest.fixture
 def user(cluster: Path) -> Iterator[pwd.struct_passwd]:
     """Make a user with a home."""
-    subprocess.run(["useradd", "--create-home", "--home-dir", str(cluster / "home"), USER], check=True)
-    yield pwd.getpwnam(USER)
-    subprocess.run(["userdel", "--force", USER], check=True)
+    with account(USER, cluster / "home"):
+        yield pwd.getpwnam(USER)
 
 
 def wait_for(path: Path) -> None:

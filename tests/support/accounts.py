@@ -1,4 +1,4 @@
-"""A cachectl that every user of the machine can start."""
+"""User accounts of tests that run as the superuser, and a cachectl that every user can start."""
 
 from __future__ import annotations
 
@@ -7,12 +7,42 @@ import pwd
 import shutil
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
+from typing import Final
 
 import pytest
 
 import cachectl
+
+#: The status of these tools while another process, such as another worker, changes the password file.
+_LOCKED: Final = 1
+_SECONDS: Final = 30.0
+
+
+@contextmanager
+def account(name: str, home: Path) -> Iterator[str]:
+    """Make an account with a home, and remove both afterwards."""
+    _repeat("useradd", "--create-home", "--home-dir", str(home), name)
+    try:
+        yield name
+    finally:
+        _repeat("userdel", "--force", name)
+        shutil.rmtree(home, ignore_errors=True)
+
+
+def _repeat(*command: str) -> None:
+    deadline = time.monotonic() + _SECONDS
+    while (done := subprocess.run(command, capture_output=True, text=True, check=False)).returncode == _LOCKED:
+        if time.monotonic() > deadline:
+            break
+        time.sleep(0.1)
+    if done.returncode:
+        message = f"{' '.join(command)}: {done.stderr}"
+        raise RuntimeError(message)
 
 
 def install_for_all(base: Path) -> tuple[str, ...]:

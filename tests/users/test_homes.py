@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from documents import validated
 from homes import PROGRAMS
-from support.accounts import install_for_all
+from support.accounts import account, install_for_all
 from support.hostile import PYTHON, database, hash_tree, link
 
 from cachectl.homes import Account, Homes, accounts_of
@@ -250,13 +250,8 @@ WITHOUT = "-dac_override,-dac_read_search,-fowner,-chown"
 
 @contextmanager
 def _person(base: Path, name: str, installed: tuple[str, ...]) -> Iterator[Person]:
-    account, home = f"cctl{secrets.token_hex(3)}{name}", base / name
-    subprocess.run(["useradd", "--create-home", "--home-dir", str(home), account], check=True)
-    try:
-        yield Person(account, home, installed)
-    finally:
-        subprocess.run(["userdel", "--force", "--remove", account], check=False, capture_output=True)
-        shutil.rmtree(home, ignore_errors=True)
+    with account(f"cctl{secrets.token_hex(3)}{name}", base / name) as made:
+        yield Person(made, base / name, installed)
 
 
 def _make_hostile(people: People) -> Path:
