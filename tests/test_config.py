@@ -176,6 +176,13 @@ def test_what_is_stale_depends_on_the_interpreters_of_the_settings(home: Home) -
     assert with_interpreters(known) is known
 
 
+def test_an_interpreter_of_the_settings_that_does_not_answer_is_found(home: Home) -> None:
+    file = write(home, 'wait = 1\npython = ["/nowhere/python"]\n')
+    done = home.cachectl("report", check=False)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert done.stderr.startswith(f"cachectl: {file}:2: python: --python /nowhere/python: ")
+
+
 def test_what_is_no_file_is_refused(home: Home) -> None:
     file = write(home, "")
     file.unlink()

@@ -117,9 +117,18 @@ class Call:
         """Return the interpreters named by ``--python``. Raises :class:`BadRequest` for one that does not answer."""
         if not (named := getattr(self.options, "python", ())):
             return here.python_paths
+        from cachectl.layers.base.errors import BadRequest
         from cachectl.layers.host.pythons import named_pythons
 
-        return named_pythons(here, named)
+        try:
+            return named_pythons(here, named)
+        except BadRequest as error:
+            is_typed = any(word.partition("=")[0] == "--python" for word in self.words)
+            # It is read before defaults are set.
+            if is_typed or "config" not in vars(self):
+                raise
+            setting = self.config.find(self.options.verb, "python") or self.config.setting("python")
+            raise setting.wrong(str(error)) from error
 
     @cached_property
     def stack(self) -> Stack:
