@@ -44,7 +44,7 @@ FEW: Final = {
     "mesa-database": ("report", "purge-key"),
 }
 #: Those that the default run tries.
-ALWAYS: Final = (("filled", "report"), ("filled", "purge"), ("synthetic", "prune"), ("mesa-single-file", "ls"))
+ALWAYS: Final = (("filled", "purge"), ("synthetic", "prune"), ("mesa-single-file", "ls"))
 ALL: Final = dict.fromkeys(("filled", *WORLDS), (*CASES, "put"))
 Worlds = Callable[[str], World]
 

@@ -121,6 +121,7 @@ def test_a_top_folder_that_was_removed_is_made_again(home: Home) -> None:
 
 
 @pytest.mark.parametrize("verb", [("purge", "pocl"), *thorough((("prune", "--stale", "pocl"),))])
+@pytest.mark.thorough
 def test_empty_folders_of_programs_go_once_pocl_is_not_in_use(home: Home, verb: tuple[str, ...]) -> None:
     """The running program may be about to build in one; nobody is after it has ended."""
     cache = home.path / ".cache" / "pocl" / "kcache"

@@ -78,6 +78,7 @@ def test_after():
 
 
 @pytest.mark.real
+@pytest.mark.thorough
 def test_a_cold_test_compiles_and_keeps_nothing(home: Home) -> None:
     session(
         home,
@@ -244,6 +245,7 @@ def test_it_can_be_left_out(home: Home) -> None:
 
 
 @pytest.mark.skipif(find_spec("xdist") is None, reason="needs pytest-xdist, which is not installed")
+@pytest.mark.thorough
 def test_workers_of_xdist_are_off_too(home: Home) -> None:
     tests = f"import pytest\n@pytest.mark.parametrize('n', range(4))\ndef test_off(n): assert seen() == {OFF!r}\n"
     done = session(home, tests, "--no-kernel-caches", "-n", "2")

@@ -132,6 +132,7 @@ def smaller(layer: Layer, whole: Any) -> Any:  # noqa: ANN401 - an artifact
 
 
 @pytest.mark.real
+@pytest.mark.hazard
 def test_quarantine_killed_at_any_moment(filled: Home, tmp_path: Path, moments: int) -> None:
     """A move into quarantine that is killed leaves the thing in its place or wholly aside, never half."""
     broken = tmp_path / "broken"

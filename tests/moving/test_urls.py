@@ -321,6 +321,7 @@ def objects(variables: dict[str, str], prefix: str) -> dict[str, bytes]:
     return {one["Key"]: store.get_object(Bucket=BUCKET, Key=one["Key"])["Body"].read() for one in listed}
 
 
+@pytest.mark.thorough
 def test_a_bundle_goes_to_s3_and_comes_from_there(
     source: Home, home: Home, s3: dict[str, str], keygen: tuple[Path, str], tmp_path: Path
 ) -> None:

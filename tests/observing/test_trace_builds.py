@@ -32,6 +32,7 @@ library.fputs(b"from C, at the end\\n", stream)
 
 
 @real
+@pytest.mark.thorough
 def test_what_c_code_prints_stays_with_the_program_that_captures_it(home: Home) -> None:
     """It is there, complete and before what is printed after the next build, for the parent that reads it."""
     parent = (
@@ -89,6 +90,7 @@ for options in ("", "-DTWO=2"):
 
 
 @real
+@pytest.mark.thorough
 def test_a_miss_names_the_options_that_differ_within_the_run(home: Home) -> None:
     """PoCL's keys are hashes, but what was built before in the same run is known."""
     document = home.path / "trace.json"

@@ -48,6 +48,7 @@ def test_no_cache_of_one_layer_leaves_the_others_on(warm: Home) -> None:
 
 
 @pytest.mark.real
+@pytest.mark.thorough
 def test_isolated_is_cold_every_time_and_leaves_nothing(warm: Home) -> None:
     before = snapshot(warm.path, times=True)
     for _ in range(2):

@@ -246,6 +246,7 @@ def status_of(seen: Any) -> dict[str, str]:  # noqa: ANN401 - JSON
     return {name: status for name, (status, _) in seen["status"].items()}
 
 
+@pytest.mark.thorough
 def test_refresh_reads_nothing_and_replaces_what_was_wrong(home: Home) -> None:
     seen = home.python("salted.py", "refreshed")
     status = status_of(seen)

@@ -251,6 +251,7 @@ def sparse(paths: Sequence[Path]) -> None:
 
 
 @pytest.mark.parametrize("part", [0, *thorough(1, 2)])
+@pytest.mark.thorough
 def test_files_of_holes_end_no_verb(tmp_path: Path, part: int) -> None:
     home = synthetic_world(tmp_path).path
     places = (home / ".cache", home / ".config", home / ".nv")

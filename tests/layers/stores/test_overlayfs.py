@@ -96,6 +96,7 @@ def leftovers(home: Home) -> list[Path]:
 
 @pytest.mark.real
 @pytest.mark.parametrize("layer", ["pocl", *thorough("pyopencl")])
+@pytest.mark.thorough
 def test_a_purge_empties_what_an_image_holds(image: Home, layer: str) -> None:
     """Entries at once (everything) and one by one (a selection), then real programs that miss, and hit again."""
     one, *others = sorted(keys(image, layer))
