@@ -118,7 +118,7 @@ def _take(stream: IO[bytes], data: bytearray) -> bool:
 
 
 def _has_ended(child: subprocess.Popen[bytes]) -> bool:
-    """Return whether a child has ended, without freeing its process id if the system can tell so."""
+    """Return whether a child has ended, without freeing its process id where the system supports that."""
     if not hasattr(os, "waitid"):
         return child.poll() is not None
     try:

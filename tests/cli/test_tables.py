@@ -1,4 +1,4 @@
-"""Tables on narrow screens: names can be told apart, numbers are whole, and no line is too long."""
+"""Tables on narrow screens: names stay distinct, numbers are whole, and no line is too long."""
 
 from __future__ import annotations
 
