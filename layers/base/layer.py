@@ -57,6 +57,7 @@ from cachectl.layers.base.selection import ALL, Selection
 from cachectl.layers.base.store import Store, attempt, target_of
 from cachectl.layers.disk.foresight import closed_because
 from cachectl.layers.disk.handles import owners
+from cachectl.layers.disk.presence import nearest
 from cachectl.layers.disk.trust import as_owner
 from cachectl.layers.stores.quarantine import Quarantine, label
 
@@ -534,7 +535,7 @@ class Layer(Declaration):
         """
         if not self.environment.superuser or self.environment.over_others:
             return
-        place = next(folder for folder in (root.path, *root.path.parents) if os.path.lexists(folder))
+        place = nearest(root.path, follow=False)
         owner = place.stat().st_uid
         if owner != 0:
             name = user_name(owner)

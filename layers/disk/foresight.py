@@ -11,6 +11,7 @@ from cachectl.layers.base.errors import Busy
 from cachectl.layers.disk.locking import release_flock, try_flock, wait_until
 from cachectl.layers.disk.locks import ask_for_record, has_record_structure
 from cachectl.layers.disk.plain import open_plain, release
+from cachectl.layers.disk.presence import nearest
 
 
 def closed_because(root: Path, key: str, known: dict[Path, str | None] | None = None) -> str | None:
@@ -26,7 +27,7 @@ def closed_because(root: Path, key: str, known: dict[Path, str | None] | None = 
     if path.is_dir() and not path.is_symlink():
         folders += [root, path]
     for folder in folders:
-        there = next(above for above in (folder, *folder.parents) if os.path.lexists(above))
+        there = nearest(folder, follow=False)
         if there not in seen:
             seen[there] = _unwritable(there) if there.is_dir() else os.strerror(errno.ENOTDIR)
         if seen[there] is not None:

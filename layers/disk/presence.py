@@ -25,6 +25,16 @@ def means_no_file(error: OSError) -> bool:
     return means_absent(error) or error.errno in (errno.ELOOP, errno.EINVAL)
 
 
+def nearest(path: Path, *, follow: bool = True) -> Path:
+    """Return a path, or the nearest folder above it that exists.
+
+    A link without a target exists unless ``follow`` is set. Raises :class:`OSError` if ``follow`` is set and the
+    existence cannot be determined.
+    """
+    exists = Path.exists if follow else os.path.lexists
+    return next(place for place in (path, *path.parents) if exists(place))
+
+
 def status_at(path: str | Path, *, dir_fd: int | None = None, follow: bool = False) -> os.stat_result | None:
     """Return the status of a path, of a link itself unless ``follow`` is set; ``None`` if nothing is there.
 

@@ -14,6 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from cachectl.layers.disk.presence import nearest
 from cachectl.layers.host.mounts import mount_of
 
 #: The number of the system call ``quotactl_fd`` (Linux 5.14) on every architecture but alpha.
@@ -38,7 +39,7 @@ def room_at(path: Path) -> tuple[Room, ...]:
 
     Raises :class:`OSError` if that folder cannot be read.
     """
-    place = next(folder for folder in (path, *path.parents) if folder.exists())
+    place = nearest(path)
     if not hasattr(os, "statvfs"):
         import shutil
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
@@ -19,6 +19,7 @@ from cachectl.layers.base.environment import Environment, user_state_folder
 from cachectl.layers.base.errors import BadRequest
 from cachectl.layers.base.lazy import regex
 from cachectl.layers.disk.atomic import replace_file
+from cachectl.layers.disk.presence import nearest
 from cachectl.layers.disk.trust import shared_because
 from cachectl.layers.host.distributions import normal, versions_in
 from cachectl.layers.host.mounts import mount_of
@@ -77,8 +78,7 @@ class Python:
 class Record:
     """What is kept of one interpreter: its answer, size and time of its file.
 
-    ``places`` are the file systems of its folder and of the folder that it is a link into, as :func:`_place_of` names
-    them.
+    ``places`` are the file systems of its folder and of the folder that it is a link into, by :func:`_place_of`.
     ``times`` are the times of the folders of packages when ``packages`` was read from them; ``seen`` adds earlier
     versions. Times are in nanoseconds of the epoch.
     """
@@ -189,41 +189,44 @@ def named_pythons(environment: Environment, names: Iterable[str]) -> tuple[Path,
     """
     from shutil import which
 
+    paths = []
+    with _records_of(environment) as records:
+        for name in names:
+            found = which(name, path=environment.get("PATH")) if os.path.basename(name) == name else None
+            path = Path(os.path.abspath(environment.expand(found or name)))
+            if look(path, records, named=True) is None:
+                message = f"--python {name}: {path} did not answer as Python 3; name an interpreter, such as bin/python"
+                raise BadRequest(message)
+            paths.append(path)
+    return tuple(paths)
+
+
+@contextmanager
+def _records_of(environment: Environment) -> Iterator[dict[str, Record]]:
+    """Yield the recorded interpreters; if the block succeeds and has changed them, write them."""
     file = _record_file(environment)
     records = read_records(file)
     before = dict(records)
-    paths = []
-    for name in names:
-        found = which(name, path=environment.get("PATH")) if os.path.basename(name) == name else None
-        path = Path(os.path.abspath(environment.expand(found or name)))
-        if look(path, records, named=True) is None:
-            message = f"--python {name}: {path} did not answer as Python 3; name an interpreter, such as bin/python"
-            raise BadRequest(message)
-        paths.append(path)
+    yield records
     if records != before:
         write_records(file, records)
-    return tuple(paths)
 
 
 def _known_pythons(environment: Environment) -> tuple[Python, ...]:
     own = own_python(environment)
     if not environment.searches_pythons:
         return (own,)
-    file = _record_file(environment)
-    records = read_records(file)
-    before = dict(records)
     answer = {"version": own.version, "folders": [str(folder) for folder in environment.site]}
-    with suppress(OSError):
-        record = records[str(own.path)] = _updated(own.path, answer, records)
-        own = replace(own, seen=record.seen)
-    found = {identity(own.path): own}
-    named = environment.python_paths
-    for path in _paths(environment, records):
-        one = identity(path)
-        if one not in found and (python := look(path, records, named=path in named)) is not None:
-            found[one] = python
-    if records != before:
-        write_records(file, records)
+    with _records_of(environment) as records:
+        with suppress(OSError):
+            record = records[str(own.path)] = _updated(own.path, answer, records)
+            own = replace(own, seen=record.seen)
+        found = {identity(own.path): own}
+        for path in _paths(environment, records):
+            one = identity(path)
+            named = path in environment.python_paths
+            if one not in found and (python := look(path, records, named=named)) is not None:
+                found[one] = python
     return tuple(found.values())
 
 
@@ -427,9 +430,9 @@ def write_records(file: Path, records: Mapping[str, Record]) -> None:
         }
         for path, one in sorted(records.items())
     }
-    with suppress(OSError, StopIteration):
+    with suppress(OSError):
         # Another user who can write to a folder on the way would decide which file is replaced.
-        if shared_because(next(folder for folder in file.parents if folder.exists())) is not None:
+        if shared_because(nearest(file.parent)) is not None:
             return
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         replace_file(file, [json.dumps({"pythons": document}, indent=1).encode()])

@@ -17,6 +17,7 @@ from cachectl.layers.base.as_json import AsJson, total
 from cachectl.layers.base.environment import Environment, user_name
 from cachectl.layers.base.errors import BadRequest, Damaged, LayerError, Refused, printable, reason_of
 from cachectl.layers.base.facts import Note, Root, Scope
+from cachectl.layers.disk.presence import nearest
 from cachectl.layers.disk.trust import as_owner
 from cachectl.layers.miopen import kernel_db
 from cachectl.layers.miopen.database_files import (
@@ -169,7 +170,7 @@ def _demand_own(environment: Environment, path: Path) -> None:
         raise Refused("miopen", "a link is not followed", path)
     if not environment.superuser or environment.over_others:
         return
-    owner = next(place for place in (path, *path.parents) if os.path.lexists(place)).stat().st_uid
+    owner = nearest(path, follow=False).stat().st_uid
     if owner != 0:
         name = user_name(owner)
         message = f"belongs to {name}, and you are the superuser; do it as {name}, or use --over-others"

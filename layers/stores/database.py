@@ -35,6 +35,7 @@ from cachectl.layers.disk.handles import opened_root, status_of
 from cachectl.layers.disk.locking import wait_until
 from cachectl.layers.disk.locks import ask_for_record, has_record_structure
 from cachectl.layers.disk.plain import SANE, borrow, open_again, open_plain, release
+from cachectl.layers.disk.presence import nearest
 from cachectl.layers.disk.trust import shared_because
 
 #: Suffixes of the files that sqlite keeps beside a database.
@@ -431,7 +432,7 @@ def opened_for_writing(
     """
     with ExitStack() as stack:
         if create and not path.parent.exists():
-            above = next(place for place in path.parent.parents if place.exists())
+            above = nearest(path.parent.parent)
             _demand_alone(layer, above / path.name)
             path.parent.mkdir(parents=True, exist_ok=True)
         folder = stack.enter_context(_opened_folder(path))

@@ -23,6 +23,7 @@ from cachectl.layers.base.as_json import AsJson
 from cachectl.layers.base.environment import user_name
 from cachectl.layers.base.errors import FAILURES, LayerError
 from cachectl.layers.base.facts import Ability, Condition, Finding, Hazard, Quarantined, Root, Scope, Severity, Usage
+from cachectl.layers.disk.presence import nearest
 from cachectl.layers.disk.trust import open_to_others
 from cachectl.layers.host.launcher import RANKS, number_of
 from cachectl.layers.host.mounts import network_file_system
@@ -284,7 +285,7 @@ def _apart(environment: Environment, path: Path) -> bool:
 
 def _of_use(layer: Layer, root: Root, hazard: Hazard) -> Iterator[tuple[Identity, Finding]]:
     """Report why nothing can be stored in a root: its path is blocked by something else, or is not writable."""
-    place = next(path for path in (root.path, *root.path.parents) if os.path.lexists(path))
+    place = nearest(root.path, follow=False)
     if not place.is_dir():
         which = "there" if place == root.path else f"at {place}"
         message = f"something that is no folder is {which}, so {hazard.message}"

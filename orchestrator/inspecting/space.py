@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, ClassVar, Final
 from cachectl.layers.base.as_json import AsJson
 from cachectl.layers.base.errors import FAILURES, LayerError
 from cachectl.layers.base.facts import Ability, Finding, Root, Scope, Severity, Usage
+from cachectl.layers.disk.presence import nearest
 from cachectl.layers.disk.room import room_at
 
 if TYPE_CHECKING:
@@ -114,7 +115,7 @@ def spaces(layers: Iterable[Layer], usage_of: UsageOf) -> tuple[Space, ...]:
                 # A fallback that holds nothing, the temporary folder for instance, is not in use.
                 if root.scope is Scope.USER and (not number or _holds_anything(layer, root, usage_of)):
                     with suppress(OSError):
-                        places.setdefault(_nearest(root.path).stat().st_dev, []).append((layer, root))
+                        places.setdefault(nearest(root.path).stat().st_dev, []).append((layer, root))
     return tuple(space for held in places.values() for space in _spaces_at(held, usage_of))
 
 
@@ -174,12 +175,8 @@ def _with(share: Share | None, layer: Layer, root: Root, usage_of: UsageOf) -> S
     return Share(layer.name, first, size, files, clearable)
 
 
-def _nearest(path: Path) -> Path:
-    return next(folder for folder in (path, *path.parents) if folder.exists())
-
-
 def _mount_point(path: Path) -> Path:
-    folder = Path(os.path.realpath(_nearest(path)))
+    folder = Path(os.path.realpath(nearest(path)))
     device = folder.stat().st_dev
     while folder != folder.parent and folder.parent.stat().st_dev == device:
         folder = folder.parent
