@@ -247,9 +247,8 @@ def test_a_question_of_the_report_that_is_never_answered_is_given_up(home: Home,
     assert (done.returncode, failures["mine"], failures["pocl"]) == (1, [GIVEN_UP], [])
 
 
-@pytest.mark.parametrize(
-    ("question", "refused"), [("switched(self, *, on)", {"disable"}), *thorough(("refusals(self)", None))]
-)
+@pytest.mark.thorough
+@pytest.mark.parametrize(("question", "refused"), [("switched(self, *, on)", {"disable"}), ("refusals(self)", None)])
 def test_a_question_of_abilities_that_is_never_answered_is_given_up(
     home: Home, tmp_path: Path, question: str, refused: set[str] | None
 ) -> None:
