@@ -15,7 +15,7 @@ ALLOWED = {
     "layers.stores": {"layers.base", "layers.disk", "layers.formats", "layers.host"},
     "layers.base": {"layers.disk", "layers.formats", "layers.host", "layers.stores"},
     "layers": {"layers.base", "layers.disk", "layers.formats", "layers.host", "layers.inside", "layers.stores"},
-    "": {"layers", "inspecting", "clearing", "switching", "observing", "moving", "cluster", "homes"},
+    "": {"layers", "inspecting", "clearing", "switching", "observing", "moving", "cluster", "homes", "sharing"},
     "inspecting": {"", "layers"},
     "clearing": {"", "layers", "inspecting", "switching"},
     "switching": {"", "layers"},
@@ -23,6 +23,7 @@ ALLOWED = {
     "moving": {"", "layers", "inspecting", "switching"},
     "cluster": {"", "layers", "inspecting", "clearing", "switching", "moving"},
     "homes": {"", "layers", "inspecting"},
+    "sharing": {"", "layers", "inspecting", "switching", "moving"},
 }
 
 

@@ -1,0 +1,1 @@
+"""The verbs of ``cachectl.sharing``: options, call and rendering, one file each."""

@@ -1,0 +1,1 @@
+"""A store of entries that many machines fill and use."""
