@@ -65,7 +65,7 @@ class Root:
     scope: Scope
     source: str
     role: str = ""
-    as_json: ClassVar = AsJson(blank_is_null=("role",))
+    as_json: ClassVar[AsJson] = AsJson(blank_is_null=("role",))
 
     @property
     def exists(self) -> bool:
@@ -85,7 +85,7 @@ class State:
     condition: Condition
     why: str
     drivers: tuple[str, ...] = ()
-    as_json: ClassVar = AsJson(names={"condition": "state"})
+    as_json: ClassVar[AsJson] = AsJson(names={"condition": "state"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +117,7 @@ class Entry:
     guest: str | None = None
     #: Bytes of disk blocks; ``None`` is unknown. A row has no blocks of its own.
     disk: int | None = None
-    as_json: ClassVar = AsJson(hidden=("stamp", "guest", "disk"))
+    as_json: ClassVar[AsJson] = AsJson(hidden=("stamp", "guest", "disk"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +138,7 @@ class Orphan:
     stamp: tuple[int, ...] = ()
     kept: bool = False
     disk: int | None = None
-    as_json: ClassVar = AsJson(hidden=("idle_only", "stamp", "kept", "disk"), names={"why": "because"})
+    as_json: ClassVar[AsJson] = AsJson(hidden=("idle_only", "stamp", "kept", "disk"), names={"why": "because"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,7 +224,7 @@ class Usage:
     newest: float | None = None
     problems: tuple[Problem, ...] = ()
     disk_bytes: int | None = None
-    as_json: ClassVar = AsJson(hidden=("stale_entries", "stale_bytes"), also=("complete",))
+    as_json: ClassVar[AsJson] = AsJson(hidden=("stale_entries", "stale_bytes"), also=("complete",))
 
     @property
     def complete(self) -> bool:
@@ -272,7 +272,7 @@ class Note:
     key: str
     because: str
     starved: tuple[Target, ...] = ()
-    as_json: ClassVar = AsJson(hidden=("starved",))
+    as_json: ClassVar[AsJson] = AsJson(hidden=("starved",))
 
 
 @dataclass(frozen=True, slots=True)
@@ -336,7 +336,7 @@ class Outcome:
     recreated: tuple[Path, ...] = ()
     things: tuple[Removable, ...] = ()
     orphans_removed: int = 0
-    as_json: ClassVar = AsJson(hidden=("things",), names={"recreated": "remade"})
+    as_json: ClassVar[AsJson] = AsJson(hidden=("things",), names={"recreated": "remade"})
 
     def plus(self, other: Outcome) -> Outcome:
         """Return the sum of both."""
@@ -439,7 +439,7 @@ class Finding:
     message: str
     fix: str
     thing: Removable | None = None
-    as_json: ClassVar = AsJson(hidden=("thing",))
+    as_json: ClassVar[AsJson] = AsJson(hidden=("thing",))
 
 
 @dataclass(frozen=True, slots=True)
@@ -454,7 +454,7 @@ class Unverified:
     count: int
     thing: str
     remedy: str = ""
-    as_json: ClassVar = AsJson(blank_is_null=("remedy",))
+    as_json: ClassVar[AsJson] = AsJson(blank_is_null=("remedy",))
 
 
 @dataclass(frozen=True, slots=True)
