@@ -7,8 +7,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from cachectl.layers.base import facts
 from cachectl.layers.base.environment import Environment, user_cache_folder
-from cachectl.layers.base.facts import Condition, Root, Scope, State, Switch, When
+from cachectl.layers.base.facts import Condition, Root, Scope, State, When
 
 
 class Places(ABC):
@@ -69,9 +70,9 @@ class Read:
     libraries: tuple[str, ...] = ()
     modules: tuple[str, ...] = ()
 
-    def applied(self, layer: str, put: Mapping[str, str], unset: frozenset[str] = frozenset()) -> Switch:
+    def applied(self, layer: str, put: Mapping[str, str], unset: frozenset[str] = frozenset()) -> facts.Switch:
         """Return the change of variables with the moment when it takes effect."""
-        return Switch(
+        return facts.Switch(
             layer, put, unset, read_at_load=self.libraries, read_at_import=self.modules, takes_effect=self.when
         )
 
@@ -106,7 +107,7 @@ class EnvSwitch:
             return State(Condition.DISABLED, setting)
         return State(Condition.ENABLED, f"on unless {setting}")
 
-    def change(self, layer: str, *, on: bool) -> Switch:
+    def change(self, layer: str, *, on: bool) -> facts.Switch:
         """Return how to turn the cache on or off."""
         if on:
             return self.read.applied(layer, {}, frozenset({self.variable}))

@@ -19,6 +19,7 @@ from cachectl.layers.base.environment import Environment, user_state_folder
 from cachectl.layers.base.errors import BadRequest
 from cachectl.layers.base.lazy import regex
 from cachectl.layers.disk.atomic import replace_file
+from cachectl.layers.disk.locks import node
 from cachectl.layers.disk.presence import nearest
 from cachectl.layers.disk.trust import shared_because
 from cachectl.layers.host.distributions import normal, versions_in
@@ -317,13 +318,11 @@ def _place_of(folder: Path) -> str:
 
     Only a file system of the network has the same name on all machines: those that share a home share the record.
     """
-    import platform
-
     there = next(one for one in (folder, *folder.parents) if os.path.exists(one))
     device = there.stat().st_dev
     # A file system of the network has no major number.
     mount = None if os.name != "posix" or os.major(device) else mount_of(there)
-    return mount.source if mount is not None and mount.is_network else f"{platform.node()}:{device}"
+    return mount.source if mount is not None and mount.is_network else f"{node()}:{device}"
 
 
 def _ask(path: Path) -> Mapping[str, Any]:
