@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from cachectl.layers.base import facts
@@ -44,19 +45,9 @@ class EnvPath(Places):
         return {self.variable: str(folder / layer)}
 
 
-@dataclass(frozen=True)
-class UserCache:
-    """The folder of an application in the user's cache folder, by the rule of platformdirs."""
-
-    application: str
-
-    def __call__(self, environment: Environment) -> tuple[Path, str]:
-        """Return the folder, and why it is there."""
-        return user_cache_folder(environment, self.application)
-
-
-#: Declares the default of a library that asks platformdirs.
-user_cache = UserCache
+def user_cache(application: str) -> Callable[[Environment], tuple[Path, str]]:
+    """Declare the folder of an application in the user's cache folder, by the rule of platformdirs."""
+    return partial(user_cache_folder, application=application)
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from cachectl.layers.base.environment import Environment, user_state_folder
 from cachectl.layers.base.errors import BadRequest
@@ -75,8 +75,7 @@ class Python:
         return version in self.seen.get(normal(distribution), ())
 
 
-@dataclass(frozen=True)
-class Record:
+class Record(NamedTuple):
     """What is kept of one interpreter: its answer, size and time of its file.
 
     ``places`` are the file systems of its folder and of the folder that it is a link into, by :func:`_place_of`.
@@ -256,7 +255,7 @@ def look(path: Path, records: dict[str, Record], *, named: bool = False) -> Pyth
                 # What an earlier Python at this path wrote is known too. Another machine may still have it.
                 here = record.places == _places(path)
                 places = (record.places[0],) * 2 if here else record.places
-                records[f"{path} {record.version}"] = replace(record, places=places)
+                records[f"{path} {record.version}"] = record._replace(places=places)
         else:
             return _unknown(path, record)
         now = records[str(path)] = _updated(path, answer, records)

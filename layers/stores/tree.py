@@ -390,7 +390,13 @@ class Tree:
             os.close(below)
 
     def _may_be_orphan(self, level: int, name: str) -> bool:
-        return level == 0 and any(rule.pattern.fullmatch(name) for rule in (*self._own, *self.shape.orphans))
+        return any(rule.pattern.fullmatch(name) for rule in self._orphan_rules(level, name))
+
+    def _orphan_rules(self, level: int, name: str) -> tuple[OrphanRule, ...]:
+        """Return the rules to compare a name with; only names of cachectl's own begin with a dot and its name."""
+        if level:
+            return ()
+        return (*self._own, *self.shape.orphans) if name.startswith(".cachectl-") else self.shape.orphans
 
     def _foreign(self, leaf: Leaf) -> str | None:
         """Return a foreign file in a leaf, if there is one."""
@@ -402,7 +408,7 @@ class Tree:
     def _recognise(self, handle: int, parts: tuple[str, ...], status: os.stat_result, head: int = 0) -> Leaf | None:
         name, level = parts[-1], len(parts) - 1
         key = "/".join(parts)
-        for rule in (*self._own, *self.shape.orphans) if level == 0 else ():
+        for rule in self._orphan_rules(level, name):
             if rule.accepts(name, status):
                 left_alone = rule in self._own and (not is_trusted(handle, status) or is_held(handle, name))
                 return None if left_alone else _measure(handle, name, key, status, rule)
