@@ -8,14 +8,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
-from cachectl.layers.base.lazy import module, regex
-
-if TYPE_CHECKING:
-    from cachectl.layers.formats import pickles
-else:
-    pickles = module("cachectl.layers.formats.pickles")
+from cachectl.layers.base.lazy import regex
+from cachectl.layers.formats.pickles import Thing, attributes, things, walk
 
 _VERSION: Final = r"\d+\.\d+\.\d+\.(?:alpha|beta|candidate|final)\.\d+"
 _SQLITE: Final = regex(rf"pdict-v5-(?P<identifier>.+?)(?P<dash>-?)(?P<python>{_VERSION})\.sqlite", re.DOTALL)
@@ -86,7 +82,7 @@ def kernel_names(data: bytes) -> tuple[str, ...] | None:
     if b"loopy" not in data:
         return None
     try:
-        top, _ = pickles.walk(data)
+        top, _ = walk(data)
     except ValueError:
         # A truncated row has no names; verify reports the damage.
         return None
@@ -104,16 +100,16 @@ def _derived_names(data: bytes) -> Iterator[str]:
 
 
 def _names_in(top: object) -> Iterator[str]:
-    sets: list[pickles.Thing] = []
-    for thing in pickles.things(top):
-        found = pickles.attributes(thing)
+    sets: list[Thing] = []
+    for thing in things(top):
+        found = attributes(thing)
         entrypoints = found.get("entrypoints")
         name = found.get("name")
-        if isinstance(entrypoints, pickles.Thing):
+        if isinstance(entrypoints, Thing):
             sets.append(entrypoints)
         elif isinstance(name, str) and "instructions" in found:
             yield name
     # A set is pickled as a frozenset, or as a call of one on a list.
-    for part in pickles.things(pickles.Thing("list", list(sets))):
+    for part in things(Thing("list", list(sets))):
         if part.kind != "global":
             yield from (item for item in part.items if isinstance(item, str) and item)

@@ -38,7 +38,6 @@ HEAVY = {
 #: Modules of facts and formats that a report of an empty home does not need; most define classes, which takes long.
 UNUSED = {
     "cachectl.layers.base.facts.changes",
-    "cachectl.layers.formats.pickles",
     "cachectl.layers.mesa.entries",
     "cachectl.layers.mesa.files",
 }
