@@ -85,6 +85,18 @@ class Call:
     absent: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class EntryFiles:
+    """A cache that opens a file for each entry that it hits, and writes or renames one for each that it stores.
+
+    The path of the file below the root is the entry's key. ``shared`` matches the names of files that hold many
+    entries instead; ``otherwise`` says why the opening of one shows no lookup.
+    """
+
+    shared: re.Pattern[str] | None = None
+    otherwise: str = ""
+
+
 class Lookups:
     """How the lookups and stores of a run are observed.
 
@@ -112,6 +124,8 @@ class Lookups:
     #: Parts of the path of a file that a process has mapped, or opened, if it uses the cache.
     mapped: tuple[str, ...] = ()
     opened: tuple[str, ...] = ()
+    #: How the cache uses its files, if lookups show by file events; ``None`` if they do not.
+    files: EntryFiles | None = None
     #: Whether every hit leaves a time of use, so that no such time means no hit.
     keeps_use: bool = False
 

@@ -1,4 +1,4 @@
-"""Optional parts of the layer ``cuda``: portability, and tagged builds."""
+"""Optional parts of the layer ``cuda``: portability, lookups, and tagged builds."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import ClassVar, Final
 
 from cachectl.layers.base.environment import Environment
 from cachectl.layers.base.facts import Removable, Root
-from cachectl.layers.base.parts import Facts, Outlook, Portability, Tagging
+from cachectl.layers.base.parts import EntryFiles, Facts, Lookups, Outlook, Portability, Tagging
 from cachectl.layers.cuda.entries import ComputeCache
 from cachectl.layers.formats import compute_cache
 from cachectl.layers.host.hardware import nvidia_driver, nvidia_gpus
@@ -36,6 +36,12 @@ class CudaPortability(Portability):
         if version in (None, there.get(_DRIVER), here) or here is None:
             return None
         return Outlook(False, f"compiled by driver {version}, here {here}")  # noqa: FBT003
+
+
+class CudaLookups(Lookups):
+    """The driver opens the file of an entry to read it, and writes a new one in place."""
+
+    files = EntryFiles()
 
 
 class CudaTagging(Tagging):

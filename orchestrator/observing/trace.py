@@ -26,6 +26,8 @@ from cachectl.layers.base.environment import process_variable, set_process_varia
 from cachectl.layers.base.errors import FAILURES, BadRequest
 from cachectl.layers.base.facts import Entry, Scope
 from cachectl.layers.base.parts import Lookups
+from cachectl.observing.entry_events import EntryEvents, Members, Seen
+from cachectl.observing.entry_lookups import EntryTrace, Listed, count, entries_used, served
 from cachectl.observing.descendants import Descendants, looked_after
 from cachectl.observing.observer import TABLE
 from cachectl.observing.trace_events import messages_after, read_events
@@ -140,14 +142,6 @@ class Traced:
         return found[name]
 
 
-@dataclass(frozen=True, slots=True)
-class _Seen:
-    """One entry before or after a run: its bytes, and when it was used."""
-
-    bytes: int
-    used: float | None
-
-
 def trace(
     stack: LayerSet,
     command: Sequence[str],
@@ -184,7 +178,7 @@ def _counters(lookups: Lookups) -> tuple[int, int] | None:
 class Tracer:
     """Watches one run: made before it starts, queried after it has ended."""
 
-    def __init__(self, stack: LayerSet, folder: Path, *, explain: bool = False) -> None:
+    def __init__(self, stack: LayerSet, folder: Path, *, explain: bool = False, here: bool = False) -> None:
         self._stack = stack
         self._folder = folder
         self._lookups = {layer.name: part for layer in stack if (part := part_of(layer, "lookups")) is not None}
@@ -192,6 +186,9 @@ class Tracer:
         self._counted = {name: _counters(part) for name, part in self._lookups.items()}
         self._known = list(_entries(stack)) if explain else []
         self._explain = explain
+        files = ((layer, part.files) for layer in stack if (part := self._lookups.get(layer.name)) and part.files)
+        self._entry_events = EntryEvents(files, Members(folder / "events", here=here))
+        self._seen: dict[str, Seen] = {}
         self._started = time.time()
         self.site.mkdir()
         (folder / "events").mkdir()
@@ -238,8 +235,15 @@ class Tracer:
     @contextmanager
     def looking(self) -> Iterator[None]:
         """Look from outside, during the block, for processes that cannot be watched from inside."""
-        with looked_after(self._descendants):
+        with looked_after(self._descendants), self.watching_entries():
             yield
+
+    @contextmanager
+    def watching_entries(self) -> Iterator[None]:
+        """Watch the files of entries during the block."""
+        with self._entry_events.watching():
+            yield
+        self._seen = self._entry_events.seen()
 
     def variables(self, environment: Environment) -> dict[str, str]:
         """Return the variables that make a child and its children watched, by an outer trace too."""
@@ -323,17 +327,17 @@ class Tracer:
         why = "entries that appeared, and times of use; other programs on the same cache are counted too"
         return LayerTrace(layer.name, hits, None, len(new), total, INFERRED, why)
 
-    def _list_entries(self, layer: Layer) -> dict[str, _Seen] | None:
+    def _list_entries(self, layer: Layer) -> dict[str, Listed] | None:
         """List the entries of a layer; return ``None`` if it is watched, or read only, or cannot be listed."""
         part = self._lookups.get(layer.name)
         if layer.scope is Scope.SYSTEM or (part is not None and _modules(part)):
             return None
         try:
-            seen: dict[str, _Seen] = {}
+            seen: dict[str, Listed] = {}
             for root in layer.roots():
                 for found in layer.scan(root, contents=False):
                     if isinstance(found, Entry):
-                        seen[f"{root.path}/{found.key}"] = _Seen(found.bytes, found.used)
+                        seen[f"{root.path}/{found.key}"] = Listed(found.bytes, found.used, found.guest is not None)
         except FAILURES:
             return None
         return seen
