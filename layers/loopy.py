@@ -5,11 +5,14 @@ Sources: ``loopy/__init__.py`` (switches), ``loopy/tools.py`` (the list of dicti
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 
 from cachectl.layers.base.facts import Finding, Flag, Patch, State, Switch, When
+from cachectl.layers.base.parts import Lookups
 from cachectl.layers.base.switches import diagnosed, forgetting, relative_cache_home
 from cachectl.layers.pytools import Dictionaries, PytoolsDictionaries
+from cachectl.layers.pytools.parts import DictionaryLookups
 
 _VARIABLES = ("LOOPY_NO_CACHE", "CG_NO_CACHE")
 #: Executors remember what they have compiled.
@@ -22,6 +25,18 @@ _MEMOS = tuple(
 )
 
 
+class LoopyLookups(DictionaryLookups):
+    """The lookups of loopy's dictionaries, and its stages."""
+
+    watchers: Mapping[str, Path] = {
+        **DictionaryLookups.watchers,
+        **dict.fromkeys(
+            ("loopy", "loopy.target.pyopencl_execution"), Path(__file__).parent / "inside" / "loopy_stages.py"
+        ),
+    }
+    imports = ("loopy", "islpy", "pymbolic")
+
+
 class LoopyDictionaries(PytoolsDictionaries):
     """Schedules, generated code and wrappers of loopy's kernels."""
 
@@ -31,6 +46,11 @@ class LoopyDictionaries(PytoolsDictionaries):
     store = Dictionaries("loopy-pdict", lambda identifier: identifier.startswith("loopy-"))
     opened_by = ("loopy",)
     reveals = "source text of your kernels"
+
+    @property
+    def lookups(self) -> Lookups:
+        """How the lookups and stores of a run are observed."""
+        return LoopyLookups(self.store.owns_identifier)
 
     def state(self) -> State:
         """Read the two variables, as loopy does when it is imported."""

@@ -20,6 +20,7 @@ ALLOWED = {
     "clearing": {"", "layers", "inspecting", "switching"},
     "switching": {"", "layers"},
     "observing": {"", "layers", "inspecting", "switching", "moving"},
+    "timelines": {"", "layers", "observing", "moving"},
     "moving": {"", "layers", "inspecting", "switching"},
     "cluster": {"", "layers", "inspecting", "clearing", "switching", "moving"},
     "homes": {"", "layers", "inspecting"},

@@ -98,12 +98,15 @@ class Lookups:
     #: Functions whose calls count.
     calls: tuple[Call, ...] = ()
     #: Modules with the file that watches each: its ``watch(module, notes)`` replaces functions by others that note.
-    #: The file imports the standard library alone, and runs on Python 3.8.
+    #: The file imports the standard library alone, and runs on Python 3.8. It may also time functions, by the stages
+    #: of a timeline (``notes.timed``, ``notes.span``).
     watchers: Mapping[str, Path] = {}
     #: Those of the watched modules that must be watched for the numbers to be exact.
     modules: tuple[str, ...] = ()
     #: The name under which watchers note events, if it is not the layer's own.
     family: str = ""
+    #: Packages whose import is part of a start.
+    imports: tuple[str, ...] = ()
     #: OpenCL platforms with the file that listens to the driver of each: its class ``Listener`` hears whether a build
     #: was compiled, and notes a ``messages`` event.
     listeners: Mapping[str, Path] = {}
