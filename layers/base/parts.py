@@ -85,6 +85,18 @@ class Call:
     absent: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class Compilation:
+    """A driver's compilation in epoch seconds: of a program as it is built, or of a kernel from its launch on.
+
+    The latter has no ``start``.
+    """
+
+    kernel: str | None
+    start: float | None
+    end: float
+
+
 class Lookups:
     """How the lookups and stores of a run are observed.
 
@@ -135,6 +147,11 @@ class Lookups:
         """Return the bytes of a file that a listener saw stored; ``None`` if it no longer exists."""
         del path
         return None
+
+    def compilations(self, path: str) -> Sequence[Compilation]:
+        """Return what was compiled into a program that a listener saw stored, and when; nothing if that is unknown."""
+        del path
+        return ()
 
     def other_output(self, heard: bytes) -> bytes:
         """Return the part of a driver's error stream that is not the driver's."""

@@ -9,11 +9,12 @@ from __future__ import annotations
 import math
 import platform
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Final
 
 from cachectl.layers.base.as_json import AsJson
+from cachectl.layers.base.parts import Compilation
 
 #: The stages of a start, in the order in which a kernel passes through them.
 STAGES: Final = (
@@ -77,12 +78,12 @@ class Clock:
     epoch: int = field(default_factory=time.time_ns)
     host: str = field(default_factory=platform.node)
 
-    def shift(self, other: Clock) -> int:
-        """Return what to subtract from a time of another process's monotonic clock so that it counts from here."""
-        apart = (other.epoch - other.monotonic) - (self.epoch - self.monotonic)
-        if self.host == other.host and abs(apart) < _SAME_CLOCK:
-            return self.monotonic
-        return self.monotonic - apart
+    def shift_from(self, began: Clock) -> int:
+        """Return what to subtract from times of this monotonic clock so that they count from another moment."""
+        apart = (self.epoch - self.monotonic) - (began.epoch - began.monotonic)
+        if self.host == began.host and abs(apart) < _SAME_CLOCK:
+            return began.monotonic
+        return began.monotonic - apart
 
 
 #: Nanoseconds by which the two clocks of a machine may drift apart in a run, as the time of day is set.
@@ -92,10 +93,14 @@ _Event = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Telling:
-    """What layers say of events: the layer that an event belongs to, and the bytes of a file that a driver stored."""
+    """What layers say of events: the layer that an event belongs to, and the size and times of what a driver stored.
+
+    The latter two are asked for a layer's name and a path.
+    """
 
     layer: Callable[[_Event], str]
     weigh: Callable[[str, str], int | None]
+    compilations: Callable[[str, str], Sequence[Compilation]]
 
 
 def read_timeline(
@@ -103,62 +108,98 @@ def read_timeline(
 ) -> Timeline:
     """Return the timeline of a run from the events of its processes, each process's in their order."""
     processes: dict[int, Process] = {}
-    shifts: dict[int, int] = {}
+    clocks: dict[int, Clock] = {}
     for event in events:
         if event["event"] == "started":
             pid, host = event["pid"], event.get("host", "")
             processes[pid] = Process(pid, " ".join(event.get("program") or ()), host, event.get("rank"))
-            shifts[pid] = began.monotonic
-            if "monotonic" in event and "epoch" in event:
-                shifts[pid] = began.shift(Clock(event["monotonic"], event["epoch"], host))
-    spans = [
-        span
-        for event, stored in _with_stores(events)
-        if event["pid"] in shifts and event.get("start", 0) <= event.get("end", -1)
-        for span in _spans(event, shifts[event["pid"]], telling, stored)
-    ]
-    spans.sort(key=lambda span: (span.start, -span.seconds))
+            clocks[pid] = Clock(event.get("monotonic", began.monotonic), event.get("epoch", began.epoch), host)
+    reader = _Reader(began, clocks, telling)
+    for event in events:
+        reader.read(event)
+    spans = sorted(reader.spans, key=lambda span: (span.start, -span.seconds))
     in_order = sorted(processes.values(), key=lambda one: (math.inf if one.rank is None else one.rank, one.process))
     return Timeline(tuple(command), began.epoch / 1e9, wall, tuple(in_order), tuple(spans))
 
 
-def _with_stores(events: Iterable[_Event]) -> Iterator[tuple[_Event, Sequence[str]]]:
-    """Yield each event with what a driver said in it that it had stored: it says so just before a build ends."""
-    said: Sequence[str] = ()
-    for event in events:
-        if event["event"] == "messages":
-            said = event["wrote"]
-            continue
-        yield event, said
-        if event["event"] == "build":
-            said = ()
+class _Reader:
+    """Makes spans of events."""
 
+    def __init__(self, began: Clock, clocks: Mapping[int, Clock], telling: Telling) -> None:
+        self.spans: list[Span] = []
+        self._began = began
+        self._clocks = clocks
+        self._telling = telling
+        #: What a driver has said that it stored. It says so just before a build ends.
+        self._stored: Sequence[str] = ()
+        #: Kernels that were compiled after the build of their program, by process and name; they start at the end.
+        self._later: dict[tuple[int, str], list[Span]] = {}
 
-def _spans(event: _Event, shift: int, telling: Telling, stored: Sequence[str]) -> Iterator[Span]:
-    """Yield the spans that an event tells of."""
-    kind = event["event"]
+    def read(self, event: _Event) -> None:
+        """Add the spans that an event tells of."""
+        kind = event["event"]
+        if kind == "messages":
+            self._stored = event["wrote"]
+        if event["pid"] not in self._clocks or event.get("start", 0) > event.get("end", -1):
+            return
+        when = (event["start"], event["end"])
+        if kind == "span":
+            self._work(self._span(event, event["stage"], event["name"], when))
+        elif kind in _LOOKUPS:
+            name = event.get("dictionary") or event.get("key") or event["layer"]
+            span = self._span(event, "store" if kind == "store" else "lookup", name, when)
+            self.spans.append(replace(span, layer=self._telling.layer(event), outcome=kind, bytes=event.get("bytes")))
+        elif kind == "build":
+            span = self._span(event, "build", event.get("kind", kind), when)
+            self.spans.append(replace(span, layer=event["layer"], outcome=event.get("binary")))
+            self._driver(event)
+            self._stored = ()
 
-    def span(stage: str, name: str, when: Sequence[int], layer: str | None = None, outcome: str | None = None) -> Span:
-        start, seconds = (when[0] - shift) / 1e9, (when[1] - when[0]) / 1e9
+    def _span(self, event: _Event, stage: str, name: str, when: Sequence[int]) -> Span:
+        clock = self._clocks[event["pid"]]
+        start, seconds = (when[0] - clock.shift_from(self._began)) / 1e9, (when[1] - when[0]) / 1e9
         kernel = " ".join(event.get("kernels") or ()) or None
-        return Span(event["pid"], event.get("thread", 0), stage, name, start, seconds, layer, kernel, outcome)
+        return Span(event["pid"], event.get("thread", 0), stage, name, start, seconds, kernel=kernel)
 
-    whole = (event["start"], event["end"])
-    if kind == "span":
-        yield span(event["stage"], event["name"], whole)
-    elif kind in _LOOKUPS:
-        name = event.get("dictionary") or event.get("key") or event["layer"]
-        found = span("store" if kind == "store" else "lookup", name, whole, telling.layer(event), kind)
-        yield replace(found, bytes=event.get("bytes"))
-    elif kind == "build":
-        compiled, driver = event.get("compiled"), event.get("driver")
-        outcome = _OUTCOMES[compiled]
-        yield span("build", event["kind"], whole, event["layer"], event.get("binary"))
-        sizes = [telling.weigh(driver, path) for path in stored] if driver else []
-        total = sum(size or 0 for size in sizes) if compiled and sizes else None
+    def _work(self, span: Span) -> None:
+        """Add a span of work, with what the driver compiled in it since a kernel was launched."""
+        self.spans.append(span)
+        if span.stage != "launch":
+            return
+        end, begun = span.start + span.seconds, span.start
+        names = {(span.process, name) for name in (span.kernel or "").split()}
+        ended = [one for name in names for one in self._later.get(name, ()) if begun < one.start <= end]
+        for one in sorted(ended, key=lambda one: one.start):
+            self.spans.append(replace(one, thread=span.thread, start=begun, seconds=one.start - begun))
+            begun = one.start
+            # It is part of the innermost such span, which is noted first.
+            self._later[span.process, one.kernel or ""].remove(one)
+
+    def _driver(self, event: _Event) -> None:
+        """Add the spans of the driver in a build: one that missed looks up, compiles, and loads."""
+        compiled, layer = event.get("compiled"), str(event.get("driver") or "")
+        stored = self._stored if compiled else ()
+        times = [(path, one) for path in stored for one in self._telling.compilations(layer, path)]
         for pair in event.get("compiles", ()):
-            found = span("lookup" if compiled is False else "compile", "driver", pair, driver, outcome)
-            yield replace(found, bytes=total)
+            span = replace(
+                self._span(event, "compile", "driver", pair), layer=layer or None, outcome=_OUTCOMES[compiled]
+            )
+            inside = []
+            for path, one in times:
+                end = self._at(event["pid"], one.end)
+                if one.start is None:
+                    later = replace(span, name="compiler", kernel=one.kernel, start=end, seconds=0.0)
+                    self._later.setdefault((span.process, one.kernel or ""), []).append(later)
+                elif span.start <= (start := self._at(event["pid"], one.start)) < end <= span.start + span.seconds:
+                    weight = self._telling.weigh(layer, path)
+                    inside.append(replace(span, name="compiler", start=start, seconds=end - start, bytes=weight))
+            known = compiled is False or bool(inside)
+            self.spans += [replace(span, stage="lookup") if known else span, *inside]
+
+    def _at(self, process: int, epoch: float) -> float:
+        """Return a time of day by a process's clocks as seconds since the trace began."""
+        clock = self._clocks[process]
+        return epoch - (clock.epoch - clock.monotonic + clock.shift_from(self._began)) / 1e9
 
 
 _LOOKUPS: Final = frozenset({"hit", "miss", "store"})

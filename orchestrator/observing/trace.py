@@ -26,7 +26,7 @@ from cachectl.layers.base.as_json import AsJson
 from cachectl.layers.base.environment import process_variable, set_process_variable
 from cachectl.layers.base.errors import FAILURES, BadRequest
 from cachectl.layers.base.facts import Entry, Scope
-from cachectl.layers.base.parts import Lookups
+from cachectl.layers.base.parts import Compilation, Lookups
 from cachectl.observing.descendants import Descendants, looked_after
 from cachectl.observing.observer import TABLE
 from cachectl.observing.summary import Summary, summarize
@@ -292,7 +292,11 @@ class Tracer:
             part = self._lookups.get(layer)
             return None if part is None else part.weigh(path)
 
-        telling = Telling(self._layer_of, weigh)
+        def compilations(layer: str, path: str) -> Sequence[Compilation]:
+            part = self._lookups.get(layer)
+            return () if part is None else part.compilations(path)
+
+        telling = Telling(self._layer_of, weigh, compilations)
         found = read_timeline(command, self._began, wall, events, telling)
         return found if found.processes else None
 

@@ -12,7 +12,7 @@ from cachectl.cli.call import Call
 from cachectl.cli.parser import Parser
 
 if TYPE_CHECKING:
-    from cachectl.observing.summary import KernelTime, StageTime
+    from cachectl.observing.summary import Forecast, KernelTime, StageTime
     from cachectl.observing.trace import KernelTrace, LayerTrace, Trace
     from cachectl.timelines.compare import Comparison, KernelChange, StageChange
 
@@ -133,6 +133,13 @@ def _seconds(seconds: float) -> str:
     return f"{seconds:.3f}" if seconds else output.DASH
 
 
+def _forecast(warm: Forecast, wall: float) -> str:
+    if not warm.saves and not warm.at_least:
+        return f"it took {wall:.2f} s, and every cache was filled"
+    about = "at least" if warm.at_least else "about"
+    return f"it took {wall:.2f} s; with every cache filled, {about} {warm.saves:.2f} s less: {warm.seconds:.2f} s"
+
+
 def _show_comparison(found: Comparison) -> None:
     output.show_lines(
         [f"before {found.wall_before:.2f} s: {found.before}", f"after {found.wall_after:.2f} s: {found.after}", ""]
@@ -156,8 +163,7 @@ def _show(done: Trace) -> None:
         output.show_errors([f"not counted, could not be watched: {one.command} (it used {', '.join(one.layers)})"])
     if done.summary is not None and done.summary.stages:
         output.show_errors(["", *output.plain_table(STAGE_COLUMNS, done.summary.stages)])
-        if done.summary.warm_saves is not None:
-            output.show_errors([f"with every cache filled, the next start takes {done.summary.warm_saves:.2f} s less"])
+        output.show_errors(["", _forecast(done.summary.warm, done.wall_seconds)])
         if done.summary.slowest:
             output.show_errors(["", *output.plain_table(SLOWEST_COLUMNS, done.summary.slowest)])
     if done.kernels is not None:
