@@ -21,7 +21,7 @@ ALLOWED = {
     "clearing": {"", "layers", "inspecting", "switching"},
     "switching": {"", "layers"},
     "observing": {"", "layers", "inspecting", "switching", "moving", "pages"},
-    "moving": {"", "layers", "inspecting", "switching"},
+    "moving": {"", "layers", "inspecting", "switching", "pages"},
     "cluster": {"", "layers", "inspecting", "clearing", "switching", "moving"},
     "homes": {"", "layers", "inspecting"},
     "sharing": {"", "layers", "inspecting", "switching", "moving"},

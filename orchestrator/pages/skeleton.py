@@ -14,13 +14,8 @@ from importlib.resources import files
 from typing import Final
 
 from cachectl import __version__
+from cachectl.pages import BEGINNING
 
-#: How each page begins: a page that cachectl wrote may be replaced by another.
-BEGINNING: Final = """\
-<!doctype html>
-<html lang="en">
-<meta charset="utf-8">
-<meta name="generator" content="cachectl """
 _PAGE: Final = """\
 {beginning}{version}">
 <meta http-equiv="Content-Security-Policy" content="{policy}">
