@@ -85,7 +85,7 @@ def _place_of(entry: Entry) -> str:
         return printable(entry.device)
     if python := entry.versions.get("python"):
         return f"Python {'.'.join(python.split('.')[:3])}"
-    return ", ".join(f"{name} {printable(version)}" for name, version in entry.versions.items()) or "any device"
+    return ", ".join(f"{name} {printable(version)}" for name, version in entry.versions.items()) or "device unknown"
 
 
 def _finding_row(finding: Finding) -> list[str]:

@@ -406,17 +406,20 @@ const command = (title, place) => ({
   title,
   value: (row) => row[place],
   cell: (row) => element("code", { className: "fix" }, row[place]),
+  kind: "long",
 });
 
 function showFindings() {
   const columns = [
     text("layer", 0),
     text("effect", 1),
-    text("finding", 3),
+    text("finding", 3, "long"),
     text("place", 2, "name"),
     command("fix", 4),
   ];
-  new DataTable(byId("findings"), { columns, caption: "Findings", size: 10 }).show(data.findings);
+  new DataTable(byId("findings"), { columns, caption: "Findings", size: 10, empty: "No problem was found." }).show(
+    data.findings,
+  );
 }
 
 function showLayers() {
@@ -441,7 +444,7 @@ function showBench() {
   byId("bench-command").textContent = `${data.bench.command}, ${formatMoment(data.bench.started)}`;
   for (const [id, first, rows] of [
     ["bench-settings", "setting", data.bench.settings],
-    ["bench-saved", "layer saves", data.bench.saved],
+    ["bench-saved", "saved by", data.bench.saved],
   ]) {
     const most = Math.max(...rows.map((row) => row[1]), 1e-9);
     const columns = [
@@ -483,7 +486,7 @@ const ENTRIES = [
   { title: "size", value: (entry) => entry.bytes, cell: (entry) => formatBytes(entry.bytes), kind: "number" },
   { title: "changed", value: (entry) => ageOf(entry.changed), cell: (entry) => ago(entry.changed), kind: "number" },
   { title: "used", value: (entry) => ageOf(entry.used), cell: (entry) => ago(entry.used), kind: "number" },
-  { title: "state", value: (entry) => entry.damage ?? entry.stale, cell: stateOf },
+  { title: "state", value: (entry) => entry.damage ?? entry.stale, cell: stateOf, kind: "long" },
   { title: "key", value: (entry) => entry.key, kind: "name key" },
 ];
 const listed = new DataTable(byId("entries"), { columns: ENTRIES, caption: "Entries", sorted: 3, descending: true });

@@ -116,10 +116,14 @@ function swatch(fill) {
  * A table that sorts by its titles and shows one page of rows, so that 100,000 rows cost no more than 25 (10 on a small screen).
  *
  * A column has a `title`, a `value` of a row to sort by, and a `cell`: what is shown, by default the value.
- * `kind` is the class of its cells. A table without `sorted` keeps the order of its rows and has no buttons.
+ * `kind` is the class of its cells. `empty` stands below a table without rows. A table without `sorted` keeps the order of its rows and has no buttons.
  */
 class DataTable {
-  constructor(host, { columns, caption, sorted = null, descending = false, size = isNarrow() ? 10 : 25 }) {
+  constructor(
+    host,
+    { columns, caption, sorted = null, descending = false, size = isNarrow() ? 10 : 25, empty = "None." },
+  ) {
+    this.empty = empty;
     this.columns = columns;
     this.size = size;
     this.sorted = sorted;
@@ -194,7 +198,7 @@ class DataTable {
     this.on.disabled = last >= this.rows.length;
     this.count.textContent = this.rows.length
       ? `${formatCount(this.first + 1)}–${formatCount(last)} of ${formatCount(this.rows.length)}`
-      : "nothing";
+      : this.empty;
   }
 
   row(row) {

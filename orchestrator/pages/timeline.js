@@ -463,7 +463,7 @@ function find() {
   draw();
 }
 
-search.addEventListener("input", onNextFrame(find));
+search.addEventListener("input", find);
 search.addEventListener("keydown", (event) => event.key === "Enter" && step(event.shiftKey ? -1 : 1));
 byId("toolbar").addEventListener("submit", (event) => event.preventDefault());
 byId("previous").addEventListener("click", () => step(-1));

@@ -17,9 +17,7 @@ WORK = ("preprocess", "schedule", "codegen")
 
 def kernel_names(count: int) -> list[str]:
     """Return so many different names of kernels."""
-    return [
-        f"{SUBJECTS[number % len(SUBJECTS)]}_{'vol' if number % 2 else 'bdry'}_{number:03}" for number in range(count)
-    ]
+    return [f"{SUBJECTS[number % len(SUBJECTS)]}_{number:03}" for number in range(count)]
 
 
 def make_timeline(ranks: int = 4, kernels: int = 24, *, warm: float = 0.4, seed: int = 1) -> Timeline:
