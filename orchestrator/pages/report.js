@@ -373,7 +373,9 @@ function showDistribution(host, caption, limits, value) {
     { title: "size", cell: (group) => formatBytes(group.bytes), kind: "number" },
   ];
   const unknown = groups.at(-1);
-  new DataTable(host, { columns, caption }).show(unknown.fresh + unknown.stale ? groups : groups.slice(0, -1));
+  new DataTable(host, { columns, caption, cards: false }).show(
+    unknown.fresh + unknown.stale ? groups : groups.slice(0, -1),
+  );
 }
 
 const AGES = [
@@ -454,7 +456,7 @@ function showBench() {
       number("least", 2, formatSeconds),
       number("most", 3, formatSeconds),
     ];
-    new DataTable(byId(id), { columns, caption: first }).show(rows);
+    new DataTable(byId(id), { columns, caption: first, cards: false }).show(rows);
   }
 }
 

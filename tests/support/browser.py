@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import shutil
 from collections.abc import Iterator
@@ -93,11 +92,6 @@ class Browser:
         """Return the seconds of a processor that the page's thread has used."""
         metrics = {one["name"]: one["value"] for one in self.call("Performance.getMetrics")["metrics"]}
         return float(metrics["TaskDuration"])
-
-    def picture(self, file: Path, *, whole: bool = False) -> None:
-        """Write what is seen, or the whole page, as PNG."""
-        data = self.call("Page.captureScreenshot", captureBeyondViewport=whole)["data"]
-        file.write_bytes(base64.b64decode(data))
 
 
 @pytest.fixture(scope="session")
