@@ -47,11 +47,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
         seconds_of(given.command, Path(folder))
         turns = [turn(given.command, Path(folder)) for _ in range(given.rounds)]
     names = ("plain", "under the trace", "the trace as a whole")
-    print("median s   slower  by turns          run")
+    sys.stdout.write("median s   slower  by turns          run\n")
     for index, name in enumerate(names):
         slower = sorted(one[index] / one[0] - 1 for one in turns)
         median = statistics.median(one[index] for one in turns)
-        print(f"{median:8.3f}  {statistics.median(slower):+6.1%}  {slower[0]:+6.1%} to {slower[-1]:+6.1%}  {name}")
+        least, usual, most = slower[0], statistics.median(slower), slower[-1]
+        sys.stdout.write(f"{median:8.3f}  {usual:+6.1%}  {least:+6.1%} to {most:+6.1%}  {name}\n")
 
 
 if __name__ == "__main__":

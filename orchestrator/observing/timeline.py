@@ -62,7 +62,7 @@ class Timeline:
     wall_seconds: float
     processes: tuple[Process, ...]
     spans: tuple[Span, ...]
-    as_json: ClassVar = AsJson("cachectl/timeline/1")
+    as_json: ClassVar[AsJson] = AsJson("cachectl/timeline/1")
 
     def own(self) -> Iterator[tuple[Span, float, str | None]]:
         """Yield each span with its seconds without the spans inside it, and its kernel, or that of a span around."""

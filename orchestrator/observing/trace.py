@@ -130,7 +130,9 @@ class Trace:
     #: Where the time went; ``None`` if no process could be watched.
     timeline: Timeline | None = None
     summary: Summary | None = None
-    as_json: ClassVar = AsJson("cachectl/trace/1", hidden=("passed_on", "timeline"), optional=("kernels", "misses"))
+    as_json: ClassVar[AsJson] = AsJson(
+        "cachectl/trace/1", hidden=("passed_on", "timeline"), optional=("kernels", "misses")
+    )
 
 
 @dataclass

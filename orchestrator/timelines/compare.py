@@ -49,7 +49,7 @@ class Comparison:
     kernels: tuple[KernelChange, ...]
     #: How many kernels are as they were.
     unchanged: int
-    as_json: ClassVar = AsJson("cachectl/compare/1")
+    as_json: ClassVar[AsJson] = AsJson("cachectl/compare/1")
 
 
 @dataclass(frozen=True, slots=True)

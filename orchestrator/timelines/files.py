@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import Final
 
 from cachectl.layers.base.errors import BadRequest
 from cachectl.layers.disk.plain import read_plain
-from cachectl.moving.output_files import Kind
+from cachectl.moving.output_files import PAGE, Kind
 from cachectl.observing.timeline import Timeline
 from cachectl.timelines import chrome
 
@@ -15,11 +14,10 @@ from cachectl.timelines import chrome
 _LARGEST: Final = 1 << 28
 
 
-def _is_ours(head: bytes) -> bool:
-    return head.startswith((chrome.HEAD, b"<!doctype html", b"<!DOCTYPE html")) and b"cachectl" in head
-
-
-TIMELINE: Final = Kind("a timeline", _is_ours, is_binary=False)
+#: What ``trace --timeline`` may replace.
+TIMELINE: Final = Kind(
+    "a timeline", lambda head: head.startswith(chrome.HEAD) or PAGE.is_begun_by(head), is_binary=False
+)
 
 
 def check(name: str) -> None:
@@ -34,8 +32,9 @@ def encode(timeline: Timeline, name: str) -> bytes:
     check(name)
     if name.endswith(".json"):
         return chrome.encode(timeline)
-    page: bytes = import_module("cachectl.observing.page").page(timeline)
-    return page
+    from cachectl.observing.page import page
+
+    return page(timeline)
 
 
 def read(name: str) -> Timeline:
