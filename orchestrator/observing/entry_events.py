@@ -65,6 +65,8 @@ class Seen:
     doubts: list[str] = field(default_factory=list)
     #: Whether the uses of other programs are left out.
     told_apart: bool = False
+    #: Whether nothing could be seen.
+    blind: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +171,8 @@ class EntryEvents:
         self._descend(place, new=False)
 
     def _watch(self, folder: Path, mask: int) -> bool:
-        assert self._notify is not None
+        if self._notify is None:
+            return False
         try:
             self._folders[self._notify.add_watch(folder, mask | _MASK_ADD | _ONLY_FOLDERS)] = folder
             if mask == _ALL and self._fanotify is not None:
@@ -228,6 +231,8 @@ class EntryEvents:
     def _take(self) -> None:
         """Read what has come. Who did it comes first: a process may end."""
         for access in () if self._fanotify is None else self._fanotify.read():
+            if not self._is_wanted(access.path):
+                continue
             if access.process not in self._members:
                 self._members[access.process] = self._of_run(access.process)
             self._accesses.append(access)
@@ -269,7 +274,8 @@ class EntryEvents:
     def seen(self) -> dict[str, Seen]:
         """Return what was seen of each layer."""
         lost = self._lost or (self._fanotify is not None and self._fanotify.lost)
-        found = {name: Seen(gaps=gaps, told_apart=self._fanotify is not None) for name, gaps in self._gaps.items()}
+        told_apart, blind = self._fanotify is not None, self._notify is None
+        found = {name: Seen(gaps=list(gaps), told_apart=told_apart, blind=blind) for name, gaps in self._gaps.items()}
         # A process that could not be examined may have noted events since.
         members = {process: self._of_run(process) if own is None else own for process, own in self._members.items()}
         processes = _Processes(self._accesses, members) if self._fanotify is not None else None
@@ -282,17 +288,17 @@ class EntryEvents:
         return found
 
     def _assign(self, seen: Seen, claim: _Claim, path: Path, history: History, processes: _Processes | None) -> None:
+        key = claim.key_of(path)
+        if key is None and not claim.holds_many(path):
+            return
         uses, doubt = (history.uses, None) if processes is None else processes.of_run(path, history.uses)
         seen.doubts += [doubt] if doubt is not None and doubt not in seen.doubts else []
         hits, stores = counted(uses)
-        key = claim.key_of(path)
         if key is None:
-            if uses and claim.holds_many(path):
-                seen.others[path] = len(uses)
-        elif hits or stores:
-            seen.entries.append(
-                EntryUse(claim.root, key, tuple(use.at for use in hits), tuple(use.at for use in stores))
-            )
+            seen.others |= {path: len(uses)} if uses else {}
+        elif uses:
+            times = tuple(use.at for use in hits), tuple(use.at for use in stores)
+            seen.entries.append(EntryUse(claim.root, key, *times))
 
 
 def _identity(path: Path) -> tuple[int, int] | None:
@@ -372,7 +378,10 @@ class _Processes:
     def _opened(self, path: Path, renamed: Collection[tuple[int, int]]) -> list[Access]:
         """Return the openings of a file under its name: that of a file that gets the name later is none."""
         later = {self._openings[file][0] for file in renamed if file in self._writers and self._openings.get(file)}
-        numbers = {*self._accesses.get(path, ()), *(number for file in renamed for number in self._openings.get(file, ()))}
+        numbers = {
+            *self._accesses.get(path, ()),
+            *(number for file in renamed for number in self._openings.get(file, ())),
+        }
         return [self._all[number] for number in sorted(numbers - later) if self._all[number].opened]
 
     def _together(self, path: Path, uses: Sequence[Use], opened: Sequence[Access]) -> tuple[list[Use], str | None]:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple
 
+from cachectl.layers.base.as_json import AsJson
 from cachectl.layers.base.errors import FAILURES, Damaged
 from cachectl.observing.entry_events import EntryUse, Seen
 
@@ -32,6 +33,7 @@ class EntryTrace:
     device: str | None
     broken: bool = False
     at: tuple[float, ...] = ()
+    as_json: ClassVar[AsJson] = AsJson(hidden=("at",))
 
 
 class Listed(NamedTuple):
@@ -57,7 +59,7 @@ def entries_used(
     layer: Layer, seen: Seen, before: Mapping[str, Listed], after: Mapping[str, Listed]
 ) -> Iterator[EntryTrace]:
     """Yield the entries of a layer that were used; those of others that share the root are left out."""
-    for use in seen.entries:
+    for use in sorted(seen.entries, key=lambda use: min((*use.hits, *use.stores), default=0.0)):
         name = f"{use.root.path}/{use.key}"
         listed = after.get(name) or before.get(name)
         if listed is None or not listed.guest:
@@ -105,12 +107,13 @@ def count(
         new = [key for key in after if key not in before and not after[key].guest]
         names = ", ".join(sorted({path.name for path in seen.others}))
         why = f"{names} was opened {sum(seen.others.values())} times: {otherwise}; stores are the entries that appeared"
-        return Count(None, None, len(new), sum(after[key].bytes for key in new), False, f"{why}{others}")
+        total = sum(after[key].bytes for key in new)
+        return Count(None, None, len(new), total, exact=False, why=f"{why}{others}")
     limits = [*seen.gaps, *seen.doubts]
     if failed_builds and (hits or stores):
         limits.append("a build failed, which stores nothing, so that its misses do not show")
     bound = f"; a lower bound: {'; '.join(limits)}" if limits else ""
-    return Count(hits, misses, stores, total, not limits, f"{by}{others}{bound}")
+    return Count(hits, misses, stores, total, exact=not limits, why=f"{by}{others}{bound}")
 
 
 # ---------------------------------------------------------------------- builds
@@ -122,7 +125,7 @@ def served(builds: Sequence[Mapping[str, Any]], used: Iterable[EntryTrace]) -> d
     Builds that are not known to have been served otherwise, and whose kernels an entry names, are mapped. Builds of
     kernels of one name are told apart by time: an entry counts for the last build that had begun.
     """
-    begun = sorted((float(build["at"]) - float(build["seconds"]), place) for place, build in enumerate(builds))
+    begun = sorted((float(build.get("at") or 0) - float(build["seconds"]), place) for place, build in enumerate(builds))
     found: dict[int, list[EntryTrace]] = {}
     for entry in used:
         if entry.broken or not entry.kernels:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import os
+import py_compile
 import threading
 import time
 from collections import Counter
@@ -25,11 +26,13 @@ from cachectl.layers.base.as_json import AsJson
 from cachectl.layers.base.environment import process_variable, set_process_variable
 from cachectl.layers.base.errors import FAILURES, BadRequest
 from cachectl.layers.base.facts import Entry, Scope
-from cachectl.layers.base.parts import Lookups
+from cachectl.layers.base.parts import Compilation, Lookups
+from cachectl.observing.descendants import Descendants, looked_after
 from cachectl.observing.entry_events import EntryEvents, Members, Seen
 from cachectl.observing.entry_lookups import EntryTrace, Listed, count, entries_used, served
-from cachectl.observing.descendants import Descendants, looked_after
 from cachectl.observing.observer import TABLE
+from cachectl.observing.summary import Summary, summarize
+from cachectl.observing.timeline import Clock, Span, Telling, Timeline, read_timeline
 from cachectl.observing.trace_events import messages_after, read_events
 
 if TYPE_CHECKING:
@@ -122,11 +125,18 @@ class Trace:
     #: Every build, and every miss; ``None`` if nobody asked for them.
     kernels: tuple[KernelTrace, ...] | None = ()
     misses: tuple[Miss, ...] | None = None
+    #: The entries that were hit or stored, of the layers whose files show it; ``None`` if nobody asked for them.
+    entries: tuple[EntryTrace, ...] | None = None
     #: Commands that used a cache and could not be watched, with the layers they used.
     unwatched: tuple[Unwatched, ...] = ()
     #: Output of C code of the run on its error stream in a build that did not end, without the drivers' own messages.
     passed_on: bytes = b""
-    as_json: ClassVar[AsJson] = AsJson("cachectl/trace/1", hidden=("passed_on",), optional=("kernels", "misses"))
+    #: Where the time went; ``None`` if no process could be watched.
+    timeline: Timeline | None = None
+    summary: Summary | None = None
+    as_json: ClassVar[AsJson] = AsJson(
+        "cachectl/trace/1", hidden=("passed_on", "timeline"), optional=("kernels", "misses")
+    )
 
 
 @dataclass
@@ -135,6 +145,13 @@ class Traced:
 
     layers: tuple[LayerTrace, ...] = ()
     kernels: tuple[KernelTrace, ...] = ()
+    timeline: Timeline | None = None
+    summary: Summary | None = None
+
+    @property
+    def spans(self) -> tuple[Span, ...]:
+        """What the time of the block went to."""
+        return self.timeline.spans if self.timeline is not None else ()
 
     def __getitem__(self, name: str) -> LayerTrace:
         """Return what a layer did. Raises :class:`KeyError` for an unknown name."""
@@ -164,7 +181,7 @@ def trace(
         with tracer.looking():
             status = child.run(command, tracer.variables(stack.environment), stack.environment, signals)
         done = tracer.ended(command, status, time.perf_counter() - started)
-    return done if kernels else replace(done, kernels=None)
+    return done if kernels else replace(done, kernels=None, entries=None)
 
 
 def _counters(lookups: Lookups) -> tuple[int, int] | None:
@@ -189,7 +206,8 @@ class Tracer:
         files = ((layer, part.files) for layer in stack if (part := self._lookups.get(layer.name)) and part.files)
         self._entry_events = EntryEvents(files, Members(folder / "events", here=here))
         self._seen: dict[str, Seen] = {}
-        self._started = time.time()
+        self._began = Clock()
+        self._started = self._began.epoch / 1e9
         self.site.mkdir()
         (folder / "events").mkdir()
         self._descendants = Descendants(
@@ -201,6 +219,10 @@ class Tracer:
         (self.site / "cachectl_observer.py").write_bytes(observer.read_bytes())
         (self.site / "sitecustomize.py").write_text(_SITE)
         (self.site / TABLE).write_text(json.dumps(self._table()))
+        # Each process of the run would compile them.
+        for path in self.site.glob("*.py"):
+            with suppress(OSError):
+                py_compile.compile(str(path), doraise=False)
 
     def _table(self) -> dict[str, object]:
         """Copy the layers' files into the site folder, and return the observer's table."""
@@ -217,6 +239,7 @@ class Tracer:
         return {
             "calls": [{"layer": name, **asdict(call)} for name, part in parts for call in part.calls],
             "watchers": sorted(watchers),
+            "imports": sorted({package for _, part in parts for package in part.imports}),
             "listeners": {
                 platform: (name, copied(file)) for name, part in parts for platform, file in part.listeners.items()
             },
@@ -241,9 +264,11 @@ class Tracer:
     @contextmanager
     def watching_entries(self) -> Iterator[None]:
         """Watch the files of entries during the block."""
-        with self._entry_events.watching():
-            yield
-        self._seen = self._entry_events.seen()
+        try:
+            with self._entry_events.watching():
+                yield
+        finally:
+            self._seen = self._entry_events.seen()
 
     def variables(self, environment: Environment) -> dict[str, str]:
         """Return the variables that make a child and its children watched, by an outer trace too."""
@@ -256,18 +281,42 @@ class Tracer:
         noted = read_events(self.events_folder)
         events = noted.events
         unwatched = self._unwatched()
-        layers = tuple(_bounded(self._layer(layer, events), unwatched, noted.unread) for layer in self._stack)
+        after = {layer.name: self._list_entries(layer) for layer in self._stack if layer.name in self._seen}
+        used = {layer.name: self._used(layer, after[layer.name]) for layer in self._stack if layer.name in self._seen}
+        timeline = self._timeline(command, wall, events)
+        layers = tuple(
+            self._by_files(layer, used.get(layer.name, ()), after.get(layer.name), events)
+            or _bounded(self._layer(layer, events), unwatched, noted.unread)
+            for layer in self._stack
+        )
+        entries = tuple(entry for layer in used.values() for entry in layer)
         return Trace(
             tuple(command),
             status,
             wall,
             layers,
-            tuple(_kernels(events)),
+            tuple(_kernels(events, entries)),
             tuple(self._misses(events)) if self._explain else None,
+            entries,
             unwatched,
             # The process ended in the build, and so did not pass it on itself.
             b"".join(map(self._other_output, messages_after(self.events_folder, events))),
+            timeline,
+            None if timeline is None else summarize(timeline),
         )
+
+    def _timeline(self, command: Sequence[str], wall: float, events: Sequence[Mapping[str, Any]]) -> Timeline | None:
+        def weigh(layer: str, path: str) -> int | None:
+            part = self._lookups.get(layer)
+            return None if part is None else part.weigh(path)
+
+        def compilations(layer: str, path: str) -> Sequence[Compilation]:
+            part = self._lookups.get(layer)
+            return () if part is None else part.compilations(path)
+
+        telling = Telling(self._layer_of, weigh, compilations)
+        found = read_timeline(command, self._began, wall, events, telling)
+        return found if found.processes else None
 
     def _unwatched(self) -> tuple[Unwatched, ...]:
         found: dict[str, set[str]] = {}
@@ -284,6 +333,29 @@ class Tracer:
         return heard
 
     # ------------------------------------------------------------------ layers
+
+    def _used(self, layer: Layer, after: Mapping[str, Listed] | None) -> tuple[EntryTrace, ...]:
+        return tuple(entries_used(layer, self._seen[layer.name], self._before[layer.name] or {}, after or {}))
+
+    def _by_files(
+        self,
+        layer: Layer,
+        used: Sequence[EntryTrace],
+        after: Mapping[str, Listed] | None,
+        events: Sequence[Mapping[str, Any]],
+    ) -> LayerTrace | None:
+        """Return what the files of a layer's entries showed; ``None`` if they could not be watched at all."""
+        lookups, before, seen = self._lookups.get(layer.name), self._before[layer.name], self._seen.get(layer.name)
+        if lookups is None or lookups.files is None or seen is None or seen.blind:
+            return None
+        if layer.scope is not Scope.SYSTEM and (before is None or after is None):
+            return None
+        failed = any(event["event"] == "build" and event["failed"] and not event.get("driver") for event in events)
+        numbers = count(seen, used, before or {}, after or {}, lookups.files.otherwise, failed_builds=failed)
+        evidence = EXACT if numbers.exact else INFERRED
+        return LayerTrace(
+            layer.name, numbers.hits, numbers.misses, numbers.stores, numbers.bytes, evidence, numbers.why
+        )
 
     def _layer(self, layer: Layer, events: Sequence[Mapping[str, Any]]) -> LayerTrace:
         watched = any(event["event"] == "started" for event in events)
@@ -447,14 +519,17 @@ def _bounded(counted: LayerTrace, unwatched: Iterable[Unwatched], unread: Sequen
 # ---------------------------------------------------------------------- kernels
 
 
-def _kernels(events: Iterable[Mapping[str, Any]]) -> Iterator[KernelTrace]:
-    for event in events:
-        if event["event"] == "build":
-            compiled = False if event.get("binary") == "hit" else event.get("compiled")
-            served = None
-            if compiled is False and not event.get("failed"):
-                served = event["layer"] if event.get("binary") == "hit" else event.get("driver")
-            yield KernelTrace(tuple(event.get("kernels") or ()), served, compiled, float(event["seconds"]))
+def _kernels(events: Iterable[Mapping[str, Any]], entries: Sequence[EntryTrace]) -> Iterator[KernelTrace]:
+    builds = [event for event in events if event["event"] == "build"]
+    silent = [event for event in builds if event.get("binary") != "hit" and not event.get("driver")]
+    shown = {id(silent[place]): outcome for place, outcome in served(silent, entries).items()}
+    for event in builds:
+        compiled = False if event.get("binary") == "hit" else event.get("compiled")
+        by = None
+        if compiled is False and not event.get("failed"):
+            by = event["layer"] if event.get("binary") == "hit" else event.get("driver")
+        by, compiled = shown.get(id(event), (by, compiled))
+        yield KernelTrace(tuple(event.get("kernels") or ()), by, compiled, float(event["seconds"]))
 
 
 # ---------------------------------------------------------------------- in this process
@@ -480,14 +555,15 @@ def traced() -> Iterator[Traced]:
         result = Traced()
         stack = LayerSet()
         with isolated_root(stack.environment) as folder:
-            tracer = Tracer(stack, folder)
+            tracer = Tracer(stack, folder, here=True)
             started = time.perf_counter()
             try:
-                with _watching(tracer):
+                with tracer.watching_entries(), _watching(tracer):
                     yield result
             finally:
                 done = tracer.ended((), None, time.perf_counter() - started)
                 result.layers, result.kernels = done.layers, done.kernels or ()
+                result.timeline, result.summary = done.timeline, done.summary
     finally:
         _ONE.release()
 
