@@ -35,6 +35,8 @@ class Outlook:
         return f"not known: {self.because}" if self.hits is None else f"cannot hit: {self.because}"
 
 
+#: The longest text in a key that is shown, in characters.
+_SHORT: Final = 160
 #: The outlook of an entry whose layer does not say what its key depends on.
 UNFORESEEN: Final = Outlook(None, "what decides about this layer cannot be read without its driver")
 
@@ -176,10 +178,33 @@ class Lookups:
         del entry, event
         return True
 
+    def part_of(self, event: Mapping[str, Any]) -> str | None:
+        """Return the name of the part of the cache that was asked, as a dictionary's; ``None`` if it has no parts."""
+        del event
+        return None
+
     def difference(self, alike: Sequence[Entry], event: Mapping[str, Any]) -> str:
-        """Explain in words why a lookup missed although these entries of the same kernel are there."""
-        del alike, event
+        """Explain in words why a lookup missed although these entries of the same kernel are there.
+
+        If the miss shows by the entry that was stored, the event has its ``root``, ``key`` and ``device``.
+        """
+        here, there = event.get("device"), sorted({entry.device or "" for entry in alike})
+        if here and "" not in there and here not in there:
+            return (
+                f"an entry of the same kernel is there, but its device differs: {', '.join(there)} there, {here} here"
+            )
         return "an entry of the same kernel is there, but the kernel itself, its types or its target differ"
+
+
+def named_parts(there: Mapping[str, str], here: Mapping[str, str]) -> str | None:
+    """Name the parts in which two keys differ, the short ones with their values; ``None`` if none does."""
+    named = []
+    for part in sorted(there.keys() & here.keys()):
+        before, now = there[part], here[part]
+        if before != now:
+            short = max(len(before), len(now)) <= _SHORT and "\n" not in before + now
+            named.append(f"{part} ({before or 'none'} there, {now or 'none'} here)" if short else part)
+    return f"differs in {', '.join(named)}" if named else None
 
 
 class Tagging(ABC):

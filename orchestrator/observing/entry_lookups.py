@@ -33,6 +33,7 @@ class EntryTrace:
     device: str | None
     broken: bool = False
     at: tuple[float, ...] = ()
+    root: str = ""
     as_json: ClassVar[AsJson] = AsJson(hidden=("at",))
 
 
@@ -80,7 +81,16 @@ def _described(layer: Layer, use: EntryUse, size: int | None) -> EntryTrace:
     kernels = tuple((told.get("kernels") or "").split()) or None
     at = tuple(sorted((*use.hits, *use.stores)))
     return EntryTrace(
-        layer.name, use.key, len(use.hits), len(use.stores), size, kernels, told.get("device") or None, broken, at
+        layer=layer.name,
+        key=use.key,
+        hits=len(use.hits),
+        stores=len(use.stores),
+        bytes=size,
+        kernels=kernels,
+        device=told.get("device") or None,
+        broken=broken,
+        at=at,
+        root=str(use.root.path),
     )
 
 

@@ -104,6 +104,8 @@ class Miss:
     layer: str
     kernels: tuple[str, ...]
     because: str
+    #: The part of the cache that was asked, such as a dictionary; ``None`` if the cache has no parts.
+    part: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,7 +298,7 @@ class Tracer:
             wall,
             layers,
             tuple(_kernels(events, entries)),
-            tuple(self._misses(events)) if self._explain else None,
+            (*self._misses(events), *self._misses_by_files(entries)) if self._explain else None,
             entries,
             unwatched,
             # The process ended in the build, and so did not pass it on itself.
@@ -423,9 +425,23 @@ class Tracer:
             if event["event"] == "miss" or compiled:
                 layer = str(event.get("driver")) if compiled else self._layer_of(event)
                 kernels = tuple(event.get("kernels") or ())
-                yield Miss(layer, kernels, _other_build(event, built) or self._because(layer, kernels, event))
+                because = _other_build(event, built) or self._because(layer, kernels, event)
+                part = (self._lookups.get(layer) or Lookups()).part_of(event)
+                yield Miss(layer, kernels, because, part)
             if event["event"] == "build":
                 built.append(event)
+
+    def _misses_by_files(self, entries: Iterable[EntryTrace]) -> Iterator[Miss]:
+        """Yield the misses that show by what was stored after them."""
+        for entry in entries:
+            if entry.stores or entry.broken:
+                because = "its entry is damaged"
+                if any((known.layer, known.key) == (entry.layer, entry.key) for known in self._known):
+                    because = "its entry was there before, and was damaged or removed"
+                elif not entry.broken:
+                    event = {"root": entry.root, "key": entry.key, "device": entry.device}
+                    because = self._because(entry.layer, entry.kernels or (), event)
+                yield Miss(entry.layer, entry.kernels or (), because)
 
     def _layer_of(self, event: Mapping[str, Any]) -> str:
         owners = (layer.name for layer in self._stack if self._owns(layer.name, event))

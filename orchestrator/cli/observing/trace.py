@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
@@ -14,7 +15,7 @@ from cachectl.cli.parser import Parser
 if TYPE_CHECKING:
     from cachectl.observing.entry_lookups import EntryTrace
     from cachectl.observing.summary import Forecast, KernelTime, StageTime
-    from cachectl.observing.trace import KernelTrace, LayerTrace, Trace
+    from cachectl.observing.trace import KernelTrace, LayerTrace, Miss, Trace
     from cachectl.timelines.compare import Comparison, KernelChange, StageChange
 
 
@@ -184,6 +185,16 @@ def _show(done: Trace) -> None:
     if done.entries:
         output.show_errors(["", *output.plain_table(ENTRY_COLUMNS, done.entries)])
     if done.misses is not None:
-        output.show_errors(
-            ["", *(f"{miss.layer}: {' '.join(miss.kernels) or output.DASH}: {miss.because}" for miss in done.misses)]
-        )
+        output.show_errors(["", *_folded(done.misses)])
+
+
+def _folded(misses: Sequence[Miss]) -> Iterator[str]:
+    """Yield a line for the first miss of each reason in each part of a layer, and one for the others of that reason."""
+    groups: dict[tuple[str, str | None, str], list[Miss]] = {}
+    for miss in misses:
+        groups.setdefault((miss.layer, miss.part, miss.because), []).append(miss)
+    for (layer, part, because), alike in groups.items():
+        names = list(dict.fromkeys(" ".join(miss.kernels) or output.DASH for miss in alike))
+        yield f"{': '.join(filter(None, (layer, part, names[0])))}: {because}"
+        if names[1:]:
+            yield f"  … and {output.plural(len(names) - 1, 'more kernel')}: the same"
