@@ -159,6 +159,14 @@ class Lookups:
         """Return the hits and misses that the cache itself has counted since it was made; ``None`` if it has not."""
         return None
 
+    def by_openings(self, openings: int, stores: int) -> tuple[int, int] | None:
+        """Infer hits and misses from the openings of files with many entries, and the entries that appeared.
+
+        ``None`` if they show neither.
+        """
+        del openings, stores
+        return None
+
     def weigh(self, path: str) -> int | None:
         """Return the bytes of a file that a listener saw stored; ``None`` if it no longer exists."""
         del path

@@ -147,13 +147,11 @@ def parts(key: bytes) -> dict[str, str]:
     texts = [text.decode(errors="replace") for text in key.split(b"\0")]
     options = next((text for text in texts if "-cl-nv-arch" in text), "")
     words = "".join(letter for letter in options if letter.isprintable()).split()
-    included = [
-        place for place, word in enumerate(words) if "-I" in words[max(0, place - 1) : place] or word[:2] == "-I"
-    ]
+    included = {place for place, word in enumerate(words) if word[:2] == "-I" or words[place - 1 : place] == ["-I"]}
     return {
         **found,
         "source": max(texts, key=len),
-        "include path": " ".join(words[place] for place in included),
+        "include path": " ".join(words[place] for place in sorted(included)),
         "options": " ".join(word for place, word in enumerate(words) if place not in included),
     }
 

@@ -310,7 +310,7 @@ def _identity(path: Path) -> tuple[int, int] | None:
 
 
 class Members:
-    """Answers whether a process belongs to a run: a descendant of this process, or one that the trace's variable names.
+    """Answers whether a process belongs to a run: it, or one above it, was started with the trace's variable.
 
     ``folder`` is that of the run's events; ``here`` says whether this process itself belongs to the run.
     """
@@ -325,19 +325,20 @@ class Members:
             return process != 0 and self._here
         if (self._folder / f"{process}.events").exists():
             return True
+        mark, above = os.fsencode(self._folder), process
         try:
-            above = process
-            while above > 1:
+            while above > 1 and above != os.getpid():
+                # Some programs clear the variables of those that they start.
+                if mark in Path(f"/proc/{above}/environ").read_bytes():
+                    return True
                 fields = Path(f"/proc/{above}/stat").read_bytes().rpartition(b") ")[2].split()
                 above = int(fields[1])
-                if above == os.getpid():
-                    return True
-            return os.fsencode(self._folder) in Path(f"/proc/{process}/environ").read_bytes()
         except FileNotFoundError:
             return None
         except (OSError, ValueError, IndexError):
             # Another user's.
             return False
+        return self._here and above == os.getpid()
 
 
 class _Processes:
@@ -385,10 +386,16 @@ class _Processes:
         return [self._all[number] for number in sorted(numbers - later) if self._all[number].opened]
 
     def _together(self, path: Path, uses: Sequence[Use], opened: Sequence[Access]) -> tuple[list[Use], str | None]:
-        """Judge uses of which one process made several at once: certain if all are the run's, or none is."""
+        """Judge uses of which some were reported as one: if other programs are among them, count those of the run."""
         seen = (*opened, *(self._all[number] for number in self._accesses.get(path, ())))
         mine = {self._members.get(access.process) for access in seen}
+        if mine == {True} or not self._strangers:
+            return list(uses), None
         if mine == {False}:
             return [], None
-        certain = mine == {True} or not self._strangers
-        return list(uses), None if certain else "some uses by several programs could not be told apart"
+        own = [access for access in seen if self._members.get(access.process)]
+        stores = len({id(access) for access in own if access.written})
+        readings = len({id(access) for access in own if access.opened}) - stores
+        last = uses[-1].at
+        counted_uses = [Use(last, stored=place >= readings) for place in range(max(0, readings) + stores)]
+        return counted_uses, "some uses by several programs were reported as one"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 
 
 @dataclass
@@ -30,20 +31,23 @@ class History:
     _creating: bool = False
     _writing: bool = False
     _dirty: bool = False
+    _gone: bool = False
     #: The file was found when its new folder was listed; its creation may be reported again.
     _listed: bool = False
 
     def listed(self, at: float) -> None:
-        """Record a file that was in a new folder already."""
-        if not self.uses:
+        """Record a file that was in a new folder already: its events are missing, or the last ones will come."""
+        if not self.uses or self._gone:
+            self._gone = False
             self.uses.append(Use(at, stored=True))
-            self._listed = self._writing = self._creating = True
+            self._listed = self._writing = True
 
     def created(self, at: float) -> None:
         """Record its creation."""
         if not self._listed:
             self.uses.append(Use(at, stored=True))
         self._creating = self._writing = True
+        self._gone = False
 
     def arrived(self, at: float, file: tuple[int, int] | None) -> None:
         """Record that another file was renamed to its name."""
@@ -51,6 +55,7 @@ class History:
             self.uses[-1].file = file
         else:
             self.uses.append(Use(at, stored=True, file=file))
+        self._gone = False
         self._settle()
 
     def opened(self, at: float) -> None:
@@ -67,7 +72,10 @@ class History:
 
     def written(self) -> None:
         """Record that a program which could write to it has closed it."""
-        if not self._writing and self._dirty and self.uses and not self.uses[-1].stored:
+        if self._listed and self._dirty and not self.uses[-1].stored:
+            # It was opened by the program that made it.
+            self.uses.pop()
+        elif not self._writing and self._dirty and self.uses and not self.uses[-1].stored:
             self.uses[-1].stored = True
             if self.uses[-2:-1] and not self.uses[-2].stored:
                 self.uses[-2].redone = True
@@ -76,6 +84,7 @@ class History:
     def gone(self) -> None:
         """Record that its name is gone."""
         self._settle()
+        self._gone = True
 
     def _settle(self) -> None:
         self._creating = self._writing = self._dirty = self._listed = False
@@ -84,7 +93,7 @@ class History:
 def counted(uses: Sequence[Use]) -> tuple[list[Use], list[Use]]:
     """Return the readings that were hits, and the stores. Who stores a file right after reading it found it broken."""
     hits, stores = [], []
-    for use, following in zip(uses, (*uses[1:], None), strict=True):
+    for use, following in zip_longest(uses, uses[1:]):
         if use.stored:
             stores.append(use)
         elif not (use.redone and following is not None and following.process == use.process):

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple
 
 from cachectl.layers.base.as_json import AsJson
 from cachectl.layers.base.errors import FAILURES, Damaged
+from cachectl.layers.base.parts import EntryFiles, Lookups
 from cachectl.observing.entry_events import EntryUse, Seen
 
 if TYPE_CHECKING:
@@ -99,11 +100,11 @@ def count(
     used: Sequence[EntryTrace],
     before: Mapping[str, Listed],
     after: Mapping[str, Listed],
-    otherwise: str,
+    lookups: Lookups,
     *,
     failed_builds: bool,
 ) -> Count:
-    """Return the numbers of a layer. ``otherwise`` is why files with many entries show no lookup.
+    """Return the numbers of a layer.
 
     A lookup that finds nothing touches no file: a miss is counted when its entry is stored.
     """
@@ -115,10 +116,12 @@ def count(
     others = "" if seen.told_apart else "; other programs on the same cache are counted too, as only root sees who"
     if seen.others:
         new = [key for key in after if key not in before and not after[key].guest]
-        names = ", ".join(sorted({path.name for path in seen.others}))
-        why = f"{names} was opened {sum(seen.others.values())} times: {otherwise}; stores are the entries that appeared"
+        names, openings = ", ".join(sorted({path.name for path in seen.others})), sum(seen.others.values())
+        files = lookups.files or EntryFiles()
+        hits_of, misses_of = lookups.by_openings(openings, len(new)) or (None, None)
+        why = f"{names}: opened {openings} times; {files.otherwise}; stores are the entries that appeared"
         total = sum(after[key].bytes for key in new)
-        return Count(None, None, len(new), total, exact=False, why=f"{why}{others}")
+        return Count(hits_of, misses_of, len(new), total, exact=False, why=f"{why}{others}")
     limits = [*seen.gaps, *seen.doubts]
     if failed_builds and (hits or stores):
         limits.append("a build failed, which stores nothing, so that its misses do not show")

@@ -353,7 +353,7 @@ class Tracer:
         if layer.scope is not Scope.SYSTEM and (before is None or after is None):
             return None
         failed = any(event["event"] == "build" and event["failed"] and not event.get("driver") for event in events)
-        numbers = count(seen, used, before or {}, after or {}, lookups.files.otherwise, failed_builds=failed)
+        numbers = count(seen, used, before or {}, after or {}, lookups, failed_builds=failed)
         evidence = EXACT if numbers.exact else INFERRED
         return LayerTrace(
             layer.name, numbers.hits, numbers.misses, numbers.stores, numbers.bytes, evidence, numbers.why

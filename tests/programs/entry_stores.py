@@ -4,11 +4,14 @@ Entries are the files below SOURCE; without KEYs all are looked up, one after th
 JSON. What each kind does stands in the pages of the layers under docs/layers.
 """
 
+import bz2
 import contextlib
 import fcntl
+import hashlib
 import json
 import mmap
 import os
+import sqlite3
 import sys
 import tempfile
 from pathlib import Path
@@ -58,6 +61,33 @@ def comgr(root, key, data):
         file.write(data)
     temporary.rename(root / key)
     return False
+
+
+def miopen(root, key, data):
+    """Open the database to look up, which makes it; open it again to store."""
+    root.mkdir(parents=True, exist_ok=True)
+    arguments = " -DMLO_HW_WAVE_SZ=64 -mcpu=gfx90a"
+    with contextlib.closing(database(root)) as connection:
+        asked = "SELECT kernel_blob FROM kern_db WHERE kernel_name = ? AND kernel_args = ?"
+        found = connection.execute(asked, (f"{key}.o", arguments)).fetchone()
+    if found is None:
+        with contextlib.closing(database(root)) as connection:
+            row = (f"{key}.o", arguments, bz2.compress(data), hashlib.md5(data).hexdigest(), len(data))  # noqa: S324
+            connection.execute("INSERT OR REPLACE INTO kern_db VALUES(NULL, ?, ?, ?, ?, ?)", row)
+            connection.commit()
+    return found is not None
+
+
+def database(root):
+    connection = sqlite3.connect(root / "gfx90a6e.ukdb")
+    connection.execute("PRAGMA journal_mode=WAL")
+    connection.executescript(
+        "CREATE TABLE IF NOT EXISTS `kern_db` (`id` INTEGER PRIMARY KEY ASC,`kernel_name` TEXT NOT NULL,"
+        "`kernel_args` TEXT NOT NULL,`kernel_blob` BLOB NOT NULL,`kernel_hash` TEXT NOT NULL,"
+        "`uncompressed_size` INT NOT NULL);"
+        "CREATE UNIQUE INDEX IF NOT EXISTS `idx_kern_db` ON kern_db(kernel_name, kernel_args);"
+    )
+    return connection
 
 
 def read(path):
