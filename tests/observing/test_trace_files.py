@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from support.tracing import numbers
+from tiers import thorough
 
 from cachectl.layer_set import LayerSet
 from cachectl.layers.base.environment import Environment
@@ -95,7 +96,7 @@ def used(document: Mapping[str, Any], kind: str, what: str) -> set[str]:
     return {entry["key"] for entry in document["entries"] if entry["layer"] == kind and entry[what]}
 
 
-@pytest.mark.parametrize("kind", ["cuda", "neo", "comgr"])
+@pytest.mark.parametrize("kind", ["cuda", *thorough("neo", "comgr")])
 def test_cold_warm_and_one_missing(home: Home, sources: Mapping[str, Path], kind: str) -> None:
     """Each entry is a miss and a store, then a hit; of a purged one, the entry itself is named."""
     (home.path / ".cache" / "neo_compiler_cache").mkdir(parents=True)
