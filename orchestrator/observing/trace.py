@@ -28,8 +28,8 @@ from cachectl.layers.base.errors import FAILURES, BadRequest
 from cachectl.layers.base.facts import Entry, Scope
 from cachectl.layers.base.parts import Compilation, Lookups
 from cachectl.observing.descendants import Descendants, looked_after
-from cachectl.observing.entry_events import EntryEvents, Members, Seen
-from cachectl.observing.entry_lookups import EntryTrace, Listed, count, entries_used, served
+from cachectl.entry_files.events import EntryEvents, Members, Seen
+from cachectl.entry_files.lookups import EntryTrace, Listed, count, entries_used, served
 from cachectl.observing.observer import TABLE
 from cachectl.observing.summary import Summary, summarize
 from cachectl.observing.timeline import Clock, Span, Telling, Timeline, read_timeline

@@ -20,10 +20,10 @@ from tiers import thorough
 
 from cachectl.layer_set import LayerSet
 from cachectl.layers.base.environment import Environment
-from cachectl.observing import entry_events
-from cachectl.observing.entry_events import EntryEvents, Members
-from cachectl.observing.entry_history import History, counted
-from cachectl.observing.fanotify import Fanotify
+from cachectl.entry_files import events as entry_events
+from cachectl.entry_files.events import EntryEvents, Members
+from cachectl.entry_files.history import History, counted
+from cachectl.entry_files.fanotify import Fanotify
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -13,7 +13,7 @@ from cachectl.cli.call import Call
 from cachectl.cli.parser import Parser
 
 if TYPE_CHECKING:
-    from cachectl.observing.entry_lookups import EntryTrace
+    from cachectl.entry_files.lookups import EntryTrace
     from cachectl.observing.summary import Forecast, KernelTime, StageTime
     from cachectl.observing.trace import KernelTrace, LayerTrace, Miss, Trace
     from cachectl.timelines.compare import Comparison, KernelChange, StageChange

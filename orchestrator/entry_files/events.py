@@ -1,7 +1,7 @@
 """Lookups and stores of caches that keep each entry in a file, seen from outside while a command runs.
 
 The kernel reports each opening, writing and renaming in the folders of these caches (inotify), and root also learns
-which process it was (:mod:`cachectl.observing.fanotify`). Layers say whose files these are
+which process it was (:mod:`cachectl.entry_files.fanotify`). Layers say whose files these are
 (:class:`cachectl.layers.base.parts.EntryFiles`). A lookup that finds no file is not reported: it shows by the store
 that follows.
 """
@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Final
 from cachectl.layers.base.errors import FAILURES
 from cachectl.layers.base.facts import Root
 from cachectl.layers.base.parts import EntryFiles
-from cachectl.observing.entry_history import History, Use, counted
-from cachectl.observing.fanotify import Access, Fanotify
+from cachectl.entry_files.history import History, Use, counted
+from cachectl.entry_files.fanotify import Access, Fanotify
 
 if TYPE_CHECKING:
     from inotify_simple import Event, INotify
