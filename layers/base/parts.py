@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, NamedTuple
 
 from cachectl.layers.base.environment import Environment
 from cachectl.layers.base.facts import Entry, Removable, Root
@@ -85,8 +85,7 @@ class Call:
     absent: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Compilation:
+class Compilation(NamedTuple):
     """A driver's compilation in epoch seconds: of a program as it is built, or of a kernel from its launch on.
 
     The latter has no ``start``.
