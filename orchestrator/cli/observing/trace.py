@@ -26,7 +26,7 @@ def add_options(parser: Parser) -> None:
     timeline = "write where the time went: .json in the Chrome trace format, which Perfetto opens, .html as a page"
     parser.add_argument("--timeline", metavar="FILE", help=timeline)
     compare = "run nothing: compare two timelines in .json files"
-    parser.add_argument("--compare", nargs=2, metavar=("A.json", "B.json"), help=compare)
+    parser.add_argument("--compare", nargs=2, metavar="FILE", help=compare)
     parser.add_argument("--json", metavar="FILE", help="write JSON to a file, - for standard output")
     parser.add_force("JSON or a timeline of trace")
     parser.usage = (
