@@ -135,7 +135,7 @@ def _seconds(seconds: float) -> str:
 
 def _forecast(warm: Forecast, wall: float) -> str:
     if not warm.saves and not warm.at_least:
-        return f"it took {wall:.2f} s, and every cache was filled"
+        return f"it took {wall:.2f} s, and no lookup missed"
     about = "at least" if warm.at_least else "about"
     return f"it took {wall:.2f} s; with every cache filled, {about} {warm.saves:.2f} s less: {warm.seconds:.2f} s"
 
