@@ -294,7 +294,7 @@ class Tracer:
             part = self._lookups.get(layer)
             return None if part is None else part.weigh(path)
 
-        def compilations(layer: str, path: str) -> Sequence[Compilation]:
+        def compilations(layer: str, path: str) -> tuple[Compilation, ...]:
             part = self._lookups.get(layer)
             return () if part is None else part.compilations(path)
 

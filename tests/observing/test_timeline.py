@@ -199,7 +199,7 @@ def test_a_driver_that_missed_looked_up_and_compiled() -> None:
     build = event("build", 101, 111, compiles=[[102 * SECOND, 110 * SECOND]], **about)
     launch = event("span", 112, 113, stage="launch", name="enqueue", kernels=["k"])
     wait = event("span", 113, 120, stage="launch", name="wait", kernels=["k"])
-    times = (Compilation(None, 1003.0, 1008.0), Compilation("k", None, 1018.0))
+    times: tuple[Compilation, Compilation] = ((None, 1003.0, 1008.0), ("k", None, 1018.0))
     spans = read([said, build, launch, wait], *times)
     assert [(span.stage, span.start, span.seconds) for span in spans] == [
         ("build", 1.0, 10.0),
