@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import signal
 import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from support.timelines import make_timeline
 from support.tracing import real, trace
 
+from cachectl.layer_set import LayerSet
 from cachectl.layers.base.errors import BadRequest
 from cachectl.layers.base.parts import Compilation
+from cachectl.observing import observer
 from cachectl.observing.summary import summarize
 from cachectl.observing.timeline import STAGES, Clock, Process, Span, Telling, Timeline, read_timeline
 from cachectl.timelines import chrome, files
@@ -22,7 +26,6 @@ from cachectl.timelines.compare import compare
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
     from homes import Home
 
@@ -161,6 +164,18 @@ assert looked.start > 0.2
 assert [one.stage for one in t.summary.stages] == ["import", "lookup"]
 """
     home.run(sys.executable, "-c", program)
+
+
+def test_what_runs_in_programs_needs_the_standard_library_alone() -> None:
+    parts = [layer.lookups for layer in LayerSet(plugins=False) if layer.lookups is not None]
+    paths = {path for part in parts for path in (*part.watchers.values(), *part.listeners.values())}
+    paths.add(Path(observer.__file__))
+    assert len(paths) > 4
+    for path in paths:
+        nodes = [*ast.walk(ast.parse(path.read_text()))]
+        names = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+        names |= {node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)}
+        assert {name.partition(".")[0] for name in names} <= sys.stdlib_module_names, path
 
 
 # ---------------------------------------------------------------------- events
