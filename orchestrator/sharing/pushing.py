@@ -48,6 +48,7 @@ from cachectl.sharing.places import place_of
 
 if TYPE_CHECKING:
     from cachectl.layer_set import LayerSet
+    from cachectl.layers.base.environment import Environment
     from cachectl.layers.base.layer import Layer
 
 #: Seconds after which a long push writes an index part for what it has uploaded.
@@ -127,18 +128,20 @@ def push(
     layers: Iterable[str] = (),
     sign: str | None = None,
     allowed_signers: str | None = None,
+    own: Environment | None = None,
 ) -> Push:
     """Add the selected entries of the named layers, or of every clearable layer, that the store at ``url`` lacks.
 
     ``sign`` is an OpenSSH key. An entry counts as present if a part lists it that ``sign`` or a signer of
-    ``allowed_signers`` has signed; without both, if any part does. Raises :class:`BadStore` if the store is damaged,
+    ``allowed_signers`` has signed; without both, if any part does. ``own`` is the environment that keeps index parts
+    for the next command, by default that of ``stack``. Raises :class:`BadStore` if the store is damaged,
     :class:`TransferFailed` or :class:`OSError` if it cannot be reached or written, and :class:`BadRequest` if the key
     cannot sign.
     """
     named = tuple(dict.fromkeys(layers))
     chosen = sorted(stack.chosen(named), key=lambda layer: layer.name)
     with ExitStack() as block:
-        index = Index(place_of(url, stack.environment), stack.environment)
+        index = Index(place_of(url, own or stack.environment), own or stack.environment)
         pushing = _Pushing(stack, index, sign, _judges(stack, sign, allowed_signers, block))
         done = tuple(pushing.push(layer, selection, named=bool(named)) for layer in chosen)
         pushing.settle()
