@@ -37,6 +37,7 @@ from cachectl.sharing.format import (
     Stocked,
     StoreKey,
     digest_of,
+    is_young,
     new_store_id,
     object_file,
     pack_file,
@@ -194,7 +195,6 @@ class _Pushing:
         self._clock = stack.environment.clock
         self._sign = key
         self._judges = judges
-        self._new_store = False
         self._condemned: frozenset[str] | None = None
         self._parts: dict[PartName, Part] = {}
         self._written = 0
@@ -359,12 +359,11 @@ class _Pushing:
             self._write(f"{INDEX}store-{new_store_id(self._clock())}", b"\n")
             # Another first push may have been faster.
             self._index.list()
-            self._new_store = True
         return self._index.demand()
 
     def settle(self) -> None:
         """If two first pushes met, write the parts again for the identity that counts."""
-        if not self._new_store or not self._parts:
+        if not self._parts or not is_young(self._index.demand(), self._clock()):
             return
         self._index.list()
         for name, part in tuple(self._parts.items()):

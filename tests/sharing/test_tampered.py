@@ -143,7 +143,7 @@ def test_random_changes_of_any_file_are_refused(
     good: Path, tmp_path: Path, new_home: Callable[[Path], Home], signed: Trust
 ) -> None:
     """Every file of the store is needed here: a change of one byte, a cut or an addition is noticed."""
-    draw = random.Random(17)
+    draw = random.Random(17)  # noqa: S311 - no secret
     home = new_home(tmp_path / "home")
     for number in range(RANDOM):
         store = tmp_path / f"store{number}"
@@ -175,9 +175,7 @@ def test_random_changes_of_any_file_are_refused(
     assert not (home.path / ".cache").exists()
 
 
-def test_an_index_part_that_was_written_anew_needs_a_new_signature(
-    home: Home, store: Path, key: Path, signed: Trust
-) -> None:
+def test_an_index_part_that_was_written_anew_needs_a_new_signature(home: Home, store: Path, signed: Trust) -> None:
     rewritten(store, line_changed(key="3.3.0.a85ca8a54/gfx90a6e.ukdb/evil"))
     assert "its signature is not of this content" in refused(home, store, signed)
 
@@ -246,7 +244,7 @@ def test_a_lie_in_an_index_part_is_refused_even_if_it_is_signed(
     refused(home, store)
 
 
-def test_bombs_are_not_unpacked(home: Home, store: Path, key: Path, signed: Trust) -> None:
+def test_bombs_are_not_unpacked(home: Home, store: Path, signed: Trust) -> None:
     bomb = zstd.compress(bytes(512 << 20), 3)
     objects = list((store / "objects").iterdir())
     kept = objects[0].read_bytes()
