@@ -60,6 +60,7 @@ class Index:
         self.environment = environment
         self._parts: dict[PartName, ReadPart] = {}
         self._keys: dict[str, StoreKey] = {}
+        self._written: dict[str, bytes] = {}
         self.list()
 
     def list(self) -> None:
@@ -117,10 +118,16 @@ class Index:
         except Missing as error:
             raise Gone(str(error)) from error
 
+    def keep(self, file: str, data: bytes) -> None:
+        """Treat what this command wrote as read."""
+        self._written[file] = data
+
     def save(self) -> None:
-        """Keep what was read for the next command."""
+        """Keep what was read and written for the next command."""
         if self._cache is not None:
-            self._cache.save(self.names.found)
+            for file, data in self._written.items():
+                self._cache.add(file, data)
+            self._cache.save(self.names.found.keys() | self._written.keys())
 
 
 class Judge:

@@ -345,12 +345,14 @@ class _Pushing:
         store = self._store()
         if key.name not in self._index.names.keys and all(name.key != key.name for name in self._parts):
             self._write(f"{INDEX}key-{key.name}", key.to_bytes())
+            self._index.keep(f"key-{key.name}", key.to_bytes())
         part = Part(store, int(self._clock()), key, exposed, packs, entries)
         text = part.to_bytes()
         signature = b"" if self._sign is None else sign(io.BytesIO(text), self._sign, NAMESPACE)
         file = part_file(text, signature)
         name = PartName(part.made, key.name, hashlib.sha256(file).hexdigest())
         self._write(f"{INDEX}{name}", file, part.holds)
+        self._index.keep(str(name), file)
         self._parts[name] = part
 
     def _store(self) -> str:
