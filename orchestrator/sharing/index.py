@@ -18,6 +18,7 @@ from cachectl.sharing.format import (
     Part,
     PartName,
     StoreKey,
+    are_twins,
     most_part,
     open_part,
     parse_key,
@@ -73,6 +74,12 @@ class Index:
         if self.names.store is None:
             message = f"{self.place.shown}: there is no store; cachectl push {self.place.shown} makes one"
             raise Missing(message)
+        for other in self.names.stores[1:]:
+            if not are_twins(self.names.store, other):
+                raise BadStore(
+                    f"{self.place.shown} has two identities of different age: another store was put into it; "
+                    f"remove the wrong one of index/store-{self.names.store} and index/store-{other}"
+                )
         return self.names.store
 
     def key(self, name: str) -> StoreKey:
@@ -137,6 +144,9 @@ class Judge:
     """
 
     def __init__(self, environment: Environment, allowed: str) -> None:
+        if not Path(allowed).is_file():
+            message = f"{printable(allowed)}: this list of allowed signers does not exist"
+            raise Untrusted(message)
         self._environment = environment
         self._allowed = allowed
         self._known: dict[PartName, str | Untrusted] = {}

@@ -22,7 +22,7 @@ from cachectl.moving.importing import Foreseen, ImportedLayer, ImportTotal, Plac
 from cachectl.moving.portability import Difference, differences, outlook, portability_key
 from cachectl.moving.signing import Untrusted
 from cachectl.moving.transfer import TransferFailed
-from cachectl.sharing.format import PartName, Stocked, StoreKey, cut, most_object, open_object, open_pack
+from cachectl.sharing.format import PartName, Stocked, StoreKey, are_twins, cut, most_object, open_object, open_pack
 from cachectl.sharing.index import Gone, Index, Judge, ReadPart
 from cachectl.sharing.memory import Remembered, forget, recall, remember
 from cachectl.sharing.place import BadStore, Missing
@@ -188,7 +188,7 @@ class _Pulling:
         if known is None or self._accept_older or self._trust.sha256 is not None:
             return
         names = self._index.names
-        if known.store != self._store:
+        if known.store != self._store and not (known.store in names.stores and are_twins(known.store, self._store)):
             message = f"{self._shown} is another store than this machine has read from it; --accept-older accepts it"
             raise Untrusted(message)
         if known.part is None or not names.parts or known.part in names.found:

@@ -230,8 +230,8 @@ def test_a_command_runs_with_a_store_around_it(cheap: Home, other: Home, tmp_pat
     child = ("--", sys.executable, "-c", "raise SystemExit(7)")
     done = cheap.cachectl("run", "--store", store, "--trust", *child, check=False)
     assert (done.returncode, done.stderr) == (7, "")
-    words = ("--store", store, "--store-mode", "ro", "--trust", "--isolated=root")
-    done = other.cachectl("run", *words, *child, check=False)
+    reading = ("--store", store, "--store-mode", "ro", "--trust", "--isolated=root")
+    done = other.cachectl("run", *reading, *child, check=False)
     assert (done.returncode, done.stderr) == (7, "")
     assert not (other.path / ".cache" / "miopen").exists()
     assert len(list(Stack.below(str(other.path / "root"), other.environment())["miopen"].entries())) == 10

@@ -291,6 +291,9 @@ def test_a_part_of_another_store_is_refused(home: Home, good: Path, store: Path,
     done = Stack(home.environment()).pull(str(store), signed)
     assert done.total.placed == 9
     assert ["identity" in note.because for note in done.left_out] == [True]
+    # An identity that is much older was not made by a first push that met another one.
+    (store / "index" / marker.name).rename(store / "index" / f"store-0005{marker.name[10:]}")
+    assert "two identities" in refused(home, store, signed)
 
 
 def test_links_and_odd_names_are_not_followed(home: Home, store: Path, tmp_path: Path) -> None:
