@@ -191,10 +191,10 @@ class _Pulling:
         if known.store != self._store and not (known.store in names.stores and are_twins(known.store, self._store)):
             message = f"{self._shown} is another store than this machine has read from it; --accept-older accepts it"
             raise Untrusted(message)
-        if known.part is None or not names.parts or known.part in names.found:
+        if not names.parts or all(part in names.found for part in known.parts):
             return
         for name in reversed(names.parts):
-            if name.made < known.made:
+            if name.made <= known.made:
                 break
             if self._is_trusted(name):
                 return
@@ -227,9 +227,9 @@ class _Pulling:
     def _remember(self) -> None:
         if self._accept_older:
             forget(self._index.environment, self._shown)
-        newest = max(self._trusted, default=None)
-        made, part = (0, None) if newest is None else (newest.made, str(newest))
-        remember(self._index.environment, self._shown, Remembered(self._store, made, part))
+        made = max((name.made for name in self._trusted), default=0)
+        newest = tuple(sorted(str(name) for name in self._trusted if name.made == made))
+        remember(self._index.environment, self._shown, Remembered(self._store, made, newest))
 
     # ------------------------------------------------------------------ what is wanted
 
