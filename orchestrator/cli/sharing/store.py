@@ -33,9 +33,9 @@ def add_options(parser: Parser) -> None:
 
 def run(call: Call) -> int:
     given = call.options
-    gc = (given.older_than, given.max_size, given.grace, given.dry_run or None)
-    if given.action != "gc" and gc != (None, None, None, None):
-        call.misuse("--older-than, --max-size, --grace and --dry-run are for store gc")
+    # A size may also be a default, which the other actions ignore.
+    if given.action != "gc" and (given.older_than, given.grace, given.dry_run) != (None, None, False):
+        call.misuse("--older-than, --grace and --dry-run are for store gc")
     if given.action != "verify" and given.allowed_signers is not None:
         call.misuse("--allowed-signers is for store verify")
     store = call.stack.store(given.url)
