@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from homes import Home
 
 #: ``CACHECTL_TEST_STRESS`` gives other seconds, such as 60.
-SECONDS = os.environ.get("CACHECTL_TEST_STRESS") or amount("2", "20")
+SECONDS = os.environ.get("CACHECTL_TEST_STRESS") or amount("2", "30")
 
 
 def stress(home: Home, url: str, folder: Path, crowd: str = "8", **variables: str) -> None:

@@ -8,7 +8,9 @@ import json
 import random
 import shutil
 import subprocess
+import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -65,6 +67,8 @@ def good(key: Path, tmp_path_factory: pytest.TempPathFactory, new_home: Callable
     stack.push(str(folder / "store"), layers=["miopen"], sign=str(key))
     shutil.copytree(folder / "store", folder / "older")
     add_kernels(home, range(7, 9))
+    # Parts of one second are in no order.
+    stack = Stack(replace(home.environment(), clock=lambda: time.time() + 5))
     stack.push(str(folder / "store"), layers=["miopen"], sign=str(key))
     add_kernels(home, range(100, 103))
     stack.push(str(folder / "foreign"), layers=["miopen"], sign=str(key))
