@@ -29,6 +29,10 @@ if TYPE_CHECKING:
     from cachectl.observing.bench import Bench, Step
     from cachectl.observing.proof import Proof, Watch
     from cachectl.observing.trace import Trace
+    from cachectl.sharing.around import StoreUse
+    from cachectl.sharing.pulling import Pull
+    from cachectl.sharing.pushing import Push
+    from cachectl.sharing.store import SharedStore
     from cachectl.switching.run import Ran
 
     #: Gets one line for each thing that a caller should know and that is no error.
@@ -256,14 +260,26 @@ class Stack(LayerSet):
         isolated: Path | bool = False,
         layers: Sequence[str] = (),
         prove: bool = False,
+        store: StoreUse | None = None,
         notice: Notice = warn_user,
     ) -> Ran[Proof]:
         """Run a command with layers off, or on in an empty root (``True``), or in the root ``isolated``.
 
-        ``prove`` watches the real roots; the proof says whether any was read or written. Raises :class:`Refused` if a
-        named layer can be neither switched nor moved, and :class:`~cachectl.switching.run.CannotStart`.
+        ``prove`` watches the real roots; the proof says whether any was read or written. ``store`` is a shared store to
+        pull from before and to push to after the command, for its own caches or for the root ``isolated``. Raises
+        :class:`Refused` if a named layer can be neither switched nor moved, and
+        :class:`~cachectl.switching.run.CannotStart`.
         """
         from cachectl.switching.run import run_command
+
+        if store is not None:
+            from cachectl.sharing.around import shared_around
+
+            root = isolated if isinstance(isolated, bool) else self.environment.absolute(isolated)
+            with shared_around(self._kept_below(root), store, notice, layers=layers, own=self.environment):
+                return self.run(
+                    command, no_cache=no_cache, isolated=isolated, layers=layers, prove=prove, notice=notice
+                )
 
         def watch(watched: Iterable[Layer], left_out: frozenset[str]) -> Watch:
             from cachectl.observing.proof import Watch
@@ -279,6 +295,20 @@ class Stack(LayerSet):
             watch=watch if prove else None,
             notice=notice,
         )
+
+    def _kept_below(self, root: Path | bool) -> Stack:
+        """Return the layers in an isolated root that is kept, which is made if it is missing; with ``False`` these.
+
+        Raises :class:`BadRequest` for a root that is not kept.
+        """
+        if root is False:
+            return self
+        if root is True:
+            from cachectl.layers.base.errors import BadRequest
+
+            raise BadRequest("an isolated root that is not kept has no use for a store; name a folder: --isolated=DIR")
+        root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return type(self).below(str(root), self.environment)
 
     def env(
         self, *, enable: bool = False, root: str | None = None, layers: Iterable[str] = ()
@@ -354,3 +384,48 @@ class Stack(LayerSet):
         from cachectl.moving.portability import portability_digest
 
         return portability_digest(self)
+
+    # ------------------------------------------------------------------ sharing
+
+    def push(
+        self,
+        url: str,
+        selection: Selection = ALL,
+        *,
+        layers: Iterable[str] = (),
+        sign: str | None = None,
+        allowed_signers: str | None = None,
+    ) -> Push:
+        """Add the selected entries of the named layers, or of every clearable one, that a shared store lacks.
+
+        ``sign`` is an OpenSSH key. Then an entry counts as present only if a part of the index lists it that this key,
+        or a signer of ``allowed_signers``, has signed. The first push makes the store.
+        """
+        from cachectl.sharing.pushing import push
+
+        return push(self, url, selection, layers=layers, sign=sign, allowed_signers=allowed_signers)
+
+    def pull(
+        self,
+        url: str,
+        trust: Trust,
+        selection: Selection = ALL,
+        *,
+        layers: Iterable[str] = (),
+        dry_run: bool = False,
+        accept_older: bool = False,
+    ) -> Pull:
+        """Place the selected entries of a shared store that are missing here and can be hit; existing entries stay.
+
+        The ``sha256`` of ``trust`` is the store's digest. Raises :class:`Untrusted` or :class:`BadStore` before
+        anything is written, also if the store is older than this machine has read it, unless ``accept_older``.
+        """
+        from cachectl.sharing.pulling import pull
+
+        return pull(self, url, trust, selection, layers=layers, dry_run=dry_run, accept_older=accept_older)
+
+    def store(self, url: str) -> SharedStore:
+        """Return the shared store at a folder or a URL."""
+        from cachectl.sharing.store import SharedStore
+
+        return SharedStore(self, url)

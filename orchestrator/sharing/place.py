@@ -1,6 +1,6 @@
 """Where a shared store lies: named bytes that are written once and never changed.
 
-A name is ``index/NAME``, ``packs/SHA256``, ``objects/SHA256`` or ``condemned/NAME``. The names under ``index/`` are the
+A name is ``index/NAME``, ``packs/SHA256`` or ``objects/SHA256``. The names under ``index/`` are the
 index: a writer adds its part last, so that whatever a reader finds there is complete.
 """
 

@@ -178,7 +178,7 @@ def test_a_command_that_is_not_marked_off_gets_the_corrected_line(home: Home, li
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["run", "python", "x.py"], "choose --no-cache, --isolated or --prove, then write -- and the command"),
+        (["run", "python", "x.py"], "choose --no-cache, --isolated, --prove or --store, then write"),
         (["run", "--isolated="], "argument --isolated: no folder after =; write --isolated=DIR, or --isolated alone"),
         (["run", "--isolated=", "--", "true"], "argument --isolated: no folder after ="),
         (["run", "--nocache", "python", "x.py"], "unrecognized arguments: --nocache"),
