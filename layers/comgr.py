@@ -22,6 +22,7 @@ from cachectl.layers.base.switches import misread, off
 from cachectl.layers.formats.details import Details
 from cachectl.layers.host.drivers import driver_files
 from cachectl.layers.host.mounts import network_file_system
+from cachectl.layers.stores.bases import Links
 from cachectl.layers.stores.files import Files, Index
 from cachectl.layers.stores.tree import OrphanRule, Shape
 
@@ -75,7 +76,8 @@ class ComgrCache(Layer):
     name = "comgr"
     title = "AMD comgr cache"
     switch = EnvSwitch("AMD_COMGR_CACHE", off="0", read=at_load(*LIBRARIES))
-    store = Files(_SHAPE, codec=ComgrCodec(), index=ComgrIndex(), writers=LIBRARIES)
+    # LLVM sets the access time of an entry that it reads.
+    store = Files(_SHAPE, codec=ComgrCodec(), index=ComgrIndex(), writers=LIBRARIES, links=Links.READ_ONLY)
     on_network = Hazard(
         Severity.RISKS,
         "programs map its files, and have been killed (SIGBUS) where others changed them; the newest releases keep no "

@@ -32,6 +32,7 @@ from cachectl.layers.disk.plain import open_plain, read_plain
 from cachectl.layers.disk.presence import means_no_file
 from cachectl.layers.formats.details import Details
 from cachectl.layers.host.drivers import driver_files, driver_libraries
+from cachectl.layers.stores.bases import Links
 from cachectl.layers.stores.files import Files, Index
 from cachectl.layers.stores.tree import Leaf, OrphanRule, Shape
 
@@ -160,7 +161,9 @@ class NeoCompilerCache(Layer):
     title = "Intel NEO compiler cache"
     # The driver reads it once for each device.
     switch = EnvSwitch("NEO_CACHE_PERSISTENT", off="0", read=at_load(*LIBRARIES))
-    store = Files(_FLAT, _DEEP, codec=NeoCodec(), index=Account(), writers=LIBRARIES, unread=_NEVER)
+    store = Files(
+        *(_FLAT, _DEEP), codec=NeoCodec(), index=Account(), writers=LIBRARIES, unread=_NEVER, links=Links.READ_ONLY
+    )
 
     # ------------------------------------------------------------------ where and whether
 

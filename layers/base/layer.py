@@ -31,6 +31,7 @@ from cachectl.layers.base.errors import (
 from cachectl.layers.base.facts import (
     Ability,
     Artifact,
+    Brought,
     ClearPlan,
     Condition,
     Entry,
@@ -305,6 +306,24 @@ class Layer(Declaration):
             raise Refused(self.name, f"cannot put: no place to keep entries in this environment ({self.state().why})")
         self._demand_own(roots[0])
         return roots[0]
+
+    @final
+    def bring_from(self, base: Path, folder: Path) -> Brought:
+        """Make the entries of a base available in this layer, whose roots are below ``folder``.
+
+        The base is laid out as that folder; a root that it lacks is left. Nothing in the base changes. Raises
+        :class:`Refused` if the layer cannot place entries.
+        """
+        self._demand(Ability.PUT)
+        brought = Brought()
+        for root in self.roots():
+            if folder in root.path.parents:
+                place = replace(root, path=base / root.path.relative_to(folder))
+                try:
+                    brought = brought.plus(self.store.bring_from(place, root))
+                except (LayerError, OSError) as error:
+                    brought = brought.plus(Brought(failed=(Note(str(place.path), reason_of(error)),)))
+        return brought
 
     @final
     def recover_all(self, within: Callable[[Root], bool] = lambda _root: True) -> None:

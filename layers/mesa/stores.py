@@ -29,6 +29,7 @@ from cachectl.layers.host.processes import process_names, using
 from cachectl.layers.mesa import entries as mesa_entries
 from cachectl.layers.mesa.entries import RUSTICL
 from cachectl.layers.mesa.files import Blob, DatabaseFile, FossilizeFile, MesaFile
+from cachectl.layers.stores.bases import Links, Rules, bring_tree
 from cachectl.layers.stores.quarantine import Quarantine, demand
 from cachectl.layers.stores.tree import REFUSALS, Leaf, Shape, Tree, scan_each
 
@@ -211,6 +212,12 @@ class ShaderCache(Store):
             return super().held_in(root, keys)
         both = tuple(path for file in self._files(root) for path in (file.path, file.path.with_name(file.index_name)))
         return {key: both if _ENTRIES.accepts(key) else (root.path / key,) for key in keys}
+
+    def bring_from(self, base: Root, root: Root) -> facts.Brought:
+        """Link entries that are files, which Mesa replaces by a rename; copy those of a larger file one by one."""
+        if root.role != MULTI_FILE:
+            return super().bring_from(base, root)
+        return bring_tree(self.name, base.path, root.path, _ENTRIES, Rules(Links.ALWAYS))
 
     # ------------------------------------------------------------------ get and put
 

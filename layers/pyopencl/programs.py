@@ -30,6 +30,7 @@ from cachectl.layers.host.processes import process_names, using
 from cachectl.layers.pyopencl import info as pyopencl_info
 from cachectl.layers.pytools import Staleness, staleness
 from cachectl.layers.stores.archive import unpack
+from cachectl.layers.stores.bases import Links, Rules, bring_tree
 from cachectl.layers.stores.tree import REFUSALS, Guard, Leaf, Shape, Tree, bulk
 from cachectl.layers.stores.walk import Group
 
@@ -163,6 +164,11 @@ class ProgramFolders(Store):
     def tree(self, root: Root) -> Tree:
         """Return the tree of programs of a root."""
         return Tree(self.name, root.path, _SHAPE)
+
+    def bring_from(self, base: Root, root: Root) -> facts.Brought:
+        """Link the files of each program. PyOpenCL removes the whole folder before it writes a program again."""
+        rules = Rules(Links.READ_ONLY, needed=frozenset({"info"}))
+        return bring_tree(self.name, base.path, root.path, _SHAPE, rules)
 
     # ------------------------------------------------------------------ get and put
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import ClassVar, TypeVar
 
 from cachectl.layers.base.errors import Busy, Damaged, LayerError, NoRoom, reason_of
-from cachectl.layers.base.facts import Artifact, Finding, Foresight, Note, Outcome, Problem, Root, Target
+from cachectl.layers.base.facts import Artifact, Brought, Finding, Foresight, Note, Outcome, Problem, Root, Target
 from cachectl.layers.base.store import Store
 from cachectl.layers.stores.rows import Deleted, Row, RowFile, allocated, companions_of, disk_usage
 
@@ -65,6 +65,20 @@ class Rows(Store):
         """Return the databases of a root that exist and can be used."""
         del root
         return ()
+
+    def bring_from(self, base: Root, root: Root) -> Brought:
+        """Copy each database that the root lacks, and insert the missing rows into the others.
+
+        A database cannot be linked: the library inserts rows and locks. Entries that are no rows are left.
+        """
+        brought = Brought()
+        for rows in self.row_files(base):
+            own = RowFile(rows.layer, root.path / rows.path.relative_to(base.path), rows.schema, rows.lock_timeout)
+            try:
+                brought = brought.plus(own.bring_from(rows))
+            except (LayerError, OSError) as error:
+                brought = brought.plus(Brought(failed=(Note(str(rows.path), reason_of(error)),)))
+        return brought
 
     def recover(self, root: Root) -> None:
         """Roll back interrupted writes in each database, even if one fails."""
