@@ -155,6 +155,9 @@ class _Bringing:
         return next(one for one in ("copied", "cloned", "linked") if one in means)
 
     def _make_file(self, source: str, target: str, folder: int) -> str:
+        if not os.access(source, os.R_OK):
+            # PoCL makes files that only their owner can read.
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), source)
         # Asked for each file; on a read-only file system even the superuser cannot write.
         if self._rules.links is Links.ALWAYS or (
             self._rules.links is Links.READ_ONLY and not os.access(source, os.W_OK)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
 #: The folder of own roots in the user cache folder of cachectl.
 _BASES: Final = "bases"
-#: Failures that are named.
+#: Reasons of failures that are named.
 _FEW: Final = 10
 
 
@@ -63,8 +64,10 @@ class Start:
     def lines(self) -> tuple[str, ...]:
         """Return a line for each layer that the base has entries of, and for each failure."""
         said = [f"base: {layer.words}" for layer in self.layers if layer.words]
-        failed = [(layer.layer, note) for layer in self.layers for note in layer.brought.failed]
-        return (*said, *(f"base: {name}: {note.key} was left: {note.because}" for name, note in failed[:_FEW]))
+        first = {(layer.layer, note.because): note.key for layer in self.layers for note in layer.brought.failed}
+        count = Counter((layer.layer, note.because) for layer in self.layers for note in layer.brought.failed)
+        failed = [f"base: {name}: {count[name, why]:,} left ({first[name, why]}, …): {why}" for name, why in first]
+        return (*said, *failed[:_FEW])
 
 
 def own_root(environment: Environment, base: Path) -> Path:

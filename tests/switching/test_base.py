@@ -57,9 +57,10 @@ def modes(folder: Path) -> dict[str, int]:
     return {str(path): stat.S_IMODE(path.lstat().st_mode) for path in (folder, *folder.rglob("*"))}
 
 
-def forbid_writing(folder: Path) -> None:
+def publish(folder: Path) -> None:
+    """Let every user read a folder, and nobody write to it."""
     for path in (folder, *folder.rglob("*")):
-        path.chmod(stat.S_IMODE(path.lstat().st_mode) & ~0o222 | 0o444)
+        path.chmod(0o555 if path.is_dir() else 0o444)
 
 
 def freeze(mount: Mount, folder: Path) -> None:
@@ -93,7 +94,7 @@ def stores(done: subprocess.CompletedProcess[str]) -> int:
 
 @pytest.mark.real
 def test_a_base_warms_a_run_and_stays_as_it_is(home: Home, base: Path) -> None:
-    forbid_writing(base)
+    publish(base)
     before = snapshot(base, times=True), modes(base)
     command = ("run", "--base", str(base), "--", *program("kernels.py", KNOWN + 1))
     done = home.cachectl(*command, POCL_DEBUG="general,llvm")
@@ -125,6 +126,7 @@ def test_a_base_of_the_superuser_serves_another_user(
     if os.geteuid() != 0:
         pytest.skip("needs the superuser, who starts programs of other users")
     base = base.rename(open_folder / "site")
+    publish(base)
     if mounted:
         freeze(mount, base)
     before = snapshot(base, times=True), modes(base)
@@ -183,7 +185,7 @@ def test_a_temporary_root_is_warm_and_keeps_nothing(home: Home, base: Path) -> N
     assert not own_root(home.environment(), base).exists()
 
 
-def warmed_by_binaries(home: Home, base: Path, mount: Mount, *command: str, **variables: str) -> None:
+def warmed_by_binaries(home: Home, base: Path, mount: Mount, *command: str, **variables: Any) -> None:  # noqa: ANN401
     """Run a program that builds some programs, given as its last argument, with PyOpenCL's binary cache."""
     home.cachectl("run", f"--isolated={base}", "--", *command, "2", **variables)
     freeze(mount, base)
