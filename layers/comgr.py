@@ -13,8 +13,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from cachectl.layers.base import facts
 from cachectl.layers.base.declarations import EnvSwitch, at_load
-from cachectl.layers.base.facts import Condition, Finding, Hazard, Root, Scope, Severity, State, Switch
+from cachectl.layers.base.facts import Condition, Hazard, Root, Scope, Severity, State
 from cachectl.layers.base.layer import Layer
 from cachectl.layers.base.lazy import module, regex
 from cachectl.layers.base.store import Codec, Damage
@@ -22,7 +23,6 @@ from cachectl.layers.base.switches import misread, off
 from cachectl.layers.formats.details import Details
 from cachectl.layers.host.drivers import driver_files
 from cachectl.layers.host.mounts import network_file_system
-from cachectl.layers.stores.bases import Links
 from cachectl.layers.stores.files import Files, Index
 from cachectl.layers.stores.tree import OrphanRule, Shape
 
@@ -77,7 +77,7 @@ class ComgrCache(Layer):
     title = "AMD comgr cache"
     switch = EnvSwitch("AMD_COMGR_CACHE", off="0", read=at_load(*LIBRARIES))
     # LLVM sets the access time of an entry that it reads.
-    store = Files(_SHAPE, codec=ComgrCodec(), index=ComgrIndex(), writers=LIBRARIES, links=Links.READ_ONLY)
+    store = Files(_SHAPE, codec=ComgrCodec(), index=ComgrIndex(), writers=LIBRARIES, links="read-only")
     on_network = Hazard(
         Severity.RISKS,
         "programs map its files, and have been killed (SIGBUS) where others changed them; the newest releases keep no "
@@ -128,7 +128,7 @@ class ComgrCache(Layer):
     def _policy_complaint(self) -> str | None:
         return comgr_entries.policy_complaint(self.environment.get("AMD_COMGR_CACHE_POLICY") or "")
 
-    def diagnose(self) -> Iterator[Finding]:
+    def diagnose(self) -> Iterator[facts.Finding]:
         """Yield problems with the variables."""
         value = self.environment.get("AMD_COMGR_CACHE")
         if value == "0":
@@ -143,7 +143,7 @@ class ComgrCache(Layer):
             outcome = "is part of every key: entries stored without it are not hit"
             yield misread(self, "AMD_COMGR_EMIT_VERBOSE_LOGS", Severity.RECOMPILES, outcome)
 
-    def _unfit_policy(self) -> Iterator[Finding]:
+    def _unfit_policy(self) -> Iterator[facts.Finding]:
         policy, wrong = self.environment.get("AMD_COMGR_CACHE_POLICY"), self._policy_complaint()
         if policy is None or wrong is None:
             return
@@ -155,7 +155,7 @@ class ComgrCache(Layer):
         outcome = f"cannot be read ({wrong}): nothing is kept, and every run compiles"
         yield misread(self, "AMD_COMGR_CACHE_POLICY", Severity.RECOMPILES, outcome, fix)
 
-    def _unfit_place(self) -> Iterator[Finding]:
+    def _unfit_place(self) -> Iterator[facts.Finding]:
         if self.environment.get("AMD_COMGR_CACHE_DIR") == "":
             outcome = "is empty: older releases keep nothing then, newer ones use the default place"
             yield misread(self, "AMD_COMGR_CACHE_DIR", Severity.RECOMPILES, outcome)
@@ -169,6 +169,6 @@ class ComgrCache(Layer):
                     fix = f"export HOME={shlex.quote(str(self.environment.home))}"
                 yield misread(self, variable, Severity.RECOMPILES, outcome, fix)
 
-    def relocate(self, folder: Path) -> Switch:
+    def relocate(self, folder: Path) -> facts.Switch:
         """Return the path; comgr makes the folder."""
-        return Switch(self.name, {"AMD_COMGR_CACHE_DIR": str(folder / "comgr")}, read_at_load=LIBRARIES)
+        return facts.Switch(self.name, {"AMD_COMGR_CACHE_DIR": str(folder / "comgr")}, read_at_load=LIBRARIES)

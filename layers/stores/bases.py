@@ -12,7 +12,6 @@ import stat
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, suppress
-from enum import Enum
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -22,21 +21,10 @@ from cachectl.layers.disk.atomic import place_new
 from cachectl.layers.disk.clones import clone_file, sync_all
 from cachectl.layers.disk.handles import descend, opened_root, own_folder
 from cachectl.layers.disk.plain import STAGE
-from cachectl.layers.stores.tree import Shape
+from cachectl.layers.stores.tree import Links, Shape
 
 #: Entries that are copied before they are synced and placed.
 _AT_ONCE: Final = 1000
-
-
-class Links(Enum):
-    """Whether a library works with a symbolic link in the place of a file of an entry."""
-
-    #: Not known, or no.
-    NEVER = "never"
-    #: It may write to the file, so the file is linked only if this user cannot write to it.
-    READ_ONLY = "read-only"
-    #: It only reads the file, and replaces it by a rename.
-    ALWAYS = "always"
 
 
 class Rules(NamedTuple):
@@ -46,7 +34,7 @@ class Rules(NamedTuple):
     an entry (``grows``), those that the base has added are brought too.
     """
 
-    links: Links
+    links: Links = "never"
     leave: frozenset[str] = frozenset()
     needed: frozenset[str] = frozenset()
     grows: bool = False
@@ -159,9 +147,7 @@ class _Bringing:
             # PoCL makes files that only their owner can read.
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), source)
         # Asked for each file; on a read-only file system even the superuser cannot write.
-        if self._rules.links is Links.ALWAYS or (
-            self._rules.links is Links.READ_ONLY and not os.access(source, os.W_OK)
-        ):
+        if self._rules.links == "always" or (self._rules.links == "read-only" and not os.access(source, os.W_OK)):
             os.symlink(source, target, dir_fd=folder)
             return "linked"
         return "cloned" if clone_file(source, target, folder) else "copied"

@@ -18,10 +18,10 @@ from itertools import chain
 from pathlib import Path
 from typing import Final, NamedTuple, TypeVar
 
+from cachectl.layers.base import facts
 from cachectl.layers.base.errors import Busy, Damaged, EntryExists, LayerError, NoRoom, Unreachable
-from cachectl.layers.base.facts import Brought, Orphan, Quarantined, Target
+from cachectl.layers.base.facts import Orphan
 from cachectl.layers.disk.atomic import create, place_new, write_synced
-from cachectl.layers.disk.clones import clone
 from cachectl.layers.disk.foresight import file_closed_because, wait_until_free
 from cachectl.layers.disk.handles import (
     NO_ROOM,
@@ -398,22 +398,22 @@ class RowFile:
                 raise
         return done
 
-    def bring_from(self, base: RowFile) -> Brought:
+    def bring_from(self, base: RowFile) -> facts.Brought:
         """Make this file a copy of a base, or insert the rows of the base whose keys are free."""
         if not self._exists() and (whole := self._copy_whole(base)) is not None:
             return whole
         own = {row.key for row in self.rows()}
         keys = [row.key for row in base.rows()]
         missing = [key for key in keys if key not in own]
-        brought = Brought(present=len(keys) - len(missing))
+        brought = facts.Brought(present=len(keys) - len(missing))
         for first in range(0, len(missing), _BROUGHT_AT_ONCE):
             some = missing[first : first + _BROUGHT_AT_ONCE]
             pairs = zip(some, base.read_many(some), strict=True)
             done = self.insert_new([(key, values) for key, values in pairs if values is not None])
-            brought = brought.plus(Brought(copied=done.count(True), present=len(done) - done.count(True)))
+            brought = brought.plus(facts.Brought(copied=done.count(True), present=len(done) - done.count(True)))
         return brought
 
-    def _copy_whole(self, base: RowFile) -> Brought | None:
+    def _copy_whole(self, base: RowFile) -> facts.Brought | None:
         """Copy a database under its lock; return ``None`` if only its rows can be copied.
 
         That is so if the file alone is not its content, or if another process has made this one meanwhile.
@@ -421,7 +421,7 @@ class RowFile:
         with self._translated("write", writing=True), ExitStack() as stack:
             connection = stack.enter_context(base._reading())
             if base._is_new(connection):
-                return Brought()
+                return facts.Brought()
             if any(is_there(beside) for beside in companions_of(base.path)):
                 return None
             (rows,) = connection.execute(f"select count(*) from {self.schema.table}").fetchone()
@@ -436,9 +436,11 @@ class RowFile:
             except FileExistsError:
                 return None
             os.fsync(parent)
-            return Brought(cloned=rows) if shares else Brought(copied=rows)
+            return facts.Brought(cloned=rows) if shares else facts.Brought(copied=rows)
 
     def _clone(self, source: Path, stage: int) -> bool:
+        from cachectl.layers.disk.clones import clone
+
         old, new = borrow(source), create(self.path.name, stage, 0o644)
         try:
             shares = clone(old, new)
@@ -677,7 +679,7 @@ class RowFile:
             return Orphan(key, root, stamp[1], 1, stamp[2] / 1e9, why, stamp=stamp)
         return None
 
-    def set_row_aside(self, row: Row, thing: Quarantined) -> str | None:
+    def set_row_aside(self, row: Row, thing: facts.Quarantined) -> str | None:
         """Copy a row into quarantine, then delete it; return why it was left, or ``None``."""
         with self._translated("move aside"), opened_root(thing.root) as root:
             values = self._whole(row)
@@ -697,7 +699,7 @@ class RowFile:
                             os.unlink(_ROW, dir_fd=shelf.handle)
         return None if shelf.taken else _CHANGED
 
-    def bring_row_back(self, thing: Quarantined, *, replace: bool) -> None:
+    def bring_row_back(self, thing: facts.Quarantined, *, replace: bool) -> None:
         """Insert a row from quarantine. Raises :class:`EntryExists` as :meth:`insert`."""
         with Quarantine(self.layer, thing.root).taken(thing) as folder:
             demand(self.layer, folder, _ROW)
@@ -707,7 +709,9 @@ class RowFile:
             key = [str(values[column]) for column in self.schema.key]
             self.insert(key, [values[column] for column in self.schema.values], replace=replace)
 
-    def set_file_aside(self, target: Target, thing: Quarantined, in_use: Callable[[Path], str | None]) -> str | None:
+    def set_file_aside(
+        self, target: facts.Target, thing: facts.Quarantined, in_use: Callable[[Path], str | None]
+    ) -> str | None:
         """Move the whole file into quarantine with its journals; return why it was left, or ``None``.
 
         Only a file that its library cannot use is moved, and only while nobody has it open: ``in_use`` returns who has.
@@ -741,7 +745,7 @@ class RowFile:
         except LayerError:
             return False
 
-    def bring_file_back(self, thing: Quarantined, *, replace: bool) -> None:
+    def bring_file_back(self, thing: facts.Quarantined, *, replace: bool) -> None:
         """Move the whole file back into its place, with its journals.
 
         Raises :class:`EntryExists` if another file is there and ``replace`` is not set; the caller ensures that nobody
