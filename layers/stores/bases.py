@@ -88,7 +88,7 @@ class _Bringing:
                 names = {name for name in names if not self._drop(folder, name, "/".join(("", *place, name)))}
             new = sorted(there - names)
             self._counts["present"] += len(there) - len(new)
-            if self._rules.grows and folder is not None:
+            if self._rules.grows and self._rules.links == "always" and folder is not None:
                 for name in there & names:
                     self._extend(folder, name, os.path.join(source, name))
         for name in new:

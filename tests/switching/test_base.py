@@ -167,6 +167,30 @@ def test_what_the_base_gains_is_seen_and_what_it_loses_is_dropped(home: Home, ba
 
 @pytest.mark.thorough
 @pytest.mark.real
+def test_native_code_is_not_linked_where_it_may_not_be_loaded(home: Home, base: Path, mount: Mount) -> None:
+    shutil.copytree(base, mount("-t", "tmpfs", "-o", "noexec", "tmpfs", on=home.path / "data") / "site")
+    command = ("run", "--base", "data/site", "--", *program("kernels.py", KNOWN))
+    done = home.cachectl(*command, POCL_DEBUG="general,llvm")
+    assert f"base: pocl: {FILLED} copied" in done.stderr
+    assert stores(done) == 0
+
+
+@pytest.mark.thorough
+@pytest.mark.real
+def test_many_starts_at_once_make_one_root(home: Home, base: Path) -> None:
+    start = [sys.executable, "-m", "cachectl", "run", "--base", str(base), "--isolated=own", "--", "true"]
+    started = [
+        subprocess.Popen(start, env=home.variables, cwd=home.path, stderr=subprocess.PIPE, text=True) for _ in range(8)
+    ]
+    said = [one.communicate()[1] for one in started]
+    assert [one.returncode for one in started] == [0] * 8
+    assert not [line for text in said for line in text.splitlines() if " left " in line]
+    assert len(list((home.path / "own").glob("pocl/??/*/program.bc"))) == FILLED
+    assert not list((home.path / "own").rglob(".cachectl-*"))
+
+
+@pytest.mark.thorough
+@pytest.mark.real
 def test_env_prints_the_same_roots(home: Home, base: Path) -> None:
     done = home.cachectl("env", "--base", str(base), "--root", "own", "--shell", "sh")
     assert f"base: pocl: {FILLED} linked" in done.stderr
