@@ -51,7 +51,7 @@ function _shtab_cachectl_using
 end
 
 set -g _shtab_cachectl_commands report ls get put purge prune verify restore doctor run env trace bench export import miopen stage merge config schedule layers completion demo
-set -g _shtab_cachectl_opts_with_value --allowed-signers --as-kdb --by --file --home --isolated --json --kernel --kernels --key --larger-than --layer --limit --max-files --max-size --newer-than --older-than --out --output --plot --python --root --rounds --scratch --sha256 --shell --sign --sort --time-limit --user --wait -n -o
+set -g _shtab_cachectl_opts_with_value --allowed-signers --as-kdb --base --by --file --home --isolated --json --kernel --kernels --key --larger-than --layer --limit --max-files --max-size --newer-than --older-than --out --output --plot --python --root --rounds --scratch --sha256 --shell --sign --sort --time-limit --user --wait -n -o
 
 complete -c cachectl -e
 complete -c cachectl -f
@@ -174,6 +174,7 @@ complete -c cachectl -n '_shtab_cachectl_using; and test $_shtab_cachectl_npos -
 complete -c cachectl -n '_shtab_cachectl_using run' -s h -l help -d 'show this help message and exit'
 complete -c cachectl -n '_shtab_cachectl_using run' -l no-cache -d 'every layer off'
 complete -c cachectl -n '_shtab_cachectl_using run' -l isolated -xka "(__fish_complete_directories)" -d 'every layer on, in an empty root or in DIR, which is kept'
+complete -c cachectl -n '_shtab_cachectl_using run' -l base -xka "(__fish_complete_directories)" -d 'every layer on and warm from DIR, which may be read-only; new entries go to a root of your own'
 complete -c cachectl -n '_shtab_cachectl_using run' -l layer -xka "(cachectl completion --words layers 2>/dev/null)" -d 'only this one; may be repeated'
 complete -c cachectl -n '_shtab_cachectl_using run' -l prove -d 'attest that no real root was read or written; also without another option'
 complete -c cachectl -n '_shtab_cachectl_using; and test $_shtab_cachectl_npos -eq 0' -a env -d 'Variables as shell commands, for eval.'
@@ -181,6 +182,7 @@ complete -c cachectl -n '_shtab_cachectl_using env' -s h -l help -d 'show this h
 complete -c cachectl -n '_shtab_cachectl_using env' -l disable -d 'switch layers off'
 complete -c cachectl -n '_shtab_cachectl_using env' -l enable -d 'switch layers on'
 complete -c cachectl -n '_shtab_cachectl_using env' -l root -xka "(__fish_complete_directories)" -d 'keep every layer under one folder (moves XDG_CACHE_HOME, for every program)'
+complete -c cachectl -n '_shtab_cachectl_using env' -l base -xka "(__fish_complete_directories)" -d 'start every layer warm from DIR, which may be read-only; --root is your own root'
 complete -c cachectl -n '_shtab_cachectl_using env' -l layer -xka "(cachectl completion --words layers 2>/dev/null)" -d 'only this one; may be repeated'
 complete -c cachectl -n '_shtab_cachectl_using env' -l shell -xka "sh fish csh powershell" -d 'whose commands to print (default: the login shell'"'"'s)'
 complete -c cachectl -n '_shtab_cachectl_using; and test $_shtab_cachectl_npos -eq 0' -a trace -d 'Hits, misses and stores of every layer in a run of a command.'
