@@ -258,6 +258,7 @@ class Stack(LayerSet):
         *,
         no_cache: bool = False,
         isolated: Path | bool = False,
+        base: str | Path | None = None,
         layers: Sequence[str] = (),
         prove: bool = False,
         store: StoreUse | None = None,
@@ -265,20 +266,31 @@ class Stack(LayerSet):
     ) -> Ran[Proof]:
         """Run a command with layers off, or on in an empty root (``True``), or in the root ``isolated``.
 
+        With ``base`` they start warm from that folder, which never changes, and new entries go to the root
+        ``isolated``; by default to one in the user cache folder, which is kept for each base.
         ``prove`` watches the real roots; the proof says whether any was read or written. ``store`` is a shared store to
-        pull from before and to push to after the command, for its own caches or for the root ``isolated``. Raises
-        :class:`Refused` if a named layer can be neither switched nor moved, and
-        :class:`~cachectl.switching.run.CannotStart`.
+        pull from before and to push to after the command, for its own caches or for the root that is kept; entries of
+        the base are not pulled and not pushed. Raises :class:`Refused` if a named layer can be neither switched nor
+        moved, and :class:`~cachectl.switching.run.CannotStart`.
         """
         from cachectl.switching.run import run_command
 
         if store is not None:
             from cachectl.sharing.around import shared_around
+            from cachectl.switching.base import base_at, base_keys, own_root
 
             root = isolated if isinstance(isolated, bool) else self.environment.absolute(isolated)
-            with shared_around(self._kept_below(root), store, notice, layers=layers, own=self.environment):
+            besides: Mapping[str, frozenset[str]] = {}
+            if base is not None:
+                place = base_at(self.environment, base)
+                root = root or own_root(self.environment, place)
+                besides = base_keys(self.environment, place, layers)
+            around = shared_around(
+                self._kept_below(root), store, notice, layers=layers, besides=besides, own=self.environment
+            )
+            with around:
                 return self.run(
-                    command, no_cache=no_cache, isolated=isolated, layers=layers, prove=prove, notice=notice
+                    command, no_cache=no_cache, isolated=root, base=base, layers=layers, prove=prove, notice=notice
                 )
 
         def watch(watched: Iterable[Layer], left_out: frozenset[str]) -> Watch:
@@ -286,12 +298,24 @@ class Stack(LayerSet):
 
             return Watch(self, watched, left_out=left_out)
 
+        prepare = None
+        if base is not None:
+            from cachectl.switching.base import base_at, own_root, start_from
+
+            place = base_at(self.environment, base)
+            isolated = isolated or own_root(self.environment, place)
+
+            def prepare(root: Path, names: tuple[str, ...]) -> None:
+                for line in start_from(self.environment, place, root, layers=names, notice=notice).lines:
+                    notice(line)
+
         return run_command(
             self,
             command,
             no_cache=no_cache,
             isolated=isolated,
             layers=layers,
+            prepare=prepare,
             watch=watch if prove else None,
             notice=notice,
         )
@@ -311,10 +335,11 @@ class Stack(LayerSet):
         return type(self).below(str(root), self.environment)
 
     def env(
-        self, *, enable: bool = False, root: str | None = None, layers: Iterable[str] = ()
+        self, *, enable: bool = False, root: str | None = None, base: str | None = None, layers: Iterable[str] = ()
     ) -> tuple[Mapping[str, str | None], tuple[str, ...]]:
         """Return the variables that switch layers off, on (``enable``) or move them to a folder; ``None`` unsets one.
 
+        With ``base`` that folder is started warm from a read-only one, as :meth:`run` does it.
         The second value has a line for each layer that variables cannot switch or move. Raises :class:`BadRequest` if
         ``root`` is no folder.
         """
@@ -325,7 +350,16 @@ class Stack(LayerSet):
         if folder is not None and (not root or (folder.exists() and not folder.is_dir())):
             message = f"--root {root!r} is no folder"
             raise BadRequest(message)
-        return variables_for(self.named(layers), on=enable, root=folder)
+        if base is None:
+            return variables_for(self.named(layers), on=enable, root=folder)
+        from cachectl.switching.base import base_at, start_from
+
+        chosen = self.named(layers)
+        notes: list[str] = []
+        names = [layer.name for layer in chosen] if layers else ()
+        start = start_from(self.environment, base_at(self.environment, base), folder, layers=names, notice=notes.append)
+        changes, others = variables_for(chosen, on=True, root=start.root)
+        return changes, (*notes, *start.lines, *others)
 
     # ------------------------------------------------------------------ observing
 

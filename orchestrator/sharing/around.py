@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from cachectl.layers.base.errors import CachectlError, printable
@@ -36,20 +37,28 @@ def shared_around(
     notice: Callable[[str], None],
     *,
     layers: Sequence[str] = (),
+    besides: Mapping[str, Collection[str]] = MappingProxyType({}),
     own: Environment | None = None,
 ) -> Iterator[None]:
     """Pull into the caches of ``stack``, run the block, and push what the store lacks.
 
     ``notice`` gets a line for each thing that went wrong: the block runs in any case. If the store is damaged, not
-    trusted or cannot be reached, nothing is pulled or pushed. ``own`` is the environment that keeps what this machine
+    trusted or cannot be reached, nothing is pulled or pushed. ``besides`` are the keys, by layer, that are neither
+    pulled nor pushed. ``own`` is the environment that keeps what this machine
     remembers of stores, by default that of ``stack``.
     """
-    usable = _pulled(stack, use, notice, layers, own)
+    usable = _pulled(stack, use, notice, layers, besides=besides, own=own)
     yield
     if usable and use.writes:
         try:
             done = push(
-                stack, use.url, layers=layers, sign=use.sign, allowed_signers=use.trust.allowed_signers, own=own
+                stack,
+                use.url,
+                layers=layers,
+                besides=besides,
+                sign=use.sign,
+                allowed_signers=use.trust.allowed_signers,
+                own=own,
             )
         except (CachectlError, OSError) as error:
             notice(_line("nothing was pushed", use, error))
@@ -60,11 +69,17 @@ def shared_around(
 
 
 def _pulled(
-    stack: LayerSet, use: StoreUse, notice: Callable[[str], None], layers: Sequence[str], own: Environment | None
+    stack: LayerSet,
+    use: StoreUse,
+    notice: Callable[[str], None],
+    layers: Sequence[str],
+    *,
+    besides: Mapping[str, Collection[str]],
+    own: Environment | None,
 ) -> bool:
     """Pull; return whether the store can be used."""
     try:
-        done = pull(stack, use.url, use.trust, layers=layers, own=own)
+        done = pull(stack, use.url, use.trust, layers=layers, besides=besides, own=own)
     except Missing as error:
         if not use.writes:
             notice(_line("nothing was pulled", use, error))

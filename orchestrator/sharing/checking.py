@@ -39,7 +39,7 @@ class StoreCheck:
     packs: int
     objects: int
     findings: tuple[StoreFinding, ...]
-    as_json: ClassVar = AsJson("cachectl/store-verify/1")
+    as_json: ClassVar[AsJson] = AsJson("cachectl/store-verify/1")
 
     @property
     def failed(self) -> bool:

@@ -58,7 +58,7 @@ class Collection:
     removed: int
     freed: int
     kept: int
-    as_json: ClassVar = AsJson("cachectl/store-gc/1")
+    as_json: ClassVar[AsJson] = AsJson("cachectl/store-gc/1")
 
     @property
     def failed(self) -> bool:

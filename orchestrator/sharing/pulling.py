@@ -7,8 +7,9 @@ downloaded into a file that no other process can reach and verified there before
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING, BinaryIO, ClassVar, Final
 
 from cachectl.inspecting.entries import listed
@@ -66,7 +67,7 @@ class Pull:
     layers: tuple[ImportedLayer, ...]
     unread: tuple[UnreadKey, ...] = ()
     left_out: tuple[Note, ...] = ()
-    as_json: ClassVar = AsJson("cachectl/pull/1", also=("total",))
+    as_json: ClassVar[AsJson] = AsJson("cachectl/pull/1", also=("total",))
 
     @property
     def total(self) -> ImportTotal:
@@ -86,23 +87,24 @@ def pull(
     selection: Selection = ALL,
     *,
     layers: Iterable[str] = (),
+    besides: Mapping[str, Collection[str]] = MappingProxyType({}),
     dry_run: bool = False,
     accept_older: bool = False,
     own: Environment | None = None,
 ) -> Pull:
     """Place the selected entries of the named layers, or of every clearable one, that are missing here.
 
-    ``trust`` is as for a bundle; its checksum is the store's digest. With ``accept_older`` the store may be another
-    one, or an older one, than this machine has read from that address; ``own`` is the environment that remembers that,
-    by default that of ``stack``. Raises :class:`Untrusted` if nothing new can be
-    trusted, :class:`BadStore` if something needed is damaged or missing, :class:`Missing` if there is no store, and
-    :class:`TransferFailed` or :class:`OSError`; then nothing was written.
+    ``besides`` are keys, by layer, that are left out. ``trust`` is as for a bundle; its checksum is the store's digest.
+    With ``accept_older`` the store may be another one, or an older one, than this machine has read from that address;
+    ``own`` is the environment that remembers that, by default that of ``stack``. Raises :class:`Untrusted` if nothing
+    new can be trusted, :class:`BadStore` if something needed is damaged or missing, :class:`Missing` if there is no
+    store, and :class:`TransferFailed` or :class:`OSError`; then nothing was written.
     """
     chosen = {layer.name: layer for layer in stack.chosen(layers)}
     index = Index(place_of(url, own or stack.environment), own or stack.environment)
     for _ in range(_AGAIN):
         try:
-            pulling = _Pulling(stack, index, trust, chosen, selection, accept_older=accept_older)
+            pulling = _Pulling(stack, index, trust, chosen, selection, besides=besides, accept_older=accept_older)
             return pulling.pull(dry_run=dry_run)
         except Gone:  # noqa: PERF203
             before = index.names
@@ -137,9 +139,11 @@ class _Pulling:
         chosen: Mapping[str, Layer],
         selection: Selection,
         *,
+        besides: Mapping[str, Collection[str]],
         accept_older: bool,
     ) -> None:
         self._stack = stack
+        self._besides = besides
         self._index = index
         self._trust = trust
         self._chosen = chosen
@@ -301,7 +305,7 @@ class _Pulling:
     def _keys_here(self, layer: Layer) -> frozenset[str]:
         if layer.name not in self._here:
             found = listed((layer,), ALL, lambda _: None, contents=False)
-            self._here[layer.name] = frozenset(entry.key for entry in found)
+            self._here[layer.name] = frozenset(entry.key for entry in found).union(self._besides.get(layer.name, ()))
         return self._here[layer.name]
 
     def _foreseen(self, wanted: _Wanted) -> ImportedLayer:

@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, ClassVar, Final
 
 from cachectl.inspecting.entries import Trouble, listed
@@ -79,7 +80,7 @@ class PushedLayer:
     exposed: tuple[Path, ...] = ()
     skipped: tuple[Note, ...] = ()
     failed: tuple[Note, ...] = ()
-    as_json: ClassVar = AsJson(names={"portability_key": "fingerprint", "exposed": "writable_by_others"})
+    as_json: ClassVar[AsJson] = AsJson(names={"portability_key": "fingerprint", "exposed": "writable_by_others"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +109,7 @@ class Push:
     parts: tuple[str, ...]
     signed: bool
     layers: tuple[PushedLayer, ...]
-    as_json: ClassVar = AsJson("cachectl/push/1", also=("total",))
+    as_json: ClassVar[AsJson] = AsJson("cachectl/push/1", also=("total",))
 
     @property
     def total(self) -> PushTotal:
@@ -127,23 +128,24 @@ def push(
     selection: Selection = ALL,
     *,
     layers: Iterable[str] = (),
+    besides: Mapping[str, Collection[str]] = MappingProxyType({}),
     sign: str | None = None,
     allowed_signers: str | None = None,
     own: Environment | None = None,
 ) -> Push:
     """Add the selected entries of the named layers, or of every clearable layer, that the store at ``url`` lacks.
 
-    ``sign`` is an OpenSSH key. An entry counts as present if a part lists it that ``sign`` or a signer of
-    ``allowed_signers`` has signed; without both, if any part does. ``own`` is the environment that keeps index parts
-    for the next command, by default that of ``stack``. Raises :class:`BadStore` if the store is damaged,
-    :class:`TransferFailed` or :class:`OSError` if it cannot be reached or written, and :class:`BadRequest` if the key
-    cannot sign.
+    ``besides`` are keys, by layer, that are left out. ``sign`` is an OpenSSH key. An entry counts as present if a part
+    lists it that ``sign`` or a signer of ``allowed_signers`` has signed; without both, if any part does. ``own`` is the
+    environment that keeps index parts for the next command, by default that of ``stack``. Raises :class:`BadStore` if
+    the store is damaged, :class:`TransferFailed` or :class:`OSError` if it cannot be reached or written, and
+    :class:`BadRequest` if the key cannot sign.
     """
     named = tuple(dict.fromkeys(layers))
     chosen = sorted(stack.chosen(named), key=lambda layer: layer.name)
     with ExitStack() as block:
         index = Index(place_of(url, own or stack.environment), own or stack.environment)
-        pushing = _Pushing(stack, index, sign, _judges(stack, sign, allowed_signers, block))
+        pushing = _Pushing(stack, index, sign, _judges(stack, sign, allowed_signers, block), besides)
         done = tuple(pushing.push(layer, selection, named=bool(named)) for layer in chosen)
         pushing.settle()
         index.save()
@@ -188,8 +190,16 @@ class _Counts:
 class _Pushing:
     """One push: the index of the store, and what was written to it."""
 
-    def __init__(self, stack: LayerSet, index: Index, key: str | None, judges: tuple[Judge, ...]) -> None:
+    def __init__(
+        self,
+        stack: LayerSet,
+        index: Index,
+        key: str | None,
+        judges: tuple[Judge, ...],
+        besides: Mapping[str, Collection[str]],
+    ) -> None:
         self._stack = stack
+        self._besides = besides
         self._index = index
         self._place = index.place
         self._clock = stack.environment.clock
@@ -230,9 +240,10 @@ class _Pushing:
             notes.append(Note("*" if trouble.path is None else str(trouble.path), trouble.message))
 
         found: dict[str, Entry] = {}
+        left_out = self._besides.get(layer.name, ())
         for entry in listed((layer,), selection, notice, contents=selection.needs_contents):
             # Entries that only share a root belong to another program.
-            if entry.guest is None or selection.key is not None:
+            if entry.key not in left_out and (entry.guest is None or selection.key is not None):
                 found.setdefault(entry.key, entry)
         known = self._known(key) if found else frozenset()
         new = sorted(found.keys() - known)

@@ -33,7 +33,7 @@ class ListedKey:
     oldest: int
     newest: int
     portability_key: Mapping[str, str | None]
-    as_json: ClassVar = AsJson(names={"portability_key": "fingerprint"})
+    as_json: ClassVar[AsJson] = AsJson(names={"portability_key": "fingerprint"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class StoreListing:
     store: str
     digest: str
     keys: tuple[ListedKey, ...]
-    as_json: ClassVar = AsJson("cachectl/store/1", also=("total",))
+    as_json: ClassVar[AsJson] = AsJson("cachectl/store/1", also=("total",))
 
     @property
     def total(self) -> StoreTotal:
