@@ -33,6 +33,7 @@ DOCUMENTS: Final = (
     "cachectl.observing.bench:Bench",
     "cachectl.moving.exporting:Export",
     "cachectl.moving.importing:Import",
+    "cachectl.sharing.image:ImageExport",
     "cachectl.layers.miopen.exporting:FilesExport",
     "cachectl.layers.miopen.merging:Merge",
     "cachectl.cluster.rank_roots:MergedRoots",

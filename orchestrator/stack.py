@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from cachectl.observing.bench import Bench, Step
     from cachectl.observing.proof import Proof, Watch
     from cachectl.observing.trace import Trace
+    from cachectl.sharing.image import ImageExport
     from cachectl.switching.run import Ran
 
     #: Gets one line for each thing that a caller should know and that is no error.
@@ -339,6 +340,18 @@ class Stack(LayerSet):
         from cachectl.moving.exporting import export
 
         return export(self, file, selection, layers=layers, sign=sign, force=force)
+
+    def export_image(
+        self, url: str, selection: Selection = ALL, *, layers: Iterable[str] = (), force: bool = False
+    ) -> ImageExport:
+        """Write the selected entries of the named layers, or of every clearable one, as the OCI image of a tag.
+
+        ``url`` is ``oci://HOST/NAME:TAG``. What an image of cachectl there lacks is added as one more layer; anything
+        else there is replaced only with ``force``.
+        """
+        from cachectl.sharing.image import export_image
+
+        return export_image(self, url, selection, layers=layers, force=force)
 
     def import_bundle(self, file: str, trust: Trust, *, dry_run: bool = False, most: int = LARGEST_BUNDLE) -> Import:
         """Place the entries of a bundle of at most ``most`` bytes that can be hit here; existing entries stay.
