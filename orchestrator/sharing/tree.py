@@ -104,14 +104,19 @@ def _apply(member: tarfile.TarInfo, tar: tarfile.TarFile, tree: Tree) -> None:
     if any(getattr(member, field) != getattr(expected, field) for field in ("type", "mode", "uid", "gid", "mtime")):
         raise ForeignLayer(member.name)
     if name.startswith(_WHITEOUT):
-        gone = posixpath.join(folder, name[len(_WHITEOUT) :])
-        for path in [path for path in tree if path == gone or path.startswith(f"{gone}/")]:
-            del tree[path]
+        _drop(tree, posixpath.join(folder, name[len(_WHITEOUT) :]))
     elif member.isdir():
         tree[member.name] = ""
     else:
-        content = tar.extractfile(member)
-        tree[member.name] = _sha256(cast("BinaryIO", content))
+        if tree.get(member.name) == "":
+            # It replaces a folder.
+            _drop(tree, member.name)
+        tree[member.name] = _sha256(cast("BinaryIO", tar.extractfile(member)))
+
+
+def _drop(tree: Tree, gone: str) -> None:
+    for path in [path for path in tree if path == gone or path.startswith(f"{gone}/")]:
+        del tree[path]
 
 
 def _removed(tree: Tree, below: Tree) -> set[str]:
