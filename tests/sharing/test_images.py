@@ -54,7 +54,7 @@ def test_a_grown_cache_adds_a_layer(here: Home, real_registry: RealRegistry) -> 
     # Nothing is new, so nothing is sent, and the digest stays.
     again = exported(here, url)
     assert (again["pinned"], again["uploaded"]) == (first["pinned"], 0)
-    here.python("thirteen.py", "5", "2")
+    here.python("thirteen.py", "4", "3")
     grown = exported(here, url)
     assert grown["image_layers"] == 2
     assert grown["uploaded"] < first["uploaded"]
@@ -68,7 +68,7 @@ def test_tools_take_the_image_and_programs_start_warm_in_it(
 ) -> None:
     url = real_registry.url("team/warm:1")
     exported(here, url, "loopy", "pyopencl-invoker", "pyopencl")
-    here.python("thirteen.py", "5", "2")
+    here.python("thirteen.py", "4", "3")
     done = exported(here, url)
     name = url.removeprefix("oci://")
     seen = json.loads(container_tools.run("skopeo", "inspect", "--tls-verify=false", f"docker://{name}"))
