@@ -30,6 +30,9 @@ if TYPE_CHECKING:
     from cachectl.observing.proof import Proof, Watch
     from cachectl.observing.trace import Trace
     from cachectl.sharing.image import ImageExport
+    from cachectl.sharing.pulling import Pull
+    from cachectl.sharing.pushing import Push
+    from cachectl.sharing.store import SharedStore
     from cachectl.switching.run import Ran
 
     #: Gets one line for each thing that a caller should know and that is no error.
@@ -361,3 +364,48 @@ class Stack(LayerSet):
         from cachectl.moving.importing import import_bundle
 
         return import_bundle(self, file, trust, dry_run=dry_run, most=most)
+
+    # ------------------------------------------------------------------ sharing
+
+    def push(
+        self,
+        url: str,
+        selection: Selection = ALL,
+        *,
+        layers: Iterable[str] = (),
+        sign: str | None = None,
+        allowed_signers: str | None = None,
+    ) -> Push:
+        """Add the selected entries of the named layers, or of every clearable one, that a shared store lacks.
+
+        ``sign`` is an OpenSSH key. Then an entry counts as present only if a part of the index lists it that this key,
+        or a signer of ``allowed_signers``, has signed. The first push makes the store.
+        """
+        from cachectl.sharing.pushing import push
+
+        return push(self, url, selection, layers=layers, sign=sign, allowed_signers=allowed_signers)
+
+    def pull(
+        self,
+        url: str,
+        trust: Trust,
+        selection: Selection = ALL,
+        *,
+        layers: Iterable[str] = (),
+        dry_run: bool = False,
+        accept_older: bool = False,
+    ) -> Pull:
+        """Place the selected entries of a shared store that are missing here and can be hit; existing entries stay.
+
+        The ``sha256`` of ``trust`` is the store's digest. Raises :class:`Untrusted` or :class:`BadStore` before
+        anything is written, also if the store is older than this machine has read it, unless ``accept_older``.
+        """
+        from cachectl.sharing.pulling import pull
+
+        return pull(self, url, trust, selection, layers=layers, dry_run=dry_run, accept_older=accept_older)
+
+    def store(self, url: str) -> SharedStore:
+        """Return the shared store at a folder or a URL."""
+        from cachectl.sharing.store import SharedStore
+
+        return SharedStore(self, url)

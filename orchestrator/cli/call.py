@@ -209,6 +209,13 @@ class Call:
         why = (options.allowed_signers, options.sha256, options.trust)
         return None if why == (None, None, False) else Trust(*why, after)
 
+    def store_trust(self) -> Trust | None:
+        """Return why a shared store is trusted; ``None`` if no option says so."""
+        from cachectl.moving.importing import Trust
+
+        why = (self.options.allowed_signers, self.options.digest, self.options.trust)
+        return None if why == (None, None, False) else Trust(*why)
+
     def output_file(self, name: str, kind: Kind) -> OutputFile:
         """Return a file to write, which no layer's name may be."""
         from cachectl.moving.output_files import OutputFile

@@ -87,12 +87,16 @@ class Reference:
         return cls(host, found["name"], tag, found["digest"], plain)
 
     def __str__(self) -> str:
-        place = f"oci://{self.host}/{self.name}"
-        return f"{place}:{self.tag}" if self.digest is None else self.pinned(self.digest)
+        return f"{self._place}:{self.tag}" if self.digest is None else self.pinned(self.digest)
+
+    @property
+    def _place(self) -> str:
+        scheme = "oci+http" if self.plain and not _LOCAL.fullmatch(self.host) else "oci"
+        return f"{scheme}://{self.host}/{self.name}"
 
     def pinned(self, digest: str) -> str:
         """Return the URL of exactly this content of the repository."""
-        return f"oci://{self.host}/{self.name}@{digest}"
+        return f"{self._place}@{digest}"
 
 
 @dataclass(frozen=True, slots=True)
