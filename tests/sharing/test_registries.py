@@ -42,7 +42,7 @@ def fill(place: Place) -> dict[str, bytes]:
         f"objects/{digest(b'of the entry')}": large,
         f"packs/{digest(small)}": small,
         MARKER: b"\n",
-        KEY: b"{}",
+        KEY: b"{}\n",
     }
     for name, data in content.items():
         place.write(name, data)

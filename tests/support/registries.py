@@ -6,6 +6,7 @@ import re
 import shutil
 import socket
 import subprocess
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -117,13 +118,13 @@ class ContainerTools:
 
 
 @pytest.fixture
-def container_tools(tmp_path: Path) -> Iterator[ContainerTools]:
+def container_tools() -> Iterator[ContainerTools]:
     """Return podman, buildah and skopeo."""
     if missing := [tool for tool in ("podman", "buildah", "skopeo") if shutil.which(tool) is None]:
         absent(f"needs {', '.join(missing)}: apt-get install podman buildah skopeo")
-    folder = tmp_path / "containers"
-    folder.mkdir()
-    tools = ContainerTools(folder)
-    yield tools
-    tools.run("buildah", "rm", "--all", check=False)
-    tools.run("podman", "image", "umount", "--all", check=False)
+    # Podman takes no path of more than 50 characters.
+    with tempfile.TemporaryDirectory(prefix="images-", dir="/tmp") as folder:
+        tools = ContainerTools(Path(folder))
+        yield tools
+        tools.run("buildah", "rm", "--all", check=False)
+        tools.run("podman", "image", "umount", "--all", check=False)
