@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from cachectl.observing.bench import Bench, Step
     from cachectl.observing.proof import Proof, Watch
     from cachectl.observing.trace import Trace
+    from cachectl.sharing.around import StoreUse
     from cachectl.sharing.image import ImageExport
     from cachectl.sharing.pulling import Pull
     from cachectl.sharing.pushing import Push
@@ -260,14 +261,26 @@ class Stack(LayerSet):
         isolated: Path | bool = False,
         layers: Sequence[str] = (),
         prove: bool = False,
+        store: StoreUse | None = None,
         notice: Notice = warn_user,
     ) -> Ran[Proof]:
         """Run a command with layers off, or on in an empty root (``True``), or in the root ``isolated``.
 
-        ``prove`` watches the real roots; the proof says whether any was read or written. Raises :class:`Refused` if a
-        named layer can be neither switched nor moved, and :class:`~cachectl.switching.run.CannotStart`.
+        ``prove`` watches the real roots; the proof says whether any was read or written. ``store`` is a shared store to
+        pull from before and to push to after the command, for its own caches or for the root ``isolated``. Raises
+        :class:`Refused` if a named layer can be neither switched nor moved, and
+        :class:`~cachectl.switching.run.CannotStart`.
         """
         from cachectl.switching.run import run_command
+
+        if store is not None:
+            from cachectl.sharing.around import shared_around
+
+            root = isolated if isinstance(isolated, bool) else self.environment.absolute(isolated)
+            with shared_around(self._kept_below(root), store, notice, layers=layers, own=self.environment):
+                return self.run(
+                    command, no_cache=no_cache, isolated=isolated, layers=layers, prove=prove, notice=notice
+                )
 
         def watch(watched: Iterable[Layer], left_out: frozenset[str]) -> Watch:
             from cachectl.observing.proof import Watch
@@ -283,6 +296,20 @@ class Stack(LayerSet):
             watch=watch if prove else None,
             notice=notice,
         )
+
+    def _kept_below(self, root: Path | bool) -> Stack:
+        """Return the layers in an isolated root that is kept, which is made if it is missing; with ``False`` these.
+
+        Raises :class:`BadRequest` for a root that is not kept.
+        """
+        if root is False:
+            return self
+        if root is True:
+            from cachectl.layers.base.errors import BadRequest
+
+            raise BadRequest("an isolated root that is not kept has no use for a store; name a folder: --isolated=DIR")
+        root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return type(self).below(str(root), self.environment)
 
     def env(
         self, *, enable: bool = False, root: str | None = None, layers: Iterable[str] = ()

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from cachectl.layers.base.selection import Selection
     from cachectl.moving.importing import Trust
     from cachectl.moving.output_files import Kind, OutputFile
+    from cachectl.sharing.around import StoreUse
     from cachectl.stack import Stack
 
     class _Done(Protocol):
@@ -215,6 +216,22 @@ class Call:
 
         why = (self.options.allowed_signers, self.options.digest, self.options.trust)
         return None if why == (None, None, False) else Trust(*why)
+
+    def store_use(self) -> StoreUse | None:
+        """Return the shared store around a command; ``None`` without one."""
+        options = self.options
+        trust = self.store_trust()
+        if not options.store:
+            if trust is not None:
+                self.misuse("--allowed-signers, --digest and --trust are for --store URL")
+            return None
+        if options.no_cache:
+            self.misuse("--no-cache leaves nothing to pull or push; drop --store")
+        if trust is None:
+            self.misuse("a store is code: give one of --allowed-signers, --digest and --trust")
+        from cachectl.sharing.around import StoreUse
+
+        return StoreUse(options.store, trust, options.store_mode == "rw", options.sign)
 
     def output_file(self, name: str, kind: Kind) -> OutputFile:
         """Return a file to write, which no layer's name may be."""

@@ -211,6 +211,19 @@ class Parser(argparse.ArgumentParser):
         older = "take from a store that is older than, or another than, the one read from URL before"
         self.add_argument("--accept-older", action="store_true", help=older)
 
+    def add_store_use(self) -> None:
+        """Add the options for a shared store around a command."""
+        group = self.add_argument_group("shared store")
+        url = "pull from this shared store before the command, push to it after the command what is new"
+        group.add_argument("--store", metavar="URL", help=url)
+        modes = "ro: only pull; rw: pull and push (default)"
+        group.add_argument("--store-mode", choices=("rw", "ro"), default="rw", help=modes)
+        why = group.add_mutually_exclusive_group()
+        why.add_argument("--allowed-signers", metavar="LIST", help="pull what a signer of this list has signed")
+        why.add_argument("--digest", metavar="HEX", help="pull if the store is exactly the one with this digest")
+        why.add_argument("--trust", action="store_true", help="pull unchecked: it is code that the command will run")
+        group.add_argument("--sign", metavar="KEY", help="sign what is pushed with a key of OpenSSH")
+
     def add_dry_run(self, what: str) -> None:
         """Add ``--dry-run``."""
         self.add_argument("-n", "--dry-run", action="store_true", help=f"list what would {what}, and touch nothing")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 from cachectl.layers.base.as_json import AsJson
 from cachectl.moving.signing import Untrusted
 from cachectl.sharing.format import Part, PartName, Stocked, cut, is_content, most_object, open_object, open_pack
-from cachectl.sharing.index import Gone, Index, Judge
+from cachectl.sharing.index import Gone, Index, Judge, ReadPart
 from cachectl.sharing.place import BadStore, Missing
 
 if TYPE_CHECKING:
@@ -113,15 +113,11 @@ class _Checking:
         try:
             read = self._index.read(name)
             self._index.key(name.key)
-            if self._judge is not None:
-                self._judge.signer(read)
+            self._check_signature(read)
         except Gone as error:
             self._index.list()
             if name in self._index.names.parts:
                 self._add(shown, "error", "missing", str(error))
-            return
-        except Untrusted as error:
-            self._add(shown, "error", "untrusted", str(error))
             return
         except BadStore as error:
             self._add(shown, "error", "damaged", str(error))
@@ -131,6 +127,13 @@ class _Checking:
         self.entries += len(read.part.entries)
         for one in read.part.entries:
             self.places.setdefault(one.place, []).append((read.part, one))
+
+    def _check_signature(self, read: ReadPart) -> None:
+        if self._judge is not None:
+            try:
+                self._judge.signer(read)
+            except Untrusted as error:
+                self._add(f"index/{read.name}", "error", "untrusted", str(error))
 
     def _check_content(self, place: str, group: list[tuple[Part, Stocked]]) -> None:
         part, first = group[0]

@@ -53,6 +53,8 @@ MOST_NAMES: Final = 1_000_000
 LARGEST_KEY: Final = 64 << 10
 LARGEST_CONDEMNED: Final = 64 << 20
 _LATEST: Final = 253402300799
+#: Seconds in which first pushes may meet.
+_YOUNG: Final = 600
 #: A frame that decompressors skip (RFC 8878, 3.1.2), with its length.
 _SKIPPABLE: Final = 0x184D2A50
 _FRAME: Final = struct.Struct("<II")
@@ -156,6 +158,11 @@ def is_content(name: str) -> bool:
 def new_store_id(now: float) -> str:
     """Return an identity for a new store. Sorted, the one that was made first comes first."""
     return f"{int(now * 1_000_000):016x}{os.urandom(8).hex()}"[-32:]
+
+
+def is_young(store: str, now: float) -> bool:
+    """Return whether a store was made so recently that another first push may still give it an older identity."""
+    return abs(now - int(store[:16], 16) / 1_000_000) < _YOUNG
 
 
 # ---------------------------------------------------------------------- JSON

@@ -32,8 +32,6 @@ if TYPE_CHECKING:
 
 #: Namespace of signatures; those of bundles, mails and commits are not accepted.
 NAMESPACE: Final = "cachectl-store"
-#: How often a listing is repeated because ``gc`` removed what it named.
-_AGAIN: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +57,7 @@ class Index:
 
     def __init__(self, place: Place, environment: Environment) -> None:
         self.place = place
-        self._environment = environment
+        self.environment = environment
         self._parts: dict[PartName, ReadPart] = {}
         self._keys: dict[str, StoreKey] = {}
         self.list()
@@ -67,7 +65,7 @@ class Index:
     def list(self) -> None:
         """List the names anew."""
         self.names: Names = sort_names(self.place.names())
-        self._cache = None if self.names.store is None else IndexCache(self._environment, self.names.store)
+        self._cache = None if self.names.store is None else IndexCache(self.environment, self.names.store)
 
     def demand(self) -> str:
         """Return the identity of the store. Raises :class:`Missing` if there is no store."""

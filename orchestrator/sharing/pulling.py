@@ -30,6 +30,7 @@ from cachectl.sharing.places import is_pinned, place_of
 
 if TYPE_CHECKING:
     from cachectl.layer_set import LayerSet
+    from cachectl.layers.base.environment import Environment
     from cachectl.layers.base.layer import Layer
 
 #: How often a pull begins anew because ``gc`` removed an index part that it was about to read.
@@ -87,16 +88,18 @@ def pull(
     layers: Iterable[str] = (),
     dry_run: bool = False,
     accept_older: bool = False,
+    own: Environment | None = None,
 ) -> Pull:
     """Place the selected entries of the named layers, or of every clearable one, that are missing here.
 
     ``trust`` is as for a bundle; its checksum is the store's digest. With ``accept_older`` the store may be another
-    one, or an older one, than this machine has read from that address. Raises :class:`Untrusted` if nothing new can be
+    one, or an older one, than this machine has read from that address; ``own`` is the environment that remembers that,
+    by default that of ``stack``. Raises :class:`Untrusted` if nothing new can be
     trusted, :class:`BadStore` if something needed is damaged or missing, :class:`Missing` if there is no store, and
     :class:`TransferFailed` or :class:`OSError`; then nothing was written.
     """
     chosen = {layer.name: layer for layer in stack.chosen(layers)}
-    index = Index(place_of(url, stack.environment), stack.environment)
+    index = Index(place_of(url, own or stack.environment), own or stack.environment)
     for _ in range(_AGAIN):
         try:
             pulling = _Pulling(stack, index, trust, chosen, selection, accept_older=accept_older)
@@ -181,7 +184,7 @@ class _Pulling:
 
     def _demand_not_older(self) -> None:
         """Raise :class:`Untrusted` if another store is at the address, or an older state of the same one."""
-        known = recall(self._stack.environment, self._shown)
+        known = recall(self._index.environment, self._shown)
         if known is None or self._accept_older or self._trust.sha256 is not None:
             return
         names = self._index.names
@@ -224,10 +227,10 @@ class _Pulling:
 
     def _remember(self) -> None:
         if self._accept_older:
-            forget(self._stack.environment, self._shown)
+            forget(self._index.environment, self._shown)
         newest = max(self._trusted, default=None)
         made, part = (0, None) if newest is None else (newest.made, str(newest))
-        remember(self._stack.environment, self._shown, Remembered(self._store, made, part))
+        remember(self._index.environment, self._shown, Remembered(self._store, made, part))
 
     # ------------------------------------------------------------------ what is wanted
 

@@ -37,6 +37,7 @@ from cachectl.sharing.format import (
     Stocked,
     StoreKey,
     digest_of,
+    is_young,
     new_store_id,
     object_file,
     pack_file,
@@ -48,6 +49,7 @@ from cachectl.sharing.places import place_of
 
 if TYPE_CHECKING:
     from cachectl.layer_set import LayerSet
+    from cachectl.layers.base.environment import Environment
     from cachectl.layers.base.layer import Layer
 
 #: Seconds after which a long push writes an index part for what it has uploaded.
@@ -127,18 +129,20 @@ def push(
     layers: Iterable[str] = (),
     sign: str | None = None,
     allowed_signers: str | None = None,
+    own: Environment | None = None,
 ) -> Push:
     """Add the selected entries of the named layers, or of every clearable layer, that the store at ``url`` lacks.
 
     ``sign`` is an OpenSSH key. An entry counts as present if a part lists it that ``sign`` or a signer of
-    ``allowed_signers`` has signed; without both, if any part does. Raises :class:`BadStore` if the store is damaged,
+    ``allowed_signers`` has signed; without both, if any part does. ``own`` is the environment that keeps index parts
+    for the next command, by default that of ``stack``. Raises :class:`BadStore` if the store is damaged,
     :class:`TransferFailed` or :class:`OSError` if it cannot be reached or written, and :class:`BadRequest` if the key
     cannot sign.
     """
     named = tuple(dict.fromkeys(layers))
     chosen = sorted(stack.chosen(named), key=lambda layer: layer.name)
     with ExitStack() as block:
-        index = Index(place_of(url, stack.environment), stack.environment)
+        index = Index(place_of(url, own or stack.environment), own or stack.environment)
         pushing = _Pushing(stack, index, sign, _judges(stack, sign, allowed_signers, block))
         done = tuple(pushing.push(layer, selection, named=bool(named)) for layer in chosen)
         pushing.settle()
@@ -192,7 +196,6 @@ class _Pushing:
         self._clock = stack.environment.clock
         self._sign = key
         self._judges = judges
-        self._new_store = False
         self._condemned: frozenset[str] | None = None
         self._parts: dict[PartName, Part] = {}
         self._written = 0
@@ -357,12 +360,11 @@ class _Pushing:
             self._write(f"{INDEX}store-{new_store_id(self._clock())}", b"\n")
             # Another first push may have been faster.
             self._index.list()
-            self._new_store = True
         return self._index.demand()
 
     def settle(self) -> None:
         """If two first pushes met, write the parts again for the identity that counts."""
-        if not self._new_store or not self._parts:
+        if not self._parts or not is_young(self._index.demand(), self._clock()):
             return
         self._index.list()
         for name, part in tuple(self._parts.items()):

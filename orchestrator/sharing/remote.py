@@ -118,8 +118,9 @@ class RemotePlace:
             return data
         with self._system.open(path, "rb") as file:
             if hasattr(file, "prefetch"):
-                # Otherwise paramiko waits for every 32 KiB.
-                file.prefetch()
+                # Otherwise paramiko waits for every 32 KiB. It asks for the size, which not every server says.
+                with suppress(OSError):
+                    file.prefetch()
             return _read_up_to(file, most)
 
     def _write(self, path: str, data: bytes) -> None:

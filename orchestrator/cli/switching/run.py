@@ -32,13 +32,16 @@ def add_options(parser: Parser) -> None:
         action="store_true",
         help="attest that no real root was read or written; also without another option",
     )
-    parser.usage = "cachectl run (--no-cache | --isolated[=DIR] | --prove) [--layer LAYER]... [--prove] -- COMMAND..."
+    parser.add_store_use()
+    how_often = "[--layer LAYER]... [--prove]"
+    parser.usage = f"cachectl run (--no-cache | --isolated[=DIR] | --prove | --store URL) {how_often} -- COMMAND..."
 
 
 def run(call: Call) -> int:
     given = call.options
-    if not (given.no_cache or given.prove or given.isolated is not None):
-        call.misuse("choose --no-cache, --isolated or --prove, then write -- and the command")
+    if not (given.no_cache or given.prove or given.store or given.isolated is not None):
+        call.misuse("choose --no-cache, --isolated, --prove or --store, then write -- and the command")
+    store = call.store_use()
     call.demand_command()
     ran = call.stack.run(
         call.command,
@@ -46,6 +49,7 @@ def run(call: Call) -> int:
         isolated=Path(given.isolated) if given.isolated else given.isolated is not None,
         layers=given.layers,
         prove=given.prove,
+        store=store,
         notice=output.warn,
     )
     if ran.proof is None:
