@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from cachectl.observing.proof import Proof, Watch
     from cachectl.observing.trace import Trace
     from cachectl.sharing.around import StoreUse
-    from cachectl.sharing.image import ImageExport
+    from cachectl.sharing.oci.image import ImageExport
     from cachectl.sharing.pulling import Pull
     from cachectl.sharing.pushing import Push
     from cachectl.sharing.store import SharedStore
@@ -379,7 +379,7 @@ class Stack(LayerSet):
         ``url`` is ``oci://HOST/NAME:TAG``. What an image of cachectl there lacks is added as one more layer; anything
         else there is replaced only with ``force``.
         """
-        from cachectl.sharing.image import export_image
+        from cachectl.sharing.oci.image import export_image
 
         return export_image(self, url, selection, layers=layers, force=force)
 

@@ -24,7 +24,8 @@ ALLOWED = {
     "moving": {"", "layers", "inspecting", "switching"},
     "cluster": {"", "layers", "inspecting", "clearing", "switching", "moving"},
     "homes": {"", "layers", "inspecting"},
-    "sharing": {"", "layers", "inspecting", "switching", "moving"},
+    "sharing": {"", "layers", "inspecting", "switching", "moving", "sharing.oci"},
+    "sharing.oci": {"", "layers", "moving", "sharing", "switching"},
 }
 
 

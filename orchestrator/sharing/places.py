@@ -28,7 +28,7 @@ def place_of(url: str, environment: Environment) -> Place:
     if not url:
         raise BadRequest("no store is named; name a folder or a URL")
     if url.lower().startswith(_REGISTRY):
-        from cachectl.sharing.registry import RegistryPlace
+        from cachectl.sharing.oci.registry import RegistryPlace
 
         return RegistryPlace(url)
     if is_url(url):

@@ -13,7 +13,7 @@ from support.registries import ContainerTools, RealRegistry
 
 from cachectl.layers.base.errors import BadRequest
 from cachectl.moving.importing import Trust
-from cachectl.sharing.repository import Reference, Repository
+from cachectl.sharing.oci.repository import Reference, Repository
 from cachectl.stack import Stack
 
 if TYPE_CHECKING:

@@ -15,9 +15,9 @@ from support.registries import RealRegistry
 from cachectl.layers.base.errors import BadRequest
 from cachectl.layers.host.installing import command_to_install
 from cachectl.moving.transfer import TransferFailed
+from cachectl.sharing.oci.registry import RegistryPlace, name_of, tag_of
+from cachectl.sharing.oci.repository import Reference
 from cachectl.sharing.place import BadStore, Missing, Place
-from cachectl.sharing.registry import RegistryPlace, name_of, tag_of
-from cachectl.sharing.repository import Reference
 
 #: ``ann`` with the password ``secret``.
 PASSWORDS = "ann:$2b$04$oYfeJDSmDJUn3oxyGEXZYOdM8FhJPmRfpzRD6mkOTASrcfgYcVnoG\n"

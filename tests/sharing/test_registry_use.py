@@ -12,8 +12,8 @@ import pytest
 from support.bundles import keys
 from support.registries import RealRegistry
 
-from cachectl.sharing.registry import RegistryPlace
-from cachectl.sharing.repository import Reference, Repository
+from cachectl.sharing.oci.registry import RegistryPlace
+from cachectl.sharing.oci.repository import Reference, Repository
 from cachectl.stack import Stack
 
 if TYPE_CHECKING:

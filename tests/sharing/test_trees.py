@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiers import amount
 
-from cachectl.sharing.tree import ForeignLayer, Tree, apply_layer, read_tree, write_layer
+from cachectl.sharing.oci.tree import ForeignLayer, Tree, apply_layer, read_tree, write_layer
 
 NAMES = st.sampled_from(["a", "b", "c"])
 #: The content of each file, by its path of up to three names.

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from cachectl.layers.miopen.exporting import FilesExport, InstallableFile
     from cachectl.moving.exporting import Export, ExportedLayer
-    from cachectl.sharing.image import ImageExport
+    from cachectl.sharing.oci.image import ImageExport
 
 
 def add_options(parser: Parser) -> None:

@@ -21,9 +21,9 @@ from cachectl.layers.base.selection import ALL, Selection
 from cachectl.layers.disk.temporaries import temporary_folder
 from cachectl.moving.bundle import Reader, artifact_of, in_batches
 from cachectl.moving.exporting import ExportedLayer, ExportTotal, export, unseen
+from cachectl.sharing.oci.repository import LARGEST_MANIFEST, MANIFEST, Manifest, Reference, Repository, digest_of
+from cachectl.sharing.oci.tree import LAYER_TYPE, ForeignLayer, Tree, apply_layer, read_tree, write_layer
 from cachectl.sharing.place import BadStore, Missing
-from cachectl.sharing.repository import LARGEST_MANIFEST, MANIFEST, Manifest, Reference, Repository, digest_of
-from cachectl.sharing.tree import LAYER_TYPE, ForeignLayer, Tree, apply_layer, read_tree, write_layer
 from cachectl.switching.run import environment_in
 
 if TYPE_CHECKING:

@@ -21,8 +21,8 @@ from typing import Any, Final
 
 from cachectl.layers.base.errors import BadRequest
 from cachectl.moving.transfer import TransferFailed
+from cachectl.sharing.oci.repository import EMPTY, INDEX, MANIFEST, REFERENCE, TITLE, Reference, Repository, digest_of
 from cachectl.sharing.place import BadStore, Missing, Stored
-from cachectl.sharing.repository import EMPTY, INDEX, MANIFEST, REFERENCE, TITLE, Reference, Repository, digest_of
 
 #: Of the image index, and of the manifests in it.
 STORE_TYPE: Final = "application/vnd.cachectl.store.v1"
