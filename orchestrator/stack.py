@@ -392,6 +392,12 @@ class Stack(LayerSet):
 
         return import_bundle(self, file, trust, dry_run=dry_run, most=most)
 
+    def portability_digest(self) -> str:
+        """Return 16 hexadecimal digits, equal where the same entries can be hit: a part of a key for caches of CI."""
+        from cachectl.moving.portability import portability_digest
+
+        return portability_digest(self)
+
     # ------------------------------------------------------------------ sharing
 
     def push(
@@ -436,9 +442,3 @@ class Stack(LayerSet):
         from cachectl.sharing.store import SharedStore
 
         return SharedStore(self, url)
-
-    def portability_digest(self) -> str:
-        """Return 16 hexadecimal digits, equal where the same entries can be hit: a part of a key for caches of CI."""
-        from cachectl.moving.portability import portability_digest
-
-        return portability_digest(self)

@@ -125,7 +125,9 @@ def _plan(index: Index, contents: Mapping[str, int], now: float, limits: Limits)
     # The oldest first.
     for name, part in listed.items():
         old = limits.older_than is not None and name.made < now - limits.older_than
-        if not old and (limits.max_size is None or weight <= limits.max_size):
+        # Readers remember the parts of the newest second together.
+        same = bool(removed) and removed[-1].made == name.made
+        if not old and not same and (limits.max_size is None or weight <= limits.max_size):
             continue
         removed.append(name)
         for held in part.holds:

@@ -10,6 +10,7 @@ import os
 import stat
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from itertools import islice
 from pathlib import Path
 from typing import Final
 
@@ -18,6 +19,7 @@ from cachectl.layers.disk.atomic import replace_file
 from cachectl.layers.disk.handles import open_folder
 from cachectl.layers.disk.plain import open_plain
 from cachectl.layers.disk.presence import means_absent, means_no_file
+from cachectl.sharing.format import MOST_NAMES
 from cachectl.sharing.place import BadStore, Missing, Stored
 
 _PARTS: Final = ("index", "packs", "objects")
@@ -32,8 +34,8 @@ class FolderPlace:
         self.shown = printable(folder)
 
     def names(self) -> Sequence[Stored]:
-        """List the names under ``index/``."""
-        return self._listed("index")
+        """List the names under ``index/``, as far as a store can have so many."""
+        return self._listed("index", MOST_NAMES + 1)
 
     def contents(self) -> Sequence[Stored]:
         """List all names."""
@@ -100,10 +102,10 @@ class FolderPlace:
         finally:
             os.close(folder)
 
-    def _listed(self, part: str) -> list[Stored]:
+    def _listed(self, part: str, most: int | None = None) -> list[Stored]:
         try:
             with self._opened(part) as folder:
-                return list(_files(folder, part))
+                return list(islice(_files(folder, part), most))
         except OSError as error:
             if isinstance(error, NotADirectoryError) or not means_absent(error):
                 raise

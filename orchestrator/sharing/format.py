@@ -162,7 +162,16 @@ def new_store_id(now: float) -> str:
 
 def is_young(store: str, now: float) -> bool:
     """Return whether a store was made so recently that another first push may still give it an older identity."""
-    return abs(now - int(store[:16], 16) / 1_000_000) < _YOUNG
+    return abs(now - _made(store)) < _YOUNG
+
+
+def are_twins(one: str, other: str) -> bool:
+    """Return whether two identities were made so close together that first pushes may have met."""
+    return abs(_made(one) - _made(other)) < _YOUNG
+
+
+def _made(store: str) -> float:
+    return int(store[:16], 16) / 1_000_000
 
 
 # ---------------------------------------------------------------------- JSON

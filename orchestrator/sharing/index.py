@@ -18,6 +18,7 @@ from cachectl.sharing.format import (
     Part,
     PartName,
     StoreKey,
+    are_twins,
     most_part,
     open_part,
     parse_key,
@@ -60,6 +61,7 @@ class Index:
         self.environment = environment
         self._parts: dict[PartName, ReadPart] = {}
         self._keys: dict[str, StoreKey] = {}
+        self._written: dict[str, bytes] = {}
         self.list()
 
     def list(self) -> None:
@@ -72,6 +74,12 @@ class Index:
         if self.names.store is None:
             message = f"{self.place.shown}: there is no store; cachectl push {self.place.shown} makes one"
             raise Missing(message)
+        for other in self.names.stores[1:]:
+            if not are_twins(self.names.store, other):
+                raise BadStore(
+                    f"{self.place.shown} has two identities of different age: another store was put into it; "
+                    f"remove the wrong one of index/store-{self.names.store} and index/store-{other}"
+                )
         return self.names.store
 
     def key(self, name: str) -> StoreKey:
@@ -117,10 +125,16 @@ class Index:
         except Missing as error:
             raise Gone(str(error)) from error
 
+    def keep(self, file: str, data: bytes) -> None:
+        """Treat what this command wrote as read."""
+        self._written[file] = data
+
     def save(self) -> None:
-        """Keep what was read for the next command."""
+        """Keep what was read and written for the next command."""
         if self._cache is not None:
-            self._cache.save(self.names.found)
+            for file, data in self._written.items():
+                self._cache.add(file, data)
+            self._cache.save(self.names.found.keys() | self._written.keys())
 
 
 class Judge:
@@ -130,6 +144,9 @@ class Judge:
     """
 
     def __init__(self, environment: Environment, allowed: str) -> None:
+        if not Path(allowed).is_file():
+            message = f"{printable(allowed)}: this list of allowed signers does not exist"
+            raise Untrusted(message)
         self._environment = environment
         self._allowed = allowed
         self._known: dict[PartName, str | Untrusted] = {}

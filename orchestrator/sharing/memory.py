@@ -11,7 +11,7 @@ import json
 import os
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -29,18 +29,23 @@ _MOST: Final = 1000
 
 @dataclass(frozen=True, slots=True)
 class Remembered:
-    """The store that was at an address, and the newest trusted part: its name, and its time in epoch seconds."""
+    """The store that was at an address, and its newest trusted parts: when they were made, and their names.
+
+    ``made`` is in epoch seconds; several parts may be made in one second.
+    """
 
     store: str
     made: int = 0
-    part: str | None = None
+    parts: tuple[str, ...] = ()
 
 
 def recall(environment: Environment, shown: str) -> Remembered | None:
     """Return what is remembered of an address; ``None`` if nothing is, or if another user could have written it."""
     found = _records(environment).get(shown)
     try:
-        return None if found is None else Remembered(str(found["store"]), int(found["made"]), found["part"])
+        if found is None:
+            return None
+        return Remembered(str(found["store"]), int(found["made"]), tuple(map(str, found["parts"])))
     except (KeyError, TypeError, ValueError, OverflowError):
         return None
 
@@ -48,14 +53,17 @@ def recall(environment: Environment, shown: str) -> Remembered | None:
 def remember(environment: Environment, shown: str, seen: Remembered) -> None:
     """Remember a store, unless the record cannot be written, or another user could replace it.
 
-    A newer part of the same store, which another process has seen meanwhile, stays.
+    Newer parts of the same store, which another process has seen meanwhile, stay.
     """
     known = recall(environment, shown)
-    if known is not None and known.store == seen.store and known.made >= seen.made:
-        return
+    if known is not None and known.store == seen.store:
+        if known.made == seen.made:
+            seen = replace(seen, parts=tuple(sorted({*known.parts, *seen.parts})))
+        if known.made > seen.made or known == seen:
+            return
     records = _records(environment)
     records.pop(shown, None)
-    records[shown] = {"store": seen.store, "made": seen.made, "part": seen.part}
+    records[shown] = {"store": seen.store, "made": seen.made, "parts": seen.parts}
     kept = dict(list(records.items())[-_MOST:])
     file = user_state_folder(environment) / _RECORD
     with suppress(OSError):

@@ -22,7 +22,7 @@ from cachectl.moving.importing import Foreseen, ImportedLayer, ImportTotal, Plac
 from cachectl.moving.portability import Difference, differences, outlook, portability_key
 from cachectl.moving.signing import Untrusted
 from cachectl.moving.transfer import TransferFailed
-from cachectl.sharing.format import PartName, Stocked, StoreKey, cut, most_object, open_object, open_pack
+from cachectl.sharing.format import PartName, Stocked, StoreKey, are_twins, cut, most_object, open_object, open_pack
 from cachectl.sharing.index import Gone, Index, Judge, ReadPart
 from cachectl.sharing.memory import Remembered, forget, recall, remember
 from cachectl.sharing.place import BadStore, Missing
@@ -188,13 +188,13 @@ class _Pulling:
         if known is None or self._accept_older or self._trust.sha256 is not None:
             return
         names = self._index.names
-        if known.store != self._store:
+        if known.store != self._store and not (known.store in names.stores and are_twins(known.store, self._store)):
             message = f"{self._shown} is another store than this machine has read from it; --accept-older accepts it"
             raise Untrusted(message)
-        if known.part is None or not names.parts or known.part in names.found:
+        if not names.parts or all(part in names.found for part in known.parts):
             return
         for name in reversed(names.parts):
-            if name.made < known.made:
+            if name.made <= known.made:
                 break
             if self._is_trusted(name):
                 return
@@ -228,9 +228,9 @@ class _Pulling:
     def _remember(self) -> None:
         if self._accept_older:
             forget(self._index.environment, self._shown)
-        newest = max(self._trusted, default=None)
-        made, part = (0, None) if newest is None else (newest.made, str(newest))
-        remember(self._index.environment, self._shown, Remembered(self._store, made, part))
+        made = max((name.made for name in self._trusted), default=0)
+        newest = tuple(sorted(str(name) for name in self._trusted if name.made == made))
+        remember(self._index.environment, self._shown, Remembered(self._store, made, newest))
 
     # ------------------------------------------------------------------ what is wanted
 

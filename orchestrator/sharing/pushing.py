@@ -198,6 +198,7 @@ class _Pushing:
         self._judges = judges
         self._condemned: frozenset[str] | None = None
         self._parts: dict[PartName, Part] = {}
+        self._superseded: list[PartName] = []
         self._written = 0
 
     def push(self, layer: Layer, selection: Selection, *, named: bool) -> PushedLayer:
@@ -346,12 +347,16 @@ class _Pushing:
         store = self._store()
         if key.name not in self._index.names.keys and all(name.key != key.name for name in self._parts):
             self._write(f"{INDEX}key-{key.name}", key.to_bytes())
-        part = Part(store, int(self._clock()), key, exposed, packs, entries)
+            self._index.keep(f"key-{key.name}", key.to_bytes())
+        # A part that is written again is newer than the first one, which a reader may remember.
+        made = max(int(self._clock()), 1 + max((name.made for name in self._superseded), default=-1))
+        part = Part(store, made, key, exposed, packs, entries)
         text = part.to_bytes()
         signature = b"" if self._sign is None else sign(io.BytesIO(text), self._sign, NAMESPACE)
         file = part_file(text, signature)
         name = PartName(part.made, key.name, hashlib.sha256(file).hexdigest())
         self._write(f"{INDEX}{name}", file, part.holds)
+        self._index.keep(str(name), file)
         self._parts[name] = part
 
     def _store(self) -> str:
@@ -370,6 +375,7 @@ class _Pushing:
         for name, part in tuple(self._parts.items()):
             if part.store != self._index.demand():
                 del self._parts[name]
+                self._superseded.append(name)
                 self._write_part(part.key, part.exposed, part.packs, part.entries)
                 self._place.remove([f"{INDEX}{name}"])
 

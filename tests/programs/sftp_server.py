@@ -3,9 +3,11 @@
 A line for each request goes to the file that the first argument names.
 """
 
+import contextlib
 import os
 import socket
 import sys
+import threading
 
 import paramiko
 
@@ -77,6 +79,16 @@ class Files(paramiko.SFTPServerInterface):
         return paramiko.SFTP_OK
 
 
+def serve(connection):
+    # A client may be killed at any moment.
+    with contextlib.suppress(EOFError, OSError, paramiko.SSHException):
+        transport = paramiko.Transport(connection)
+        transport.add_server_key(key)
+        transport.set_subsystem_handler("sftp", paramiko.SFTPServer, Files)
+        transport.start_server(server=Door())
+        transports.append(transport)
+
+
 key = paramiko.RSAKey.generate(2048)
 transports = []
 with socket.create_server(("127.0.0.1", 0)) as listener:
@@ -84,8 +96,4 @@ with socket.create_server(("127.0.0.1", 0)) as listener:
     sys.stdout.flush()
     while True:
         connection, _ = listener.accept()
-        transport = paramiko.Transport(connection)
-        transport.add_server_key(key)
-        transport.set_subsystem_handler("sftp", paramiko.SFTPServer, Files)
-        transport.start_server(server=Door())
-        transports.append(transport)
+        threading.Thread(target=serve, args=(connection,), daemon=True).start()

@@ -6,6 +6,7 @@ its number says. A collector runs ``gc`` beside them. Prints what was done, and 
 """
 
 import hashlib
+import importlib
 import json
 import os
 import random
@@ -142,6 +143,12 @@ class Worker:
 
 def main(url, folder, seconds, writers, readers):
     draw = random.Random(17)  # noqa: S311
+    # Once here, and not in each worker.
+    if url.startswith("s3:"):
+        importlib.import_module("s3fs")
+        importlib.import_module("aiobotocore.session")
+    elif url.startswith("ssh:"):
+        importlib.import_module("fsspec.implementations.sftp")
     roles = [("write", n) for n in range(writers)] + [("read", n) for n in range(readers)] + [("collect", 0)]
     running = {one: Worker(url, folder, *one) for one in roles}
     kills, deaths = 0, []
