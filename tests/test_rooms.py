@@ -16,7 +16,10 @@ ALLOWED = {
     "layers.base.facts": {"layers.base", "layers.disk"},
     "layers.base": {"layers.base.facts", "layers.disk", "layers.formats", "layers.host", "layers.stores"},
     "layers": {"layers.base", "layers.disk", "layers.formats", "layers.host", "layers.inside", "layers.stores"},
-    "": {"layers", "inspecting", "clearing", "switching", "observing", "moving", "cluster", "homes", "sharing", "sharing.oci"},
+    "": {
+        *("layers", "inspecting", "clearing", "switching", "observing", "moving", "cluster", "homes"),
+        *("sharing", "sharing.oci"),
+    },
     "inspecting": {"", "layers"},
     "clearing": {"", "layers", "inspecting", "switching"},
     "switching": {"", "layers"},
