@@ -29,7 +29,7 @@ from cachectl.moving.portability import Difference, differences, outlook, portab
 from cachectl.moving.signing import Untrusted, signer
 from cachectl.moving.transfer import opened, signature_of, without_secrets
 from cachectl.switching.isolated import isolated_root
-from cachectl.switching.run import variables_isolated
+from cachectl.switching.run import environment_in
 
 if TYPE_CHECKING:
     from cachectl.layer_set import LayerSet
@@ -373,10 +373,7 @@ def _described(stack: LayerSet, layer: Layer, new: Sequence[tuple[Item, Artifact
     found: dict[str, Entry] = {}
     if new and layer.abilities()[Ability.RELOCATE] is None:
         with isolated_root(stack.environment) as folder, suppress(*FAILURES):
-            changes = variables_isolated((layer,), folder)
-            unset = frozenset(name for name, value in changes.items() if value is None)
-            kept = {name: value for name, value in changes.items() if value is not None}
-            isolated = type(stack)(stack.environment.with_variables(kept, unset))[layer.name]
+            isolated = type(stack)(environment_in(stack.environment, (layer,), folder))[layer.name]
             isolated.put_new([artifact for _, artifact in new])
             found = {entry.key: entry for entry in isolated.entries()}
     return [

@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 GRACE: Final = 86400.0
 #: Seconds by which the clocks of this machine and of the store may differ, beside a quarter of the grace period.
 _SKEW: Final = 60.0
-#: Names that one list condemns.
-_MOST: Final = 500_000
+#: Names that one list condemns: a registry takes manifests of 4 MiB.
+_MOST: Final = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +176,8 @@ def _apply(index: Index, plan: _Plan, now: float, grace: float) -> None:
     for at in range(0, len(condemn), _MOST) if condemn else range(bool(plan.remove)):
         file = condemned_file(condemn[at : at + _MOST])
         written.append(CondemnedName(int(now), hashlib.sha256(file).hexdigest()))
-        place.write(f"{INDEX}{written[-1]}", file)
+        # A registry removes what no name holds.
+        place.write(f"{INDEX}{written[-1]}", file, condemn[at : at + _MOST])
     # Condemned before they are removed: a kill in between leaves nothing unknown.
     if plan.parts:
         place.remove([f"{INDEX}{name}" for name in plan.parts])
@@ -189,6 +190,7 @@ def _apply(index: Index, plan: _Plan, now: float, grace: float) -> None:
     finished = [f"{INDEX}{name}" for name in (*plan.done, *(() if condemn else written))]
     if finished:
         place.remove(finished)
+    place.finish()
 
 
 def _demand_clock(index: Index, written: list[CondemnedName], now: float, grace: float) -> None:

@@ -72,6 +72,12 @@ class FolderPlace:
                     os.unlink(file, dir_fd=folder)
             replace_file(file, [data[at : at + _CHUNK] for at in range(0, len(data), _CHUNK)], folder=folder)
 
+    def finish(self) -> None:
+        """Do nothing: every file is complete."""
+
+    def pin(self) -> None:
+        """Return ``None``: a place has one address."""
+
     def remove(self, names: Sequence[str]) -> None:
         """Remove files."""
         for name in names:

@@ -44,8 +44,8 @@ CONDEMNED_SCHEMA: Final = "cachectl/store-condemned/1"
 LARGE: Final = 256 << 10
 #: Bytes of entries after which a pack is full.
 FULL_PACK: Final = 4 << 20
-#: Entries of one index part, and bytes of its lines, so that every reader takes it.
-MOST_ENTRIES: Final = 20_000
+#: Entries of one index part, and bytes of its lines, so that every reader takes it, and every registry its manifest.
+MOST_ENTRIES: Final = 12_000
 FULL_PART: Final = 16 << 20
 #: More names than this under ``index/`` are no store.
 MOST_NAMES: Final = 1_000_000

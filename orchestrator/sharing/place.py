@@ -59,6 +59,14 @@ class Place(Protocol):
         """
         ...
 
+    def finish(self) -> None:
+        """Do what is done once after all writing. A store that lacks it is whole."""
+        ...
+
+    def pin(self) -> str | None:
+        """Return the address of the store in exactly its present state; ``None`` if a place has no such addresses."""
+        ...
+
     def remove(self, names: Sequence[str]) -> None:
         """Remove names; one that is not there is no error."""
         ...

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from cachectl.layers.base.errors import BadRequest
 from cachectl.moving.transfer import is_url, local_path
@@ -10,6 +10,13 @@ from cachectl.moving.transfer import is_url, local_path
 if TYPE_CHECKING:
     from cachectl.layers.base.environment import Environment
     from cachectl.sharing.place import Place
+
+_REGISTRY: Final = ("oci://", "oci+http://")
+
+
+def is_pinned(url: str) -> bool:
+    """Return whether a URL names one state of a store by its digest: ``oci://HOST/NAME@sha256:…``."""
+    return url.lower().startswith(_REGISTRY) and "@sha256:" in url
 
 
 def place_of(url: str, environment: Environment) -> Place:
@@ -20,11 +27,10 @@ def place_of(url: str, environment: Environment) -> Place:
     """
     if not url:
         raise BadRequest("no store is named; name a folder or a URL")
-    if url.lower().startswith("oci://"):
-        from importlib import import_module
+    if url.lower().startswith(_REGISTRY):
+        from cachectl.sharing.oci.registry import RegistryPlace
 
-        registry: Place = import_module("cachectl.sharing.registry").RegistryPlace(url)
-        return registry
+        return RegistryPlace(url)
     if is_url(url):
         from cachectl.sharing.remote import RemotePlace
 

@@ -27,7 +27,7 @@ from cachectl.sharing.format import PartName, Stocked, StoreKey, are_twins, cut,
 from cachectl.sharing.index import Gone, Index, Judge, ReadPart
 from cachectl.sharing.memory import Remembered, forget, recall, remember
 from cachectl.sharing.place import BadStore, Missing
-from cachectl.sharing.places import place_of
+from cachectl.sharing.places import is_pinned, place_of
 
 if TYPE_CHECKING:
     from cachectl.layer_set import LayerSet
@@ -226,7 +226,8 @@ class _Pulling:
     def _because(self, read: ReadPart) -> str:
         if self._judge is not None:
             return f"signed by {self._judge.signer(read)}"
-        return "you said so" if self._trust.sha256 is None else "its digest is the given one"
+        given = self._trust.sha256 is not None or is_pinned(self._shown)
+        return "its digest is the given one" if given else "you said so"
 
     def _remember(self) -> None:
         if self._accept_older:

@@ -148,6 +148,7 @@ def push(
         pushing = _Pushing(stack, index, sign, _judges(stack, sign, allowed_signers, block), besides)
         done = tuple(pushing.push(layer, selection, named=bool(named)) for layer in chosen)
         pushing.settle()
+        index.place.finish()
         index.save()
     return pushing.result(done)
 

@@ -80,6 +80,12 @@ class RemotePlace:
                     self._system.rm_file(stage)
                 raise
 
+    def finish(self) -> None:
+        """Do nothing: every file is complete."""
+
+    def pin(self) -> None:
+        """Return ``None``: a place has one address."""
+
     def remove(self, names: Sequence[str]) -> None:
         """Remove files, up to 1,000 with one request where the service has such a request."""
         with self._reached("remove from", ""):

@@ -47,12 +47,13 @@ class StoreTotal:
 
 @dataclass(frozen=True, slots=True)
 class StoreListing:
-    """The content of a store; ``digest`` pins it."""
+    """The content of a store; ``digest`` pins it, and so does the address ``pinned``, which registries have."""
 
     url: str
     store: str
     digest: str
     keys: tuple[ListedKey, ...]
+    pinned: str | None = None
     as_json: ClassVar[AsJson] = AsJson("cachectl/store/1", also=("total",))
 
     @property
@@ -90,7 +91,7 @@ class SharedStore:
             keys.append(ListedKey(group, key.layer, *sums, dict(key.facts)))
         index.save()
         keys.sort(key=lambda one: (one.layer, one.key))
-        return StoreListing(self._place.shown, store, index.names.digest, tuple(keys))
+        return StoreListing(self._place.shown, store, index.names.digest, tuple(keys), self._place.pin())
 
     def gc(
         self,

@@ -81,7 +81,7 @@ def _show_listing(done: StoreListing, now: float) -> None:
     total: Final = done.total
     last = ("total", output.count(total.entries), output.size(total.bytes), output.count(total.parts), "", "", "")
     output.show_table(_columns(now), done.keys, last)
-    output.show_lines(["", f"digest {done.digest}"])
+    output.show_lines(["", f"digest {done.digest}", *([] if done.pinned is None else [done.pinned])])
 
 
 def _show_collection(done: Collection) -> None:
