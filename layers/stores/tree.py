@@ -609,6 +609,10 @@ class Tree:
                         if error is not None:
                             done[key] = error
                     syncing.all()
+                    # A guard may lock a file in one of these.
+                    for above in dict.fromkeys(key.rpartition("/")[0] for key in names if key not in done):
+                        with ExitStack() as stack, suppress(OSError):
+                            descend(stack, handle, above.split("/") if above else (), make=True)
                     with guard(handle):
                         for key, name in names.items():
                             if key not in done:
