@@ -13,8 +13,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from cachectl.layers.base import facts
 from cachectl.layers.base.declarations import EnvSwitch, at_load
-from cachectl.layers.base.facts import Condition, Finding, Hazard, Root, Scope, Severity, State, Switch
+from cachectl.layers.base.facts import Condition, Hazard, Root, Scope, Severity, State
 from cachectl.layers.base.layer import Layer
 from cachectl.layers.base.lazy import module, regex
 from cachectl.layers.base.store import Codec, Damage
@@ -126,7 +127,7 @@ class ComgrCache(Layer):
     def _policy_complaint(self) -> str | None:
         return comgr_entries.policy_complaint(self.environment.get("AMD_COMGR_CACHE_POLICY") or "")
 
-    def diagnose(self) -> Iterator[Finding]:
+    def diagnose(self) -> Iterator[facts.Finding]:
         """Yield problems with the variables."""
         value = self.environment.get("AMD_COMGR_CACHE")
         if value == "0":
@@ -141,7 +142,7 @@ class ComgrCache(Layer):
             outcome = "is part of every key: entries stored without it are not hit"
             yield misread(self, "AMD_COMGR_EMIT_VERBOSE_LOGS", Severity.RECOMPILES, outcome)
 
-    def _unfit_policy(self) -> Iterator[Finding]:
+    def _unfit_policy(self) -> Iterator[facts.Finding]:
         policy, wrong = self.environment.get("AMD_COMGR_CACHE_POLICY"), self._policy_complaint()
         if policy is None or wrong is None:
             return
@@ -153,7 +154,7 @@ class ComgrCache(Layer):
         outcome = f"cannot be read ({wrong}): nothing is kept, and every run compiles"
         yield misread(self, "AMD_COMGR_CACHE_POLICY", Severity.RECOMPILES, outcome, fix)
 
-    def _unfit_place(self) -> Iterator[Finding]:
+    def _unfit_place(self) -> Iterator[facts.Finding]:
         if self.environment.get("AMD_COMGR_CACHE_DIR") == "":
             outcome = "is empty: older releases keep nothing then, newer ones use the default place"
             yield misread(self, "AMD_COMGR_CACHE_DIR", Severity.RECOMPILES, outcome)
@@ -167,6 +168,6 @@ class ComgrCache(Layer):
                     fix = f"export HOME={shlex.quote(str(self.environment.home))}"
                 yield misread(self, variable, Severity.RECOMPILES, outcome, fix)
 
-    def relocate(self, folder: Path) -> Switch:
+    def relocate(self, folder: Path) -> facts.Switch:
         """Return the path; comgr makes the folder."""
-        return Switch(self.name, {"AMD_COMGR_CACHE_DIR": str(folder / "comgr")}, read_at_load=LIBRARIES)
+        return facts.Switch(self.name, {"AMD_COMGR_CACHE_DIR": str(folder / "comgr")}, read_at_load=LIBRARIES)

@@ -7,19 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from cachectl.layers.base.facts import Finding, Flag, Patch, State, Switch, When
+from cachectl.layers.base import facts
+from cachectl.layers.base.facts import State, When
 from cachectl.layers.base.switches import diagnosed, forgetting, relative_cache_home
 from cachectl.layers.pytools import Dictionaries, PytoolsDictionaries
 
 _VARIABLES = ("LOOPY_NO_CACHE", "CG_NO_CACHE")
 #: Executors remember what they have compiled.
-_MEMOS = tuple(
-    Patch(module, owner, "translation_unit_info", forgetting)
-    for module, owner in (
-        ("loopy.target.pyopencl_execution", "PyOpenCLExecutor"),
-        ("loopy.target.c.c_execution", "CExecutor"),
-    )
-)
+_EXECUTORS = (("loopy.target.pyopencl_execution", "PyOpenCLExecutor"), ("loopy.target.c.c_execution", "CExecutor"))
 
 
 class LoopyDictionaries(PytoolsDictionaries):
@@ -36,19 +31,21 @@ class LoopyDictionaries(PytoolsDictionaries):
         """Read the two variables, as loopy does when it is imported."""
         return self.judged("loopy", _VARIABLES)
 
-    def diagnose(self) -> Iterator[Finding]:
+    def diagnose(self) -> Iterator[facts.Finding]:
         """Yield problems with the variables."""
         yield from diagnosed(self, "loopy", _VARIABLES)
         yield from relative_cache_home(self)
 
-    def switched(self, *, on: bool) -> Switch:
+    def switched(self, *, on: bool) -> facts.Switch:
         """Return the variable for the next import, and the flag that loopy reads at each call in a running process."""
-        return Switch(
+        return facts.Switch(
             self.name,
             set={} if on else {"LOOPY_NO_CACHE": "1"},
             unset=frozenset(_VARIABLES) if on else frozenset(),
-            flags=(Flag("loopy", "CACHING_ENABLED", on),),
-            memo_patches=_MEMOS,
+            flags=(facts.Flag("loopy", "CACHING_ENABLED", on),),
+            memo_patches=tuple(
+                facts.Patch(module, owner, "translation_unit_info", forgetting) for module, owner in _EXECUTORS
+            ),
             clear_functions=(("loopy", "clear_in_mem_caches"),),
             takes_effect=When.NOW,
         )

@@ -18,9 +18,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from cachectl.layers.base import facts
 from cachectl.layers.base.declarations import EnvSwitch, at_load
 from cachectl.layers.base.errors import LayerError, Unreachable
-from cachectl.layers.base.facts import Condition, Finding, Root, Scope, Severity, State, Switch
+from cachectl.layers.base.facts import Condition, Root, Scope, Severity, State
 from cachectl.layers.base.layer import Layer
 from cachectl.layers.base.lazy import module, regex
 from cachectl.layers.base.parts import Lookups
@@ -130,7 +131,7 @@ class Account(Index):
         del root
         return (ACCOUNT,)
 
-    def verify(self, store: Files, root: Root) -> Iterator[Finding]:
+    def verify(self, store: Files, root: Root) -> Iterator[facts.Finding]:
         """Compare the account with the entries."""
         sizes: dict[str, int] = {}
         try:
@@ -150,7 +151,7 @@ class Account(Index):
                 fix = "nothing: the next put or purge in this layer counts again"
                 if len(account) != neo_binaries.ACCOUNT.size:
                     fix = f"rm {shlex.quote(str(root.path / ACCOUNT))}"
-                yield Finding(store.name, root.path, ACCOUNT, Severity.WASTES, "index", complaint, fix)
+                yield facts.Finding(store.name, root.path, ACCOUNT, Severity.WASTES, "index", complaint, fix)
 
 
 class NeoCompilerCache(Layer):
@@ -243,7 +244,7 @@ class NeoCompilerCache(Layer):
                     return numbers
         return None
 
-    def diagnose(self) -> Iterator[Finding]:
+    def diagnose(self) -> Iterator[facts.Finding]:
         """Yield problems with the variables, missing folders, and a cache that is nearly full."""
         value = self.environment.get("NEO_CACHE_PERSISTENT")
         if value is not None and _number(value) == 0:
@@ -257,7 +258,7 @@ class NeoCompilerCache(Layer):
             yield from self._unfit_compiler_variable()
             yield from self._of_limit()
 
-    def _unfit_folder(self) -> Iterator[Finding]:
+    def _unfit_folder(self) -> Iterator[facts.Finding]:
         lack = self._lacking_folder()
         if lack is None:
             return
@@ -266,9 +267,9 @@ class NeoCompilerCache(Layer):
         fix = f"export HOME={shlex.quote(str(self.environment.home))}"
         if folder is not None:
             fix = f"mkdir -p {shlex.quote(str(folder))}"
-        yield Finding(self.name, folder or Path("*"), None, Severity.RECOMPILES, "folder", message, fix)
+        yield facts.Finding(self.name, folder or Path("*"), None, Severity.RECOMPILES, "folder", message, fix)
 
-    def _unfit_compiler_variable(self) -> Iterator[Finding]:
+    def _unfit_compiler_variable(self) -> Iterator[facts.Finding]:
         variable = self._compiler_variable()
         if variable is None:
             return
@@ -280,7 +281,7 @@ class NeoCompilerCache(Layer):
             outcome = "is not in the keys of this release: entries compiled with another value are served"
             yield misread(self, variable, Severity.RISKS, outcome)
 
-    def _of_limit(self) -> Iterator[Finding]:
+    def _of_limit(self) -> Iterator[facts.Finding]:
         limit = self.environment.get("NEO_CACHE_MAX_SIZE")
         held = _DEFAULT_CAP if limit is None else _number(limit)
         if limit is not None and not _PLAIN_NUMBER.fullmatch(limit):
@@ -290,7 +291,7 @@ class NeoCompilerCache(Layer):
         elif held > 0:
             yield from self._nearly_full(held, "the default" if limit is None else "NEO_CACHE_MAX_SIZE")
 
-    def _nearly_full(self, limit: int, said: str) -> Iterator[Finding]:
+    def _nearly_full(self, limit: int, said: str) -> Iterator[facts.Finding]:
         size = 0
         # Report names a root that cannot be read.
         with suppress(LayerError, OSError):
@@ -299,12 +300,12 @@ class NeoCompilerCache(Layer):
             return
         message = f"holds {size:,} of at most {limit:,} bytes ({said}): the driver drops a third of it to make room"
         fix = f"export NEO_CACHE_MAX_SIZE={2 * max(limit, size)}"
-        yield Finding(self.name, first_place(self), None, Severity.RECOMPILES, "cap", message, fix)
+        yield facts.Finding(self.name, first_place(self), None, Severity.RECOMPILES, "cap", message, fix)
 
-    def relocate(self, folder: Path) -> Switch:
+    def relocate(self, folder: Path) -> facts.Switch:
         """Return the path, and the folder to make first: the driver keeps nothing in a missing folder."""
         place = folder / "neo"
-        return Switch(self.name, {"NEO_CACHE_DIR": str(place)}, read_at_load=LIBRARIES, makes=(place,))
+        return facts.Switch(self.name, {"NEO_CACHE_DIR": str(place)}, read_at_load=LIBRARIES, makes=(place,))
 
 
 def _number(value: str) -> int:

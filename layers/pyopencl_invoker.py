@@ -8,40 +8,43 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from cachectl.layers.base.facts import Finding, Flag, Patch, State, Switch, When
+from cachectl.layers.base import facts
+from cachectl.layers.base.facts import State, When
 from cachectl.layers.base.switches import diagnosed, forgetting, relative_cache_home
 from cachectl.layers.pytools import Dictionaries, PytoolsDictionaries
 
 VARIABLE: Final = "PYOPENCL_NO_CACHE"
-#: Objects that remember the kernels they have compiled.
-MEMO_PATCHES: Final = tuple(
-    Patch(f"pyopencl.{module}", owner, method, forgetting)
-    for module, owner, method in (
-        ("elementwise", "ElementwiseKernel", "get_kernel"),
-        ("clrandom", "Random123GeneratorBase", "get_gen_kernel"),
-        ("algorithm", "ListOfListsBuilder", "get_scan_kernel"),
-        ("algorithm", "ListOfListsBuilder", "get_compress_kernel"),
-        ("algorithm", "ListOfListsBuilder", "get_count_kernel"),
-        ("algorithm", "ListOfListsBuilder", "get_write_kernel"),
-        ("algorithm", "KeyValueSorter", "get_kernels"),
-        ("bitonic_sort", "BitonicSort", "get_program"),
-        ("bitonic_sort", "BitonicSort", "sort_b_prepare_wl"),
-    )
+#: Methods that remember the kernels they have compiled, with module and class.
+_MEMOS: Final = (
+    ("elementwise", "ElementwiseKernel", "get_kernel"),
+    ("clrandom", "Random123GeneratorBase", "get_gen_kernel"),
+    ("algorithm", "ListOfListsBuilder", "get_scan_kernel"),
+    ("algorithm", "ListOfListsBuilder", "get_compress_kernel"),
+    ("algorithm", "ListOfListsBuilder", "get_count_kernel"),
+    ("algorithm", "ListOfListsBuilder", "get_write_kernel"),
+    ("algorithm", "KeyValueSorter", "get_kernels"),
+    ("bitonic_sort", "BitonicSort", "get_program"),
+    ("bitonic_sort", "BitonicSort", "sort_b_prepare_wl"),
 )
 
 
-def no_cache_switch(layer: str, *, on: bool) -> Switch:
+def memo_patches() -> tuple[facts.Patch, ...]:
+    """Return the patches of objects that remember the kernels they have compiled."""
+    return tuple(facts.Patch(f"pyopencl.{module}", owner, method, forgetting) for module, owner, method in _MEMOS)
+
+
+def no_cache_switch(layer: str, *, on: bool) -> facts.Switch:
     """Return the one switch that PyOpenCL has for its invokers and its binaries.
 
     ``pyopencl.invoker`` makes its dictionary only if the flag is off at import, and uses it whenever the flag is off.
     So the modules are loaded again.
     """
-    return Switch(
+    return facts.Switch(
         layer,
         set={} if on else {VARIABLE: "1"},
         unset=frozenset({VARIABLE}) if on else frozenset(),
-        flags=(Flag("pyopencl", "_PYOPENCL_NO_CACHE", not on),),
-        memo_patches=MEMO_PATCHES,
+        flags=(facts.Flag("pyopencl", "_PYOPENCL_NO_CACHE", not on),),
+        memo_patches=memo_patches(),
         clear_functions=(("pyopencl.tools", "clear_first_arg_caches"),),
         reloads=(("pyopencl.invoker", "invoker_cache"), ("pyopencl.scan", "generic_scan_kernel_cache")),
         takes_effect=When.NOW,
@@ -62,11 +65,11 @@ class PyOpenCLInvoker(PytoolsDictionaries):
         """Read the variable, as PyOpenCL does when it is imported."""
         return self.judged("pyopencl", (VARIABLE,))
 
-    def diagnose(self) -> Iterator[Finding]:
+    def diagnose(self) -> Iterator[facts.Finding]:
         """Yield problems with the variables."""
         yield from diagnosed(self, "pyopencl", (VARIABLE,))
         yield from relative_cache_home(self)
 
-    def switched(self, *, on: bool) -> Switch:
+    def switched(self, *, on: bool) -> facts.Switch:
         """Return PyOpenCL's one switch."""
         return no_cache_switch(self.name, on=on)

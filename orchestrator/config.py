@@ -67,7 +67,7 @@ class Setting:
     value: Value
     variable: str | None = None
     file: ConfigFile | None = None
-    as_json: ClassVar = AsJson(
+    as_json: ClassVar[AsJson] = AsJson(
         hidden=("keys", "value", "variable", "file"), also=("key", "value", "origin", "variable", "path", "line")
     )
 
@@ -125,7 +125,7 @@ class Settings:
 
     files: tuple[Place, ...]
     settings: tuple[Setting, ...]
-    as_json: ClassVar = AsJson("cachectl/config/1")
+    as_json: ClassVar[AsJson] = AsJson("cachectl/config/1")
 
     @property
     def failed(self) -> bool:

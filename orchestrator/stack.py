@@ -348,3 +348,9 @@ class Stack(LayerSet):
         from cachectl.moving.importing import import_bundle
 
         return import_bundle(self, file, trust, dry_run=dry_run, most=most)
+
+    def portability_digest(self) -> str:
+        """Return 16 hexadecimal digits, equal where the same entries can be hit: a part of a key for caches of CI."""
+        from cachectl.moving.portability import portability_digest
+
+        return portability_digest(self)

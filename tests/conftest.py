@@ -75,14 +75,18 @@ def pytest_configure(config: pytest.Config) -> None:
     """Describe the tiers, and try fewer random examples in the default one."""
     for tier, what in TIERS.items():
         config.addinivalue_line("markers", f"{tier}: {what}; left out unless --all or -m says otherwise")
+    tiers.every_tier = _runs_every_tier(config)
     # CI draws the same examples every time, and no deadline depends on the machine.
     settings.register_profile(
-        "cachectl", deadline=None, derandomize=bool(os.environ.get("CI")), suppress_health_check=[HealthCheck.too_slow]
+        "cachectl",
+        max_examples=tiers.amount(25, 100),
+        deadline=None,
+        derandomize=bool(os.environ.get("CI")),
+        suppress_health_check=[HealthCheck.too_slow],
     )
     settings.load_profile("cachectl")
     # The suite that plug-ins run too damages 40 files of a layer; a few show the same sooner.
-    tiers.every_tier = _runs_every_tier(config)
-    LayerConformance.damaged_files = tiers.amount(4, 40)
+    LayerConformance.damaged_files = tiers.amount(2, 40)
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
@@ -130,8 +134,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 
 @pytest.fixture(scope="session")
 def moments(request: pytest.FixtureRequest) -> int:
-    """Return at how many moments a command is killed: ten, or a hundred with ``--all``."""
-    return 100 if _runs_every_tier(request.config) else 10
+    """Return at how many moments a command is killed: five, or a hundred with ``--all``."""
+    return 100 if _runs_every_tier(request.config) else 5
 
 
 @pytest.fixture(scope="session")

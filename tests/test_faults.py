@@ -44,7 +44,7 @@ FEW: Final = {
     "mesa-database": ("report", "purge-key"),
 }
 #: Those that the default run tries.
-ALWAYS: Final = (("filled", "purge"), ("synthetic", "prune"), ("mesa-single-file", "ls"))
+ALWAYS: Final = (("synthetic", "prune"), ("mesa-single-file", "ls"))
 ALL: Final = dict.fromkeys(("filled", *WORLDS), (*CASES, "put"))
 Worlds = Callable[[str], World]
 
@@ -219,8 +219,8 @@ def test_an_unreadable_entry_is_not_moved_aside_as_damaged(synthetic: Path, held
     assert entry.exists()
 
 
-@pytest.mark.parametrize("sticky", [False, True])
-@pytest.mark.parametrize("layer", ["pytools", "miopen"])
+@pytest.mark.parametrize("sticky", [False, pytest.param(True, marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("layer", ["pytools", pytest.param("miopen", marks=pytest.mark.thorough)])
 def test_no_read_error_moves_a_good_database_aside(
     layer: str, sticky: bool, injector: Injector, synthetic: Path
 ) -> None:

@@ -75,6 +75,7 @@ def test_the_table_has_a_line_for_each_figure(checkout: Path, capsys: pytest.Cap
     assert [row["now"] for row in document] == [one.now for one in house.measure(checkout)]
 
 
+@pytest.mark.thorough
 def test_this_checkout_is_measured() -> None:
     figures = {one.what: one.now for one in house.measure()}
     assert figures["files"] == len(house.modules())

@@ -37,11 +37,11 @@ def beside() -> Any:  # noqa: ANN401 - a function of a module that is no package
 @pytest.mark.parametrize(
     ("program", "layer", "kernels", "way"),
     [
-        ("loopy", "loopy", 8, "cachectl purge --all"),
+        ("pyopencl", "pyopencl", 12, "cachectl purge --all"),
         *thorough(
+            ("loopy", "loopy", 8, "cachectl purge --all"),
             ("loopy", "loopy", 12, "cachectl purge --all"),
             ("loopy", "loopy", 12, "two at once"),
-            ("pyopencl", "pyopencl", 12, "cachectl purge --all"),
             ("pyopencl", "pyopencl", 12, "two at once"),
         ),
     ],

@@ -174,6 +174,7 @@ def test_a_test_that_cannot_be_cold_is_one_line(home: Home) -> None:
     assert "pytest test_it.py::test_cold" in line
 
 
+@pytest.mark.thorough
 @pytest.mark.real
 def test_an_option_that_comes_too_late_is_one_line(home: Home) -> None:
     (home.path / "late.py").write_text(LATE)

@@ -5,10 +5,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
+from cachectl.layers.base import facts
 from cachectl.layers.base.environment import Environment, user_cache_folder
-from cachectl.layers.base.facts import Condition, Root, Scope, State, Switch, When
+from cachectl.layers.base.facts import Condition, Root, Scope, State, When
 
 
 class Places(ABC):
@@ -43,19 +45,9 @@ class EnvPath(Places):
         return {self.variable: str(folder / layer)}
 
 
-@dataclass(frozen=True)
-class UserCache:
-    """The folder of an application in the user's cache folder, by the rule of platformdirs."""
-
-    application: str
-
-    def __call__(self, environment: Environment) -> tuple[Path, str]:
-        """Return the folder, and why it is there."""
-        return user_cache_folder(environment, self.application)
-
-
-#: Declares the default of a library that asks platformdirs.
-user_cache = UserCache
+def user_cache(application: str) -> Callable[[Environment], tuple[Path, str]]:
+    """Declare the folder of an application in the user's cache folder, by the rule of platformdirs."""
+    return partial(user_cache_folder, application=application)
 
 
 @dataclass(frozen=True)
@@ -69,9 +61,9 @@ class Read:
     libraries: tuple[str, ...] = ()
     modules: tuple[str, ...] = ()
 
-    def applied(self, layer: str, put: Mapping[str, str], unset: frozenset[str] = frozenset()) -> Switch:
+    def applied(self, layer: str, put: Mapping[str, str], unset: frozenset[str] = frozenset()) -> facts.Switch:
         """Return the change of variables with the moment when it takes effect."""
-        return Switch(
+        return facts.Switch(
             layer, put, unset, read_at_load=self.libraries, read_at_import=self.modules, takes_effect=self.when
         )
 
@@ -106,7 +98,7 @@ class EnvSwitch:
             return State(Condition.DISABLED, setting)
         return State(Condition.ENABLED, f"on unless {setting}")
 
-    def change(self, layer: str, *, on: bool) -> Switch:
+    def change(self, layer: str, *, on: bool) -> facts.Switch:
         """Return how to turn the cache on or off."""
         if on:
             return self.read.applied(layer, {}, frozenset({self.variable}))

@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import ClassVar, Final, TypeVar, cast, final
 
+from cachectl.layers.base import facts
 from cachectl.layers.base.declarations import EnvSwitch, Places, at_once
 from cachectl.layers.base.environment import Environment, user_name
 from cachectl.layers.base.errors import (
@@ -30,25 +31,17 @@ from cachectl.layers.base.errors import (
 )
 from cachectl.layers.base.facts import (
     Ability,
-    Artifact,
-    ClearPlan,
     Condition,
     Entry,
-    Finding,
     Found,
     Hazard,
-    Note,
     Orphan,
-    Outcome,
     Problem,
-    Quarantined,
     Removable,
     Root,
     Scope,
     Severity,
     State,
-    Switch,
-    Target,
     Usage,
 )
 from cachectl.layers.base.limits import key_complaint
@@ -122,18 +115,18 @@ class Declaration(ABC):
         """Return whether a program started in this environment would use the cache, and why."""
         return State(Condition.ENABLED, "has no switch") if self.switch is None else self.switch.state(self.environment)
 
-    def switched(self, *, on: bool) -> Switch:
+    def switched(self, *, on: bool) -> facts.Switch:
         """Return how to turn the layer on or off. Called only if :meth:`refusals` does not forbid it."""
         if self.switch is None:
             raise Refused(self.name, _NO_SWITCH)
         return self.switch.change(self.name, on=on)
 
-    def relocate(self, folder: Path) -> Switch:
+    def relocate(self, folder: Path) -> facts.Switch:
         """Return how to make the layer keep everything under another folder."""
         read = at_once() if self.switch is None else self.switch.read
         return read.applied(self.name, self.places.moved(self.name, folder))
 
-    def diagnose(self) -> Iterator[Finding]:
+    def diagnose(self) -> Iterator[facts.Finding]:
         """Yield problems with the layer's variables and surroundings. Changes nothing."""
         yield from ()
 
@@ -146,7 +139,7 @@ class Declaration(ABC):
         """Return the missing roots without which programs that are running now fail."""
         return ()
 
-    def refresher(self) -> Switch | None:
+    def refresher(self) -> facts.Switch | None:
         """Return how to make the library store without reading, in this process; ``None`` if that is impossible."""
         return None
 
@@ -194,7 +187,7 @@ class Layer(Declaration):
         return self.store.usage(root)
 
     @final
-    def verify(self, root: Root) -> Iterator[Finding]:
+    def verify(self, root: Root) -> Iterator[facts.Finding]:
         """Check every entry of a root as its library would, and yield those it could not use."""
         return self.store.verify(root)
 
@@ -207,7 +200,7 @@ class Layer(Declaration):
                     yield found
 
     @final
-    def get(self, key: str) -> Artifact | None:
+    def get(self, key: str) -> facts.Artifact | None:
         """Return the artifact of a key, or ``None`` if no root has it.
 
         Raises :class:`Refused` if the layer cannot, :class:`Damaged` if the entry is not whole.
@@ -220,7 +213,7 @@ class Layer(Declaration):
         return None
 
     @final
-    def put(self, key: str, artifact: Artifact, *, replace: bool = False) -> None:
+    def put(self, key: str, artifact: facts.Artifact, *, replace: bool = False) -> None:
         """Place an artifact under a key, so that the library itself would hit it.
 
         Raises :class:`Refused`, :class:`ForeignForm`, :class:`Damaged`, or :class:`EntryExists` if a
@@ -238,19 +231,21 @@ class Layer(Declaration):
             self.store.write(root, key, artifact, replace=replace)
 
     @final
-    def get_many(self, keys: Sequence[str]) -> Mapping[str, Artifact | LayerError | OSError]:
+    def get_many(self, keys: Sequence[str]) -> Mapping[str, facts.Artifact | LayerError | OSError]:
         """Return the artifact of each key, or the reading error; a key that no root has is left out.
 
         Raises :class:`Refused` if the layer cannot.
         """
         self._demand(Ability.GET)
-        found: dict[str, Artifact | LayerError | OSError] = {}
+        found: dict[str, facts.Artifact | LayerError | OSError] = {}
         for root in self.roots():
             found.update(self.store.read_many(root, [key for key in keys if key not in found]))
         return found
 
     @final
-    def put_new(self, artifacts: Sequence[Artifact], *, dry_run: bool = False) -> list[bool | LayerError | OSError]:
+    def put_new(
+        self, artifacts: Sequence[facts.Artifact], *, dry_run: bool = False
+    ) -> list[bool | LayerError | OSError]:
         """Place the artifacts whose keys are free, each whole or not at all, each under its own key.
 
         Returns for each: ``True`` if it was placed, ``False`` if the same entry is present, else the error that
@@ -269,7 +264,7 @@ class Layer(Declaration):
             written = iter(self._foresee_new(root, fit) if dry_run else self.store.write_new(root, fit))
         return [next(written) if reason is None else reason for reason in refused]
 
-    def _foresee_new(self, root: Root, artifacts: Sequence[Artifact]) -> list[bool | LayerError | OSError]:
+    def _foresee_new(self, root: Root, artifacts: Sequence[facts.Artifact]) -> list[bool | LayerError | OSError]:
         keys = [artifact.key for artifact in artifacts]
         standing = self.get_many(keys) if self.refusals().get(Ability.GET) is None else {}
         new = [key for key in keys if key not in standing]
@@ -280,13 +275,13 @@ class Layer(Declaration):
         done: list[bool | LayerError | OSError] = []
         for artifact in artifacts:
             here = standing.get(artifact.key)
-            if isinstance(here, Artifact):
+            if isinstance(here, facts.Artifact):
                 done.append(False if here.data == artifact.data else EntryExists(self.name, root.path))
             else:
                 done.append(here or refused.get(artifact.key) or True)
         return done
 
-    def _demand_fit(self, artifact: Artifact) -> None:
+    def _demand_fit(self, artifact: facts.Artifact) -> None:
         self._demand_form(artifact)
         self._demand_key(artifact.key)
 
@@ -294,7 +289,7 @@ class Layer(Declaration):
         if key_complaint(key) is not None or not self.store.is_key(key):
             raise not_a_key(self.name, key)
 
-    def _demand_form(self, artifact: Artifact) -> None:
+    def _demand_form(self, artifact: facts.Artifact) -> None:
         if artifact.layer != self.name or artifact.form not in self.forms:
             expected = " or ".join(self.forms)
             raise ForeignForm(
@@ -326,7 +321,7 @@ class Layer(Declaration):
     @final
     def plan_clear(
         self, selection: Selection = ALL, *, within: Callable[[Root], bool] | None = None, listed: bool = False
-    ) -> ClearPlan:
+    ) -> facts.ClearPlan:
         """List exactly the things that clearing the selection would remove in roots ``within``. Changes nothing.
 
         With ``listed`` each entry is read and named, even if the store could plan a whole root at once.
@@ -334,27 +329,27 @@ class Layer(Declaration):
         """
         self._demand(Ability.CLEAR)
         if selection.kernel is not None and (reason := self.refusals().get(Ability.KERNELS)) is not None:
-            return ClearPlan(self.name, skipped=(Note("*", f"cannot be selected by kernel: {reason}"),))
-        targets: list[Target] = []
-        skipped: list[Note] = []
-        failed: list[Note] = []
+            return facts.ClearPlan(self.name, skipped=(facts.Note("*", f"cannot be selected by kernel: {reason}"),))
+        targets: list[facts.Target] = []
+        skipped: list[facts.Note] = []
+        failed: list[facts.Note] = []
         things: list[Removable] = []
         for root in self.roots() if within is None else filter(within, self.roots()):
             try:
                 self._demand_own(root)
                 part = self._without_others(self._plan_root(root, selection, listed=listed))
             except (LayerError, OSError) as error:
-                failed.append(Note(str(root.path), reason_of(error)))
+                failed.append(facts.Note(str(root.path), reason_of(error)))
                 continue
             targets.extend(part.targets)
             skipped.extend(part.skipped)
             failed.extend(part.failed)
             things.extend(part.things)
         recreate = tuple(root.path for root in self.required_roots() if within is None or within(root))
-        return ClearPlan(self.name, tuple(targets), tuple(skipped), tuple(failed), recreate, tuple(things))
+        return facts.ClearPlan(self.name, tuple(targets), tuple(skipped), tuple(failed), recreate, tuple(things))
 
     @final
-    def plan_removal(self, things: Iterable[Removable]) -> ClearPlan:
+    def plan_removal(self, things: Iterable[Removable]) -> facts.ClearPlan:
         """Plan the removal of exactly these things, as a scan yielded them. Changes nothing.
 
         Raises :class:`Refused` if the layer must not be cleared.
@@ -363,22 +358,22 @@ class Layer(Declaration):
         return self._planned(things)
 
     @final
-    def plan_spent(self, things: Iterable[Removable]) -> ClearPlan:
+    def plan_spent(self, things: Iterable[Removable]) -> facts.ClearPlan:
         """Plan the removal of entries that only this process could hit and no longer needs, in use or not.
 
         Changes nothing. Raises :class:`Refused` if the layer must not be cleared.
         """
         self._demand(Ability.CLEAR)
         listed = self._listed(things)
-        return ClearPlan(self.name, tuple(map(target_of, listed)))
+        return facts.ClearPlan(self.name, tuple(map(target_of, listed)))
 
     @final
-    def clear(self, plan: ClearPlan) -> Outcome:
+    def clear(self, plan: facts.ClearPlan) -> facts.Outcome:
         """Remove the targets of a plan and recreate its folders. Targets that have changed since are skipped."""
         self._demand(Ability.CLEAR)
         return self._applied(plan, self._recreate, self._remove)
 
-    def _remove(self, root: Root, targets: tuple[Target, ...]) -> Outcome:
+    def _remove(self, root: Root, targets: tuple[facts.Target, ...]) -> facts.Outcome:
         """Remove targets from a root; count the orphans that have gone."""
         orphans = [one.key for one in targets if not one.entries and os.path.lexists(one.root / one.key)]
         outcome = self.store.remove(root, targets)
@@ -387,18 +382,18 @@ class Layer(Declaration):
         return replace(outcome, orphans_removed=gone)
 
     @final
-    def foresee(self, plan: ClearPlan) -> Outcome:
+    def foresee(self, plan: facts.ClearPlan) -> facts.Outcome:
         """Predict the outcome of :meth:`clear`, as far as possible. Changes nothing."""
         self._demand(Ability.CLEAR)
         described = {(thing.root, thing.key): thing for thing in plan.things}
 
-        def removal(root: Root, targets: tuple[Target, ...]) -> Outcome:
+        def removal(root: Root, targets: tuple[facts.Target, ...]) -> facts.Outcome:
             seen = self.store.foresee_removal(root, targets)
             removed = sum(target.entries for target in seen.going)
             orphans = sum(not target.entries for target in seen.going)
             named = (described.get((target.root, target.key)) for target in seen.going)
             things = tuple(thing for thing in named if thing is not None)
-            return Outcome(
+            return facts.Outcome(
                 self.name, removed, seen.bytes_freed, seen.skipped, seen.failed, things=things, orphans_removed=orphans
             )
 
@@ -406,11 +401,11 @@ class Layer(Declaration):
 
     def _applied(
         self,
-        plan: ClearPlan,
-        recreate: Callable[[Root], Outcome],
-        remove: Callable[[Root, tuple[Target, ...]], Outcome],
-    ) -> Outcome:
-        outcome = Outcome(self.name, skipped=plan.skipped, failed=plan.failed)
+        plan: facts.ClearPlan,
+        recreate: Callable[[Root], facts.Outcome],
+        remove: Callable[[Root, tuple[facts.Target, ...]], facts.Outcome],
+    ) -> facts.Outcome:
+        outcome = facts.Outcome(self.name, skipped=plan.skipped, failed=plan.failed)
         for root in self.roots():
             if root.path in plan.recreate:
                 outcome = outcome.plus(self._attempted(root, partial(recreate, root)))
@@ -418,38 +413,38 @@ class Layer(Declaration):
                 outcome = outcome.plus(self._attempted(root, partial(remove, root, targets)))
         return outcome
 
-    def _attempted(self, root: Root, act: Callable[[], Outcome]) -> Outcome:
+    def _attempted(self, root: Root, act: Callable[[], facts.Outcome]) -> facts.Outcome:
         """Act on a root as its owner; an error becomes the root's failure."""
         try:
             self._demand_own(root)
             with as_owner(root.path):
                 return act()
         except (LayerError, OSError) as error:
-            return Outcome(self.name, failed=(Note(str(root.path), reason_of(error)),))
+            return facts.Outcome(self.name, failed=(facts.Note(str(root.path), reason_of(error)),))
 
-    def _recreate(self, root: Root) -> Outcome:
+    def _recreate(self, root: Root) -> facts.Outcome:
         root.path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        return Outcome(self.name, recreated=(root.path,))
+        return facts.Outcome(self.name, recreated=(root.path,))
 
-    def _foresee_recreation(self, root: Root) -> Outcome:
+    def _foresee_recreation(self, root: Root) -> facts.Outcome:
         if (because := closed_because(root.path.parent, root.path.name)) is not None:
-            return Outcome(self.name, failed=(Note(str(root.path), because),))
-        return Outcome(self.name, recreated=(root.path,))
+            return facts.Outcome(self.name, failed=(facts.Note(str(root.path), because),))
+        return facts.Outcome(self.name, recreated=(root.path,))
 
     @final
-    def disable(self) -> Switch:
+    def disable(self) -> facts.Switch:
         """Return how to turn the layer off; changes nothing. Raises :class:`Refused` if that is impossible."""
         self._demand(Ability.DISABLE)
         return self.switched(on=False)
 
     @final
-    def enable(self) -> Switch:
+    def enable(self) -> facts.Switch:
         """Return how to turn the layer on; changes nothing. Raises :class:`Refused` if that is impossible."""
         self._demand(Ability.DISABLE)
         return self.switched(on=True)
 
     @final
-    def plan_quarantine(self, findings: Iterable[Finding]) -> ClearPlan:
+    def plan_quarantine(self, findings: Iterable[facts.Finding]) -> facts.ClearPlan:
         """Plan to quarantine the things that findings name, each once. Changes nothing.
 
         Raises :class:`Refused` if the layer cannot.
@@ -458,11 +453,11 @@ class Layer(Declaration):
         return self._planned(finding.thing for finding in findings if finding.thing is not None)
 
     @final
-    def quarantine(self, plan: ClearPlan, findings: Iterable[Finding]) -> Outcome:
+    def quarantine(self, plan: facts.ClearPlan, findings: Iterable[facts.Finding]) -> facts.Outcome:
         """Quarantine the targets of a plan, each labelled with its finding. Changed targets are skipped."""
         self._demand(Ability.QUARANTINE)
         known = {(one.thing.root, one.thing.key): one for one in findings if one.thing is not None}
-        outcome = Outcome(self.name, skipped=plan.skipped, failed=plan.failed)
+        outcome = facts.Outcome(self.name, skipped=plan.skipped, failed=plan.failed)
         for root in self.roots():
             for target in plan.targets:
                 finding = known.get((target.root, target.key))
@@ -470,25 +465,29 @@ class Layer(Declaration):
                     outcome = outcome.plus(self._set_one_aside(root, target, finding))
         return outcome
 
-    def _set_one_aside(self, root: Root, target: Target, finding: Finding) -> Outcome:
+    def _set_one_aside(self, root: Root, target: facts.Target, finding: facts.Finding) -> facts.Outcome:
         thing = label(root.path, target, finding, self.environment.clock())
         try:
             with as_owner(root.path):
                 because = self.store.quarantine(root, target, thing)
         except Unsettled as error:
-            return Outcome(self.name, 1, failed=(Note(target.key, error.message),))
+            return facts.Outcome(self.name, 1, failed=(facts.Note(target.key, error.message),))
         except (LayerError, OSError) as error:
-            return Outcome(self.name, failed=(Note(target.key, reason_of(error)),))
-        return Outcome(self.name, 1) if because is None else Outcome(self.name, skipped=(Note(target.key, because),))
+            return facts.Outcome(self.name, failed=(facts.Note(target.key, reason_of(error)),))
+        return (
+            facts.Outcome(self.name, 1)
+            if because is None
+            else facts.Outcome(self.name, skipped=(facts.Note(target.key, because),))
+        )
 
     @final
-    def quarantined(self) -> Iterator[Quarantined | Problem]:
+    def quarantined(self) -> Iterator[facts.Quarantined | Problem]:
         """Yield this layer's things in quarantine, and a problem for each that cannot be read."""
         for path in dict.fromkeys(root.path for root in self.roots()):
             yield from Quarantine(self.name, path).held()
 
     @final
-    def restore(self, thing: Quarantined, *, replace: bool = False) -> None:
+    def restore(self, thing: facts.Quarantined, *, replace: bool = False) -> None:
         """Restore a thing from quarantine.
 
         Raises :class:`Refused`, or :class:`EntryExists` if another entry has taken its place and ``replace`` is
@@ -499,7 +498,7 @@ class Layer(Declaration):
             self.store.restore(root, thing, replace=replace)
 
     @final
-    def foresee_restore(self, thing: Quarantined, *, replace: bool = False) -> None:
+    def foresee_restore(self, thing: facts.Quarantined, *, replace: bool = False) -> None:
         """Raise the error that :meth:`restore` would raise, as far as it can be predicted. Changes nothing."""
         root = self._root_to_restore(thing)
         with as_owner(root.path):
@@ -516,7 +515,7 @@ class Layer(Declaration):
         """Return whether a root has an entry of a key, readable or not."""
         return self.refusals().get(Ability.GET) is None and attempt(partial(self.store.read, root, key)) is not None
 
-    def _root_to_restore(self, thing: Quarantined) -> Root:
+    def _root_to_restore(self, thing: facts.Quarantined) -> Root:
         self._demand(Ability.QUARANTINE)
         root = next((root for root in self.roots() if root.path == thing.root), None)
         if root is None:
@@ -578,12 +577,12 @@ class Layer(Declaration):
                     found[key] = Refused(self.name, message, path)
         return found
 
-    def _without_others(self, plan: ClearPlan) -> ClearPlan:
+    def _without_others(self, plan: facts.ClearPlan) -> facts.ClearPlan:
         """Remove entries of other users from the superuser's plan, and note how many belong to each user."""
         if not self.environment.superuser or self.environment.over_others or not plan.targets:
             return plan
-        kept: list[Target] = []
-        failed: list[Note] = []
+        kept: list[facts.Target] = []
+        failed: list[facts.Note] = []
         for root in {target.root: None for target in plan.targets}:
             targets = [target for target in plan.targets if target.root == root]
             theirs: Counter[int] = Counter()
@@ -596,12 +595,14 @@ class Layer(Declaration):
                 whose = ", ".join(f"{count} to {user_name(owner)}" for owner, count in sorted(theirs.items()))
                 total = sum(max(1, target.entries) for target in targets)
                 message = f"{theirs.total()} of {total} belong to others ({whose}) and stay, as you are the superuser"
-                failed.append(Note(str(root), f"{message}; --over-others takes them too"))
+                failed.append(facts.Note(str(root), f"{message}; --over-others takes them too"))
         keys = {(target.root, target.key) for target in kept}
         things = tuple(thing for thing in plan.things if (thing.root, thing.key) in keys)
         return replace(plan, targets=tuple(kept), failed=(*plan.failed, *failed), things=things)
 
-    def _owned_by_others(self, root: Path, targets: Sequence[Target]) -> Iterator[tuple[Target, frozenset[int]]]:
+    def _owned_by_others(
+        self, root: Path, targets: Sequence[facts.Target]
+    ) -> Iterator[tuple[facts.Target, frozenset[int]]]:
         place = next(one for one in self.roots() if one.path == root)
         held = self.store.held_in(place, [target.key for target in targets])
         known: dict[Path, frozenset[int]] = {}
@@ -613,7 +614,7 @@ class Layer(Declaration):
                 others |= known[path]
             yield target, others
 
-    def _planned(self, things: Iterable[Removable]) -> ClearPlan:
+    def _planned(self, things: Iterable[Removable]) -> facts.ClearPlan:
         return self._without_others(self._gated(self._listed(things)))
 
     def _listed(self, things: Iterable[Removable]) -> tuple[Removable, ...]:
@@ -624,7 +625,7 @@ class Layer(Declaration):
                 self._demand_own(root)
         return listed
 
-    def _plan_root(self, root: Root, selection: Selection, *, listed: bool) -> ClearPlan:
+    def _plan_root(self, root: Root, selection: Selection, *, listed: bool) -> facts.ClearPlan:
         if selection.everything and not listed and (whole := self.store.plan_everything(root)) is not None:
             return whole
         chosen: list[Removable] = []
@@ -648,30 +649,31 @@ class Layer(Declaration):
         nameless -= {target.key for target in plan.targets}
         skipped = (*_notes_of_nameless(len(nameless), root), *plan.skipped)
         skipped += tuple(
-            Note("*", f"{count} in {root.path} left, each {whose}; --key names one") for whose, count in guests.items()
+            facts.Note("*", f"{count} in {root.path} left, each {whose}; --key names one")
+            for whose, count in guests.items()
         )
         # Entries hidden by such a problem may match the selection.
-        failed = tuple(problem.note for problem in problems if problem.hides)
+        failed = tuple(facts.note_of(problem) for problem in problems if problem.hides)
         if selection.everything:
-            skipped += tuple(problem.note for problem in problems if problem.stays)
-        return ClearPlan(self.name, plan.targets, skipped, failed, things=plan.things)
+            skipped += tuple(facts.note_of(problem) for problem in problems if problem.stays)
+        return facts.ClearPlan(self.name, plan.targets, skipped, failed, things=plan.things)
 
-    def _gated(self, things: Iterable[Removable]) -> ClearPlan:
+    def _gated(self, things: Iterable[Removable]) -> facts.ClearPlan:
         idle: list[Removable] = []
-        skipped: list[Note] = []
+        skipped: list[facts.Note] = []
         for thing, reason in self.store.in_use(things):
             if reason is not None:
-                skipped.append(Note(thing.key, reason))
+                skipped.append(facts.Note(thing.key, reason))
             else:
                 idle.append(thing)
-        return ClearPlan(self.name, tuple(map(target_of, idle)), tuple(skipped), things=tuple(idle))
+        return facts.ClearPlan(self.name, tuple(map(target_of, idle)), tuple(skipped), things=tuple(idle))
 
 
-def _notes_of_nameless(count: int, root: Root) -> Iterator[Note]:
+def _notes_of_nameless(count: int, root: Root) -> Iterator[facts.Note]:
     """Yield a note with the number of entries that a selection by kernel has left because their kernels are unknown."""
     if count:
         have = "entry has no known kernel name and was" if count == 1 else "entries have no known kernel name and were"
-        yield Note("*", f"{count} {have} left, in {root.path}")
+        yield facts.Note("*", f"{count} {have} left, in {root.path}")
 
 
 def _overrides(declaration: Declaration, method: str) -> bool:

@@ -21,20 +21,15 @@ from cachectl.layers.base import facts
 from cachectl.layers.base.environment import Environment
 from cachectl.layers.base.errors import Damaged, EntryExists, LayerError, Unreachable, Unsettled, reason_of
 from cachectl.layers.base.facts import (
-    Artifact,
     Bulk,
     Counted,
     Entry,
-    Finding,
     Found,
     Housekeeping,
-    Note,
     Orphan,
-    Outcome,
     Problem,
     Removable,
     Root,
-    Target,
     Usage,
 )
 from cachectl.layers.base.selection import Selection
@@ -99,19 +94,19 @@ class Store(ABC):
         """
 
     @abstractmethod
-    def read(self, root: Root, key: str) -> Artifact | None:
+    def read(self, root: Root, key: str) -> facts.Artifact | None:
         """Read one entry, or return ``None`` if the root has no such key."""
 
     @abstractmethod
-    def write(self, root: Root, key: str, artifact: Artifact, *, replace: bool) -> None:
+    def write(self, root: Root, key: str, artifact: facts.Artifact, *, replace: bool) -> None:
         """Verify, stage and place an entry; the caller has checked its form."""
 
     @abstractmethod
-    def remove(self, root: Root, targets: tuple[Target, ...]) -> facts.Outcome:
+    def remove(self, root: Root, targets: tuple[facts.Target, ...]) -> facts.Outcome:
         """Remove the targets of a plan in one root, and skip those that have changed since."""
 
     @abstractmethod
-    def quarantine(self, root: Root, target: Target, thing: facts.Quarantined) -> str | None:
+    def quarantine(self, root: Root, target: facts.Target, thing: facts.Quarantined) -> str | None:
         """Move a target into quarantine; return ``None``, or the reason why it was left."""
 
     @abstractmethod
@@ -183,21 +178,21 @@ class Store(ABC):
 
     # ------------------------------------------------------------------ many at once
 
-    def read_many(self, root: Root, keys: Sequence[str]) -> Mapping[str, Artifact | LayerError | OSError]:
+    def read_many(self, root: Root, keys: Sequence[str]) -> Mapping[str, facts.Artifact | LayerError | OSError]:
         """Map each key of the root to its artifact, or to the reading error."""
         read = ((key, attempt(partial(self.read, root, key))) for key in keys)
         return {key: artifact for key, artifact in read if artifact is not None}
 
-    def write_new(self, root: Root, artifacts: Sequence[Artifact]) -> list[bool | LayerError | OSError]:
+    def write_new(self, root: Root, artifacts: Sequence[facts.Artifact]) -> list[bool | LayerError | OSError]:
         """Place several new entries, as :meth:`Layer.put_new` says; the caller has checked their forms."""
         readable = self.refusals().get(facts.Ability.GET) is None
         return [self._write_one(root, artifact, readable=readable) for artifact in artifacts]
 
-    def _write_one(self, root: Root, artifact: Artifact, *, readable: bool) -> bool | LayerError | OSError:
+    def _write_one(self, root: Root, artifact: facts.Artifact, *, readable: bool) -> bool | LayerError | OSError:
         # If the existing entry is unreadable, `write` decides: it finishes an interrupted write and refuses to
         # overwrite damage.
         standing = attempt(partial(self.read, root, artifact.key)) if readable else None
-        if isinstance(standing, Artifact):
+        if isinstance(standing, facts.Artifact):
             return False if standing.data == artifact.data else EntryExists(self.name, root.path)
         failure = attempt(partial(self.write, root, artifact.key, artifact, replace=False))
         return True if failure is None else failure
@@ -211,7 +206,7 @@ class Store(ABC):
 
     # ------------------------------------------------------------------ dry runs
 
-    def foresee_removal(self, root: Root, targets: tuple[Target, ...]) -> facts.Foresight:
+    def foresee_removal(self, root: Root, targets: tuple[facts.Target, ...]) -> facts.Foresight:
         """Predict the result of :meth:`remove` from file modes, file systems and locks. Changes nothing.
 
         Raises :class:`LayerError` if nothing in the root could be removed.
@@ -219,7 +214,7 @@ class Store(ABC):
         for path in self.lock_files(root, [target.key for target in targets]):
             wait_until_free(self.name, path, self.environment.lock_timeout)
         failed: list[facts.Note] = []
-        going: list[Target] = []
+        going: list[facts.Target] = []
         known: dict[Path, str | None] = {}
         for target in targets:
             because = closed_because(root.path, target.key, known)
@@ -246,29 +241,31 @@ class Store(ABC):
 
     # ------------------------------------------------------------------ verify
 
-    def verify(self, root: Root) -> Iterator[Finding]:
+    def verify(self, root: Root) -> Iterator[facts.Finding]:
         """Check every entry as its library would, and yield those it could not use."""
         for found in self.scan(root):
             if isinstance(found, Problem):
                 yield self.to_finding(root, found)
 
-    def examine(self, root: Root, *, deep: bool) -> Iterator[Finding | facts.Unverified]:
+    def examine(self, root: Root, *, deep: bool) -> Iterator[facts.Finding | facts.Unverified]:
         """Verify a root, and yield unchecked content; ``deep`` also runs installed tools that can check more."""
         del deep
         yield from self.verify(root)
 
     @final
-    def to_finding(self, root: Root, problem: Problem) -> Finding:
+    def to_finding(self, root: Root, problem: Problem) -> facts.Finding:
         """Return the finding of a problem: unreadable things may hide entries that fail a program."""
         if problem.code == "unreadable":
             severity, fix = facts.Severity.FAILS, f"chmod u+rwx {shlex.quote(str(problem.path))}"
         else:
             severity, fix = facts.Severity.HARMLESS, f"nothing, or move {shlex.quote(str(problem.path))} elsewhere"
         key = os.path.relpath(problem.path, root.path)
-        return Finding(self.name, root.path, None if key == "." else key, severity, problem.code, problem.message, fix)
+        return facts.Finding(
+            self.name, root.path, None if key == "." else key, severity, problem.code, problem.message, fix
+        )
 
     @final
-    def unreadable(self, root: Root, key: str, error: LayerError | OSError) -> Finding:
+    def unreadable(self, root: Root, key: str, error: LayerError | OSError) -> facts.Finding:
         """Return the finding of an entry that could not be read; it has no ``thing``, since the entry may be whole."""
         return self.to_finding(root, Problem(root.path / key, "unreadable", reason_of(error)))
 
@@ -289,21 +286,21 @@ def attempt(act: Callable[[], T]) -> T | LayerError | OSError:
 
 
 #: A part of a removal: a name for its failures, its targets, and what removes them.
-Part = tuple[str, Sequence[Target], Callable[[], Outcome]]
+Part = tuple[str, Sequence["facts.Target"], Callable[[], "facts.Outcome"]]
 
 
-def each_part(layer: str, parts: Iterable[Part]) -> Outcome:
+def each_part(layer: str, parts: Iterable[Part]) -> facts.Outcome:
     """Do the parts of a removal; return the sum of their outcomes.
 
     All parts run and count even if one fails. One that fails for lack of space can be retried when there is some.
     """
-    outcome = Outcome(layer)
+    outcome = facts.Outcome(layer)
     for name, targets, act in parts:
         try:
             outcome = outcome.plus(act())
         except (LayerError, OSError) as error:  # noqa: PERF203 - one must not end the rest
             starved = tuple(targets) if _lacks_room(error) else ()
-            outcome = outcome.plus(Outcome(layer, failed=(Note(name, reason_of(error), starved),)))
+            outcome = outcome.plus(facts.Outcome(layer, failed=(facts.Note(name, reason_of(error), starved),)))
     return outcome
 
 
@@ -333,9 +330,11 @@ def counting(layer: str, index: Path, recount: Callable[[], None]) -> Iterator[N
         raise Unsettled(layer, message, index) from error
 
 
-def remove_counted(layer: str, change: AbstractContextManager[T], remove: Callable[[T], Outcome]) -> Outcome:
+def remove_counted(
+    layer: str, change: AbstractContextManager[T], remove: Callable[[T], facts.Outcome]
+) -> facts.Outcome:
     """Remove entries within a change that ends with :func:`counting`; a failed recount is added to the outcome."""
-    outcome: Outcome | None = None
+    outcome: facts.Outcome | None = None
     try:
         with change as given:
             outcome = remove(given)
@@ -343,13 +342,13 @@ def remove_counted(layer: str, change: AbstractContextManager[T], remove: Callab
         if outcome is None:
             raise
         where = error.path if isinstance(error, LayerError) else error.filename
-        outcome = outcome.plus(Outcome(layer, failed=(Note(str(where or "*"), reason_of(error)),)))
+        outcome = outcome.plus(facts.Outcome(layer, failed=(facts.Note(str(where or "*"), reason_of(error)),)))
     return outcome
 
 
-def target_of(thing: Removable) -> Target:
+def target_of(thing: Removable) -> facts.Target:
     """Return the target of a thing that a scan has found."""
-    return Target(thing.root, thing.key, thing.bytes, 1 if isinstance(thing, Entry) else 0, thing.stamp)
+    return facts.Target(thing.root, thing.key, thing.bytes, 1 if isinstance(thing, Entry) else 0, thing.stamp)
 
 
 def sum_usage(found: Iterable[Counted]) -> Usage:

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any, Final
 from weakref import WeakKeyDictionary
 
+from cachectl.layers.base import facts
 from cachectl.layers.base.environment import Environment
-from cachectl.layers.base.facts import Condition, Finding, Severity, State
+from cachectl.layers.base.facts import Condition, Severity, State
 from cachectl.layers.base.layer import Layer
 
 _TRUE: Final = frozenset({"y", "yes", "t", "true", "on", "1"})
@@ -39,16 +40,18 @@ def switched_off(environment: Environment, distribution: str, variables: tuple[s
     return None
 
 
-def off(layer: Layer, variable: str, what: str | None = None) -> Finding:
+def off(layer: Layer, variable: str, what: str | None = None) -> facts.Finding:
     """Return the finding that a variable switches a layer off, or ``what`` of it, on purpose."""
     message = f"{variable}={layer.environment.get(variable)} switches {what or layer.title} off"
-    return Finding(layer.name, first_place(layer), None, Severity.RECOMPILES, "off", message, f"unset {variable}")
+    return facts.Finding(layer.name, first_place(layer), None, Severity.RECOMPILES, "off", message, f"unset {variable}")
 
 
-def misread(layer: Layer, variable: str, severity: Severity, outcome: str, fix: str | None = None) -> Finding:
+def misread(layer: Layer, variable: str, severity: Severity, outcome: str, fix: str | None = None) -> facts.Finding:
     """Return the finding that a library does not understand a value, or not as it is probably meant."""
     message = f"{variable}={layer.environment.get(variable)!r} {outcome}"
-    return Finding(layer.name, first_place(layer), None, severity, "variable", message, fix or f"unset {variable}")
+    return facts.Finding(
+        layer.name, first_place(layer), None, severity, "variable", message, fix or f"unset {variable}"
+    )
 
 
 def first_place(layer: Layer) -> Path:
@@ -56,7 +59,7 @@ def first_place(layer: Layer) -> Path:
     return next((root.path for root in layer.roots()), Path("*"))
 
 
-def diagnosed(layer: Layer, distribution: str, variables: tuple[str, ...]) -> Iterator[Finding]:
+def diagnosed(layer: Layer, distribution: str, variables: tuple[str, ...]) -> Iterator[facts.Finding]:
     """Yield problems with the variables of :func:`switched_off`."""
     for variable in variables:
         value = layer.environment.get(variable)
@@ -68,7 +71,7 @@ def diagnosed(layer: Layer, distribution: str, variables: tuple[str, ...]) -> It
             yield off(layer, variable)
 
 
-def relative_cache_home(layer: Layer) -> Iterator[Finding]:
+def relative_cache_home(layer: Layer) -> Iterator[facts.Finding]:
     """Yield a finding if ``XDG_CACHE_HOME`` is not absolute: pytools and PyOpenCL ignore it, or resolve it anywhere."""
     value = layer.environment.get("XDG_CACHE_HOME")
     if layer.environment.platform == "linux" and value and not Path(value).is_absolute():

@@ -12,8 +12,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+from cachectl.layers.base import facts
 from cachectl.layers.base.errors import LayerError
-from cachectl.layers.base.facts import Condition, Finding, Hazard, Root, Scope, Severity, State, Switch
+from cachectl.layers.base.facts import Condition, Hazard, Root, Scope, Severity, State
 from cachectl.layers.base.layer import Layer
 from cachectl.layers.base.lazy import regex
 from cachectl.layers.base.parts import Portability, Tagging
@@ -94,7 +95,7 @@ class CudaComputeCache(Layer):
         ignored = f"; CUDA_CACHE_DISABLE={switch!r} is not 1, so it does nothing" if switch not in (None, "0") else ""
         return State(Condition.ENABLED, f"on by default{ignored}", driver_files(environment, _MAKERS))
 
-    def diagnose(self) -> Iterator[Finding]:
+    def diagnose(self) -> Iterator[facts.Finding]:
         """Yield problems with the variables, and a cache that is nearly full."""
         value = self.environment.get("CUDA_CACHE_DISABLE")
         if value == "1":
@@ -112,7 +113,7 @@ class CudaComputeCache(Layer):
         elif held is None or held > 0:
             yield from self._nearly_full(_DEFAULT_CAP if held is None else min(held, _HIGHEST_CAP))
 
-    def _placeless(self) -> Iterator[Finding]:
+    def _placeless(self) -> Iterator[facts.Finding]:
         """Yield why the driver has no place for a cache."""
         environment = self.environment
         named = environment.get("CUDA_CACHE_PATH")
@@ -128,7 +129,7 @@ class CudaComputeCache(Layer):
     def _driver_is_here(self) -> bool:
         return bool(driver_files(self.environment, _MAKERS)) or _KERNEL_MODULE.exists()
 
-    def _nearly_full(self, limit: int) -> Iterator[Finding]:
+    def _nearly_full(self, limit: int) -> Iterator[facts.Finding]:
         held = 0
         # Report names a root that cannot be read.
         with suppress(LayerError, OSError):
@@ -140,17 +141,17 @@ class CudaComputeCache(Layer):
         fix = f"export CUDA_CACHE_MAXSIZE={min(max(2 * limit, 2 * held), _HIGHEST_CAP)}"
         if limit >= _HIGHEST_CAP:
             fix = f"cachectl prune --max-size {limit // 2} cuda"
-        yield Finding(self.name, first_place(self), None, Severity.RECOMPILES, "cap", message, fix)
+        yield facts.Finding(self.name, first_place(self), None, Severity.RECOMPILES, "cap", message, fix)
 
-    def switched(self, *, on: bool) -> Switch:
+    def switched(self, *, on: bool) -> facts.Switch:
         """Return the variable, which the driver reads once, when it starts."""
         variables = {} if on else {"CUDA_CACHE_DISABLE": "1"}
         unset = frozenset({"CUDA_CACHE_DISABLE"} if on else ())
-        return Switch(self.name, variables, unset, read_at_load=LIBRARIES)
+        return facts.Switch(self.name, variables, unset, read_at_load=LIBRARIES)
 
-    def relocate(self, folder: Path) -> Switch:
+    def relocate(self, folder: Path) -> facts.Switch:
         """Return the path; the driver makes the folder."""
-        return Switch(self.name, {"CUDA_CACHE_PATH": str(folder / "cuda")}, read_at_load=LIBRARIES)
+        return facts.Switch(self.name, {"CUDA_CACHE_PATH": str(folder / "cuda")}, read_at_load=LIBRARIES)
 
 
 def _read_limit(value: str) -> int:

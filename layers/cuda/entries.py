@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 
 from cachectl.layers.base import facts
 from cachectl.layers.base.errors import Busy, Damaged, LayerError, Unreachable
-from cachectl.layers.base.facts import Artifact, Finding, Found, Problem, Root, Severity
+from cachectl.layers.base.facts import Found, Problem, Root, Severity
 from cachectl.layers.base.lazy import regex
 from cachectl.layers.base.store import Codec, Damage, counting
 from cachectl.layers.disk.atomic import overwrite
@@ -142,7 +142,7 @@ class ComputeIndex(Index):
         listed = sorted(sizes, key=lambda one: (order.get(one, len(order)), standing.changes.get(one, 0)))
         return [(identifier, sizes[identifier]) for identifier in listed]
 
-    def verify(self, store: Files, root: Root) -> Iterator[Finding]:
+    def verify(self, store: Files, root: Root) -> Iterator[facts.Finding]:
         """Compare the index with the entries, if all of them can be read."""
         standing = _standing(store, root)
         if standing.unread:
@@ -158,7 +158,7 @@ class ComputeIndex(Index):
                 fix = f"cachectl verify --quarantine {store.name}"
                 found = store.tree_of(root, INDEX).find(INDEX)
                 thing = None if found is None else found.orphan(root.path, complaint)
-            yield Finding(store.name, root.path, INDEX, Severity.WASTES, "index", complaint, fix, thing)
+            yield facts.Finding(store.name, root.path, INDEX, Severity.WASTES, "index", complaint, fix, thing)
 
 
 class ComputeCache(Files):
@@ -216,7 +216,7 @@ class ComputeCache(Files):
 
     # ------------------------------------------------------------------ put, and tagged entries
 
-    def files_of(self, key: str, artifact: Artifact) -> Mapping[str, bytes]:
+    def files_of(self, key: str, artifact: facts.Artifact) -> Mapping[str, bytes]:
         """Check name and checksum."""
         if (complaint := compute_cache.complaint(key, artifact.data)) is not None:
             raise Damaged(self.name, complaint, key)
@@ -245,7 +245,7 @@ class ComputeCache(Files):
 
     # ------------------------------------------------------------------ verify
 
-    def _examined(self, root: Root, tree: Tree, leaf: Leaf) -> Iterator[Finding]:
+    def _examined(self, root: Root, tree: Tree, leaf: Leaf) -> Iterator[facts.Finding]:
         try:
             data = tree.read_file(leaf.key)
             complaint = None if data is None else compute_cache.complaint(leaf.key, data)
@@ -257,7 +257,7 @@ class ComputeCache(Files):
         if complaint is not None:
             message = f"{complaint}; the driver compiles it again and rewrites it"
             fix, thing = f"cachectl purge {self.name} --key {leaf.key}", leaf.entry(self.name, root.path)
-            yield Finding(self.name, root.path, leaf.key, Severity.HARMLESS, "damaged", message, fix, thing)
+            yield facts.Finding(self.name, root.path, leaf.key, Severity.HARMLESS, "damaged", message, fix, thing)
 
 
 def _is_entry(leaf: Leaf, index: bytes | None) -> bool:

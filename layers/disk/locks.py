@@ -294,7 +294,9 @@ def _owner() -> bytes:
 
 
 def node() -> str:
-    """Return the name of this machine."""
+    """Return the name of this machine, without an import where the system gives it."""
+    if sys.platform != "win32":
+        return os.uname().nodename
     import platform
 
     return platform.node()

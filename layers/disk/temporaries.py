@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from cachectl.layers.base.lazy import regex
 from cachectl.layers.disk.atomic import create, write_all
@@ -106,8 +106,7 @@ def temporary_folder(environment: Environment | None = None) -> Iterator[Path]:
         owned.forget()
 
 
-@dataclass(frozen=True, slots=True)
-class Abandoned:
+class Abandoned(NamedTuple):
     """A temporary folder whose owner has ended, and its record."""
 
     folder: Path

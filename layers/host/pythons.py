@@ -13,12 +13,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from cachectl.layers.base.environment import Environment, user_state_folder
 from cachectl.layers.base.errors import BadRequest
 from cachectl.layers.base.lazy import regex
 from cachectl.layers.disk.atomic import replace_file
+from cachectl.layers.disk.locks import node
 from cachectl.layers.disk.presence import nearest
 from cachectl.layers.disk.trust import shared_because
 from cachectl.layers.host.distributions import normal, versions_in
@@ -74,8 +75,7 @@ class Python:
         return version in self.seen.get(normal(distribution), ())
 
 
-@dataclass(frozen=True)
-class Record:
+class Record(NamedTuple):
     """What is kept of one interpreter: its answer, size and time of its file.
 
     ``places`` are the file systems of its folder and of the folder that it is a link into, by :func:`_place_of`.
@@ -255,7 +255,7 @@ def look(path: Path, records: dict[str, Record], *, named: bool = False) -> Pyth
                 # What an earlier Python at this path wrote is known too. Another machine may still have it.
                 here = record.places == _places(path)
                 places = (record.places[0],) * 2 if here else record.places
-                records[f"{path} {record.version}"] = replace(record, places=places)
+                records[f"{path} {record.version}"] = record._replace(places=places)
         else:
             return _unknown(path, record)
         now = records[str(path)] = _updated(path, answer, records)
@@ -317,13 +317,11 @@ def _place_of(folder: Path) -> str:
 
     Only a file system of the network has the same name on all machines: those that share a home share the record.
     """
-    import platform
-
     there = next(one for one in (folder, *folder.parents) if os.path.exists(one))
     device = there.stat().st_dev
     # A file system of the network has no major number.
     mount = None if os.name != "posix" or os.major(device) else mount_of(there)
-    return mount.source if mount is not None and mount.is_network else f"{platform.node()}:{device}"
+    return mount.source if mount is not None and mount.is_network else f"{node()}:{device}"
 
 
 def _ask(path: Path) -> Mapping[str, Any]:

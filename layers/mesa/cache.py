@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from cachectl.layers.base.facts import Condition, Finding, Hazard, Root, Scope, Severity, State, Switch
+from cachectl.layers.base import facts
+from cachectl.layers.base.facts import Condition, Hazard, Root, Scope, Severity, State
 from cachectl.layers.base.layer import Layer
 from cachectl.layers.base.lazy import regex
 from cachectl.layers.base.switches import misread, off
@@ -110,34 +111,34 @@ class MesaShaderCache(Layer):
             hint = "; RUSTICL_ENABLE names no device, so there may be none"
         return State(Condition.ENABLED, f"on by default{hint}", drivers)
 
-    def switched(self, *, on: bool) -> Switch:
+    def switched(self, *, on: bool) -> facts.Switch:
         """Return the variable, which Mesa reads when a device is first opened, and unset its old name."""
         if on:
             both = frozenset({"MESA_SHADER_CACHE_DISABLE", "MESA_GLSL_CACHE_DISABLE"})
-            return Switch(self.name, unset=both, read_at_load=OPENED)
-        return Switch(self.name, {"MESA_SHADER_CACHE_DISABLE": "true"}, read_at_load=OPENED)
+            return facts.Switch(self.name, unset=both, read_at_load=OPENED)
+        return facts.Switch(self.name, {"MESA_SHADER_CACHE_DISABLE": "true"}, read_at_load=OPENED)
 
-    def relocate(self, folder: Path) -> Switch:
+    def relocate(self, folder: Path) -> facts.Switch:
         """Return the place itself: older releases append their folder to it, and make only that one."""
-        return Switch(self.name, {"MESA_SHADER_CACHE_DIR": str(folder)}, read_at_load=OPENED)
+        return facts.Switch(self.name, {"MESA_SHADER_CACHE_DIR": str(folder)}, read_at_load=OPENED)
 
     # ------------------------------------------------------------------ diagnose
 
-    def diagnose(self) -> Iterator[Finding]:
+    def diagnose(self) -> Iterator[facts.Finding]:
         """Yield problems with the variables and the place, and a cache that is nearly full."""
         yield from self._switched()
         yield from self._placed()
         yield from self._limited()
         yield from self._unlisted()
 
-    def _unlisted(self) -> Iterator[Finding]:
+    def _unlisted(self) -> Iterator[facts.Finding]:
         """Yield variables that name read-only files, which programs also take entries from."""
         for variable in _SHIPPED:
             if self.environment.get(variable):
                 outcome = "names files that programs also take entries from: they are neither listed nor purged"
                 yield misread(self, variable, Severity.HARMLESS, outcome)
 
-    def _switched(self) -> Iterator[Finding]:
+    def _switched(self) -> Iterator[facts.Finding]:
         switch = self._switch()
         value = self.environment.get(switch)
         if self._is_set(switch):
@@ -148,7 +149,7 @@ class MesaShaderCache(Layer):
             outcome = "switches the cache off in releases since 2025"
             yield misread(self, "MESA_GLSL_DISABLE_IO_OPT", Severity.RECOMPILES, outcome)
 
-    def _placed(self) -> Iterator[Finding]:
+    def _placed(self) -> Iterator[facts.Finding]:
         environment, variable = self.environment, self._place()
         if environment.platform == "win32" or not driver_files(environment, _DRIVERS):
             return
@@ -168,7 +169,7 @@ class MesaShaderCache(Layer):
             outcome = "has no parent folder, and releases before 2024 make only the last one: they keep nothing"
             yield misread(self, variable, Severity.RECOMPILES, outcome, f"mkdir -p {shlex.quote(value)}")
 
-    def _limited(self) -> Iterator[Finding]:
+    def _limited(self) -> Iterator[facts.Finding]:
         new, old = "MESA_SHADER_CACHE_MAX_SIZE", "MESA_GLSL_CACHE_MAX_SIZE"
         variable = new if self.environment.get(new) is not None else old
         value = self.environment.get(variable)
@@ -181,7 +182,7 @@ class MesaShaderCache(Layer):
             if counted is not None and counted >= _NEARLY * limit:
                 message = f"counts {counted:,} of at most {limit:,} bytes: Mesa drops entries to make room"
                 fix = f"export {new}={max(2, 2 * (limit >> 30))}G"
-                yield Finding(self.name, root.path, None, Severity.RECOMPILES, "cap", message, fix)
+                yield facts.Finding(self.name, root.path, None, Severity.RECOMPILES, "cap", message, fix)
 
 
 def read_limit(value: str) -> tuple[int, bool]:

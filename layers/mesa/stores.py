@@ -11,27 +11,30 @@ import os
 import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from cachectl.layers.base import facts
 from cachectl.layers.base.errors import Damaged, LayerError, Refused, Unreachable
-from cachectl.layers.base.facts import Entry, Finding, Found, Outcome, Problem, Root, Severity, Target
-from cachectl.layers.base.lazy import regex
+from cachectl.layers.base.facts import Entry, Found, Problem, Root, Severity
+from cachectl.layers.base.lazy import module, regex
 from cachectl.layers.base.store import Store, counting, each_part, remove_counted
 from cachectl.layers.disk.atomic import write_synced
 from cachectl.layers.disk.handles import opened_root
 from cachectl.layers.disk.plain import open_plain, read_plain
 from cachectl.layers.disk.presence import is_there, means_no_file, status_at
 from cachectl.layers.host.processes import process_names, using
-from cachectl.layers.mesa import entries as mesa_entries
-from cachectl.layers.mesa.entries import RUSTICL
-from cachectl.layers.mesa.files import Blob, DatabaseFile, FossilizeFile, MesaFile
 from cachectl.layers.stores.quarantine import Quarantine, demand
 from cachectl.layers.stores.tree import Leaf, Shape, Tree, scan_each
 from cachectl.layers.stores.tree_store import TreeStore
+
+if TYPE_CHECKING:
+    from cachectl.layers.mesa import entries as mesa_entries
+    from cachectl.layers.mesa.files import Blob, MesaFile
+else:
+    mesa_entries = module("cachectl.layers.mesa.entries")
 
 #: What every process maps that has one of the stores open, whichever driver it uses.
 OPENED: Final = ("mesa_shader_cache",)
@@ -75,8 +78,7 @@ _UNKNOWN: Final = "cannot be distinguished from what GL and Vulkan keep in the s
 _NEVER: Final = "Mesa compiles it again in every run, and never replaces it"
 
 
-@dataclass(frozen=True, slots=True)
-class _Raw:
+class _Raw(NamedTuple):
     """An entry with its header, and a function that reads all of it."""
 
     entry: Entry
@@ -181,6 +183,8 @@ class ShaderCache(TreeStore):
         return files
 
     def _kind(self, root: Root) -> type[MesaFile]:
+        from cachectl.layers.mesa.files import DatabaseFile, FossilizeFile
+
         return FossilizeFile if root.role == SINGLE_FILE else DatabaseFile
 
     def _is_data(self, root: Root, leaf: Leaf) -> bool:
@@ -321,11 +325,13 @@ class ShaderCache(TreeStore):
             guests = _guests(raws, unread)
             for maker, group in _makers(raws).items():
                 rest = [raw for raw in group if raw.entry.key not in keys]
-                known_by_kernels = guests[maker] is None and RUSTICL not in maker and len(rest) < len(group)
+                known_by_kernels = (
+                    guests[maker] is None and mesa_entries.RUSTICL not in maker and len(rest) < len(group)
+                )
                 if known_by_kernels and not any(_kernels(_content(raw, unread)) for raw in rest) and not unread:
                     yield from (_described(raw, guests, unread, contents=False) for raw in rest)
 
-    def foresee_removal(self, root: Root, targets: tuple[Target, ...]) -> facts.Foresight:
+    def foresee_removal(self, root: Root, targets: tuple[facts.Target, ...]) -> facts.Foresight:
         """Also count the headers and records that a file keeps for each entry."""
         seen = super().foresee_removal(root, targets)
         if root.role == MULTI_FILE:
@@ -340,22 +346,22 @@ class ShaderCache(TreeStore):
         del keys
         return () if root.role == MULTI_FILE else [file.path for file in self._files(root)]
 
-    def remove(self, root: Root, targets: tuple[Target, ...]) -> Outcome:
+    def remove(self, root: Root, targets: tuple[facts.Target, ...]) -> facts.Outcome:
         """Unlink entries, or remove them under the lock of their file; then count the size again."""
         if root.role != MULTI_FILE:
             return self._remove_from_files(root, targets)
         return remove_counted(self.name, self._counting(root), lambda _: self._remove_kernels_last(root, targets))
 
-    def _remove_kernels_last(self, root: Root, targets: tuple[Target, ...]) -> Outcome:
+    def _remove_kernels_last(self, root: Root, targets: tuple[facts.Target, ...]) -> facts.Outcome:
         last = self._last_kernels(root, targets)
         outcome = self._remove_files(root, tuple(target for target in targets if target.key not in last))
         gone = {key for key, others in last.items() if not any(_may_stand(root.path / other) for other in others)}
         outcome = outcome.plus(self._remove_files(root, tuple(target for target in targets if target.key in gone)))
         kept = "is left until the machine code of its driver can be removed"
         skipped = tuple(facts.Note(key, kept) for key in last.keys() - gone)
-        return outcome.plus(Outcome(self.name, skipped=skipped))
+        return outcome.plus(facts.Outcome(self.name, skipped=skipped))
 
-    def _last_kernels(self, root: Root, targets: tuple[Target, ...]) -> dict[str, list[str]]:
+    def _last_kernels(self, root: Root, targets: tuple[facts.Target, ...]) -> dict[str, list[str]]:
         """Map a kernel of each driver and device to the other targets of these, which must be removed before it.
 
         Without a kernel nothing shows whose they are, so after an interruption no purge would remove them. A target
@@ -366,13 +372,13 @@ class ShaderCache(TreeStore):
         unread = sorted(keys - {raw.entry.key for raw in raws})
         last: dict[str, list[str]] = {}
         for maker, group in _makers(raws).items():
-            by_size = sorted(group, key=lambda raw: raw.entry.bytes) if RUSTICL not in maker else []
+            by_size = sorted(group, key=lambda raw: raw.entry.bytes) if mesa_entries.RUSTICL not in maker else []
             kernel = next((raw.entry.key for raw in by_size if _kernels(_content(raw, {}))), None)
             if kernel is not None:
                 last[kernel] = [*(raw.entry.key for raw in group if raw.entry.key != kernel), *unread]
         return last
 
-    def _remove_files(self, root: Root, targets: tuple[Target, ...]) -> Outcome:
+    def _remove_files(self, root: Root, targets: tuple[facts.Target, ...]) -> facts.Outcome:
         idle = using(OPENED, processes=self.environment.processes) == ()
         temporary = [target for target in targets if target.key.endswith(".tmp")]
         others = [target for target in targets if not target.key.endswith(".tmp")]
@@ -380,10 +386,10 @@ class ShaderCache(TreeStore):
         parts = [(str(root.path), own, partial(tree.remove, own, tidy=idle)) for tree, own in planned if own]
         return each_part(self.name, parts)
 
-    def _remove_from_files(self, root: Root, targets: tuple[Target, ...]) -> Outcome:
+    def _remove_from_files(self, root: Root, targets: tuple[facts.Target, ...]) -> facts.Outcome:
         wanted = {_name(target.key): target for target in targets if _ENTRIES.accepts(target.key)}
         orphans = tuple(target for target in targets if not _ENTRIES.accepts(target.key))
-        outcome = Outcome(self.name)
+        outcome = facts.Outcome(self.name)
         if orphans:
             remove = partial(self._tree(root, _shapes(root)[0]).remove, orphans)
             outcome = each_part(self.name, [(str(root.path), orphans, remove)])
@@ -401,20 +407,22 @@ class ShaderCache(TreeStore):
                 else:
                     outcome = outcome.plus(removed)
         notes = tuple(facts.Note(_key(name), trouble or "already gone") for name in sorted(left))
-        return outcome.plus(Outcome(self.name, failed=notes) if trouble else Outcome(self.name, skipped=notes))
+        return outcome.plus(
+            facts.Outcome(self.name, failed=notes) if trouble else facts.Outcome(self.name, skipped=notes)
+        )
 
-    def _remove_from(self, file: MesaFile, wanted: Mapping[str, Target], left: set[str]) -> Outcome:
+    def _remove_from(self, file: MesaFile, wanted: Mapping[str, facts.Target], left: set[str]) -> facts.Outcome:
         """Remove the wanted entries of one file, and drop their names from ``left``."""
         stamps = {blob.name: wanted[blob.name].stamp for blob in file.blobs() if blob.name in wanted}
         if not stamps:
-            return Outcome(self.name)
+            return facts.Outcome(self.name)
         removed = file.remove(stamps)
         left.difference_update(stamps)
         notes = tuple(facts.Note(_key(name), why) for name, why in removed.stay.items())
         if removed.failed is None:
-            return Outcome(self.name, removed.entries, removed.bytes, skipped=notes)
+            return facts.Outcome(self.name, removed.entries, removed.bytes, skipped=notes)
         failed = notes or (facts.Note(str(file.path), removed.failed),)
-        return Outcome(self.name, removed.entries, removed.bytes, failed=failed)
+        return facts.Outcome(self.name, removed.entries, removed.bytes, failed=failed)
 
     def _counting(self, root: Root) -> AbstractContextManager[None]:
         return counting(self.name, root.path / "index", partial(self._recount, root))
@@ -446,7 +454,7 @@ class ShaderCache(TreeStore):
 
     # ------------------------------------------------------------------ quarantine
 
-    def quarantine(self, root: Root, target: Target, thing: facts.Quarantined) -> str | None:
+    def quarantine(self, root: Root, target: facts.Target, thing: facts.Quarantined) -> str | None:
         """Rename an entry, or a whole file, into quarantine; copy an entry of a file there, then remove it."""
         if root.role == MULTI_FILE:
             with self._counting(root):
@@ -492,7 +500,7 @@ class ShaderCache(TreeStore):
 
     # ------------------------------------------------------------------ verify
 
-    def verify(self, root: Root) -> Iterator[Finding]:
+    def verify(self, root: Root) -> Iterator[facts.Finding]:
         """Check header and checksum of every entry of any driver: Mesa repairs none of them."""
         if root.role != MULTI_FILE:
             yield from self._verify_files(root)
@@ -514,11 +522,11 @@ class ShaderCache(TreeStore):
                     yield self._damaged(root, leaf.entry(self.name, root.path), f"{complaint}: {_NEVER}")
         yield from self._drifted(root)
 
-    def _damaged(self, root: Root, thing: facts.Removable, message: str) -> Finding:
+    def _damaged(self, root: Root, thing: facts.Removable, message: str) -> facts.Finding:
         fix = f"cachectl purge {self.name} --key {thing.key}"
-        return Finding(self.name, root.path, thing.key, Severity.RECOMPILES, "damaged", message, fix, thing)
+        return facts.Finding(self.name, root.path, thing.key, Severity.RECOMPILES, "damaged", message, fix, thing)
 
-    def _drifted(self, root: Root) -> Iterator[Finding]:
+    def _drifted(self, root: Root) -> Iterator[facts.Finding]:
         try:
             counted = self.indexed_bytes(root)
             held = 0 if counted is None else self._held(root)
@@ -528,7 +536,7 @@ class ShaderCache(TreeStore):
         if counted is not None and counted > 2 * held + _TOLERANCE:
             message = f"counts {counted:,} bytes where {held:,} are: Mesa drops entries too early"
             fix = "nothing: the next put or purge in this layer counts again"
-            yield Finding(self.name, root.path, "index", Severity.WASTES, "index", message, fix)
+            yield facts.Finding(self.name, root.path, "index", Severity.WASTES, "index", message, fix)
 
     def indexed_bytes(self, root: Root) -> int | None:
         """Return the bytes that the index counts; ``None`` where there is no index. Raises :class:`OSError`."""
@@ -540,7 +548,7 @@ class ShaderCache(TreeStore):
             raise
         return _INDEX.unpack(data)[0] if len(data) == _INDEX.size else None
 
-    def _verify_files(self, root: Root) -> Iterator[Finding]:
+    def _verify_files(self, root: Root) -> Iterator[facts.Finding]:
         found = list(self._leaves(root))
         leaves = {leaf.key: leaf for leaf in found if isinstance(leaf, Leaf)}
         for leaf in found:
@@ -552,7 +560,7 @@ class ShaderCache(TreeStore):
                 except LayerError as error:
                     yield self.unreadable(root, leaf.key, error)
 
-    def _verify_file(self, root: Root, file: MesaFile, leaves: Mapping[str, Leaf]) -> Iterator[Finding]:
+    def _verify_file(self, root: Root, file: MesaFile, leaves: Mapping[str, Leaf]) -> Iterator[facts.Finding]:
         if (why := file.damage()) is not None:
             yield from self._broken(root, file, why, leaves)
         elif lost := file.lost():
@@ -569,13 +577,13 @@ class ShaderCache(TreeStore):
                 entry = self._blob_raw(root, file, blob, 0).entry
                 yield self._damaged(root, entry, f"{complaint}: {what}")
 
-    def _broken(self, root: Root, file: MesaFile, why: str, leaves: Mapping[str, Leaf]) -> Iterator[Finding]:
+    def _broken(self, root: Root, file: MesaFile, why: str, leaves: Mapping[str, Leaf]) -> Iterator[facts.Finding]:
         """Yield a finding for both files, since one without the other has the same effect."""
         for name in (file.index_name, file.data_name):
             key = "/".join((*file.folder, name))
             thing = leaves[key].orphan(root.path, why) if key in leaves else None
             fix = f"cachectl verify --quarantine {self.name}"
-            yield Finding(self.name, root.path, key, Severity.RECOMPILES, "file", why, fix, thing)
+            yield facts.Finding(self.name, root.path, key, Severity.RECOMPILES, "file", why, fix, thing)
 
 
 def _raw(entry: Entry, read: Callable[[int], bytes | None]) -> _Raw:

@@ -75,7 +75,7 @@ class FilesExport:
     skipped: tuple[Note, ...] = ()
     failures: tuple[Note, ...] = ()
     hints: tuple[Note, ...] = ()
-    as_json: ClassVar = AsJson("cachectl/miopen-export/1", names={"failures": "failed"})
+    as_json: ClassVar[AsJson] = AsJson("cachectl/miopen-export/1", names={"failures": "failed"})
 
     @property
     def failed(self) -> bool:

@@ -5,7 +5,6 @@ Sources: ``src/kern_db.cpp``, ``src/include/miopen/kern_db.hpp`` (columns), ``sr
 
 from __future__ import annotations
 
-import bz2
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
@@ -72,6 +71,8 @@ def encode(data: bytes, schema: Schema = SCHEMA) -> tuple[object, ...]:
     """Return the values of a row as MIOpen packs a kernel; a size of 0 means that the blob is not packed."""
     if schema is SCHEMA_2_3:
         return (data,)
+    import bz2
+
     packed = bz2.compress(data, _LEVEL)
     return (packed, digest(data), len(data)) if len(packed) < len(data) else (data, digest(data), 0)
 
@@ -121,6 +122,8 @@ def decompress(blob: bytes, size: int) -> tuple[bytes, bytes]:
     The lower 32 bits of ``size`` bound it, as in ``src/bz2.cpp``. Raises :class:`ValueError` for a larger kernel, and
     for one of more than 1 GiB.
     """
+    import bz2
+
     decompressor = bz2.BZ2Decompressor()
     bound = size & 0xFFFFFFFF
     if not bound:

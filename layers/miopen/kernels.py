@@ -18,7 +18,7 @@ from typing import ClassVar, Final
 from cachectl.layers.base import facts
 from cachectl.layers.base.declarations import EnvSwitch, at_load
 from cachectl.layers.base.errors import Damaged, EntryExists, LayerError, Unsettled, not_a_key, reason_of
-from cachectl.layers.base.facts import Artifact, Entry, Finding, Found, Hazard, Problem, Root, Severity, Switch, Target
+from cachectl.layers.base.facts import Entry, Found, Hazard, Problem, Root, Severity
 from cachectl.layers.base.lazy import regex
 from cachectl.layers.base.store import Part, each_part
 from cachectl.layers.host.mounts import network_file_system
@@ -166,7 +166,7 @@ class KernelDatabases(MIOpenDatabases):
             raise Damaged(self.name, f"the columns of kern_db are {', '.join(sorted(columns))}", file.path)
         return schema
 
-    def _inspect(self, root: Root, file: DatabaseFile) -> tuple[Schema | None, tuple[Finding, ...]]:
+    def _inspect(self, root: Root, file: DatabaseFile) -> tuple[Schema | None, tuple[facts.Finding, ...]]:
         """Return the table, and findings from header and columns."""
         try:
             schema = self._schema(file)
@@ -177,11 +177,11 @@ class KernelDatabases(MIOpenDatabases):
             return schema, (self._file_finding(root, file, "columns", message),)
         return schema, ()
 
-    def read(self, root: Root, key: str) -> Artifact | None:
+    def read(self, root: Root, key: str) -> facts.Artifact | None:
         """Read a kernel, unpacked and checked as MIOpen does, or an object file as it stands."""
         return self.read_row(root, key) if SEPARATOR in key else self._read_object(root, key)
 
-    def read_rows(self, root: Root, file: str, keys: Sequence[str]) -> Mapping[str, Artifact | LayerError] | None:
+    def read_rows(self, root: Root, file: str, keys: Sequence[str]) -> Mapping[str, facts.Artifact | LayerError] | None:
         """Read kernels of one database."""
         located = self.databases(root).find(file)
         schema = None if located is None else self._schema(located)
@@ -194,21 +194,21 @@ class KernelDatabases(MIOpenDatabases):
             if values is not None
         }
 
-    def _unpacked(self, file: DatabaseFile, key: str, values: Sequence[object]) -> Artifact | Damaged:
+    def _unpacked(self, file: DatabaseFile, key: str, values: Sequence[object]) -> facts.Artifact | Damaged:
         try:
             data = kernel_db.decode(values)
         except ValueError as error:
             return Damaged(self.name, str(error), file.path)
         name, args = _name_and_args(key)
         detail = {"kernel_name": name, "kernel_args": args, "md5": kernel_db.digest(data)}
-        return Artifact(self.name, key, _ROW_FORM, data, {**file.detail, **file.versions, **detail})
+        return facts.Artifact(self.name, key, _ROW_FORM, data, {**file.detail, **file.versions, **detail})
 
-    def _read_object(self, root: Root, key: str) -> Artifact | None:
+    def _read_object(self, root: Root, key: str) -> facts.Artifact | None:
         shape = self._shape(key)
         if shape is None or root.role == TEMPORARY:
             return None
         data = Tree(self.name, root.path, shape).read(key)
-        return None if data is None else Artifact(self.name, key, _OBJECT_FORM, data)
+        return None if data is None else facts.Artifact(self.name, key, _OBJECT_FORM, data)
 
     def is_key(self, key: str) -> bool:
         """Check the name of the database and the parts after it, or compare with the pattern of object files."""
@@ -217,7 +217,7 @@ class KernelDatabases(MIOpenDatabases):
             return self._shape(key) is not None
         return SEPARATOR in rest and self.databases(places.ANY_ROOT).name(file) is not None
 
-    def write(self, root: Root, key: str, artifact: Artifact, *, replace: bool) -> None:
+    def write(self, root: Root, key: str, artifact: facts.Artifact, *, replace: bool) -> None:
         """Pack and insert a kernel as MIOpen does, and read it back; or place an object file."""
         if artifact.form == _OBJECT_FORM:
             self._write_object(root, key, artifact.data, replace=replace)
@@ -240,7 +240,7 @@ class KernelDatabases(MIOpenDatabases):
         if stored is None or stored.data != artifact.data:
             raise self._misread(key)
 
-    def write_rows(self, root: Root, file: str, artifacts: Sequence[Artifact]) -> Mapping[str, bool | LayerError]:
+    def write_rows(self, root: Root, file: str, artifacts: Sequence[facts.Artifact]) -> Mapping[str, bool | LayerError]:
         """Pack and insert kernels into one database, and read them back; leave existing ones alone."""
         fit = {artifact.key: artifact for artifact in artifacts if self._is_row(artifact)}
         if not fit:
@@ -264,7 +264,7 @@ class KernelDatabases(MIOpenDatabases):
             return done | dict.fromkeys(mine, self._not_read_back(database, error))
         return done | {key: _is_that(stored.get(key), fit[key]) or self._misread(key) for key in mine}
 
-    def _is_row(self, artifact: Artifact) -> bool:
+    def _is_row(self, artifact: facts.Artifact) -> bool:
         if artifact.form != _ROW_FORM or artifact.key.count(SEPARATOR) < _SEPARATORS:
             return False
         try:
@@ -273,7 +273,7 @@ class KernelDatabases(MIOpenDatabases):
             return False
         return True
 
-    def _demand_storable(self, artifact: Artifact) -> None:
+    def _demand_storable(self, artifact: facts.Artifact) -> None:
         """Raise :class:`Damaged` for a kernel that MIOpen could not use."""
         complaint = kernel_db.store_complaint(*_name_and_args(artifact.key), artifact.data)
         promised = artifact.detail.get("md5")
@@ -311,10 +311,10 @@ class KernelDatabases(MIOpenDatabases):
     def _shape(self, key: str) -> Shape | None:
         return next((shape for shape in self.shapes if shape.accepts(key)), None)
 
-    def remove(self, root: Root, targets: tuple[Target, ...]) -> facts.Outcome:
+    def remove(self, root: Root, targets: tuple[facts.Target, ...]) -> facts.Outcome:
         """Delete rows, then vacuum. Never unlink a file that a program may have open, or whose log is pending."""
-        by_file: dict[str, list[Target]] = {}
-        objects: list[Target] = []
+        by_file: dict[str, list[facts.Target]] = {}
+        objects: list[facts.Target] = []
         for target in targets:
             file, separator, _ = target.key.partition(SEPARATOR)
             (by_file.setdefault(file, []) if separator else objects).append(target)
@@ -339,12 +339,12 @@ class KernelDatabases(MIOpenDatabases):
         named = self.databases(root).name(file)
         return None if named is None else self._rows(named)
 
-    def foresee_rows(self, root: Root, file: str, targets: Sequence[Target]) -> int | None:
+    def foresee_rows(self, root: Root, file: str, targets: Sequence[facts.Target]) -> int | None:
         """Delete the rows from a copy of the file."""
         rows = self.row_file(root, file)
         return None if rows is None else rows.foresee_delete(list(map(_planned_row, targets)))
 
-    def _remove_from(self, root: Root, relative: str, targets: Sequence[Target]) -> facts.Outcome:
+    def _remove_from(self, root: Root, relative: str, targets: Sequence[facts.Target]) -> facts.Outcome:
         file = self.databases(root).find(relative)
         if file is None:
             return facts.Outcome(self.name, skipped=tuple(facts.Note(target.key, "already gone") for target in targets))
@@ -356,7 +356,7 @@ class KernelDatabases(MIOpenDatabases):
         """Return a database with the table of new MIOpens."""
         return self._rows(file)
 
-    def entry_aside(self, root: Root, file: DatabaseFile, target: Target, thing: facts.Quarantined) -> str | None:
+    def entry_aside(self, root: Root, file: DatabaseFile, target: facts.Target, thing: facts.Quarantined) -> str | None:
         """Move a row into quarantine."""
         del root
         return self._rows(file, self._schema(file) or kernel_db.SCHEMA).set_row_aside(_planned_row(target), thing)
@@ -367,7 +367,7 @@ class KernelDatabases(MIOpenDatabases):
         own = kernel_db.SCHEMA_2_3 if _plain(file) else kernel_db.SCHEMA
         self._rows(file, own).bring_row_back(thing, replace=replace)
 
-    def verify(self, root: Root) -> Iterator[Finding]:
+    def verify(self, root: Root) -> Iterator[facts.Finding]:
         """Unpack and check every row as MIOpen does when it loads it; no run repairs a row on which it throws."""
         files = list(self.databases(root).files())
         for problem in self._unseen(root, files):
@@ -377,7 +377,7 @@ class KernelDatabases(MIOpenDatabases):
             if not isinstance(file, Problem):
                 yield from self.examined(partial(self._verify_file, root, file))
 
-    def _verify_file(self, root: Root, file: DatabaseFile) -> Iterator[Finding]:
+    def _verify_file(self, root: Root, file: DatabaseFile) -> Iterator[facts.Finding]:
         schema, findings = self._inspect(root, file)
         yield from findings
         if schema is not None:
@@ -390,7 +390,7 @@ class KernelDatabases(MIOpenDatabases):
         found = chain(files, (leaf for _, leaf in objects))
         yield from {thing.path: thing for thing in found if isinstance(thing, Problem)}.values()
 
-    def _verify_rows(self, root: Root, file: DatabaseFile, schema: Schema) -> Iterator[Finding]:
+    def _verify_rows(self, root: Root, file: DatabaseFile, schema: Schema) -> Iterator[facts.Finding]:
         rows = self._rows(file, schema)
         seen: set[tuple[str, ...]] = set()
         try:
@@ -403,18 +403,18 @@ class KernelDatabases(MIOpenDatabases):
                 for severity, code, message in _flaws(row, values, seen):
                     removable = None if severity is Severity.HARMLESS else thing
                     fix = self._row_fix(file, key)
-                    yield Finding(self.name, root.path, key, severity, code, message, fix, removable)
+                    yield facts.Finding(self.name, root.path, key, severity, code, message, fix, removable)
         except LayerError as error:
             yield self._file_finding(root, file, "damaged", error.message, error)
 
     def _file_finding(
         self, root: Root, file: DatabaseFile, code: str, message: str, error: LayerError | None = None
-    ) -> Finding:
+    ) -> facts.Finding:
         # A file that cannot be opened may be whole.
         known = error is None or isinstance(error, Damaged)
         severity, code = (Severity.FAILS, code) if known else (Severity.HARMLESS, "unreadable")
         thing = self._rows(file).orphan(root.path, file.relative, message) if known else None
-        return Finding(self.name, root.path, file.relative, severity, code, message, self._file_fix(file), thing)
+        return facts.Finding(self.name, root.path, file.relative, severity, code, message, self._file_fix(file), thing)
 
     def _row_fix(self, file: DatabaseFile, key: str) -> str:
         del file
@@ -451,12 +451,12 @@ class MIOpenKernels(MIOpenLayer):
         """Read the switch of all kernel databases."""
         return judge(self.environment, SWITCH, present=self.present())
 
-    def diagnose(self) -> Iterator[Finding]:
+    def diagnose(self) -> Iterator[facts.Finding]:
         """Yield problems with the switch, and a place where anybody can write."""
         yield from places.diagnosed_flag(self, SWITCH)
         yield from self._fallback()
 
-    def _fallback(self) -> Iterator[Finding]:
+    def _fallback(self) -> Iterator[facts.Finding]:
         """Yield that MIOpen takes kernels from a temporary folder because it cannot use the home folder."""
         environment = self.environment
         named = environment.get("MIOPEN_CUSTOM_CACHE_DIR") or environment.platform == "win32"
@@ -470,11 +470,11 @@ class MIOpenKernels(MIOpenLayer):
         why = "HOME names no folder" if kind is None else f"the home is on {kind}"
         message = f"as {why}, MIOpen up to 3.3 takes kernels from {folder} itself, where anybody may have put them"
         fix = 'export MIOPEN_CUSTOM_CACHE_DIR="$(mktemp -d)"'
-        yield Finding(self.name, folder, None, Severity.UNSAFE, "fallback", message, fix)
+        yield facts.Finding(self.name, folder, None, Severity.UNSAFE, "fallback", message, fix)
 
-    def relocate(self, folder: Path) -> Switch:
+    def relocate(self, folder: Path) -> facts.Switch:
         """Return MIOpen's own variable; MIOpen makes the folder."""
-        return Switch(self.name, {"MIOPEN_CUSTOM_CACHE_DIR": str(folder / "miopen")}, read_at_load=LIBRARIES)
+        return facts.Switch(self.name, {"MIOPEN_CUSTOM_CACHE_DIR": str(folder / "miopen")}, read_at_load=LIBRARIES)
 
 
 def _is_open_to_all(folder: Path) -> bool:
@@ -500,7 +500,7 @@ def _flaws(row: Row, values: Sequence[object], seen: set[tuple[str, ...]]) -> It
         yield Severity.HARMLESS, code, message
 
 
-def _planned_row(target: Target) -> Row:
+def _planned_row(target: facts.Target) -> Row:
     return Row(target.stamp[0], _name_and_args(target.key), target.stamp[1])
 
 
@@ -513,5 +513,5 @@ def _name_and_args(key: str) -> tuple[str, str]:
     return places.split_kernel_key(key.partition(SEPARATOR)[2])
 
 
-def _is_that(stored: Artifact | LayerError | None, wanted: Artifact) -> bool:
-    return isinstance(stored, Artifact) and stored.data == wanted.data
+def _is_that(stored: facts.Artifact | LayerError | None, wanted: facts.Artifact) -> bool:
+    return isinstance(stored, facts.Artifact) and stored.data == wanted.data

@@ -47,7 +47,7 @@ class MergedFile:
     there: int = 0
     conflicts: tuple[Note, ...] = ()
     failures: tuple[Note, ...] = ()
-    as_json: ClassVar = AsJson(names={"failures": "failed"})
+    as_json: ClassVar[AsJson] = AsJson(names={"failures": "failed"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class Merge:
 
     into: Path
     files: tuple[MergedFile, ...]
-    as_json: ClassVar = AsJson("cachectl/miopen-merge/1", also=("total",))
+    as_json: ClassVar[AsJson] = AsJson("cachectl/miopen-merge/1", also=("total",))
 
     @property
     def total(self) -> MergeTotal:

@@ -15,9 +15,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from cachectl.layers.base import facts
 from cachectl.layers.base.environment import Environment
 from cachectl.layers.base.errors import Refused
-from cachectl.layers.base.facts import Ability, Condition, Finding, Problem, Root, Scope, Severity, State, Switch
+from cachectl.layers.base.facts import Ability, Condition, Problem, Root, Scope, Severity, State
 from cachectl.layers.base.layer import Layer
 from cachectl.layers.base.lazy import regex
 from cachectl.layers.base.parts import UNFORESEEN, Facts, Outlook, Portability
@@ -75,7 +76,7 @@ def judge(environment: Environment, variable: str, *, present: bool) -> State:
     return State(Condition.ENABLED, "on by default" if value is None else f"{variable}={value}")
 
 
-def diagnosed_flag(layer: Layer, variable: str, what: str | None = None) -> Iterator[Finding]:
+def diagnosed_flag(layer: Layer, variable: str, what: str | None = None) -> Iterator[facts.Finding]:
     """Yield problems with the variable of :func:`judge`, for the installed MIOpen."""
     value = layer.environment.get(variable)
     verdict = None if value is None else read_flag(value)
@@ -119,7 +120,7 @@ def split_kernel_key(text: str) -> tuple[str, str]:
     return name.replace("%3A", ":").replace("%25", "%"), args
 
 
-def to_finding(store: Store, root: Root, problem: Problem, blocked: Severity) -> Finding:
+def to_finding(store: Store, root: Root, problem: Problem, blocked: Severity) -> facts.Finding:
     """Return the finding of a problem; ``blocked`` is the severity if a database cannot be opened at all."""
     finding = store.to_finding(root, problem)
     if problem.code != NO_FILE:
@@ -311,7 +312,7 @@ class Databases(NamedTuple):
         """Yield each file, and a problem for each link and each unreadable file or folder."""
         names = self._names("")
         yield from self._files_in("", names)
-        for folder in sorted(name for name in names if isinstance(name, str)):
+        for folder in [name for name in names if self.folders and isinstance(name, str)]:
             try:
                 if self._is_version_folder(folder):
                     yield from self._files_in(folder, self._names(folder))
@@ -438,7 +439,7 @@ class Packaged(Layer):
         where = f"{PACKAGED}; MIOpen finds them beside its library, or through MIOPEN_SYSTEM_DB_PATH"
         return {**super().refusals(), Ability.RELOCATE: where}
 
-    def relocate(self, folder: Path) -> Switch:
+    def relocate(self, folder: Path) -> facts.Switch:
         """Refuse."""
         raise Refused(self.name, f"cannot relocate: {self.refusals()[Ability.RELOCATE]}", folder)
 

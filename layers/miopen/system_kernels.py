@@ -12,8 +12,9 @@ from collections.abc import Iterator, Mapping
 from itertools import takewhile
 from typing import Final
 
+from cachectl.layers.base import facts
 from cachectl.layers.base.errors import Damaged
-from cachectl.layers.base.facts import Ability, Artifact, Finding, Root, Severity
+from cachectl.layers.base.facts import Ability, Root, Severity
 from cachectl.layers.disk.plain import read_plain
 from cachectl.layers.host.hardware import Gpu, amd_gpus
 from cachectl.layers.miopen.kernels import SWITCH, KernelDatabases, MIOpenKernels
@@ -58,7 +59,7 @@ class SystemKernelDatabases(KernelDatabases):
             raise Damaged(self.name, "has no table kern_db", file.path)
         return schema
 
-    def _inspect(self, root: Root, file: DatabaseFile) -> tuple[Schema | None, tuple[Finding, ...]]:
+    def _inspect(self, root: Root, file: DatabaseFile) -> tuple[Schema | None, tuple[facts.Finding, ...]]:
         try:
             head = read_plain(file.path, limit=_LEAST)
         except OSError as error:
@@ -73,13 +74,15 @@ class SystemKernelDatabases(KernelDatabases):
             findings += (self._header_finding(root, file, Severity.FAILS, "wal", message),)
         return schema, findings
 
-    def _header_finding(self, root: Root, file: DatabaseFile, severity: Severity, code: str, message: str) -> Finding:
+    def _header_finding(
+        self, root: Root, file: DatabaseFile, severity: Severity, code: str, message: str
+    ) -> facts.Finding:
         fix = (
             f"as its owner: sqlite3 {shlex.quote(str(file.path))} 'pragma journal_mode=delete'"
             if code == "wal"
             else self._file_fix(file)
         )
-        return Finding(self.name, root.path, file.relative, severity, code, message, fix)
+        return facts.Finding(self.name, root.path, file.relative, severity, code, message, fix)
 
     def _row_fix(self, file: DatabaseFile, key: str) -> str:
         del key
@@ -103,7 +106,7 @@ class MIOpenSystemKernels(Packaged, MIOpenKernels):
         """Resolve relative to each libMIOpen that is found."""
         return system_roots(self.environment, tilde=True)
 
-    def diagnose(self) -> Iterator[Finding]:
+    def diagnose(self) -> Iterator[facts.Finding]:
         """Yield problems with the switch, and each GPU without a database."""
         yield from diagnosed_flag(self, SWITCH)
         roots = self.roots()
@@ -116,7 +119,7 @@ class MIOpenSystemKernels(Packaged, MIOpenKernels):
             if not any(_serves(file, gpu) for file in present):
                 yield self._missing(roots[0], gpu, present)
 
-    def _missing(self, root: Root, gpu: Gpu, present: list[DatabaseFile]) -> Finding:
+    def _missing(self, root: Root, gpu: Gpu, present: list[DatabaseFile]) -> facts.Finding:
         """Name the nearest database: by compute units of the same architecture, else by the most similar name."""
         names = " nor ".join(f"{stem}.kdb" for stem in (*gpu.bases, gpu.arch))
         package = f"miopen-hip-{gpu.arch}kdb"
@@ -133,7 +136,7 @@ class MIOpenSystemKernels(Packaged, MIOpenKernels):
             sudo = "" if os.access(to.parent, os.W_OK) else "sudo "
             fix = f"{sudo}cp {shlex.quote(str(nearest.path))} {shlex.quote(str(to))}"
         message = f"no system kernels for the GPU {gpu.arch}, neither {names}: each is compiled when first used; {near}"
-        return Finding(self.name, root.path, None, Severity.RECOMPILES, "no-database", message, fix)
+        return facts.Finding(self.name, root.path, None, Severity.RECOMPILES, "no-database", message, fix)
 
 
 def _serves(file: DatabaseFile, gpu: Gpu) -> bool:
@@ -151,7 +154,7 @@ def _distance(file: DatabaseFile, gpu: Gpu) -> tuple[int, int]:
     return 1, -len(list(alike))
 
 
-def lookup(user: MIOpenKernels, system: MIOpenSystemKernels, base: str, name: str, args: str) -> Artifact | None:
+def lookup(user: MIOpenKernels, system: MIOpenSystemKernels, base: str, name: str, args: str) -> facts.Artifact | None:
     """Find a kernel as MIOpen does: in the user's file, the device's ``.kdb``, or the architecture's if it is missing.
 
     ``base`` is device and compute units as in file names (``gfx90a6e``). Raises :class:`Damaged` for a damaged file:

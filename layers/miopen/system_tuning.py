@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from cachectl.layers.base.facts import Ability, Finding, Orphan, Root
+from cachectl.layers.base import facts
+from cachectl.layers.base.facts import Ability, Orphan, Root
 from cachectl.layers.miopen.places import DatabaseFile, Packaged, diagnosed_flag, read_only, system_roots
 from cachectl.layers.miopen.tuning import FIND_DB, SWITCH, MIOpenTuning, TuningDatabases
 
@@ -47,6 +48,6 @@ class MIOpenSystemTuning(Packaged, MIOpenTuning):
         """Resolve relative to each libMIOpen that is found."""
         return system_roots(self.environment, tilde=False)
 
-    def diagnose(self) -> Iterator[Finding]:
+    def diagnose(self) -> Iterator[facts.Finding]:
         """Yield problems with the switch."""
         yield from diagnosed_flag(self, SWITCH, FIND_DB)

@@ -25,7 +25,7 @@ from typing import ClassVar, Final
 from cachectl.layers.base import facts
 from cachectl.layers.base.declarations import EnvSwitch, at_load
 from cachectl.layers.base.errors import Damaged, EntryExists, LayerError, Refused, Unreachable, not_a_key
-from cachectl.layers.base.facts import Artifact, Finding, Hazard, Note, Outcome, Problem, Root, Severity, Switch, Target
+from cachectl.layers.base.facts import Hazard, Problem, Root, Severity
 from cachectl.layers.base.lazy import regex
 from cachectl.layers.base.store import Part, each_part
 from cachectl.layers.base.switches import first_place, misread
@@ -308,11 +308,11 @@ class TuningDatabases(MIOpenDatabases):
             return Refused(self.name, "a link in the place of MIOpen's lock folder is not followed", folder)
         return Unreachable(self.name, f"cannot make the lock folder: {error.strerror}", folder)
 
-    def read(self, root: Root, key: str) -> Artifact | None:
+    def read(self, root: Root, key: str) -> facts.Artifact | None:
         """Read the line of a record as it stands, or a row of an sqlite file as such a line."""
         return self.read_row(root, key)
 
-    def read_rows(self, root: Root, file: str, keys: Sequence[str]) -> Mapping[str, Artifact | LayerError] | None:
+    def read_rows(self, root: Root, file: str, keys: Sequence[str]) -> Mapping[str, facts.Artifact | LayerError] | None:
         """Read records of one file."""
         located = self.databases(root).find(file)
         if located is None:
@@ -320,7 +320,9 @@ class TuningDatabases(MIOpenDatabases):
         detail = {**located.detail, **located.versions, "database": located.name.kind}
         named = {key.partition(SEPARATOR)[2]: key for key in keys}
         return {
-            named[name]: Artifact(self.name, named[name], _FORM, line, detail) if isinstance(line, bytes) else line
+            named[name]: facts.Artifact(self.name, named[name], _FORM, line, detail)
+            if isinstance(line, bytes)
+            else line
             for name, line in self._lines(root, located, tuple(named)).items()
         }
 
@@ -342,7 +344,7 @@ class TuningDatabases(MIOpenDatabases):
         file, separator, rest = key.partition(SEPARATOR)
         return bool(separator and rest) and self.databases(places.ANY_ROOT).name(file) is not None
 
-    def write(self, root: Root, key: str, artifact: Artifact, *, replace: bool) -> None:
+    def write(self, root: Root, key: str, artifact: facts.Artifact, *, replace: bool) -> None:
         """Insert a line into a text file under MIOpen's locks. The line contains its key."""
         file = self._writable(root, key)
         if not _is_of(artifact, key):
@@ -350,7 +352,7 @@ class TuningDatabases(MIOpenDatabases):
         self._make_folder(root)
         self._records(root, file).put(artifact.data, replace=replace)
 
-    def write_rows(self, root: Root, file: str, artifacts: Sequence[Artifact]) -> Mapping[str, bool | LayerError]:
+    def write_rows(self, root: Root, file: str, artifacts: Sequence[facts.Artifact]) -> Mapping[str, bool | LayerError]:
         """Insert lines into one text file, in one rewrite."""
         del file
         fit = [one for one in artifacts if _is_of(one, one.key) and record_complaint(one.data) is None]
@@ -387,9 +389,9 @@ class TuningDatabases(MIOpenDatabases):
             row = isinstance(target, facts.Entry) and target.key.partition(SEPARATOR)[0].endswith(endings)
             yield target, _LISTED_ONLY if row else None
 
-    def remove(self, root: Root, targets: tuple[Target, ...]) -> Outcome:
+    def remove(self, root: Root, targets: tuple[facts.Target, ...]) -> facts.Outcome:
         """Delete lines. Running programs keep the records that they have read."""
-        by_file: dict[str, dict[str, Target]] = {}
+        by_file: dict[str, dict[str, facts.Target]] = {}
         parts: list[Part] = []
         for target in targets:
             relative, separator, record = target.key.partition(SEPARATOR)
@@ -406,24 +408,26 @@ class TuningDatabases(MIOpenDatabases):
         ]
         return each_part(self.name, parts)
 
-    def _remove_records(self, root: Root, relative: str, planned: Mapping[str, Target]) -> Outcome:
+    def _remove_records(self, root: Root, relative: str, planned: Mapping[str, facts.Target]) -> facts.Outcome:
         file = self.databases(root).find(relative)
         if file is None:
-            return Outcome(self.name, skipped=tuple(Note(target.key, "already gone") for target in planned.values()))
+            return facts.Outcome(
+                self.name, skipped=tuple(facts.Note(target.key, "already gone") for target in planned.values())
+            )
         before = disk_usage(file.path)[1]
         records = self._records(root, file)
-        failed: tuple[Note, ...] = ()
+        failed: tuple[facts.Note, ...] = ()
         try:
             gone = records.delete({key: target.stamp[0] for key, target in planned.items()})
         except LayerError as error:
-            failed = (Note(relative, error.message),)
+            failed = (facts.Note(relative, error.message),)
             # The new file may be in place if a later step failed.
             gone = planned.keys() - records.read_many(planned).keys()
         left = [target for key, target in planned.items() if key not in gone]
-        skipped = () if failed else tuple(Note(target.key, "changed since it was planned") for target in left)
-        return Outcome(self.name, len(gone), max(0, before - disk_usage(file.path)[1]), skipped, failed)
+        skipped = () if failed else tuple(facts.Note(target.key, "changed since it was planned") for target in left)
+        return facts.Outcome(self.name, len(gone), max(0, before - disk_usage(file.path)[1]), skipped, failed)
 
-    def foresee_rows(self, root: Root, file: str, targets: Sequence[Target]) -> int | None:
+    def foresee_rows(self, root: Root, file: str, targets: Sequence[facts.Target]) -> int | None:
         """Delete the lines from a copy of the file."""
         located = self.databases(root).find(file)
         if located is None or any(SEPARATOR not in target.key for target in targets):
@@ -437,7 +441,7 @@ class TuningDatabases(MIOpenDatabases):
         files = {key.partition(SEPARATOR)[0] for key in keys if SEPARATOR in key}
         return [lock for file in sorted(files) for lock in lock_files(self.environment, root.path / file)]
 
-    def _remove_orphan(self, root: Root, target: Target) -> Outcome:
+    def _remove_orphan(self, root: Root, target: facts.Target) -> facts.Outcome:
         path = root.path / target.key
         match = _SIDE_FILE.fullmatch(target.key)
         # MIOpen rewrites under its lock, so while cachectl holds it no program uses the temporary file.
@@ -445,17 +449,17 @@ class TuningDatabases(MIOpenDatabases):
         try:
             with lock:
                 if self._orphan_reason(root, target.key) is None:
-                    return Outcome(self.name, skipped=(Note(target.key, "already gone"),))
+                    return facts.Outcome(self.name, skipped=(facts.Note(target.key, "already gone"),))
                 status = path.lstat()
                 if (status.st_size, status.st_mtime_ns) != target.stamp:
-                    return Outcome(self.name, skipped=(Note(target.key, "changed since it was planned"),))
+                    return facts.Outcome(self.name, skipped=(facts.Note(target.key, "changed since it was planned"),))
                 path.unlink()
         except (LayerError, OSError) as error:
             because = error.message if isinstance(error, LayerError) else f"cannot be removed: {error.strerror}"
-            return Outcome(self.name, failed=(Note(target.key, because),))
-        return Outcome(self.name, 0, target.bytes)
+            return facts.Outcome(self.name, failed=(facts.Note(target.key, because),))
+        return facts.Outcome(self.name, 0, target.bytes)
 
-    def verify(self, root: Root) -> Iterator[Finding]:
+    def verify(self, root: Root) -> Iterator[facts.Finding]:
         """Check every line by the rules of MIOpen's reader, and sqlite files with sqlite's own check."""
         for file in self.databases(root).files():
             if isinstance(file, Problem):
@@ -472,7 +476,7 @@ class TuningDatabases(MIOpenDatabases):
             except LayerError as error:
                 yield self._unusable(root, file, error)
 
-    def _verify_table(self, root: Root, file: DatabaseFile) -> Iterator[Finding]:
+    def _verify_table(self, root: Root, file: DatabaseFile) -> Iterator[facts.Finding]:
         # The integrity check needs a table. Listing the rows proves that both tables have their columns.
         try:
             if complaint := RowFile(self.name, file.path, PERF_TABLE, self.environment.lock_timeout).check():
@@ -486,7 +490,7 @@ class TuningDatabases(MIOpenDatabases):
         """Return a perf-db in sqlite."""
         return RowFile(self.name, file.path, PERF_TABLE, self.environment.lock_timeout)
 
-    def entry_aside(self, root: Root, file: DatabaseFile, target: Target, thing: facts.Quarantined) -> str | None:
+    def entry_aside(self, root: Root, file: DatabaseFile, target: facts.Target, thing: facts.Quarantined) -> str | None:
         """Move a line into quarantine."""
         return self._records(root, file).quarantine(target, thing)
 
@@ -495,7 +499,7 @@ class TuningDatabases(MIOpenDatabases):
         del replace
         self._records(root, file).restore(thing)
 
-    def _finding(self, root: Root, file: DatabaseFile, fault: Fault) -> Finding:
+    def _finding(self, root: Root, file: DatabaseFile, fault: Fault) -> facts.Finding:
         fix = {
             "newline": f"while nothing uses MIOpen: echo >> {shlex.quote(str(file.path))}",
             "hidden": f"cachectl verify --quarantine {self.name}",
@@ -507,9 +511,11 @@ class TuningDatabases(MIOpenDatabases):
         if fault.line is not None:
             key = f"{file.relative}{SEPARATOR}line {fault.number}"
             thing = facts.Entry(self.name, key, root.path, len(fault.line) + 1, 0, stamp=(zlib.crc32(fault.line),))
-        return Finding(self.name, root.path, file.relative, severity, fault.code, message, self._fix(file, fix), thing)
+        return facts.Finding(
+            self.name, root.path, file.relative, severity, fault.code, message, self._fix(file, fix), thing
+        )
 
-    def _unusable(self, root: Root, file: DatabaseFile, error: LayerError) -> Finding:
+    def _unusable(self, root: Root, file: DatabaseFile, error: LayerError) -> facts.Finding:
         # A file that cannot be opened may be whole.
         damaged = isinstance(error, Damaged)
         severity, code = (Severity.FAILS, "damaged") if damaged else (Severity.HARMLESS, "unreadable")
@@ -518,7 +524,7 @@ class TuningDatabases(MIOpenDatabases):
         if damaged and file.name.kind in self.tables:
             rows = RowFile(self.name, file.path, _PERF_DB, self.environment.lock_timeout)
             thing = rows.orphan(root.path, file.relative, error.message)
-        return Finding(self.name, root.path, file.relative, severity, code, error.message, fix, thing)
+        return facts.Finding(self.name, root.path, file.relative, severity, code, error.message, fix, thing)
 
     def _fix(self, file: DatabaseFile, own: str) -> str:
         """Return the fix of a user's file; a package's file has another."""
@@ -558,7 +564,7 @@ class MIOpenTuning(MIOpenLayer):
             hints.append(f"MIOPEN_FIND_ENFORCE={enforce} erases the user's results: unset it")
         return changed(state, why="; ".join((state.why, *hints)))
 
-    def diagnose(self) -> Iterator[Finding]:
+    def diagnose(self) -> Iterator[facts.Finding]:
         """Yield problems with the switch, and variables of a past tuning session."""
         yield from places.diagnosed_flag(self, SWITCH, FIND_DB)
         yield from self._enforced()
@@ -566,7 +572,7 @@ class MIOpenTuning(MIOpenLayer):
             if self.environment.get(variable):
                 yield self._left_set(variable, Severity.HARMLESS, outcome)
 
-    def _enforced(self) -> Iterator[Finding]:
+    def _enforced(self) -> Iterator[facts.Finding]:
         variable = "MIOPEN_FIND_ENFORCE"
         value = self.environment.get(variable)
         if not value:
@@ -580,20 +586,20 @@ class MIOpenTuning(MIOpenLayer):
         elif action in _ENFORCED:
             yield self._left_set(variable, *_ENFORCED[action])
 
-    def _left_set(self, variable: str, severity: Severity, outcome: str) -> Finding:
+    def _left_set(self, variable: str, severity: Severity, outcome: str) -> facts.Finding:
         message = f"{variable}={self.environment.get(variable)} is set: {outcome}"
-        return Finding(self.name, first_place(self), None, severity, "tuning", message, f"unset {variable}")
+        return facts.Finding(self.name, first_place(self), None, severity, "tuning", message, f"unset {variable}")
 
-    def relocate(self, folder: Path) -> Switch:
+    def relocate(self, folder: Path) -> facts.Switch:
         """Return MIOpen's own variable; MIOpen makes the folder."""
-        return Switch(self.name, {"MIOPEN_USER_DB_PATH": str(folder / "miopen-db")}, read_at_load=LIBRARIES)
+        return facts.Switch(self.name, {"MIOPEN_USER_DB_PATH": str(folder / "miopen-db")}, read_at_load=LIBRARIES)
 
 
 def _time_file(path: Path) -> Path:
     return path.with_name(path.name + _TIME)
 
 
-def _is_of(artifact: Artifact, key: str) -> bool:
+def _is_of(artifact: facts.Artifact, key: str) -> bool:
     """Return whether a line contains the key that it is put under."""
     own = key.partition(SEPARATOR)[2]
     return artifact.data.partition(b"=")[0] == own.encode(errors="surrogateescape")

@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from cachectl.layers.base.facts import Condition, Finding, Hazard, Root, Scope, Severity, State, Switch
+from cachectl.layers.base import facts
+from cachectl.layers.base.facts import Condition, Hazard, Root, Scope, Severity, State
 from cachectl.layers.base.layer import Layer
 from cachectl.layers.base.parts import Lookups, Portability, Tagging
 from cachectl.layers.base.switches import misread, off, strtobool
@@ -102,7 +103,7 @@ class PoclKernels(Layer):
         why = "on by default" if self._switched_on() is None else "POCL_KERNEL_CACHE=1"
         return State(Condition.ENABLED, why, drivers)
 
-    def diagnose(self) -> Iterator[Finding]:
+    def diagnose(self) -> Iterator[facts.Finding]:
         """Yield problems with the variables."""
         yield from self._relative()
         value = self.environment.get("POCL_KERNEL_CACHE")
@@ -113,7 +114,7 @@ class PoclKernels(Layer):
                 outcome = "switches the cache off: only a value that begins with 1 means on"
                 yield misread(self, "POCL_KERNEL_CACHE", Severity.RECOMPILES, outcome, "export POCL_KERNEL_CACHE=1")
 
-    def _relative(self) -> Iterator[Finding]:
+    def _relative(self) -> Iterator[facts.Finding]:
         variable = "XDG_CACHE_HOME" if self.environment.get("POCL_CACHE_DIR") is None else "POCL_CACHE_DIR"
         value = self.environment.get(variable)
         if value == "" and variable == "POCL_CACHE_DIR":
@@ -123,14 +124,14 @@ class PoclKernels(Layer):
             fix = f"export {variable}={shlex.quote(str(self.environment.absolute(value)))}"
             yield misread(self, variable, Severity.RECOMPILES, outcome, fix)
 
-    def switched(self, *, on: bool) -> Switch:
+    def switched(self, *, on: bool) -> facts.Switch:
         """Return the variable, which PoCL reads once, when its first device is opened."""
         variables = {"POCL_KERNEL_CACHE": "1" if on else "0"}
-        return Switch(self.name, variables, read_at_load=LIBRARIES)
+        return facts.Switch(self.name, variables, read_at_load=LIBRARIES)
 
-    def relocate(self, folder: Path) -> Switch:
+    def relocate(self, folder: Path) -> facts.Switch:
         """Return PoCL's own variable; PoCL makes the folder."""
-        return Switch(self.name, {"POCL_CACHE_DIR": str(folder / "pocl")}, read_at_load=LIBRARIES)
+        return facts.Switch(self.name, {"POCL_CACHE_DIR": str(folder / "pocl")}, read_at_load=LIBRARIES)
 
     def required_roots(self) -> tuple[Root, ...]:
         """Return the folders that were removed while a running PoCL still uses them: its later builds would fail."""

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from cachectl.layers.base import facts
 from cachectl.layers.base.errors import Busy, Damaged, LayerError, Unreachable
-from cachectl.layers.base.facts import Finding, Problem, Removable, Root, Severity, Unverified
+from cachectl.layers.base.facts import Problem, Removable, Root, Severity
 from cachectl.layers.base.lazy import module, regex
 from cachectl.layers.base.selection import Selection
 from cachectl.layers.base.store import target_of
@@ -246,8 +246,8 @@ class Programs(TreeStore):
                 targets.append(target_of(self._describe(root, found, {}, contents=False)))
             else:
                 problems.append(found)
-        skipped = tuple(problem.note for problem in problems if problem.stays)
-        failed = tuple(problem.note for problem in problems if problem.hides)
+        skipped = tuple(facts.note_of(problem) for problem in problems if problem.stays)
+        failed = tuple(facts.note_of(problem) for problem in problems if problem.hides)
         return facts.ClearPlan(self.name, tuple(targets), skipped, failed)
 
     # ------------------------------------------------------------------ quarantine
@@ -264,13 +264,13 @@ class Programs(TreeStore):
 
     # ------------------------------------------------------------------ verify
 
-    def verify(self, root: Root) -> Iterator[Finding]:
+    def verify(self, root: Root) -> Iterator[facts.Finding]:
         """Check the structure of bitcode and native files: PoCL checks nothing, and a damaged one fails its program."""
         for found in self.examine(root, deep=False):
-            if isinstance(found, Finding):
+            if isinstance(found, facts.Finding):
                 yield found
 
-    def examine(self, root: Root, *, deep: bool) -> Iterator[Finding | Unverified]:
+    def examine(self, root: Root, *, deep: bool) -> Iterator[facts.Finding | facts.Unverified]:
         """Verify; with ``deep``, ``llvm-dis`` also reads the bitcode. No tool checks machine code."""
         tree = self.tree(root)
         natives, programs = 0, []
@@ -290,12 +290,12 @@ class Programs(TreeStore):
             natives += sum(map(pocl_programs.is_native, whole))
             if BITCODE in whole:
                 programs.append(leaf)
-        yield Unverified(self.name, "machine code of", natives, "native file")
+        yield facts.Unverified(self.name, "machine code of", natives, "native file")
         if deep:
             yield from self._examined_by_llvm(root, tree, programs)
         else:
             remedy = "--deep checks them with llvm-dis"
-            yield Unverified(self.name, "bitcode records of", len(programs), "program", remedy)
+            yield facts.Unverified(self.name, "bitcode records of", len(programs), "program", remedy)
 
     def _damage(self, tree: Tree, leaf: Leaf, unread: dict[str, LayerError]) -> Iterator[tuple[str, str]]:
         """Yield the path and damage of each damaged file of a program; add unreadable files to ``unread``."""
@@ -314,7 +314,9 @@ class Programs(TreeStore):
                     contents[member.path] = data
         yield from pocl_programs.damage(contents)
 
-    def _examined_by_llvm(self, root: Root, tree: Tree, programs: list[Leaf]) -> Iterator[Finding | Unverified]:
+    def _examined_by_llvm(
+        self, root: Root, tree: Tree, programs: list[Leaf]
+    ) -> Iterator[facts.Finding | facts.Unverified]:
         from cachectl.layers.host.llvm_tools import Disassemblers, in_parallel
 
         tools = Disassemblers(self.environment)
@@ -338,16 +340,16 @@ class Programs(TreeStore):
             elif not readable:
                 yield self._damaged(root, leaf, BITCODE, f"llvm-dis {tool.release} cannot read it")
         for reason, count in unread.items():
-            yield Unverified(self.name, "bitcode records of", count, "program", reason)
+            yield facts.Unverified(self.name, "bitcode records of", count, "program", reason)
 
-    def _damaged(self, root: Root, leaf: Leaf, path: str, message: str) -> Finding:
+    def _damaged(self, root: Root, leaf: Leaf, path: str, message: str) -> facts.Finding:
         severity = Severity.FAILS
         if path.endswith(pocl_programs.OBJECT):
             # PoCL links these itself, and compiles the kernel again, once, if that fails.
             severity, message = Severity.HEALS, f"{message}; PoCL compiles the kernel again"
         fix = f"cachectl purge pocl --key {leaf.key}"
         thing = leaf.entry(self.name, root.path)
-        return Finding(self.name, root.path, leaf.key, severity, "magic", f"{path}: {message}", fix, thing)
+        return facts.Finding(self.name, root.path, leaf.key, severity, "magic", f"{path}: {message}", fix, thing)
 
 
 def _unread(path: str) -> bytes | None:  # noqa: ARG001 - the signature of a reader

@@ -10,14 +10,15 @@ from collections.abc import Callable, Iterator
 from functools import wraps
 from pathlib import Path
 
-from cachectl.layers.base.facts import Condition, Finding, Hazard, Patch, Root, Severity, State, Switch, When
+from cachectl.layers.base import facts
+from cachectl.layers.base.facts import Condition, Hazard, Root, Severity, State, When
 from cachectl.layers.base.layer import Layer
 from cachectl.layers.base.parts import Lookups, Portability, Tagging
 from cachectl.layers.base.switches import diagnosed, relative_cache_home, switched_off
 from cachectl.layers.host.drivers import find_drivers
 from cachectl.layers.pyopencl.parts import BinaryLookups, BinaryPortability, BinaryTagging
 from cachectl.layers.pyopencl.programs import BYPASSED_ON, STALE_LOCK, ProgramFolders
-from cachectl.layers.pyopencl_invoker import MEMO_PATCHES, VARIABLE, no_cache_switch
+from cachectl.layers.pyopencl_invoker import VARIABLE, memo_patches, no_cache_switch
 from cachectl.layers.pytools import relocate_user_cache, user_cache_roots
 
 
@@ -79,27 +80,27 @@ class PyOpenCLBinaries(Layer):
         files = dict.fromkeys(driver.file for driver in found if driver.maker in used)
         return State(Condition.ENABLED, why, tuple(files))
 
-    def switched(self, *, on: bool) -> Switch:
+    def switched(self, *, on: bool) -> facts.Switch:
         """Return the switch that PyOpenCL reads at every build."""
         return no_cache_switch(self.name, on=on)
 
-    def refresher(self) -> Switch:
+    def refresher(self) -> facts.Switch:
         """Make every lookup miss, so that every build is stored over the existing entry."""
-        patch = Patch("pyopencl.cache", None, "retrieve_from_cache", _missing)
+        patch = facts.Patch("pyopencl.cache", None, "retrieve_from_cache", _missing)
         clear_functions = (("pyopencl.tools", "clear_first_arg_caches"),)
-        return Switch(
+        return facts.Switch(
             self.name,
             patches=(patch,),
-            memo_patches=MEMO_PATCHES,
+            memo_patches=memo_patches(),
             clear_functions=clear_functions,
             takes_effect=When.NOW,
         )
 
-    def relocate(self, folder: Path) -> Switch:
+    def relocate(self, folder: Path) -> facts.Switch:
         """Return the user cache folder, which PyOpenCL resolves at every build."""
         return relocate_user_cache(self, folder)
 
-    def diagnose(self) -> Iterator[Finding]:
+    def diagnose(self) -> Iterator[facts.Finding]:
         """Yield problems with the variables, and locks that have lost their holders."""
         yield from diagnosed(self, "pyopencl", (VARIABLE,))
         yield from relative_cache_home(self)
@@ -107,7 +108,7 @@ class PyOpenCLBinaries(Layer):
             for lock in self.store.locks(root):
                 yield from self._stale_lock(root, lock)
 
-    def _stale_lock(self, root: Root, lock: Path) -> Iterator[Finding]:
+    def _stale_lock(self, root: Root, lock: Path) -> Iterator[facts.Finding]:
         try:
             age = self.environment.clock() - lock.lstat().st_mtime
         except OSError:
@@ -126,7 +127,7 @@ class PyOpenCLBinaries(Layer):
             severity, fix = Severity.RISKS, f"end {holder}, then: {fix}"
         severity = severity if consulted else Severity.HARMLESS
         key = str(lock.relative_to(root.path))
-        yield Finding(self.name, root.path, key, severity, "lock", f"{message}: {outcome}", fix)
+        yield facts.Finding(self.name, root.path, key, severity, "lock", f"{message}: {outcome}", fix)
 
 
 def _missing(lookup: Callable[..., object]) -> Callable[..., object]:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 from cachectl.layers.base import facts
 from cachectl.layers.base.errors import Damaged, LayerError, Unreachable, not_a_key
-from cachectl.layers.base.facts import Finding, Note, Outcome, Problem, Root, Severity, Target
+from cachectl.layers.base.facts import Problem, Root, Severity
 from cachectl.layers.base.lazy import module, regex
 from cachectl.layers.base.store import Part, each_part
 from cachectl.layers.disk.foresight import closed_because
@@ -201,11 +201,11 @@ class ProgramFolders(TreeStore):
 
     # ------------------------------------------------------------------ clear
 
-    def remove(self, root: Root, targets: tuple[Target, ...]) -> Outcome:
+    def remove(self, root: Root, targets: tuple[facts.Target, ...]) -> facts.Outcome:
         """Remove program folders, those of one Python under its lock; never the folder of a Python."""
         locks = [target for target in targets if _is_lock(target.key)]
         parts: list[Part] = [(target.key, (target,), partial(self._remove_lock, root, target)) for target in locks]
-        by_base: dict[str, list[Target]] = {}
+        by_base: dict[str, list[facts.Target]] = {}
         for target in targets:
             if target not in locks:
                 by_base.setdefault(target.key.partition("/")[0], []).append(target)
@@ -214,14 +214,14 @@ class ProgramFolders(TreeStore):
             parts.append((base, planned, partial(self._remove_from, root, base, planned)))
         return each_part(self.name, parts)
 
-    def _remove_lock(self, root: Root, target: Target) -> Outcome:
+    def _remove_lock(self, root: Root, target: facts.Target) -> facts.Outcome:
         lock = root.path / target.key
         if remove_abandoned(lock, partial(self._is_abandoned, lock.parent)):
-            return Outcome(self.name, bytes_freed=target.bytes)
+            return facts.Outcome(self.name, bytes_freed=target.bytes)
         reason = "changed since it was planned" if os.path.lexists(lock) else "already gone"
-        return Outcome(self.name, skipped=(Note(target.key, reason),))
+        return facts.Outcome(self.name, skipped=(facts.Note(target.key, reason),))
 
-    def foresee_removal(self, root: Root, targets: tuple[Target, ...]) -> facts.Foresight:
+    def foresee_removal(self, root: Root, targets: tuple[facts.Target, ...]) -> facts.Foresight:
         """Check the lock of each Python, without which nothing is removed."""
         seen = facts.Foresight()
         for base in sorted({target.key.partition("/")[0] for target in targets}):
@@ -229,7 +229,7 @@ class ProgramFolders(TreeStore):
             try:
                 self._foresee_lock(root, base)
             except LayerError as error:
-                seen = seen.plus(facts.Foresight(failed=(Note(base, error.message),)))
+                seen = seen.plus(facts.Foresight(failed=(facts.Note(base, error.message),)))
             else:
                 seen = seen.plus(super().foresee_removal(root, planned))
         return seen
@@ -250,7 +250,7 @@ class ProgramFolders(TreeStore):
         abandoned = partial(self._is_abandoned, folder)
         wait_until_absent(self.name, folder / "lock", lock_timeout=self.environment.lock_timeout, abandoned=abandoned)
 
-    def _remove_from(self, root: Root, base: str, planned: tuple[Target, ...]) -> Outcome:
+    def _remove_from(self, root: Root, base: str, planned: tuple[facts.Target, ...]) -> facts.Outcome:
         if not _BASE.fullmatch(base):
             return self.tree(root).remove(planned)
         return self.tree(root).remove(planned, guard=partial(self._locked, root, base))
@@ -277,7 +277,7 @@ class ProgramFolders(TreeStore):
 
     # ------------------------------------------------------------------ quarantine
 
-    def quarantine(self, root: Root, target: Target, thing: facts.Quarantined) -> str | None:
+    def quarantine(self, root: Root, target: facts.Target, thing: facts.Quarantined) -> str | None:
         """Rename a program folder into quarantine, under PyOpenCL's lock."""
         return self.tree(root).quarantine(target, thing, guard=self.guard(root, target.key))
 
@@ -289,13 +289,13 @@ class ProgramFolders(TreeStore):
 
     # ------------------------------------------------------------------ verify
 
-    def verify(self, root: Root) -> Iterator[Finding]:
+    def verify(self, root: Root) -> Iterator[facts.Finding]:
         """Check that info is the pickle that PyOpenCL stores, and the structure of the binary."""
         for found in self.examine(root, deep=False):
-            if isinstance(found, Finding):
+            if isinstance(found, facts.Finding):
                 yield found
 
-    def examine(self, root: Root, *, deep: bool) -> Iterator[Finding | facts.Unverified]:
+    def examine(self, root: Root, *, deep: bool) -> Iterator[facts.Finding | facts.Unverified]:
         """Verify. No tool checks machine code, or a binary whose format only the driver knows."""
         del deep
         tree = self.tree(root)
@@ -321,7 +321,7 @@ class ProgramFolders(TreeStore):
         yield facts.Unverified(self.name, "machine code of", programs, "binary program")
         yield facts.Unverified(self.name, "the whole binary of", unknown, "program", "its format is not known")
 
-    def _finding(self, root: Root, leaf: Leaf, binary: bytes, info: bytes | None) -> Finding | None:
+    def _finding(self, root: Root, leaf: Leaf, binary: bytes, info: bytes | None) -> facts.Finding | None:
         """Return what is wrong with a program; its severity says what PyOpenCL does with it."""
         damage = self._damage(binary, info) if info else self._binary_damage(binary)
         if damage is not None:
@@ -330,10 +330,10 @@ class ProgramFolders(TreeStore):
                 Severity.RISKS if damage.runs else Severity.FAILS,
             )
             thing = leaf.entry(self.name, root.path)
-            return Finding(self.name, root.path, leaf.key, severity, "damaged", damage.message, fix, thing)
+            return facts.Finding(self.name, root.path, leaf.key, severity, "damaged", damage.message, fix, thing)
         if not info:
             message, fix = "info is missing or empty", "nothing: PyOpenCL rebuilds the entry when it is asked for"
-            return Finding(self.name, root.path, leaf.key, Severity.HARMLESS, "info", message, fix)
+            return facts.Finding(self.name, root.path, leaf.key, Severity.HARMLESS, "info", message, fix)
         return None
 
     def _damage(self, binary: bytes, info: bytes) -> device_binaries.Damage | None:

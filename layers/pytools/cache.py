@@ -13,8 +13,9 @@ from functools import partial, wraps
 from pathlib import Path
 from typing import Any, ClassVar
 
+from cachectl.layers.base import facts
 from cachectl.layers.base.environment import Environment, is_common_cache_home, user_cache_folder
-from cachectl.layers.base.facts import Condition, Finding, Hazard, Patch, Root, Scope, Severity, State, Switch, When
+from cachectl.layers.base.facts import Condition, Hazard, Root, Scope, Severity, State, When
 from cachectl.layers.base.layer import Layer
 from cachectl.layers.base.parts import Lookups, Portability
 from cachectl.layers.base.switches import misread, off, relative_cache_home, strtobool, switched_off
@@ -63,7 +64,7 @@ class PytoolsDictionaries(Layer):
             return State(Condition.ENABLED, "off for sumpy alone (SUMPY_NO_CACHE is set, its value is not read)")
         return self._presence("pytools", "pytools has no switch")
 
-    def diagnose(self) -> Iterator[Finding]:
+    def diagnose(self) -> Iterator[facts.Finding]:
         """Yield problems with sumpy's variables: sumpy checks only whether they are set."""
         for variable in ("SUMPY_NO_CACHE", "CG_NO_CACHE"):
             value = self.environment.get(variable)
@@ -76,18 +77,18 @@ class PytoolsDictionaries(Layer):
                 yield misread(self, variable, Severity.RECOMPILES, outcome)
         yield from relative_cache_home(self)
 
-    def switched(self, *, on: bool) -> Switch:
+    def switched(self, *, on: bool) -> facts.Switch:
         """Return sumpy's variable, and patches that replace the switch that pytools lacks in this process."""
         if on:
-            return Switch(self.name, unset=frozenset({"SUMPY_NO_CACHE"}), takes_effect=When.NEXT_IMPORT)
+            return facts.Switch(self.name, unset=frozenset({"SUMPY_NO_CACHE"}), takes_effect=When.NEXT_IMPORT)
         patches = self._patches(_forgetting)
-        return Switch(self.name, {"SUMPY_NO_CACHE": "1"}, patches=patches, takes_effect=When.NOW)
+        return facts.Switch(self.name, {"SUMPY_NO_CACHE": "1"}, patches=patches, takes_effect=When.NOW)
 
-    def refresher(self) -> Switch:
+    def refresher(self) -> facts.Switch:
         """Make every lookup miss, and every store replace the existing value."""
         off = self.switched(on=False)
         patches = self._patches(_replacing)
-        return Switch(
+        return facts.Switch(
             self.name,
             patches=patches,
             memo_patches=off.memo_patches,
@@ -95,16 +96,16 @@ class PytoolsDictionaries(Layer):
             takes_effect=When.NOW,
         )
 
-    def _patches(self, store: _StandIn) -> tuple[Patch, ...]:
+    def _patches(self, store: _StandIn) -> tuple[facts.Patch, ...]:
         """Return patches that make the layer's dictionaries miss every lookup, and store as ``store`` does."""
         replacements = {"fetch": _missing, "store": store, "store_if_not_present": store}
         return tuple(
-            Patch("pytools.persistent_dict", owner, method, partial(replacement, self.store.owns_identifier))
+            facts.Patch("pytools.persistent_dict", owner, method, partial(replacement, self.store.owns_identifier))
             for owner in ("PersistentDict", "WriteOncePersistentDict")
             for method, replacement in replacements.items()
         )
 
-    def relocate(self, folder: Path) -> Switch:
+    def relocate(self, folder: Path) -> facts.Switch:
         """Return the user cache folder; open dictionaries stay where they are."""
         return relocate_user_cache(self, folder, self.opened_by)
 
@@ -137,10 +138,12 @@ def user_cache_roots(environment: Environment, application: str) -> tuple[Root, 
     return tuple(roots.values())
 
 
-def relocate_user_cache(layer: Layer, folder: Path, opened_by: tuple[str, ...] = ()) -> Switch:
+def relocate_user_cache(layer: Layer, folder: Path, opened_by: tuple[str, ...] = ()) -> facts.Switch:
     """Return the variable that moves the user cache folder, which pytools and PyOpenCL follow."""
     variable = "WIN_PD_OVERRIDE_LOCAL_APPDATA" if layer.environment.platform == "win32" else "XDG_CACHE_HOME"
-    return Switch(layer.name, {variable: str(folder / "xdg")}, read_at_import=opened_by, takes_effect=When.NEXT_IMPORT)
+    return facts.Switch(
+        layer.name, {variable: str(folder / "xdg")}, read_at_import=opened_by, takes_effect=When.NEXT_IMPORT
+    )
 
 
 def _missing(owns_identifier: Callable[[str], bool], fetch: Callable[..., object]) -> Callable[..., object]:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 from cachectl.layers.base import facts
 from cachectl.layers.base.environment import Environment, release_of
 from cachectl.layers.base.errors import Busy, Damaged, EntryExists, LayerError, Refused, Unreachable, not_a_key
-from cachectl.layers.base.facts import Artifact, Entry, Finding, Found, Problem, Root, Severity, Target
+from cachectl.layers.base.facts import Entry, Found, Problem, Root, Severity
 from cachectl.layers.base.selection import Selection
 from cachectl.layers.base.store import each_part
 from cachectl.layers.disk.presence import is_plain_file, means_absent
@@ -251,7 +251,7 @@ class Dictionaries(Rows):
             return False
         return bool(digest) and "/" not in digest if name.generation == "v5" else _shape_of(key) is not None
 
-    def read(self, root: Root, key: str) -> Artifact | None:
+    def read(self, root: Root, key: str) -> facts.Artifact | None:
         """Read one row as its raw pickle, or one folder of an old dictionary as a tar."""
         file, _, digest = key.partition("/")
         name = pdict.parse_name(file, self.environment.python)
@@ -260,14 +260,16 @@ class Dictionaries(Rows):
         detail = {"dictionary": name.identifier, "python": name.python}
         if name.generation == "v5":
             values = self._rows(root.path / file).read((digest,))
-            return None if values is None else Artifact(self.name, key, self.forms[0], _as_bytes(values[0]), detail)
+            return (
+                None if values is None else facts.Artifact(self.name, key, self.forms[0], _as_bytes(values[0]), detail)
+            )
         for shape in _FOLDERS:
             data = Tree(self.name, root.path, shape).read(key)
             if data is not None:
-                return Artifact(self.name, key, self.forms[1], data, detail)
+                return facts.Artifact(self.name, key, self.forms[1], data, detail)
         return None
 
-    def read_rows(self, root: Root, file: str, keys: Sequence[str]) -> Mapping[str, Artifact | LayerError] | None:
+    def read_rows(self, root: Root, file: str, keys: Sequence[str]) -> Mapping[str, facts.Artifact | LayerError] | None:
         """Read rows of one dictionary."""
         name = pdict.parse_name(file, self.environment.python)
         if name is None or name.generation != "v5" or not self.owns_identifier(name.identifier):
@@ -275,12 +277,12 @@ class Dictionaries(Rows):
         detail = {"dictionary": name.identifier, "python": name.python}
         rows = self._rows(root.path / file).read_many([(key.partition("/")[2],) for key in keys])
         return {
-            key: Artifact(self.name, key, self.forms[0], _as_bytes(values[0]), detail)
+            key: facts.Artifact(self.name, key, self.forms[0], _as_bytes(values[0]), detail)
             for key, values in zip(keys, rows, strict=True)
             if values is not None
         }
 
-    def write(self, root: Root, key: str, artifact: Artifact, *, replace: bool) -> None:
+    def write(self, root: Root, key: str, artifact: facts.Artifact, *, replace: bool) -> None:
         """Insert a row as pytools would have stored it, or place the folder of an old dictionary."""
         name = self._fit(key, artifact)
         file, _, digest = key.partition("/")
@@ -291,7 +293,7 @@ class Dictionaries(Rows):
         rows = self._rows(root.path / file)
         rows.insert((digest,), (artifact.data,), replace=replace)
 
-    def write_rows(self, root: Root, file: str, artifacts: Sequence[Artifact]) -> Mapping[str, bool | LayerError]:
+    def write_rows(self, root: Root, file: str, artifacts: Sequence[facts.Artifact]) -> Mapping[str, bool | LayerError]:
         """Insert rows into one dictionary."""
         fit = [artifact for artifact in artifacts if self._is_row(artifact)]
         if not fit:
@@ -301,13 +303,13 @@ class Dictionaries(Rows):
         exists = EntryExists(self.name, root.path / file)
         return {artifact.key: exists if one is None else one for artifact, one in zip(fit, new, strict=True)}
 
-    def _is_row(self, artifact: Artifact) -> bool:
+    def _is_row(self, artifact: facts.Artifact) -> bool:
         try:
             return self._fit(artifact.key, artifact).generation == "v5"
         except LayerError:
             return False
 
-    def _fit(self, key: str, artifact: Artifact) -> pdict.DictionaryName:
+    def _fit(self, key: str, artifact: facts.Artifact) -> pdict.DictionaryName:
         """Return the dictionary of a key. Raises :class:`LayerError` where the artifact does not fit into it."""
         name = pdict.parse_name(key.partition("/")[0], self.environment.python)
         if name is None:
@@ -325,7 +327,7 @@ class Dictionaries(Rows):
 
     def plan_everything(self, root: Root) -> facts.ClearPlan | None:
         """Plan whole dictionaries by row count and last row id, without listing rows."""
-        targets: list[Target] = []
+        targets: list[facts.Target] = []
         failed: list[facts.Note] = []
         for name in self.dictionaries(root):
             path = root.path / name.file
@@ -337,28 +339,28 @@ class Dictionaries(Rows):
                 failed.append(facts.Note(name.file, self.unread(path, error).message))
                 continue
             if weight.rows:
-                targets.append(Target(root.path, name.file, weight.bytes, weight.rows, (weight.last,)))
+                targets.append(facts.Target(root.path, name.file, weight.bytes, weight.rows, (weight.last,)))
         for found in self._folders(root):
             if isinstance(found, Problem):
                 failed += [facts.Note(str(found.path), found.message)] if found.hides else []
             else:
-                targets.append(Target(root.path, found.key, found.bytes, 0, found.stamp))
+                targets.append(facts.Target(root.path, found.key, found.bytes, 0, found.stamp))
         return facts.ClearPlan(self.name, tuple(targets), failed=tuple(failed))
 
-    def remove(self, root: Root, targets: tuple[Target, ...]) -> facts.Outcome:
+    def remove(self, root: Root, targets: tuple[facts.Target, ...]) -> facts.Outcome:
         """Delete rows, then vacuum. Never unlink a file that a program may have open."""
         by_file = self._by_file((target.key, target) for target in targets).items()
         return each_part(
             self.name, ((file, planned, partial(self._remove_from, root, file, planned)) for file, planned in by_file)
         )
 
-    def _remove_from(self, root: Root, file: str, planned: list[Target]) -> facts.Outcome:
+    def _remove_from(self, root: Root, file: str, planned: list[facts.Target]) -> facts.Outcome:
         if file.endswith(".sqlite"):
             return self._remove_rows(root, file, planned)
         shape = _FOLDERS[file.startswith("pdict-v2-")]
         return Tree(self.name, root.path, shape).remove(planned, tidy=True)
 
-    def foresee_rows(self, root: Root, file: str, targets: Sequence[Target]) -> int | None:
+    def foresee_rows(self, root: Root, file: str, targets: Sequence[facts.Target]) -> int | None:
         """Delete the rows from a copy of the file."""
         rows = self.row_file(root, file)
         whole = any(self.separator not in target.key for target in targets)
@@ -373,14 +375,14 @@ class Dictionaries(Rows):
         """Return a dictionary of rows."""
         return self._rows(root.path / file) if file.endswith(".sqlite") else None
 
-    def _remove_rows(self, root: Root, file: str, targets: list[Target]) -> facts.Outcome:
+    def _remove_rows(self, root: Root, file: str, targets: list[facts.Target]) -> facts.Outcome:
         rows = self._rows(root.path / file)
         planned = {target: _planned_row(target) if self.separator in target.key else None for target in targets}
         return self.remove_rows(rows, file, planned, partial(_delete_rows, rows, targets))
 
     # ------------------------------------------------------------------ quarantine
 
-    def quarantine(self, root: Root, target: Target, thing: facts.Quarantined) -> str | None:
+    def quarantine(self, root: Root, target: facts.Target, thing: facts.Quarantined) -> str | None:
         """Move a row into quarantine, or a damaged file that no program has open."""
         file, _, digest = target.key.partition("/")
         rows = self._rows(root.path / file)
@@ -404,7 +406,7 @@ class Dictionaries(Rows):
 
     # ------------------------------------------------------------------ verify
 
-    def verify(self, root: Root) -> Iterator[Finding]:
+    def verify(self, root: Root) -> Iterator[facts.Finding]:
         """Check every file with sqlite's own check, and every row as a pickle."""
         # Raises if the folder cannot be read, before anything is yielded.
         databases = list(self._databases(root))
@@ -414,7 +416,7 @@ class Dictionaries(Rows):
         for name in databases:
             yield from self.examined(partial(self._verify_file, root, name.file))
 
-    def _verify_file(self, root: Root, file: str) -> Iterator[Finding]:
+    def _verify_file(self, root: Root, file: str) -> Iterator[facts.Finding]:
         rows = self._rows(root.path / file)
         try:
             if complaint := rows.check():
@@ -429,18 +431,18 @@ class Dictionaries(Rows):
             code, fix = "unreadable", "nothing: try again when no program is writing"
             if isinstance(error, Refused):
                 code, fix = "foreign", "nothing: cachectl does not use it"
-            yield Finding(self.name, root.path, file, Severity.HARMLESS, code, error.message, fix)
+            yield facts.Finding(self.name, root.path, file, Severity.HARMLESS, code, error.message, fix)
 
-    def _damaged_row(self, root: Root, file: str, row: Row, message: str) -> Finding:
+    def _damaged_row(self, root: Root, file: str, row: Row, message: str) -> facts.Finding:
         key = f"{file}/{row.key[0]}"
         thing = Entry(self.name, key, root.path, row.bytes, 0, stamp=(row.rowid, row.bytes))
         fix = f"cachectl purge {self.name} --key {shlex.quote(key)}"
-        return Finding(self.name, root.path, key, Severity.FAILS, "pickle", message, fix, thing)
+        return facts.Finding(self.name, root.path, key, Severity.FAILS, "pickle", message, fix, thing)
 
-    def _damaged_file(self, root: Root, file: str, message: str) -> Finding:
+    def _damaged_file(self, root: Root, file: str, message: str) -> facts.Finding:
         thing = self._rows(root.path / file).orphan(root.path, file, message)
         fix = f"end every program that has it open, then: cachectl verify --quarantine {self.name}"
-        return Finding(self.name, root.path, file, Severity.FAILS, "sqlite", message, fix, thing)
+        return facts.Finding(self.name, root.path, file, Severity.FAILS, "sqlite", message, fix, thing)
 
 
 def staleness(
@@ -521,11 +523,11 @@ def _generation(pytools: str | None) -> tuple[str, bool] | None:
     return ("v5", False) if release >= (2024, 1, 4) else ("v4", True)
 
 
-def _planned_row(target: Target) -> Row:
+def _planned_row(target: facts.Target) -> Row:
     return Row(target.stamp[0], (target.key.partition("/")[2],), target.stamp[1])
 
 
-def _delete_rows(rows: RowFile, targets: list[Target]) -> Deleted | None:
+def _delete_rows(rows: RowFile, targets: list[facts.Target]) -> Deleted | None:
     whole = next((target for target in targets if "/" not in target.key), None)
     if whole is not None:
         return rows.delete_up_to(Weight(whole.entries, whole.bytes, whole.stamp[0]))

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from typing import Final
 
+from cachectl.layers.base import facts
 from cachectl.layers.base.errors import NotAnArtifact
-from cachectl.layers.base.facts import Artifact
 
 _HEADER: Final = "artifact.json"
 _DATA: Final = "data"
@@ -132,7 +132,7 @@ def _members(data: bytes) -> Iterator[tuple[str, bytes]]:
         raise ValueError(message) from error
 
 
-def artifact_to_bytes(artifact: Artifact) -> bytes:
+def artifact_to_bytes(artifact: facts.Artifact) -> bytes:
     """Return an artifact as the file that ``cachectl get`` writes: a tar of ``artifact.json`` and ``data``."""
     import hashlib
 
@@ -155,7 +155,7 @@ def is_artifact_file(head: bytes) -> bool:
     return head.startswith(_HEADER.encode() + b"\0") and f'"schema": "{_SCHEMA}"'.encode() in head
 
 
-def artifact_from_bytes(data: bytes) -> Artifact:
+def artifact_from_bytes(data: bytes) -> facts.Artifact:
     """Read a file of ``cachectl get``. Raises :class:`NotAnArtifact` for another file or a wrong checksum."""
     import hashlib
     import json
@@ -167,7 +167,7 @@ def artifact_from_bytes(data: bytes) -> Artifact:
         if header["schema"] != _SCHEMA:
             message = f"unknown schema {header['schema']!r}"
             raise ValueError(message)
-        artifact = Artifact(
+        artifact = facts.Artifact(
             layer=str(header["layer"]),
             key=str(header["key"]),
             form=str(header["form"]),

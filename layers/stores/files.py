@@ -9,7 +9,7 @@ from pathlib import Path
 
 from cachectl.layers.base import facts
 from cachectl.layers.base.errors import Damaged, LayerError, Unreachable
-from cachectl.layers.base.facts import Artifact, Finding, Found, Orphan, Problem, Removable, Root, Target
+from cachectl.layers.base.facts import Found, Orphan, Problem, Removable, Root
 from cachectl.layers.base.lazy import regex
 from cachectl.layers.base.store import Codec, Damage, each_part, remove_counted
 from cachectl.layers.host.processes import process_names, using
@@ -41,7 +41,7 @@ class Index:
         del store, root
         return nullcontext(enter_result=False)
 
-    def verify(self, store: Files, root: Root) -> Iterator[Finding]:
+    def verify(self, store: Files, root: Root) -> Iterator[facts.Finding]:
         """Yield differences between these files and the entries. Called only if every entry could be read."""
         del store, root
         yield from ()
@@ -131,7 +131,7 @@ class Files(TreeStore):
 
     # ------------------------------------------------------------------ get and put
 
-    def read(self, root: Root, key: str) -> Artifact | None:
+    def read(self, root: Root, key: str) -> facts.Artifact | None:
         """Read an entry file. Raises :class:`Damaged`."""
         data = self.tree_of(root, key).read(key)
         if data is None:
@@ -140,9 +140,9 @@ class Files(TreeStore):
             raise Damaged(self.name, damage.message, root.path / key)
         about = self.codec.describe(data)
         detail = {"kernels": " ".join(about.kernels or ()), "device": about.device or ""}
-        return Artifact(self.name, key, self.codec.form, data, {**about.words, **detail, **about.versions})
+        return facts.Artifact(self.name, key, self.codec.form, data, {**about.words, **detail, **about.versions})
 
-    def files_of(self, key: str, artifact: Artifact) -> Mapping[str, bytes]:
+    def files_of(self, key: str, artifact: facts.Artifact) -> Mapping[str, bytes]:
         """Check the whole entry."""
         if (damage := self.codec.check(artifact.data)) is not None:
             raise Damaged(self.name, damage.message, key)
@@ -170,7 +170,7 @@ class Files(TreeStore):
         for target in targets:
             yield target, reason if isinstance(target, Orphan) and target.idle_only else None
 
-    def remove(self, root: Root, targets: tuple[Target, ...]) -> facts.Outcome:
+    def remove(self, root: Root, targets: tuple[facts.Target, ...]) -> facts.Outcome:
         """Remove entries: programs that look for one miss, and programs that have one mapped keep it."""
         planned = [
             (Tree(self.name, root.path, shape), [target for target in targets if self._shape_of(target.key) is shape])
@@ -185,7 +185,7 @@ class Files(TreeStore):
 
     # ------------------------------------------------------------------ quarantine
 
-    def quarantine(self, root: Root, target: Target, thing: facts.Quarantined) -> str | None:
+    def quarantine(self, root: Root, target: facts.Target, thing: facts.Quarantined) -> str | None:
         """Rename an entry into quarantine."""
         with self.index.changing(self, root):
             return self.tree_of(root, target.key).quarantine(target, thing)
@@ -197,7 +197,7 @@ class Files(TreeStore):
 
     # ------------------------------------------------------------------ verify
 
-    def verify(self, root: Root) -> Iterator[Finding]:
+    def verify(self, root: Root) -> Iterator[facts.Finding]:
         """Check every entry, and the files beside the entries."""
         complete = True
         for finding in self._verify_entries(root):
@@ -206,14 +206,14 @@ class Files(TreeStore):
         if complete:
             yield from self.index.verify(self, root)
 
-    def _verify_entries(self, root: Root) -> Iterator[Finding]:
+    def _verify_entries(self, root: Root) -> Iterator[facts.Finding]:
         for tree, leaf in self._walk(root, *self.shapes):
             if isinstance(leaf, Problem):
                 yield self.to_finding(root, leaf)
             elif leaf.orphan_rule is None:
                 yield from self._examined(root, tree, leaf)
 
-    def _examined(self, root: Root, tree: Tree, leaf: Leaf) -> Iterator[Finding]:
+    def _examined(self, root: Root, tree: Tree, leaf: Leaf) -> Iterator[facts.Finding]:
         try:
             data = tree.read_file(leaf.key)
             damage = None if data is None else self.codec.check(data)
@@ -224,4 +224,4 @@ class Files(TreeStore):
             damage = Damage(facts.Severity.RECOMPILES, "; ".join(filter(None, (error.message, self.unread))))
         if damage is not None:
             fix, thing = f"cachectl purge {self.name} --key {leaf.key}", leaf.entry(self.name, root.path)
-            yield Finding(self.name, root.path, leaf.key, damage.severity, "damaged", damage.message, fix, thing)
+            yield facts.Finding(self.name, root.path, leaf.key, damage.severity, "damaged", damage.message, fix, thing)

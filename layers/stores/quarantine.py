@@ -17,8 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from cachectl.layers.base import facts
 from cachectl.layers.base.errors import Busy, Damaged, LayerError, Refused, Unreachable, Unsettled, reason_of
-from cachectl.layers.base.facts import Finding, Problem, Quarantined, Target
+from cachectl.layers.base.facts import Problem
 from cachectl.layers.base.lazy import regex
 from cachectl.layers.disk.atomic import write_synced
 from cachectl.layers.disk.handles import (
@@ -51,10 +52,10 @@ def folder_pattern(layer: str) -> re.Pattern[str]:
     return regex(f"{re.escape(_PREFIX + layer)}-({_NAME})")
 
 
-def label(root: Path, target: Target, finding: Finding, moment: float) -> Quarantined:
+def label(root: Path, target: facts.Target, finding: facts.Finding, moment: float) -> facts.Quarantined:
     """Return the label of a thing to be quarantined, named after the time (epoch seconds)."""
     date = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(moment))
-    return Quarantined(
+    return facts.Quarantined(
         name=f"{date}-{os.urandom(4).hex()}",
         layer=finding.layer,
         root=root,
@@ -81,7 +82,7 @@ class Quarantine:
         self.layer = layer
         self.root = root
 
-    def held(self) -> Iterator[Quarantined | Problem]:
+    def held(self) -> Iterator[facts.Quarantined | Problem]:
         """Yield everything in quarantine, the oldest first; a folder without a readable label is a problem."""
         pattern = folder_pattern(self.layer)
         with self._translated("look into quarantine"), opened_root(self.root) as handle:
@@ -89,7 +90,7 @@ class Quarantine:
                 if handle is not None:
                     yield from self._held_one(handle, name)
 
-    def _held_one(self, handle: int, name: str) -> Iterator[Quarantined | Problem]:
+    def _held_one(self, handle: int, name: str) -> Iterator[facts.Quarantined | Problem]:
         try:
             with opened(name, handle) as folder:
                 if not is_trusted(handle, os.fstat(folder)):
@@ -102,7 +103,7 @@ class Quarantine:
         except OSError as error:
             yield Problem(self.root / name, "unreadable", f"cannot be read: {error.strerror}")
 
-    def _described(self, name: str, folder: int) -> Iterator[Quarantined | Problem]:
+    def _described(self, name: str, folder: int) -> Iterator[facts.Quarantined | Problem]:
         if set(os.listdir(folder)) - {_LABEL}:
             described = read_label(read_plain(_LABEL, dir_fd=folder, limit=_LARGEST), self.root)
             if described is not None and described.layer == self.layer and _folder_name(described) == name:
@@ -111,7 +112,7 @@ class Quarantine:
                 yield Problem(self.root / name, "label", "has no readable label")
 
     @contextmanager
-    def shelf(self, handle: int, thing: Quarantined) -> Iterator[Shelf]:
+    def shelf(self, handle: int, thing: facts.Quarantined) -> Iterator[Shelf]:
         """Make the quarantine folder of a thing under an open root.
 
         It is removed if nothing was moved in. Raises :class:`Unsettled` for an error after the thing was taken.
@@ -138,7 +139,7 @@ class Quarantine:
             raise Unsettled(self.layer, f"moved aside, but then: {reason_of(error)}", self.root) from error
 
     @contextmanager
-    def taken(self, thing: Quarantined) -> Iterator[int]:
+    def taken(self, thing: facts.Quarantined) -> Iterator[int]:
         """Open the folder of a thing while it is restored, then remove the folder."""
         name = _folder_name(thing)
         with self._translated("put it back"), opened_root(self.root) as handle, ExitStack() as stack:
@@ -178,7 +179,7 @@ def demand(layer: str, folder: int, name: str) -> None:
         raise Damaged(layer, f"the quarantine folder does not hold the file {name!r}, as its label says")
 
 
-def write_label(thing: Quarantined) -> bytes:
+def write_label(thing: facts.Quarantined) -> bytes:
     """Return a label as JSON."""
     import json
     from dataclasses import asdict
@@ -188,7 +189,7 @@ def write_label(thing: Quarantined) -> bytes:
     return json.dumps({"schema": _SCHEMA, **known, "lay in": os.fspath(thing.root)}, indent=1).encode()
 
 
-def read_label(data: bytes, root: Path) -> Quarantined | None:
+def read_label(data: bytes, root: Path) -> facts.Quarantined | None:
     """Read a label found in a root; ``None`` if it is invalid."""
     import json
 
@@ -202,7 +203,7 @@ def read_label(data: bytes, root: Path) -> Quarantined | None:
     numbers = _is_count(fields["bytes"], _MOST, int) and _is_count(fields["moved"], _LATEST, int, float)
     if schema != _SCHEMA or not texts or not numbers:
         return None
-    return Quarantined(root=root, **fields)
+    return facts.Quarantined(root=root, **fields)
 
 
 def _no_number(text: str) -> float:
@@ -213,10 +214,10 @@ def _is_count(value: object, most: int, *kinds: type) -> bool:
     return type(value) in kinds and isinstance(value, (int, float)) and 0 <= value < most
 
 
-def folder_of(thing: Quarantined) -> Path:
+def folder_of(thing: facts.Quarantined) -> Path:
     """Return the quarantine folder of a thing."""
     return thing.root / _folder_name(thing)
 
 
-def _folder_name(thing: Quarantined) -> str:
+def _folder_name(thing: facts.Quarantined) -> str:
     return f"{_PREFIX}{thing.layer}-{thing.name}"

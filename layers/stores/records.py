@@ -16,8 +16,8 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from cachectl.layers.base import facts
 from cachectl.layers.base.errors import Damaged, EntryExists, LayerError, Refused, Unreachable
-from cachectl.layers.base.facts import Quarantined, Target
 from cachectl.layers.base.limits import LARGEST_RECORDS, too_large
 from cachectl.layers.disk.atomic import replace_file, write_synced
 from cachectl.layers.disk.foresight import closed_because
@@ -165,7 +165,7 @@ class RecordFile:
 
     # ------------------------------------------------------------------ quarantine
 
-    def quarantine(self, target: Target, thing: Quarantined) -> str | None:
+    def quarantine(self, target: facts.Target, thing: facts.Quarantined) -> str | None:
         """Copy a line into quarantine, then remove it from the file; return why it was left, or ``None``.
 
         ``target.stamp`` is the line's checksum; the last of equal lines is removed, because no reader uses it.
@@ -186,7 +186,7 @@ class RecordFile:
                             os.unlink(_LINE, dir_fd=shelf.handle)
         return None
 
-    def restore(self, thing: Quarantined) -> None:
+    def restore(self, thing: facts.Quarantined) -> None:
         """Append a line from quarantine to the file unless it is present already."""
         with Quarantine(self.layer, thing.root).taken(thing) as folder:
             demand(self.layer, folder, _LINE)

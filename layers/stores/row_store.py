@@ -8,8 +8,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import ClassVar, TypeVar
 
+from cachectl.layers.base import facts
 from cachectl.layers.base.errors import Busy, Damaged, LayerError, NoRoom, reason_of
-from cachectl.layers.base.facts import Artifact, Finding, Foresight, Note, Outcome, Problem, Root, Target
+from cachectl.layers.base.facts import Problem, Root
 from cachectl.layers.base.store import Store
 from cachectl.layers.stores.rows import Deleted, Row, RowFile, allocated, companions_of, disk_usage
 
@@ -26,9 +27,9 @@ class Rows(Store):
     #: True because sqlite writes a journal before it deletes rows.
     clearing_needs_room = True
 
-    def failed_rows(self, file: str, targets: Sequence[Target], error: LayerError) -> Note:
+    def failed_rows(self, file: str, targets: Sequence[facts.Target], error: LayerError) -> facts.Note:
         """Return the reason why rows of a file could not be removed, and those to retry when there is room."""
-        return Note(file, self.with_fix(error), tuple(targets) if isinstance(error, NoRoom) else ())
+        return facts.Note(file, self.with_fix(error), tuple(targets) if isinstance(error, NoRoom) else ())
 
     def unread(self, path: Path, error: LayerError | OSError) -> Problem:
         """Return the problem of a file with unlisted rows, because of a lock, an error or damage."""
@@ -37,23 +38,23 @@ class Rows(Store):
         return Problem(path, code, self.with_fix(error) if isinstance(error, LayerError) else reason_of(error))
 
     @staticmethod
-    def examined(examine: Callable[[], Iterable[Finding]]) -> list[Finding]:
+    def examined(examine: Callable[[], Iterable[facts.Finding]]) -> list[facts.Finding]:
         """Examine a database, and again if it seems damaged, because sqlite takes one read error for damage."""
         found = list(examine())
         return list(examine()) if any(one.code in ("sqlite", "damaged") for one in found) else found
 
     @abstractmethod
-    def read_rows(self, root: Root, file: str, keys: Sequence[str]) -> Mapping[str, Artifact | LayerError] | None:
+    def read_rows(self, root: Root, file: str, keys: Sequence[str]) -> Mapping[str, facts.Artifact | LayerError] | None:
         """Return rows of one file, or the error of each; missing rows are left out.
 
         ``None`` for a file that is no database.
         """
 
     @abstractmethod
-    def write_rows(self, root: Root, file: str, artifacts: Sequence[Artifact]) -> Mapping[str, bool | LayerError]:
+    def write_rows(self, root: Root, file: str, artifacts: Sequence[facts.Artifact]) -> Mapping[str, bool | LayerError]:
         """Insert new rows into one file in one transaction; return for each key the result of :meth:`put_new`."""
 
-    def foresee_rows(self, root: Root, file: str, targets: Sequence[Target]) -> int | None:
+    def foresee_rows(self, root: Root, file: str, targets: Sequence[facts.Target]) -> int | None:
         """Return the bytes that removing targets from one file would free.
 
         ``None`` for a file that is no database. Raises :class:`LayerError` if none of them could be removed.
@@ -73,8 +74,8 @@ class Rows(Store):
                 rows.recover()
 
     def remove_rows(
-        self, rows: RowFile, file: str, planned: Mapping[Target, Row | None], delete: Callable[[], Deleted | None]
-    ) -> Outcome:
+        self, rows: RowFile, file: str, planned: Mapping[facts.Target, Row | None], delete: Callable[[], Deleted | None]
+    ) -> facts.Outcome:
         """Remove targets from one database by ``delete``, and free the space; count removed rows even if that fails.
 
         ``planned`` gives the row of each target, ``None`` for one that means all rows. ``delete`` returns ``None``
@@ -88,27 +89,27 @@ class Rows(Store):
         rest = [
             target for target, row in planned.items() if (not done.removed if row is None else row not in done.rows)
         ]
-        failed: list[Note] = []
-        skipped: list[Note] = []
+        failed: list[facts.Note] = []
+        skipped: list[facts.Note] = []
         if done.stopped is not None:
             failed.append(self.failed_rows(file, rest, done.stopped))
         else:
-            skipped += [Note(target.key, "changed since it was planned") for target in rest]
+            skipped += [facts.Note(target.key, "changed since it was planned") for target in rest]
         # Another process removed the rows that vanished meanwhile.
         if not done.removed:
-            return Outcome(self.name, skipped=tuple(skipped), failed=tuple(failed))
+            return facts.Outcome(self.name, skipped=tuple(skipped), failed=tuple(failed))
         try:
             if (because := rows.vacuum()) is not None:
-                skipped.append(Note(file, because))
+                skipped.append(facts.Note(file, because))
         except LayerError as error:
-            failed.append(Note(file, f"its rows are gone, but: {self.with_fix(error)}"))
+            failed.append(facts.Note(file, f"its rows are gone, but: {self.with_fix(error)}"))
         freed = 0
         try:
             after = disk_usage(rows.path)[1], allocated(rows.path)
             freed = max(0, *(was - now for was, now in zip(before, after, strict=True)))
         except OSError as error:
-            failed.append(Note(file, f"its size cannot be read, so its bytes are not counted: {error.strerror}"))
-        return Outcome(self.name, done.removed, freed, tuple(skipped), tuple(failed))
+            failed.append(facts.Note(file, f"its size cannot be read, so its bytes are not counted: {error.strerror}"))
+        return facts.Outcome(self.name, done.removed, freed, tuple(skipped), tuple(failed))
 
     def row_file(self, root: Root, file: str) -> RowFile | None:
         """Return a database, existing or not, by the name that keys begin with; ``None`` for any other name."""
@@ -140,31 +141,31 @@ class Rows(Store):
                 refused.update(dict.fromkeys(listed, error))
         return {**super().foresee_write(root, alone), **refused}
 
-    def foresee_removal(self, root: Root, targets: tuple[Target, ...]) -> Foresight:
+    def foresee_removal(self, root: Root, targets: tuple[facts.Target, ...]) -> facts.Foresight:
         """Check each file once: it is written as a whole or not at all."""
-        seen = Foresight()
+        seen = facts.Foresight()
         for file, planned in self._by_file((target.key, target) for target in targets).items():
             try:
                 freed = self.foresee_rows(root, file, planned)
             except LayerError as error:
-                seen = seen.plus(Foresight(failed=(Note(file, error.message),)))
+                seen = seen.plus(facts.Foresight(failed=(facts.Note(file, error.message),)))
                 continue
             if freed is None:
                 seen = seen.plus(super().foresee_removal(root, tuple(planned)))
             else:
-                seen = seen.plus(Foresight(tuple(planned), freed))
+                seen = seen.plus(facts.Foresight(tuple(planned), freed))
         return seen
 
-    def read_row(self, root: Root, key: str) -> Artifact | None:
+    def read_row(self, root: Root, key: str) -> facts.Artifact | None:
         """Read one row as :meth:`read_rows` does; raises its error."""
         found = (self.read_rows(root, key.partition(self.separator)[0], [key]) or {}).get(key)
         if isinstance(found, LayerError):
             raise found
         return found
 
-    def read_many(self, root: Root, keys: Sequence[str]) -> Mapping[str, Artifact | LayerError | OSError]:
+    def read_many(self, root: Root, keys: Sequence[str]) -> Mapping[str, facts.Artifact | LayerError | OSError]:
         """Read the rows of each file at once."""
-        found: dict[str, Artifact | LayerError | OSError] = {}
+        found: dict[str, facts.Artifact | LayerError | OSError] = {}
         # A file name alone is no key of a row.
         alone = [key for key in keys if self.separator not in key]
         for file, listed in self._by_file((key, key) for key in keys if self.separator in key).items():
@@ -181,7 +182,7 @@ class Rows(Store):
                 found.update(read)
         return {**found, **super().read_many(root, alone)}
 
-    def write_new(self, root: Root, artifacts: Sequence[Artifact]) -> list[bool | LayerError | OSError]:
+    def write_new(self, root: Root, artifacts: Sequence[facts.Artifact]) -> list[bool | LayerError | OSError]:
         """Insert the rows of each file in one transaction, and repeated keys after that."""
         first: dict[str, int] = {}
         for number, artifact in enumerate(artifacts):
@@ -207,7 +208,7 @@ class Rows(Store):
         return found
 
 
-def _deleted_in_spite_of(error: LayerError, rows: RowFile, planned: Mapping[Target, Row | None]) -> Deleted:
+def _deleted_in_spite_of(error: LayerError, rows: RowFile, planned: Mapping[facts.Target, Row | None]) -> Deleted:
     """Count the planned rows that are gone after a failure.
 
     If the file cannot be read, that is none: the next program that opens it rolls back an interrupted write.

@@ -18,8 +18,9 @@ from itertools import chain
 from pathlib import Path
 from typing import Final, NamedTuple, TypeVar
 
+from cachectl.layers.base import facts
 from cachectl.layers.base.errors import Busy, Damaged, EntryExists, LayerError, NoRoom, Unreachable
-from cachectl.layers.base.facts import Orphan, Quarantined, Target
+from cachectl.layers.base.facts import Orphan
 from cachectl.layers.disk.atomic import place_new, write_synced
 from cachectl.layers.disk.foresight import file_closed_because, wait_until_free
 from cachectl.layers.disk.handles import (
@@ -624,7 +625,7 @@ class RowFile:
             return Orphan(key, root, stamp[1], 1, stamp[2] / 1e9, why, stamp=stamp)
         return None
 
-    def set_row_aside(self, row: Row, thing: Quarantined) -> str | None:
+    def set_row_aside(self, row: Row, thing: facts.Quarantined) -> str | None:
         """Copy a row into quarantine, then delete it; return why it was left, or ``None``."""
         with self._translated("move aside"), opened_root(thing.root) as root:
             values = self._whole(row)
@@ -644,7 +645,7 @@ class RowFile:
                             os.unlink(_ROW, dir_fd=shelf.handle)
         return None if shelf.taken else _CHANGED
 
-    def bring_row_back(self, thing: Quarantined, *, replace: bool) -> None:
+    def bring_row_back(self, thing: facts.Quarantined, *, replace: bool) -> None:
         """Insert a row from quarantine. Raises :class:`EntryExists` as :meth:`insert`."""
         with Quarantine(self.layer, thing.root).taken(thing) as folder:
             demand(self.layer, folder, _ROW)
@@ -654,7 +655,9 @@ class RowFile:
             key = [str(values[column]) for column in self.schema.key]
             self.insert(key, [values[column] for column in self.schema.values], replace=replace)
 
-    def set_file_aside(self, target: Target, thing: Quarantined, in_use: Callable[[Path], str | None]) -> str | None:
+    def set_file_aside(
+        self, target: facts.Target, thing: facts.Quarantined, in_use: Callable[[Path], str | None]
+    ) -> str | None:
         """Move the whole file into quarantine with its journals; return why it was left, or ``None``.
 
         Only a file that its library cannot use is moved, and only while nobody has it open: ``in_use`` returns who has.
@@ -688,7 +691,7 @@ class RowFile:
         except LayerError:
             return False
 
-    def bring_file_back(self, thing: Quarantined, *, replace: bool) -> None:
+    def bring_file_back(self, thing: facts.Quarantined, *, replace: bool) -> None:
         """Move the whole file back into its place, with its journals.
 
         Raises :class:`EntryExists` if another file is there and ``replace`` is not set; the caller ensures that nobody

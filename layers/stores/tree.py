@@ -18,6 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from cachectl.layers.base import facts
 from cachectl.layers.base.errors import (
     Busy,
     Damaged,
@@ -29,7 +30,7 @@ from cachectl.layers.base.errors import (
     printable,
     reason_of,
 )
-from cachectl.layers.base.facts import Ability, Bulk, Entry, Note, Orphan, Outcome, Problem, Quarantined, Target
+from cachectl.layers.base.facts import Ability, Bulk, Entry, Orphan, Problem
 from cachectl.layers.base.lazy import regex
 from cachectl.layers.base.limits import LARGEST_ENTRY, too_large
 from cachectl.layers.disk.atomic import place_new, write_synced
@@ -229,9 +230,11 @@ def bulk(group: Group, *, stale: bool | None = None) -> Iterator[Bulk]:
         yield Bulk(len(moments), files, total, min(moments), max(moments), stale, disk)
 
 
-def planned(root: Path, group: Group) -> list[Target]:
+def planned(root: Path, group: Group) -> list[facts.Target]:
     """Return the weighed entries of a folder as targets of a plan."""
-    return [Target(root, f"{group.folder}/{weight.name}", weight.bytes, 1, weight.stamp) for weight in group.weights]
+    return [
+        facts.Target(root, f"{group.folder}/{weight.name}", weight.bytes, 1, weight.stamp) for weight in group.weights
+    ]
 
 
 _ANYTHING: Final = regex(".*", re.DOTALL)
@@ -392,7 +395,13 @@ class Tree:
             os.close(below)
 
     def _may_be_orphan(self, level: int, name: str) -> bool:
-        return level == 0 and any(rule.pattern.fullmatch(name) for rule in (*self._own, *self.shape.orphans))
+        return any(rule.pattern.fullmatch(name) for rule in self._orphan_rules(level, name))
+
+    def _orphan_rules(self, level: int, name: str) -> tuple[OrphanRule, ...]:
+        """Return the rules to compare a name with; only names of cachectl's own begin with a dot and its name."""
+        if level:
+            return ()
+        return (*self._own, *self.shape.orphans) if name.startswith(".cachectl-") else self.shape.orphans
 
     def _foreign(self, leaf: Leaf) -> str | None:
         """Return a foreign file in a leaf, if there is one."""
@@ -404,7 +413,7 @@ class Tree:
     def _recognise(self, handle: int, parts: tuple[str, ...], status: os.stat_result, head: int = 0) -> Leaf | None:
         name, level = parts[-1], len(parts) - 1
         key = "/".join(parts)
-        for rule in (*self._own, *self.shape.orphans) if level == 0 else ():
+        for rule in self._orphan_rules(level, name):
             if rule.accepts(name, status):
                 left_alone = rule in self._own and (not is_trusted(handle, status) or is_held(handle, name))
                 return None if left_alone else _measure(handle, name, key, status, rule)
@@ -694,7 +703,9 @@ class Tree:
 
     # ------------------------------------------------------------------ removing
 
-    def remove(self, targets: Sequence[Target], *, tidy: bool = False, guard: Guard = nullcontext) -> Outcome:
+    def remove(
+        self, targets: Sequence[facts.Target], *, tidy: bool = False, guard: Guard = nullcontext
+    ) -> facts.Outcome:
         """Remove planned leaves whose stamp has not changed.
 
         A folder is renamed into a trash folder of the same root before it is deleted, so that no reader
@@ -703,14 +714,14 @@ class Tree:
         those above the removed leaves, and planned ones. A program that is about to make an entry in such a folder
         would fail, so ``tidy`` is only for roots that no program uses.
         """
-        skipped: list[Note] = []
-        failed: list[Note] = []
+        skipped: list[facts.Note] = []
+        failed: list[facts.Note] = []
         removed = 0
         freed = Freed()
         try:
             with self._opened_root() as handle:
                 if handle is None:
-                    return Outcome(self.layer, skipped=tuple(Note(target.key, GONE) for target in targets))
+                    return facts.Outcome(self.layer, skipped=tuple(facts.Note(target.key, GONE) for target in targets))
                 trash = _Bin(handle, freed, self.shape.first)
                 try:
                     with guard(handle):
@@ -724,18 +735,18 @@ class Tree:
             # Earlier removals must still be counted.
             if isinstance(error, LayerError) and not (removed or skipped or failed):
                 raise
-            failed.append(Note(str(self.root), f"cannot be cleared: {reason_of(error)}"))
-        return Outcome(self.layer, removed, freed.bytes, tuple(skipped), tuple(failed))
+            failed.append(facts.Note(str(self.root), f"cannot be cleared: {reason_of(error)}"))
+        return facts.Outcome(self.layer, removed, freed.bytes, tuple(skipped), tuple(failed))
 
-    def remove_unused(self, targets: Sequence[Target], is_unused: Callable[[], bool]) -> Outcome:
+    def remove_unused(self, targets: Sequence[facts.Target], is_unused: Callable[[], bool]) -> facts.Outcome:
         """Remove many entries at once, and the folders above them, in a root that no program uses.
 
         For trees of two levels with folders as entries. ``is_unused`` is called repeatedly; once it returns ``False``,
         the rest is removed one by one.
         """
         folders: dict[str, list[Weight]] = {}
-        entries: list[Target] = []
-        others: list[Target] = []
+        entries: list[facts.Target] = []
+        others: list[facts.Target] = []
         for target in targets:
             folder, _, name = target.key.partition("/")
             if target.entries == 1 and name and self.shape.accepts(target.key) and len(target.stamp) == _STAMP_LENGTH:
@@ -743,7 +754,7 @@ class Tree:
                 entries.append(target)
             else:
                 others.append(target)
-        outcome = self._clear_folders(folders, is_unused) if folders else Outcome(self.layer)
+        outcome = self._clear_folders(folders, is_unused) if folders else facts.Outcome(self.layer)
         # The remaining folders have not been started.
         others += [target for target in entries if target.key.partition("/")[0] in folders]
         if not others:
@@ -751,14 +762,14 @@ class Tree:
         try:
             return outcome.plus(self.remove(others, tidy=is_unused()))
         except LayerError as error:
-            if outcome == Outcome(self.layer):
+            if outcome == facts.Outcome(self.layer):
                 raise
-            return outcome.plus(Outcome(self.layer, failed=(Note(str(self.root), error.message),)))
+            return outcome.plus(facts.Outcome(self.layer, failed=(facts.Note(str(self.root), error.message),)))
 
-    def _clear_folders(self, left: dict[str, list[Weight]], is_unused: Callable[[], bool]) -> Outcome:
+    def _clear_folders(self, left: dict[str, list[Weight]], is_unused: Callable[[], bool]) -> facts.Outcome:
         """Clear folder by folder, and remove finished ones from ``left``."""
         folders = dict(left)
-        outcome = Outcome(self.layer)
+        outcome = facts.Outcome(self.layer)
         freed = Freed()
         with self._opened_root() as handle:
             if handle is None:
@@ -773,14 +784,14 @@ class Tree:
                 if len(left) == len(folders):
                     return outcome
                 because = f"cannot be cleared: {error.strerror or error}"
-                outcome = outcome.plus(Outcome(self.layer, failed=(Note(str(self.root), because),)))
+                outcome = outcome.plus(facts.Outcome(self.layer, failed=(facts.Note(str(self.root), because),)))
             if is_unused():
                 _prune_empty(handle, [f"{folder}/" for folder in folders])
-        return outcome.plus(Outcome(self.layer, bytes_freed=freed.bytes))
+        return outcome.plus(facts.Outcome(self.layer, bytes_freed=freed.bytes))
 
     def _clear_into(
         self, trash: int, handle: int, left: dict[str, list[Weight]], is_unused: Callable[[], bool]
-    ) -> Iterator[Outcome]:
+    ) -> Iterator[facts.Outcome]:
         asked = time.monotonic()
         for cleared in clear(handle, trash, list(left.items()), self._task()):
             del left[cleared.folder]
@@ -790,13 +801,22 @@ class Tree:
                     return
                 asked = time.monotonic()
 
-    def _outcome(self, cleared: Cleared) -> Outcome:
-        skipped = [Note(f"{cleared.folder}/{name}", reason) for name, reason in cleared.left]
-        failed = [Note(f"{cleared.folder}/{name}", f"cannot be removed: {reason}") for name, reason in cleared.failed]
-        return Outcome(self.layer, cleared.entries, cleared.bytes, tuple(skipped), tuple(failed))
+    def _outcome(self, cleared: Cleared) -> facts.Outcome:
+        skipped = [facts.Note(f"{cleared.folder}/{name}", reason) for name, reason in cleared.left]
+        failed = [
+            facts.Note(f"{cleared.folder}/{name}", f"cannot be removed: {reason}") for name, reason in cleared.failed
+        ]
+        return facts.Outcome(self.layer, cleared.entries, cleared.bytes, tuple(skipped), tuple(failed))
 
     def _retire(
-        self, handle: int, trash: _Bin, target: Target, skipped: list[Note], failed: list[Note], *, tidy: bool
+        self,
+        handle: int,
+        trash: _Bin,
+        target: facts.Target,
+        skipped: list[facts.Note],
+        failed: list[facts.Note],
+        *,
+        tidy: bool,
     ) -> int:
         """Remove one leaf from its place; return the number of its entries."""
         try:
@@ -804,14 +824,14 @@ class Tree:
         except FileNotFoundError:
             reason = GONE
         except OSError as error:
-            failed.append(Note(target.key, f"cannot be removed: {error.strerror}"))
+            failed.append(facts.Note(target.key, f"cannot be removed: {error.strerror}"))
             return 0
         if reason is None:
             return target.entries
-        skipped.append(Note(target.key, reason))
+        skipped.append(facts.Note(target.key, reason))
         return 0
 
-    def _remove_one(self, handle: int, trash: _Bin | _Shelf, target: Target, *, tidy: bool = False) -> str | None:
+    def _remove_one(self, handle: int, trash: _Bin | _Shelf, target: facts.Target, *, tidy: bool = False) -> str | None:
         parts = tuple(target.key.split("/"))
         with ExitStack() as stack:
             parent = descend(stack, handle, parts[:-1])
@@ -830,7 +850,7 @@ class Tree:
 
     # ------------------------------------------------------------------ quarantine
 
-    def quarantine(self, target: Target, thing: Quarantined, *, guard: Guard = nullcontext) -> str | None:
+    def quarantine(self, target: facts.Target, thing: facts.Quarantined, *, guard: Guard = nullcontext) -> str | None:
         """Move a planned leaf into quarantine if its stamp has not changed; return why it was left, or ``None``."""
         try:
             with self._opened_root() as handle:
@@ -845,7 +865,7 @@ class Tree:
                 raise
             raise self._unreachable("cannot be moved aside", target.key, error) from error
 
-    def restore(self, thing: Quarantined, *, replace: bool, guard: Guard = nullcontext) -> None:
+    def restore(self, thing: facts.Quarantined, *, replace: bool, guard: Guard = nullcontext) -> None:
         """Move a leaf from quarantine into its old place.
 
         Raises :class:`EntryExists` if the place is taken and ``replace`` is not set.
@@ -870,7 +890,7 @@ class Tree:
                     raise
                 raise self._unsettled(thing.key, error) from error
 
-    def _demand_leaf(self, folder: int, thing: Quarantined) -> None:
+    def _demand_leaf(self, folder: int, thing: facts.Quarantined) -> None:
         """Raise an error unless a quarantine folder holds exactly an entry."""
         parts = tuple(thing.key.split("/"))
         status = status_of(folder, parts[-1])
@@ -1063,7 +1083,7 @@ class _Bin:
 class _Shelf:
     """Moves a damaged leaf into its quarantine folder."""
 
-    def __init__(self, tree: Tree, handle: int, thing: Quarantined) -> None:
+    def __init__(self, tree: Tree, handle: int, thing: facts.Quarantined) -> None:
         self._quarantine = Quarantine(tree.layer, tree.root)
         self._first = tree.shape.first
         self._handle = handle

@@ -25,7 +25,7 @@ class ClearedLayer:
     outcome: Outcome
     entries: tuple[Entry, ...] | None
     orphans: tuple[Orphan, ...] | None
-    as_json: ClassVar = AsJson(flat=("outcome",), optional=("entries", "orphans"))
+    as_json: ClassVar[AsJson] = AsJson(flat=("outcome",), optional=("entries", "orphans"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class PurgeResult:
 
     dry_run: bool
     outcomes: tuple[Outcome, ...]
-    as_json: ClassVar = AsJson("cachectl/purge/1", hidden=("outcomes",), also=("layers", "total"))
+    as_json: ClassVar[AsJson] = AsJson("cachectl/purge/1", hidden=("outcomes",), also=("layers", "total"))
 
     @property
     def layers(self) -> tuple[ClearedLayer, ...]:

@@ -37,7 +37,7 @@ class Restored:
     thing: Quarantined
     because: str | None
     trouble: str | None = None
-    as_json: ClassVar = AsJson(flat=("thing",), names={"because": "failed"})
+    as_json: ClassVar[AsJson] = AsJson(flat=("thing",), names={"because": "failed"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ class Restoration:
     restored: tuple[Restored, ...]
     unknown: tuple[str, ...] = ()
     unread: tuple[Outcome, ...] = ()
-    as_json: ClassVar = AsJson(
+    as_json: ClassVar[AsJson] = AsJson(
         "cachectl/quarantine/1", hidden=("unknown", "unread"), also=("layers",), optional=("layers",)
     )
 

@@ -57,7 +57,7 @@ class MergedRoots:
     """The result of a merge, for each layer that had an entry."""
 
     layers: tuple[MergedLayer, ...]
-    as_json: ClassVar = AsJson("cachectl/merge/1", also=("total",))
+    as_json: ClassVar[AsJson] = AsJson("cachectl/merge/1", also=("total",))
 
     @property
     def total(self) -> MergedTotal:

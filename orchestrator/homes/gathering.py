@@ -58,7 +58,7 @@ class InHome:
     error: str | None = None
     status: int = 0
     notes: tuple[str, ...] = ()
-    as_json: ClassVar = AsJson(flat=("document",), optional=("error",), hidden=("status", "notes"))
+    as_json: ClassVar[AsJson] = AsJson(flat=("document",), optional=("error",), hidden=("status", "notes"))
 
     @property
     def items(self) -> Sequence[Mapping[str, Any]]:
@@ -74,7 +74,7 @@ class Homes:
 
     verb: str
     users: tuple[InHome, ...]
-    as_json: ClassVar = AsJson("cachectl/homes/1", also=("total", "complete"))
+    as_json: ClassVar[AsJson] = AsJson("cachectl/homes/1", also=("total", "complete"))
 
     @property
     def total(self) -> Mapping[str, int]:

@@ -67,7 +67,7 @@ class Diagnosis:
 
     findings: tuple[Finding, ...]
     space: tuple[Space, ...]
-    as_json: ClassVar = AsJson("cachectl/findings/1")
+    as_json: ClassVar[AsJson] = AsJson("cachectl/findings/1")
 
     @property
     def failed(self) -> bool:

@@ -49,7 +49,7 @@ class Listing:
 
     entries: tuple[Entry, ...]
     problems: tuple[Trouble, ...]
-    as_json: ClassVar = AsJson("cachectl/ls/1")
+    as_json: ClassVar[AsJson] = AsJson("cachectl/ls/1")
 
     @property
     def failed(self) -> bool:

@@ -31,7 +31,7 @@ class Layers:
 
     layers: tuple[LayerAbilities, ...]
     broken: tuple[Broken, ...]
-    as_json: ClassVar = AsJson("cachectl/layers/1")
+    as_json: ClassVar[AsJson] = AsJson("cachectl/layers/1")
 
     @property
     def failed(self) -> bool:

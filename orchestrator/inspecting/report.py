@@ -34,7 +34,7 @@ class RootReport:
     usage: Usage
     link_to: Path | None = None
     nodes: tuple[str, ...] | None = None
-    as_json: ClassVar = AsJson(flat=("root", "usage"), optional=("nodes",))
+    as_json: ClassVar[AsJson] = AsJson(flat=("root", "usage"), optional=("nodes",))
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class LayerReport:
     precious: bool
     roots: tuple[RootReport, ...]
     failures: tuple[str, ...] = ()
-    as_json: ClassVar = AsJson(
+    as_json: ClassVar[AsJson] = AsJson(
         flat=("state",), also=("entries", "files", "bytes", "complete", "stale_entries", "stale_bytes", "disk_bytes")
     )
 
@@ -122,7 +122,9 @@ class Report:
     nodes: tuple[str, ...] | None = None
     neighbours: tuple[Neighbour, ...] | None = None
     pythons: tuple[PythonShare, ...] | None = None
-    as_json: ClassVar = AsJson("cachectl/report/1", also=("total",), optional=("nodes", "neighbours", "pythons"))
+    as_json: ClassVar[AsJson] = AsJson(
+        "cachectl/report/1", also=("total",), optional=("nodes", "neighbours", "pythons")
+    )
 
     @property
     def total(self) -> ReportTotal:

@@ -63,7 +63,7 @@ class Space:
     free_bytes: int | None
     free_files: int | None
     layers: tuple[Share, ...]
-    as_json: ClassVar = AsJson(also=("fix",))
+    as_json: ClassVar[AsJson] = AsJson(also=("fix",))
 
     @property
     def lacks_files(self) -> bool:

@@ -33,7 +33,7 @@ class Verification:
     findings: tuple[Finding, ...]
     unverified: tuple[Unverified, ...] | None = None
     outcomes: tuple[Outcome, ...] | None = None
-    as_json: ClassVar = AsJson(
+    as_json: ClassVar[AsJson] = AsJson(
         "cachectl/findings/1",
         hidden=("outcomes",),
         also=("quarantine",),

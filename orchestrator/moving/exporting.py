@@ -53,7 +53,7 @@ class ExportedLayer:
     exposed: tuple[Path, ...] = ()
     skipped: tuple[Note, ...] = ()
     failed: tuple[Note, ...] = ()
-    as_json: ClassVar = AsJson(names={"portability_key": "fingerprint", "exposed": "writable_by_others"})
+    as_json: ClassVar[AsJson] = AsJson(names={"portability_key": "fingerprint", "exposed": "writable_by_others"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ class Export:
     sha256: str | None
     signature: str | None
     layers: tuple[ExportedLayer, ...]
-    as_json: ClassVar = AsJson(
+    as_json: ClassVar[AsJson] = AsJson(
         "cachectl/export/1", hidden=("file",), also=("written", "total"), names={"written": "file"}
     )
 

@@ -64,7 +64,7 @@ class Foreseen:
 
     outlook: Outlook
     entries: int
-    as_json: ClassVar = AsJson(flat=("outlook",))
+    as_json: ClassVar[AsJson] = AsJson(flat=("outlook",))
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,9 @@ class ImportedLayer:
     differences: tuple[Difference, ...] = ()
     exposed: bool = False
     entries: tuple[Entry, ...] | None = None
-    as_json: ClassVar = AsJson(optional=("entries",), names={"foreseen": "outlook", "exposed": "writable_by_others"})
+    as_json: ClassVar[AsJson] = AsJson(
+        optional=("entries",), names={"foreseen": "outlook", "exposed": "writable_by_others"}
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +118,7 @@ class Import:
     dry_run: bool
     layers: tuple[ImportedLayer, ...]
     made: int | None = None
-    as_json: ClassVar = AsJson("cachectl/import/1", also=("total",))
+    as_json: ClassVar[AsJson] = AsJson("cachectl/import/1", also=("total",))
 
     @property
     def total(self) -> ImportTotal:

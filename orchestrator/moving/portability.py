@@ -7,14 +7,19 @@ in either place is ``None``, and never equal to another.
 
 from __future__ import annotations
 
+import hashlib
+import json
 import platform
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from cachectl.layers.base.environment import Environment
 from cachectl.layers.base.parts import UNFORESEEN, Facts, Outlook, Portability
 from cachectl.moving.bundle import Item
+
+if TYPE_CHECKING:
+    from cachectl.layer_set import LayerSet
 
 _EVERYWHERE: Final = {"platform": "another system's", "machine": "another kind of processor's"}
 
@@ -37,6 +42,14 @@ def portability_key(
     if portability is not None:
         facts |= portability.facts(environment)
     return described(portability, facts, items)
+
+
+def portability_digest(stack: LayerSet) -> str:
+    """Return 16 hexadecimal digits that are equal where the same entries of all clearable layers can be hit."""
+    keys = {
+        layer.name: portability_key(stack.portability(layer.name), stack.environment) for layer in stack.clearable()
+    }
+    return hashlib.sha256(json.dumps(keys, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def described(portability: Portability | None, facts: Facts, items: Iterable[Item]) -> dict[str, str | None]:

@@ -55,7 +55,7 @@ class Setting:
     how: str
     layer: str | None = None
     seconds: tuple[float, ...] = ()
-    as_json: ClassVar = AsJson(also=("median",))
+    as_json: ClassVar[AsJson] = AsJson(also=("median",))
 
     @property
     def median(self) -> float:
@@ -96,7 +96,7 @@ class Bench:
     machine: Machine
     versions: Mapping[str, str]
     started: float
-    as_json: ClassVar = AsJson(
+    as_json: ClassVar[AsJson] = AsJson(
         "cachectl/bench/1", also=("exit_status",), names={"saved": "saved_by_layer", "unused": "not_used"}
     )
 

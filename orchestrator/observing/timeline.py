@@ -53,4 +53,4 @@ class Timeline:
     wall_seconds: float
     processes: tuple[Process, ...]
     spans: tuple[Span, ...]
-    as_json: ClassVar = AsJson("cachectl/timeline/1")
+    as_json: ClassVar[AsJson] = AsJson("cachectl/timeline/1")

@@ -124,7 +124,7 @@ class Trace:
     unwatched: tuple[Unwatched, ...] = ()
     #: Output of C code of the run on its error stream in a build that did not end, without the drivers' own messages.
     passed_on: bytes = b""
-    as_json: ClassVar = AsJson("cachectl/trace/1", hidden=("passed_on",), optional=("kernels", "misses"))
+    as_json: ClassVar[AsJson] = AsJson("cachectl/trace/1", hidden=("passed_on",), optional=("kernels", "misses"))
 
 
 @dataclass

@@ -12,6 +12,7 @@ from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from tiers import thorough
 
 from cachectl.cli import output
 from cachectl.cli.inspecting import ls
@@ -69,7 +70,7 @@ def text(home: Home, columns: int, *arguments: str) -> str:
 # ---------------------------------------------------------------------- purge and prune
 
 
-@pytest.mark.parametrize("selection", [(), ("--kernel", "lk[12]")])
+@pytest.mark.parametrize("selection", [(), *thorough((("--kernel", "lk[12]"),))])
 def test_purge_names_every_entry_and_frees_what_it_said(warm: Home, selection: tuple[str, ...]) -> None:
     # The first command records which Pythons there are.
     there = listed(warm, *selection)
@@ -112,7 +113,7 @@ def test_orphans_are_counted_as_they_are_removed(warm: Home, command: tuple[str,
     assert re.search(rf"^total +\d+ +{layer['orphans_removed']} ", said, re.MULTILINE)
 
 
-@pytest.mark.parametrize("columns", [80, 40])
+@pytest.mark.parametrize("columns", [40, *thorough(80)])
 def test_a_dry_run_fits_a_terminal(warm: Home, columns: int) -> None:
     shown = text(warm, columns, "purge", "pocl", "--dry-run")
     lines = shown.splitlines()

@@ -32,6 +32,14 @@ HEAVY = {
     "hashlib",
     "base64",
     "tarfile",
+    "platform",
+    "bz2",
+}
+#: Modules of facts and formats that a report of an empty home does not need; most define classes, which takes long.
+UNUSED = {
+    "cachectl.layers.base.facts.changes",
+    "cachectl.layers.mesa.entries",
+    "cachectl.layers.mesa.files",
 }
 
 
@@ -41,6 +49,13 @@ def test_nothing_heavy_is_imported(home: Home, command: list[str]) -> None:
     imported = {line.rpartition("|")[2].strip().partition(".")[0] for line in said.splitlines() if "|" in line}
     assert "cachectl" in imported
     assert imported.isdisjoint(HEAVY)
+
+
+def test_a_report_loads_only_what_it_needs(home: Home) -> None:
+    program = "import sys; from cachectl.cli.main import main; main(['report']); print(*sys.modules)"
+    loaded = home.run(sys.executable, "-c", program).stdout.split()
+    assert "cachectl.layers.mesa.stores" in loaded
+    assert UNUSED.isdisjoint(loaded)
 
 
 def test_the_package_is_itself(home: Home) -> None:

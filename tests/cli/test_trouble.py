@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from homes import Home
 #: Layers that the filled home has entries of.
 LAYERS = ("loopy", "pyopencl-invoker", "pyopencl", "pocl", "cuda")
-CLEARING = [("purge", "--all"), ("prune", "--max-size", "1")]
+CLEARING = [PURGE, PRUNE] = [("purge", "--all"), ("prune", "--max-size", "1")]
 HOUR = 3600
 
 
@@ -126,7 +126,9 @@ def spoil(artifact: Artifact, root: Path) -> None:
 
 @pytest.mark.real
 @pytest.mark.parametrize("layer", [*LAYERS, "miopen-tuning"])
-@pytest.mark.parametrize("standing", [True, False], ids=["another stands", "none stands"])
+@pytest.mark.parametrize(
+    "standing", [True, pytest.param(False, marks=pytest.mark.thorough)], ids=["another stands", "none stands"]
+)
 def test_a_put_without_room_leaves_what_was(
     disk: Path, settle: Callable[[Path], None], tmp_path: Path, layer: str, *, standing: bool
 ) -> None:
@@ -210,9 +212,13 @@ def test_a_read_only_disk_is_one_line_for_each_layer(
 
 
 @pytest.mark.real
-@pytest.mark.parametrize("verb", CLEARING)
+@pytest.mark.parametrize("verb", [PURGE, *thorough((PRUNE,))])
 @pytest.mark.parametrize(
-    "closed", [(".nv/ComputeCache", "cuda"), (".cache/pocl", "pocl"), (".cache/pyopencl", "pyopencl")]
+    "closed",
+    [
+        (".cache/pocl", "pocl"),
+        *thorough(((".nv/ComputeCache", "cuda"),), ((".cache/pyopencl", "pyopencl"),)),
+    ],
 )
 def test_one_read_only_root_stops_no_other_layer(
     mount: Callable[..., Path],
@@ -258,7 +264,7 @@ def test_a_put_on_a_read_only_disk_is_an_error_of_its_layer(
 
 @pytest.mark.real
 @pytest.mark.parametrize("layer", ["pocl", *thorough("cuda", "pyopencl")])
-@pytest.mark.parametrize("verb", CLEARING)
+@pytest.mark.parametrize("verb", [PURGE, *thorough((PRUNE,))])
 def test_a_sub_folder_that_is_closed_is_told_and_the_rest_is_done(
     settle: Callable[[Path], None], tmp_path: Path, held_to_modes: tuple[str, ...], layer: str, verb: tuple[str, ...]
 ) -> None:
@@ -311,8 +317,8 @@ def locked(files: Sequence[Path], how: str) -> Iterator[None]:
 
 
 @pytest.mark.real
-@pytest.mark.parametrize("how", ["immediate", "exclusive"])
-@pytest.mark.parametrize("verb", CLEARING)
+@pytest.mark.parametrize("how", ["immediate", *thorough("exclusive")])
+@pytest.mark.parametrize("verb", [PURGE, *thorough((PRUNE,))])
 def test_a_lock_that_another_process_holds_costs_one_line(
     settle: Callable[[Path], None], tmp_path: Path, how: str, verb: tuple[str, ...]
 ) -> None:

@@ -23,6 +23,7 @@ from support.doctor import (
     with_miopen,
 )
 from support.drivers import register_driver
+from tiers import thorough
 
 from cachectl.inspecting.doctor import job_of
 from cachectl.layers.base.facts import Severity
@@ -214,12 +215,14 @@ def test_miopen_falls_back_to_everybodys_folder_where_the_home_is_on_the_network
 @pytest.mark.parametrize(
     ("variables", "ranks", "variable"),
     [
-        ({"OMPI_COMM_WORLD_SIZE": "8", "OMPI_COMM_WORLD_RANK": "0"}, 8, "OMPI_COMM_WORLD_RANK"),
-        ({"PMI_SIZE": "2", "PMI_RANK": "1"}, 2, "PMI_RANK"),
-        ({"PMIX_RANK": "3"}, None, "PMIX_RANK"),
-        ({"PALS_RANKID": "3"}, None, "PALS_RANKID"),
-        ({"MPI_LOCALNRANKS": "4", "MPI_LOCALRANKID": "0"}, 4, "MPI_LOCALRANKID"),
         ({"SLURM_NTASKS": "64", "SLURM_PROCID": "0"}, 64, "SLURM_PROCID"),
+        *thorough(
+            ({"OMPI_COMM_WORLD_SIZE": "8", "OMPI_COMM_WORLD_RANK": "0"}, 8, "OMPI_COMM_WORLD_RANK"),
+            ({"PMI_SIZE": "2", "PMI_RANK": "1"}, 2, "PMI_RANK"),
+            ({"PMIX_RANK": "3"}, None, "PMIX_RANK"),
+            ({"PALS_RANKID": "3"}, None, "PALS_RANKID"),
+            ({"MPI_LOCALNRANKS": "4", "MPI_LOCALRANKID": "0"}, 4, "MPI_LOCALRANKID"),
+        ),
     ],
 )
 def test_ranks_that_share_a_root_are_told(

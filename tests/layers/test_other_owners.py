@@ -124,8 +124,8 @@ def test_what_is_changed_for_another_user_stays_that_users(attacked: tuple[Path,
     assert {path.lstat().st_uid for path in home.rglob("*")} == {NOBODY}
 
 
-@pytest.mark.parametrize(("layer", "folder"), [("cuda", KERNELS), ("miopen-tuning", TUNING)])
-@pytest.mark.parametrize("verb", [("purge",), ("prune", "--max-size", "0")])
+@pytest.mark.parametrize(("layer", "folder"), [("cuda", KERNELS), *thorough(("miopen-tuning", TUNING))])
+@pytest.mark.parametrize("verb", [("purge",), *thorough((("prune", "--max-size", "0"),))])
 def test_a_link_does_not_lead_the_superuser_into_the_cache_of_a_third_user(
     attacked: tuple[Path, Path], layer: str, folder: Path, verb: tuple[str, ...]
 ) -> None:

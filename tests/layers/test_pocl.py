@@ -216,7 +216,7 @@ def test_what_is_not_whole_is_not_taken_out(layer: PoclKernels) -> None:
 @pytest.mark.real
 def test_a_failed_build_is_an_orphan(home: Home) -> None:
     program = (
-        "import pyopencl as cl; from kernels import device\n"
+        "import pyopencl as cl; from binaries import device\n"
         "try: cl.Program(cl.Context([device()]), 'not OpenCL at all').build()\n"
         "except cl.RuntimeError: print('failed')"
     )

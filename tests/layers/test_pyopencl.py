@@ -59,7 +59,7 @@ def test_a_changed_header_makes_an_entry_stale(home: Home) -> None:
     header.parent.mkdir()
     header.write_text("#define ANSWER 42\n")
     program = (
-        "import pyopencl as cl, pyopencl.characterize as c; from kernels import device\n"
+        "import pyopencl as cl, pyopencl.characterize as c; from binaries import device\n"
         "c.has_src_build_cache = lambda _: None\n"
         "source = '#include \"answer.h\"\\n__kernel void with_header(__global int *a) { *a = ANSWER; }'\n"
         f"cl.Program(cl.Context([device()]), source).build(['-I', {str(header.parent)!r}])"
@@ -152,7 +152,7 @@ def test_purging_what_is_stale_looks_at_headers_too(home: Home) -> None:
     header = home.path / "answer.h"
     header.write_text("#define ANSWER 42\n")
     program = (
-        "import pyopencl as cl, pyopencl.characterize as c; from kernels import device\n"
+        "import pyopencl as cl, pyopencl.characterize as c; from binaries import device\n"
         "c.has_src_build_cache = lambda _: None\n"
         "source = '#include \"answer.h\"\\n__kernel void with_header(__global int *a) { *a = ANSWER; }'\n"
         f"cl.Program(cl.Context([device()]), source).build(['-I', {str(home.path)!r}])"

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from support.dictionaries import dictionary
+from tiers import thorough
 
 from cachectl.layers.base.conformance import snapshot
 from cachectl.layers.base.errors import Damaged, LayerError
@@ -55,7 +56,11 @@ def test_a_broken_file_is_a_problem_and_a_finding(home: Home, content: bytes) ->
 
 
 @pytest.mark.parametrize(
-    "arguments", [["purge", "--all"], ["purge", "pytools", "--larger-than", "1"], ["prune", "--max-size", "1"]]
+    "arguments",
+    [
+        ["purge", "--all"],
+        *thorough(["purge", "pytools", "--larger-than", "1"], ["prune", "--max-size", "1"]),
+    ],
 )
 def test_a_purge_names_the_cure_of_a_broken_dictionary_and_clears_the_others(home: Home, arguments: list[str]) -> None:
     folder = home.path / ".cache" / "pytools"

@@ -31,6 +31,7 @@ from support.miopen_files import (
     tuned,
     user_file,
 )
+from tiers import amount
 
 from cachectl.layers.base.conformance import snapshot
 from cachectl.layers.base.errors import BadRequest, Busy, Refused, Unreachable
@@ -227,7 +228,7 @@ def test_a_merge_or_an_export_that_is_killed_leaves_the_old_or_the_new(home: Hom
         ["export", "--as-kdb", "db", "miopen", "--force"],
     ]
     draw = random.Random(6)  # noqa: S311 - moments, no secrets
-    for number in range(12):
+    for number in range(amount(6, 12)):
         for beside in (into, made):
             shutil.rmtree(beside.parent, ignore_errors=True)
             store(beside, kernels if beside is into and number % 3 == 2 else old)

@@ -40,6 +40,25 @@ def program(name: str, *arguments: str) -> tuple[str, ...]:
 
 
 @pytest.mark.real
+def test_settings_are_what_they_say_of_the_driver(home: Home, tmp_path: Path) -> None:
+    """PoCL's messages show which of the runs of a plain program it compiled in."""
+    log, build = tmp_path / "log", tmp_path / "build.py"
+    build.write_text(
+        "import pyopencl as cl\n"
+        "pocl = next(p for p in cl.get_platforms() if p.name == 'Portable Computing Language')\n"
+        "cl.Program(cl.Context(pocl.get_devices()), '__kernel void one(void) {}').build()\n"
+    )
+    script = f'"{sys.executable}" {build} 2>&1 | grep -c "Writing program.bc" >> {log}; exit 0'
+    home = type(home)(home.path, {**home.variables, "POCL_DEBUG": "llvm"})
+    measured = bench(home, "-n", "1", command=("sh", "-c", script))
+    assert [one["setting"] for one in measured["settings"]] == ["warm", "pocl off", "cold", "off"]
+    # Filled, and found full; then each setting.
+    assert log.read_text().split() == ["1", "0", "0", "1", "1", "1"]
+    assert not (home.path / ".cache").exists()
+
+
+@pytest.mark.thorough
+@pytest.mark.real
 def test_settings_are_what_they_say(home: Home, tmp_path: Path) -> None:
     """The messages of loopy and PoCL show which caches answered each run."""
     log = tmp_path / "log"

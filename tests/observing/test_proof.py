@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from support.proof import FILES, PROGRAMS, READ, one_file, program, prove, said_of
+from tiers import amount
 
 from cachectl.layers.base.conformance import snapshot
 from cachectl.layers.base.facts import Artifact
@@ -57,15 +58,15 @@ def rich(warm: Home, compute_cache: Callable[[Path], None], fill_sumpy: Callable
 
 @pytest.mark.real
 def test_a_cold_run_compiles_everything_leaves_everything_and_is_proved(rich: Home, tmp_path: Path) -> None:
-    rich.run(*program(3, 2))
+    kernels, plain = amount(1, 3), amount(1, 2)
+    rich.run(*program(kernels, plain))
     before = snapshot(rich.path, times=True)
     temporary = tmp_path / "temporary"
     temporary.mkdir()
-    for _ in range(2):
-        done = rich.cachectl(
-            "run", "--no-cache", "--prove", "--", *program(3, 2), POCL_DEBUG="general,llvm", TMPDIR=str(temporary)
-        )
-        assert done.stderr.count("Writing program.bc") == 5
+    command = ("run", "--no-cache", "--prove", "--", *program(kernels, plain))
+    for _ in range(amount(1, 2)):
+        done = rich.cachectl(*command, POCL_DEBUG="general,llvm", TMPDIR=str(temporary))
+        assert done.stderr.count("Writing program.bc") == kernels + plain
         lines = done.stderr.splitlines()
         assert lines[-1] == "cachectl: proof holds"
         for layer in FILES:

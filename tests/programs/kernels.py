@@ -8,12 +8,9 @@ import warnings
 import loopy
 import numpy as np
 import pyopencl as cl
+from binaries import device
 
 warnings.filterwarnings("ignore")
-
-
-def device():
-    return next(p for p in cl.get_platforms() if p.name == "Portable Computing Language").get_devices()[0]
 
 
 def compile_and_check(context, queue, index):

@@ -23,6 +23,7 @@ def test_disabled_before_opencl_is_used_keeps_every_layer_empty(home: Home) -> N
     assert seen["after"] == {"loopy": 10, "pyopencl-invoker": 2, "pyopencl": 0, "pocl": 0}
 
 
+@pytest.mark.thorough
 def test_disabled_after_a_driver_has_started_salts(home: Home) -> None:
     seen = home.python("session.py", "after_first_use")
     assert seen["before"] == {"loopy": 5, "pyopencl-invoker": 1, "pyopencl": 0, "pocl": 1}
@@ -32,6 +33,7 @@ def test_disabled_after_a_driver_has_started_salts(home: Home) -> None:
     assert seen["warned"] == []
 
 
+@pytest.mark.thorough
 def test_children_of_the_block_are_off_too(home: Home) -> None:
     seen = home.python("session.py", "children")
     assert seen["inside"] == NOTHING

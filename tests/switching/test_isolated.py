@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from tiers import amount
 
 from cachectl.layers.disk import copies
 from cachectl.stack import Stack
@@ -132,7 +133,7 @@ def test_a_copy_that_a_killed_run_leaves_is_reported_and_goes_with_the_next_purg
 
     program = 'mkdir "$XDG_CACHE_HOME/other"; echo content > "$XDG_CACHE_HOME/other/file"'
     left = 0
-    for nth in range(1, 100):
+    for nth in range(1, 100, amount(2, 1)):
         shutil.rmtree(cache)
         cache.mkdir()
         root = other_disk / str(nth)
@@ -158,7 +159,7 @@ def test_a_copy_that_a_killed_run_leaves_is_reported_and_goes_with_the_next_purg
         assert list(cache.glob(".cachectl-*")) == []
     else:
         pytest.fail("the run never ends")
-    assert left > 3
+    assert left > amount(1, 3)
     assert list(cache.iterdir()) == [cache / "other"]
 
 

@@ -106,7 +106,7 @@ def test_a_run_says_which_plug_in_it_could_not_switch(plugged: Home) -> None:
     assert named.stderr.splitlines()[-1].startswith("cachectl: talking: stays as it is: the plug-in failed")
 
 
-@pytest.mark.parametrize("kind", ["number", "mixture", "nothing"])
+@pytest.mark.parametrize("kind", ["number", *thorough("mixture", "nothing")])
 def test_what_no_bundle_can_hold_of_one_layer_keeps_no_other_from_travelling(plugged: Home, kind: str) -> None:
     """A layer whose details are no text is named by the export, and not found out by the import of all the rest."""
     bundle = str(plugged.path / "bundle")

@@ -113,7 +113,7 @@ def test_a_program_that_is_no_python_is_left_out(tmp_path: Path) -> None:
     # It is not started again.
     broken.write_text("#!/bin/sh\necho again > started; exit")
     os.utime(broken, ns=(0, records[str(broken)].time))
-    records[str(broken)] = replace(records[str(broken)], size=broken.stat().st_size)
+    records[str(broken)] = records[str(broken)]._replace(size=broken.stat().st_size)
     assert look(broken, records) is None
     assert not (tmp_path / "started").exists()
     # Only the user may know that it answers now.

@@ -21,7 +21,7 @@ from support.mesa import (
     layer_of,
     listed,
 )
-from tiers import amount
+from tiers import amount, thorough
 
 from cachectl.clearing.limits import Limits
 from cachectl.clearing.prune import plan_prune
@@ -199,7 +199,7 @@ def test_machine_code_goes_with_the_last_kernel_of_its_driver(store: str, tmp_pa
     assert listed(layer).keys() == graphics().keys()
 
 
-@pytest.mark.parametrize(("store", "arguments"), [("multi-file", ()), ("single-file", ("--kernel", "rk0"))])
+@pytest.mark.parametrize(("store", "arguments"), [("single-file", ("--kernel", "rk0")), *thorough(("multi-file", ()))])
 def test_what_a_killed_purge_leaves_is_counted_and_goes_with_the_next(
     store: str, arguments: tuple[str, ...], tmp_path: Path, injector: Injector
 ) -> None:

@@ -6,6 +6,7 @@ import bz2
 import os
 import sqlite3
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -35,7 +36,6 @@ from cachectl.layers.base.selection import Selection
 from cachectl.layers.miopen import kernel_db
 from cachectl.layers.miopen.kernels import MIOpenKernels
 from cachectl.layers.miopen.system_kernels import MIOpenSystemKernels, lookup
-from cachectl.layers.stores.rows import RowFile
 
 
 def test_system_kernels_are_read_and_refuse_the_rest(tmp_path: Path) -> None:
@@ -207,10 +207,9 @@ def test_system_files_are_judged_by_their_header(tmp_path: Path) -> None:
     assert sorted(os.listdir(tmp_path / "db")) == ["gfx900.kdb", "gfx906.kdb", "gfx90a.kdb"]
 
 
-def test_a_locked_file_is_a_problem_and_no_exception(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_locked_file_is_a_problem_and_no_exception(tmp_path: Path) -> None:
     path = store(user_file(tmp_path), {(NAME, ARGS): GOOD})
-    monkeypatch.setattr(RowFile.__init__, "__defaults__", (0.05,))
-    layer = MIOpenKernels(environment_of(tmp_path))
+    layer = MIOpenKernels(replace(environment_of(tmp_path), lock_timeout=0.05))
     with closing(sqlite3.connect(path)) as connection:
         connection.execute("BEGIN EXCLUSIVE")
         assert problems(layer) == ["unreadable"]

@@ -106,7 +106,11 @@ def of_layer(result: dict[str, Any], name: str) -> dict[str, Any]:
 
 @pytest.mark.real
 @pytest.mark.parametrize(
-    "verb", [("purge", "--all"), ("purge", "pytools", "--larger-than", "1"), ("prune", "--max-size", "1")]
+    "verb",
+    [
+        ("purge", "--all"),
+        *thorough((("purge", "pytools", "--larger-than", "1"),), (("prune", "--max-size", "1"),)),
+    ],
 )
 def test_a_disk_with_dictionaries_alone_is_cleared_without_a_free_byte(disk: Path, verb: tuple[str, ...]) -> None:
     """All rows go, the bytes come back, and the dictionary is as sqlite would have made it."""
@@ -221,7 +225,9 @@ def test_what_found_no_room_is_tried_again_when_others_have_gone(disk: Path) -> 
 
 
 @pytest.mark.real
-@pytest.mark.parametrize("verb", [("purge", "pytools", "--larger-than", "1000"), ("prune", "--max-size", "100K")])
+@pytest.mark.parametrize(
+    "verb", [("purge", "pytools", "--larger-than", "1000"), *thorough((("prune", "--max-size", "100K"),))]
+)
 @pytest.mark.parametrize("rows", [60, *thorough(250)])
 def test_few_rows_at_a_time_go_where_there_is_room_for_little(disk: Path, rows: int, verb: tuple[str, ...]) -> None:
     """One journal for all would need more room than there is. Space that is free in the file is given back at once."""
@@ -363,7 +369,7 @@ def test_the_doctor_reports_that_no_inode_is_left(mount: Callable[..., Path], tm
 
 
 @pytest.mark.real
-@pytest.mark.parametrize("lack", ["bytes", "files"])
+@pytest.mark.parametrize("lack", ["bytes", *thorough("files")])
 def test_a_full_home_is_reported_first_and_pruned(
     lack: str, mount: Callable[..., Path], tmp_path: Path, filled: Home
 ) -> None:

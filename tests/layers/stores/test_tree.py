@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tiers import amount
 
 from cachectl.layers.base.conformance import snapshot
 from cachectl.layers.base.errors import Damaged, EntryExists, LayerError
@@ -175,7 +176,9 @@ def build(folder: Path, content: object) -> None:
         folder.symlink_to(str(content))
 
 
-@settings(max_examples=150, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=amount(40, 150), suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
+)
 @given(content=st.dictionaries(NAMES, TREES, max_size=5))
 def test_nothing_but_leaves_of_the_shape_ever_goes(
     tmp_path_factory: pytest.TempPathFactory, content: dict[str, object]

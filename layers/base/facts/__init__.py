@@ -1,0 +1,87 @@
+"""The facts that layers return: frozen data without access to the disk.
+
+Sizes are bytes, times are epoch seconds. ``None`` is *unknown*; zero is zero.
+
+A report needs no fact of ``changes``, and Python takes longer to make such a class than to import most modules. So
+that module is imported when one of its facts is first used, as ``facts.Outcome``.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from cachectl.layers.base.facts.found import (
+    Ability,
+    Bulk,
+    Condition,
+    Counted,
+    Entry,
+    Found,
+    Hazard,
+    Housekeeping,
+    Orphan,
+    Problem,
+    Removable,
+    Root,
+    Scope,
+    Severity,
+    State,
+    Usage,
+    When,
+)
+
+if TYPE_CHECKING:
+    from cachectl.layers.base.facts.changes import (
+        Artifact,
+        ClearPlan,
+        Finding,
+        Flag,
+        Foresight,
+        Note,
+        Outcome,
+        Patch,
+        Quarantined,
+        Switch,
+        Target,
+        Unverified,
+        note_of,
+    )
+else:
+
+    def __getattr__(name):  # noqa: ANN001, ANN202 - a type checker sees the imports above
+        return getattr(import_module("cachectl.layers.base.facts.changes"), name)
+
+
+__all__ = [
+    "Ability",
+    "Artifact",
+    "Bulk",
+    "ClearPlan",
+    "Condition",
+    "Counted",
+    "Entry",
+    "Finding",
+    "Flag",
+    "Foresight",
+    "Found",
+    "Hazard",
+    "Housekeeping",
+    "Note",
+    "Orphan",
+    "Outcome",
+    "Patch",
+    "Problem",
+    "Quarantined",
+    "Removable",
+    "Root",
+    "Scope",
+    "Severity",
+    "State",
+    "Switch",
+    "Target",
+    "Unverified",
+    "Usage",
+    "When",
+    "note_of",
+]
