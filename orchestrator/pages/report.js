@@ -48,7 +48,17 @@ function makeTree() {
 }
 
 function makeNode(name, outer) {
-  return { name, outer, bytes: 0, entries: 0, staleBytes: 0, inside: new Map(), children: [], hue: null };
+  return {
+    name,
+    outer,
+    bytes: 0,
+    entries: 0,
+    staleBytes: 0,
+    inside: new Map(),
+    children: [],
+    rests: new Map(),
+    hue: null,
+  };
 }
 
 function add(node, entry) {
@@ -179,12 +189,17 @@ function squarify(nodes, box) {
   return [...placed, ...lay(strip, left, scale)];
 }
 
+/** Return one node for the smallest nodes of an area: the same for the same ones, so that it stays chosen. */
 function together(nodes) {
-  const made = makeNode(`${formatCount(nodes.length)} more`, nodes[0].outer);
-  made.bytes = sum(nodes, (node) => node.bytes);
-  made.entries = sum(nodes, (node) => node.entries);
-  made.staleBytes = sum(nodes, (node) => node.staleBytes);
-  return made;
+  const outer = nodes[0].outer;
+  if (!outer.rests.has(nodes.length)) {
+    const made = makeNode(`${formatCount(nodes.length)} more`, outer);
+    made.bytes = sum(nodes, (node) => node.bytes);
+    made.entries = sum(nodes, (node) => node.entries);
+    made.staleBytes = sum(nodes, (node) => node.staleBytes);
+    outer.rests.set(nodes.length, made);
+  }
+  return outer.rests.get(nodes.length);
 }
 
 /** Return how far the areas of a strip are from squares: the worst ratio of their sides. */
