@@ -52,6 +52,7 @@ VERBS: Final[dict[str, tuple[str, str]]] = {
     "config": ("inspecting.config", "every setting, and the file, line or variable that it comes from"),
     "schedule": ("clearing.schedule", "prune by itself: a user timer, a cron line, or an epilog of Slurm"),
     "layers": ("inspecting.layers", "adapters, what each can do here, and why not"),
+    "completion": ("completion", "a script that completes commands, layers, keys and kernels in a shell"),
     "demo": ("demo", "a demonstration on PoCL, in an isolated root"),
 }
 
