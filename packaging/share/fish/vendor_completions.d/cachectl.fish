@@ -51,7 +51,7 @@ function _shtab_cachectl_using
 end
 
 set -g _shtab_cachectl_commands report ls get put purge prune verify restore doctor run env trace bench export import miopen stage merge config schedule layers completion demo
-set -g _shtab_cachectl_opts_with_value --allowed-signers --as-kdb --by --file --home --isolated --json --kernel --kernels --key --larger-than --layer --limit --max-files --max-size --newer-than --older-than --out --output --plot --python --root --rounds --scratch --sha256 --shell --sign --sort --time-limit --user --wait -n -o
+set -g _shtab_cachectl_opts_with_value --allowed-signers --as-kdb --bench --by --file --home --html --isolated --json --kernel --kernels --key --larger-than --layer --limit --max-files --max-size --newer-than --older-than --out --output --plot --python --root --rounds --scratch --sha256 --shell --sign --sort --time-limit --trace --user --wait -n -o
 
 complete -c cachectl -e
 complete -c cachectl -f
@@ -62,6 +62,10 @@ complete -c cachectl -n '_shtab_cachectl_using; and test $_shtab_cachectl_npos -
 complete -c cachectl -n '_shtab_cachectl_using report' -s h -l help -d 'show this help message and exit'
 complete -c cachectl -n '_shtab_cachectl_using report' -l neighbours -d 'also other caches of compiled code (Triton, CuPy …), read only'
 complete -c cachectl -n '_shtab_cachectl_using report' -l by -xka "python" -d 'also the sums of each Python that wrote entries'
+complete -c cachectl -n '_shtab_cachectl_using report' -l html -xka "(__fish_complete_path (commandline -ct))" -d 'also draw it with every entry and finding, as one HTML page'
+complete -c cachectl -n '_shtab_cachectl_using report' -l bench -xka "(__fish_complete_path (commandline -ct))" -d 'what bench --json wrote, for the page of --html'
+complete -c cachectl -n '_shtab_cachectl_using report' -l trace -xka "(__fish_complete_path (commandline -ct))" -d 'what trace --json wrote, for the page of --html'
+complete -c cachectl -n '_shtab_cachectl_using report' -l force -d 'replace an existing FILE that is not a page of cachectl'
 complete -c cachectl -n '_shtab_cachectl_using report' -l root -xka "(__fish_complete_directories)" -d 'the layers as run --isolated=DIR and env --root DIR keep them under DIR'
 complete -c cachectl -n '_shtab_cachectl_using report' -l home -xka "(__fish_complete_directories)" -d 'the home DIR with default variables; as the superuser, with the rights of its owner'
 complete -c cachectl -n '_shtab_cachectl_using report' -l user -x -d 'as the superuser, the home of this user, with his rights; may be repeated'
