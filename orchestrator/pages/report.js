@@ -1,13 +1,9 @@
 // The page of a report: a map of areas by size, distributions, findings, and a table of every entry.
 
-const LETTER = 6.7; // The width of a letter of FONT.
-const FONT = "11px ui-monospace, Menlo, Consolas, 'DejaVu Sans Mono', monospace";
 const HEADING = 17; // The name of an area that shows what is inside it.
 const SMALLEST = 24; // Square pixels of an area that is drawn by itself.
 const DAY = 86400;
 const KIB = 1024;
-
-const word = (number) => (number === null ? null : data.words[number]);
 
 const entries = data.entries.map(([layer, place, kernel, key, bytes, changed, used, stale, damage]) => ({
   layer: word(layer),
@@ -161,7 +157,7 @@ function drawArea(context, { node, x, y, width, height, depth }) {
   const size = formatBytes(node.bytes);
   const both = `${node.name} ${size}`;
   context.fillStyle = colours["on-tile"];
-  context.fillText(cut(both.length * LETTER < wide - 8 ? both : node.name, wide - 8, LETTER), x + 4, y + 9);
+  context.fillText(cut(both.length * LETTER < wide - 8 ? both : node.name, wide - 8), x + 4, y + 9);
 }
 
 /**
