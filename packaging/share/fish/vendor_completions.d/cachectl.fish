@@ -51,7 +51,7 @@ function _shtab_cachectl_using
 end
 
 set -g _shtab_cachectl_commands report ls get put purge prune verify restore doctor run env trace bench export import push pull store miopen stage merge config schedule layers completion demo
-set -g _shtab_cachectl_opts_with_value --allowed-signers --as-kdb --by --digest --file --grace --home --isolated --json --kernel --kernels --key --larger-than --layer --limit --max-files --max-size --newer-than --older-than --out --output --plot --python --root --rounds --scratch --sha256 --shell --sign --sort --store --store-mode --time-limit --user --wait -n -o
+set -g _shtab_cachectl_opts_with_value --allowed-signers --as-kdb --base --bench --by --digest --file --grace --home --html --image --isolated --json --kernel --kernels --key --larger-than --layer --limit --max-files --max-size --newer-than --older-than --out --output --plot --python --root --rounds --scratch --sha256 --shell --sign --sort --store --store-mode --time-limit --trace --user --wait -n -o
 
 complete -c cachectl -e
 complete -c cachectl -f
@@ -62,6 +62,10 @@ complete -c cachectl -n '_shtab_cachectl_using; and test $_shtab_cachectl_npos -
 complete -c cachectl -n '_shtab_cachectl_using report' -s h -l help -d 'show this help message and exit'
 complete -c cachectl -n '_shtab_cachectl_using report' -l neighbours -d 'also other caches of compiled code (Triton, CuPy …), read only'
 complete -c cachectl -n '_shtab_cachectl_using report' -l by -xka "python" -d 'also the sums of each Python that wrote entries'
+complete -c cachectl -n '_shtab_cachectl_using report' -l html -xka "(__fish_complete_path (commandline -ct))" -d 'also draw it with every entry and finding, as one HTML page'
+complete -c cachectl -n '_shtab_cachectl_using report' -l bench -xka "(__fish_complete_path (commandline -ct))" -d 'what bench --json wrote, for the page of --html'
+complete -c cachectl -n '_shtab_cachectl_using report' -l trace -xka "(__fish_complete_path (commandline -ct))" -d 'what trace --json wrote, for the page of --html'
+complete -c cachectl -n '_shtab_cachectl_using report' -l force -d 'replace an existing FILE that is not a page of cachectl'
 complete -c cachectl -n '_shtab_cachectl_using report' -l root -xka "(__fish_complete_directories)" -d 'the layers as run --isolated=DIR and env --root DIR keep them under DIR'
 complete -c cachectl -n '_shtab_cachectl_using report' -l home -xka "(__fish_complete_directories)" -d 'the home DIR with default variables; as the superuser, with the rights of its owner'
 complete -c cachectl -n '_shtab_cachectl_using report' -l user -x -d 'as the superuser, the home of this user, with his rights; may be repeated'
@@ -174,6 +178,7 @@ complete -c cachectl -n '_shtab_cachectl_using; and test $_shtab_cachectl_npos -
 complete -c cachectl -n '_shtab_cachectl_using run' -s h -l help -d 'show this help message and exit'
 complete -c cachectl -n '_shtab_cachectl_using run' -l no-cache -d 'every layer off'
 complete -c cachectl -n '_shtab_cachectl_using run' -l isolated -xka "(__fish_complete_directories)" -d 'every layer on, in an empty root or in DIR, which is kept'
+complete -c cachectl -n '_shtab_cachectl_using run' -l base -xka "(__fish_complete_directories)" -d 'every layer on and warm from DIR, which may be read-only; new entries go to a root of your own'
 complete -c cachectl -n '_shtab_cachectl_using run' -l layer -xka "(cachectl completion --words layers 2>/dev/null)" -d 'only this one; may be repeated'
 complete -c cachectl -n '_shtab_cachectl_using run' -l prove -d 'attest that no real root was read or written; also without another option'
 complete -c cachectl -n '_shtab_cachectl_using run' -l store -x -d 'pull from this shared store before the command, push to it after the command what is new'
@@ -187,6 +192,7 @@ complete -c cachectl -n '_shtab_cachectl_using env' -s h -l help -d 'show this h
 complete -c cachectl -n '_shtab_cachectl_using env' -l disable -d 'switch layers off'
 complete -c cachectl -n '_shtab_cachectl_using env' -l enable -d 'switch layers on'
 complete -c cachectl -n '_shtab_cachectl_using env' -l root -xka "(__fish_complete_directories)" -d 'keep every layer under one folder (moves XDG_CACHE_HOME, for every program)'
+complete -c cachectl -n '_shtab_cachectl_using env' -l base -xka "(__fish_complete_directories)" -d 'start every layer warm from DIR, which may be read-only; --root is your own root'
 complete -c cachectl -n '_shtab_cachectl_using env' -l layer -xka "(cachectl completion --words layers 2>/dev/null)" -d 'only this one; may be repeated'
 complete -c cachectl -n '_shtab_cachectl_using env' -l shell -xka "sh fish csh powershell" -d 'whose commands to print (default: the login shell'"'"'s)'
 complete -c cachectl -n '_shtab_cachectl_using; and test $_shtab_cachectl_npos -eq 0' -a trace -d 'Hits, misses and stores of every layer in a run of a command.'
@@ -212,7 +218,8 @@ complete -c cachectl -n '_shtab_cachectl_using export' -l key -xka "(cachectl co
 complete -c cachectl -n '_shtab_cachectl_using export' -l root -xka "(__fish_complete_directories)" -d 'the layers as run --isolated=DIR and env --root DIR keep them under DIR'
 complete -c cachectl -n '_shtab_cachectl_using export' -l sign -xka "(__fish_complete_path (commandline -ct))" -d 'sign it with a key of OpenSSH; the signature is FILE.sig'
 complete -c cachectl -n '_shtab_cachectl_using export' -l as-kdb -xka "(__fish_complete_directories)" -d 'no bundle: write the databases of miopen or miopen-tuning as files to install'
-complete -c cachectl -n '_shtab_cachectl_using export' -l force -d 'replace an existing FILE that is not a bundle'
+complete -c cachectl -n '_shtab_cachectl_using export' -l image -x -d 'no bundle: write an OCI image to oci://HOST/NAME:TAG, whose files are a root as of run --isolated=DIR'
+complete -c cachectl -n '_shtab_cachectl_using export' -l force -d 'replace an existing FILE that is not a bundle, or an image of cachectl'
 complete -c cachectl -n '_shtab_cachectl_using export' -l json -d 'print JSON: bytes and epoch seconds as numbers'
 complete -c cachectl -n '_shtab_cachectl_using export; and test $_shtab_cachectl_npos -eq 0' -ka "(__fish_complete_path (commandline -ct))" -d 'the bundle to write, - or a URL: s3://, gs://, ssh://'
 complete -c cachectl -n '_shtab_cachectl_using export; and test $_shtab_cachectl_npos -ge 1' -ka "(cachectl completion --words layers 2>/dev/null)" -d 'a layer of cachectl layers (default: all but tuning results)'
