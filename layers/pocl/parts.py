@@ -12,10 +12,10 @@ from cachectl.layers.base.environment import Environment
 from cachectl.layers.base.facts import Entry, Problem, Removable, Root
 from cachectl.layers.base.lazy import regex
 from cachectl.layers.base.parts import Compilation, Facts, Lookups, Portability, Tagging
-from cachectl.layers.disk.birth import birth_time
 from cachectl.layers.formats.pocl_programs import BITCODE, DRAWN
 from cachectl.layers.host.drivers import driver_libraries
 from cachectl.layers.host.hardware import processor
+from cachectl.layers.pocl.birth import birth_time
 from cachectl.layers.pocl.programs import LIBRARIES, Programs
 from cachectl.layers.pyopencl.parts import INCLUDE, include_path
 
