@@ -99,16 +99,9 @@ class EntryFiles:
     otherwise: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Compilation:
-    """A driver's compilation in epoch seconds: of a program as it is built, or of a kernel from its launch on.
-
-    The latter has no ``start``.
-    """
-
-    kernel: str | None
-    start: float | None
-    end: float
+#: A driver's compilation: the kernel, ``None`` for a whole program as it is built; when it began in epoch seconds,
+#: ``None`` for a kernel that is compiled from its launch on; and when it ended.
+Compilation = tuple[str | None, float | None, float]
 
 
 class Lookups:
@@ -172,7 +165,7 @@ class Lookups:
         del path
         return None
 
-    def compilations(self, path: str) -> Sequence[Compilation]:
+    def compilations(self, path: str) -> tuple[Compilation, ...]:
         """Return what was compiled into a program that a listener saw stored, and when; nothing if that is unknown."""
         del path
         return ()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace as replaced
 from functools import partial
 from pathlib import Path
@@ -27,7 +27,7 @@ from cachectl.layers.formats import compute_cache
 from cachectl.layers.formats.details import Details
 from cachectl.layers.host.processes import process_names, using
 from cachectl.layers.stores.files import Files, Index
-from cachectl.layers.stores.tree import Leaf, Shape, Tree
+from cachectl.layers.stores.tree import LINKED, Leaf, Shape, Tree
 
 LIBRARIES: Final = ("libcuda.so", "libnvidia-opencl.so")
 INDEX: Final = "index"
@@ -164,9 +164,12 @@ class ComputeIndex(Index):
 class ComputeCache(Files):
     """One file for each entry, two levels deep, recognised by its name and its header."""
 
+    file_mode = 0o644
+
     def __init__(self) -> None:
         self.compute_index = ComputeIndex()
-        super().__init__(_SHAPE, codec=ComputeCodec(), index=self.compute_index)
+        # The driver rewrites a damaged entry in place.
+        super().__init__(_SHAPE, codec=ComputeCodec(), index=self.compute_index, links="read-only")
 
     # ------------------------------------------------------------------ listing
 
@@ -214,12 +217,11 @@ class ComputeCache(Files):
 
     # ------------------------------------------------------------------ put, and tagged entries
 
-    def write(self, root: Root, key: str, artifact: facts.Artifact, *, replace: bool) -> None:
-        """Place an entry whose name and checksum match, and add it to the index."""
+    def files_of(self, key: str, artifact: facts.Artifact) -> Mapping[str, bytes]:
+        """Check name and checksum."""
         if (complaint := compute_cache.complaint(key, artifact.data)) is not None:
             raise Damaged(self.name, complaint, key)
-        with self.index.changing(self, root):
-            self.tree_of(root, key).write(key, artifact.data, replace=replace, file_mode=0o644)
+        return {"": artifact.data}
 
     # ------------------------------------------------------------------ quarantine
 
@@ -297,6 +299,13 @@ def _standing(store: Files, root: Root, folder: int | None = None) -> _Standing:
     for leaf in tree.scan():
         if isinstance(leaf, Problem):
             unread += [leaf.path] if leaf.hides else []
+            continue
+        if leaf.orphan_rule is LINKED:
+            # The index lists it too: with an incomplete index, the driver drops entries.
+            with suppress(OSError):
+                size = (root.path / leaf.key).stat().st_size - compute_cache.HEADER.size
+                identifier = compute_cache.identifier_of(leaf.key)
+                sizes[identifier], changes[identifier] = max(0, size), leaf.newest
             continue
         try:
             head = None if leaf.orphan_rule is not None else tree.read_file(leaf.key, limit=compute_cache.HEADER.size)

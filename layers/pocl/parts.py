@@ -12,10 +12,10 @@ from cachectl.layers.base.environment import Environment
 from cachectl.layers.base.facts import Entry, Problem, Removable, Root
 from cachectl.layers.base.lazy import regex
 from cachectl.layers.base.parts import Compilation, Facts, Lookups, Portability, Tagging
-from cachectl.layers.disk.birth import birth_time
 from cachectl.layers.formats.pocl_programs import BITCODE, DRAWN
 from cachectl.layers.host.drivers import driver_libraries
 from cachectl.layers.host.hardware import processor
+from cachectl.layers.pocl.birth import birth_time
 from cachectl.layers.pocl.programs import LIBRARIES, Programs
 from cachectl.layers.pyopencl.parts import INCLUDE, include_path
 
@@ -70,21 +70,21 @@ class PoclLookups(Lookups):
         except OSError:
             return 0
 
-    def compilations(self, path: str) -> Sequence[Compilation]:
+    def compilations(self, path: str) -> tuple[Compilation, ...]:
         """Read the times of a program's folder, which PoCL makes when it has missed.
 
         A kernel is compiled for each shape of its work-groups when it is first launched with it.
         """
         try:
             born, compiled = birth_time(path), os.stat(os.path.join(path, BITCODE)).st_mtime
-            found = [] if born is None else [Compilation(None, born, compiled)]
+            found: list[Compilation] = [] if born is None else [(None, born, compiled)]
             for kernel in filter(_is_folder, os.scandir(path)):
                 for shape in filter(_is_folder, os.scandir(kernel)):
                     objects = (item for item in os.scandir(shape) if item.name.endswith(".so"))
-                    found += [Compilation(kernel.name, None, item.stat().st_ctime) for item in objects]
+                    found += [(kernel.name, None, item.stat().st_ctime) for item in objects]
         except OSError:
             return ()
-        return found
+        return tuple(found)
 
     def other_output(self, heard: bytes) -> bytes:
         """Return the output that is not PoCL's."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
@@ -11,9 +11,10 @@ from cachectl.layers.base import facts
 from cachectl.layers.base.errors import Damaged, LayerError, Unreachable
 from cachectl.layers.base.facts import Found, Orphan, Problem, Removable, Root
 from cachectl.layers.base.lazy import regex
-from cachectl.layers.base.store import Codec, Damage, Store, each_part, remove_counted
+from cachectl.layers.base.store import Codec, Damage, each_part, remove_counted
 from cachectl.layers.host.processes import process_names, using
-from cachectl.layers.stores.tree import REFUSALS, Leaf, Shape, Tree, scan_each
+from cachectl.layers.stores.tree import Leaf, Links, Shape, Tree, scan_each
+from cachectl.layers.stores.tree_store import TreeStore
 
 
 class Index:
@@ -46,12 +47,13 @@ class Index:
         yield from ()
 
 
-class Files(Store):
+class Files(TreeStore):
     """Entries that are files under names of a pattern.
 
     ``patterns`` are regular expressions of file names, or the shapes of trees, which differ in their depth; leaked
     temporaries are orphans of the first. ``writers`` are name prefixes of libraries that may be writing an entry.
-    ``unread`` is the effect of an unreadable entry on the library, if known.
+    ``unread`` is the effect of an unreadable entry on the library, if known. ``links`` says whether the library works
+    with a link in the place of an entry.
     """
 
     def __init__(
@@ -61,17 +63,15 @@ class Files(Store):
         index: Index | None = None,
         writers: tuple[str, ...] = (),
         unread: str | None = None,
+        links: Links = "never",
     ) -> None:
         self.shapes = tuple(Shape((regex(one),), folders=False) if isinstance(one, str) else one for one in patterns)
         self.codec = codec
         self.index = Index() if index is None else index
         self.writers = writers
         self.unread = unread
+        self.links = links
         self.forms = (codec.form,)
-
-    def refusals(self) -> Mapping[facts.Ability, str]:
-        """Return the abilities that need directory handles, if the platform has none."""
-        return REFUSALS
 
     # ------------------------------------------------------------------ listing
 
@@ -145,12 +145,31 @@ class Files(Store):
         detail = {"kernels": " ".join(about.kernels or ()), "device": about.device or ""}
         return facts.Artifact(self.name, key, self.codec.form, data, {**about.words, **detail, **about.versions})
 
-    def write(self, root: Root, key: str, artifact: facts.Artifact, *, replace: bool) -> None:
-        """Place a whole entry under the key it was read from."""
+    def files_of(self, key: str, artifact: facts.Artifact) -> Mapping[str, bytes]:
+        """Check the whole entry."""
         if (damage := self.codec.check(artifact.data)) is not None:
             raise Damaged(self.name, damage.message, key)
-        with self.index.changing(self, root):
-            self.tree_of(root, key).write(key, artifact.data, replace=replace)
+        return {"": artifact.data}
+
+    def changing(self, root: Root) -> AbstractContextManager[object]:
+        """Keep the index right."""
+        return self.index.changing(self, root)
+
+    def group(self, key: str) -> Hashable:
+        """Return the depth of a key, by which trees differ."""
+        return key.count("/")
+
+    def bring_from(self, base: Root, root: Root) -> facts.Brought:
+        """Link or copy the missing files, and update the files beside the entries."""
+        from cachectl.layers.stores.bases import Rules, bring_tree
+
+        brought = facts.Brought()
+        for shape in self.shapes:
+            brought = brought.plus(bring_tree(self.name, base.path, root.path, shape, Rules(self.links)))
+        if brought.linked or brought.cloned or brought.copied or brought.dropped:
+            with self.index.changing(self, root):
+                pass
+        return brought
 
     # ------------------------------------------------------------------ clear
 

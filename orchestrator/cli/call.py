@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from cachectl.layers.base.selection import Selection
     from cachectl.moving.importing import Trust
     from cachectl.moving.output_files import Kind, OutputFile
+    from cachectl.sharing.around import StoreUse
     from cachectl.stack import Stack
 
     class _Done(Protocol):
@@ -208,6 +209,29 @@ class Call:
         after = None if options.newer_than is None else parse_moment(options.newer_than, self.now)
         why = (options.allowed_signers, options.sha256, options.trust)
         return None if why == (None, None, False) else Trust(*why, after)
+
+    def store_trust(self) -> Trust | None:
+        """Return why a shared store is trusted; ``None`` if no option says so."""
+        from cachectl.moving.importing import Trust
+
+        why = (self.options.allowed_signers, self.options.digest, self.options.trust)
+        return None if why == (None, None, False) else Trust(*why)
+
+    def store_use(self) -> StoreUse | None:
+        """Return the shared store around a command; ``None`` without one."""
+        options = self.options
+        trust = self.store_trust()
+        if not options.store:
+            if trust is not None:
+                self.misuse("--allowed-signers, --digest and --trust are for --store URL")
+            return None
+        if options.no_cache:
+            self.misuse("--no-cache leaves nothing to pull or push; drop --store")
+        if trust is None:
+            self.misuse("a store is code: give one of --allowed-signers, --digest and --trust")
+        from cachectl.sharing.around import StoreUse
+
+        return StoreUse(options.store, trust, options.store_mode == "rw", options.sign)
 
     def output_file(self, name: str, kind: Kind) -> OutputFile:
         """Return a file to write, which no layer's name may be."""

@@ -19,11 +19,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from cachectl.entry_files.fanotify import Access, Fanotify
+from cachectl.entry_files.history import History, Use, counted
 from cachectl.layers.base.errors import FAILURES
 from cachectl.layers.base.facts import Root
 from cachectl.layers.base.parts import EntryFiles
-from cachectl.entry_files.history import History, Use, counted
-from cachectl.entry_files.fanotify import Access, Fanotify
 
 if TYPE_CHECKING:
     from inotify_simple import Event, INotify

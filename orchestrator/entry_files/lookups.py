@@ -6,10 +6,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple
 
+from cachectl.entry_files.events import EntryUse, Seen
 from cachectl.layers.base.as_json import AsJson
 from cachectl.layers.base.errors import FAILURES, Damaged
 from cachectl.layers.base.parts import EntryFiles, Lookups
-from cachectl.entry_files.events import EntryUse, Seen
 
 if TYPE_CHECKING:
     from cachectl.layers.base.layer import Layer

@@ -31,6 +31,8 @@ _RANKS = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID")
 #: Limits on the spans that wait to be written: their number, and nanoseconds since the last write.
 _MOST_WAITING = 64
 _LONGEST_WAIT = 100_000_000
+#: An encoder is not made for each event.
+_encode = json.JSONEncoder(default=str).encode
 #: Shorter work is not noted, in nanoseconds.
 _SHORTEST = 20_000
 #: The program may put a pipe or a link in the place of a file of ours.
@@ -162,7 +164,7 @@ class Notes:
         pid = os.getpid()
         if self._pid != pid:
             self._introduce(pid)
-        line = _quietly(json.dumps, {"pid": pid, "at": time.time(), **event}, default=str)
+        line = _quietly(_encode, {"pid": pid, "at": time.time(), **event})
         if line:
             self._waiting.append(line + "\n")
 

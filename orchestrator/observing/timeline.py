@@ -100,7 +100,7 @@ class Telling:
 
     layer: Callable[[_Event], str]
     weigh: Callable[[str, str], int | None]
-    compilations: Callable[[str, str], Sequence[Compilation]]
+    compilations: Callable[[str, str], tuple[Compilation, ...]]
 
 
 def read_timeline(
@@ -185,12 +185,12 @@ class _Reader:
                 self._span(event, "compile", "driver", pair), layer=layer or None, outcome=_OUTCOMES[compiled]
             )
             inside = []
-            for path, one in times:
-                end = self._at(event["pid"], one.end)
-                if one.start is None:
-                    later = replace(span, name="compiler", kernel=one.kernel, start=end, seconds=0.0)
-                    self._later.setdefault((span.process, one.kernel or ""), []).append(later)
-                elif span.start <= (start := self._at(event["pid"], one.start)) < end <= span.start + span.seconds:
+            for path, (kernel, begun, ended) in times:
+                end = self._at(event["pid"], ended)
+                if begun is None:
+                    later = replace(span, name="compiler", kernel=kernel, start=end, seconds=0.0)
+                    self._later.setdefault((span.process, kernel or ""), []).append(later)
+                elif span.start <= (start := self._at(event["pid"], begun)) < end <= span.start + span.seconds:
                     weight = self._telling.weigh(layer, path)
                     inside.append(replace(span, name="compiler", start=start, seconds=end - start, bytes=weight))
             known = compiled is False or bool(inside)

@@ -21,6 +21,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
+from cachectl.entry_files.events import EntryEvents, Members, Seen
+from cachectl.entry_files.lookups import EntryTrace, Listed, count, entries_used, served
 from cachectl.layer_set import part_of
 from cachectl.layers.base.as_json import AsJson
 from cachectl.layers.base.environment import process_variable, set_process_variable
@@ -28,8 +30,6 @@ from cachectl.layers.base.errors import FAILURES, BadRequest
 from cachectl.layers.base.facts import Entry, Scope
 from cachectl.layers.base.parts import Compilation, Lookups
 from cachectl.observing.descendants import Descendants, looked_after
-from cachectl.entry_files.events import EntryEvents, Members, Seen
-from cachectl.entry_files.lookups import EntryTrace, Listed, count, entries_used, served
 from cachectl.observing.observer import TABLE
 from cachectl.observing.summary import Summary, summarize
 from cachectl.observing.timeline import Clock, Span, Telling, Timeline, read_timeline
@@ -312,7 +312,7 @@ class Tracer:
             part = self._lookups.get(layer)
             return None if part is None else part.weigh(path)
 
-        def compilations(layer: str, path: str) -> Sequence[Compilation]:
+        def compilations(layer: str, path: str) -> tuple[Compilation, ...]:
             part = self._lookups.get(layer)
             return () if part is None else part.compilations(path)
 

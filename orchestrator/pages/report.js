@@ -1,13 +1,9 @@
 // The page of a report: a map of areas by size, distributions, findings, and a table of every entry.
 
-const LETTER = 6.7; // The width of a letter of FONT.
-const FONT = "11px ui-monospace, Menlo, Consolas, 'DejaVu Sans Mono', monospace";
 const HEADING = 17; // The name of an area that shows what is inside it.
 const SMALLEST = 24; // Square pixels of an area that is drawn by itself.
 const DAY = 86400;
 const KIB = 1024;
-
-const word = (number) => (number === null ? null : data.words[number]);
 
 const entries = data.entries.map(([layer, place, kernel, key, bytes, changed, used, stale, damage]) => ({
   layer: word(layer),
@@ -48,7 +44,17 @@ function makeTree() {
 }
 
 function makeNode(name, outer) {
-  return { name, outer, bytes: 0, entries: 0, staleBytes: 0, inside: new Map(), children: [], hue: null };
+  return {
+    name,
+    outer,
+    bytes: 0,
+    entries: 0,
+    staleBytes: 0,
+    inside: new Map(),
+    children: [],
+    rests: new Map(),
+    hue: null,
+  };
 }
 
 function add(node, entry) {
@@ -151,7 +157,7 @@ function drawArea(context, { node, x, y, width, height, depth }) {
   const size = formatBytes(node.bytes);
   const both = `${node.name} ${size}`;
   context.fillStyle = colours["on-tile"];
-  context.fillText(cut(both.length * LETTER < wide - 8 ? both : node.name, wide - 8, LETTER), x + 4, y + 9);
+  context.fillText(cut(both.length * LETTER < wide - 8 ? both : node.name, wide - 8), x + 4, y + 9);
 }
 
 /**
@@ -179,12 +185,17 @@ function squarify(nodes, box) {
   return [...placed, ...lay(strip, left, scale)];
 }
 
+/** Return one node for the smallest nodes of an area: the same for the same ones, so that it stays chosen. */
 function together(nodes) {
-  const made = makeNode(`${formatCount(nodes.length)} more`, nodes[0].outer);
-  made.bytes = sum(nodes, (node) => node.bytes);
-  made.entries = sum(nodes, (node) => node.entries);
-  made.staleBytes = sum(nodes, (node) => node.staleBytes);
-  return made;
+  const outer = nodes[0].outer;
+  if (!outer.rests.has(nodes.length)) {
+    const made = makeNode(`${formatCount(nodes.length)} more`, outer);
+    made.bytes = sum(nodes, (node) => node.bytes);
+    made.entries = sum(nodes, (node) => node.entries);
+    made.staleBytes = sum(nodes, (node) => node.staleBytes);
+    outer.rests.set(nodes.length, made);
+  }
+  return outer.rests.get(nodes.length);
 }
 
 /** Return how far the areas of a strip are from squares: the worst ratio of their sides. */

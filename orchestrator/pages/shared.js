@@ -3,6 +3,8 @@
 // What all pages share. Every text from the data becomes a text node, never markup.
 
 const data = JSON.parse(document.getElementById("data").textContent);
+/** Return a text by its number among the words of the page. */
+const word = (number) => (number === null ? null : data.words[number]);
 const byId = (id) => document.getElementById(id);
 
 /** Make an element. A property that is undefined is left out; children are elements or texts. */
@@ -243,9 +245,13 @@ function fitCanvas(canvas, width, height) {
   return context;
 }
 
-/** Return a text cut to a width in a font whose letters are all as wide as `letter`; empty if little would be left. */
-function cut(text, width, letter) {
-  const room = Math.floor(width / letter);
+// The font of drawings, whose letters are all as wide as LETTER: to measure each text would take longer than to draw it.
+const FONT = "11px ui-monospace, Menlo, Consolas, 'DejaVu Sans Mono', monospace";
+const LETTER = 6.7;
+
+/** Return a text cut to a width in FONT; empty if little would be left. */
+function cut(text, width) {
+  const room = Math.floor(width / LETTER);
   if (text.length <= room) return text;
   return room < 4 ? "" : `${text.slice(0, room - 1)}…`;
 }

@@ -3,13 +3,9 @@
 const ROW = 20; // A lane, with the gap below its bars.
 const HEADING = 24; // The name of a thread.
 const AXIS = 24;
-const LETTER = 6.7; // The width of a letter of FONT.
-const FONT = "11px ui-monospace, Menlo, Consolas, 'DejaVu Sans Mono', monospace";
 const NARROWEST = 1e-6; // Seconds that the whole width shows at most zoom.
 const JITTER = 1e-7; // Seconds by which neighbours may overlap: times are rounded.
 const MARKS = { hit: "✓", miss: "✗", store: "↓" };
-
-const word = (number) => (number === null ? null : data.words[number]);
 
 /** Read the spans of the page, in the order in which they begin; an outer one comes before those inside it. */
 function readSpans() {
@@ -89,7 +85,7 @@ const viewport = byId("viewport");
 const view = { start: 0, seconds: whole };
 let context;
 let width = 0;
-let seen = 0; // The height of the canvas.
+let visible = 0; // The height of the canvas.
 let colours = {};
 let matches = null; // The spans that the search found, or null without a search.
 let chosen = null;
@@ -111,25 +107,25 @@ function readColours() {
 function resize() {
   width = viewport.clientWidth;
   const most = parseFloat(getComputedStyle(viewport).maxHeight) || innerHeight;
-  seen = Math.min(height, most - 2);
-  context = fitCanvas(canvas, width, seen);
-  byId("height").style.height = `${height - seen}px`;
+  visible = Math.min(height, most - 2);
+  context = fitCanvas(canvas, width, visible);
+  byId("height").style.height = `${height - visible}px`;
   drawNow();
 }
 
 // ---------------------------------------------------------------- drawing
 
 function drawNow() {
-  context.clearRect(0, 0, width, seen);
+  context.clearRect(0, 0, width, visible);
   context.font = FONT;
   context.textBaseline = "middle";
   const top = viewport.scrollTop;
   const ticks = tickTimes();
   context.fillStyle = colours.line;
-  for (const { x } of ticks) context.fillRect(Math.round(x), AXIS, 1, seen);
+  for (const { x } of ticks) context.fillRect(Math.round(x), AXIS, 1, visible);
   for (const row of rows) {
     const y = row.y - top;
-    if (y > seen || y + HEADING + row.lanes.length * ROW < AXIS) continue;
+    if (y > visible || y + HEADING + row.lanes.length * ROW < AXIS) continue;
     drawHeading(row, y);
     row.lanes.forEach((lane, depth) => drawLane(lane, y + HEADING + depth * ROW));
   }
@@ -170,12 +166,12 @@ function drawHeading(row, y) {
     context.fillRect(0, y, width, 1);
   }
   context.fillStyle = row.begins ? colours.ink : colours.faint;
-  context.fillText(cut(row.title, width - 12, LETTER), 6, y + HEADING / 2 + 1);
+  context.fillText(cut(row.title, width - 12), 6, y + HEADING / 2 + 1);
 }
 
 /** Draw the spans of a lane that are in view. Spans narrower than a pixel that share one are drawn once. */
 function drawLane(lane, y) {
-  if (y > seen || y + ROW < AXIS) return;
+  if (y > visible || y + ROW < AXIS) return;
   const last = view.start + view.seconds;
   let edge = -1;
   for (let place = firstAfter(lane, view.start); place < lane.length && lane[place].start < last; place += 1) {
@@ -218,7 +214,7 @@ function drawBar(span, x, size, y, found) {
     // The text of a span that began further left stays in view.
     const left = Math.max(x, 0) + 4;
     context.fillStyle = colours["on-stage"];
-    context.fillText(cut(text, x + wide - left - 2, LETTER), left, y + tall / 2 - (span.outcome ? 1 : 0));
+    context.fillText(cut(text, x + wide - left - 2), left, y + tall / 2 - (span.outcome ? 1 : 0));
   }
   context.globalAlpha = 1;
 }
@@ -257,7 +253,7 @@ function bringIntoView(span, closer = false) {
   else if (!inView(span)) showPart(span.start + span.seconds / 2 - view.seconds / 2, view.seconds);
   const y = yOf(span);
   if (y < viewport.scrollTop + AXIS + HEADING) viewport.scrollTop = y - AXIS - HEADING;
-  else if (y + ROW > viewport.scrollTop + seen) viewport.scrollTop = y + ROW - seen + 4;
+  else if (y + ROW > viewport.scrollTop + visible) viewport.scrollTop = y + ROW - visible + 4;
 }
 
 // ---------------------------------------------------------------- details
@@ -478,15 +474,15 @@ function sumUp(chooseGroup) {
   const groups = Map.groupBy(spans, chooseGroup);
   return [...groups].map(([name, members]) => {
     const seconds = (among) => among.reduce((sum, span) => sum + span.own, 0);
-    const with_ = (wanted) => members.filter((span) => span.outcome === wanted);
+    const having = (wanted) => members.filter((span) => span.outcome === wanted);
     return {
       name,
       seconds: seconds(members),
       spans: members.length,
-      hits: with_("hit"),
-      misses: with_("miss"),
-      hitSeconds: seconds(with_("hit")),
-      missSeconds: seconds(with_("miss")),
+      hits: having("hit"),
+      misses: having("miss"),
+      hitSeconds: seconds(having("hit")),
+      missSeconds: seconds(having("miss")),
       stages: data.stages.map((stage) => seconds(members.filter((span) => span.stage === stage))),
     };
   });

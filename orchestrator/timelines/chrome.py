@@ -92,7 +92,7 @@ def decode(data: bytes, name: str) -> Timeline:
             tuple(map(_process, about["processes"])),
             tuple(sorted(_read_spans(document["traceEvents"]), key=lambda span: (span.start, -span.seconds))),
         )
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         what = f"no {error}" if isinstance(error, KeyError) else str(error)
         message = f"{name}: no timeline that cachectl trace --timeline FILE.json wrote: {what}"
         raise BadRequest(message) from None

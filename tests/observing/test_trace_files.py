@@ -18,12 +18,12 @@ import pytest
 from support.tracing import numbers
 from tiers import thorough
 
-from cachectl.layer_set import LayerSet
-from cachectl.layers.base.environment import Environment
 from cachectl.entry_files import events as entry_events
 from cachectl.entry_files.events import EntryEvents, Members
-from cachectl.entry_files.history import History, counted
 from cachectl.entry_files.fanotify import Fanotify
+from cachectl.entry_files.history import History, counted
+from cachectl.layer_set import LayerSet
+from cachectl.layers.base.environment import Environment
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -102,6 +102,12 @@ def test_misuse_is_refused_before_anything_is_written(words: tuple[str, ...], wh
     assert not (home.path / "page.html").exists()
 
 
+def test_it_is_about_one_user(home: Home) -> None:
+    done = home.cachectl("report", "--html", "page.html", "--all-users", check=False)
+    assert done.returncode
+    assert not (home.path / "page.html").exists()
+
+
 @pytest.mark.parametrize(
     "wrong",
     [

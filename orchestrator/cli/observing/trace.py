@@ -28,7 +28,7 @@ def add_options(parser: Parser) -> None:
     timeline = "write where the time went: .json in the Chrome trace format, which Perfetto opens, .html as a page"
     parser.add_argument("--timeline", metavar="FILE", help=timeline)
     compare = "run nothing: compare two timelines in .json files"
-    parser.add_argument("--compare", nargs=2, metavar=("A.json", "B.json"), help=compare)
+    parser.add_argument("--compare", nargs=2, metavar="FILE", help=compare)
     parser.add_argument("--json", metavar="FILE", help="write JSON to a file, - for standard output")
     parser.add_force("JSON or a timeline of trace")
     parser.usage = (
@@ -145,7 +145,7 @@ def _seconds(seconds: float) -> str:
 
 def _forecast(warm: Forecast, wall: float) -> str:
     if not warm.saves and not warm.at_least:
-        return f"it took {wall:.2f} s, and every cache was filled"
+        return f"it took {wall:.2f} s, and no lookup missed"
     about = "at least" if warm.at_least else "about"
     return f"it took {wall:.2f} s; with every cache filled, {about} {warm.saves:.2f} s less: {warm.seconds:.2f} s"
 
