@@ -20,7 +20,7 @@ _LATE: Final = 0.05
 
 @dataclass(frozen=True, slots=True)
 class EntryTrace:
-    """One entry that was used: how often it was hit and stored, its bytes, and what its bytes say.
+    """One entry that was used: how often it was read and stored, its bytes, and what its bytes say.
 
     ``broken`` says that it is damaged, so that its readings are misses. ``at`` are the times of use (epoch seconds).
     """
