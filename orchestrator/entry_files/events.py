@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 import select
-import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -21,13 +20,12 @@ from typing import TYPE_CHECKING, Final
 
 from cachectl.entry_files.fanotify import Access, Fanotify
 from cachectl.entry_files.history import History, Use, counted
+from cachectl.entry_files.inotify import FileEvent, Inotify
 from cachectl.layers.base.errors import FAILURES
 from cachectl.layers.base.facts import Root
 from cachectl.layers.base.parts import EntryFiles
 
 if TYPE_CHECKING:
-    from inotify_simple import Event, INotify
-
     from cachectl.layers.base.layer import Layer
 
 # sys/inotify.h
@@ -78,6 +76,28 @@ class _Claim:
     path: Path
     files: EntryFiles
 
+    @property
+    def is_everybodys(self) -> bool:
+        """Whether the place is a home or temporary folder itself."""
+        environment = self.layer.environment
+        common = (environment.home, environment.home_folder, environment.temporary)
+        return self.path in {Path(os.path.realpath(folder)) for folder in common}
+
+    def owned(self) -> bool:
+        """Return whether the place has a file of the layer's at its top."""
+        try:
+            return any(self.owns(self.path / name) for name in os.listdir(self.path))
+        except (OSError, *FAILURES):
+            return False
+
+    def holds(self, path: Path) -> bool:
+        """Return whether a path is the place, or lies below it."""
+        return str(path).startswith(str(self.path)) and (path == self.path or f"{path}"[len(str(self.path))] == "/")
+
+    def leads(self, path: Path) -> bool:
+        """Return whether the place lies below a path."""
+        return str(self.path).startswith(f"{path}/")
+
     def key_of(self, path: Path) -> str | None:
         """Return the key of the entry that a path below the place is; ``None`` if it is none."""
         key = path.relative_to(self.path).as_posix()
@@ -101,13 +121,16 @@ class EntryEvents:
     def __init__(self, layers: Iterable[tuple[Layer, EntryFiles]], of_run: Callable[[int], bool | None]) -> None:
         self._of_run = of_run
         self._gaps: dict[str, list[str]] = {}
-        self._claims = list(self._claimed(layers))
+        claims = list(self._claimed(layers))
+        # Too much happens in a folder where everybody keeps files.
+        self._unwatched = [claim for claim in claims if claim.is_everybodys]
+        self._claims = [claim for claim in claims if not claim.is_everybodys]
         self._folders: dict[int, Path] = {}
         self._histories: dict[Path, History] = {}
         self._accesses: list[Access] = []
         self._members: dict[int, bool | None] = {}
         self._lost = False
-        self._notify: INotify | None = None
+        self._notify: Inotify | None = None
         self._fanotify: Fanotify | None = None
 
     def _claimed(self, layers: Iterable[tuple[Layer, EntryFiles]]) -> Iterator[_Claim]:
@@ -133,14 +156,11 @@ class EntryEvents:
 
     def _start(self, stack: ExitStack) -> None:
         try:
-            if not sys.platform.startswith("linux"):
-                raise OSError(0, "only Linux reports every file that is opened")
-            from inotify_simple import INotify
-
-            self._notify = stack.enter_context(INotify(nonblocking=True))
-        except (OSError, AttributeError, ImportError) as error:
-            self._fail(f"no file events: {getattr(error, 'strerror', None) or error}")
+            self._notify = Inotify()
+        except OSError as error:
+            self._fail(f"no file events: {error.strerror}")
             return
+        stack.callback(self._notify.close)
         with suppress(OSError):
             self._fanotify = Fanotify()
             stack.callback(self._fanotify.close)
@@ -157,7 +177,7 @@ class EntryEvents:
 
     def _fail(self, why: str, path: Path | None = None) -> None:
         for claim in self._claims:
-            if path is None or path == claim.path or claim.path in path.parents or path in claim.path.parents:
+            if path is None or claim.holds(path) or claim.leads(path):
                 gaps = self._gaps[claim.layer.name]
                 if why not in gaps:
                     gaps.append(why)
@@ -174,7 +194,7 @@ class EntryEvents:
         if self._notify is None:
             return False
         try:
-            self._folders[self._notify.add_watch(folder, mask | _MASK_ADD | _ONLY_FOLDERS)] = folder
+            self._folders[self._notify.watch(folder, mask | _MASK_ADD | _ONLY_FOLDERS)] = folder
             if mask == _ALL and self._fanotify is not None:
                 self._fanotify.watch(folder)
         except OSError as error:
@@ -188,7 +208,7 @@ class EntryEvents:
         waiting = [folder]
         while waiting:
             at = waiting.pop()
-            if not any(at == claim.path or claim.path in at.parents for claim in self._claims):
+            if not any(claim.holds(at) for claim in self._claims):
                 # It leads to a place.
                 self._watch(at, _COMING)
             elif not self._watch(at, _ALL):
@@ -202,11 +222,11 @@ class EntryEvents:
                         self._history(path).listed(time.time())
 
     def _leads(self, folder: Path) -> bool:
-        return any(folder in claim.path.parents for claim in self._claims) or self._is_wanted(folder)
+        return any(claim.leads(folder) for claim in self._claims) or self._is_wanted(folder)
 
     def _is_wanted(self, path: Path) -> bool:
         for claim in self._claims:
-            if path == claim.path or claim.path in path.parents:
+            if claim.holds(path):
                 try:
                     if claim.owns(path):
                         return True
@@ -222,8 +242,10 @@ class EntryEvents:
     def _drain(self, ending: int) -> None:
         """Read events as they come, because the kernel queues a limited number, and processes end."""
         poll = select.poll()
-        for source in filter(None, (self._notify, self._fanotify)):
-            poll.register(source.fileno(), select.POLLIN)
+        if self._notify is not None:
+            poll.register(self._notify.fileno(), select.POLLIN)
+        if self._fanotify is not None:
+            poll.register(self._fanotify.fileno(), select.POLLIN)
         poll.register(ending, select.POLLIN)
         while all(descriptor != ending for descriptor, _ in poll.poll()):
             self._take()
@@ -236,15 +258,14 @@ class EntryEvents:
             if access.process not in self._members:
                 self._members[access.process] = self._of_run(access.process)
             self._accesses.append(access)
-        while self._notify is not None and (events := list(self._notify.read(timeout=0))):
-            for event in events:
-                self._note(event)
+        for event in () if self._notify is None else self._notify.read():
+            self._note(event)
 
-    def _note(self, event: Event) -> None:
+    def _note(self, event: FileEvent) -> None:
         if event.mask & _OVERFLOW:
             self._lost = True
             return
-        folder = self._folders.get(event.wd)
+        folder = self._folders.get(event.watch)
         if folder is None or not event.name:
             return
         path = folder / event.name
@@ -279,11 +300,14 @@ class EntryEvents:
         # A process that could not be examined may have noted events since.
         members = {process: self._of_run(process) if own is None else own for process, own in self._members.items()}
         processes = _Processes(self._accesses, members) if self._fanotify is not None else None
+        for claim in self._unwatched:
+            if claim.owned():
+                found[claim.layer.name].gaps.append(f"{claim.path}, where others keep files too, is not watched")
         for one in found.values():
             one.gaps += ["file events came faster than they could be read"] if lost else []
         for path, history in self._histories.items():
             for claim in self._claims:
-                if claim.path in path.parents:
+                if claim.holds(path):
                     self._assign(found[claim.layer.name], claim, path, history, processes)
         return found
 

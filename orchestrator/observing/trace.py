@@ -179,10 +179,11 @@ def trace(
 
     with child.signals_held() as signals, isolated_root(stack.environment, notice=notice) as folder:
         tracer = Tracer(stack, folder, explain=explain)
-        started = time.perf_counter()
         with tracer.looking():
+            started = time.perf_counter()
             status = child.run(command, tracer.variables(stack.environment), stack.environment, signals)
-        done = tracer.ended(command, status, time.perf_counter() - started)
+            wall = time.perf_counter() - started
+        done = tracer.ended(command, status, wall)
     return done if kernels else replace(done, kernels=None, entries=None)
 
 
