@@ -237,7 +237,7 @@ class watched:  # noqa: N801 - used as a function
         environment = Environment({"HOME": str(home.path)}, home=home.path, cwd=home.path)
         stack = LayerSet(environment)
         files = [(layer, layer.lookups.files) for layer in stack if layer.lookups and layer.lookups.files]
-        self.events = EntryEvents(files, Members(folder, here=True))  # type: ignore[arg-type]
+        self.events = EntryEvents(files, Members(folder, here=True))
         self.block = self.events.watching()
         self.found: dict[str, Any] = {}
 
@@ -314,7 +314,7 @@ def test_rusticl(home: Home) -> None:
     """Mesa's own hits and stores, kernel by kernel: its machine code bears no name."""
     (home.path / ".cache").mkdir(exist_ok=True)
     document = home.path / "trace.json"
-    aside = {"POCL_CACHE_DIR": str(home.path / "pocl"), "RUSTICL_ENABLE": "llvmpipe"}
+    aside: dict[str, Any] = {"POCL_CACHE_DIR": str(home.path / "pocl"), "RUSTICL_ENABLE": "llvmpipe"}
 
     def run(*, single: str = "0") -> dict[str, Any]:
         program = (sys.executable, str(home.programs / "rusticl.py"), "3")
