@@ -7,6 +7,7 @@ uses Mesa's itself.
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -79,11 +80,19 @@ def arguments(home: Home, sources: Mapping[str, Path], kind: str, *keys: str) ->
     return "entry_stores.py", kind, str(home.path / PLACES[kind]), str(sources[kind]), *keys
 
 
-def traced(home: Home, sources: Mapping[str, Path], kind: str, *keys: str, explain: bool = False) -> dict[str, Any]:
+def traced(
+    home: Home,
+    sources: Mapping[str, Path],
+    kind: str,
+    *keys: str,
+    explain: bool = False,
+    within: tuple[str, ...] = (),
+) -> dict[str, Any]:
+    """Trace the program, with some variables of its own, and return the document."""
     document = home.path / "trace.json"
     program, *rest = arguments(home, sources, kind, *keys)
     options = ("--kernels", *(("--explain",) if explain else ()), "--json", str(document), "--force")
-    home.cachectl("trace", *options, "--", sys.executable, str(home.programs / program), *rest)
+    home.cachectl("trace", *options, "--", "env", *within, sys.executable, str(home.programs / program), *rest)
     return dict(json.loads(document.read_text()))
 
 
@@ -342,3 +351,65 @@ def test_rusticl(home: Home) -> None:
     assert layer_of(single, "mesa")["evidence"] == "inferred"
     assert numbers(single, "mesa")[0] is None
     assert "Mesa keeps it open" in layer_of(single, "mesa")["why"]
+
+
+STRANGER = """
+import os, sys, time
+from pathlib import Path
+sys.path.insert(0, {programs!r})
+import entry_stores
+root, source, begin = Path({root!r}), Path({source!r}), {begin!r}
+keys = sorted(str(path.relative_to(source)) for path in source.rglob("*") if path.is_file())
+data = {{key: (source / key).read_bytes() for key in keys}}
+while not (root / begin).exists():
+    time.sleep(0)
+for key in keys:
+    entry_stores.{kind}(root, key, data[key])
+    entry_stores.{kind}(root, key[:-2] + "zz" if {kind!r} == "neo" else key[:-1] + "0", data[key])
+"""
+
+
+@pytest.mark.thorough
+@sees_processes
+@pytest.mark.parametrize(("kind", "begin"), [("cuda", "index"), ("neo", "config.file"), ("comgr", "")])
+def test_another_program_that_stores_the_same_entries(
+    home: Home, sources: Mapping[str, Path], tmp_path: Path, kind: str, begin: str
+) -> None:
+    """It fills the new cache at the same time: nothing of it is counted, as openings seen inside the run show."""
+    root = home.path / PLACES[kind]
+    library, log = tmp_path / "opens.so", tmp_path / "opens.log"
+    compiler = ("cc", "-shared", "-fPIC", "-o", str(library), str(home.programs / "opens.c"), "-ldl")
+    subprocess.run(compiler, check=True)
+    places = {"programs": str(home.programs), "root": str(root), "source": str(sources[kind])}
+    stranger = (sys.executable, "-c", STRANGER.format(**places, begin=begin, kind=kind))
+    exact = 0
+    for _ in range(3):
+        shutil.rmtree(root, ignore_errors=True)
+        if kind == "neo":
+            root.mkdir(parents=True)
+        log.unlink(missing_ok=True)
+        with subprocess.Popen(stranger) as other:
+            counting = {"LD_PRELOAD": str(library), "OPENS_LOG": str(log), "OPENS_IN": str(root)}
+            read = traced(home, sources, kind, within=tuple(f"{name}={value}" for name, value in counting.items()))
+            other.wait()
+        direct = {key: count for key, count in opened(log, root).items() if (sources[kind] / key).exists()}
+        found = {entry["key"]: (entry["hits"], entry["stores"]) for entry in read["entries"] if entry["layer"] == kind}
+        assert all(got <= true for key in found for got, true in zip(found[key], direct.get(key, (0, 0)), strict=True))
+        if layer_of(read, kind)["evidence"] == "exact":
+            assert found == direct
+            exact += 1
+    assert exact
+
+
+def opened(log: Path, root: Path) -> dict[str, tuple[int, int]]:
+    """Return how often each entry was read and stored; who renames one to its place has looked for it in vain."""
+    uses: dict[str, list[bool]] = {}
+    for line in log.read_text().splitlines():
+        _, flags, error, path = line.split(" ", 3)
+        of_key = uses.setdefault(str(Path(path).relative_to(root)), [])
+        if int(flags) & os.O_ACCMODE != os.O_RDONLY:
+            # It was broken.
+            of_key[-1:] = [True]
+        else:
+            of_key.append(bool(int(error)))
+    return {key: (of_key.count(False), of_key.count(True)) for key, of_key in uses.items()}
