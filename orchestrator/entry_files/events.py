@@ -22,8 +22,9 @@ from cachectl.entry_files.fanotify import Access, Fanotify
 from cachectl.entry_files.history import History, Use, counted
 from cachectl.entry_files.inotify import FileEvent, Inotify
 from cachectl.layers.base.errors import FAILURES
-from cachectl.layers.base.facts import Root
+from cachectl.layers.base.facts import Root, Scope
 from cachectl.layers.base.parts import EntryFiles
+from cachectl.layers.disk.presence import nearest
 
 if TYPE_CHECKING:
     from cachectl.layers.base.layer import Layer
@@ -39,6 +40,8 @@ _TOGETHER: Final = "some uses by several programs were reported as one"
 _UNSEEN: Final = "a process had ended before it could be seen whether it was of this run"
 #: How many folders above a place are watched, in case it is removed and made again.
 _ABOVE: Final = 2
+#: Bytes that are free on a file system that cannot take another entry.
+_LITTLE: Final = 16 << 20
 #: How often events are read in a row: a program may cause them without end.
 _IN_A_ROW: Final = 100
 #: How long events of whole file systems may queue.
@@ -80,6 +83,8 @@ class _Claim:
     root: Root
     path: Path
     files: EntryFiles
+    #: Whether the layer stores new entries here.
+    stores: bool
 
     @property
     def is_everybodys(self) -> bool:
@@ -150,8 +155,9 @@ class EntryEvents:
             except FAILURES:
                 self._gaps[layer.name].append("its places are not known")
                 continue
-            for root in roots:
-                yield _Claim(layer, root, Path(os.path.realpath(root.path)), files)
+            for number, root in enumerate(roots):
+                stores = number == 0 and root.scope is Scope.USER
+                yield _Claim(layer, root, Path(os.path.realpath(root.path)), files, stores)
 
     # ------------------------------------------------------------------ watching
 
@@ -175,6 +181,7 @@ class EntryEvents:
             stack.callback(self._fanotify.close)
         for claim in self._claims:
             self._approach(claim.path)
+        self._check_space()
         ending, end = os.pipe()
         stack.callback(os.close, ending)
         stack.callback(os.close, end)
@@ -213,6 +220,16 @@ class EntryEvents:
                 self._fail(f"{folder} could not be watched: {error.strerror}", folder)
             return False
         return True
+
+    def _check_space(self) -> None:
+        """Record places where nothing can be stored: a miss that stores nothing does not show."""
+        for claim in self._claims:
+            if claim.stores:
+                below = [folder for folder in self._folders.values() if claim.holds(folder)]
+                for folder in (nearest(claim.path), *below):
+                    if folder.is_dir() and (why := _refusal(folder)) is not None:
+                        self._fail(f"{why}: a miss that stores nothing does not show", claim.path)
+                        break
 
     def _see_processes(self, folder: Path) -> None:
         if self._fanotify is not None:
@@ -330,6 +347,7 @@ class EntryEvents:
     def seen(self) -> dict[str, Seen]:
         """Return what was seen of each layer."""
         lost = self._lost or (self._fanotify is not None and self._fanotify.lost)
+        self._check_space()
         blind = self._notify is None
         apart = {name: self._fanotify is not None and name not in self._together for name in self._gaps}
         found = {name: Seen(gaps=list(gaps), told_apart=apart[name], blind=blind) for name, gaps in self._gaps.items()}
@@ -359,6 +377,17 @@ class EntryEvents:
         elif uses:
             times = tuple(use.at for use in hits), tuple(use.at for use in stores)
             seen.entries.append(EntryUse(claim.root, key, *times))
+
+
+def _refusal(folder: Path) -> str | None:
+    """Return why files may not be stored in a folder; ``None`` if nothing is known against it."""
+    if not os.access(folder, os.W_OK | os.X_OK):
+        return f"{folder} cannot be written"
+    with suppress(OSError):
+        space = os.statvfs(folder)
+        if space.f_bavail * space.f_frsize < _LITTLE or (space.f_files and space.f_favail == 0):
+            return f"the file system of {folder} is full"
+    return None
 
 
 class Members:

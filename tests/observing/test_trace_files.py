@@ -23,8 +23,12 @@ from cachectl.entry_files import events as entry_events
 from cachectl.entry_files.events import EntryEvents, Members
 from cachectl.entry_files.fanotify import Fanotify
 from cachectl.entry_files.history import History, counted
+from cachectl.entry_files.lookups import EntryTrace
 from cachectl.layer_set import LayerSet
 from cachectl.layers.base.environment import Environment
+from cachectl.observing.summary import summarize
+from cachectl.observing.timeline import Clock, Telling, read_timeline
+from cachectl.observing.trace import told
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -87,12 +91,23 @@ def traced(
     *keys: str,
     explain: bool = False,
     within: tuple[str, ...] = (),
+    variables: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
     """Trace the program, with some variables of its own, and return the document."""
     document = home.path / "trace.json"
     program, *rest = arguments(home, sources, kind, *keys)
     options = ("--kernels", *(("--explain",) if explain else ()), "--json", str(document), "--force")
-    home.cachectl("trace", *options, "--", "env", *within, sys.executable, str(home.programs / program), *rest)
+    home.cachectl(
+        "trace",
+        *options,
+        "--",
+        "env",
+        *within,
+        sys.executable,
+        str(home.programs / program),
+        *rest,
+        **(variables or {}),
+    )
     return dict(json.loads(document.read_text()))
 
 
@@ -351,6 +366,52 @@ def test_rusticl(home: Home) -> None:
     assert layer_of(single, "mesa")["evidence"] == "inferred"
     assert numbers(single, "mesa")[0] is None
     assert "Mesa keeps it open" in layer_of(single, "mesa")["why"]
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("options", ["ro", "size=1m"])
+def test_a_miss_that_stores_nothing_is_unknown(home: Home, sources: Mapping[str, Path], options: str) -> None:
+    """In a folder that cannot be written, and on a full file system, the numbers are a lower bound."""
+    root = home.path / PLACES["cuda"]
+    root.mkdir(parents=True)
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", options, "none", str(root)], check=False).returncode:
+        pytest.skip("mounting takes privileges")
+    try:
+        read = traced(home, sources, "cuda")
+    finally:
+        subprocess.run(["umount", str(root)], check=True)
+    layer = layer_of(read, "cuda")
+    assert layer["evidence"] == "inferred"
+    assert layer["why"].endswith(": a miss that stores nothing does not show")
+    assert numbers(read, "cuda") == ((0, 0, 0) if options == "ro" else (0, 40, 40))
+
+
+def test_a_cache_that_is_off_shows_no_lookup(home: Home, sources: Mapping[str, Path]) -> None:
+    """A driver that is told not to use it compiles in silence."""
+    read = traced(home, sources, "comgr", variables={"CUDA_CACHE_DISABLE": "1"})
+    assert (layer_of(read, "cuda")["evidence"], layer_of(read, "comgr")["evidence"]) == ("inferred", "exact")
+    assert "it is off (CUDA_CACHE_DISABLE" in layer_of(read, "cuda")["why"]
+
+
+@pytest.mark.parametrize("compiled", [True, False, None])
+def test_a_build_by_a_driver_that_says_nothing(*, compiled: bool | None) -> None:
+    """The entries of its kernels show whether it compiled; the summary and the forecast use that."""
+    build: dict[str, Any] = {"event": "build", "pid": 1, "thread": 1, "layer": "pyopencl", "kernels": ["k"]}
+    clock = Clock(0, 0, "here")
+    build |= {"start": 0, "end": 10**10, "at": 10.0, "seconds": 10.0, "failed": False, "compiles": [[10**9, 9 * 10**9]]}
+    stores = int(compiled is True)
+    entry = EntryTrace("drv", "key", 1 - stores, stores, None, ("k",), "gpu", at=(5.0,))
+    events = told([build], [entry] if compiled is not None else [])
+    events.insert(0, {"event": "started", "pid": 1, "monotonic": 0, "epoch": 0, "host": "here"})
+    telling = Telling(lambda event: str(event["layer"]), lambda _, __: None, lambda _, __: ())
+    timeline = read_timeline((), clock, 12.0, events, telling)
+    (span,) = [span for span in timeline.spans if span.name == "driver"]
+    stage, outcome = {True: ("compile", "miss"), False: ("lookup", "hit"), None: ("compile", None)}[compiled]
+    assert (span.stage, span.outcome, span.layer) == (stage, outcome, "drv" if compiled is not None else None)
+    summary = summarize(timeline)
+    assert summary.slowest[0].warm is {True: False, False: True, None: None}[compiled]
+    assert summary.warm.at_least is (compiled is None)
+    assert summary.warm.saves == pytest.approx(8 * 0.96 if compiled else 0)
 
 
 STRANGER = """
