@@ -231,7 +231,13 @@ class Call:
             self.misuse("a store is code: give one of --allowed-signers, --digest and --trust")
         from cachectl.sharing.around import StoreUse
 
-        return StoreUse(options.store, trust, options.store_mode == "rw", options.sign)
+        return StoreUse(self.store_url(options.store), trust, options.store_mode == "rw", options.sign)
+
+    def store_url(self, url: str) -> str:
+        """Return the address of a shared store, which no layer's name may be."""
+        if url in self.stack:
+            self.misuse(f"{url!r} is a layer, not a store: write the URL before the layers, or ./{url}")
+        return url
 
     def output_file(self, name: str, kind: Kind) -> OutputFile:
         """Return a file to write, which no layer's name may be."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import stat
 import subprocess
 import sys
 import time
@@ -195,6 +196,15 @@ def age_condemned(store: Path, moment: int) -> None:
         path.rename(path.with_name(f"condemned-{moment}-{path.name.rpartition('-')[2]}"))
 
 
+def test_gc_on_a_machine_with_a_wrong_clock_removes_nothing(cheap: Home, tmp_path: Path) -> None:
+    store, now = tmp_path / "store", time.time()
+    at(cheap, now).push(str(store), layers=["miopen"])
+    before = files(store)
+    with pytest.raises(CachectlError, match="set it"):
+        at(cheap, now + 365 * 86400).store(str(store)).gc(older_than=30 * 86400)
+    assert files(store) == before
+
+
 @pytest.mark.thorough
 def test_a_part_that_gc_removes_meanwhile_is_no_error(cheap: Home, other: Home, tmp_path: Path) -> None:
     store = str(tmp_path / "store")
@@ -255,3 +265,62 @@ def test_a_command_runs_with_a_store_around_it(cheap: Home, other: Home, tmp_pat
     assert files(tmp_path / "store") == before
     for words in (("--store", store), ("--no-cache", "--store", store, "--trust"), ("--prove", "--trust")):
         assert other.cachectl("run", *words, *child, check=False).returncode == 2
+
+
+def test_users_share_a_folder_whatever_their_umask_is(cheap: Home, tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    store.mkdir()
+    store.chmod(0o2775)
+    before = os.umask(0o077)
+    try:
+        Stack(cheap.environment()).push(str(store), layers=["miopen"])
+    finally:
+        os.umask(before)
+    found = {stat.S_IMODE(path.stat().st_mode) for path in store.rglob("*") if path.is_file()}
+    assert found == {0o644}
+    assert {stat.S_IMODE(path.stat().st_mode) for path in store.iterdir()} == {0o2775}
+
+
+def test_an_address_that_is_no_store_is_one_line(cheap: Home, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for url, status, words in (
+        ("miopen", 2, "'miopen' is a layer"),
+        ("s3://", 2, "names no store"),
+        ("file://relative", 2, "an absolute path"),
+        (str(tmp_path / "file"), 1, "name a folder or a URL"),
+    ):
+        for verb in (("push",), ("store", "ls"), ("pull", "--trust")):
+            done = cheap.cachectl(*verb, url, check=False)
+            assert (done.returncode, done.stderr.count("\n"), words in done.stderr) == (status, 1, True)
+    assert not (Path.cwd() / "miopen").exists()
+
+
+COPY_ONE = """
+import hashlib, pathlib, sqlite3, sys
+database, = pathlib.Path(sys.argv[1]).rglob("*.ukdb")
+with sqlite3.connect(database) as opened:
+    code = opened.execute("SELECT kernel_blob FROM kern_db LIMIT 1").fetchone()[0] + b"new"
+    row = ("new.cl.o", " -O3", code, hashlib.md5(code).hexdigest(), 0)
+    columns = "kernel_name, kernel_args, kernel_blob, kernel_hash, uncompressed_size"
+    opened.execute(f"INSERT INTO kern_db({columns}) VALUES(?, ?, ?, ?, ?)", row)
+"""
+
+
+def test_what_a_base_has_is_neither_pulled_nor_pushed(cheap: Home, other: Home, tmp_path: Path) -> None:
+    store, base, own = (str(tmp_path / name) for name in ("store", "base", "own"))
+    cheap.cachectl("push", store, "miopen")
+    trusting = ("run", "--store", store, "--trust")
+    other.cachectl(*trusting, "--store-mode", "ro", f"--isolated={base}", "--", "true")
+    add_kernels(cheap, [30])
+    assert cheap.json("push", store, "miopen")["total"]["pushed"] == 1
+    # Nothing but the thirtieth kernel is read from the store.
+    for large in (tmp_path / "store" / "objects").iterdir():
+        large.unlink()
+    done = other.cachectl(*trusting, "--base", base, f"--isolated={own}", "--", sys.executable, "-c", COPY_ONE, own)
+    assert done.stderr.splitlines() == ["cachectl: base: miopen: 10 copied"]
+    newest = max((tmp_path / "store" / "index").glob("[0-9]*"), key=lambda path: path.stat().st_mtime_ns)
+    index = Index(FolderPlace(tmp_path / "store"), cheap.environment())
+    part = next(index.read(name).part for name in index.names.parts if str(name) == newest.name)
+    assert ["new.cl.o" in one.item.key for one in part.entries] == [True]
+    assert len(list(Stack.below(own, other.environment())["miopen"].entries())) == 12
+    assert len(list(Stack.below(base, other.environment())["miopen"].entries())) == 10

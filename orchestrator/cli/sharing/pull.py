@@ -38,7 +38,7 @@ def run(call: Call) -> int:
     selected = call.selection()
     with output.working("pulling"):
         done = call.stack.pull(
-            given.url,
+            call.store_url(given.url),
             trust,
             selected,
             layers=given.layers,

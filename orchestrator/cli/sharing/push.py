@@ -32,7 +32,11 @@ def run(call: Call) -> int:
     selected = call.selection()
     with output.working("pushing"):
         done = call.stack.push(
-            given.url, selected, layers=given.layers, sign=given.sign, allowed_signers=given.allowed_signers
+            call.store_url(given.url),
+            selected,
+            layers=given.layers,
+            sign=given.sign,
+            allowed_signers=given.allowed_signers,
         )
     return call.show(done, _show)
 
