@@ -18,12 +18,10 @@ from cachectl.layers.base.errors import CachectlError
 from cachectl.layers.base.selection import moment_text
 from cachectl.sharing.format import (
     INDEX,
-    LARGEST_CONDEMNED,
     CondemnedName,
     PartName,
     condemned_file,
     is_content,
-    parse_condemned,
 )
 from cachectl.sharing.index import Gone, Index
 
@@ -136,7 +134,7 @@ def _plan(index: Index, contents: Mapping[str, int], now: float, limits: Limits)
                 weight -= sizes.get(held, 0)
     live = {name for name, number in uses.items() if number}
     unlisted = sizes.keys() - live
-    condemned = {name: _condemned(index, name) for name in index.names.condemned}
+    condemned = {name: index.condemned(name) for name in index.names.condemned}
     ripe = frozenset(
         held for name, names in condemned.items() if _age(index, name, now) > limits.grace for held in names
     )
@@ -153,13 +151,6 @@ def _plan(index: Index, contents: Mapping[str, int], now: float, limits: Limits)
         sum(sizes[name] for name in remove),
         weight,
     )
-
-
-def _condemned(index: Index, name: CondemnedName) -> frozenset[str]:
-    try:
-        return parse_condemned(name, index.place.read(f"{INDEX}{name}", LARGEST_CONDEMNED))
-    except FileNotFoundError:
-        return frozenset()
 
 
 def _age(index: Index, name: CondemnedName, now: float) -> float:

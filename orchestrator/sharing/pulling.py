@@ -171,7 +171,7 @@ class _Pulling:
         layers = tuple(self._foreseen(one) for one in wanted) if dry_run else self._place(wanted)
         if not dry_run:
             self._remember()
-        self._index.save()
+            self._index.save()
         return Pull(
             *(self._shown, self._store, self._index.names.digest, tuple(sorted(set(self._trusted.values())))),
             *(dry_run, self._read, _together(layers), unread),

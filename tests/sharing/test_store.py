@@ -108,8 +108,9 @@ def test_a_store_says_what_will_hit_and_what_was_left_alone(cheap: Home, other: 
     cheap.cachectl("push", store, "miopen")
     listed = cheap.json("store", "ls", store)
     assert [(key["layer"], key["entries"], key["parts"]) for key in listed["keys"]] == [("miopen", 10, 1)]
+    before = files(other.path)
     foreseen = other.json("pull", store, "--trust", "--dry-run")
-    assert not (other.path / ".cache" / "miopen").exists()
+    assert files(other.path) == before
     assert len(foreseen["layers"][0]["entries"]) == foreseen["total"]["placed"] == 10
     done = other.json("pull", store, "--trust", "--larger-than", "100K")
     assert (done["total"]["placed"], foreseen["digest"]) == (2, listed["digest"])
@@ -194,6 +195,15 @@ def test_gc_removes_the_oldest_and_later_what_nothing_lists(cheap: Home, other: 
 def age_condemned(store: Path, moment: int) -> None:
     for path in (store / "index").glob("condemned-*"):
         path.rename(path.with_name(f"condemned-{moment}-{path.name.rpartition('-')[2]}"))
+
+
+def test_a_damaged_list_of_condemned_names_is_found(cheap: Home, tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    cheap.cachectl("push", str(store), "miopen")
+    (store / "index" / f"condemned-1-{'0' * 64}").touch()
+    check = Stack(cheap.environment()).store(str(store)).verify()
+    assert (check.failed, [one.code for one in check.findings]) == (True, ["damaged"])
+    assert str(store) in cheap.cachectl("store", "gc", str(store), check=False).stderr
 
 
 def test_gc_on_a_machine_with_a_wrong_clock_removes_nothing(cheap: Home, tmp_path: Path) -> None:
@@ -324,3 +334,12 @@ def test_what_a_base_has_is_neither_pulled_nor_pushed(cheap: Home, other: Home, 
     assert ["new.cl.o" in one.item.key for one in part.entries] == [True]
     assert len(list(Stack.below(own, other.environment())["miopen"].entries())) == 12
     assert len(list(Stack.below(base, other.environment())["miopen"].entries())) == 10
+
+
+def test_entries_that_cannot_be_placed_are_one_line_around_a_command(cheap: Home, other: Home, tmp_path: Path) -> None:
+    store = str(tmp_path / "store")
+    cheap.cachectl("push", store, "miopen")
+    (other.path / ".cache").mkdir(exist_ok=True)
+    (other.path / ".cache" / "miopen").touch()
+    done = other.cachectl("run", "--store", store, "--trust", "--", "true")
+    assert ["10 not pulled" in line for line in done.stderr.splitlines()] == [True]
