@@ -343,7 +343,9 @@ class Stack(LayerSet):
             from cachectl.layers.base.errors import BadRequest
 
             raise BadRequest("an isolated root that is not kept has no use for a store; name a folder: --isolated=DIR")
-        root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        from cachectl.switching.isolated import make_kept_root
+
+        make_kept_root(root, mode=0o700)
         return type(self).below(str(root), self.environment)
 
     def env(

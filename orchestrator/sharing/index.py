@@ -98,7 +98,7 @@ class Index:
                 if name not in self.names.keys:
                     raise BadStore(f"{self.place.shown}: the key document {file} is missing")
                 document = self._read(file, LARGEST_KEY)
-                with self._named():
+                with self.naming():
                     self._keys[name] = parse_key(name, document)
                 if self._cache is not None:
                     self._cache.add(file, document)
@@ -115,13 +115,13 @@ class Index:
         data = None if self._cache is None else self._cache.read(file, most_part())
         if data is None or hashlib.sha256(data).hexdigest() != name.sha256:
             data = self._read(file, most_part())
-            with self._named():
+            with self.naming():
                 text, signature = open_part(name, data)
             if self._cache is not None:
                 self._cache.add(file, data)
         else:
             text, signature = open_part(name, data)
-        with self._named():
+        with self.naming():
             part = parse_part(name, text)
         if part.store not in self.names.stores:
             raise BadStore(f"{self.place.shown}: {file} was made for another store")
@@ -129,17 +129,19 @@ class Index:
 
     def condemned(self, name: CondemnedName) -> frozenset[str]:
         """Return the packs and objects in a list of condemned names; none if it was removed meanwhile."""
-        with self._named():
+        with self.naming():
             try:
                 return parse_condemned(name, self.place.read(f"{INDEX}{name}", LARGEST_CONDEMNED))
             except FileNotFoundError:
                 return frozenset()
 
     @contextmanager
-    def _named(self) -> Iterator[None]:
-        """Say which store is damaged."""
+    def naming(self) -> Iterator[None]:
+        """Say in an error which store is damaged."""
         try:
             yield
+        except Gone:
+            raise
         except BadStore as error:
             raise BadStore(f"{self.place.shown}: {str(error).removeprefix(f'{self.place.shown}: ')}") from error
 

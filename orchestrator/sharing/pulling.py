@@ -352,16 +352,18 @@ class _Pulling:
         name = place.rpartition("/")[2]
         if first.pack is None:
             size = first.item.bytes
-            content = open_object(name, self._fetch(place, most_object(size)), size)
+            with self._index.naming():
+                content = open_object(name, self._fetch(place, most_object(size)), size)
             for _, one in group:
                 if one.item.bytes != size:
                     raise BadStore(f"{self._shown}: {place} has another size than the index says")
                 yield one, content
             return
         packed, size = read.part.packs[first.pack]
-        content = open_pack(name, self._fetch(place, packed), size)
-        for _, one in group:
-            yield one, cut(one, content)
+        with self._index.naming():
+            content = open_pack(name, self._fetch(place, packed), size)
+            found = [(one, cut(one, content)) for _, one in group]
+        yield from found
 
     def _fetch(self, name: str, most: int) -> bytes:
         try:

@@ -303,6 +303,9 @@ def test_an_address_that_is_no_store_is_one_line(cheap: Home, tmp_path: Path) ->
             done = cheap.cachectl(*verb, url, check=False)
             assert (done.returncode, done.stderr.count("\n"), words in done.stderr) == (status, 1, True)
     assert not (Path.cwd() / "miopen").exists()
+    for kept in (["--base", str(tmp_path)], ["--store", str(tmp_path / "store"), "--trust"], []):
+        done = cheap.cachectl("run", *kept, f"--isolated={tmp_path / 'file'}", "--", "true", check=False)
+        assert (done.returncode, "cannot make the root" in done.stderr, done.stderr.count("\n")) == (1, True, 1)
 
 
 COPY_ONE = """

@@ -28,13 +28,8 @@ def add_options(parser: Parser) -> None:
 
 
 def run(call: Call) -> int:
-    from cachectl.moving.importing import Trust
-    from cachectl.sharing.places import is_pinned
-
     given = call.options
-    trust = call.store_trust() or (Trust(blindly=True) if is_pinned(given.url) else None)
-    if trust is None:
-        call.misuse("a store is code: give one of --allowed-signers, --digest and --trust")
+    trust = call.demand_trust(given.url)
     selected = call.selection()
     with output.working("pulling"):
         done = call.stack.pull(
