@@ -449,7 +449,7 @@ class Stack(LayerSet):
 
     def push(
         self,
-        url: str,
+        url: str | Path,
         selection: Selection = ALL,
         *,
         layers: Iterable[str] = (),
@@ -467,7 +467,7 @@ class Stack(LayerSet):
 
     def pull(
         self,
-        url: str,
+        url: str | Path,
         trust: Trust,
         selection: Selection = ALL,
         *,
@@ -484,7 +484,7 @@ class Stack(LayerSet):
 
         return pull(self, url, trust, selection, layers=layers, dry_run=dry_run, accept_older=accept_older)
 
-    def store(self, url: str) -> SharedStore:
+    def store(self, url: str | Path) -> SharedStore:
         """Return the shared store at a folder or a URL."""
         from cachectl.sharing.store import SharedStore
 

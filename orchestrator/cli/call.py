@@ -231,8 +231,8 @@ class Call:
         """Return the shared store around a command; ``None`` without one."""
         options = self.options
         if not options.store:
-            if self.store_trust() is not None:
-                self.misuse("--allowed-signers, --digest and --trust are for --store URL")
+            if self.store_trust() is not None or options.sign is not None:
+                self.misuse("--allowed-signers, --digest, --trust and --sign are for --store URL")
             return None
         if options.no_cache:
             self.misuse("--no-cache leaves nothing to pull or push; drop --store")

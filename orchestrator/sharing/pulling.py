@@ -30,6 +30,8 @@ from cachectl.sharing.place import BadStore, Missing
 from cachectl.sharing.places import is_pinned, place_of
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from cachectl.layer_set import LayerSet
     from cachectl.layers.base.environment import Environment
     from cachectl.layers.base.layer import Layer
@@ -82,7 +84,7 @@ class Pull:
 
 def pull(
     stack: LayerSet,
-    url: str,
+    url: str | Path,
     trust: Trust,
     selection: Selection = ALL,
     *,

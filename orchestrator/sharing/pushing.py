@@ -122,7 +122,7 @@ class Push:
 
 def push(
     stack: LayerSet,
-    url: str,
+    url: str | Path,
     selection: Selection = ALL,
     *,
     layers: Iterable[str] = (),

@@ -120,6 +120,8 @@ def test_a_store_says_what_will_hit_and_what_was_left_alone(cheap: Home, other: 
     assert (pulled.layers, len(pulled.unread)) == ((), 1)
     assert "platform linux, here darwin" in pulled.unread[0].because
     assert "no store" in other.cachectl("pull", str(tmp_path / "none"), "--trust", check=False).stderr
+    assert "no entry to push in loopy" in cheap.cachectl("push", store, "loopy").stderr
+    assert "no entry to pull" in other.cachectl("pull", store, "loopy", "--trust").stderr
     assert other.cachectl("pull", store, check=False).returncode == 2
     assert other.cachectl("store", "ls", store, "--grace", "1d", check=False).returncode == 2
 
@@ -218,7 +220,7 @@ def test_gc_on_a_machine_with_a_wrong_clock_removes_nothing(cheap: Home, tmp_pat
 @pytest.mark.thorough
 def test_a_part_that_gc_removes_meanwhile_is_no_error(cheap: Home, other: Home, tmp_path: Path) -> None:
     store = str(tmp_path / "store")
-    Stack(cheap.environment()).push(store, layers=["miopen"])
+    Stack(cheap.environment()).push(tmp_path / "store", layers=["miopen"])
     pulling, listed = Stack(other.environment()), FolderPlace.names
 
     def names(place: FolderPlace) -> object:
@@ -273,7 +275,10 @@ def test_a_command_runs_with_a_store_around_it(cheap: Home, other: Home, tmp_pat
     assert done.returncode == 7
     assert ["nothing is pulled or pushed" in line for line in done.stderr.splitlines()] == [True]
     assert files(tmp_path / "store") == before
-    for words in (("--store", store), ("--no-cache", "--store", store, "--trust"), ("--prove", "--trust")):
+    for words in (
+        *(("--store", store), ("--no-cache", "--store", store, "--trust"), ("--prove", "--trust")),
+        ("--prove", "--sign", "key"),
+    ):
         assert other.cachectl("run", *words, *child, check=False).returncode == 2
 
 

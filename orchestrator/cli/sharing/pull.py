@@ -48,7 +48,10 @@ def _show(done: Pull, now: float) -> None:
     if listed := [entry for layer in done.layers for entry in layer.entries or ()]:
         show_entries(listed, now)
         output.show_lines([""])
-    output.show_table(columns("would place" if done.dry_run else "placed"), done.layers)
+    if done.layers:
+        output.show_table(columns("would place" if done.dry_run else "placed"), done.layers)
+    else:
+        output.warn("no entry to pull: the store has none for the layers here")
     output.show_lines(["", f"{done.url}: {output.size(done.read)} read", f"digest {done.digest}"])
     output.show_lines(f"trusted: {why}" for why in done.trusted)
     for layer in done.layers:
