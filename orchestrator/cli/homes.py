@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 #: Options of the command line that no child gets, or that it gets anyway.
 _OURS: Final = frozenset({"verb", "parser", "home", "user", "all_users", "below", "time_limit", "json"})
+#: Options that only shape what is printed here.
+_SHOWN: Final = frozenset({"verbose", "all_layers"})
 #: Options that mean nothing here, with the reason.
 _REFUSED: Final = {
     "mpi": "--mpi looks at the caches of one user; leave it out",
@@ -45,7 +47,7 @@ def run(call: Call) -> int:
         if given.get(name):
             call.misuse(reason)
     accounts = _accounts(given)
-    options = {name: value for name, value in given.items() if name not in _OURS}
+    options = {name: value for name, value in given.items() if name not in _OURS | _SHOWN}
     limit = TIME_LIMIT if given["time_limit"] is None else given["time_limit"]
     with output.working(f"looking into {output.plural(len(accounts), 'home')}"):
         homes = gather(given["verb"], accounts, time_limit=limit, **options)

@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from enum import Enum
 from itertools import chain, repeat
 from pathlib import PurePath
-from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, TextIO, TypeVar
 
 from cachectl.layers.base.errors import printable
 
@@ -24,7 +24,10 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 DASH: Final = "-"
-_NARROW: Final = 80
+#: The width of a line where nothing is to be cut.
+_ENDLESS: Final = 1 << 30
+#: Where nothing is cut, longer cells do not widen their column: one long cell would pad every row.
+_PADDED: Final = 60
 #: Characters of a shortened word that are still readable.
 _READABLE: Final = 8
 #: By how much the further lines of a row are indented.
@@ -107,6 +110,12 @@ def age(moment: float | None, now: float) -> str:
     return f"{seconds:.0f}s"
 
 
+def more_layers(hidden: int, shown: object, why: str = "nothing here") -> list[str]:
+    """Return the line that stands for rows without content, if there are any; ``shown`` is true if others are shown."""
+    more = "more " if shown else ""
+    return [f"{plural(hidden, f'{more}layer')}: {why}; --all-layers"] if hidden else []
+
+
 def duration(seconds: float) -> str:
     """Format an estimated time."""
     whole = round(seconds)
@@ -139,13 +148,16 @@ def _ellipsis() -> str:
     return "…"
 
 
-def _width() -> int:
-    """Return the width of a line: that of the terminal, and 80 columns elsewhere."""
-    if not sys.stdout.isatty():
-        return _NARROW
-    import shutil
+def width(stream: TextIO) -> int:
+    """Return the width of a line: that of the terminal, and without end elsewhere, so that nothing is cut."""
+    if not stream.isatty():
+        return _ENDLESS
+    from cachectl.layers.base.environment import process_variable
 
-    return shutil.get_terminal_size().columns
+    named = process_variable("COLUMNS") or ""
+    with suppress(OSError):
+        return (int(named) if named.isdecimal() else 0) or os.get_terminal_size(stream.fileno()).columns or 80
+    return 80
 
 
 # ---------------------------------------------------------------------- lines
@@ -176,7 +188,7 @@ def show_wrapped(line: str, indent: str = "") -> None:
     import textwrap
 
     wrap = textwrap.TextWrapper(
-        max(20, _width()), subsequent_indent=indent, break_on_hyphens=False, break_long_words=False
+        max(20, width(sys.stdout)), subsequent_indent=indent, break_on_hyphens=False, break_long_words=False
     )
     show_lines(wrap.wrap(printable(line)) or [""])
 
@@ -263,7 +275,7 @@ def show_table(columns: Sequence[Column[T]], things: Iterable[T], last: Sequence
 
     A terminal gets bold titles unless ``NO_COLOR`` is set.
     """
-    titles, rows = _table(columns, things, _width(), last)
+    titles, rows = _table(columns, things, width(sys.stdout), last)
     if sys.stdout.isatty() and not os.environ.get("NO_COLOR"):
         from rich.console import Console
         from rich.text import Text
@@ -275,13 +287,13 @@ def show_table(columns: Sequence[Column[T]], things: Iterable[T], last: Sequence
 
 
 def plain_table(
-    columns: Sequence[Column[T]], things: Iterable[T], width: int = _NARROW, last: Sequence[str] | None = None
+    columns: Sequence[Column[T]], things: Iterable[T], width: int = _ENDLESS, last: Sequence[str] | None = None
 ) -> list[str]:
     """Return the lines of a table of at most ``width`` columns.
 
-    Text that does not fit is shortened in the middle: the last column first, then the widest. Numbers are never
-    shortened, and names in the first column stay different from each other. If the columns still do not fit, a row
-    takes several lines, each but the first indented.
+    Text that does not fit is shortened in the middle, in the widest column first. Numbers are never shortened, and
+    names in the first column stay different from each other. If the columns still do not fit, a row takes several
+    lines, each but the first indented.
     """
     titles, rows = _table(columns, things, width, last)
     return [*titles, *rows]
@@ -340,24 +352,21 @@ def _groups(shown: Sequence[_Shown], width: int) -> list[list[_Shown]]:
 
 def _beside(shown: Sequence[_Shown], width: int, gap: int = 2) -> list[str]:
     """Return columns beside each other, a line for each row."""
-    widths = [one.width for one in shown]
+    widths = [one.width if width < _ENDLESS else min(one.width, _PADDED) for one in shown]
     room = width - gap * (len(shown) - 1)
-    widths[-1] = max(min(widths[-1], shown[-1].least), min(widths[-1], widths[-1] - (sum(widths) - room)))
     while sum(widths) > room:
         longer = [place for place, one in enumerate(shown) if widths[place] > one.least]
         # A column on a line of its own is shortened to the line.
         place = max(longer or range(len(widths)), key=widths.__getitem__)
         widths[place] -= 1
-    rows = zip(*(one.cells for one in shown), strict=True)
-    return [
-        (" " * gap)
-        .join(
-            shorten(cell, width).rjust(width) if one.right else shorten(cell, width).ljust(width)
-            for cell, one, width in zip(row, shown, widths, strict=True)
-        )
-        .rstrip()
-        for row in rows
-    ]
+    fitted = (_fitted(one, most, cut=width < _ENDLESS) for one, most in zip(shown, widths, strict=True))
+    return [(" " * gap).join(row).rstrip() for row in zip(*fitted, strict=True)]
+
+
+def _fitted(shown: _Shown, width: int, *, cut: bool) -> list[str]:
+    """Return the cells of a column, padded to a width and, if they are to be ``cut``, none longer."""
+    cells = [shorten(cell, width) for cell in shown.cells] if cut else shown.cells
+    return [cell.rjust(width) if shown.right else cell.ljust(width) for cell in cells]
 
 
 # ---------------------------------------------------------------------- progress

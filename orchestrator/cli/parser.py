@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 #: Every verb in the order of the help: the module that has it, and what it does.
 VERBS: Final[dict[str, tuple[str, str]]] = {
     "report": ("inspecting.report", "locations, state, entries, bytes, stale, problems"),
+    "dir": ("inspecting.dir", "the places of caches, one a line"),
     "ls": ("inspecting.ls", "entries, one a line"),
     "get": ("moving.get", "write one entry to a file"),
     "put": ("moving.put", "place an entry that get wrote, so that the library hits it"),
@@ -124,6 +125,7 @@ SHARED: Final[dict[str, dict[str, Any]]] = {
     "--python": {"action": "append", "default": [], "metavar": "PATH", "help": _PYTHON},
     "--wait": {"type": _seconds, "metavar": "SECONDS", "help": _WAIT},
     "--over-others": {"action": "store_true", "help": "as the superuser, change what belongs to another user too"},
+    "--all-layers": {"action": "store_true", "help": "also list layers with nothing in them"},
     "--json": {"action": "store_true", "help": "print JSON: bytes and epoch seconds as numbers"},
 }
 #: Options of every verb that changes a cache.

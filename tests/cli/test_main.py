@@ -98,11 +98,39 @@ def test_ls_and_purge_json_have_the_keys_of_the_contract(home: Home, compute_cac
     assert home.json("purge", "cuda")["layers"][0].keys() == keys
 
 
-def test_tables_fit_eighty_columns(home: Home, compute_cache: Callable[[Path], None]) -> None:
+def test_a_report_is_brief_unless_more_is_asked_for(home: Home, compute_cache: Callable[[Path], None]) -> None:
     compute_cache(home.path / ".nv" / "ComputeCache")
-    for arguments in (["report"], ["ls"], ["layers"], ["purge", "--all", "-n"]):
-        table = home.cachectl(*arguments).stdout.split("\n\n")[0]
-        assert max(map(len, table.splitlines())) <= 80, table
+    size = home.json("report")["total"]["bytes"] / 1024
+    summary, blank, *table = home.cachectl("report").stdout.splitlines()
+    assert (summary, blank) == (f"{size:.1f} KiB in 40 entries", "")
+    assert [line.split()[0] for line in table] == ["layer", "cuda", "total", "12"]
+    assert table[-1] == "12 more layers: nothing here; --all-layers"
+    everything = home.cachectl("report", "--all-layers").stdout
+    assert [line.split()[0] for line in everything.splitlines()[2:]] == ["layer", *BUILT_IN, "total"]
+    place = "  ~/.nv/ComputeCache  (default (HOME))"
+    assert place not in everything
+    for arguments in (["-v"], ["cuda"]):
+        assert place in home.cachectl("report", *arguments).stdout.splitlines()
+    (home.path / "limits.toml").write_text("[prune]\nmax-size = '5G'\n")
+    limited = home.cachectl("report", CACHECTL_CONFIG=str(home.path / "limits.toml")).stdout
+    assert limited.splitlines()[0] == f"{summary}; limit 5.0 GiB"
+
+
+def test_a_report_says_how_much_could_go(warm: Home) -> None:
+    leaked = warm.path / ".cache" / "pocl" / "kcache" / "tempfile_abcdef"
+    leaked.write_bytes(bytes(2048))
+    os.utime(leaked, (1, 1))
+    assert warm.cachectl("report").stdout.splitlines()[0].endswith("; 2.0 KiB could go (orphans 2.0 KiB)")
+
+
+def test_dir_prints_places_alone(home: Home, compute_cache: Callable[[Path], None]) -> None:
+    cache = home.path / ".nv" / "ComputeCache"
+    compute_cache(cache)
+    assert home.cachectl("dir").stdout == f"{cache}\n"
+    assert home.cachectl("dir", "cuda", "pocl").stdout == f"{cache}\n{home.path}/.cache/pocl/kcache\n"
+    # A temporary folder is MIOpen's fallback, and no place of it as long as it keeps nothing there.
+    every = home.cachectl("dir", "--all-layers").stdout.splitlines()
+    assert all(line.startswith(str(home.path)) for line in every)
 
 
 def test_ls_sorts_limits_and_selects(home: Home, compute_cache: Callable[[Path], None]) -> None:

@@ -22,6 +22,7 @@ def add_options(parser: Parser) -> None:
     parser.add_argument("--max-size", metavar="SIZE", help="until the layers together hold no more than 500M, 2GiB")
     parser.add_argument("--max-files", type=positive, metavar="N", help="until they hold no more than N files")
     parser.add_dry_run("go")
+    parser.add_shared("--all-layers")
     parser.add_places(homes=True)
     parser.add_shared("--python", *CHANGING, "--json")
 
@@ -31,7 +32,8 @@ def run(call: Call) -> int:
     given = None if limits.none else limits
     with output.working("pruning"):
         result = call.stack.prune(given, layers=call.options.layers, dry_run=call.options.dry_run, notice=output.warn)
-    return call.show(result, lambda result: show_purge(result, call.now))
+    every = call.options.all_layers or bool(call.options.layers)
+    return call.show(result, lambda result: show_purge(result, call.now, all_layers=every))
 
 
 def _limits(call: Call) -> Limits:

@@ -20,6 +20,7 @@ def add_options(parser: Parser) -> None:
     parser.add_argument("--all", action="store_true", help="every user layer that is not precious")
     parser.add_selection()
     parser.add_dry_run("go")
+    parser.add_shared("--all-layers")
     parser.add_places(homes=True)
     parser.add_shared("--mpi", *CHANGING, "--json")
 
@@ -41,7 +42,7 @@ def run(call: Call) -> int:
     if given.json:
         call.show_json(result)
     elif not missing:
-        show_purge(result, call.now)
+        show_purge(result, call.now, all_layers=given.all_layers or bool(given.layers))
     if missing:
         output.warn(f"no entry that is selected has the key {given.key!r}; cachectl ls -q lists keys")
     return 1 if missing or result.failed else 0
@@ -69,19 +70,25 @@ def orphan_columns(now: float) -> tuple[output.Column[tuple[str, Orphan]], ...]:
     )
 
 
-def show_purge(result: PurgeResult, now: float) -> None:
-    """Print what a purge did, or would do: then each entry as well. Reasons go to standard error."""
+def show_purge(result: PurgeResult, now: float, *, all_layers: bool = False) -> None:
+    """Print what a purge did, or would do: then each entry as well. Reasons go to standard error.
+
+    Layers without anything to remove are one line unless ``all_layers``.
+    """
     if entries := [entry for layer in result.layers for entry in layer.entries or ()]:
         show_entries(entries, now)
         output.show_lines([""])
     if orphans := [(layer.outcome.layer, orphan) for layer in result.layers for orphan in layer.orphans or ()]:
         output.show_table(orphan_columns(now), orphans)
         output.show_lines([""])
-    if shown := [outcome for outcome in result.outcomes if not outcome.failed or outcome.removed]:
+    told = [outcome for outcome in result.outcomes if not outcome.failed or outcome.removed]
+    shown = [one for one in told if all_layers or one.removed or one.orphans_removed or one.bytes_freed or one.skipped]
+    if shown:
         total = result.total
         numbers = (output.count(total.removed), output.count(total.orphans_removed), output.size(total.bytes_freed))
         last = ("total", *numbers, output.count(total.skipped))
         output.show_table(columns("would go" if result.dry_run else "removed"), shown, last)
+    output.show_lines(output.more_layers(len(told) - len(shown), shown))
     made = "would be made" if result.dry_run else "is made"
     for outcome in result.outcomes:
         for path in outcome.recreated:

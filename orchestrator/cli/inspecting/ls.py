@@ -24,7 +24,7 @@ def add_options(parser: Parser) -> None:
     form = parser.add_mutually_exclusive_group()
     form.add_argument("-q", "--quiet", action="store_true", help="print nothing but keys")
     form.add_argument("--json", **SHARED["--json"])
-    parser.epilog = "The table shortens keys to fit; -q and --json give them in full."
+    parser.epilog = "On a terminal the table shortens names and keys to fit; elsewhere they are whole."
 
 
 def run(call: Call) -> int:
@@ -45,7 +45,7 @@ def columns(now: float) -> tuple[output.Column[Entry], ...]:
     """Return the columns of a listing; ``now`` is the time that ages refer to."""
     return (
         output.Column("layer", lambda entry: entry.layer),
-        output.Column("kernels", lambda entry: output.shorten(" ".join(entry.kernels or (output.DASH,)), 18)),
+        output.Column("kernels", lambda entry: " ".join(entry.kernels or (output.DASH,))),
         output.sizes("size", lambda entry: entry.bytes),
         output.ages("age", lambda entry: entry.modified if entry.used is None else entry.used, now),
         output.Column("", lambda entry: "stale" if entry.stale else ""),

@@ -22,8 +22,11 @@ def add_options(parser: Parser) -> None:
         "--neighbours", action="store_true", help="also other caches of compiled code (Triton, CuPy …), read only"
     )
     parser.add_argument("--by", choices=("python",), help="also the sums of each Python that wrote entries")
+    parser.add_argument("-v", "--verbose", action="store_true", help="also every place, and the reason of every state")
+    parser.add_shared("--all-layers")
     parser.add_places(homes=True, root=True)
     parser.add_shared("--python", "--mpi", "--json")
+    parser.epilog = "A LAYER that is named is shown as with -v."
 
 
 def run(call: Call) -> int:
@@ -40,8 +43,45 @@ def run(call: Call) -> int:
     if report is None:
         # Rank 0 shows it.
         return 0
-    home = str(call.environment.home_folder)
-    return call.show(report, lambda report: show_report(report, home))
+    given = call.options
+
+    def show(report: Report) -> None:
+        named = bool(layers)
+        show_report(
+            report,
+            str(call.environment.home_folder),
+            limit=_limit(call),
+            all_layers=given.all_layers or named,
+            verbose=given.verbose or named,
+        )
+
+    return call.show(report, show)
+
+
+def _limit(call: Call) -> int | None:
+    """Return the configured limit of all layers together in bytes; ``None`` if none is set, or if it is wrong."""
+    from cachectl.layers.base.environment import is_configured
+    from cachectl.layers.base.errors import BadRequest
+
+    if not is_configured(call.environment):
+        return None
+    try:
+        return call.config.limits(call.now, call.stack, lambda _: None).bytes
+    except BadRequest:
+        # prune and config name the fault.
+        return None
+
+
+def _summary(report: Report, limit: int | None) -> str:
+    """Format the sums: what there is, what could go, and what may be there."""
+    total = report.total
+    held = _bound(output.size(total.bytes), complete=report.complete)
+    parts = [f"{held} in {_bound(output.plural(total.entries or 0, 'entry', 'entries'), complete=report.complete)}"]
+    sums = (("stale", total.stale_bytes), ("orphans", total.orphan_bytes))
+    if going := ", ".join(f"{what} {output.size(amount)}" for what, amount in sums if amount):
+        parts.append(f"{output.size((total.stale_bytes or 0) + (total.orphan_bytes or 0))} could go ({going})")
+    parts += [] if limit is None else [f"limit {output.size(limit)}"]
+    return "; ".join(parts)
 
 
 def _bound(text: str, *, complete: bool) -> str:
@@ -90,18 +130,28 @@ def _total(report: Report) -> tuple[str, ...]:
     return ("total", "", *(_bound(number, complete=report.complete) for number in numbers))
 
 
-def _show_table(report: Report) -> None:
+def _show_table(report: Report, layers: Sequence[LayerReport]) -> None:
     *columns, stale = COLUMNS
-    if not any(map(_on_disk, report.layers)):
-        output.show_table(COLUMNS, report.layers, (*_total(report), ""))
+    if not any(map(_on_disk, layers)):
+        output.show_table(COLUMNS, layers, (*_total(report), ""))
         return
     last = (*_total(report), output.size(report.total.disk_bytes), "")
-    output.show_table((*columns, _ON_DISK, stale), report.layers, last)
+    output.show_table((*columns, _ON_DISK, stale), layers, last)
 
 
-def show_report(report: Report, home: str) -> None:
-    """Print a table of layers, then places, reasons and problems; ``home`` is printed as ``~``."""
-    _show_table(report)
+def show_report(
+    report: Report, home: str, *, limit: int | None = None, all_layers: bool = False, verbose: bool = False
+) -> None:
+    """Print the sums, a table of layers, and problems; with ``verbose`` also reasons and places.
+
+    ``home`` is printed as ``~``. ``limit`` is the largest size that the config files allow, in bytes.
+    """
+    output.show_message(_summary(report, limit), indent="  ")
+    shown = [layer for layer in report.layers if all_layers or not layer.idle]
+    if shown:
+        output.show_lines([""])
+        _show_table(report, shown)
+    output.show_lines(output.more_layers(len(report.layers) - len(shown), shown))
     if not report.complete:
         output.show_message("+: lower bound, -: unknown; the problems below say what could not be counted")
     if report.nodes:
@@ -109,7 +159,7 @@ def show_report(report: Report, home: str) -> None:
         output.show_lines(
             ["", f"{output.plural(len(report.nodes), 'node')}: {', '.join(report.nodes[: output.MANY])}{more}"]
         )
-    for line in _places(report, home):
+    for line in _places(shown, home, verbose=verbose):
         output.show_message(line, indent="    ")
     for one in report.leftovers or ():
         where = _short_home(str(one.root / one.key), home)
@@ -137,9 +187,11 @@ def _neighbour_columns(home: str) -> tuple[output.Column[Neighbour], ...]:
     )
 
 
-def _places(report: Report, home: str) -> Iterator[str]:
-    for layer in report.layers:
-        if layer.state.condition.value == "absent" and not (layer.files or layer.failures or layer.problems):
+def _places(layers: Sequence[LayerReport], home: str, *, verbose: bool) -> Iterator[str]:
+    """Yield reasons, places and problems of layers; unless ``verbose``, only problems and their layers."""
+    for layer in layers:
+        if not verbose:
+            yield from (f"{layer.layer}: {problem}" for problem in _problems(layer, home))
             continue
         yield ""
         yield f"{layer.layer}: {layer.state.condition.value}, {layer.state.why}"
@@ -151,12 +203,15 @@ def _places(report: Report, home: str) -> Iterator[str]:
         for number, alike in enumerate(places.values()):
             if not number or any(map(_holds_anything, alike)):
                 yield _place(alike, home)
-        for failure in layer.failures:
-            yield f"  problem: {failure}"
-        for root in layer.roots:
-            where = f" (on {root.nodes[0]})" if root.nodes else ""
-            for problem in root.usage.problems:
-                yield f"  problem: {_short_home(str(problem.path), home)}: {problem.message}{where}"
+        yield from (f"  {problem}" for problem in _problems(layer, home))
+
+
+def _problems(layer: LayerReport, home: str) -> Iterator[str]:
+    yield from (f"problem: {failure}" for failure in layer.failures)
+    for root in layer.roots:
+        where = f" (on {root.nodes[0]})" if root.nodes else ""
+        for problem in root.usage.problems:
+            yield f"problem: {_short_home(str(problem.path), home)}: {problem.message}{where}"
 
 
 def _place(alike: Sequence[RootReport], home: str) -> str:

@@ -27,7 +27,7 @@ def add_options(parser: Parser) -> None:
         "--as-kdb", metavar="DIR", help="no bundle: write the databases of miopen or miopen-tuning as files to install"
     )
     parser.add_force("a bundle")
-    parser.add_shared("--json")
+    parser.add_shared("--all-layers", "--json")
 
 
 def run(call: Call) -> int:
@@ -43,7 +43,7 @@ def run(call: Call) -> int:
         done = call.stack.export(given.file, selected, layers=given.layers, sign=given.sign, force=given.force)
     # Standard output holds the bundle.
     with redirect_stdout(sys.stderr) if given.file == "-" else nullcontext():
-        return call.show(done, _show)
+        return call.show(done, lambda done: _show(done, all_layers=given.all_layers))
 
 
 COLUMNS: Final[tuple[output.Column[ExportedLayer], ...]] = (
@@ -53,14 +53,16 @@ COLUMNS: Final[tuple[output.Column[ExportedLayer], ...]] = (
 )
 
 
-def _show(done: Export) -> None:
+def _show(done: Export, *, all_layers: bool) -> None:
     """Print what was exported, its checksum, and what it reveals."""
     if done.sha256 is None:
         nothing = "nothing was written" if done.file == "-" else f"{done.file} was not written"
         output.warn(f"no entry to export in {', '.join(layer.layer for layer in done.layers)}; {nothing}")
     else:
         last = ("total", output.count(done.entries), output.size(done.total.bytes))
-        output.show_table(COLUMNS, [layer for layer in done.layers if layer.entries], last)
+        shown = [layer for layer in done.layers if all_layers or layer.entries]
+        output.show_table(COLUMNS, shown, last)
+        output.show_lines(output.more_layers(len(done.layers) - len(shown), shown))
         output.show_lines(["", f"{done.file}: {output.size(done.bytes)}", f"SHA-256 {done.sha256}"])
     if done.signature is not None:
         output.show_lines([f"signed: {done.signature}"])

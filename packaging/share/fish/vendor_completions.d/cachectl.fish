@@ -50,7 +50,7 @@ function _shtab_cachectl_using
   test "$_shtab_cachectl_cmdpath" = "$argv"
 end
 
-set -g _shtab_cachectl_commands report ls get put purge prune verify restore doctor run env trace bench export import miopen stage merge config schedule layers completion demo
+set -g _shtab_cachectl_commands report dir ls get put purge prune verify restore doctor run env trace bench export import miopen stage merge config schedule layers completion demo
 set -g _shtab_cachectl_opts_with_value --allowed-signers --as-kdb --by --file --home --isolated --json --kernel --kernels --key --larger-than --layer --limit --max-files --max-size --newer-than --older-than --out --output --plot --python --root --rounds --scratch --sha256 --shell --sign --sort --time-limit --user --wait -n -o
 
 complete -c cachectl -e
@@ -62,6 +62,8 @@ complete -c cachectl -n '_shtab_cachectl_using; and test $_shtab_cachectl_npos -
 complete -c cachectl -n '_shtab_cachectl_using report' -s h -l help -d 'show this help message and exit'
 complete -c cachectl -n '_shtab_cachectl_using report' -l neighbours -d 'also other caches of compiled code (Triton, CuPy …), read only'
 complete -c cachectl -n '_shtab_cachectl_using report' -l by -xka "python" -d 'also the sums of each Python that wrote entries'
+complete -c cachectl -n '_shtab_cachectl_using report' -s v -l verbose -d 'also every place, and the reason of every state'
+complete -c cachectl -n '_shtab_cachectl_using report' -l all-layers -d 'also list layers with nothing in them'
 complete -c cachectl -n '_shtab_cachectl_using report' -l root -xka "(__fish_complete_directories)" -d 'the layers as run --isolated=DIR and env --root DIR keep them under DIR'
 complete -c cachectl -n '_shtab_cachectl_using report' -l home -xka "(__fish_complete_directories)" -d 'the home DIR with default variables; as the superuser, with the rights of its owner'
 complete -c cachectl -n '_shtab_cachectl_using report' -l user -x -d 'as the superuser, the home of this user, with his rights; may be repeated'
@@ -71,6 +73,11 @@ complete -c cachectl -n '_shtab_cachectl_using report' -l python -xka "(__fish_c
 complete -c cachectl -n '_shtab_cachectl_using report' -l mpi -d 'started by mpiexec: all nodes at once, shared roots counted once'
 complete -c cachectl -n '_shtab_cachectl_using report' -l json -d 'print JSON: bytes and epoch seconds as numbers'
 complete -c cachectl -n '_shtab_cachectl_using report; and test $_shtab_cachectl_npos -ge 0' -ka "(cachectl completion --words layers 2>/dev/null)" -d 'a layer that cachectl layers lists (default: all)'
+complete -c cachectl -n '_shtab_cachectl_using; and test $_shtab_cachectl_npos -eq 0' -a dir -d 'The places of caches, one a line.'
+complete -c cachectl -n '_shtab_cachectl_using dir' -s h -l help -d 'show this help message and exit'
+complete -c cachectl -n '_shtab_cachectl_using dir' -l all-layers -d 'also list layers with nothing in them'
+complete -c cachectl -n '_shtab_cachectl_using dir' -l root -xka "(__fish_complete_directories)" -d 'the layers as run --isolated=DIR and env --root DIR keep them under DIR'
+complete -c cachectl -n '_shtab_cachectl_using dir; and test $_shtab_cachectl_npos -ge 0' -ka "(cachectl completion --words layers 2>/dev/null)" -d 'a layer that cachectl layers lists (default: all)'
 complete -c cachectl -n '_shtab_cachectl_using; and test $_shtab_cachectl_npos -eq 0' -a ls -d 'Entries, one a line.'
 complete -c cachectl -n '_shtab_cachectl_using ls' -s h -l help -d 'show this help message and exit'
 complete -c cachectl -n '_shtab_cachectl_using ls' -l kernel -xka "(cachectl completion --words kernels 2>/dev/null)" -d 'entries of kernels whose name matches'
@@ -115,6 +122,7 @@ complete -c cachectl -n '_shtab_cachectl_using purge' -l larger-than -x -d 'larg
 complete -c cachectl -n '_shtab_cachectl_using purge' -l stale -d 'entries that no known Python or driver can hit any more'
 complete -c cachectl -n '_shtab_cachectl_using purge' -l key -xka "(cachectl completion --words keys 2>/dev/null)" -d 'the entry of this key'
 complete -c cachectl -n '_shtab_cachectl_using purge' -s n -l dry-run -d 'list what would go, and touch nothing'
+complete -c cachectl -n '_shtab_cachectl_using purge' -l all-layers -d 'also list layers with nothing in them'
 complete -c cachectl -n '_shtab_cachectl_using purge' -l home -xka "(__fish_complete_directories)" -d 'the home DIR with default variables; as the superuser, with the rights of its owner'
 complete -c cachectl -n '_shtab_cachectl_using purge' -l user -x -d 'as the superuser, the home of this user, with his rights; may be repeated'
 complete -c cachectl -n '_shtab_cachectl_using purge' -l all-users -d 'the same for all users (UID_MIN to UID_MAX of login.defs) whose home exists; not root'
@@ -131,6 +139,7 @@ complete -c cachectl -n '_shtab_cachectl_using prune' -l older-than -x -d 'entri
 complete -c cachectl -n '_shtab_cachectl_using prune' -l max-size -x -d 'until the layers together hold no more than 500M, 2GiB'
 complete -c cachectl -n '_shtab_cachectl_using prune' -l max-files -x -d 'until they hold no more than N files'
 complete -c cachectl -n '_shtab_cachectl_using prune' -s n -l dry-run -d 'list what would go, and touch nothing'
+complete -c cachectl -n '_shtab_cachectl_using prune' -l all-layers -d 'also list layers with nothing in them'
 complete -c cachectl -n '_shtab_cachectl_using prune' -l home -xka "(__fish_complete_directories)" -d 'the home DIR with default variables; as the superuser, with the rights of its owner'
 complete -c cachectl -n '_shtab_cachectl_using prune' -l user -x -d 'as the superuser, the home of this user, with his rights; may be repeated'
 complete -c cachectl -n '_shtab_cachectl_using prune' -l all-users -d 'the same for all users (UID_MIN to UID_MAX of login.defs) whose home exists; not root'
@@ -189,6 +198,7 @@ complete -c cachectl -n '_shtab_cachectl_using trace' -l kernels -d 'also list e
 complete -c cachectl -n '_shtab_cachectl_using trace' -l explain -d 'also explain every miss'
 complete -c cachectl -n '_shtab_cachectl_using trace' -l json -xka "(__fish_complete_path (commandline -ct))" -d 'write JSON to a file, - for standard output'
 complete -c cachectl -n '_shtab_cachectl_using trace' -l force -d 'replace an existing FILE that is not JSON of trace'
+complete -c cachectl -n '_shtab_cachectl_using trace' -l all-layers -d 'also list layers with nothing in them'
 complete -c cachectl -n '_shtab_cachectl_using; and test $_shtab_cachectl_npos -eq 0' -a bench -d 'The time each cache saves a command: all cold, all warm, each off in turn.'
 complete -c cachectl -n '_shtab_cachectl_using bench' -s h -l help -d 'show this help message and exit'
 complete -c cachectl -n '_shtab_cachectl_using bench' -s n -l rounds -x -d 'how often each setting is run (default: 3)'
@@ -207,6 +217,7 @@ complete -c cachectl -n '_shtab_cachectl_using export' -l root -xka "(__fish_com
 complete -c cachectl -n '_shtab_cachectl_using export' -l sign -xka "(__fish_complete_path (commandline -ct))" -d 'sign it with a key of OpenSSH; the signature is FILE.sig'
 complete -c cachectl -n '_shtab_cachectl_using export' -l as-kdb -xka "(__fish_complete_directories)" -d 'no bundle: write the databases of miopen or miopen-tuning as files to install'
 complete -c cachectl -n '_shtab_cachectl_using export' -l force -d 'replace an existing FILE that is not a bundle'
+complete -c cachectl -n '_shtab_cachectl_using export' -l all-layers -d 'also list layers with nothing in them'
 complete -c cachectl -n '_shtab_cachectl_using export' -l json -d 'print JSON: bytes and epoch seconds as numbers'
 complete -c cachectl -n '_shtab_cachectl_using export; and test $_shtab_cachectl_npos -eq 0' -ka "(__fish_complete_path (commandline -ct))" -d 'the bundle to write, - or a URL: s3://, gs://, ssh://'
 complete -c cachectl -n '_shtab_cachectl_using export; and test $_shtab_cachectl_npos -ge 1' -ka "(cachectl completion --words layers 2>/dev/null)" -d 'a layer of cachectl layers (default: all but tuning results)'
