@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Final, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 
 from cachectl.cli import output
+
+T = TypeVar("T")
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -27,8 +29,10 @@ if TYPE_CHECKING:
         @property
         def failed(self) -> object: ...
 
+    #: The columns and the rows of a verb.
+    Table = tuple[Sequence[output.Column[T]], Iterable[T]]
 
-T = TypeVar("T")
+
 Done = TypeVar("Done", bound="_Done")
 
 #: Verbs that show broken plug-ins themselves.
@@ -217,12 +221,27 @@ class Call:
 
     # ------------------------------------------------------------------ what comes out
 
-    def show(self, done: Done, show: Callable[[Done], None]) -> int:
-        """Show what a verb returned, as JSON with ``--json``, and return the exit status."""
-        if self.options.json:
+    @property
+    def form(self) -> str:
+        """Return the form of the output: ``table``, ``json``, ``jsonl`` or ``csv``."""
+        form: str = "json" if self.options.json else self.options.format
+        return form
+
+    def show(self, done: Done, show: Callable[[Done], None], table: Callable[[Done], Table[Any]]) -> int:
+        """Show what a verb returned in the form that was asked for, and return the exit status.
+
+        ``show`` prints it for people; ``table`` returns columns and rows, for the forms with one row a line.
+        """
+        if self.form == "json":
             self.show_json(done)
-        else:
+        elif self.form == "table":
             show(done)
+        else:
+            columns, things = table(done)
+            if self.form == "csv":
+                output.show_csv(columns, things)
+            else:
+                output.show_json_lines(things)
         return 1 if done.failed else 0
 
     def show_json(self, fact: object) -> None:

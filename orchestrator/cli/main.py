@@ -86,6 +86,7 @@ def _guarded(call: Call, parse: Callable[[], Namespace]) -> int:
     """Carry out a call and return its exit status; an error of the user or the system is one line."""
     from cachectl.cli import output
 
+    output.set_colour(call.options.color)
     try:
         status = _runner(call, parse)(call)
         output.finish()

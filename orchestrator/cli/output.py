@@ -18,10 +18,13 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TextIO, TypeVar
 from cachectl.layers.base.errors import printable
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from cachectl.layers.base.facts import Note
     from cachectl.observing.bench import Step
 
 T = TypeVar("T")
+U = TypeVar("U")
 
 DASH: Final = "-"
 #: The width of a line where nothing is to be cut.
@@ -34,6 +37,8 @@ _READABLE: Final = 8
 _INDENT: Final = 2
 #: Seconds until a spinner appears.
 _PATIENCE: Final = 0.5
+#: What ``--color`` says.
+_when = "auto"
 #: How many of a kind text names; JSON lists them all.
 MANY: Final = 3
 
@@ -193,6 +198,12 @@ def show_wrapped(line: str, indent: str = "") -> None:
     show_lines(wrap.wrap(printable(line)) or [""])
 
 
+def show_more_layers(hidden: int, shown: object) -> None:
+    """Print the line of :func:`more_layers`, if there is one."""
+    for line in more_layers(hidden, shown):
+        show_message(line, indent="  ")
+
+
 def show_message(line: str, indent: str = "") -> None:
     """Print a line: wrapped as :func:`show_wrapped` does on a terminal, in one piece elsewhere."""
     if sys.stdout.isatty():
@@ -247,43 +258,112 @@ def warn_notes(about: str, notes: Sequence[Note]) -> None:
 
 
 class Column(Generic[T]):
-    """A column of a table: its title, the text of its cells, and whether that is a number."""
+    """A column of a table: its title, the text of its cells, and whether that is a number.
 
-    def __init__(self, title: str, value: Callable[[T], str], *, right: bool = False) -> None:
+    ``raw`` is the value for machines, by default the text; ``name`` is its title there.
+    """
+
+    def __init__(
+        self,
+        title: str,
+        value: Callable[[T], str],
+        *,
+        right: bool = False,
+        raw: Callable[[T], object] | None = None,
+        name: str | None = None,
+    ) -> None:
         self.title = title
         self.value = value
         self.right = right
+        self.raw = raw or value
+        self.name = title if name is None else name
+
+    def of(self, part: Callable[[U], T]) -> Column[U]:
+        """Return the same column for things that have such a thing as a part."""
+        value, raw = self.value, self.raw
+        return Column(
+            self.title,
+            lambda whole: value(part(whole)),
+            right=self.right,
+            raw=lambda whole: raw(part(whole)),
+            name=self.name,
+        )
+
+
+def numbers(title: str, text: Callable[[T], str], raw: Callable[[T], float | None]) -> Column[T]:
+    """Return a column of numbers that have a text of their own."""
+    return Column(title, text, right=True, raw=raw)
 
 
 def counts(title: str, value: Callable[[T], int | None]) -> Column[T]:
     """Return a column of numbers."""
-    return Column(title, lambda thing: count(value(thing)), right=True)
+    return Column(title, lambda thing: count(value(thing)), right=True, raw=value)
 
 
 def sizes(title: str, value: Callable[[T], int | None]) -> Column[T]:
     """Return a column of sizes in bytes."""
-    return Column(title, lambda thing: size(value(thing)), right=True)
+    return Column(title, lambda thing: size(value(thing)), right=True, raw=value)
 
 
 def ages(title: str, value: Callable[[T], float | None], now: float) -> Column[T]:
-    """Return a column of ages: the time from epoch seconds to ``now``."""
-    return Column(title, lambda thing: age(value(thing), now), right=True)
+    """Return a column of ages: the time from epoch seconds to ``now``; for machines in seconds."""
+
+    def seconds(thing: T) -> int | None:
+        moment = value(thing)
+        return None if moment is None else max(0, round(now - moment))
+
+    return Column(title, lambda thing: age(value(thing), now), right=True, raw=seconds)
+
+
+def show_csv(columns: Sequence[Column[T]], things: Iterable[T]) -> None:
+    """Print a table as CSV: sizes in bytes, ages in seconds, and nothing for what is unknown."""
+    import csv
+
+    def cell(value: object) -> object:
+        return printable(value) if isinstance(value, str) and value != DASH else None if value == DASH else value
+
+    with _output():
+        writer = csv.writer(sys.stdout, lineterminator="\n")
+        writer.writerow([column.name for column in columns])
+        writer.writerows([cell(column.raw(thing)) for column in columns] for thing in things)
+
+
+def show_json_lines(facts: Iterable[object]) -> None:
+    """Print each fact as a JSON object on a line of its own."""
+    import json
+
+    with _output():
+        for fact in facts:
+            print(json.dumps(to_json(fact)))
 
 
 def show_table(columns: Sequence[Column[T]], things: Iterable[T], last: Sequence[str] | None = None) -> None:
     """Print things as a table, as :func:`plain_table` does; ``last`` are the cells of one more row.
 
-    A terminal gets bold titles unless ``NO_COLOR`` is set.
+    Titles are bold where :func:`is_coloured` says so.
     """
     titles, rows = _table(columns, things, width(sys.stdout), last)
-    if sys.stdout.isatty() and not os.environ.get("NO_COLOR"):
-        from rich.console import Console
-        from rich.text import Text
-
+    if is_coloured(sys.stdout):
         with _output():
-            Console().print(Text("\n".join(titles), style="bold"), soft_wrap=True)
+            for title in titles:
+                print(f"\x1b[1m{printable(title)}\x1b[0m")
         titles = []
     show_lines([*titles, *rows])
+
+
+def set_colour(when: str) -> None:
+    """Set whether colours are used: ``auto``, ``always`` or ``never``."""
+    global _when  # noqa: PLW0603 - one process has one standard output
+    _when = when
+
+
+def is_coloured(stream: TextIO) -> bool:
+    """Return whether a stream gets colours: ``--color`` counts, then NO_COLOR, then FORCE_COLOR, then the terminal."""
+    from cachectl.layers.base.environment import process_variable
+
+    if _when != "auto" or process_variable("NO_COLOR"):
+        return _when == "always"
+    return bool(process_variable("FORCE_COLOR")) or (stream.isatty() and process_variable("TERM") != "dumb")
 
 
 def plain_table(
@@ -372,6 +452,12 @@ def _fitted(shown: _Shown, width: int, *, cut: bool) -> list[str]:
 # ---------------------------------------------------------------------- progress
 
 
+def _console() -> Console:
+    from rich.console import Console
+
+    return Console(stderr=True, no_color=not is_coloured(sys.stderr))
+
+
 @contextmanager
 def working(what: str) -> Iterator[None]:
     """Show a spinner on a terminal, from the first half second on."""
@@ -385,9 +471,7 @@ def working(what: str) -> Iterator[None]:
     def spin() -> None:
         if finished.wait(_PATIENCE):
             return
-        from rich.console import Console
-
-        with Console(stderr=True).status(what):
+        with _console().status(what):
             finished.wait()
 
     spinner = threading.Thread(target=spin, daemon=True)
@@ -405,11 +489,10 @@ def progress() -> Iterator[Callable[[Step], None]]:
     if not sys.stderr.isatty():
         yield lambda _: None
         return
-    from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[left]}"))
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+    with Progress(*columns, console=_console(), transient=True) as bar:
         task = bar.add_task("", total=None, left="")
 
         def show(step: Step) -> None:

@@ -126,8 +126,10 @@ SHARED: Final[dict[str, dict[str, Any]]] = {
     "--wait": {"type": _seconds, "metavar": "SECONDS", "help": _WAIT},
     "--over-others": {"action": "store_true", "help": "as the superuser, change what belongs to another user too"},
     "--all-layers": {"action": "store_true", "help": "also list layers with nothing in them"},
-    "--json": {"action": "store_true", "help": "print JSON: bytes and epoch seconds as numbers"},
+    "--json": {"action": "store_true", "help": "the same as --format json"},
 }
+#: The forms of output.
+FORMS: Final = ("table", "json", "jsonl", "csv")
 #: Options of every verb that changes a cache.
 CHANGING: Final = ("--wait", "--over-others")
 
@@ -160,6 +162,15 @@ class Parser(argparse.ArgumentParser):
         """Add options that several verbs share, by their names in :data:`SHARED`."""
         for name in names:
             self.add_argument(name, **SHARED[name])
+
+    def add_form(self, *others: str) -> argparse._MutuallyExclusiveGroup:
+        """Add options for the form of the output, and return their group; ``others`` are shared options."""
+        self.add_shared(*others)
+        form = self.add_mutually_exclusive_group()
+        forms = "table (default), json, jsonl (an object a line) or csv (bytes and seconds as numbers)"
+        form.add_argument("--format", choices=FORMS, default=FORMS[0], help=forms)
+        form.add_argument("--json", **SHARED["--json"])
+        return form
 
     def add_selection(self) -> None:
         """Add the options that select entries."""
@@ -238,4 +249,6 @@ def build_parser(words: Sequence[str] | None = None) -> argparse.ArgumentParser:
         if typed:
             verb.set_defaults(parser=verb)
             verb_module(name).add_options(verb)
+            colour = "whether to use bold type (default: auto, on a terminal unless NO_COLOR is set)"
+            verb.add_argument("--color", choices=("auto", "always", "never"), default="auto", help=colour)
     return parser

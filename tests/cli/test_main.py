@@ -118,6 +118,7 @@ def test_a_report_is_brief_unless_more_is_asked_for(home: Home, compute_cache: C
 
 def test_a_report_says_how_much_could_go(warm: Home) -> None:
     leaked = warm.path / ".cache" / "pocl" / "kcache" / "tempfile_abcdef"
+    leaked.touch(mode=0o600)
     leaked.write_bytes(bytes(2048))
     os.utime(leaked, (1, 1))
     assert warm.cachectl("report").stdout.splitlines()[0].endswith("; 2.0 KiB could go (orphans 2.0 KiB)")

@@ -21,7 +21,7 @@ def add_options(parser: Parser) -> None:
     parser.add_argument("--all", action="store_true", help="bring everything back")
     parser.add_argument("--replace", action="store_true", help="also if another entry has taken its place")
     parser.add_dry_run("come back")
-    parser.add_shared(*CHANGING, "--json")
+    parser.add_form(*CHANGING)
 
 
 def run(call: Call) -> int:
@@ -34,7 +34,8 @@ def run(call: Call) -> int:
     with output.working("looking into quarantine"):
         done = call.stack.restore(given.names, everything=given.all, replace=given.replace, dry_run=given.dry_run)
     show = _show_restored if named else _show_quarantine
-    status = call.show(done, lambda done: show(done, call.now))
+    table = [one.thing for one in done.restored if one.because is None] if named else done.quarantine
+    status = call.show(done, lambda done: show(done, call.now), lambda _: (columns(call.now), table))
     for name in done.unknown:
         output.warn(f"nothing in quarantine has the name {name!r}; cachectl restore lists the names")
     warn_of_outcomes(done.unread)
@@ -56,6 +57,8 @@ def columns(now: float) -> tuple[output.Column[Quarantined], ...]:
         output.Column("layer", lambda thing: thing.layer),
         output.sizes("size", lambda thing: thing.bytes),
         output.ages("age", lambda thing: thing.moved, now),
+        output.Column("name", lambda thing: thing.name),
+        output.Column("why", lambda thing: thing.message),
         output.Column("key", lambda thing: thing.key),
     )
 

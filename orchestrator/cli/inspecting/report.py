@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
 from cachectl.cli import output
@@ -25,7 +25,7 @@ def add_options(parser: Parser) -> None:
     parser.add_argument("-v", "--verbose", action="store_true", help="also every place, and the reason of every state")
     parser.add_shared("--all-layers")
     parser.add_places(homes=True, root=True)
-    parser.add_shared("--python", "--mpi", "--json")
+    parser.add_form("--python", "--mpi")
     parser.epilog = "A LAYER that is named is shown as with -v."
 
 
@@ -55,7 +55,7 @@ def run(call: Call) -> int:
             verbose=given.verbose or named,
         )
 
-    return call.show(report, show)
+    return call.show(report, show, lambda report: ((*COLUMNS, _DISK_BYTES), report.layers))
 
 
 def _limit(call: Call) -> int | None:
@@ -89,14 +89,22 @@ def _bound(text: str, *, complete: bool) -> str:
     return text if complete or text == output.DASH else f"{text}+"
 
 
+def _amounts(
+    title: str, text: Callable[[int | None], str], value: Callable[[LayerReport], int | None]
+) -> output.Column[LayerReport]:
+    """Return a column of numbers that may be lower bounds."""
+    return output.numbers(title, lambda layer: _bound(text(value(layer)), complete=layer.complete), value)
+
+
 COLUMNS: Final[tuple[output.Column[LayerReport], ...]] = (
     output.Column("layer", lambda layer: layer.layer),
     output.Column("state", lambda layer: layer.state.condition.value),
-    output.Column("entries", lambda layer: _bound(output.count(layer.entries), complete=layer.complete), right=True),
-    output.Column("files", lambda layer: _bound(output.count(layer.files), complete=layer.complete), right=True),
-    output.Column("size", lambda layer: _bound(output.size(layer.bytes), complete=layer.complete), right=True),
-    output.Column("stale", lambda layer: _bound(output.size(layer.stale_bytes), complete=layer.complete), right=True),
+    _amounts("entries", output.count, lambda layer: layer.entries),
+    _amounts("files", output.count, lambda layer: layer.files),
+    _amounts("size", output.size, lambda layer: layer.bytes),
+    _amounts("stale", output.size, lambda layer: layer.stale_bytes),
 )
+_DISK_BYTES: Final = _amounts("on disk", output.size, lambda layer: layer.disk_bytes)
 
 
 def _on_disk(layer: LayerReport) -> str:
@@ -151,7 +159,7 @@ def show_report(
     if shown:
         output.show_lines([""])
         _show_table(report, shown)
-    output.show_lines(output.more_layers(len(report.layers) - len(shown), shown))
+    output.show_more_layers(len(report.layers) - len(shown), shown)
     if not report.complete:
         output.show_message("+: lower bound, -: unknown; the problems below say what could not be counted")
     if report.nodes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from contextlib import nullcontext, redirect_stdout
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from cachectl.cli import output
@@ -27,7 +28,7 @@ def add_options(parser: Parser) -> None:
         "--as-kdb", metavar="DIR", help="no bundle: write the databases of miopen or miopen-tuning as files to install"
     )
     parser.add_force("a bundle")
-    parser.add_shared("--all-layers", "--json")
+    parser.add_form("--all-layers")
 
 
 def run(call: Call) -> int:
@@ -36,14 +37,15 @@ def run(call: Call) -> int:
         return _export_files(call)
     if given.file is None:
         call.misuse("name the FILE to write, or --as-kdb DIR")
-    if given.file == "-" and given.json:
-        call.misuse("--json and the bundle cannot both go to standard output; name a FILE")
+    if given.file == "-" and call.form != "table":
+        call.misuse(f"{call.form.upper()} and the bundle cannot both go to standard output; name a FILE")
     selected = call.selection()
     with output.working("exporting"):
         done = call.stack.export(given.file, selected, layers=given.layers, sign=given.sign, force=given.force)
     # Standard output holds the bundle.
     with redirect_stdout(sys.stderr) if given.file == "-" else nullcontext():
-        return call.show(done, lambda done: _show(done, all_layers=given.all_layers))
+        show = partial(_show, all_layers=given.all_layers)
+        return call.show(done, show, lambda done: (COLUMNS, done.layers))
 
 
 COLUMNS: Final[tuple[output.Column[ExportedLayer], ...]] = (
@@ -62,7 +64,7 @@ def _show(done: Export, *, all_layers: bool) -> None:
         last = ("total", output.count(done.entries), output.size(done.total.bytes))
         shown = [layer for layer in done.layers if all_layers or layer.entries]
         output.show_table(COLUMNS, shown, last)
-        output.show_lines(output.more_layers(len(done.layers) - len(shown), shown))
+        output.show_more_layers(len(done.layers) - len(shown), shown)
         output.show_lines(["", f"{done.file}: {output.size(done.bytes)}", f"SHA-256 {done.sha256}"])
     if done.signature is not None:
         output.show_lines([f"signed: {done.signature}"])
@@ -90,7 +92,7 @@ def _export_files(call: Call) -> int:
     layers = [given.file, *given.layers] if given.file is not None else []
     with output.working("exporting"):
         done = export_files(call.environment, given.as_kdb, call.selection(), layers=layers, force=given.force)
-    return call.show(done, _show_files)
+    return call.show(done, _show_files, lambda done: (FILE_COLUMNS, done.files))
 
 
 FILE_COLUMNS: Final[tuple[output.Column[InstallableFile], ...]] = (
