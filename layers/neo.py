@@ -161,7 +161,9 @@ class NeoCompilerCache(Layer):
     title = "Intel NEO compiler cache"
     # The driver reads it once for each device.
     switch = EnvSwitch("NEO_CACHE_PERSISTENT", off="0", read=at_load(*LIBRARIES))
-    store = Files(_FLAT, _DEEP, codec=NeoCodec(), index=Account(), writers=LIBRARIES, unread=_NEVER)
+    store = Files(
+        *(_FLAT, _DEEP), codec=NeoCodec(), index=Account(), writers=LIBRARIES, unread=_NEVER, links="read-only"
+    )
 
     # ------------------------------------------------------------------ where and whether
 

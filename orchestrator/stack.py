@@ -29,6 +29,11 @@ if TYPE_CHECKING:
     from cachectl.observing.bench import Bench, Step
     from cachectl.observing.proof import Proof, Watch
     from cachectl.observing.trace import Trace
+    from cachectl.sharing.around import StoreUse
+    from cachectl.sharing.oci.image import ImageExport
+    from cachectl.sharing.pulling import Pull
+    from cachectl.sharing.pushing import Push
+    from cachectl.sharing.store import SharedStore
     from cachectl.switching.run import Ran
 
     #: Gets one line for each thing that a caller should know and that is no error.
@@ -263,21 +268,56 @@ class Stack(LayerSet):
         *,
         no_cache: bool = False,
         isolated: Path | bool = False,
+        base: str | Path | None = None,
         layers: Sequence[str] = (),
         prove: bool = False,
+        store: StoreUse | None = None,
         notice: Notice = warn_user,
     ) -> Ran[Proof]:
         """Run a command with layers off, or on in an empty root (``True``), or in the root ``isolated``.
 
-        ``prove`` watches the real roots; the proof says whether any was read or written. Raises :class:`Refused` if a
-        named layer can be neither switched nor moved, and :class:`~cachectl.switching.run.CannotStart`.
+        With ``base`` they start warm from that folder, which never changes, and new entries go to the root
+        ``isolated``; by default to one in the user cache folder, which is kept for each base.
+        ``prove`` watches the real roots; the proof says whether any was read or written. ``store`` is a shared store to
+        pull from before and to push to after the command, for its own caches or for the root that is kept; entries of
+        the base are not pulled and not pushed. Raises :class:`Refused` if a named layer can be neither switched nor
+        moved, and :class:`~cachectl.switching.run.CannotStart`.
         """
         from cachectl.switching.run import run_command
+
+        if store is not None:
+            from cachectl.sharing.around import shared_around
+            from cachectl.switching.base import base_at, base_keys, own_root
+
+            root = isolated if isinstance(isolated, bool) else self.environment.absolute(isolated)
+            besides: Mapping[str, frozenset[str]] = {}
+            if base is not None:
+                place = base_at(self.environment, base)
+                root = root or own_root(self.environment, place)
+                besides = base_keys(self.environment, place, layers)
+            around = shared_around(
+                self._kept_below(root), store, notice, layers=layers, besides=besides, own=self.environment
+            )
+            with around:
+                return self.run(
+                    command, no_cache=no_cache, isolated=root, base=base, layers=layers, prove=prove, notice=notice
+                )
 
         def watch(watched: Iterable[Layer], left_out: frozenset[str]) -> Watch:
             from cachectl.observing.proof import Watch
 
             return Watch(self, watched, left_out=left_out)
+
+        prepare = None
+        if base is not None:
+            from cachectl.switching.base import base_at, own_root, start_from
+
+            place = base_at(self.environment, base)
+            isolated = isolated or own_root(self.environment, place)
+
+            def prepare(root: Path, names: tuple[str, ...]) -> None:
+                for line in start_from(self.environment, place, root, layers=names, notice=notice).lines:
+                    notice(line)
 
         return run_command(
             self,
@@ -285,15 +325,31 @@ class Stack(LayerSet):
             no_cache=no_cache,
             isolated=isolated,
             layers=layers,
+            prepare=prepare,
             watch=watch if prove else None,
             notice=notice,
         )
 
+    def _kept_below(self, root: Path | bool) -> Stack:
+        """Return the layers in an isolated root that is kept, which is made if it is missing; with ``False`` these.
+
+        Raises :class:`BadRequest` for a root that is not kept.
+        """
+        if root is False:
+            return self
+        if root is True:
+            from cachectl.layers.base.errors import BadRequest
+
+            raise BadRequest("an isolated root that is not kept has no use for a store; name a folder: --isolated=DIR")
+        root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return type(self).below(str(root), self.environment)
+
     def env(
-        self, *, enable: bool = False, root: str | None = None, layers: Iterable[str] = ()
+        self, *, enable: bool = False, root: str | None = None, base: str | None = None, layers: Iterable[str] = ()
     ) -> tuple[Mapping[str, str | None], tuple[str, ...]]:
         """Return the variables that switch layers off, on (``enable``) or move them to a folder; ``None`` unsets one.
 
+        With ``base`` that folder is started warm from a read-only one, as :meth:`run` does it.
         The second value has a line for each layer that variables cannot switch or move. Raises :class:`BadRequest` if
         ``root`` is no folder.
         """
@@ -304,7 +360,16 @@ class Stack(LayerSet):
         if folder is not None and (not root or (folder.exists() and not folder.is_dir())):
             message = f"--root {root!r} is no folder"
             raise BadRequest(message)
-        return variables_for(self.named(layers), on=enable, root=folder)
+        if base is None:
+            return variables_for(self.named(layers), on=enable, root=folder)
+        from cachectl.switching.base import base_at, start_from
+
+        chosen = self.named(layers)
+        notes: list[str] = []
+        names = [layer.name for layer in chosen] if layers else ()
+        start = start_from(self.environment, base_at(self.environment, base), folder, layers=names, notice=notes.append)
+        changes, others = variables_for(chosen, on=True, root=start.root)
+        return changes, (*notes, *start.lines, *others)
 
     # ------------------------------------------------------------------ observing
 
@@ -349,6 +414,18 @@ class Stack(LayerSet):
 
         return export(self, file, selection, layers=layers, sign=sign, force=force)
 
+    def export_image(
+        self, url: str, selection: Selection = ALL, *, layers: Iterable[str] = (), force: bool = False
+    ) -> ImageExport:
+        """Write the selected entries of the named layers, or of every clearable one, as the OCI image of a tag.
+
+        ``url`` is ``oci://HOST/NAME:TAG``. What an image of cachectl there lacks is added as one more layer; anything
+        else there is replaced only with ``force``.
+        """
+        from cachectl.sharing.oci.image import export_image
+
+        return export_image(self, url, selection, layers=layers, force=force)
+
     def import_bundle(self, file: str, trust: Trust, *, dry_run: bool = False, most: int = LARGEST_BUNDLE) -> Import:
         """Place the entries of a bundle of at most ``most`` bytes that can be hit here; existing entries stay.
 
@@ -363,3 +440,48 @@ class Stack(LayerSet):
         from cachectl.moving.portability import portability_digest
 
         return portability_digest(self)
+
+    # ------------------------------------------------------------------ sharing
+
+    def push(
+        self,
+        url: str,
+        selection: Selection = ALL,
+        *,
+        layers: Iterable[str] = (),
+        sign: str | None = None,
+        allowed_signers: str | None = None,
+    ) -> Push:
+        """Add the selected entries of the named layers, or of every clearable one, that a shared store lacks.
+
+        ``sign`` is an OpenSSH key. Then an entry counts as present only if a part of the index lists it that this key,
+        or a signer of ``allowed_signers``, has signed. The first push makes the store.
+        """
+        from cachectl.sharing.pushing import push
+
+        return push(self, url, selection, layers=layers, sign=sign, allowed_signers=allowed_signers)
+
+    def pull(
+        self,
+        url: str,
+        trust: Trust,
+        selection: Selection = ALL,
+        *,
+        layers: Iterable[str] = (),
+        dry_run: bool = False,
+        accept_older: bool = False,
+    ) -> Pull:
+        """Place the selected entries of a shared store that are missing here and can be hit; existing entries stay.
+
+        The ``sha256`` of ``trust`` is the store's digest. Raises :class:`Untrusted` or :class:`BadStore` before
+        anything is written, also if the store is older than this machine has read it, unless ``accept_older``.
+        """
+        from cachectl.sharing.pulling import pull
+
+        return pull(self, url, trust, selection, layers=layers, dry_run=dry_run, accept_older=accept_older)
+
+    def store(self, url: str) -> SharedStore:
+        """Return the shared store at a folder or a URL."""
+        from cachectl.sharing.store import SharedStore
+
+        return SharedStore(self, url)

@@ -16,7 +16,10 @@ ALLOWED = {
     "layers.base.facts": {"layers.base", "layers.disk"},
     "layers.base": {"layers.base.facts", "layers.disk", "layers.formats", "layers.host", "layers.stores"},
     "layers": {"layers.base", "layers.disk", "layers.formats", "layers.host", "layers.inside", "layers.stores"},
-    "": {"layers", "inspecting", "clearing", "switching", "observing", "moving", "cluster", "homes", "sharing"},
+    "": {
+        *("layers", "inspecting", "clearing", "switching", "observing", "moving", "cluster", "homes"),
+        *("sharing", "sharing.oci"),
+    },
     "inspecting": {"", "layers"},
     "clearing": {"", "layers", "inspecting", "switching"},
     "switching": {"", "layers"},
@@ -24,7 +27,8 @@ ALLOWED = {
     "moving": {"", "layers", "inspecting", "switching"},
     "cluster": {"", "layers", "inspecting", "clearing", "switching", "moving"},
     "homes": {"", "layers", "inspecting"},
-    "sharing": {"", "layers", "inspecting", "switching", "moving"},
+    "sharing": {"", "layers", "inspecting", "switching", "moving", "sharing.oci"},
+    "sharing.oci": {"", "layers", "moving", "sharing", "switching"},
 }
 
 

@@ -302,6 +302,24 @@ class Layer(Declaration):
         return roots[0]
 
     @final
+    def bring_from(self, base: Path, folder: Path) -> facts.Brought:
+        """Make the entries of a base available in this layer, whose roots are below ``folder``.
+
+        The base is laid out as that folder; a root that it lacks is left. Nothing in the base changes. Raises
+        :class:`Refused` if the layer cannot place entries.
+        """
+        self._demand(Ability.PUT)
+        brought = facts.Brought()
+        for root in self.roots():
+            if folder in root.path.parents:
+                place = replace(root, path=base / root.path.relative_to(folder))
+                try:
+                    brought = brought.plus(self.store.bring_from(place, root))
+                except (LayerError, OSError) as error:
+                    brought = brought.plus(facts.Brought(failed=(facts.Note(str(place.path), reason_of(error)),)))
+        return brought
+
+    @final
     def recover_all(self, within: Callable[[Root], bool] = lambda _root: True) -> None:
         """Finish interrupted writes in the roots that are ``within`` and may be changed.
 

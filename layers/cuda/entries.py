@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace as replaced
 from functools import partial
 from pathlib import Path
@@ -27,7 +27,7 @@ from cachectl.layers.formats import compute_cache
 from cachectl.layers.formats.details import Details
 from cachectl.layers.host.processes import process_names, using
 from cachectl.layers.stores.files import Files, Index
-from cachectl.layers.stores.tree import Leaf, Shape, Tree
+from cachectl.layers.stores.tree import LINKED, Leaf, Shape, Tree
 
 LIBRARIES: Final = ("libcuda.so", "libnvidia-opencl.so")
 INDEX: Final = "index"
@@ -166,7 +166,8 @@ class ComputeCache(Files):
 
     def __init__(self) -> None:
         self.compute_index = ComputeIndex()
-        super().__init__(_SHAPE, codec=ComputeCodec(), index=self.compute_index)
+        # The driver rewrites a damaged entry in place.
+        super().__init__(_SHAPE, codec=ComputeCodec(), index=self.compute_index, links="read-only")
 
     # ------------------------------------------------------------------ listing
 
@@ -297,6 +298,13 @@ def _standing(store: Files, root: Root, folder: int | None = None) -> _Standing:
     for leaf in tree.scan():
         if isinstance(leaf, Problem):
             unread += [leaf.path] if leaf.hides else []
+            continue
+        if leaf.orphan_rule is LINKED:
+            # The index lists it too: with an incomplete index, the driver drops entries.
+            with suppress(OSError):
+                size = (root.path / leaf.key).stat().st_size - compute_cache.HEADER.size
+                identifier = compute_cache.identifier_of(leaf.key)
+                sizes[identifier], changes[identifier] = max(0, size), leaf.newest
             continue
         try:
             head = None if leaf.orphan_rule is not None else tree.read_file(leaf.key, limit=compute_cache.HEADER.size)

@@ -13,7 +13,7 @@ from cachectl.layers.base.facts import Found, Orphan, Problem, Removable, Root
 from cachectl.layers.base.lazy import regex
 from cachectl.layers.base.store import Codec, Damage, Store, each_part, remove_counted
 from cachectl.layers.host.processes import process_names, using
-from cachectl.layers.stores.tree import REFUSALS, Leaf, Shape, Tree, scan_each
+from cachectl.layers.stores.tree import REFUSALS, Leaf, Links, Shape, Tree, scan_each
 
 
 class Index:
@@ -51,7 +51,8 @@ class Files(Store):
 
     ``patterns`` are regular expressions of file names, or the shapes of trees, which differ in their depth; leaked
     temporaries are orphans of the first. ``writers`` are name prefixes of libraries that may be writing an entry.
-    ``unread`` is the effect of an unreadable entry on the library, if known.
+    ``unread`` is the effect of an unreadable entry on the library, if known. ``links`` says whether the library works
+    with a link in the place of an entry.
     """
 
     def __init__(
@@ -61,12 +62,14 @@ class Files(Store):
         index: Index | None = None,
         writers: tuple[str, ...] = (),
         unread: str | None = None,
+        links: Links = "never",
     ) -> None:
         self.shapes = tuple(Shape((regex(one),), folders=False) if isinstance(one, str) else one for one in patterns)
         self.codec = codec
         self.index = Index() if index is None else index
         self.writers = writers
         self.unread = unread
+        self.links = links
         self.forms = (codec.form,)
 
     def refusals(self) -> Mapping[facts.Ability, str]:
@@ -151,6 +154,18 @@ class Files(Store):
             raise Damaged(self.name, damage.message, key)
         with self.index.changing(self, root):
             self.tree_of(root, key).write(key, artifact.data, replace=replace)
+
+    def bring_from(self, base: Root, root: Root) -> facts.Brought:
+        """Link or copy the missing files, and update the files beside the entries."""
+        from cachectl.layers.stores.bases import Rules, bring_tree
+
+        brought = facts.Brought()
+        for shape in self.shapes:
+            brought = brought.plus(bring_tree(self.name, base.path, root.path, shape, Rules(self.links)))
+        if brought.linked or brought.cloned or brought.copied or brought.dropped:
+            with self.index.changing(self, root):
+                pass
+        return brought
 
     # ------------------------------------------------------------------ clear
 

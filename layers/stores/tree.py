@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 from cachectl.layers.base import facts
 from cachectl.layers.base.errors import (
@@ -62,6 +62,9 @@ REFUSALS: Final[Mapping[Ability, str]] = (
     {} if _HANDLES else dict.fromkeys((Ability.PUT, Ability.CLEAR, Ability.QUARANTINE), _WITHOUT)
 )
 
+#: Whether a library works with a symbolic link in the place of a file of an entry: no or unknown; only if this user
+#: cannot write to the file, because the library may; or always, because the library replaces files by a rename.
+Links = Literal["never", "read-only", "always"]
 #: Makes what is held while entries are renamed, given the open root.
 Guard = Callable[[int], AbstractContextManager[object]]
 
@@ -233,6 +236,8 @@ def planned(root: Path, group: Group) -> list[facts.Target]:
 
 
 _ANYTHING: Final = regex(".*", re.DOTALL)
+#: An entry that is a link to the same entry of a base, or has such a link in it (:mod:`cachectl.layers.stores.bases`).
+LINKED: Final = OrphanRule(regex("(?!)"), "linked to a base, which keeps it", kept=True)
 _OWN_TEMPORARIES: Final = OrphanRule(
     OWN_TEMPORARY, "left by an interrupted cachectl", idle_only=False, members=_ANYTHING
 )
@@ -416,6 +421,8 @@ class Tree:
         if not self.shape.levels[level].fullmatch(name):
             return None
         if level == len(self.shape.levels) - 1:
+            if not self.shape.folders and _is_of_base(handle, name, key, status):
+                return Leaf(key, (), status.st_mtime_ns, links=True, orphan_rule=LINKED)
             return _measure(handle, name, key, status, None, head=head) if kind(status.st_mode) else None
         empty = self.shape.empty
         if empty is not None and empty.accepts(name, status) and _is_empty(handle, name):
@@ -469,16 +476,24 @@ class Tree:
         except OSError as error:
             if error.errno == errno.EFBIG:
                 raise self._oversized(parts) from error
+            if self._is_linked(parent, parts):
+                return None
             which = "" if error.filename is None else f" {printable(error.filename)}"
             raise self._unreachable(f"cannot read{which}", "/".join(parts), error) from error
         pattern = self.shape.members
         whole = pattern is None or all(pattern.fullmatch(path) for path in contents)
         return contents if whole else None
 
+    def _is_linked(self, parent: int, parts: tuple[str, ...]) -> bool:
+        """Return whether a base keeps an entry."""
+        status = status_of(parent, parts[-1])
+        leaf = None if status is None else self._recognise(parent, parts, status)
+        return leaf is not None and leaf.orphan_rule is LINKED
+
     def _read_file(self, parent: int, parts: tuple[str, ...]) -> dict[str, bytes] | None:
         status = status_of(parent, parts[-1])
         leaf = None if status is None else self._recognise(parent, parts, status)
-        if leaf is None or self._foreign(leaf) is not None:
+        if leaf is None or leaf.orphan_rule is LINKED or self._foreign(leaf) is not None:
             return None
         if leaf.bytes > LARGEST_ENTRY:
             raise self._oversized(parts)
@@ -606,6 +621,9 @@ class Tree:
         The present one is moved ``aside``, or into the stage.
         """
         self._demand_room(parent, tuple(parts))
+        if not replace and self._is_linked(parent, tuple(parts)):
+            # The base has the same entry.
+            return
         try:
             if self.shape.folders:
                 self._publish_folder(stage, parent, parts[-1], stage if aside is None else aside, replace=replace)
@@ -909,20 +927,38 @@ def _measure(
         beginning = read_plain(name, dir_fd=handle, limit=head) if head else b""
         member = Member("", status.st_size, status.st_mtime, blocks_of(status))
         return Leaf(key, (member,), status.st_mtime_ns, orphan_rule=rule, head=beginning)
-    members: list[Member] = []
-    newest, links = _gather(handle, name, "", members)
-    return Leaf(key, tuple(members), max(newest, status.st_mtime_ns), links, rule)
+    found = _Gathered(f"{key}/", [], [])
+    newest = _gather(handle, name, "", found)
+    rule = LINKED if rule is None and any(found.links) else rule
+    return Leaf(key, tuple(found.members), max(newest, status.st_mtime_ns), bool(found.links), rule)
 
 
-def _gather(handle: int, name: str, prefix: str, members: list[Member]) -> tuple[int, bool]:
-    """List a folder's files into ``members``; return its newest change (ns) and whether it contains links."""
-    newest, links = 0, False
+def _is_of_base(handle: int, name: str, path: str, status: os.stat_result) -> bool:
+    """Return whether a name is a link to the same path, relative to its root, in another root."""
+    if not stat.S_ISLNK(status.st_mode):
+        return False
+    with suppress(OSError):
+        return os.readlink(name, dir_fd=handle).endswith(f"/{path}")
+    return False
+
+
+class _Gathered(NamedTuple):
+    """What is in the folder of an entry: files, and for each link or special file whether it leads into a base."""
+
+    above: str
+    members: list[Member]
+    links: list[bool]
+
+
+def _gather(handle: int, name: str, prefix: str, found: _Gathered) -> int:
+    """List what is in a folder; return its newest change (ns)."""
+    newest = 0
     if prefix.count("/") > DEEP:
         raise OSError(errno.ELOOP, "nested deeper than any entry", name)
     try:
         folder = open_folder(name, handle)
     except FileNotFoundError:
-        return newest, links
+        return newest
     try:
         for child in sorted(os.listdir(folder)):
             status = status_of(folder, child)
@@ -930,15 +966,15 @@ def _gather(handle: int, name: str, prefix: str, members: list[Member]) -> tuple
                 continue
             newest = max(newest, status.st_mtime_ns)
             if stat.S_ISDIR(status.st_mode):
-                below, linked = _gather(folder, child, f"{prefix}{child}/", members)
-                newest, links = max(newest, below), links or linked
+                newest = max(newest, _gather(folder, child, f"{prefix}{child}/", found))
             elif stat.S_ISREG(status.st_mode):
-                members.append(Member(prefix + child, status.st_size, status.st_mtime, blocks_of(status)))
+                member = Member(prefix + child, status.st_size, status.st_mtime, blocks_of(status))
+                found.members.append(member)
             else:
-                links = True
+                found.links.append(_is_of_base(folder, child, f"{found.above}{prefix}{child}", status))
     finally:
         os.close(folder)
-    return newest, links
+    return newest
 
 
 def _load(handle: int, name: str, prefix: str, contents: dict[str, bytes]) -> int:

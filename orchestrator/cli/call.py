@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from cachectl.layers.base.selection import Selection
     from cachectl.moving.importing import Trust
     from cachectl.moving.output_files import Kind, OutputFile
+    from cachectl.sharing.around import StoreUse
     from cachectl.stack import Stack
 
     class _Done(Protocol):
@@ -213,6 +214,29 @@ class Call:
         why = (options.allowed_signers, options.sha256, options.trust)
         return None if why == (None, None, False) else Trust(*why, after)
 
+    def store_trust(self) -> Trust | None:
+        """Return why a shared store is trusted; ``None`` if no option says so."""
+        from cachectl.moving.importing import Trust
+
+        why = (self.options.allowed_signers, self.options.digest, self.options.trust)
+        return None if why == (None, None, False) else Trust(*why)
+
+    def store_use(self) -> StoreUse | None:
+        """Return the shared store around a command; ``None`` without one."""
+        options = self.options
+        trust = self.store_trust()
+        if not options.store:
+            if trust is not None:
+                self.misuse("--allowed-signers, --digest and --trust are for --store URL")
+            return None
+        if options.no_cache:
+            self.misuse("--no-cache leaves nothing to pull or push; drop --store")
+        if trust is None:
+            self.misuse("a store is code: give one of --allowed-signers, --digest and --trust")
+        from cachectl.sharing.around import StoreUse
+
+        return StoreUse(options.store, trust, options.store_mode == "rw", options.sign)
+
     def output_file(self, name: str, kind: Kind) -> OutputFile:
         """Return a file to write, which no layer's name may be."""
         from cachectl.moving.output_files import OutputFile
@@ -224,18 +248,20 @@ class Call:
     @property
     def form(self) -> str:
         """Return the form of the output: ``table``, ``json``, ``jsonl`` or ``csv``."""
-        form: str = "json" if self.options.json else self.options.format
+        form: str = "json" if self.options.json else getattr(self.options, "format", "table")
         return form
 
-    def show(self, done: Done, show: Callable[[Done], None], table: Callable[[Done], Table[Any]]) -> int:
+    def show(self, done: Done, show: Callable[[Done], None], table: Callable[[Done], Table[Any]] | None = None) -> int:
         """Show what a verb returned in the form that was asked for, and return the exit status.
 
-        ``show`` prints it for people; ``table`` returns columns and rows, for the forms with one row a line.
+        ``show`` prints it for people; ``table`` returns columns and rows, for the forms with a row on a line.
         """
         if self.form == "json":
             self.show_json(done)
         elif self.form == "table":
             show(done)
+        elif table is None:
+            self.misuse("this has no rows; use --format json")
         else:
             columns, things = table(done)
             if self.form == "csv":

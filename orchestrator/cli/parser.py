@@ -47,6 +47,9 @@ VERBS: Final[dict[str, tuple[str, str]]] = {
     "bench": ("observing.bench", "the time each cache saves a command: all cold, all warm, each off in turn"),
     "export": ("moving.export", "pack entries into one file, for another machine"),
     "import": ("moving.import_", "place what export packed, once it is trusted and checked"),
+    "push": ("sharing.push", "add to a shared store the entries that it lacks"),
+    "pull": ("sharing.pull", "place the entries of a shared store that are missing here, once they are trusted"),
+    "store": ("sharing.store", "list, clean up or check a shared store"),
     "miopen": ("moving.miopen", "merge databases of MIOpen, of several users or ranks"),
     "stage": ("cluster.stage", "warm caches to every node of an MPI job, and back"),
     "merge": ("cluster.merge", "entries of several folders, of ranks for instance, into one"),
@@ -210,6 +213,30 @@ class Parser(argparse.ArgumentParser):
         )
         newer = "refuse a bundle that was not signed within 30d, 12h, or since 2026-12-31"
         self.add_argument("--newer-than", metavar="AGE", help=newer)
+
+    def add_store_trust(self, *, required: bool) -> None:
+        """Add the options that say why a shared store is trusted."""
+        why = self.add_mutually_exclusive_group(required=required)
+        signed = "take what a signer of this list has signed (ssh-keygen -Y)"
+        why.add_argument("--allowed-signers", metavar="LIST", help=signed)
+        why.add_argument("--digest", metavar="HEX", help="the store is exactly the one with this digest")
+        unchecked = "trust the store unchecked: it is code that your programs will run"
+        why.add_argument("--trust", action="store_true", help=unchecked)
+        older = "take from a store that is older than, or another than, the one read from URL before"
+        self.add_argument("--accept-older", action="store_true", help=older)
+
+    def add_store_use(self) -> None:
+        """Add the options for a shared store around a command."""
+        group = self.add_argument_group("shared store")
+        url = "pull from this shared store before the command, push to it after the command what is new"
+        group.add_argument("--store", metavar="URL", help=url)
+        modes = "ro: only pull; rw: pull and push (default)"
+        group.add_argument("--store-mode", choices=("rw", "ro"), default="rw", help=modes)
+        why = group.add_mutually_exclusive_group()
+        why.add_argument("--allowed-signers", metavar="LIST", help="pull what a signer of this list has signed")
+        why.add_argument("--digest", metavar="HEX", help="pull if the store is exactly the one with this digest")
+        why.add_argument("--trust", action="store_true", help="pull unchecked: it is code that the command will run")
+        group.add_argument("--sign", metavar="KEY", help="sign what is pushed with a key of OpenSSH")
 
     def add_dry_run(self, what: str) -> None:
         """Add ``--dry-run``."""

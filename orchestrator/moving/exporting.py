@@ -238,7 +238,7 @@ def _packed(
         for name, items in parts.items()
         if items
     }
-    exposed = {layer.name: _exposed(layer) for layer in chosen if parts[layer.name]}
+    exposed = {layer.name: exposed_folders(layer) for layer in chosen if parts[layer.name]}
     manifest = Manifest(tuple(gathered.items), keys, tuple(name for name, folders in exposed.items() if folders), made)
     gathered.members.finish(write_manifest(packed, manifest))
     spool.seek(0)
@@ -293,7 +293,7 @@ def _read(layer: Layer, entries: Iterable[Entry], gathered: _Gathered) -> None:
         gathered.add(batch, layer)
 
 
-def _exposed(layer: Layer) -> tuple[Path, ...]:
+def exposed_folders(layer: Layer) -> tuple[Path, ...]:
     """Return the folders through which another user could have put code into a layer."""
     from cachectl.layers.disk.trust import open_to_others
 

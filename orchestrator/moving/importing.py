@@ -29,7 +29,7 @@ from cachectl.moving.portability import Difference, differences, outlook, portab
 from cachectl.moving.signing import Untrusted, signer
 from cachectl.moving.transfer import opened, signature_of, without_secrets
 from cachectl.switching.isolated import isolated_root
-from cachectl.switching.run import variables_isolated
+from cachectl.switching.run import environment_in
 
 if TYPE_CHECKING:
     from cachectl.layer_set import LayerSet
@@ -161,7 +161,7 @@ def import_bundle(
 def import_copy(stack: LayerSet, copy: BinaryIO, file: str, trust: Trust, *, dry_run: bool = False) -> Import:
     """Place the entries of an open bundle that no other process can change, as :func:`import_bundle` does."""
     checked = trusted_bundle(copy, file, trust)
-    done = _Placing(stack, checked.manifest, dry_run=dry_run)
+    done = Placing(stack, checked.manifest, dry_run=dry_run)
     copy.seek(0)
     contents = Reader(copy, checked.bytes, known=checked.manifest).contents()
     for batch in in_batches(contents, lambda pair: pair[0].layer, lambda pair: pair[0].bytes):
@@ -231,12 +231,17 @@ def private_copy(stack: LayerSet, file: str, most: int = LARGEST_BUNDLE) -> Iter
 
 def _demand_room(copy: BinaryIO, stack: LayerSet, size: int) -> None:
     """Raise :class:`BadBundle` if a copy would fill a file system that other programs use too."""
-    if not hasattr(os, "fstatvfs"):
-        return
-    disk = os.fstatvfs(copy.fileno())
-    if disk.f_bavail * disk.f_frsize < min(SPARED_ROOM, disk.f_blocks * disk.f_frsize // 20) + _CHUNK:
+    if lacks_room(copy):
         folder = stack.environment.temporary
         raise BadBundle(f"{folder} has no room for it after {size:,} bytes; set TMPDIR to a folder with more")
+
+
+def lacks_room(copy: BinaryIO) -> bool:
+    """Return whether more bytes in an open file would fill a file system that other programs use too."""
+    if not hasattr(os, "fstatvfs"):
+        return False
+    disk = os.fstatvfs(copy.fileno())
+    return disk.f_bavail * disk.f_frsize < min(SPARED_ROOM, disk.f_blocks * disk.f_frsize // 20) + _CHUNK
 
 
 def _measured(copy: BinaryIO) -> tuple[int, str]:
@@ -268,7 +273,7 @@ def _checked(copy: BinaryIO, size: int) -> Manifest:
     return reader.manifest
 
 
-class _Placing:
+class Placing:
     """Places entries, layer by layer."""
 
     def __init__(self, stack: LayerSet, manifest: Manifest, *, dry_run: bool) -> None:
@@ -368,10 +373,7 @@ def _described(stack: LayerSet, layer: Layer, new: Sequence[tuple[Item, Artifact
     found: dict[str, Entry] = {}
     if new and layer.abilities()[Ability.RELOCATE] is None:
         with isolated_root(stack.environment) as folder, suppress(*FAILURES):
-            changes = variables_isolated((layer,), folder)
-            unset = frozenset(name for name, value in changes.items() if value is None)
-            kept = {name: value for name, value in changes.items() if value is not None}
-            isolated = type(stack)(stack.environment.with_variables(kept, unset))[layer.name]
+            isolated = type(stack)(environment_in(stack.environment, (layer,), folder))[layer.name]
             isolated.put_new([artifact for _, artifact in new])
             found = {entry.key: entry for entry in isolated.entries()}
     return [

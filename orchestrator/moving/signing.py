@@ -24,19 +24,19 @@ class Untrusted(CachectlError):
     """Nothing shows that a file can be trusted."""
 
 
-def sign(file: BinaryIO, key: str) -> bytes:
+def sign(file: BinaryIO, key: str, namespace: str = NAMESPACE) -> bytes:
     """Return the signature of an open file by a private key, or by a public key whose private one an agent holds.
 
     Raises :class:`BadRequest` if the key cannot sign.
     """
-    done = _run(("sign", "-f", key, "-n", NAMESPACE), file)
+    done = _run(("sign", "-f", key, "-n", namespace), file)
     if done.returncode or not done.stdout:
         message = f"cannot sign with {printable(key)}: {_complaint(done)}"
         raise BadRequest(message)
     return done.stdout
 
 
-def signer(file: BinaryIO, signature: str, allowed: str) -> str:
+def signer(file: BinaryIO, signature: str, allowed: str, namespace: str = NAMESPACE) -> str:
     """Return the allowed signer who has signed an open file.
 
     A line of the list may name its signers by patterns. A signature does not show which signer it is from, so the
@@ -53,12 +53,31 @@ def signer(file: BinaryIO, signature: str, allowed: str) -> str:
     names = found.stdout.decode(errors="replace").replace(",", "\n").split("\n")
     named = [name for name in dict.fromkeys(map(str.strip, names)) if name and not name.startswith("!")]
     for name in sorted(named, key=_is_pattern):
-        done = _run(("verify", "-f", allowed, "-I", name, "-n", NAMESPACE, "-s", signature), file)
+        done = _run(("verify", "-f", allowed, "-I", name, "-n", namespace, "-s", signature), file)
         if done.returncode == 0:
             return f"{name} ({_key_of(done)})" if _is_pattern(name) else name
         found = done
     message = f"not signed by a signer of {printable(allowed)}: {_complaint(found)}"
     raise Untrusted(message)
+
+
+def is_signature(file: BinaryIO, signature: str, namespace: str) -> bool:
+    """Return whether a file is a whole signature of an open file by any key, also one that nobody allowed."""
+    return _run(("check-novalidate", "-n", namespace, "-s", signature), file).returncode == 0
+
+
+def public_key(key: str) -> str:
+    """Return the public key of a key that :func:`sign` takes. Raises :class:`BadRequest` if it cannot be read."""
+    for path in (key, f"{key}.pub"):
+        with suppress(OSError, UnicodeError):
+            if path.endswith(".pub"):
+                return " ".join(open(path, encoding="utf-8").readline().split()[:2])
+    command = (_COMMAND[0], "-y", "-f", key)
+    done = subprocess.run(command, capture_output=True, check=False, stdin=subprocess.DEVNULL)  # noqa: S603
+    if done.returncode:
+        message = f"cannot read the public key of {printable(key)}: {_complaint(done)}"
+        raise BadRequest(message)
+    return " ".join(done.stdout.decode().split()[:2])
 
 
 def _is_pattern(principal: str) -> bool:

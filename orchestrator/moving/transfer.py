@@ -96,7 +96,7 @@ def demand_writable(name: str) -> None:
     if _HTTP.match(name):
         message = f"{_shown(name)}: cannot write to a web server; export to a file and upload that"
         raise TransferFailed(message)
-    _located(name)
+    located(name)
 
 
 @contextmanager
@@ -112,8 +112,8 @@ def opened(name: str) -> Iterator[Source]:
         with open(local_path(name), "rb") as file:
             yield file
         return
-    system, path = _located(name)
-    with _translated("read", name):
+    system, path = located(name)
+    with translated("read", name):
         # Without blocks the web is read as a stream: not every server gives parts. A size spares the question for it,
         # whose every failure fsspec takes for a file that is missing.
         options = {"block_size": 0, "size": 1} if _HTTP.match(name) else {}
@@ -156,8 +156,8 @@ def place(name: str, chunks: Iterable[bytes]) -> None:
     if not is_url(name):
         write_chunks(local_path(name), chunks)
         return
-    system, path = _located(name)
-    with _translated("write", name):
+    system, path = located(name)
+    with translated("write", name):
         remote = system.open(path, "wb", autocommit=False)
         try:
             for chunk in chunks:
@@ -183,15 +183,15 @@ class _Remote:
     def read(self, size: int, /) -> bytes:
         """Return ``size`` bytes, fewer only at the end."""
         held = bytearray()
-        with _translated("read", self._name):
+        with translated("read", self._name):
             while len(held) < size and (piece := self._file.read(size - len(held))):
                 held += piece
         return bytes(held)
 
 
-def _located(name: str) -> tuple[Any, str]:
+def located(name: str) -> tuple[Any, str]:
     """Return the file system of a URL, and the path in it."""
-    with _translated("reach", name):
+    with translated("reach", name):
         from fsspec.core import url_to_fs
 
         system, path = url_to_fs(name, skip_instance_cache=True, **_options(name))
@@ -217,7 +217,7 @@ def _for_the_web() -> dict[str, object]:
 
 
 @contextmanager
-def _translated(verb: str, name: str) -> Iterator[None]:
+def translated(verb: str, name: str) -> Iterator[None]:
     """Turn any error of a file system into one line, because each has errors of its own."""
     try:
         yield

@@ -1,6 +1,6 @@
 """Where a shared store lies: named bytes that are written once and never changed.
 
-A name is ``index/NAME``, ``packs/SHA256``, ``objects/SHA256`` or ``condemned/NAME``. The names under ``index/`` are the
+A name is ``index/NAME``, ``packs/SHA256`` or ``objects/SHA256``. The names under ``index/`` are the
 index: a writer adds its part last, so that whatever a reader finds there is complete.
 """
 
@@ -57,6 +57,14 @@ class Place(Protocol):
 
         ``holds`` are the packs and objects that an index part lists: a registry keeps only what a manifest names.
         """
+        ...
+
+    def finish(self) -> None:
+        """Do what is done once after all writing. A store that lacks it is whole."""
+        ...
+
+    def pin(self) -> str | None:
+        """Return the address of the store in exactly its present state; ``None`` if a place has no such addresses."""
         ...
 
     def remove(self, names: Sequence[str]) -> None:

@@ -75,14 +75,15 @@ def run_command(
     no_cache: bool = False,
     isolated: Path | bool = False,
     layers: Sequence[str] = (),
+    prepare: Callable[[Path, tuple[str, ...]], None] | None = None,
     watch: Callable[[tuple[Layer, ...], frozenset[str]], Watching[Proof_co]] | None = None,
     notice: Callable[[str], None],
 ) -> Ran[Proof_co]:
     """Run a command with the named layers (or all) off, or on in an empty root, or in the root ``isolated``.
 
-    With neither, the command runs unchanged. ``watch`` starts watching the real roots of the layers, except those of
-    the given names. ``notice`` gets a line for each layer that stays as it is. Raises :class:`Refused` if such a layer
-    was named, and :class:`CannotStart`.
+    With neither, the command runs unchanged. ``prepare`` fills the isolated root, given the names of its layers.
+    ``watch`` starts watching the real roots of the layers, except those of the given names. ``notice`` gets a line for
+    each layer that stays as it is. Raises :class:`Refused` if such a layer was named, and :class:`CannotStart`.
     """
     chosen = stack.named(layers)
     environment = stack.environment
@@ -98,6 +99,8 @@ def run_command(
     folder = isolated if isinstance(isolated, Path) else None
     with signals_held() as signals, isolated_root(environment, folder, notice) as root:
         moved, changes = _moved(stack, chosen, root, off=no_cache, notice=notice)
+        if prepare is not None:
+            prepare(root, tuple(layer.name for layer in moved))
         with overlay_cache_home(environment, moved, root, notice):
             staying = frozenset(layer.name for layer in chosen if out_of_reach(layer, off=no_cache) is not None)
             watching = watch and watch(chosen, staying)
@@ -160,11 +163,20 @@ def environment_below(environment: Environment, folder: str) -> Environment:
     root = environment.expand(folder)
     if not root.is_dir():
         raise BadRequest(f"--root {folder!r} is no folder")
+    return environment_of(environment, root.resolve())
+
+
+def environment_of(environment: Environment, root: Path) -> Environment:
+    """Return the environment of a program whose layers are all below a root, as its path is written."""
     layers = LayerSet(environment)
-    root = root.resolve()
     changes = _merged(layer.enable() for layer in layers if can_switch(layer))
     changes.update(_merged(relocations(layers, root).values()))
     return _changed(environment, changes)
+
+
+def environment_in(environment: Environment, layers: Iterable[Layer], folder: Path) -> Environment:
+    """Return the environment in which the given layers use ``folder``; make the folders that a library would not."""
+    return _changed(environment, variables_isolated(layers, folder))
 
 
 def _changed(environment: Environment, changes: Mapping[str, str | None]) -> Environment:

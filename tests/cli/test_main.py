@@ -168,7 +168,7 @@ def test_ls_sorts_limits_and_selects(home: Home, compute_cache: Callable[[Path],
         (["run", "--no-cache", "--", "nosuchcommand"], 127, "cannot start 'nosuchcommand'"),
         (["run", "--no-cache", "--", "/dev/null"], 126, "cannot start '/dev/null'"),
         (["stage", "in", "--", "true"], 2, "nothing to stage: name a BUNDLE to start with, or --out FILE"),
-        (["env"], 2, "required"),
+        (["env"], 2, "choose --disable, --enable, --root or --base"),
     ],
 )
 def test_misuse_gets_one_line_and_its_status(home: Home, arguments: list[str], status: int, words: str) -> None:
@@ -207,7 +207,7 @@ def test_a_command_that_is_not_marked_off_gets_the_corrected_line(home: Home, li
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["run", "python", "x.py"], "choose --no-cache, --isolated or --prove, then write -- and the command"),
+        (["run", "python", "x.py"], "choose --no-cache, --base, --isolated, --prove or --store, then write"),
         (["run", "--isolated="], "argument --isolated: no folder after =; write --isolated=DIR, or --isolated alone"),
         (["run", "--isolated=", "--", "true"], "argument --isolated: no folder after ="),
         (["run", "--nocache", "python", "x.py"], "unrecognized arguments: --nocache"),

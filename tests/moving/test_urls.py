@@ -7,7 +7,6 @@ import io
 import os
 import shutil
 import socket
-import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -18,9 +17,11 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from threading import Thread
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
+from support.kernels import add_kernels
+from support.servers import BUCKET, client, objects
 from tiers import thorough
 
 from cachectl.layers.host.installing import command_to_install
@@ -42,44 +43,19 @@ if TYPE_CHECKING:
 pytest.importorskip("fsspec")
 pytest.importorskip("aiohttp")
 
-TABLE = (
-    "CREATE TABLE `kern_db` (`id` INTEGER PRIMARY KEY ASC,`kernel_name` TEXT NOT NULL,"
-    "`kernel_args` TEXT NOT NULL,`kernel_blob` BLOB NOT NULL,`kernel_hash` TEXT NOT NULL,"
-    "`uncompressed_size` INT NOT NULL);"
-)
+pytestmark = pytest.mark.usefixtures("no_proxy")
+
 KERNELS = 3
-BUCKET = "warm-caches"
-
-
-def fill(home: Home) -> None:
-    """Make a database of MIOpen's in a home, with a few kernels."""
-    path = home.path / ".cache" / "miopen" / "3.3.0.a85ca8a54" / "gfx90a6e.ukdb"
-    path.parent.mkdir(parents=True)
-    with closing(sqlite3.connect(path)) as connection:
-        connection.executescript(TABLE)
-        for number in range(KERNELS):
-            code = b"\x7fELF" + bytes([number]) * 99
-            row = (f"k{number}.cl.o", " -O3", code, hashlib.md5(code).hexdigest(), 0)  # noqa: S324 - MIOpen's choice
-            columns = "kernel_name, kernel_args, kernel_blob, kernel_hash, uncompressed_size"
-            connection.execute(f"INSERT INTO kern_db({columns}) VALUES(?, ?, ?, ?, ?)", row)
-        connection.commit()
 
 
 def keys(home: Home) -> set[str]:
     return {entry.key for entry in Stack(home.environment())["miopen"].entries()}
 
 
-@pytest.fixture(autouse=True)
-def no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keep the tester's proxy out of what goes on on this machine."""
-    for name in ("NO_PROXY", "no_proxy"):
-        monkeypatch.setenv(name, "127.0.0.1,localhost")
-
-
 @pytest.fixture
 def source(tmp_path: Path, new_home: Callable[[Path], Home]) -> Home:
     home = new_home(tmp_path / "source")
-    fill(home)
+    add_kernels(home, range(KERNELS))
     return home
 
 
@@ -282,44 +258,6 @@ def test_what_is_a_url_and_what_is_shown_of_it() -> None:
 # ---------------------------------------------------------------------- S3
 
 
-@pytest.fixture(scope="session")
-def s3() -> Iterator[dict[str, str]]:
-    """Start moto's server, with a bucket; yield the variables that lead a program there."""
-    pytest.importorskip("s3fs")
-    server = pytest.importorskip("moto.server", reason="needs moto[server]").ThreadedMotoServer(port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    variables = {
-        "AWS_ENDPOINT_URL": f"http://{host}:{port}",
-        "AWS_ACCESS_KEY_ID": "ann",
-        "AWS_SECRET_ACCESS_KEY": "secret",
-        "AWS_DEFAULT_REGION": "us-east-1",
-        "AWS_EC2_METADATA_DISABLED": "true",
-    }
-    client(variables).create_bucket(Bucket=BUCKET)
-    yield variables
-    server.stop()
-
-
-def client(variables: dict[str, str]) -> Any:  # noqa: ANN401 - botocore makes its classes as it goes
-    import boto3
-
-    return boto3.client(
-        "s3",
-        endpoint_url=variables["AWS_ENDPOINT_URL"],
-        aws_access_key_id="ann",
-        aws_secret_access_key="secret",  # noqa: S106 - any will do
-        region_name="us-east-1",
-    )
-
-
-def objects(variables: dict[str, str], prefix: str) -> dict[str, bytes]:
-    """Read what really lies in the bucket, past fsspec."""
-    store = client(variables)
-    listed = store.list_objects_v2(Bucket=BUCKET, Prefix=prefix).get("Contents", [])
-    return {one["Key"]: store.get_object(Bucket=BUCKET, Key=one["Key"])["Body"].read() for one in listed}
-
-
 @pytest.mark.thorough
 def test_a_bundle_goes_to_s3_and_comes_from_there(
     source: Home, home: Home, s3: dict[str, str], keygen: tuple[Path, str], tmp_path: Path
@@ -388,19 +326,6 @@ def test_an_upload_that_breaks_off_leaves_what_was_there(s3: dict[str, str], mon
 
 
 # ---------------------------------------------------------------------- SFTP
-
-
-@pytest.fixture
-def sftp(tmp_path: Path, home: Home) -> Iterator[tuple[str, Path]]:
-    """Serve a folder by paramiko's server; yield its address and the folder."""
-    pytest.importorskip("paramiko")
-    folder = tmp_path / "remote"
-    folder.mkdir()
-    command = [sys.executable, str(home.programs / "sftp_server.py")]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as server:
-        assert server.stdout is not None
-        yield f"ssh://ann:password@127.0.0.1:{int(server.stdout.readline())}{folder}", folder
-        server.kill()
 
 
 def test_a_bundle_goes_over_ssh_and_comes_back(source: Home, home: Home, sftp: tuple[str, Path]) -> None:

@@ -1,8 +1,13 @@
-"""Serve the files of this machine over SFTP to anybody on it who knows the port, which is printed first."""
+"""Serve the files of this machine over SFTP to anybody on it who knows the port, which is printed first.
 
+A line for each request goes to the file that the first argument names.
+"""
+
+import contextlib
 import os
 import socket
 import sys
+import threading
 
 import paramiko
 
@@ -20,6 +25,12 @@ class Door(paramiko.ServerInterface):
         return paramiko.OPEN_SUCCEEDED
 
 
+def note(*words):
+    if len(sys.argv) > 1:
+        with open(sys.argv[1], "a") as file:
+            print(*words, file=file)
+
+
 class Files(paramiko.SFTPServerInterface):
     """The files as they are."""
 
@@ -31,7 +42,23 @@ class Files(paramiko.SFTPServerInterface):
 
     lstat = stat
 
+    def list_folder(self, path):
+        note("list", path)
+        try:
+            with os.scandir(path) as found:
+                return [paramiko.SFTPAttributes.from_stat(one.stat(follow_symlinks=False), one.name) for one in found]
+        except OSError as error:
+            return paramiko.SFTPServer.convert_errno(error.errno)
+
+    def mkdir(self, path, attr):  # noqa: ARG002
+        try:
+            os.mkdir(path)
+        except OSError as error:
+            return paramiko.SFTPServer.convert_errno(error.errno)
+        return paramiko.SFTP_OK
+
     def open(self, path, flags, attr):  # noqa: ARG002
+        note("write" if flags & os.O_WRONLY else "read", path)
         try:
             file = os.fdopen(os.open(path, flags, 0o600), "wb" if flags & os.O_WRONLY else "rb")
         except OSError as error:
@@ -41,12 +68,25 @@ class Files(paramiko.SFTPServerInterface):
         return handle
 
     def remove(self, path):
-        os.remove(path)
+        try:
+            os.remove(path)
+        except OSError as error:
+            return paramiko.SFTPServer.convert_errno(error.errno)
         return paramiko.SFTP_OK
 
     def posix_rename(self, oldpath, newpath):
         os.replace(oldpath, newpath)
         return paramiko.SFTP_OK
+
+
+def serve(connection):
+    # A client may be killed at any moment.
+    with contextlib.suppress(EOFError, OSError, paramiko.SSHException):
+        transport = paramiko.Transport(connection)
+        transport.add_server_key(key)
+        transport.set_subsystem_handler("sftp", paramiko.SFTPServer, Files)
+        transport.start_server(server=Door())
+        transports.append(transport)
 
 
 key = paramiko.RSAKey.generate(2048)
@@ -56,8 +96,4 @@ with socket.create_server(("127.0.0.1", 0)) as listener:
     sys.stdout.flush()
     while True:
         connection, _ = listener.accept()
-        transport = paramiko.Transport(connection)
-        transport.add_server_key(key)
-        transport.set_subsystem_handler("sftp", paramiko.SFTPServer, Files)
-        transport.start_server(server=Door())
-        transports.append(transport)
+        threading.Thread(target=serve, args=(connection,), daemon=True).start()

@@ -34,6 +34,7 @@ from cachectl.layers.base.facts.found import (
 if TYPE_CHECKING:
     from cachectl.layers.base.facts.changes import (
         Artifact,
+        Brought,
         ClearPlan,
         Finding,
         Flag,
@@ -56,6 +57,7 @@ else:
 __all__ = [
     "Ability",
     "Artifact",
+    "Brought",
     "Bulk",
     "ClearPlan",
     "Condition",

@@ -12,8 +12,11 @@ from cachectl.cli.call import Call
 from cachectl.cli.parser import Parser
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from cachectl.layers.miopen.exporting import FilesExport, InstallableFile
     from cachectl.moving.exporting import Export, ExportedLayer
+    from cachectl.sharing.oci.image import ImageExport
 
 
 def add_options(parser: Parser) -> None:
@@ -27,16 +30,25 @@ def add_options(parser: Parser) -> None:
     parser.add_argument(
         "--as-kdb", metavar="DIR", help="no bundle: write the databases of miopen or miopen-tuning as files to install"
     )
-    parser.add_force("a bundle")
+    parser.add_argument(
+        "--image",
+        metavar="URL",
+        help="no bundle: write an OCI image to oci://HOST/NAME:TAG, whose files are a root as of run --isolated=DIR",
+    )
+    parser.add_force("a bundle, or an image of cachectl")
     parser.add_form("--all-layers")
 
 
 def run(call: Call) -> int:
     given = call.options
-    if given.as_kdb is not None:
-        return _export_files(call)
+    if given.as_kdb is not None or given.image is not None:
+        if given.as_kdb is not None and given.image is not None:
+            call.misuse("give one of --as-kdb and --image")
+        if given.sign is not None:
+            call.misuse("--sign needs a bundle, and --as-kdb and --image write none")
+        return _export_image(call) if given.as_kdb is None else _export_files(call)
     if given.file is None:
-        call.misuse("name the FILE to write, or --as-kdb DIR")
+        call.misuse("name the FILE to write, --as-kdb DIR or --image URL")
     if given.file == "-" and call.form != "table":
         call.misuse(f"{call.form.upper()} and the bundle cannot both go to standard output; name a FILE")
     selected = call.selection()
@@ -68,13 +80,47 @@ def _show(done: Export, *, all_layers: bool) -> None:
         output.show_lines(["", f"{done.file}: {output.size(done.bytes)}", f"SHA-256 {done.sha256}"])
     if done.signature is not None:
         output.show_lines([f"signed: {done.signature}"])
-    for layer in done.layers:
+    _warn_about(done.layers, "bundle")
+
+
+def _warn_about(layers: Iterable[ExportedLayer], where: str) -> None:
+    """Print what the exported entries reveal, who may have put them there, and what was left out."""
+    for layer in layers:
         if layer.sensitive is not None:
-            output.warn(f"{layer.layer}: the bundle holds {layer.sensitive}")
+            output.warn(f"{layer.layer}: the {where} holds {layer.sensitive}")
         for folder in layer.exposed:
             output.warn(f"{layer.layer}: others can write to {folder}, and may have put code there")
         output.warn_notes(f"{layer.layer}: not exported:", layer.skipped)
         output.warn_notes(f"{layer.layer}: failed:", layer.failed)
+
+
+def _layers(call: Call) -> list[str]:
+    """Return the named layers of a call without a FILE: its first word is a layer."""
+    given = call.options
+    return [given.file, *given.layers] if given.file is not None else []
+
+
+# ---------------------------------------------------------------------- --image
+
+
+def _export_image(call: Call) -> int:
+    given = call.options
+    selected = call.selection()
+    with output.working("exporting"):
+        done = call.stack.export_image(given.image, selected, layers=_layers(call), force=given.force)
+    return call.show(done, _show_image)
+
+
+def _show_image(done: ImageExport) -> None:
+    if done.pinned is None:
+        names = ", ".join(layer.layer for layer in done.layers)
+        output.warn(f"no entry to export in {names}; {done.image} was not written")
+    else:
+        last = ("total", output.count(done.total.entries), output.size(done.total.bytes))
+        output.show_table(COLUMNS, [layer for layer in done.layers if layer.entries], last)
+        sizes = f"{done.image_layers} layers, {output.size(done.uploaded)} uploaded"
+        output.show_lines(["", f"{done.image}: {sizes}", done.pinned])
+    _warn_about(done.layers, "image")
 
 
 # ---------------------------------------------------------------------- --as-kdb
@@ -84,14 +130,10 @@ def _export_files(call: Call) -> int:
     from cachectl.moving.installable import export_files
 
     given = call.options
-    if given.sign is not None:
-        call.misuse("--sign needs a bundle, and --as-kdb writes none")
     if given.as_kdb in call.stack:
         call.misuse(f"{given.as_kdb!r} is a layer, not a folder; write ./{given.as_kdb} for a folder of that name")
-    # There is no FILE: the first word is a layer.
-    layers = [given.file, *given.layers] if given.file is not None else []
     with output.working("exporting"):
-        done = export_files(call.environment, given.as_kdb, call.selection(), layers=layers, force=given.force)
+        done = export_files(call.environment, given.as_kdb, call.selection(), layers=_layers(call), force=given.force)
     return call.show(done, _show_files, lambda done: (FILE_COLUMNS, done.files))
 
 

@@ -12,6 +12,7 @@ from cachectl.cli.parser import CHANGING, Parser
 if TYPE_CHECKING:
     from cachectl.cli.call import Table
     from cachectl.moving.importing import Import, ImportedLayer
+    from cachectl.sharing.pulling import Pull
 
 
 def add_options(parser: Parser) -> None:
@@ -35,13 +36,14 @@ def run(call: Call) -> int:
         call.misuse("a bundle is code: give one of --allowed-signers, --sha256 and --trust")
     with output.working("importing"):
         done = call.stack.import_bundle(given.file, trust, dry_run=given.dry_run, most=most)
+    return call.show(done, lambda done: _show(done, call.now), lambda done: table(done, call.now))
 
-    def table(done: Import) -> Table[Any]:
-        if not done.dry_run:
-            return columns("placed"), done.layers
-        return ls.columns(call.now), [entry for layer in done.layers for entry in layer.entries or ()]
 
-    return call.show(done, lambda done: _show(done, call.now), table)
+def table(done: Import | Pull, now: float) -> Table[Any]:
+    """Return the columns and rows of what was placed: layers, or in a dry run entries."""
+    if not done.dry_run:
+        return columns("placed"), done.layers
+    return ls.columns(now), [entry for layer in done.layers for entry in layer.entries or ()]
 
 
 def columns(verb: str) -> tuple[output.Column[ImportedLayer], ...]:

@@ -26,26 +26,38 @@ def add_options(parser: Parser) -> None:
         metavar="=DIR",
         help="every layer on, in an empty root or in DIR, which is kept",
     )
+    parser.add_argument(
+        "--base",
+        metavar="DIR",
+        help="every layer on and warm from DIR, which may be read-only; new entries go to a root of your own",
+    )
     parser.add_shared("--layer", "unexpected")
     parser.add_argument(
         "--prove",
         action="store_true",
         help="attest that no real root was read or written; also without another option",
     )
-    parser.usage = "cachectl run (--no-cache | --isolated[=DIR] | --prove) [--layer LAYER]... [--prove] -- COMMAND..."
+    parser.add_store_use()
+    ways = "--no-cache | --base DIR | --isolated[=DIR] | --prove | --store URL"
+    parser.usage = f"cachectl run ({ways}) [--layer LAYER]... [--prove] -- COMMAND..."
 
 
 def run(call: Call) -> int:
     given = call.options
-    if not (given.no_cache or given.prove or given.isolated is not None):
-        call.misuse("choose --no-cache, --isolated or --prove, then write -- and the command")
+    if not (given.no_cache or given.prove or given.store or given.isolated is not None or given.base is not None):
+        call.misuse("choose --no-cache, --base, --isolated, --prove or --store, then write -- and the command")
+    if given.no_cache and given.base is not None:
+        call.misuse("--no-cache switches off what --base would start warm; choose one of them")
+    store = call.store_use()
     call.demand_command()
     ran = call.stack.run(
         call.command,
         no_cache=given.no_cache,
+        base=given.base,
         isolated=Path(given.isolated) if given.isolated else given.isolated is not None,
         layers=given.layers,
         prove=given.prove,
+        store=store,
         notice=output.warn,
     )
     if ran.proof is None:

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from support.mesa import (
@@ -22,7 +22,7 @@ from support.mesa import (
     rusticl,
 )
 
-from cachectl.layers.base.conformance import LayerConformance
+from cachectl.layers.base.conformance import LayerConformance, snapshot
 from cachectl.layers.base.environment import Environment
 from cachectl.layers.base.facts import Condition
 from cachectl.layers.base.layer import Layer
@@ -75,6 +75,31 @@ class TestOnRusticl(LayerConformance):
     def seed(self, environment: Environment) -> None:
         name = FOLDERS["multi-file"]
         shutil.copytree(self.home.path / ".cache" / name, environment.home / ".cache" / name)
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("store", STORES)
+def test_rusticl_runs_what_a_base_keeps(store: str, cold: Home, tmp_path: Path) -> None:
+    """What is new is in the own root alone, and the second run stores nothing."""
+    base = str(tmp_path / "base")
+    program = (sys.executable, str(cold.programs / "rusticl.py"))
+    # PoCL, which the same loader starts, says nothing here.
+    variables: dict[str, Any] = {"RUSTICL_ENABLE": "llvmpipe", **STORES[store]}
+    cold.cachectl("run", f"--isolated={base}", "--", *program, "2", **variables)
+    before = snapshot(Path(base), times=True)
+    kept = own_keys(cold, base)
+    for _ in range(2):
+        done = cold.cachectl("run", "--base", base, "--isolated=own", "--", *program, "3", **variables)
+        assert json.loads(done.stdout.splitlines()[-1])["results"] == [2.0, 103.0, 204.0]
+        keys = own_keys(cold, "own")
+        assert len(keys - kept) == 2
+        # Links are not counted; entries of a larger file are copies.
+        assert kept & keys == (set() if store == "multi-file" else kept)
+    assert snapshot(Path(base), times=True) == before
+
+
+def own_keys(home: Home, root: str) -> set[str]:
+    return {one["key"] for one in home.json("ls", "mesa", "--root", root)["entries"]}
 
 
 def real(home: Home, store: str) -> MesaShaderCache:

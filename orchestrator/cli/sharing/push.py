@@ -1,0 +1,59 @@
+"""``cachectl push``: add to a shared store the entries that it lacks."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from cachectl.cli import output
+from cachectl.cli.call import Call
+from cachectl.cli.parser import Parser
+
+if TYPE_CHECKING:
+    from cachectl.sharing.pushing import Push, PushedLayer
+
+URL_HELP: Final = "a folder, s3://, gs://, ssh:// or oci://"
+
+
+def add_options(parser: Parser) -> None:
+    parser.add_argument("url", metavar="URL", help=f"the store, which the first push makes: {URL_HELP}")
+    parser.add_argument(
+        "layers", nargs="*", metavar="LAYER", help="a layer of cachectl layers (default: all but tuning results)"
+    )
+    parser.add_selection()
+    parser.add_places(root=True)
+    parser.add_argument("--sign", metavar="KEY", help="sign what is added with a key of OpenSSH")
+    counting = "with --sign, what a signer of this list has pushed counts as present too"
+    parser.add_argument("--allowed-signers", metavar="LIST", help=counting)
+    parser.add_form()
+
+
+def run(call: Call) -> int:
+    given = call.options
+    selected = call.selection()
+    with output.working("pushing"):
+        done = call.stack.push(
+            given.url, selected, layers=given.layers, sign=given.sign, allowed_signers=given.allowed_signers
+        )
+    return call.show(done, _show, lambda done: (COLUMNS, done.layers))
+
+
+COLUMNS: Final[tuple[output.Column[PushedLayer], ...]] = (
+    output.Column("layer", lambda layer: layer.layer),
+    output.counts("pushed", lambda layer: layer.pushed),
+    output.sizes("size", lambda layer: layer.bytes),
+    output.counts("there", lambda layer: layer.there),
+    output.counts("failed", lambda layer: len(layer.failed)),
+)
+
+
+def _show(done: Push) -> None:
+    """Print what was added, the digest of the store, and what the new entries reveal."""
+    output.show_table(COLUMNS, [one for one in done.layers if one.pushed or one.there or one.failed])
+    output.show_lines(["", f"{done.url}: {output.size(done.written)} written", f"digest {done.digest}"])
+    for layer in done.layers:
+        if layer.sensitive is not None:
+            output.warn(f"{layer.layer}: the store now holds {layer.sensitive}")
+        for folder in layer.exposed:
+            output.warn(f"{layer.layer}: others can write to {folder}, and may have put code there")
+        output.warn_notes(f"{layer.layer}: not pushed:", layer.skipped)
+        output.warn_notes(f"{layer.layer}: failed:", layer.failed)

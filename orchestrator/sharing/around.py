@@ -1,0 +1,99 @@
+"""``run --store``: pull before a command, and push after it what is new."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from cachectl.layers.base.errors import CachectlError, printable
+from cachectl.moving.transfer import without_secrets
+from cachectl.sharing.place import Missing
+from cachectl.sharing.pulling import pull
+from cachectl.sharing.pushing import push
+
+if TYPE_CHECKING:
+    from cachectl.layer_set import LayerSet
+    from cachectl.layers.base.environment import Environment
+    from cachectl.moving.importing import Trust
+
+
+@dataclass(frozen=True, slots=True)
+class StoreUse:
+    """A shared store around a command: why it is trusted, and whether new entries are pushed, signed by a key."""
+
+    url: str
+    trust: Trust
+    writes: bool = True
+    sign: str | None = None
+
+
+@contextmanager
+def shared_around(
+    stack: LayerSet,
+    use: StoreUse,
+    notice: Callable[[str], None],
+    *,
+    layers: Sequence[str] = (),
+    besides: Mapping[str, Collection[str]] = MappingProxyType({}),
+    own: Environment | None = None,
+) -> Iterator[None]:
+    """Pull into the caches of ``stack``, run the block, and push what the store lacks.
+
+    ``notice`` gets a line for each thing that went wrong: the block runs in any case. If the store is damaged, not
+    trusted or cannot be reached, nothing is pulled or pushed. ``besides`` are the keys, by layer, that are neither
+    pulled nor pushed. ``own`` is the environment that keeps what this machine
+    remembers of stores, by default that of ``stack``.
+    """
+    usable = _pulled(stack, use, notice, layers, besides=besides, own=own)
+    yield
+    if usable and use.writes:
+        try:
+            done = push(
+                stack,
+                use.url,
+                layers=layers,
+                besides=besides,
+                sign=use.sign,
+                allowed_signers=use.trust.allowed_signers,
+                own=own,
+            )
+        except (CachectlError, OSError) as error:
+            notice(_line("nothing was pushed", use, error))
+            return
+        for layer in done.layers:
+            for note in layer.failed:
+                notice(f"{layer.layer}: not pushed: {note.key}: {note.because}")
+
+
+def _pulled(
+    stack: LayerSet,
+    use: StoreUse,
+    notice: Callable[[str], None],
+    layers: Sequence[str],
+    *,
+    besides: Mapping[str, Collection[str]],
+    own: Environment | None,
+) -> bool:
+    """Pull; return whether the store can be used."""
+    try:
+        done = pull(stack, use.url, use.trust, layers=layers, besides=besides, own=own)
+    except Missing as error:
+        if not use.writes:
+            notice(_line("nothing was pulled", use, error))
+        # The push makes the store.
+        return use.writes
+    except (CachectlError, OSError) as error:
+        notice(_line("nothing is pulled or pushed", use, error))
+        return False
+    for layer in done.layers:
+        for note in layer.failed:
+            notice(f"{layer.layer}: not pulled: {note.key}: {note.because}")
+    return True
+
+
+def _line(what: str, use: StoreUse, error: CachectlError | OSError) -> str:
+    reason = str(error) if isinstance(error, CachectlError) else error.strerror or str(error)
+    return f"--store {printable(without_secrets(use.url))}: {what}: {reason}"

@@ -1,0 +1,126 @@
+"""What this machine remembers of shared stores: parts of their indexes, and how new the newest one was.
+
+Index parts and key documents are kept in the user's cache folder, and held against the digest in their names when they
+are read again. Which store was at an address, and the newest part that was trusted there, are kept in the user's state
+folder: an older state of a store, or another store, is then recognised.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+from cachectl.layers.base.environment import Environment, user_cache_folder, user_state_folder
+from cachectl.layers.disk.atomic import replace_file
+from cachectl.layers.disk.plain import read_plain
+from cachectl.layers.disk.presence import nearest
+from cachectl.layers.disk.trust import shared_because
+
+_RECORD: Final = "stores.json"
+#: Largest record that is read, in bytes, and most stores in it.
+_LARGEST: Final = 1 << 22
+_MOST: Final = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Remembered:
+    """The store that was at an address, and its newest trusted parts: when they were made, and their names.
+
+    ``made`` is in epoch seconds; several parts may be made in one second.
+    """
+
+    store: str
+    made: int = 0
+    parts: tuple[str, ...] = ()
+
+
+def recall(environment: Environment, shown: str) -> Remembered | None:
+    """Return what is remembered of an address; ``None`` if nothing is, or if another user could have written it."""
+    found = _records(environment).get(shown)
+    try:
+        if found is None:
+            return None
+        return Remembered(str(found["store"]), int(found["made"]), tuple(map(str, found["parts"])))
+    except (KeyError, TypeError, ValueError, OverflowError):
+        return None
+
+
+def remember(environment: Environment, shown: str, seen: Remembered) -> None:
+    """Remember a store, unless the record cannot be written, or another user could replace it.
+
+    Newer parts of the same store, which another process has seen meanwhile, stay.
+    """
+    known = recall(environment, shown)
+    if known is not None and known.store == seen.store:
+        if known.made == seen.made:
+            seen = replace(seen, parts=tuple(sorted({*known.parts, *seen.parts})))
+        if known.made > seen.made or known == seen:
+            return
+    records = _records(environment)
+    records.pop(shown, None)
+    records[shown] = {"store": seen.store, "made": seen.made, "parts": seen.parts}
+    kept = dict(list(records.items())[-_MOST:])
+    file = user_state_folder(environment) / _RECORD
+    with suppress(OSError):
+        if shared_because(nearest(file.parent)) is None:
+            file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            replace_file(file, [json.dumps({"stores": kept}, indent=1).encode()])
+
+
+def forget(environment: Environment, shown: str) -> None:
+    """Forget an address, so that what lies there now is taken as new."""
+    remember_nothing = {name: one for name, one in _records(environment).items() if name != shown}
+    file = user_state_folder(environment) / _RECORD
+    with suppress(OSError):
+        if file.exists() and shared_because(nearest(file.parent)) is None:
+            replace_file(file, [json.dumps({"stores": remember_nothing}, indent=1).encode()])
+
+
+def _records(environment: Environment) -> dict[str, Any]:
+    file = user_state_folder(environment) / _RECORD
+    try:
+        if not file.is_file() or shared_because(file.parent, (file.name,)):
+            return {}
+        found = json.loads(read_plain(file, most=_LARGEST))["stores"]
+        return dict(found) if isinstance(found, dict) else {}
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return {}
+
+
+class IndexCache:
+    """Index parts and key documents of one store that were read before; failures to read or write are ignored."""
+
+    def __init__(self, environment: Environment, store: str) -> None:
+        self._folder = user_cache_folder(environment, "cachectl")[0] / "stores" / store
+        self._new: dict[str, bytes] = {}
+
+    def read(self, name: str, most: int) -> bytes | None:
+        """Return the bytes that were kept, which may have been changed since; ``None`` if there are none."""
+        if name in self._new:
+            return self._new[name]
+        try:
+            return read_plain(self._folder / name, most=most)
+        except OSError:
+            return None
+
+    def add(self, name: str, data: bytes) -> None:
+        """Keep bytes until :meth:`save`."""
+        self._new[name] = data
+
+    def save(self, listed: Iterable[str] | Mapping[str, object]) -> None:
+        """Write what was added, and remove what the store does not list any more."""
+        with suppress(OSError):
+            if self._new:
+                self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            for name, data in self._new.items():
+                replace_file(self._folder / name, [data])
+            gone = set(os.listdir(self._folder)) - set(listed)
+            for name in gone:
+                with suppress(OSError):
+                    os.unlink(Path(self._folder, name))
+        self._new.clear()

@@ -1,0 +1,257 @@
+"""Shared stores: what another home pulls, what a push adds, and what gc and verify do."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from support.bundles import TRUSTED, keys
+from support.kernels import add_kernels
+
+from cachectl.layers.base.errors import CachectlError
+from cachectl.moving.importing import Trust
+from cachectl.sharing.folder import FolderPlace
+from cachectl.sharing.format import StoreKey, new_store_id
+from cachectl.sharing.index import Index
+from cachectl.stack import Stack
+
+if TYPE_CHECKING:
+    from homes import Home
+
+
+@pytest.fixture
+def keygen(tmp_path: Path) -> Callable[[str], str]:
+    """Return what makes a key of a name, and returns its path."""
+    if shutil.which("ssh-keygen") is None:
+        pytest.skip("needs ssh-keygen")
+
+    def make(name: str) -> str:
+        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(tmp_path / name)], check=True)
+        return str(tmp_path / name)
+
+    return make
+
+
+def programs(home: Home) -> set[Path]:
+    return {path.relative_to(home.path) for path in home.path.rglob("program.bc")}
+
+
+def count(home: Home) -> dict[str, int]:
+    return Counter(layer for layer, _ in keys(home))
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    """Read every file of a folder."""
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.real
+def test_another_home_compiles_nothing_and_pushes_only_what_is_new(source: Home, home: Home, tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    done = source.json("push", str(store))
+    assert done["total"]["pushed"] == len(keys(source))
+    assert source.json("push", str(store))["written"] == 0
+
+    pulled = home.json("pull", str(store), "--trust")
+    assert pulled["digest"] == done["digest"]
+    assert {one["hits"] for layer in pulled["layers"] for one in layer["outlook"]} == {True}
+    compiled = programs(home)
+    assert keys(home) == keys(source)
+
+    before = files(store)
+    home.python("thirteen.py", "5", "2")
+    # All but the fifth kernel were hits, and nothing was stored twice.
+    assert len(programs(home) - compiled) == 1
+    assert {layer: number for layer, number in count(home).items() if number != count(source)[layer] + 1} == {
+        "loopy": count(source)["loopy"] + 5
+    }
+    again = home.json("push", str(store))
+    new = files(store).keys() - before.keys()
+    assert again["total"]["pushed"] == len(keys(home)) - len(keys(source))
+    # A pack and an index part for each layer that the kernel goes through.
+    assert sum(name.startswith("packs/") for name in new) == sum(name.startswith("index/") for name in new) == 3
+    assert sum(len(files(store)[name]) for name in new) == again["written"]
+    assert {name: data for name, data in files(store).items() if name in before} == before
+    assert home.json("store", "verify", str(store))["findings"] == []
+
+
+@pytest.fixture
+def cheap(home: Home) -> Home:
+    """Return a home with ten kernels, of which two are large."""
+    add_kernels(home, range(8))
+    add_kernels(home, range(8, 10), size=300 << 10)
+    return home
+
+
+@pytest.fixture
+def other(tmp_path: Path, new_home: Callable[[Path], Home]) -> Home:
+    return new_home(tmp_path / "other")
+
+
+def at(home: Home, moment: float) -> Stack:
+    """Return the layers of a home at a moment."""
+    return Stack(replace(home.environment(), clock=lambda: moment))
+
+
+def test_a_store_says_what_will_hit_and_what_was_left_alone(cheap: Home, other: Home, tmp_path: Path) -> None:
+    store = str(tmp_path / "store")
+    cheap.cachectl("push", store, "miopen")
+    listed = cheap.json("store", "ls", store)
+    assert [(key["layer"], key["entries"], key["parts"]) for key in listed["keys"]] == [("miopen", 10, 1)]
+    foreseen = other.json("pull", store, "--trust", "--dry-run")
+    assert not (other.path / ".cache" / "miopen").exists()
+    assert len(foreseen["layers"][0]["entries"]) == foreseen["total"]["placed"] == 10
+    done = other.json("pull", store, "--trust", "--larger-than", "100K")
+    assert (done["total"]["placed"], foreseen["digest"]) == (2, listed["digest"])
+    # One that another kind of machine could use.
+    layers = Stack(replace(other.environment(), platform="darwin"))
+    pulled = layers.pull(store, TRUSTED)
+    assert (pulled.layers, len(pulled.unread)) == ((), 1)
+    assert "platform linux, here darwin" in pulled.unread[0].because
+    assert "no store" in other.cachectl("pull", str(tmp_path / "none"), "--trust", check=False).stderr
+    assert other.cachectl("pull", store, check=False).returncode == 2
+    assert other.cachectl("store", "ls", store, "--grace", "1d", check=False).returncode == 2
+
+
+@pytest.mark.thorough
+def test_layers_that_are_missing_here_and_precious_ones_are_left_alone(
+    cheap: Home, other: Home, tmp_path: Path
+) -> None:
+    store = tmp_path / "store"
+    Stack(cheap.environment()).push(str(store), layers=["miopen"])
+    stack = Stack(other.environment())
+    name = next(path for path in (store / "index").iterdir() if path.name.startswith("key-"))
+    for layer, why in (("unheard-of", "no layer of this name"), ("miopen-tuning", "only if it is named")):
+        key = StoreKey(layer, {})
+        FolderPlace(store).write(f"index/key-{key.name}", key.to_bytes())
+        FolderPlace(store).write(f"index/5-{key.name}-{'0' * 64}", b"never read")
+        assert [why in one.because for one in stack.pull(str(store), TRUSTED).unread] == [True]
+        (store / "index" / f"5-{key.name}-{'0' * 64}").unlink()
+    assert name.exists()
+
+
+@pytest.mark.thorough
+def test_a_signed_push_does_not_count_on_what_others_have_pushed(
+    cheap: Home, other: Home, tmp_path: Path, keygen: Callable[[str], str]
+) -> None:
+    store, ann, bob = str(tmp_path / "store"), keygen("ann"), keygen("bob")
+    stack = Stack(cheap.environment())
+    assert stack.push(store, layers=["miopen"]).total.pushed == 10
+    assert stack.push(store, layers=["miopen"], sign=ann).total.pushed == 10
+    assert stack.push(store, layers=["miopen"], sign=ann).total.there == 10
+    assert stack.push(store, layers=["miopen"], sign=bob).total.pushed == 10
+    both = tmp_path / "both"
+    both.write_text("".join(f"x@{Path(name).name} {Path(f'{name}.pub').read_text()}" for name in (ann, bob)))
+    assert stack.push(store, layers=["miopen"], sign=keygen("eve"), allowed_signers=str(both)).total.there == 10
+    assert Stack(other.environment()).pull(store, Trust(allowed_signers=str(both))).total.placed == 10
+    check = stack.store(store).verify(allowed_signers=str(both))
+    assert [one.code for one in check.findings] == ["untrusted"]
+
+
+def test_gc_removes_the_oldest_and_later_what_nothing_lists(cheap: Home, other: Home, tmp_path: Path) -> None:
+    store, now = tmp_path / "store", time.time()
+    at(cheap, now - 9 * 86400).push(str(store), layers=["miopen"])
+    add_kernels(cheap, [20])
+    at(cheap, now - 86400).push(str(store), layers=["miopen"])
+    stack = at(cheap, now)
+    before = files(store)
+    planned = stack.store(str(store)).gc(older_than=3 * 86400, dry_run=True)
+    assert files(store) == before
+    assert (len(planned.parts), planned.entries, planned.condemned, planned.removed) == (1, 10, 3, 0)
+    # A reader that has listed the store goes on.
+    reader = Index(FolderPlace(store), other.environment())
+    read = [reader.read(name) for name in reader.names.parts]
+    done = stack.store(str(store)).gc(older_than=3 * 86400)
+    assert replace(done, dry_run=True) == planned
+    for one in read[0].part.entries:
+        FolderPlace(store).read(one.place, 1 << 20)
+    assert stack.store(str(store)).gc().removed == 0
+    # An object that is condemned is not relied on.
+    again = at(cheap, now).push(str(store), layers=["miopen"])
+    assert again.total.pushed == 10
+    later = at(cheap, now + 2 * 86400)
+    with pytest.raises(CachectlError, match="clock"):
+        later.store(str(store)).gc()
+    for path in store.rglob("*"):
+        os.utime(path, (now - 2 * 86400,) * 2)
+    age_condemned(store, int(now) - 2 * 86400)
+    assert at(cheap, now).store(str(store)).gc().removed == 3
+    assert stack.store(str(store)).verify().findings == ()
+    assert Stack(other.environment()).pull(str(store), TRUSTED).total.placed == 11
+    assert stack.store(str(store)).gc(max_size=100).parts != ()
+
+
+def age_condemned(store: Path, moment: int) -> None:
+    for path in (store / "index").glob("condemned-*"):
+        path.rename(path.with_name(f"condemned-{moment}-{path.name.rpartition('-')[2]}"))
+
+
+@pytest.mark.thorough
+def test_a_part_that_gc_removes_meanwhile_is_no_error(cheap: Home, other: Home, tmp_path: Path) -> None:
+    store = str(tmp_path / "store")
+    Stack(cheap.environment()).push(store, layers=["miopen"])
+    pulling, listed = Stack(other.environment()), FolderPlace.names
+
+    def names(place: FolderPlace) -> object:
+        found = listed(place)
+        for path in (tmp_path / "store" / "index").glob("[0-9]*"):
+            path.unlink()
+        return found
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(FolderPlace, "names", names)
+        assert pulling.pull(store, TRUSTED).total.placed == 0
+
+
+def test_two_first_pushes_that_meet_lose_nothing(cheap: Home, other: Home, tmp_path: Path) -> None:
+    store, wrote = tmp_path / "store", FolderPlace.write
+    add_kernels(other, range(50, 52))
+
+    def write(place: FolderPlace, name: str, data: bytes, holds: Sequence[str] = ()) -> None:
+        if name.startswith("index/store-") and not (store / "index").exists():
+            wrote(place, name, data, holds)
+            # An older identity of another push appears a little later than this one has looked.
+            later.append(f"index/store-{new_store_id(time.time() - 1)}")
+            return
+        wrote(place, name, data, holds)
+        if name.startswith("index/1") and later:
+            wrote(place, later.pop(), b"\n")
+
+    later: list[str] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(FolderPlace, "write", write)
+        Stack(cheap.environment()).push(str(store), layers=["miopen"])
+    Stack(other.environment()).push(str(store), layers=["miopen"])
+    assert Stack(other.environment()).pull(str(store), TRUSTED).total.placed == 10
+    assert [one.code for one in Stack(other.environment()).store(str(store)).verify().findings] == ["two-stores"]
+
+
+def test_a_command_runs_with_a_store_around_it(cheap: Home, other: Home, tmp_path: Path) -> None:
+    store = str(tmp_path / "store")
+    child = ("--", sys.executable, "-c", "raise SystemExit(7)")
+    done = cheap.cachectl("run", "--store", store, "--trust", *child, check=False)
+    assert (done.returncode, done.stderr) == (7, "")
+    reading = ("--store", store, "--store-mode", "ro", "--trust", "--isolated=root")
+    done = other.cachectl("run", *reading, *child, check=False)
+    assert (done.returncode, done.stderr) == (7, "")
+    assert not (other.path / ".cache" / "miopen").exists()
+    assert len(list(Stack.below(str(other.path / "root"), other.environment())["miopen"].entries())) == 10
+    # A damaged store is one warning, and the command runs; nothing is pushed.
+    next((tmp_path / "store" / "objects").iterdir()).write_bytes(b"damaged")
+    add_kernels(other, [70])
+    before = files(tmp_path / "store")
+    done = other.cachectl("run", "--store", store, "--trust", *child, check=False)
+    assert done.returncode == 7
+    assert ["nothing is pulled or pushed" in line for line in done.stderr.splitlines()] == [True]
+    assert files(tmp_path / "store") == before
+    for words in (("--store", store), ("--no-cache", "--store", store, "--trust"), ("--prove", "--trust")):
+        assert other.cachectl("run", *words, *child, check=False).returncode == 2

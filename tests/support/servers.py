@@ -1,0 +1,119 @@
+"""Real servers on this machine: one of S3's protocol, and one of SFTP. Both say what they were asked for."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from homes import Home
+
+BUCKET = "warm-caches"
+
+
+@dataclass(frozen=True)
+class Request:
+    """A request to the server, with the bytes that it sent there."""
+
+    method: str
+    path: str
+    bytes: int
+
+
+@dataclass(frozen=True)
+class S3:
+    """The variables that lead a program to the server, and what the server was asked for so far."""
+
+    variables: dict[str, str]
+    requests: list[Request] = field(default_factory=list)
+
+
+@pytest.fixture(scope="session")
+def s3_server() -> Iterator[S3]:
+    """Start moto's server, with a bucket."""
+    pytest.importorskip("s3fs")
+    pytest.importorskip("moto.server", reason="needs moto[server]")
+    from moto.moto_server import threaded_moto_server
+
+    requests: list[Request] = []
+
+    class Counting(threaded_moto_server.DomainDispatcherApplication):  # type: ignore[misc]
+        """Note each request."""
+
+        def __call__(self, environ: dict[str, Any], start_response: Any) -> Any:  # noqa: ANN401 - WSGI
+            length = int(environ.get("CONTENT_LENGTH") or 0)
+            requests.append(Request(environ["REQUEST_METHOD"], environ["PATH_INFO"], length))
+            return super().__call__(environ, start_response)
+
+    plain, threaded_moto_server.DomainDispatcherApplication = (
+        threaded_moto_server.DomainDispatcherApplication,
+        Counting,
+    )
+    server = threaded_moto_server.ThreadedMotoServer(port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    threaded_moto_server.DomainDispatcherApplication = plain
+    variables = {
+        "AWS_ENDPOINT_URL": f"http://{host}:{port}",
+        "AWS_ACCESS_KEY_ID": "ann",
+        "AWS_SECRET_ACCESS_KEY": "secret",
+        "AWS_DEFAULT_REGION": "us-east-1",
+        "AWS_EC2_METADATA_DISABLED": "true",
+    }
+    client(variables).create_bucket(Bucket=BUCKET)
+    yield S3(variables, requests)
+    server.stop()
+
+
+@pytest.fixture
+def no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep the tester's proxy out of what goes on on this machine."""
+    for name in ("NO_PROXY", "no_proxy"):
+        monkeypatch.setenv(name, "127.0.0.1,localhost")
+
+
+@pytest.fixture
+def s3(s3_server: S3) -> dict[str, str]:
+    """Return the variables that lead a program to moto's server."""
+    return s3_server.variables
+
+
+def client(variables: dict[str, str]) -> Any:  # noqa: ANN401 - botocore makes its classes as it goes
+    import boto3
+
+    return boto3.client(
+        "s3",
+        endpoint_url=variables["AWS_ENDPOINT_URL"],
+        aws_access_key_id="ann",
+        aws_secret_access_key="secret",  # noqa: S106 - any will do
+        region_name="us-east-1",
+    )
+
+
+def objects(variables: dict[str, str], prefix: str) -> dict[str, bytes]:
+    """Read what really lies in the bucket, past fsspec."""
+    store = client(variables)
+    listed = store.list_objects_v2(Bucket=BUCKET, Prefix=prefix).get("Contents", [])
+    return {one["Key"]: store.get_object(Bucket=BUCKET, Key=one["Key"])["Body"].read() for one in listed}
+
+
+@pytest.fixture
+def sftp(tmp_path: Path, home: Home) -> Iterator[tuple[str, Path]]:
+    """Serve a folder by paramiko's server; yield its address and the folder.
+
+    The file ``requests`` beside the folder has a line for each thing that was asked for.
+    """
+    pytest.importorskip("paramiko")
+    folder = tmp_path / "remote"
+    folder.mkdir()
+    command = [sys.executable, str(home.programs / "sftp_server.py"), str(tmp_path / "requests")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as server:
+        assert server.stdout is not None
+        yield f"ssh://ann:password@127.0.0.1:{int(server.stdout.readline())}{folder}", folder
+        server.kill()
