@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from cachectl.layers.base.environment import Environment
-from cachectl.layers.base.errors import FAILURES, BadRequest
+from cachectl.layers.base.errors import FAILURES, BadRequest, did_you_mean
 from cachectl.layers.base.facts import Scope
 from cachectl.layers.base.layer import Layer
 from cachectl.layers.base.parts import Portability
@@ -54,7 +54,8 @@ class LayerSet:
         why = "; ".join(plugin.why for plugin in self.broken if plugin.name == name)
         if why:
             return BadRequest(f"the plug-in {name} was left out: {why}")
-        return BadRequest(f"no layer is called {name!r}; there are {', '.join(known)}")
+        names = tuple(known)
+        return BadRequest(f"no layer is called {name!r}{did_you_mean(name, names)}; there are {', '.join(names)}")
 
     def portability(self, name: str) -> Portability | None:
         """Return the portability part of a layer; ``None`` if the layer has none, or is not here."""

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from cachectl.config import Config
     from cachectl.homes import Account, Homes
     from cachectl.layers.base.environment import Environment
+    from cachectl.layers.base.layer import Layer
     from cachectl.layers.base.selection import Selection
     from cachectl.moving.importing import Trust
     from cachectl.moving.output_files import Kind, OutputFile
@@ -190,6 +191,15 @@ class Call:
         if not self.command:
             self.misuse("end the line with -- and the command to run")
 
+    def key(self, text: str, layers: Iterable[Layer]) -> str:
+        """Return the key that a text begins, and name it if it was not typed as a whole."""
+        from cachectl.inspecting.entries import full_key
+
+        key = full_key(layers, text)
+        if key != text:
+            output.warn(f"{text}: the key {key}")
+        return key
+
     def selection(self) -> Selection:
         """Return which entries were selected."""
         from cachectl.layers.base.selection import Selection, parse_age, parse_size
@@ -197,12 +207,16 @@ class Call:
         options, now = self.options, self.now
         return Selection(
             kernel=options.kernel,
-            key=options.key,
+            key=None if options.key is None else self.key(options.key, self._selected_layers()),
             before=None if options.older_than is None else now - parse_age(options.older_than),
             after=None if options.newer_than is None else now - parse_age(options.newer_than),
             larger_than=None if options.larger_than is None else parse_size(options.larger_than),
             stale=options.stale,
         )
+
+    def _selected_layers(self) -> Iterable[Layer]:
+        # What purge, export and push mean without a layer has no tuning results, but their keys are of another form.
+        return self.stack.named(self.options.layers)
 
     def trust(self) -> Trust | None:
         """Return why a bundle is trusted; ``None`` if no option says so."""

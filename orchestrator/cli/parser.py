@@ -120,7 +120,7 @@ SHARED: Final[dict[str, dict[str, Any]]] = {
     "layers": {"nargs": "*", "metavar": "LAYER", "help": _LAYER},
     "--layer": {"action": "append", "default": [], "dest": "layers", "metavar": "LAYER", "help": _ONE_LAYER},
     "layer": {"metavar": "LAYER", "help": "the layer that keeps the entry"},
-    "key": {"metavar": "KEY", "help": "the entry's key, as cachectl ls -q prints it"},
+    "key": {"metavar": "KEY", "help": "the entry's key, as cachectl ls -q prints it; get takes the beginning of one"},
     # Words before -- that are no option: a command without --, with its own options.
     "unexpected": {"nargs": argparse.REMAINDER, "help": argparse.SUPPRESS},
     "--sign": {"metavar": "KEY", "help": "sign it with a key of OpenSSH; the signature is FILE.sig"},
@@ -184,7 +184,7 @@ class Parser(argparse.ArgumentParser):
         group.add_argument("--larger-than", metavar="SIZE", help="larger than 500M, 2GiB")
         stale = "entries that no known Python or driver can hit any more"
         group.add_argument("--stale", action="store_true", help=stale)
-        group.add_argument("--key", metavar="KEY", help="the entry of this key")
+        group.add_argument("--key", metavar="KEY", help="the entry of this key, or of the only one that begins so")
 
     def add_places(self, *, homes: bool = False, root: bool = False) -> None:
         """Add options that name other places than those of this environment, of which one can be given."""

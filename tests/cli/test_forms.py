@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
 from typing import TYPE_CHECKING
 
 import pytest
@@ -70,6 +71,8 @@ def test_a_dry_run_has_a_row_for_each_entry_and_why(cuda: Home) -> None:
     assert [row["why"] for row in rows(cuda, "prune", "--max-files", "30", "-n")] == [
         entry["because"] for entry in layer["entries"]
     ]
+    for path in (cuda.path / ".nv" / "ComputeCache").glob("?/?/*"):
+        os.utime(path, (1, 1))
     assert {row["why"] for row in rows(cuda, "prune", "--older-than", "1s", "-n")} == {"unused for too long"}
     assert "because" not in cuda.json("purge", "cuda", "-n")["layers"][0]["entries"][0]
     (removed,) = (row for row in rows(cuda, "purge", "cuda") if row["layer"] == "cuda")

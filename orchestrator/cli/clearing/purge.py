@@ -55,15 +55,17 @@ def show_result(call: Call, result: PurgeResult) -> int:
     def table(result: PurgeResult) -> Table[Any]:
         if not result.dry_run:
             return columns("removed"), result.outcomes
-        return entry_columns(call.now), [entry for layer in result.layers for entry in layer.entries or ()]
+        entries = [entry for layer in result.layers for entry in layer.entries or ()]
+        return entry_columns(call.now, entries), entries
 
     return call.show(result, lambda result: show_purge(result, call.now, all_layers=every), table)
 
 
-def entry_columns(now: float) -> tuple[output.Column[ListedEntry], ...]:
-    """Return the columns of a dry run: those of ``ls``, and why; ``now`` is the time that ages refer to."""
+def entry_columns(now: float, entries: Iterable[ListedEntry]) -> tuple[output.Column[ListedEntry], ...]:
+    """Return the columns of a dry run: those of ``ls``, and why if that is known; ages refer to ``now``."""
     *before, key = (column.of(_entry_of) for column in ls.columns(now))
-    return (*before, output.Column("why", lambda one: one.because or ""), key)
+    why: output.Column[ListedEntry] = output.Column("why", lambda one: one.because or "")
+    return (*before, *([why] if any(one.because for one in entries) else []), key)
 
 
 def _entry_of(listed: ListedEntry) -> Entry:
@@ -98,7 +100,7 @@ def show_purge(result: PurgeResult, now: float, *, all_layers: bool = False) -> 
     Layers without anything to remove are one line unless ``all_layers``.
     """
     if entries := [entry for layer in result.layers for entry in layer.entries or ()]:
-        output.show_table(entry_columns(now), entries)
+        output.show_table(entry_columns(now, entries), entries)
         output.show_lines([""])
     if orphans := [(layer.outcome.layer, orphan) for layer in result.layers for orphan in layer.orphans or ()]:
         output.show_table(orphan_columns(now), orphans)

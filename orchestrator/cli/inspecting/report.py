@@ -72,7 +72,7 @@ def _limit(call: Call) -> int | None:
         return None
 
 
-def _summary(report: Report, limit: int | None) -> str:
+def summary(report: Report, limit: int | None) -> str:
     """Format the sums: what there is, what could go, and what may be there."""
     total = report.total
     held = _bound(output.size(total.bytes), complete=report.complete)
@@ -154,7 +154,7 @@ def show_report(
 
     ``home`` is printed as ``~``. ``limit`` is the largest size that the config files allow, in bytes.
     """
-    output.show_message(_summary(report, limit), indent="  ")
+    output.show_message(summary(report, limit), indent="  ")
     shown = [layer for layer in report.layers if all_layers or not layer.idle]
     if shown:
         output.show_lines([""])
