@@ -231,7 +231,7 @@ complete -c cachectl -n '_shtab_cachectl_using; and test $_shtab_cachectl_npos -
 complete -c cachectl -n '_shtab_cachectl_using bench' -s h -l help -d 'show this help message and exit'
 complete -c cachectl -n '_shtab_cachectl_using bench' -s n -l rounds -x -d 'how often each setting is run (default: 3)'
 complete -c cachectl -n '_shtab_cachectl_using bench' -l json -xka "(__fish_complete_path (commandline -ct))" -d 'write JSON to a file, - for standard output instead of tables'
-complete -c cachectl -n '_shtab_cachectl_using bench' -l plot -xka "(__fish_complete_path (commandline -ct))" -d 'draw it, as PNG or SVG by the ending (needs matplotlib)'
+complete -c cachectl -n '_shtab_cachectl_using bench' -l plot -xka "(__fish_complete_path (commandline -ct))" -d 'draw it, as PNG or SVG by the ending, - for SVG on standard output (needs matplotlib)'
 complete -c cachectl -n '_shtab_cachectl_using bench' -l force -d 'replace an existing FILE that is not JSON or a picture of bench'
 complete -c cachectl -n '_shtab_cachectl_using bench' -l color -xka "auto always never" -d 'whether to use bold type (default: auto, on a terminal unless NO_COLOR is set)'
 complete -c cachectl -n '_shtab_cachectl_using; and test $_shtab_cachectl_npos -eq 0' -a export -d 'Pack entries into one file, for another machine.'
