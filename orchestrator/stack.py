@@ -101,6 +101,17 @@ class Stack(LayerSet):
 
         return places(self.named(layers), missing=missing)
 
+    def report_page(
+        self, report: Report, *, layers: Sequence[str] = (), bench: str | None = None, trace: str | None = None
+    ) -> bytes:
+        """Return a report with its entries and findings as an HTML page, which requests nothing.
+
+        ``bench`` and ``trace`` are files with the JSON of those verbs. Raises :class:`BadRequest` for other files.
+        """
+        from cachectl.inspecting.report_page import page
+
+        return page(report, self.ls(layers=layers), self.doctor(layers=layers), bench=bench, trace=trace)
+
     def ls(
         self,
         selection: Selection = ALL,

@@ -12,7 +12,7 @@ TIERS: Final = {
     "hazard": "kills, faults and random worlds in large numbers",
     "upstream": "the test suites of pytools and PyOpenCL",
     "cluster": "MPI jobs, and a Slurm of one node",
-    "environment": "another driver, MPI, installer or scheduler than the test extra brings",
+    "environment": "another driver, MPI, installer or scheduler than the test extra brings, or a browser",
     "thorough": "more cases of an ability that the default run tries once",
 }
 #: Fixtures that need what the test extra does not bring.
@@ -20,7 +20,7 @@ ELSEWHERE: Final = frozenset(
     {
         *("debian_pocl", "built_pocl", "newer_pocl", "intel_driver", "open_mpi", "rusticl_device", "installers"),
         *("rusticl_library", "debian_loader", "khronos_loader", "prefix_loader", "conda_loader", "debian_pyopencl"),
-        *("schedulers", "real_registry", "real_registries", "container_tools"),
+        *("schedulers", "browser", "real_registry", "real_registries", "container_tools"),
     }
 )
 

@@ -117,7 +117,10 @@ def reason_of(error: LayerError | OSError) -> str:
 
 def printable(path: Path | str) -> str:
     """Return a path as one line: control and undecodable characters are escaped."""
+    text = str(path)
+    if text.isprintable():
+        return text
     return "".join(
         character if character.isprintable() else character.encode("unicode_escape", "surrogatepass").decode()
-        for character in str(path)
+        for character in text
     )

@@ -254,7 +254,11 @@ class Layer(Declaration):
         """
         self._demand(Ability.PUT)
         root = self._root_to_put()
-        refused = [attempt(partial(self._demand_fit, root, artifact)) for artifact in artifacts]
+        unfit = [attempt(partial(self._demand_fit, artifact)) for artifact in artifacts]
+        keys = [artifact.key for artifact, reason in zip(artifacts, unfit, strict=True) if reason is None]
+        # An entry with its key is not replaced, but a file of many entries would be changed.
+        others = self._of_others(root, keys, new=True)
+        refused = [reason or others.get(artifact.key) for artifact, reason in zip(artifacts, unfit, strict=True)]
         fit = [artifact for artifact, reason in zip(artifacts, refused, strict=True) if reason is None]
         with as_owner(root.path):
             written = iter(self._foresee_new(root, fit) if dry_run else self.store.write_new(root, fit))
@@ -277,11 +281,9 @@ class Layer(Declaration):
                 done.append(here or refused.get(artifact.key) or True)
         return done
 
-    def _demand_fit(self, root: Root, artifact: facts.Artifact) -> None:
+    def _demand_fit(self, artifact: facts.Artifact) -> None:
         self._demand_form(artifact)
         self._demand_key(artifact.key)
-        # An entry with this key is not replaced, but a file of many entries would be changed.
-        self._demand_own_entry(root, artifact.key, beside=root.path / artifact.key)
 
     def _demand_key(self, key: str) -> None:
         if key_complaint(key) is not None or not self.store.is_key(key):
@@ -562,15 +564,36 @@ class Layer(Declaration):
                 root.path,
             )
 
-    def _demand_own_entry(self, root: Root, key: str, *, beside: Path | None = None) -> None:
-        """Forbid the superuser to change another user's entry; the owner of the path ``beside`` does not matter."""
+    def _demand_own_entry(self, root: Root, key: str) -> None:
+        """Forbid the superuser to change another user's entry."""
+        for error in self._of_others(root, [key]).values():
+            raise error
+
+    def _of_others(self, root: Root, keys: Sequence[str], *, new: bool = False) -> dict[str, Refused | OSError]:
+        """Return for each entry of another user why the superuser must not change it.
+
+        With ``new`` the owners of the entries themselves do not matter, only those of files that they share.
+        """
         if not self.environment.superuser or self.environment.over_others:
-            return
-        for path in self.store.held_in(root, [key]).get(key, ()):
-            if path != beside and (others := owners(path) - {0}):
-                name = user_name(min(others))
-                message = f"belongs to {name}, and you are the superuser; do it as {name}, or use --over-others"
-                raise Refused(self.name, message, path)
+            return {}
+        users: dict[Path, frozenset[int]] = {}
+        found: dict[str, Refused | OSError] = {}
+        for key, paths in self.store.held_in(root, keys).items():
+            own = root.path / key if new else None
+            for path in paths:
+                if path == own or key in found:
+                    continue
+                try:
+                    if path not in users:
+                        users[path] = owners(path) - {0}
+                except OSError as error:
+                    found[key] = error
+                    continue
+                if users[path]:
+                    name = user_name(min(users[path]))
+                    message = f"belongs to {name}, and you are the superuser; do it as {name}, or use --over-others"
+                    found[key] = Refused(self.name, message, path)
+        return found
 
     def _without_others(self, plan: facts.ClearPlan) -> facts.ClearPlan:
         """Remove entries of other users from the superuser's plan, and note how many belong to each user."""

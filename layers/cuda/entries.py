@@ -164,6 +164,8 @@ class ComputeIndex(Index):
 class ComputeCache(Files):
     """One file for each entry, two levels deep, recognised by its name and its header."""
 
+    file_mode = 0o644
+
     def __init__(self) -> None:
         self.compute_index = ComputeIndex()
         # The driver rewrites a damaged entry in place.
@@ -215,12 +217,11 @@ class ComputeCache(Files):
 
     # ------------------------------------------------------------------ put, and tagged entries
 
-    def write(self, root: Root, key: str, artifact: facts.Artifact, *, replace: bool) -> None:
-        """Place an entry whose name and checksum match, and add it to the index."""
+    def files_of(self, key: str, artifact: facts.Artifact) -> Mapping[str, bytes]:
+        """Check name and checksum."""
         if (complaint := compute_cache.complaint(key, artifact.data)) is not None:
             raise Damaged(self.name, complaint, key)
-        with self.index.changing(self, root):
-            self.tree_of(root, key).write(key, artifact.data, replace=replace, file_mode=0o644)
+        return {"": artifact.data}
 
     # ------------------------------------------------------------------ quarantine
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -54,12 +54,14 @@ def create(name: str, folder: int | None = None, mode: int = 0o600) -> int:
     return os.open(name, _NEW, mode, dir_fd=folder)
 
 
-def write_synced(folder: int | None, name: str, content: bytes, mode: int = 0o600) -> None:
-    """Write a new file, and sync it to the disk."""
+def write_synced(
+    folder: int | None, name: str, content: bytes, mode: int = 0o600, *, sync: Callable[[int], None] = os.fsync
+) -> None:
+    """Write a new file, and sync it to the disk by ``sync``."""
     handle = create(name, folder, mode)
     try:
         write_all(handle, (content,))
-        os.fsync(handle)
+        sync(handle)
     finally:
         os.close(handle)
 

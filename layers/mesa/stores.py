@@ -27,7 +27,8 @@ from cachectl.layers.disk.plain import open_plain, read_plain
 from cachectl.layers.disk.presence import is_there, means_no_file, status_at
 from cachectl.layers.host.processes import process_names, using
 from cachectl.layers.stores.quarantine import Quarantine, demand
-from cachectl.layers.stores.tree import REFUSALS, Leaf, Shape, Tree, scan_each
+from cachectl.layers.stores.tree import Leaf, Shape, Tree, scan_each
+from cachectl.layers.stores.tree_store import TreeStore
 
 if TYPE_CHECKING:
     from cachectl.layers.mesa import entries as mesa_entries
@@ -85,14 +86,11 @@ class _Raw(NamedTuple):
     read: Callable[[], bytes | None]
 
 
-class ShaderCache(Store):
+class ShaderCache(TreeStore):
     """Entries in the three forms of Mesa; the role of a root says which one it has."""
 
     forms = ("mesa-entry/1",)
-
-    def refusals(self) -> Mapping[facts.Ability, str]:
-        """Refuse every change on platforms without directory handles."""
-        return REFUSALS
+    file_mode = 0o644
 
     def owns(self, root: Root, parts: tuple[str, ...]) -> bool:
         """Compare with the names of entries, files and temporaries."""
@@ -251,16 +249,39 @@ class ShaderCache(Store):
         found = self._located(root, _name(key))
         return None if found is None else found[0].read(found[1])
 
-    def write(self, root: Root, key: str, artifact: facts.Artifact, *, replace: bool) -> None:
-        """Place an entry whose checksum matches into the form in use. Nothing can check its name."""
+    def tree_of(self, root: Root, key: str) -> Tree:
+        """Return the tree of entries that are files."""
+        del key
+        return self._tree(root)
+
+    def files_of(self, key: str, artifact: facts.Artifact) -> Mapping[str, bytes]:
+        """Check the checksum. Nothing can check the name."""
+        self._header_of(key, artifact)
+        return {"": artifact.data}
+
+    def _header_of(self, key: str, artifact: facts.Artifact) -> mesa_entries.Header:
         header = mesa_entries.read_header(artifact.data)
         if (complaint := mesa_entries.complaint(artifact.data)) is not None or header is None:
             raise Damaged(self.name, complaint or "has no header", key)
+        return header
+
+    def changing(self, root: Root) -> AbstractContextManager[None]:
+        """Keep the size in the index right."""
+        return self._counting(root)
+
+    def write(self, root: Root, key: str, artifact: facts.Artifact, *, replace: bool) -> None:
+        """Place an entry into the form in use."""
         if root.role == MULTI_FILE:
-            with self._counting(root):
-                self._tree(root).write(key, artifact.data, replace=replace, file_mode=0o644)
+            super().write(root, key, artifact, replace=replace)
             return
+        header = self._header_of(key, artifact)
         self._file_for(root, header, _name(key)).put(_name(key), artifact.data, replace=replace)
+
+    def write_new(self, root: Root, artifacts: Sequence[facts.Artifact]) -> list[bool | LayerError | OSError]:
+        """Place files together, and entries of larger files one by one."""
+        if root.role == MULTI_FILE:
+            return super().write_new(root, artifacts)
+        return Store.write_new(self, root, artifacts)
 
     def _file_for(self, root: Root, header: mesa_entries.Header, name: str) -> MesaFile:
         """Return the file that has an entry, else the file where Mesa would look for it."""

@@ -17,14 +17,15 @@ from cachectl.layers.base.errors import Busy, Damaged, LayerError, Unreachable
 from cachectl.layers.base.facts import Problem, Removable, Root, Severity
 from cachectl.layers.base.lazy import module, regex
 from cachectl.layers.base.selection import Selection
-from cachectl.layers.base.store import Store, target_of
+from cachectl.layers.base.store import target_of
 from cachectl.layers.formats import pocl_programs
 from cachectl.layers.formats.pocl_programs import BITCODE, MEMBERS, NO_PROGRAM
 from cachectl.layers.host.mounts import forbids_execution, network_file_system
 from cachectl.layers.host.processes import age_of, process_names, using
 from cachectl.layers.pocl.orphans import LEVELS, NAMED, UNCACHED, shape_of
 from cachectl.layers.stores.archive import pack, unpack
-from cachectl.layers.stores.tree import REFUSALS, Leaf, Links, Tree, bulk, planned
+from cachectl.layers.stores.tree import Leaf, Links, Tree, bulk, planned
+from cachectl.layers.stores.tree_store import TreeStore
 from cachectl.layers.stores.walk import Group
 
 if TYPE_CHECKING:
@@ -42,14 +43,10 @@ _CLOCK_ERROR: Final = 5.0
 LIBRARIES: Final = ("libpocl",)
 
 
-class Programs(Store):
+class Programs(TreeStore):
     """A folder for each program, with its bitcode and the native code of its kernels."""
 
     forms = ("pocl-entry/1",)
-
-    def refusals(self) -> Mapping[facts.Ability, str]:
-        """Refuse every change on platforms without directory handles."""
-        return REFUSALS
 
     # ------------------------------------------------------------------ listing
 
@@ -155,8 +152,13 @@ class Programs(Store):
         kernels = sorted(name or folder for folder, name in pocl_programs.kernel_names(kept, kept.get).items())
         return facts.Artifact(self.name, key, self.forms[0], pack(kept), {"kernels": " ".join(kernels)})
 
-    def write(self, root: Root, key: str, artifact: facts.Artifact, *, replace: bool) -> None:
-        """Check every file, since PoCL tests only whether they exist; then place the folder whole."""
+    def tree_of(self, root: Root, key: str) -> Tree:
+        """Return the only tree."""
+        del key
+        return self.tree(root)
+
+    def files_of(self, key: str, artifact: facts.Artifact) -> Mapping[str, bytes]:
+        """Check every file, since PoCL tests only whether they exist."""
         try:
             members = unpack(artifact.data)
         except ValueError as error:
@@ -167,10 +169,12 @@ class Programs(Store):
             if not MEMBERS.fullmatch(path):
                 raise Damaged(self.name, f"{path!r} is no file of a PoCL program", key)
         _demand_whole(self.name, members, key)
-        tree = self.tree(root)
-        if replace and tree.standing(key) not in (None, members):
+        return members
+
+    def demand_replaceable(self, root: Root, key: str, files: Mapping[str, bytes]) -> None:
+        """Refuse to replace a program that PoCL may be using."""
+        if self.tree(root).standing(key) not in (None, files):
             self._demand_unused(key)
-        tree.write_members(key, members, replace=replace)
 
     def _demand_unused(self, key: str) -> None:
         """Raise :class:`Busy` while a process of this user has PoCL loaded."""

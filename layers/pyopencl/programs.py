@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -17,7 +17,7 @@ from cachectl.layers.base import facts
 from cachectl.layers.base.errors import Damaged, LayerError, Unreachable, not_a_key
 from cachectl.layers.base.facts import Problem, Root, Severity
 from cachectl.layers.base.lazy import module, regex
-from cachectl.layers.base.store import Part, Store, each_part
+from cachectl.layers.base.store import Part, each_part
 from cachectl.layers.disk.foresight import closed_because
 from cachectl.layers.disk.handles import blocks_of, opened
 from cachectl.layers.disk.locks import is_abandoned, presence_lock, remove_abandoned, wait_until_absent
@@ -30,7 +30,8 @@ from cachectl.layers.host.processes import process_names, using
 from cachectl.layers.pyopencl import info as pyopencl_info
 from cachectl.layers.pytools import Staleness, staleness
 from cachectl.layers.stores.archive import unpack
-from cachectl.layers.stores.tree import REFUSALS, Guard, Leaf, Shape, Tree, bulk
+from cachectl.layers.stores.tree import Guard, Leaf, Shape, Tree, bulk
+from cachectl.layers.stores.tree_store import TreeStore
 from cachectl.layers.stores.walk import Group
 
 if TYPE_CHECKING:
@@ -55,14 +56,10 @@ _LOCK: Final = "lock"
 _HEADER: Final = 1 << 26
 
 
-class ProgramFolders(Store):
+class ProgramFolders(TreeStore):
     """A folder for each program, below a folder for each Python, which PyOpenCL locks with one lock file."""
 
     forms = ("pyopencl-binary/2",)
-
-    def refusals(self) -> Mapping[facts.Ability, str]:
-        """Refuse every change on platforms without directory handles."""
-        return REFUSALS
 
     def possible_holder(self, lock: Path) -> str | None:
         """Return the words for who may hold a lock; ``None`` where nobody can."""
@@ -184,8 +181,13 @@ class ProgramFolders(Store):
             None if data is None else facts.Artifact(self.name, key, self.forms[0], data, {"python": _python_of(key)})
         )
 
-    def write(self, root: Root, key: str, artifact: facts.Artifact, *, replace: bool) -> None:
-        """Check binary and info, since a damaged one fails its program in every run; then place the folder."""
+    def tree_of(self, root: Root, key: str) -> Tree:
+        """Return the only tree."""
+        del key
+        return self.tree(root)
+
+    def files_of(self, key: str, artifact: facts.Artifact) -> Mapping[str, bytes]:
+        """Check binary and info, since a damaged one fails its program in every run."""
         try:
             members = unpack(artifact.data)
         except ValueError as error:
@@ -194,7 +196,15 @@ class ProgramFolders(Store):
             raise Damaged(self.name, f"needs binary and info, has {', '.join(sorted(members)) or 'nothing'}", key)
         if (damage := self._damage(members["binary"], members["info"])) is not None:
             raise Damaged(self.name, damage.message, key)
-        self.tree(root).write_members(key, members, replace=replace, guard=self._guard(root, key))
+        return members
+
+    def guard(self, root: Root, key: str) -> Guard:
+        """Return PyOpenCL's lock, of which each Python has its own."""
+        return partial(self._locked, root, key.partition("/")[0])
+
+    def group(self, key: str) -> Hashable:
+        """Return the folder of a Python."""
+        return key.partition("/")[0]
 
     # ------------------------------------------------------------------ clear
 
@@ -276,16 +286,13 @@ class ProgramFolders(Store):
 
     def quarantine(self, root: Root, target: facts.Target, thing: facts.Quarantined) -> str | None:
         """Rename a program folder into quarantine, under PyOpenCL's lock."""
-        return self.tree(root).quarantine(target, thing, guard=self._guard(root, target.key))
+        return self.tree(root).quarantine(target, thing, guard=self.guard(root, target.key))
 
     def restore(self, root: Root, thing: facts.Quarantined, *, replace: bool) -> None:
         """Rename a program folder back, under PyOpenCL's lock."""
         if not _SHAPE.accepts(thing.key):
             raise not_a_key(self.name, thing.key)
-        self.tree(root).restore(thing, replace=replace, guard=self._guard(root, thing.key))
-
-    def _guard(self, root: Root, key: str) -> Guard:
-        return partial(self._locked, root, key.partition("/")[0])
+        self.tree(root).restore(thing, replace=replace, guard=self.guard(root, thing.key))
 
     # ------------------------------------------------------------------ verify
 

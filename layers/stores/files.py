@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
@@ -11,9 +11,10 @@ from cachectl.layers.base import facts
 from cachectl.layers.base.errors import Damaged, LayerError, Unreachable
 from cachectl.layers.base.facts import Found, Orphan, Problem, Removable, Root
 from cachectl.layers.base.lazy import regex
-from cachectl.layers.base.store import Codec, Damage, Store, each_part, remove_counted
+from cachectl.layers.base.store import Codec, Damage, each_part, remove_counted
 from cachectl.layers.host.processes import process_names, using
-from cachectl.layers.stores.tree import REFUSALS, Leaf, Links, Shape, Tree, scan_each
+from cachectl.layers.stores.tree import Leaf, Links, Shape, Tree, scan_each
+from cachectl.layers.stores.tree_store import TreeStore
 
 
 class Index:
@@ -46,7 +47,7 @@ class Index:
         yield from ()
 
 
-class Files(Store):
+class Files(TreeStore):
     """Entries that are files under names of a pattern.
 
     ``patterns`` are regular expressions of file names, or the shapes of trees, which differ in their depth; leaked
@@ -71,10 +72,6 @@ class Files(Store):
         self.unread = unread
         self.links = links
         self.forms = (codec.form,)
-
-    def refusals(self) -> Mapping[facts.Ability, str]:
-        """Return the abilities that need directory handles, if the platform has none."""
-        return REFUSALS
 
     # ------------------------------------------------------------------ listing
 
@@ -148,12 +145,19 @@ class Files(Store):
         detail = {"kernels": " ".join(about.kernels or ()), "device": about.device or ""}
         return facts.Artifact(self.name, key, self.codec.form, data, {**about.words, **detail, **about.versions})
 
-    def write(self, root: Root, key: str, artifact: facts.Artifact, *, replace: bool) -> None:
-        """Place a whole entry under the key it was read from."""
+    def files_of(self, key: str, artifact: facts.Artifact) -> Mapping[str, bytes]:
+        """Check the whole entry."""
         if (damage := self.codec.check(artifact.data)) is not None:
             raise Damaged(self.name, damage.message, key)
-        with self.index.changing(self, root):
-            self.tree_of(root, key).write(key, artifact.data, replace=replace)
+        return {"": artifact.data}
+
+    def changing(self, root: Root) -> AbstractContextManager[object]:
+        """Keep the index right."""
+        return self.index.changing(self, root)
+
+    def group(self, key: str) -> Hashable:
+        """Return the depth of a key, by which trees differ."""
+        return key.count("/")
 
     def bring_from(self, base: Root, root: Root) -> facts.Brought:
         """Link or copy the missing files, and update the files beside the entries."""

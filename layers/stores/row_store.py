@@ -136,7 +136,8 @@ class Rows(Store):
         for file, listed in self._by_file((key, key) for key in keys).items():
             path = root.path / file
             shared = (path, *companions_of(path))
-            found |= {key: (root.path / key,) if path.is_dir() else shared for key in listed}
+            is_folder = path.is_dir()
+            found |= {key: (root.path / key,) if is_folder else shared for key in listed}
         return found
 
     def foresee_write(self, root: Root, keys: Sequence[str]) -> Mapping[str, LayerError]:

@@ -14,11 +14,13 @@ import stat
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from functools import partial
 from pathlib import Path
 from typing import Final, Literal, NamedTuple
 
 from cachectl.layers.base import facts
 from cachectl.layers.base.errors import (
+    Busy,
     Damaged,
     EntryExists,
     LayerError,
@@ -49,6 +51,7 @@ from cachectl.layers.disk.handles import (
     status_of,
 )
 from cachectl.layers.disk.plain import STAGE, read_plain
+from cachectl.layers.disk.syncing import Syncing
 from cachectl.layers.formats.details import Details
 from cachectl.layers.stores.archive import pack, unpack
 from cachectl.layers.stores.quarantine import Quarantine, folder_pattern
@@ -65,6 +68,8 @@ REFUSALS: Final[Mapping[Ability, str]] = (
 #: Whether a library works with a symbolic link in the place of a file of an entry: no or unknown; only if this user
 #: cannot write to the file, because the library may; or always, because the library replaces files by a rename.
 Links = Literal["never", "read-only", "always"]
+#: A name in an open folder.
+_Place = tuple[str, int]
 #: Makes what is held while entries are renamed, given the open root.
 Guard = Callable[[int], AbstractContextManager[object]]
 
@@ -579,92 +584,137 @@ class Tree:
                 raise
             raise Damaged(self.layer, str(error), key) from error
 
+    def write_new(
+        self, entries: Mapping[str, Mapping[str, bytes]], *, file_mode: int = 0o600, guard: Guard = nullcontext
+    ) -> dict[str, bool | LayerError]:
+        """Place entries whose keys are free, given file by file, and sync them to the disk together.
+
+        Each is placed whole or not at all. Returns ``True`` for each that was placed, and errors that all have in
+        common; for the others :meth:`write_members` raises the reason.
+        """
+        fit = {key: members for key, members in entries.items() if members and self.shape.accepts(key)}
+        try:
+            done = self._place(fit, guard, replace=False, file_mode=file_mode)
+        except (LayerError, OSError):
+            return {}
+        settled = ((key, True if error is None else error) for key, error in done.items())
+        return {key: one for key, one in settled if one is True or isinstance(one, (Busy, Unsettled))}
+
     def _write(self, key: str, members: Mapping[str, bytes], guard: Guard, *, replace: bool, file_mode: int) -> None:
         standing = self.standing(key)
         if standing == members:
             return
         if standing is not None and not replace:
             raise standing if isinstance(standing, LayerError) else EntryExists(self.layer, self.root / key)
-        parts = key.split("/")
-        # Another process may remove an empty folder on the path.
-        for _ in range(_TRIES - 1):
-            with suppress(FileNotFoundError):
-                self._place(parts, members, guard, replace=replace, file_mode=file_mode)
-                return
-        self._place(parts, members, guard, replace=replace, file_mode=file_mode)
+        error: Exception | None = None
+        for _ in range(_TRIES):
+            error = self._place({key: members}, guard, replace=replace, file_mode=file_mode)[key]
+            # Another process may remove an empty folder on the path.
+            if not isinstance(error, FileNotFoundError):
+                break
+        if error is not None:
+            raise error
 
     def _place(
-        self, parts: Sequence[str], members: Mapping[str, bytes], guard: Guard, *, replace: bool, file_mode: int
-    ) -> None:
-        self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with self._opened_root() as handle, ExitStack() as stack:
-            parent = None if handle is None else descend(stack, handle, parts[:-1], make=True)
-            if handle is None or parent is None:
-                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(self.root.joinpath(*parts)))
-            is_placed = False
-            try:
+        self, entries: Mapping[str, Mapping[str, bytes]], guard: Guard, *, replace: bool, file_mode: int
+    ) -> dict[str, Exception | None]:
+        """Stage entries in one folder, sync them, and move each into its place; return the error of each."""
+        done: dict[str, Exception | None] = {}
+        names = {key: str(number) for number, key in enumerate(entries)}
+        try:
+            self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with self._opened_root() as handle:
+                if handle is None:
+                    raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(self.root))
                 with own_folder(handle, STAGE) as (stage, _):
-                    _fill(stage, parts[-1], members, file_mode)
+                    syncing = Syncing(stage, len(entries))
+                    for key, name in names.items():
+                        error = _failure(partial(_fill, stage, name, entries[key], file_mode, syncing.one))
+                        if error is not None:
+                            done[key] = error
+                    syncing.all()
+                    # A guard may lock a file in one of these.
+                    for above in dict.fromkeys(key.rpartition("/")[0] for key in names if key not in done):
+                        with ExitStack() as stack, suppress(OSError):
+                            descend(stack, handle, above.split("/") if above else (), make=True)
                     with guard(handle):
-                        self._publish(stage, parent, parts, replace=replace)
-                        is_placed = True
-            except OSError as error:
-                if not is_placed:
-                    raise
-                raise self._unsettled("/".join(parts), error) from error
+                        for key, name in names.items():
+                            if key not in done:
+                                move = partial(self._move_in, handle, stage, name, key, replace=replace)
+                                done[key] = _failure(partial(move, syncing.one))
+                    syncing.all()
+        except OSError as error:
+            for key in entries:
+                is_placed = key in done and done[key] is None
+                done[key] = self._unsettled(key, error) if is_placed else done.get(key) or error
+        return done
+
+    def _move_in(
+        self, handle: int, stage: int, name: str, key: str, sync: Callable[[int], None], *, replace: bool
+    ) -> None:
+        """Move a staged entry into its place below the open root, and sync the folder above it."""
+        parts = key.split("/")
+        with ExitStack() as stack:
+            parent = descend(stack, handle, parts[:-1], make=True)
+            if parent is None:
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(self.root.joinpath(*parts)))
+            self._publish(stage, name, parent, parts, replace=replace)
+            sync(parent)
 
     def _publish(
-        self, stage: int, parent: int, parts: Sequence[str], *, replace: bool, aside: int | None = None
+        self, stage: int, staged: str, parent: int, parts: Sequence[str], *, replace: bool, aside: int | None = None
     ) -> None:
-        """Move an entry from another folder of the root, where it has the same name, into its place.
+        """Move an entry from another folder of the root, where its name is ``staged``, into its place.
 
         The present one is moved ``aside``, or into the stage.
         """
-        self._demand_room(parent, tuple(parts))
-        if not replace and self._is_linked(parent, tuple(parts)):
+        linked = not replace and self._is_linked(parent, tuple(parts))
+        # A folder from quarantine may take the place of an empty one.
+        self._demand_room(parent, tuple(parts), free=not (replace or linked) and aside is None)
+        if linked:
             # The base has the same entry.
             return
         try:
             if self.shape.folders:
-                self._publish_folder(stage, parent, parts[-1], stage if aside is None else aside, replace=replace)
+                self._publish_folder(
+                    (staged, stage), (parts[-1], parent), stage if aside is None else aside, replace=replace
+                )
+            elif replace:
+                os.rename(staged, parts[-1], src_dir_fd=stage, dst_dir_fd=parent)
             else:
-                self._publish_file(stage, parent, parts[-1], replace=replace)
+                place_new(staged, parts[-1], src=stage, dst=parent)
         except FileExistsError as error:
             raise EntryExists(self.layer, self.root.joinpath(*parts)) from error
-        os.fsync(parent)
 
-    def _demand_room(self, parent: int, parts: tuple[str, ...]) -> None:
-        """Refuse to place an entry over something that is no entry."""
+    def _demand_room(self, parent: int, parts: tuple[str, ...], *, free: bool) -> None:
+        """Refuse to place an entry over something that is no entry, or over anything if the place must be ``free``."""
         status = status_of(parent, parts[-1])
         leaf = None if status is None else self._recognise(parent, parts, status)
         if status is not None and (leaf is None or self._foreign(leaf) is not None):
             message = "something that is no entry has its name; left alone"
             raise LayerError(self.layer, message, self.root.joinpath(*parts))
+        if status is not None and free:
+            raise EntryExists(self.layer, self.root.joinpath(*parts))
 
-    def _publish_file(self, stage: int, parent: int, name: str, *, replace: bool) -> None:
-        if replace:
-            os.rename(name, name, src_dir_fd=stage, dst_dir_fd=parent)
-        else:
-            place_new(name, name, src=stage, dst=parent)
-
-    def _publish_folder(self, stage: int, parent: int, name: str, aside: int, *, replace: bool) -> None:
+    def _publish_folder(self, staged: _Place, target: _Place, aside: int, *, replace: bool) -> None:
         """Rename a folder into its place; a present folder is moved aside first, since rename cannot replace it."""
+        name, parent = target
         for attempt in range(_TRIES if replace else 1):
             old = f".old{attempt}"
             if replace:
                 with suppress(FileNotFoundError):
                     move(name, parent, aside, old, stages=aside, first=self.shape.first)
-            if self._moved_in(stage, parent, name, (old, aside)):
+            if self._moved_in(staged, target, (old, aside)):
                 return
         raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), name)
 
-    def _moved_in(self, stage: int, parent: int, name: str, old: tuple[str, int]) -> bool:
+    def _moved_in(self, staged: _Place, target: _Place, old: _Place) -> bool:
         try:
-            move(name, stage, parent, name, stages=old[1])
+            move(staged[0], staged[1], target[1], target[0], stages=old[1])
         except OSError as error:
             # After any error the old entry is moved back unless another process has placed one.
             with suppress(OSError):
-                os.rename(old[0], name, src_dir_fd=old[1], dst_dir_fd=parent)
+                os.rename(old[0], target[0], src_dir_fd=old[1], dst_dir_fd=target[1])
             if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
                 raise
             return False
@@ -851,7 +901,8 @@ class Tree:
             is_placed = False
             try:
                 with own_folder(root, STAGE) as (aside, _), guard(root):
-                    self._publish(folder, parent, parts, replace=replace, aside=aside)
+                    self._publish(folder, parts[-1], parent, parts, replace=replace, aside=aside)
+                    os.fsync(parent)
                     is_placed = True
             except OSError as error:
                 if not is_placed:
@@ -999,7 +1050,7 @@ def _load(handle: int, name: str, prefix: str, contents: dict[str, bytes]) -> in
     return total
 
 
-def _fill(stage: int, name: str, members: Mapping[str, bytes], file_mode: int) -> None:
+def _fill(stage: int, name: str, members: Mapping[str, bytes], file_mode: int, sync: Callable[[int], None]) -> None:
     folders: dict[str, list[str]] = {}
     for path in members:
         folders.setdefault(f"{name}/{path}".rpartition("/")[0] if path else "", []).append(path)
@@ -1010,7 +1061,16 @@ def _fill(stage: int, name: str, members: Mapping[str, bytes], file_mode: int) -
             if folder is None:
                 return
             for path in paths:
-                write_synced(folder, (path or name).rpartition("/")[2], members[path], file_mode)
+                write_synced(folder, (path or name).rpartition("/")[2], members[path], file_mode, sync=sync)
+
+
+def _failure(act: Callable[[], None]) -> Exception | None:
+    """Return the error of an act on one entry, if it fails."""
+    try:
+        act()
+    except (LayerError, OSError, ValueError) as error:
+        return error
+    return None
 
 
 class _Bin:

@@ -23,6 +23,7 @@ _SHOWN: Final = frozenset({"verbose", "all_layers"})
 _REFUSED: Final = {
     "mpi": "--mpi looks at the caches of one user; leave it out",
     "over_others": "each home is changed with the rights of its user; leave out --over-others",
+    "html": "--html draws the caches of one user; leave it out",
     "quiet": "-q cannot say whose a key is; use --json",
 }
 #: How many findings of one user are printed.

@@ -54,8 +54,8 @@ _READ: Final = 1 << 17
 #: Input bytes for one call of the compressor.
 _CHUNK: Final = 1 << 20
 #: Largest batch to read or place: entries and bytes.
-_MOST_AT_ONCE: Final = 256
-_LARGEST_BATCH: Final = 8 << 20
+_MOST_AT_ONCE: Final = 1024
+_LARGEST_BATCH: Final = 16 << 20
 #: The last second of the year 9999, the last year of Python's calendar.
 _LATEST: Final = 253402300799
 _DIGEST: Final = re.compile("[0-9a-f]{64}")

@@ -19,6 +19,7 @@ from cachectl.layers.stores.archive import is_artifact_file
 from cachectl.moving import bundle
 from cachectl.moving.transfer import beginning, is_url, local_path, place, without_secrets
 from cachectl.moving.whole_files import STREAM, is_standard_output, mode_of
+from cachectl.pages import BEGINNING
 
 #: Bytes that show whether cachectl wrote a file: more than the first block that zstd writes.
 _HEAD: Final = 1 << 18
@@ -52,6 +53,7 @@ MAKER: Final = "cachectl bench"
 BUNDLE: Final = Kind("a bundle", bundle.is_begun_by)
 ARTIFACT: Final = Kind("an artifact", is_artifact_file)
 PICTURE: Final = Kind("a picture of bench", _is_picture)
+PAGE: Final = Kind("a page of cachectl", lambda head: head.startswith(BEGINNING.encode()), is_binary=False)
 SIGNATURE: Final = Kind("a signature", lambda head: head.startswith(b"-----BEGIN SSH SIGNATURE-----"), is_binary=False)
 
 

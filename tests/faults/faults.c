@@ -171,6 +171,7 @@ ON_PATH(WRITES, -1, int, ftruncate, file, NULL, (int file, off_t size), (file, s
 ON_PATH(WRITES, -1, int, ftruncate64, file, NULL, (int file, off64_t size), (file, size), int, off64_t)
 ON_PATH(WRITES, -1, int, fsync, file, NULL, (int file), (file), int)
 ON_PATH(WRITES, -1, int, fdatasync, file, NULL, (int file), (file), int)
+ON_PATH(WRITES, -1, int, syncfs, file, NULL, (int file), (file), int)
 ON_PATH(WRITES, -1, int, rename, AT_FDCWD, from, (const char *from, const char *to), (from, to), const char *, const char *)
 ON_PATH(WRITES, -1, int, renameat, folder, from, (int folder, const char *from, int other, const char *to), (folder, from, other, to), int, const char *, int, const char *)
 ON_PATH(WRITES, -1, int, renameat2, folder, from, (int folder, const char *from, int other, const char *to, unsigned flags), (folder, from, other, to, flags), int, const char *, int, const char *, unsigned)

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from cachectl.inspecting.report import LayerReport, Report, RootReport
     from cachectl.layers.base.facts import Root
     from cachectl.layers.host.neighbours import Neighbour
+    from cachectl.moving.output_files import OutputFile
 
 
 def add_options(parser: Parser) -> None:
@@ -24,26 +25,39 @@ def add_options(parser: Parser) -> None:
     parser.add_argument("--by", choices=("python",), help="also the sums of each Python that wrote entries")
     parser.add_argument("-v", "--verbose", action="store_true", help="also every place, and the reason of every state")
     parser.add_shared("--all-layers")
+    parser.add_argument("--html", metavar="FILE", help="also draw it with every entry and finding, as one HTML page")
+    parser.add_argument("--bench", metavar="FILE", help="what bench --json wrote, for the page of --html")
+    parser.add_argument("--trace", metavar="FILE", help="what trace --json wrote, for the page of --html")
+    parser.add_force("a page of cachectl")
     parser.add_places(homes=True, root=True)
     parser.add_form("--python", "--mpi")
     parser.epilog = "A LAYER that is named is shown as with -v."
 
 
 def run(call: Call) -> int:
-    if call.options.mpi and (call.options.neighbours or call.options.by):
-        call.misuse("--neighbours and --by are about one machine; leave out --mpi")
-    layers = call.options.layers
+    given = call.options
+    if given.mpi and (given.neighbours or given.by or given.html):
+        call.misuse("--neighbours, --by and --html are about one machine; leave out --mpi")
+    if given.html is None and (given.bench or given.trace):
+        call.misuse("--bench and --trace are for the page of --html FILE")
+    page = None if given.html is None else _page_file(call)
+    layers = given.layers
     with output.working("looking at every cache"):
-        if call.options.mpi:
+        if given.mpi:
             report = call.over_nodes(lambda nodes: nodes.report(layers))
         else:
-            report = call.stack.report(
-                layers=layers, neighbours=call.options.neighbours, by_python=bool(call.options.by)
-            )
+            report = call.stack.report(layers=layers, neighbours=given.neighbours, by_python=bool(given.by))
     if report is None:
         # Rank 0 shows it.
         return 0
-    given = call.options
+    if page is not None:
+        from cachectl.moving.whole_files import STREAM
+
+        with output.working("reading every entry"):
+            drawn = call.stack.report_page(report, layers=layers, bench=given.bench, trace=given.trace)
+        page.write((drawn,))
+        if page.name == STREAM:
+            return 1 if report.failed else 0
 
     def show(report: Report) -> None:
         named = bool(layers)
@@ -82,6 +96,18 @@ def summary(report: Report, limit: int | None) -> str:
         parts.append(f"{output.size((total.stale_bytes or 0) + (total.orphan_bytes or 0))} could go ({going})")
     parts += [] if limit is None else [f"limit {output.size(limit)}"]
     return "; ".join(parts)
+
+
+def _page_file(call: Call) -> OutputFile:
+    """Return the file of ``--html``, once it is known that it may be written."""
+    from cachectl.moving.output_files import PAGE, demand_targets
+    from cachectl.moving.whole_files import STREAM
+
+    file = call.output_file(call.options.html, PAGE)
+    if file.name == STREAM and call.form != "table":
+        call.misuse(f"--html - and --{call.form} both write to standard output; name a FILE for one")
+    demand_targets(file)
+    return file
 
 
 def _bound(text: str, *, complete: bool) -> str:

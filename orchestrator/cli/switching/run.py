@@ -38,8 +38,8 @@ def add_options(parser: Parser) -> None:
         help="attest that no real root was read or written; also without another option",
     )
     parser.add_store_use()
-    ways = "--no-cache | --base DIR | --isolated[=DIR] | --prove | --store URL"
-    parser.usage = f"cachectl run ({ways}) [--layer LAYER]... [--prove] -- COMMAND..."
+    choices = "--no-cache | --base DIR | --isolated[=DIR] | --prove | --store URL"
+    parser.usage = f"cachectl run ({choices}) [--layer LAYER]... [--prove] -- COMMAND..."
 
 
 def run(call: Call) -> int:

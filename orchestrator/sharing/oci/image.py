@@ -55,7 +55,7 @@ class ImageExport:
     image_layers: int
     uploaded: int
     layers: tuple[ExportedLayer, ...]
-    as_json: ClassVar = AsJson("cachectl/image/1", also=("total",))
+    as_json: ClassVar[AsJson] = AsJson("cachectl/image/1", also=("total",))
 
     @property
     def total(self) -> ExportTotal:

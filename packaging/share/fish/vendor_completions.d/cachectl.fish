@@ -51,7 +51,7 @@ function _shtab_cachectl_using
 end
 
 set -g _shtab_cachectl_commands report dir ls get put purge prune verify restore doctor run env trace bench export import push pull store miopen stage merge config schedule layers completion demo
-set -g _shtab_cachectl_opts_with_value --allowed-signers --as-kdb --base --by --color --digest --file --format --grace --home --image --isolated --json --kernel --kernels --key --larger-than --layer --limit --max-files --max-size --newer-than --older-than --out --output --plot --python --root --rounds --scratch --sha256 --shell --sign --sort --store --store-mode --time-limit --user --wait -n -o
+set -g _shtab_cachectl_opts_with_value --allowed-signers --as-kdb --base --bench --by --color --digest --file --format --grace --home --html --image --isolated --json --kernel --kernels --key --larger-than --layer --limit --max-files --max-size --newer-than --older-than --out --output --plot --python --root --rounds --scratch --sha256 --shell --sign --sort --store --store-mode --time-limit --trace --user --wait -n -o
 
 complete -c cachectl -e
 complete -c cachectl -f
@@ -64,6 +64,10 @@ complete -c cachectl -n '_shtab_cachectl_using report' -l neighbours -d 'also ot
 complete -c cachectl -n '_shtab_cachectl_using report' -l by -xka "python" -d 'also the sums of each Python that wrote entries'
 complete -c cachectl -n '_shtab_cachectl_using report' -s v -l verbose -d 'also every place, and the reason of every state'
 complete -c cachectl -n '_shtab_cachectl_using report' -l all-layers -d 'also list layers with nothing in them'
+complete -c cachectl -n '_shtab_cachectl_using report' -l html -xka "(__fish_complete_path (commandline -ct))" -d 'also draw it with every entry and finding, as one HTML page'
+complete -c cachectl -n '_shtab_cachectl_using report' -l bench -xka "(__fish_complete_path (commandline -ct))" -d 'what bench --json wrote, for the page of --html'
+complete -c cachectl -n '_shtab_cachectl_using report' -l trace -xka "(__fish_complete_path (commandline -ct))" -d 'what trace --json wrote, for the page of --html'
+complete -c cachectl -n '_shtab_cachectl_using report' -l force -d 'replace an existing FILE that is not a page of cachectl'
 complete -c cachectl -n '_shtab_cachectl_using report' -l root -xka "(__fish_complete_directories)" -d 'the layers as run --isolated=DIR and env --root DIR keep them under DIR'
 complete -c cachectl -n '_shtab_cachectl_using report' -l home -xka "(__fish_complete_directories)" -d 'the home DIR with default variables; as the superuser, with the rights of its owner'
 complete -c cachectl -n '_shtab_cachectl_using report' -l user -x -d 'as the superuser, the home of this user, with his rights; may be repeated'

@@ -1,0 +1,109 @@
+"""The store of layers whose entries are files, or folders of files, in trees: placed one by one or many together."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Hashable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+
+from cachectl.layers.base.errors import Busy, LayerError, Unsettled
+from cachectl.layers.base.facts import Ability, Artifact, Root
+from cachectl.layers.base.store import Store, attempt
+from cachectl.layers.stores.tree import REFUSALS, Guard, Tree
+
+
+class TreeStore(Store):
+    """Entries in trees. A store says which files an artifact consists of, and what is held while they are placed."""
+
+    #: The mode of the files of an entry.
+    file_mode = 0o600
+
+    def refusals(self) -> Mapping[Ability, str]:
+        """Return the abilities that need directory handles, if the platform has none."""
+        return REFUSALS
+
+    @abstractmethod
+    def tree_of(self, root: Root, key: str) -> Tree:
+        """Return the tree of an entry."""
+
+    @abstractmethod
+    def files_of(self, key: str, artifact: Artifact) -> Mapping[str, bytes]:
+        """Return the files of an artifact by their paths in the entry; an entry that is a file has the path ``""``.
+
+        Raises :class:`Damaged` if its library could not use them.
+        """
+
+    def changing(self, root: Root) -> AbstractContextManager[object]:
+        """Return what is held while entries of a root change."""
+        del root
+        return nullcontext()
+
+    def guard(self, root: Root, key: str) -> Guard:
+        """Return what makes the context in which an entry is renamed."""
+        del root, key
+        return nullcontext
+
+    def group(self, key: str) -> Hashable:
+        """Return the same for entries with the same tree and the same guard."""
+        del key
+        return None
+
+    def demand_replaceable(self, root: Root, key: str, files: Mapping[str, bytes]) -> None:
+        """Raise :class:`LayerError` if an entry must not be replaced by these files now."""
+
+    def write(self, root: Root, key: str, artifact: Artifact, *, replace: bool) -> None:
+        """Place an entry whole, after it was checked."""
+        files = self.files_of(key, artifact)
+        if replace:
+            self.demand_replaceable(root, key, files)
+        with self.changing(root):
+            self.tree_of(root, key).write_members(
+                key, files, replace=replace, file_mode=self.file_mode, guard=self.guard(root, key)
+            )
+
+    def write_new(self, root: Root, artifacts: Sequence[Artifact]) -> list[bool | LayerError | OSError]:
+        """Place the entries with free keys together, synced to the disk at once, and the others one by one."""
+        first: dict[str, int] = {}
+        for number, artifact in enumerate(artifacts):
+            first.setdefault(artifact.key, number)
+        done: dict[int, bool | LayerError | OSError] = {}
+        groups: dict[Hashable, dict[str, Mapping[str, bytes]]] = {}
+        for key, number in first.items() if len(first) > 1 else ():
+            files = self._files_if_free(root, artifacts[number])
+            if isinstance(files, (LayerError, OSError)):
+                done[number] = files
+            elif files is not None:
+                groups.setdefault(self.group(key), {})[key] = files
+        done.update((first[key], one) for key, one in self._write_groups(root, list(groups.values())).items())
+        alone = [number for number in range(len(artifacts)) if number not in done]
+        done.update(zip(alone, super().write_new(root, [artifacts[number] for number in alone]), strict=True))
+        return [done[number] for number in range(len(artifacts))]
+
+    def _files_if_free(self, root: Root, artifact: Artifact) -> Mapping[str, bytes] | LayerError | OSError | None:
+        """Return the files of an artifact, or the reason why it is refused; ``None`` if an entry has its key."""
+        if self.tree_of(root, artifact.key).standing(artifact.key) is not None:
+            return None
+        return attempt(partial(self.files_of, artifact.key, artifact))
+
+    def _write_groups(
+        self, root: Root, groups: Sequence[Mapping[str, Mapping[str, bytes]]]
+    ) -> dict[str, bool | LayerError]:
+        """Return those that were placed, and errors that would meet each of the others too."""
+        done: dict[str, bool | LayerError] = {}
+        if not groups:
+            return done
+        try:
+            with self.changing(root):
+                for group in groups:
+                    key = next(iter(group))
+                    tree, guard = self.tree_of(root, key), self.guard(root, key)
+                    done.update(tree.write_new(group, file_mode=self.file_mode, guard=guard))
+        except Busy as error:
+            done = {key: error for group in groups for key in group} | done
+        except Unsettled as error:
+            done = {key: error if one is True else one for key, one in done.items()}
+        except (LayerError, OSError):
+            # One by one, each gets an error of its own.
+            pass
+        return done

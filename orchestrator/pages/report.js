@@ -1,0 +1,583 @@
+// The page of a report: a map of areas by size, distributions, findings, and a table of every entry.
+
+const HEADING = 17; // The name of an area that shows what is inside it.
+const SMALLEST = 24; // Square pixels of an area that is drawn by itself.
+const DAY = 86400;
+const KIB = 1024;
+
+const entries = data.entries.map(([layer, place, kernel, key, bytes, changed, used, stale, damage]) => ({
+  layer: word(layer),
+  place: word(place),
+  kernel: word(kernel),
+  key,
+  bytes,
+  changed,
+  used,
+  stale: word(stale),
+  damage: word(damage),
+}));
+
+const sum = (items, value) => items.reduce((total, item) => total + value(item), 0);
+const staleEntries = entries.filter((entry) => entry.stale !== null);
+const damagedEntries = entries.filter((entry) => entry.damage !== null);
+const ageOf = (time) => (time === null ? null : data.generated - time);
+
+// ---------------------------------------------------------------- the tree of the map
+
+/** Make the tree: layer, device or Python, kernel; each with its sums, and what is inside it, largest first. */
+function makeTree() {
+  const top = makeNode("all layers", null);
+  for (const entry of entries) {
+    let node = top;
+    add(node, entry);
+    for (const name of [entry.layer, entry.place, entry.kernel ?? "unknown kernel"]) {
+      if (!node.inside.has(name)) node.inside.set(name, makeNode(name, node));
+      node = node.inside.get(name);
+      add(node, entry);
+    }
+  }
+  arrange(top);
+  const hues = 8;
+  const order = data.layers.map(([name]) => name).filter((name) => top.inside.has(name));
+  order.forEach((name, place) => (top.inside.get(name).hue = place % hues));
+  return top;
+}
+
+function makeNode(name, outer) {
+  return {
+    name,
+    outer,
+    bytes: 0,
+    entries: 0,
+    staleBytes: 0,
+    inside: new Map(),
+    children: [],
+    rests: new Map(),
+    hue: null,
+  };
+}
+
+function add(node, entry) {
+  node.bytes += entry.bytes;
+  node.entries += 1;
+  if (entry.stale !== null) node.staleBytes += entry.bytes;
+}
+
+function arrange(node) {
+  node.children = [...node.inside.values()].sort((one, other) => other.bytes - one.bytes);
+  node.children.forEach(arrange);
+}
+
+const hueOf = (node) => node.hue ?? (node.outer ? hueOf(node.outer) : null);
+
+const tree = makeTree();
+
+// ---------------------------------------------------------------- the map
+
+const canvas = byId("map");
+let shown = tree; // The area that fills the map.
+let areas = []; // What is drawn of it, outer areas before those inside them.
+let chosen = null;
+let colours = {};
+
+const draw = onNextFrame(drawNow);
+
+function readColours() {
+  for (const name of ["card", "ink", "faint", "line", "accent", "on-tile"]) colours[name] = colour(`--${name}`);
+  colours.tiles = Array.from({ length: 8 }, (_, place) => colour(`--tile-${place}`));
+  colours.hatch = hatching();
+}
+
+/** Make the pattern that marks what is stale. */
+function hatching() {
+  const piece = element("canvas", { width: 8, height: 8 });
+  const context = piece.getContext("2d");
+  context.strokeStyle = colours["on-tile"];
+  context.globalAlpha = 0.55;
+  context.lineWidth = 1.5;
+  context.beginPath();
+  for (const shift of [-8, 0, 8]) {
+    context.moveTo(shift, 8);
+    context.lineTo(shift + 8, 0);
+  }
+  context.stroke();
+  return context.createPattern(piece, "repeat");
+}
+
+function drawNow() {
+  const width = canvas.parentElement.clientWidth - padding(canvas.parentElement);
+  const height = clamp(width * 0.45, 240, 480);
+  const context = fitCanvas(canvas, width, height);
+  context.font = FONT;
+  context.textBaseline = "middle";
+  areas = [];
+  fill(context, shown, { x: 0, y: 0, width, height }, 0);
+  if (!areas.length) {
+    context.fillStyle = colours.faint;
+    context.fillText("No entries.", 8, 20);
+  }
+  const area = chosen && areas.find((one) => one.node === chosen);
+  if (area) {
+    context.strokeStyle = colours.ink;
+    context.lineWidth = 3;
+    context.strokeRect(area.x + 1.5, area.y + 1.5, Math.max(area.width - 4, 1), Math.max(area.height - 4, 1));
+  }
+}
+
+function padding(box) {
+  const style = getComputedStyle(box);
+  return parseFloat(style.paddingLeft) + parseFloat(style.paddingRight);
+}
+
+/** Draw what is inside an area; an area with room for its name and its inside shows both. */
+function fill(context, node, box, depth) {
+  for (const area of squarify(node.children, box)) {
+    area.depth = depth;
+    areas.push(area);
+    drawArea(context, area);
+    const { x, y, width, height } = area;
+    const inner = { x: x + 3, y: y + HEADING, width: width - 7, height: height - HEADING - 4 };
+    if (area.node.children.length && inner.width > 40 && inner.height > 20) fill(context, area.node, inner, depth + 1);
+  }
+}
+
+function drawArea(context, { node, x, y, width, height, depth }) {
+  const [wide, tall] = [Math.max(width - 1, 0.5), Math.max(height - 1, 0.5)];
+  context.fillStyle = colours.tiles[hueOf(node)] ?? colours.faint;
+  context.fillRect(x, y, wide, tall);
+  // What lies deeper is lighter.
+  context.fillStyle = `rgb(255 255 255 / ${14 * depth}%)`;
+  context.fillRect(x, y, wide, tall);
+  if (node.staleBytes && (!node.children.length || height < HEADING + 24)) {
+    const part = (tall * node.staleBytes) / node.bytes;
+    context.fillStyle = colours.hatch;
+    context.fillRect(x, y + tall - part, wide, part);
+  }
+  if (wide < 34 || tall < 13) return;
+  const size = formatBytes(node.bytes);
+  const both = `${node.name} ${size}`;
+  context.fillStyle = colours["on-tile"];
+  context.fillText(cut(both.length * LETTER < wide - 8 ? both : node.name, wide - 8), x + 4, y + 9);
+}
+
+/**
+ * Divide a box among nodes by their bytes, in areas that are as square as possible (Bruls, Huizing, van Wijk: Squarified
+ * Treemaps, 2000). Nodes too small to be seen are one area with the name of their number.
+ */
+function squarify(nodes, box) {
+  const total = sum(nodes, (node) => node.bytes);
+  if (!total) return [];
+  const scale = (box.width * box.height) / total;
+  const visible = nodes.filter((node) => node.bytes * scale >= SMALLEST);
+  const rest = nodes.slice(visible.length);
+  if (rest.length) visible.push(together(rest));
+  const left = { ...box };
+  const placed = [];
+  let strip = [];
+  for (const node of visible) {
+    const side = Math.min(left.width, left.height);
+    if (strip.length && worst([...strip, node], side, scale) > worst(strip, side, scale)) {
+      placed.push(...lay(strip, left, scale));
+      strip = [];
+    }
+    strip.push(node);
+  }
+  return [...placed, ...lay(strip, left, scale)];
+}
+
+/** Return one node for the smallest nodes of an area: the same for the same ones, so that it stays chosen. */
+function together(nodes) {
+  const outer = nodes[0].outer;
+  if (!outer.rests.has(nodes.length)) {
+    const made = makeNode(`${formatCount(nodes.length)} more`, outer);
+    made.bytes = sum(nodes, (node) => node.bytes);
+    made.entries = sum(nodes, (node) => node.entries);
+    made.staleBytes = sum(nodes, (node) => node.staleBytes);
+    outer.rests.set(nodes.length, made);
+  }
+  return outer.rests.get(nodes.length);
+}
+
+/** Return how far the areas of a strip are from squares: the worst ratio of their sides. */
+function worst(strip, side, scale) {
+  const whole = sum(strip, (node) => node.bytes) * scale;
+  const sizes = [strip[0].bytes * scale, strip.at(-1).bytes * scale];
+  return Math.max(...sizes.flatMap((size) => [(side * side * size) / whole ** 2, whole ** 2 / (side * side * size)]));
+}
+
+/** Lay a strip along the shorter side of what is left of a box, and take it away from it. */
+function lay(strip, left, scale) {
+  const upright = left.width >= left.height;
+  const side = upright ? left.height : left.width;
+  const deep = side ? (sum(strip, (node) => node.bytes) * scale) / side : 0;
+  let at = upright ? left.y : left.x;
+  const placed = strip.map((node) => {
+    const long = deep ? (node.bytes * scale) / deep : 0;
+    const area = upright
+      ? { node, x: left.x, y: at, width: deep, height: long }
+      : { node, x: at, y: left.y, width: long, height: deep };
+    at += long;
+    return area;
+  });
+  if (upright) Object.assign(left, { x: left.x + deep, width: left.width - deep });
+  else Object.assign(left, { y: left.y + deep, height: left.height - deep });
+  return placed;
+}
+
+// ---------------------------------------------------------------- walking the map
+
+function enter(node) {
+  shown = node;
+  chosen = null;
+  tip.hide();
+  showPath();
+  showLevel();
+  draw();
+}
+
+function showPath() {
+  const path = [];
+  for (let node = shown; node; node = node.outer) path.unshift(node);
+  const steps = path.map((node) => {
+    const here = node === shown ? "true" : undefined;
+    const button = { type: "button", disabled: node === shown, onclick: () => enter(node), "aria-current": here };
+    return element("button", button, node.name);
+  });
+  byId("path").replaceChildren(...steps.flatMap((button, place) => (place ? [" › ", button] : [button])));
+}
+
+/** Show what is inside the area as a table: the map for those who do not see it. */
+function showLevel() {
+  const most = Math.max(shown.children[0]?.bytes ?? 0, 1);
+  const into = (node) => (node.children.length ? () => enter(node) : () => searchFor(node.name));
+  const link = (node) => element("button", { type: "button", className: "link", onclick: into(node) }, node.name);
+  const parts = (node) => [
+    [(node.bytes - node.staleBytes) / most, colours.tiles[hueOf(node)]],
+    [node.staleBytes / most, colour("--stale")],
+  ];
+  const columns = [
+    { title: "name", value: (node) => node.name, cell: link, kind: "name" },
+    { title: "entries", value: (node) => node.entries, cell: (node) => formatCount(node.entries), kind: "number" },
+    { title: "size", value: (node) => node.bytes, cell: (node) => formatBytes(node.bytes), kind: "number" },
+    { title: "stale", value: (node) => node.staleBytes, cell: (node) => sized(node.staleBytes), kind: "number" },
+    { title: "share", value: (node) => node.bytes, cell: (node) => bar(parts(node)), kind: "wide" },
+  ];
+  const table = { columns, caption: `Inside ${shown.name}`, sorted: 2, descending: true, size: 8 };
+  new DataTable(byId("level"), table).show(shown.children);
+}
+
+const sized = (bytes) => (bytes ? formatBytes(bytes) : "");
+
+function describe(node) {
+  return [
+    ["size", formatBytes(node.bytes)],
+    ["entries", formatCount(node.entries)],
+    ["stale", sized(node.staleBytes)],
+    ["in", node.outer === tree ? null : node.outer?.name],
+  ];
+}
+
+function areaAt(x, y) {
+  const inside = (area) => x >= area.x && x < area.x + area.width && y >= area.y && y < area.y + area.height;
+  return areas.findLast(inside) ?? null;
+}
+
+function choose(area) {
+  chosen = area?.node ?? null;
+  draw();
+  if (!area) return;
+  const box = canvas.getBoundingClientRect();
+  const pairs = describe(area.node);
+  tip.show(area.node.name, pairs, box.left + area.x + area.width / 2, box.top + area.y + area.height / 2);
+  byId("said").textContent = [area.node.name, ...pairs.map(([name, text]) => text && `${name} ${text}`)]
+    .filter(Boolean)
+    .join(", ");
+}
+
+/** Go one step into what is under the mouse, or list the entries of a kernel. */
+function open(node) {
+  let step = node;
+  while (step.outer && step.outer !== shown) step = step.outer;
+  if (step.children.length) enter(step);
+  else if (tree !== step && step.outer.inside.has(step.name)) searchFor(step.name);
+}
+
+canvas.addEventListener("pointermove", (event) => {
+  const area = areaAt(event.offsetX, event.offsetY);
+  if (!area) return;
+  if (area.node !== chosen) {
+    chosen = area.node;
+    draw();
+  }
+  tip.show(area.node.name, describe(area.node), event.clientX, event.clientY);
+});
+canvas.addEventListener("pointerleave", () => {
+  tip.hide();
+  chosen = null;
+  draw();
+});
+canvas.addEventListener("click", (event) => {
+  const area = areaAt(event.offsetX, event.offsetY);
+  if (area) open(area.node);
+});
+canvas.addEventListener("blur", tip.hide);
+
+const DIRECTIONS = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] };
+
+canvas.addEventListener("keydown", (event) => {
+  if (event.ctrlKey || event.altKey || event.metaKey) return;
+  const direction = DIRECTIONS[event.key];
+  if (direction) choose(nextArea(direction));
+  else if (event.key === "Enter" && chosen) open(chosen);
+  else if (event.key === "Escape" && shown.outer) enter(shown.outer);
+  else return;
+  event.preventDefault();
+});
+
+/** Return the outermost area that lies next in a direction; the largest if none is chosen. */
+function nextArea([right, down]) {
+  const level = areas.filter((area) => area.depth === 0);
+  const from = level.find((area) => area.node === chosen);
+  if (!from) return level[0] ?? null;
+  const middle = (area) => [area.x + area.width / 2, area.y + area.height / 2];
+  const [x, y] = middle(from);
+  const distance = (area) => {
+    const [acrossX, acrossY] = [middle(area)[0] - x, middle(area)[1] - y];
+    const ahead = acrossX * right + acrossY * down;
+    return ahead > 1 ? ahead + 2 * Math.abs(acrossX * down + acrossY * right) : Infinity;
+  };
+  const nearest = level.reduce((best, area) => (distance(area) < distance(best) ? area : best));
+  return distance(nearest) < Infinity ? nearest : from;
+}
+
+document.addEventListener("keydown", (event) => {
+  if (event.key !== "/" || event.target.tagName === "INPUT") return;
+  event.preventDefault();
+  search.focus();
+});
+
+// ---------------------------------------------------------------- distributions
+
+/** Show how many entries fall between limits, and their bytes; the first group has all below the first limit. */
+function showDistribution(host, caption, limits, value) {
+  const groups = [...limits.map(([, title]) => title), "unknown"].map((title) => ({
+    title,
+    fresh: 0,
+    stale: 0,
+    bytes: 0,
+  }));
+  for (const entry of entries) {
+    const number = value(entry);
+    const group = groups[number === null ? limits.length : limits.findIndex(([limit]) => number < limit)];
+    group[entry.stale === null ? "fresh" : "stale"] += 1;
+    group.bytes += entry.bytes;
+  }
+  const most = Math.max(...groups.map((group) => group.fresh + group.stale), 1);
+  const parts = (group) => [
+    [group.fresh / most, colour("--bar")],
+    [group.stale / most, colour("--stale")],
+  ];
+  const columns = [
+    { title: caption, value: (group) => group.title },
+    { title: "share", cell: (group) => bar(parts(group)), kind: "wide" },
+    { title: "entries", cell: (group) => formatCount(group.fresh + group.stale), kind: "number" },
+    { title: "size", cell: (group) => formatBytes(group.bytes), kind: "number" },
+  ];
+  const unknown = groups.at(-1);
+  new DataTable(host, { columns, caption, cards: false }).show(
+    unknown.fresh + unknown.stale ? groups : groups.slice(0, -1),
+  );
+}
+
+const AGES = [
+  [3600, "less than 1 h"],
+  [DAY, "1 h to 1 day"],
+  [7 * DAY, "1 to 7 days"],
+  [30 * DAY, "7 to 30 days"],
+  [180 * DAY, "30 to 180 days"],
+  [Infinity, "180 days and more"],
+];
+const SIZES = [
+  [KIB, "less than 1 KiB"],
+  [16 * KIB, "1 to 16 KiB"],
+  [128 * KIB, "16 to 128 KiB"],
+  [KIB * KIB, "128 KiB to 1 MiB"],
+  [16 * KIB * KIB, "1 to 16 MiB"],
+  [Infinity, "16 MiB and more"],
+];
+
+// ---------------------------------------------------------------- tables
+
+const text = (title, place, kind) => ({ title, value: (row) => row[place], cell: (row) => row[place] ?? DASH, kind });
+const number = (title, place, format) => ({
+  title,
+  value: (row) => row[place],
+  cell: (row) => format(row[place]),
+  kind: "number",
+});
+const command = (title, place) => ({
+  title,
+  value: (row) => row[place],
+  cell: (row) => element("code", { className: "fix" }, row[place]),
+  kind: "long",
+});
+
+function showFindings() {
+  const columns = [
+    text("layer", 0),
+    text("effect", 1),
+    text("finding", 3, "long"),
+    text("place", 2, "name"),
+    command("fix", 4),
+  ];
+  new DataTable(byId("findings"), { columns, caption: "Findings", size: 10, empty: "No problem was found." }).show(
+    data.findings,
+  );
+}
+
+function showLayers() {
+  const places = { title: "places", value: (row) => row[9].join(", "), kind: "name" };
+  const columns = [
+    text("layer", 0),
+    text("state", 2),
+    number("entries", 4, formatCount),
+    number("size", 5, formatBytes),
+    number("stale", 7, formatBytes),
+    number("orphans", 8, formatBytes),
+    places,
+  ];
+  // A layer that is not on this machine and keeps nothing would only be in the way.
+  const known = data.layers.filter((row) => row[2] !== "absent" || row[5]);
+  new DataTable(byId("layers"), { columns, caption: "Layers", sorted: 3, descending: true }).show(known);
+}
+
+function showBench() {
+  if (!data.bench) return;
+  byId("bench").hidden = false;
+  byId("bench-command").textContent = `${data.bench.command}, ${formatMoment(data.bench.started)}`;
+  for (const [id, first, rows] of [
+    ["bench-settings", "setting", data.bench.settings],
+    ["bench-saved", "saved by", data.bench.saved],
+  ]) {
+    const most = Math.max(...rows.map((row) => row[1]), 1e-9);
+    const columns = [
+      text(first, 0),
+      { title: "median", cell: (row) => bar([[Math.max(row[1], 0) / most, colour("--bar")]]), kind: "wide" },
+      number("seconds", 1, formatSeconds),
+      number("least", 2, formatSeconds),
+      number("most", 3, formatSeconds),
+    ];
+    new DataTable(byId(id), { columns, caption: first, cards: false }).show(rows);
+  }
+}
+
+function showTrace() {
+  if (!data.trace) return;
+  byId("trace").hidden = false;
+  byId("trace-command").textContent = `${data.trace.command}, ${formatSeconds(data.trace.wall)}`;
+  const columns = [
+    text("layer", 0),
+    number("hits", 1, formatCount),
+    number("misses", 2, formatCount),
+    number("stores", 3, formatCount),
+    number("stored", 4, formatBytes),
+    text("evidence", 5),
+  ];
+  const seen = data.trace.layers.filter((row) => row.slice(1, 4).some((count) => count));
+  new DataTable(byId("trace-layers"), { columns, caption: "Last trace" }).show(seen);
+}
+
+// ---------------------------------------------------------------- entries
+
+const search = byId("search");
+const only = { stale: false, damaged: false };
+
+const ENTRIES = [
+  { title: "kernel", value: (entry) => entry.kernel, cell: (entry) => entry.kernel ?? DASH, kind: "name" },
+  { title: "layer", value: (entry) => entry.layer },
+  { title: "device or Python", value: (entry) => entry.place },
+  { title: "size", value: (entry) => entry.bytes, cell: (entry) => formatBytes(entry.bytes), kind: "number" },
+  { title: "changed", value: (entry) => ageOf(entry.changed), cell: (entry) => ago(entry.changed), kind: "number" },
+  { title: "used", value: (entry) => ageOf(entry.used), cell: (entry) => ago(entry.used), kind: "number" },
+  { title: "state", value: (entry) => entry.damage ?? entry.stale, cell: stateOf, kind: "long" },
+  { title: "key", value: (entry) => entry.key, kind: "name key" },
+];
+const listed = new DataTable(byId("entries"), { columns: ENTRIES, caption: "Entries", sorted: 3, descending: true });
+// What is searched in, made at the first search.
+let texts = null;
+
+const ago = (time) => formatAge(ageOf(time));
+
+function stateOf(entry) {
+  if (entry.damage !== null) return element("span", { className: "damaged" }, `damaged: ${entry.damage}`);
+  return entry.stale === null ? "" : element("span", { className: "stale" }, `stale: ${entry.stale}`);
+}
+
+function find() {
+  const wanted = search.value.trim().toLowerCase();
+  const parts = (entry) => `${entry.kernel ?? ""}\n${entry.layer}\n${entry.place}\n${entry.key}`;
+  if (wanted) texts ??= entries.map((entry) => parts(entry).toLowerCase());
+  const found = entries.filter(
+    (entry, place) =>
+      (!wanted || texts[place].includes(wanted)) &&
+      (!only.stale || entry.stale !== null) &&
+      (!only.damaged || entry.damage !== null),
+  );
+  const bytes = formatBytes(sum(found, (entry) => entry.bytes));
+  byId("matches").textContent = `${plural(found.length, "entry", "entries")}, ${bytes}`;
+  listed.show(found);
+}
+
+function searchFor(wanted) {
+  search.value = wanted;
+  find();
+  byId("entries-title").scrollIntoView({ block: "start" });
+}
+
+for (const name of Object.keys(only)) {
+  const button = byId(`only-${name}`);
+  button.addEventListener("click", () => {
+    only[name] = !only[name];
+    button.setAttribute("aria-pressed", only[name]);
+    find();
+  });
+}
+search.addEventListener("input", onNextFrame(find));
+byId("toolbar").addEventListener("submit", (event) => event.preventDefault());
+
+// ---------------------------------------------------------------- the page
+
+function showHead() {
+  const more = data.complete ? "" : "+";
+  const [count, bytes] = data.total;
+  byId("generated").textContent = `Read ${formatMoment(data.generated)}.`;
+  showFacts(byId("facts"), [
+    ["size", formatBytes(bytes) + more],
+    ["entries", formatCount(count) + more],
+    ["stale", formatBytes(sum(staleEntries, (entry) => entry.bytes))],
+    ["damaged", formatCount(damagedEntries.length)],
+    ["findings", formatCount(data.findings.length)],
+  ]);
+  byId("missing").hidden = !data.missing.length;
+  byId("missing-list").replaceChildren(...data.missing.map((line) => element("li", {}, line)));
+}
+
+/** Show what carries a colour in its markup; the style of the rest changes by itself. */
+function showColoured() {
+  readColours();
+  showLevel();
+  showDistribution(byId("ages"), "age", AGES, (entry) => ageOf(entry.used ?? entry.changed));
+  showDistribution(byId("sizes"), "size", SIZES, (entry) => entry.bytes);
+  showBench();
+  draw();
+}
+
+showHead();
+showPath();
+showColoured();
+showFindings();
+showLayers();
+showTrace();
+find();
+new ResizeObserver(draw).observe(canvas.parentElement);
+onScheme(showColoured);
