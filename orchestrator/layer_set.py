@@ -55,7 +55,9 @@ class LayerSet:
         if why:
             return BadRequest(f"the plug-in {name} was left out: {why}")
         names = tuple(known)
-        return BadRequest(f"no layer is called {name!r}{did_you_mean(name, names)}; there are {', '.join(names)}")
+        known_as = did_you_mean(name, names)
+        there = "cachectl layers lists them" if known_as else f"there are {', '.join(names)}"
+        return BadRequest(f"no layer is called {name!r}{known_as}; {there}")
 
     def portability(self, name: str) -> Portability | None:
         """Return the portability part of a layer; ``None`` if the layer has none, or is not here."""

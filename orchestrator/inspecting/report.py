@@ -97,8 +97,8 @@ class LayerReport:
     @property
     def idle(self) -> bool:
         """Return whether the layer is complete and empty, and nobody has switched it off."""
-        telling = self.state.condition in {Condition.DISABLED, Condition.UNKNOWN}
-        return not (telling or self.entries or self.files or self.problems) and self.complete
+        off = self.state.condition is Condition.DISABLED
+        return self.complete and not (off or self.entries or self.files or self.problems)
 
     @property
     def problems(self) -> tuple[Problem, ...]:

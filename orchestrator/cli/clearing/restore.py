@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from cachectl.cli import output
 from cachectl.cli.call import Call
@@ -35,7 +35,7 @@ def run(call: Call) -> int:
         done = call.stack.restore(given.names, everything=given.all, replace=given.replace, dry_run=given.dry_run)
     show = _show_restored if named else _show_quarantine
     table = [one.thing for one in done.restored if one.because is None] if named else done.quarantine
-    status = call.show(done, lambda done: show(done, call.now), lambda _: (columns(call.now), table))
+    status = call.show(done, lambda done: show(done, call.now), lambda _: ((*columns(call.now), _NAME), table))
     for name in done.unknown:
         output.warn(f"nothing in quarantine has the name {name!r}; cachectl restore lists the names")
     warn_of_outcomes(done.unread)
@@ -46,7 +46,8 @@ def _show_quarantine(done: Restoration, now: float) -> None:
     """Print what is in quarantine, with the names that restore it."""
     for thing in done.quarantine:
         heading = f"{thing.name}  {thing.layer}  {output.size(thing.bytes)}  {output.age(thing.moved, now)}"
-        output.show_lines([heading, f"  {thing.key}: {thing.message}"])
+        output.show_lines([heading])
+        output.show_message(f"  {thing.key}: {thing.message}", indent="    ")
     if not done.quarantine:
         output.show_lines(["nothing is in quarantine"])
 
@@ -57,10 +58,13 @@ def columns(now: float) -> tuple[output.Column[Quarantined], ...]:
         output.Column("layer", lambda thing: thing.layer),
         output.sizes("size", lambda thing: thing.bytes),
         output.ages("age", lambda thing: thing.moved, now),
-        output.Column("name", lambda thing: thing.name),
-        output.Column("why", lambda thing: thing.message),
         output.Column("key", lambda thing: thing.key),
+        output.Column("why", lambda thing: thing.message),
     )
+
+
+#: The name of each, which ``restore`` takes.
+_NAME: Final[output.Column[Quarantined]] = output.Column("name", lambda thing: thing.name)
 
 
 def _show_restored(done: Restoration, now: float) -> None:
