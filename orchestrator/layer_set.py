@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from cachectl.layers.base.environment import Environment
@@ -13,8 +13,23 @@ from cachectl.layers.base.parts import Portability
 from cachectl.layers.base.registry import Broken, built_in, plugged_in
 
 
+class _Announced(tuple[Layer, ...]):  # noqa: SLOT001 - a tuple has no slots for more
+    """Layers of which each is announced before its turn, and nothing (an empty name) after the last."""
+
+    announce: Callable[[str], None]
+
+    def __iter__(self) -> Iterator[Layer]:
+        for layer in super().__iter__():
+            self.announce(layer.name)
+            yield layer
+        self.announce("")
+
+
 class LayerSet:
     """Every cache layer as one environment (by default this process's) resolves it."""
+
+    #: Gets the name of each layer that :meth:`named` returned when a verb begins with it.
+    announce: Callable[[str], None] | None = None
 
     def __init__(self, environment: Environment | None = None, *, plugins: bool = True) -> None:
         self.environment = Environment.here() if environment is None else environment
@@ -68,8 +83,12 @@ class LayerSet:
 
         Raises :class:`BadRequest` for a name that no layer has.
         """
-        chosen = tuple(self[name] for name in dict.fromkeys(names))
-        return chosen or tuple(self)
+        chosen = tuple(self[name] for name in dict.fromkeys(names)) or tuple(self)
+        if self.announce is None:
+            return chosen
+        announced = _Announced(chosen)
+        announced.announce = self.announce
+        return announced
 
     def clearable(self) -> tuple[Layer, ...]:
         """Return what ``purge --all`` means: every user layer that a rerun refills."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 
@@ -258,6 +259,16 @@ class Call:
         return OutputFile(name, kind, frozenset(layer.name for layer in self.stack), self.options.force)
 
     # ------------------------------------------------------------------ what comes out
+
+    @contextmanager
+    def working(self, what: str) -> Iterator[None]:
+        """Show a spinner on a terminal, with the layer that a reading verb has come to."""
+        with output.working(what) as show:
+            self.stack.announce = lambda layer: show(f"{what} {layer}".rstrip())
+            try:
+                yield
+            finally:
+                self.stack.announce = None
 
     @property
     def form(self) -> str:

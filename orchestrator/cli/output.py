@@ -37,6 +37,8 @@ _READABLE: Final = 8
 _INDENT: Final = 2
 #: Seconds until a spinner appears.
 _PATIENCE: Final = 0.5
+#: Seconds between two looks at what it says.
+_TICK: Final = 0.1
 #: What ``--color`` says.
 _when = "auto"
 #: How many of a kind text names; JSON lists them all.
@@ -459,25 +461,27 @@ def _console() -> Console:
 
 
 @contextmanager
-def working(what: str) -> Iterator[None]:
-    """Show a spinner on a terminal, from the first half second on."""
+def working(what: str) -> Iterator[Callable[[str], None]]:
+    """Show a spinner on a terminal, from the first half second on; yield a function to call with other words."""
     if not sys.stderr.isatty():
-        yield
+        yield lambda _: None
         return
     import threading
 
     finished = threading.Event()
+    words = [what]
 
     def spin() -> None:
         if finished.wait(_PATIENCE):
             return
-        with _console().status(what):
-            finished.wait()
+        with _console().status(words[0]) as status:
+            while not finished.wait(_TICK):
+                status.update(words[0])
 
     spinner = threading.Thread(target=spin, daemon=True)
     spinner.start()
     try:
-        yield
+        yield lambda now: words.__setitem__(0, now)
     finally:
         finished.set()
         spinner.join()

@@ -487,3 +487,13 @@ def test_the_beginning_of_a_key_is_enough_if_it_is_the_only_one(
     assert home.json("purge", "cuda", "--key", KEY)["total"]["removed"] == 1
     # A key of that form is never taken for the beginning of another one.
     assert home.cachectl("purge", "cuda", "--key", KEY, check=False).returncode == 1
+
+
+def test_a_verb_that_reads_announces_the_layer_that_it_has_come_to(home: Home) -> None:
+    stack = Stack(home.environment(), plugins=False)
+    seen: list[str] = []
+    stack.announce = seen.append
+    stack.verify(layers=["cuda", "pocl"])
+    assert seen == ["cuda", "pocl", ""]
+    stack.report()
+    assert seen[3:] == [*BUILT_IN, ""]

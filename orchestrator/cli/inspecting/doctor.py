@@ -21,7 +21,7 @@ def add_options(parser: Parser) -> None:
 
 
 def run(call: Call) -> int:
-    with output.working("looking into everything"):
+    with call.working("examining"):
         done = call.stack.doctor(layers=call.options.layers)
     return call.show(done, _show, lambda done: (FINDING_COLUMNS, done.findings))
 

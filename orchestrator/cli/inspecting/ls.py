@@ -26,7 +26,7 @@ def add_options(parser: Parser) -> None:
 
 def run(call: Call) -> int:
     selected = call.selection()
-    with output.working("listing"):
+    with call.working("listing"):
         listing = call.stack.ls(selected, layers=call.options.layers, sort=call.options.sort, limit=call.options.limit)
 
     def show(listing: Listing) -> None:

@@ -42,7 +42,7 @@ def run(call: Call) -> int:
         call.misuse("--bench and --trace are for the page of --html FILE")
     page = None if given.html is None else _page_file(call)
     layers = given.layers
-    with output.working("looking at every cache"):
+    with call.working("counting"):
         if given.mpi:
             report = call.over_nodes(lambda nodes: nodes.report(layers))
         else:

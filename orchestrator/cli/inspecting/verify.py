@@ -25,7 +25,7 @@ def add_options(parser: Parser) -> None:
 
 
 def run(call: Call) -> int:
-    with output.working("verifying"):
+    with call.working("verifying"):
         done = call.stack.verify(layers=call.options.layers, deep=call.options.deep, quarantine=call.options.quarantine)
     return call.show(done, _show, lambda done: (FINDING_COLUMNS, done.findings))
 
