@@ -25,6 +25,7 @@ ALLOWED = {
     "clearing": {"", "layers", "inspecting", "switching"},
     "switching": {"", "layers"},
     "observing": {"", "layers", "inspecting", "switching", "moving", "pages"},
+    "timelines": {"", "layers", "observing", "moving"},
     "moving": {"", "layers", "inspecting", "switching", "pages"},
     "cluster": {"", "layers", "inspecting", "clearing", "switching", "moving"},
     "homes": {"", "layers", "inspecting"},

@@ -85,6 +85,11 @@ class Call:
     absent: str = ""
 
 
+#: A driver's compilation: the kernel, ``None`` for a whole program as it is built; when it began in epoch seconds,
+#: ``None`` for a kernel that is compiled from its launch on; and when it ended.
+Compilation = tuple[str | None, float | None, float]
+
+
 class Lookups:
     """How the lookups and stores of a run are observed.
 
@@ -98,12 +103,15 @@ class Lookups:
     #: Functions whose calls count.
     calls: tuple[Call, ...] = ()
     #: Modules with the file that watches each: its ``watch(module, notes)`` replaces functions by others that note.
-    #: The file imports the standard library alone, and runs on Python 3.8.
+    #: The file imports the standard library alone, and runs on Python 3.8. It may also time functions, by the stages
+    #: of a timeline (``notes.timed``, ``notes.span``).
     watchers: Mapping[str, Path] = {}
     #: Those of the watched modules that must be watched for the numbers to be exact.
     modules: tuple[str, ...] = ()
     #: The name under which watchers note events, if it is not the layer's own.
     family: str = ""
+    #: Packages whose import is part of a start.
+    imports: tuple[str, ...] = ()
     #: OpenCL platforms with the file that listens to the driver of each: its class ``Listener`` hears whether a build
     #: was compiled, and notes a ``messages`` event.
     listeners: Mapping[str, Path] = {}
@@ -132,6 +140,11 @@ class Lookups:
         """Return the bytes of a file that a listener saw stored; ``None`` if it no longer exists."""
         del path
         return None
+
+    def compilations(self, path: str) -> tuple[Compilation, ...]:
+        """Return what was compiled into a program that a listener saw stored, and when; nothing if that is unknown."""
+        del path
+        return ()
 
     def other_output(self, heard: bytes) -> bytes:
         """Return the part of a driver's error stream that is not the driver's."""

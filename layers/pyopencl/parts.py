@@ -55,6 +55,7 @@ class BinaryLookups(Lookups):
     watchers: Mapping[str, Path] = dict.fromkeys(
         ("pyopencl.cache", "pyopencl"), Path(__file__).parents[1] / "inside" / "builds.py"
     )
+    imports = ("pyopencl", "numpy")
     mapped = ("/pyopencl/_cl.",)
 
     def difference(self, alike: Sequence[Entry], event: Mapping[str, Any]) -> str:

@@ -47,6 +47,7 @@ class DictionaryLookups(Lookups):
     modules = ("pytools.persistent_dict",)
     watchers: Mapping[str, Path] = dict.fromkeys(modules, Path(__file__).parents[1] / "inside" / "dictionaries.py")
     family = "pytools"
+    imports: tuple[str, ...] = ("pytools",)
     opened = ("/pdict-v5-",)
 
     def __init__(self, owns_identifier: Callable[[str], bool]) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import os
+import py_compile
 import threading
 import time
 from collections import Counter
@@ -25,9 +26,11 @@ from cachectl.layers.base.as_json import AsJson
 from cachectl.layers.base.environment import process_variable, set_process_variable
 from cachectl.layers.base.errors import FAILURES, BadRequest
 from cachectl.layers.base.facts import Entry, Scope
-from cachectl.layers.base.parts import Lookups
+from cachectl.layers.base.parts import Compilation, Lookups
 from cachectl.observing.descendants import Descendants, looked_after
 from cachectl.observing.observer import TABLE
+from cachectl.observing.summary import Summary, summarize
+from cachectl.observing.timeline import Clock, Span, Telling, Timeline, read_timeline
 from cachectl.observing.trace_events import messages_after, read_events
 
 if TYPE_CHECKING:
@@ -124,7 +127,12 @@ class Trace:
     unwatched: tuple[Unwatched, ...] = ()
     #: Output of C code of the run on its error stream in a build that did not end, without the drivers' own messages.
     passed_on: bytes = b""
-    as_json: ClassVar[AsJson] = AsJson("cachectl/trace/1", hidden=("passed_on",), optional=("kernels", "misses"))
+    #: Where the time went; ``None`` if no process could be watched.
+    timeline: Timeline | None = None
+    summary: Summary | None = None
+    as_json: ClassVar[AsJson] = AsJson(
+        "cachectl/trace/1", hidden=("passed_on", "timeline"), optional=("kernels", "misses")
+    )
 
 
 @dataclass
@@ -133,6 +141,13 @@ class Traced:
 
     layers: tuple[LayerTrace, ...] = ()
     kernels: tuple[KernelTrace, ...] = ()
+    timeline: Timeline | None = None
+    summary: Summary | None = None
+
+    @property
+    def spans(self) -> tuple[Span, ...]:
+        """What the time of the block went to."""
+        return self.timeline.spans if self.timeline is not None else ()
 
     def __getitem__(self, name: str) -> LayerTrace:
         """Return what a layer did. Raises :class:`KeyError` for an unknown name."""
@@ -192,7 +207,8 @@ class Tracer:
         self._counted = {name: _counters(part) for name, part in self._lookups.items()}
         self._known = list(_entries(stack)) if explain else []
         self._explain = explain
-        self._started = time.time()
+        self._began = Clock()
+        self._started = self._began.epoch / 1e9
         self.site.mkdir()
         (folder / "events").mkdir()
         self._descendants = Descendants(
@@ -204,6 +220,10 @@ class Tracer:
         (self.site / "cachectl_observer.py").write_bytes(observer.read_bytes())
         (self.site / "sitecustomize.py").write_text(_SITE)
         (self.site / TABLE).write_text(json.dumps(self._table()))
+        # Each process of the run would compile them.
+        for path in self.site.glob("*.py"):
+            with suppress(OSError):
+                py_compile.compile(str(path), doraise=False)
 
     def _table(self) -> dict[str, object]:
         """Copy the layers' files into the site folder, and return the observer's table."""
@@ -220,6 +240,7 @@ class Tracer:
         return {
             "calls": [{"layer": name, **asdict(call)} for name, part in parts for call in part.calls],
             "watchers": sorted(watchers),
+            "imports": sorted({package for _, part in parts for package in part.imports}),
             "listeners": {
                 platform: (name, copied(file)) for name, part in parts for platform, file in part.listeners.items()
             },
@@ -252,6 +273,7 @@ class Tracer:
         noted = read_events(self.events_folder)
         events = noted.events
         unwatched = self._unwatched()
+        timeline = self._timeline(command, wall, events)
         layers = tuple(_bounded(self._layer(layer, events), unwatched, noted.unread) for layer in self._stack)
         return Trace(
             tuple(command),
@@ -263,7 +285,22 @@ class Tracer:
             unwatched,
             # The process ended in the build, and so did not pass it on itself.
             b"".join(map(self._other_output, messages_after(self.events_folder, events))),
+            timeline,
+            None if timeline is None else summarize(timeline),
         )
+
+    def _timeline(self, command: Sequence[str], wall: float, events: Sequence[Mapping[str, Any]]) -> Timeline | None:
+        def weigh(layer: str, path: str) -> int | None:
+            part = self._lookups.get(layer)
+            return None if part is None else part.weigh(path)
+
+        def compilations(layer: str, path: str) -> tuple[Compilation, ...]:
+            part = self._lookups.get(layer)
+            return () if part is None else part.compilations(path)
+
+        telling = Telling(self._layer_of, weigh, compilations)
+        found = read_timeline(command, self._began, wall, events, telling)
+        return found if found.processes else None
 
     def _unwatched(self) -> tuple[Unwatched, ...]:
         found: dict[str, set[str]] = {}
@@ -484,6 +521,7 @@ def traced() -> Iterator[Traced]:
             finally:
                 done = tracer.ended((), None, time.perf_counter() - started)
                 result.layers, result.kernels = done.layers, done.kernels or ()
+                result.timeline, result.summary = done.timeline, done.summary
     finally:
         _ONE.release()
 

@@ -51,7 +51,7 @@ function _shtab_cachectl_using
 end
 
 set -g _shtab_cachectl_commands report dir ls get put purge prune verify restore doctor run env trace bench export import push pull store miopen stage merge config schedule layers completion demo
-set -g _shtab_cachectl_opts_with_value --allowed-signers --as-kdb --base --bench --by --color --digest --file --format --grace --home --html --image --isolated --json --kernel --kernels --key --larger-than --layer --limit --max-files --max-size --newer-than --older-than --out --output --plot --python --root --rounds --scratch --sha256 --shell --sign --sort --store --store-mode --time-limit --trace --user --wait -n -o
+set -g _shtab_cachectl_opts_with_value --allowed-signers --as-kdb --base --bench --by --color --compare --digest --file --format --grace --home --html --image --isolated --json --kernel --kernels --key --larger-than --layer --limit --max-files --max-size --newer-than --older-than --out --output --plot --python --root --rounds --scratch --sha256 --shell --sign --sort --store --store-mode --time-limit --timeline --trace --user --wait -n -o
 
 complete -c cachectl -e
 complete -c cachectl -f
@@ -227,8 +227,10 @@ complete -c cachectl -n '_shtab_cachectl_using; and test $_shtab_cachectl_npos -
 complete -c cachectl -n '_shtab_cachectl_using trace' -s h -l help -d 'show this help message and exit'
 complete -c cachectl -n '_shtab_cachectl_using trace' -l kernels -d 'also list each build: the layer that served it, its time'
 complete -c cachectl -n '_shtab_cachectl_using trace' -l explain -d 'also explain every miss'
+complete -c cachectl -n '_shtab_cachectl_using trace' -l timeline -xka "(__fish_complete_path (commandline -ct))" -d 'write where the time went: .json in the Chrome trace format, which Perfetto opens, .html as a page'
+complete -c cachectl -n '_shtab_cachectl_using trace' -l compare -xka "(__fish_complete_path (commandline -ct))" -d 'run nothing: compare two timelines in .json files'
 complete -c cachectl -n '_shtab_cachectl_using trace' -l json -xka "(__fish_complete_path (commandline -ct))" -d 'write JSON to a file, - for standard output'
-complete -c cachectl -n '_shtab_cachectl_using trace' -l force -d 'replace an existing FILE that is not JSON of trace'
+complete -c cachectl -n '_shtab_cachectl_using trace' -l force -d 'replace an existing FILE that is not JSON or a timeline of trace'
 complete -c cachectl -n '_shtab_cachectl_using trace' -l all-layers -d 'also list layers with nothing in them'
 complete -c cachectl -n '_shtab_cachectl_using trace' -l color -xka "auto always never" -d 'whether to use bold type (default: auto, on a terminal unless NO_COLOR is set)'
 complete -c cachectl -n '_shtab_cachectl_using; and test $_shtab_cachectl_npos -eq 0' -a bench -d 'The time each cache saves a command: all cold, all warm, each off in turn.'
