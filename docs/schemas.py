@@ -30,6 +30,7 @@ DOCUMENTS: Final = (
     "cachectl.clearing.purge:PurgeResult",
     "cachectl.clearing.quarantine:Restoration",
     "cachectl.observing.trace:Trace",
+    "cachectl.timelines.compare:Comparison",
     "cachectl.observing.bench:Bench",
     "cachectl.moving.exporting:Export",
     "cachectl.moving.importing:Import",

@@ -5,16 +5,31 @@ Sources: ``loopy/__init__.py`` (switches), ``loopy/tools.py`` (the list of dicti
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 
 from cachectl.layers.base import facts
 from cachectl.layers.base.facts import State, When
+from cachectl.layers.base.parts import Lookups
 from cachectl.layers.base.switches import diagnosed, forgetting, relative_cache_home
 from cachectl.layers.pytools import Dictionaries, PytoolsDictionaries
+from cachectl.layers.pytools.parts import DictionaryLookups
 
 _VARIABLES = ("LOOPY_NO_CACHE", "CG_NO_CACHE")
 #: Executors remember what they have compiled.
 _EXECUTORS = (("loopy.target.pyopencl_execution", "PyOpenCLExecutor"), ("loopy.target.c.c_execution", "CExecutor"))
+
+
+class LoopyLookups(DictionaryLookups):
+    """The lookups of loopy's dictionaries, and its stages."""
+
+    watchers: Mapping[str, Path] = {
+        **DictionaryLookups.watchers,
+        **dict.fromkeys(
+            ("loopy", "loopy.target.pyopencl_execution"), Path(__file__).parent / "inside" / "loopy_stages.py"
+        ),
+    }
+    imports = ("loopy", "islpy", "pymbolic")
 
 
 class LoopyDictionaries(PytoolsDictionaries):
@@ -26,6 +41,11 @@ class LoopyDictionaries(PytoolsDictionaries):
     store = Dictionaries("loopy-pdict", lambda identifier: identifier.startswith("loopy-"))
     opened_by = ("loopy",)
     reveals = "source text of your kernels"
+
+    @property
+    def lookups(self) -> Lookups:
+        """How the lookups and stores of a run are observed."""
+        return LoopyLookups(self.store.owns_identifier)
 
     def state(self) -> State:
         """Read the two variables, as loopy does when it is imported."""

@@ -1,4 +1,4 @@
-"""A pytest plug-in: tests that compile cold, whole sessions without caches, and the caches' state in the header.
+"""A pytest plug-in: tests that compile cold, sessions without caches, timelines of tests, and the caches' state.
 
 It is installed with cachectl and loaded into every pytest session of that Python, so it imports nothing until it is
 used.
@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from cachectl.switching.disabled import Held, StillOn
 
 _OPTION = "--no-kernel-caches"
+_TIMELINES = "--cachectl-timeline"
+#: Limit on the characters of a file name that are taken from a test.
+_LONGEST_NAME = 200
 #: The attribute of pytest's config in which a session with caches off keeps its state.
 _OFF = "_cachectl_off"
 
@@ -61,8 +64,14 @@ def _not_as_asked(fixture: str, error: StillOn, request: pytest.FixtureRequest) 
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the option."""
-    parser.getgroup("cachectl").addoption(
+    """Add the options."""
+    group = parser.getgroup("cachectl")
+    group.addoption(
+        _TIMELINES,
+        metavar="DIR",
+        help="write where the time of each test that uses the OpenCL stack goes: a file that Perfetto opens",
+    )
+    group.addoption(
         _OPTION,
         action="store_true",
         default=False,
@@ -98,6 +107,29 @@ def _switch_off(config: pytest.Config, *, asked: bool) -> None:
         raise pytest.UsageError(f"{_OPTION}: {error.what}; {how}") from None
     # pytest_unconfigure is not called if a session ends before it is configured.
     config.add_cleanup(block.close)
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """Write the timeline of a test with its fixtures, if it is asked for."""
+    folder = item.config.getoption(_TIMELINES, default=None)
+    if folder is None:
+        yield
+        return
+    import cachectl
+
+    with cachectl.traced() as traced:
+        yield
+    if traced.timeline is not None and traced.spans:
+        import re
+        from dataclasses import replace
+        from pathlib import Path
+
+        from cachectl.timelines import chrome
+
+        place = Path(folder, re.sub(r"[^\w.\[\]-]+", "_", item.nodeid)[-_LONGEST_NAME:] + ".json")
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_bytes(chrome.encode(replace(traced.timeline, command=("pytest", item.nodeid))))
 
 
 def pytest_report_header(config: pytest.Config) -> str:

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from cachectl.timelines import files
+
 if TYPE_CHECKING:
     from homes import Home
 
@@ -257,3 +259,25 @@ def test_the_package_offers_it_to_pytest() -> None:
     """pyproject.toml has the values of the installed metadata."""
     text = (Path(__file__).parents[1] / "pyproject.toml").read_text()
     assert re.search(r'\[project\.entry-points\.pytest11\]\ncachectl = "cachectl\.pytest_plugin"', text)
+
+
+def test_a_timeline_for_each_test(home: Home) -> None:
+    """Tests that use none of the stack have none."""
+    tests = """
+import pytest
+@pytest.mark.parametrize("name", ["a/b", "c"])
+def test_looks_up(name):
+    from pytools.persistent_dict import WriteOncePersistentDict
+    with pytest.raises(KeyError):
+        WriteOncePersistentDict("one").fetch(name)
+
+def test_does_nothing():
+    pass
+"""
+    session(home, tests, "--cachectl-timeline", "times/here")
+    written = {path.name: files.read(str(path)) for path in (home.path / "times" / "here").iterdir()}
+    assert len(written) == 2
+    for timeline in written.values():
+        assert "lookup" in {span.stage for span in timeline.spans}
+        assert timeline.command[0] == "pytest"
+    assert all(name.endswith(("test_looks_up[a_b].json", "test_looks_up[c].json")) for name in written)

@@ -1,4 +1,4 @@
-"""Counts lookups and stores of PyOpenCL's binary cache, and times its builds, inside the program that builds.
+"""Counts lookups and stores of PyOpenCL's binary cache, and times builds and first launches, inside the program.
 
 A trace copies this file beside its observer: it imports the standard library alone, and runs on Python 3.8. ``notes``
 is the ``Notes`` of :mod:`cachectl.observing.observer`.
@@ -15,14 +15,14 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from cachectl.layers.base.lazy import regex
-
 # As in cachectl.layers.formats.opencl_source, which this file does not import.
 _ATTRIBUTE = r"(?:__attribute__\s{0,9}\(\((?:(?!\)\)).){0,200}\){2,9}\s{0,99}){0,9}"
-_KERNEL = regex(
+_KERNEL = re.compile(
     r"\b(?:__)?kernel\s{1,99}" + _ATTRIBUTE + r"void\s{1,99}" + _ATTRIBUTE + r"(\w{1,999})\s{0,99}\(", re.DOTALL
 )
 _WORSE = ("miss", "hit")
+#: Functions of PyOpenCL's extension module that may wait for kernels.
+_WAITS = ("wait_for_events", "enqueue_map_buffer", "_enqueue_read_buffer", "_enqueue_svm_memcpy")
 _here = threading.local()
 
 
@@ -32,6 +32,7 @@ def watch(module: Any, notes: Any) -> None:
         watch_binaries(module, notes)
     else:
         watch_builds(module, notes)
+        notes.quietly(watch_launches, module, notes)
 
 
 def watch_binaries(module: Any, notes: Any) -> None:
@@ -40,12 +41,13 @@ def watch_binaries(module: Any, notes: Any) -> None:
 
     @functools.wraps(retrieve)
     def retrieve_and_note(cache_dir: Any, cache_key: Any) -> Any:
+        start = time.monotonic_ns()
         found = retrieve(cache_dir, cache_key)
         about = getattr(_here, "about", {})
         event = "miss" if found is None else "hit"
         if found is None:
             getattr(_here, "missed", []).append(os.path.join(str(cache_dir), str(cache_key)))
-        notes.add(event=event, layer="pyopencl", key=cache_key, **about)
+        notes.add(event=event, layer="pyopencl", key=cache_key, **notes.timing(start), **about)
         # A program for several devices is a hit if the binaries of all devices are.
         _here.binary = event if getattr(_here, "binary", None) is None else min(_here.binary, event, key=_WORSE.index)
         return found
@@ -54,10 +56,13 @@ def watch_binaries(module: Any, notes: Any) -> None:
     def create_and_note(ctx: Any, src: Any, *arguments: Any, **options: Any) -> Any:
         _here.missed = []
         made = create(ctx, src, *arguments, **options)
+        # The driver is asked for binaries when it has compiled.
+        start = max([end for _, end in getattr(_here, "compiles", ())], default=time.monotonic_ns())
         for folder in _here.missed:
             size = notes.quietly(lambda folder=folder: sum(item.stat().st_size for item in os.scandir(folder)))
             if size is not None:
-                notes.add(event="store", layer="pyopencl", key=os.path.basename(folder), bytes=size)
+                key = os.path.basename(folder)
+                notes.add(event="store", layer="pyopencl", key=key, bytes=size, **notes.timing(start))
         return made
 
     notes.put(module, "retrieve_from_cache", retrieve_and_note)
@@ -67,33 +72,108 @@ def watch_binaries(module: Any, notes: Any) -> None:
 def watch_builds(module: Any, notes: Any) -> None:
     """Time every build, and listen to the driver that builds, if a layer knows how."""
     listeners = notes.listeners()
+    notes.quietly(_watch_driver, module, notes)
 
     def building(kind: str, build: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(build)
         def build_and_note(*arguments: Any, **options: Any) -> Any:
             _here.binary = None
+            _here.compiles = []
             about = _here.about = notes.quietly(_about, kind, arguments, options) or {}
             unknown = next(iter(listeners.values()), None)
             driver = listeners.get(about["platform"]) if "platform" in about else unknown
             ticket = driver.listen() if driver else None
-            started = time.perf_counter()
+            start = time.monotonic_ns()
             failed = True
             try:
                 built = build(*arguments, **options)
                 failed = False
                 return built
             finally:
-                seconds = time.perf_counter() - started
+                when = notes.timing(start)
                 compiled, heard = driver.heard(ticket, kind, failed=failed) if driver else (None, False)
                 outcome = {"failed": failed, "binary": _here.binary, "heard": heard, "compiled": compiled}
                 outcome["driver"] = driver.layer if driver else None
-                notes.add(event="build", layer="pyopencl", kind=kind, seconds=seconds, **outcome, **about)
+                outcome["compiles"] = _here.compiles
+                seconds = (when["end"] - start) / 1e9
+                notes.add(event="build", layer="pyopencl", kind=kind, seconds=seconds, **when, **outcome, **about)
 
         return build_and_note
 
     notes.put(module.Program, "build", building("build", module.Program.build))
     notes.put(module.Program, "compile", building("compile", module.Program.compile))
     notes.put(module, "link_program", building("link", module.link_program))
+
+
+def _watch_driver(module: Any, notes: Any) -> None:
+    """Time the start of drivers, and their part of builds."""
+    driver = module._cl  # noqa: SLF001
+    for owner, name in ((module, "get_platforms"), (module, "create_some_context"), (driver.Platform, "get_devices")):
+        notes.put(owner, name, notes.timed(vars(owner)[name], "driver"))
+    for owner, name in ((driver._Program, "_build"), (driver._Program, "compile")):  # noqa: SLF001
+        notes.put(owner, name, _compiling(vars(owner)[name]))
+
+
+def _compiling(compile_it: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(compile_it)
+    def compile_and_time(*arguments: Any, **options: Any) -> Any:
+        start = time.monotonic_ns()
+        try:
+            return compile_it(*arguments, **options)
+        finally:
+            getattr(_here, "compiles", []).append([start, time.monotonic_ns()])
+
+    return compile_and_time
+
+
+def watch_launches(module: Any, notes: Any) -> None:
+    """Time the first launch of each kernel, and the next call that waits for kernels anyway."""
+    driver = module._cl  # noqa: SLF001
+    launch = driver.enqueue_nd_range_kernel
+
+    @functools.wraps(launch)
+    def launch_and_time(queue: Any, kernel: Any, *arguments: Any, **options: Any) -> Any:
+        if getattr(kernel, "_cachectl_launched", False):
+            return launch(queue, kernel, *arguments, **options)
+        start = time.monotonic_ns()
+        try:
+            return launch(queue, kernel, *arguments, **options)
+        finally:
+            name = notes.quietly(_mark_launched, kernel)
+            if name is not None:
+                notes.here.launched = getattr(notes.here, "launched", 0) + 1
+                vars(notes.here).setdefault("running", []).append(name)
+                notes.span("launch", start, name="enqueue", kernels=[name])
+
+    for owner in (driver, module):
+        if "enqueue_nd_range_kernel" in vars(owner):
+            notes.put(owner, "enqueue_nd_range_kernel", launch_and_time)
+        for name in _WAITS:
+            if name in vars(owner):
+                notes.put(owner, name, _waiting(notes, vars(owner)[name]))
+    notes.put(driver.Event, "wait", _waiting(notes, vars(driver.Event)["wait"]))
+    notes.put(driver.CommandQueue, "finish", _waiting(notes, vars(driver.CommandQueue)["finish"]))
+
+
+def _waiting(notes: Any, wait: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(wait)
+    def wait_and_time(*arguments: Any, **options: Any) -> Any:
+        running = vars(notes.here).get("running")
+        if not running or options.get("is_blocking") is False:
+            return wait(*arguments, **options)
+        start = time.monotonic_ns()
+        try:
+            return wait(*arguments, **options)
+        finally:
+            notes.span("launch", start, name="wait", kernels=running[:])
+            running.clear()
+
+    return wait_and_time
+
+
+def _mark_launched(kernel: Any) -> str:
+    kernel._cachectl_launched = True  # noqa: SLF001
+    return str(kernel.function_name)
 
 
 def _about(kind: str, arguments: tuple[Any, ...], options: dict[str, Any]) -> dict[str, Any]:

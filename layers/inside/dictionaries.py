@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -29,11 +30,11 @@ def watch(module: Any, notes: Any) -> None:
     notes.put(once, "store", _storing(notes, once.store))
 
 
-def _note(notes: Any, dictionary: Any, event: str, key: object, **more: object) -> None:
-    _here.noted = True
+def _note(notes: Any, dictionary: Any, event: str, key: object, start: int, **more: object) -> None:
     notes.add(
         event=event,
         layer="pytools",
+        **notes.timing(start),
         dictionary=notes.quietly(lambda: dictionary.identifier),
         kernels=notes.quietly(kernels_of, key),
         **more,
@@ -43,14 +44,23 @@ def _note(notes: Any, dictionary: Any, event: str, key: object, **more: object) 
 def _looking(notes: Any, fetch: Callable[..., Any], absent: type[Exception]) -> Callable[..., Any]:
     @functools.wraps(fetch)
     def fetch_and_note(self: Any, key: Any) -> Any:
-        asked = getattr(_here, "key", key)
+        start = time.monotonic_ns()
+        outer = getattr(_here, "outer", None)
+        found = "hit"
         try:
-            value = fetch(self, key)
+            return fetch(self, key)
         except absent:
-            _note(notes, self, "miss", asked)
+            found = "miss"
             raise
-        _note(notes, self, "hit", asked)
-        return value
+        except BaseException:
+            found = ""
+            raise
+        finally:
+            if outer is not None:
+                # It is noted when the key has been compared too.
+                outer.append(found)
+            elif found:
+                _note(notes, self, found, key, start)
 
     return fetch_and_note
 
@@ -58,11 +68,12 @@ def _looking(notes: Any, fetch: Callable[..., Any], absent: type[Exception]) -> 
 def _storing(notes: Any, store: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(store)
     def store_and_note(self: Any, key: Any, *arguments: Any, **options: Any) -> Any:
+        start = time.monotonic_ns()
         before = notes.quietly(_changes, self)
         value = store(self, key, *arguments, **options)
         # A dictionary that is written once does not store a value again.
         if before is None or notes.quietly(_changes, self) != before:
-            _note(notes, self, "store", key, bytes=notes.quietly(_newest, self))
+            _note(notes, self, "store", key, start, bytes=notes.quietly(_newest, self))
         return value
 
     return store_and_note
@@ -71,23 +82,26 @@ def _storing(notes: Any, store: Callable[..., Any]) -> Callable[..., Any]:
 def _remembering(notes: Any, fetch: Callable[..., Any], missing: type[Exception]) -> Callable[..., Any]:
     @functools.wraps(fetch)
     def fetch_with_key(self: Any, key: Any) -> Any:
-        outer = vars(_here).copy()
-        _here.key = key
-        _here.noted = False
+        start = time.monotonic_ns()
+        outer = getattr(_here, "outer", None)
+        noted: list[str] = []
+        _here.outer = noted
         before = notes.quietly(_lookups, self)
-        found = True
+        found = "hit"
         try:
             return fetch(self, key)
         except missing:
-            found = False
+            found = "miss"
             raise
         finally:
-            noted = _here.noted
-            vars(_here).clear()
-            vars(_here).update(outer)
+            _here.outer = outer
             # A dictionary that was opened before the trace began does not call the watched method.
-            if not noted and before is not None and notes.quietly(_lookups, self) != before:
-                _note(notes, self, "hit" if found else "miss", key)
+            if noted:
+                found = noted[0]
+            elif before is None or notes.quietly(_lookups, self) == before:
+                found = ""
+            if found:
+                _note(notes, self, found, key, start)
 
     return fetch_with_key
 

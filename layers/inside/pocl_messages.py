@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 import threading
 from collections.abc import Callable
 from typing import Any
-
-from cachectl.layers.base.lazy import regex
 
 #: The bit of PoCL's filter for messages of its compiler, ``POCL_DEBUG_FLAG_LLVM``.
 _ABOUT_LLVM = 4
@@ -20,7 +19,7 @@ _ABOUT_LLVM = 4
 _COLOUR = r"(?:\x1b\[[0-9;]*m)"
 _INDENT = rf"(?:{_COLOUR}{{1,2}} {_COLOUR})"
 #: The first part of a message: time, function and line; then level and category, which a killed process may leave out.
-_HEAD = regex(
+_HEAD = re.compile(
     (
         rf"{_COLOUR}?\[\d{{4}}-\d\d-\d\d [0-9:.]+\] ?{_COLOUR}?P[Oo]CL[\w-]*: in fn ([^\n]*?) {_COLOUR}?at line \d+:"
         rf"(\s{{1,2}}{_COLOUR}?(?: \*\*\* \w+ \*\*\* )? \| +\w+ \| (?:{_INDENT}| )?)?"
@@ -40,9 +39,9 @@ _TEXTS = (
     r"(?:creating|releasing) LLVM context",
     r"Created context \d+ ",
 )
-_TEXT = regex(rf"{_INDENT}? {{0,4}}(?:{'|'.join(_TEXTS)})[^\n]*\n".encode())
+_TEXT = re.compile(rf"{_INDENT}? {{0,4}}(?:{'|'.join(_TEXTS)})[^\n]*\n".encode())
 #: Functions that look programs up: where one prints another text, a hit cannot be distinguished from a miss.
-_LOOKS_UP = regex(rb"compile_and_link_program|pocl_driver_\w+|pocl_llvm_(?:\w+_program|\w+_link_ir)")
+_LOOKS_UP = re.compile(rb"compile_and_link_program|pocl_driver_\w+|pocl_llvm_(?:\w+_program|\w+_link_ir)")
 #: The program may put a pipe or a link in the place of a file of ours.
 _NO_WAITING = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOFOLLOW", 0)
 

@@ -11,10 +11,11 @@ from typing import Any, ClassVar, Final
 from cachectl.layers.base.environment import Environment
 from cachectl.layers.base.facts import Entry, Problem, Removable, Root
 from cachectl.layers.base.lazy import regex
-from cachectl.layers.base.parts import Facts, Lookups, Portability, Tagging
+from cachectl.layers.base.parts import Compilation, Facts, Lookups, Portability, Tagging
 from cachectl.layers.formats.pocl_programs import BITCODE, DRAWN
 from cachectl.layers.host.drivers import driver_libraries
 from cachectl.layers.host.hardware import processor
+from cachectl.layers.pocl.birth import birth_time
 from cachectl.layers.pocl.programs import LIBRARIES, Programs
 from cachectl.layers.pyopencl.parts import INCLUDE, include_path
 
@@ -48,6 +49,10 @@ class PoclPortability(Portability):
         }
 
 
+def _is_folder(item: os.DirEntry[str]) -> bool:
+    return item.is_dir(follow_symlinks=False)
+
+
 class PoclLookups(Lookups):
     """PoCL prints what it looks up and stores, if its messages are on while it builds."""
 
@@ -64,6 +69,22 @@ class PoclLookups(Lookups):
             return sum(item.stat().st_size for item in Path(path).rglob("*") if item.is_file())
         except OSError:
             return 0
+
+    def compilations(self, path: str) -> tuple[Compilation, ...]:
+        """Read the times of a program's folder, which PoCL makes when it has missed.
+
+        A kernel is compiled for each shape of its work-groups when it is first launched with it.
+        """
+        try:
+            born, compiled = birth_time(path), os.stat(os.path.join(path, BITCODE)).st_mtime
+            found: list[Compilation] = [] if born is None else [(None, born, compiled)]
+            for kernel in filter(_is_folder, os.scandir(path)):
+                for shape in filter(_is_folder, os.scandir(kernel)):
+                    objects = (item for item in os.scandir(shape) if item.name.endswith(".so"))
+                    found += [(kernel.name, None, item.stat().st_ctime) for item in objects]
+        except OSError:
+            return ()
+        return tuple(found)
 
     def other_output(self, heard: bytes) -> bytes:
         """Return the output that is not PoCL's."""

@@ -1,17 +1,26 @@
 """Where the time of a run went: spans of its processes and threads, on one clock.
 
 Times are seconds since the trace began. They come from the monotonic clock, which all processes of a machine share.
+Each process notes both its clocks when it starts, so that those of other machines are aligned by the time of day.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar, Final
+import math
+import platform
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Final
 
 from cachectl.layers.base.as_json import AsJson
+from cachectl.layers.base.parts import Compilation
 
 #: The stages of a start, in the order in which a kernel passes through them.
-STAGES: Final = ("import", "preprocess", "schedule", "codegen", "build", "compile", "lookup", "store", "launch")
+STAGES: Final = (
+    *("import", "driver", "create", "preprocess", "schedule", "codegen"),
+    *("build", "compile", "lookup", "store", "launch"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,3 +63,180 @@ class Timeline:
     processes: tuple[Process, ...]
     spans: tuple[Span, ...]
     as_json: ClassVar[AsJson] = AsJson("cachectl/timeline/1")
+
+    def own(self) -> Iterator[tuple[Span, float, str | None]]:
+        """Yield each span with its seconds without the spans inside it, and its kernel, or that of a span around."""
+        outer = parents(self.spans)
+        return zip(self.spans, self_seconds(self.spans), kernels_of(self.spans, outer), strict=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Clock:
+    """One moment by both clocks of a machine, in nanoseconds."""
+
+    monotonic: int = field(default_factory=time.monotonic_ns)
+    epoch: int = field(default_factory=time.time_ns)
+    host: str = field(default_factory=platform.node)
+
+    def shift_from(self, began: Clock) -> int:
+        """Return what to subtract from times of this monotonic clock so that they count from another moment."""
+        apart = (self.epoch - self.monotonic) - (began.epoch - began.monotonic)
+        if self.host == began.host and abs(apart) < _SAME_CLOCK:
+            return began.monotonic
+        return began.monotonic - apart
+
+
+#: Nanoseconds by which the two clocks of a machine may drift apart in a run, as the time of day is set.
+_SAME_CLOCK: Final = 10_000_000_000
+_Event = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Telling:
+    """What layers say of events: the layer that an event belongs to, and the size and times of what a driver stored.
+
+    The latter two are asked for a layer's name and a path.
+    """
+
+    layer: Callable[[_Event], str]
+    weigh: Callable[[str, str], int | None]
+    compilations: Callable[[str, str], tuple[Compilation, ...]]
+
+
+def read_timeline(
+    command: Sequence[str], began: Clock, wall: float, events: Sequence[_Event], telling: Telling
+) -> Timeline:
+    """Return the timeline of a run from the events of its processes, each process's in their order."""
+    processes: dict[int, Process] = {}
+    clocks: dict[int, Clock] = {}
+    for event in events:
+        if event["event"] == "started":
+            pid, host = event["pid"], event.get("host", "")
+            processes[pid] = Process(pid, " ".join(event.get("program") or ()), host, event.get("rank"))
+            clocks[pid] = Clock(event.get("monotonic", began.monotonic), event.get("epoch", began.epoch), host)
+    reader = _Reader(began, clocks, telling)
+    for event in events:
+        reader.read(event)
+    spans = sorted(reader.spans, key=lambda span: (span.start, -span.seconds))
+    in_order = sorted(processes.values(), key=lambda one: (math.inf if one.rank is None else one.rank, one.process))
+    return Timeline(tuple(command), began.epoch / 1e9, wall, tuple(in_order), tuple(spans))
+
+
+class _Reader:
+    """Makes spans of events."""
+
+    def __init__(self, began: Clock, clocks: Mapping[int, Clock], telling: Telling) -> None:
+        self.spans: list[Span] = []
+        self._began = began
+        self._clocks = clocks
+        self._telling = telling
+        #: What a driver has said that it stored. It says so just before a build ends.
+        self._stored: Sequence[str] = ()
+        #: Kernels that were compiled after the build of their program, by process and name; they start at the end.
+        self._later: dict[tuple[int, str], list[Span]] = {}
+
+    def read(self, event: _Event) -> None:
+        """Add the spans that an event tells of."""
+        kind = event["event"]
+        if kind == "messages":
+            self._stored = event["wrote"]
+        if event["pid"] not in self._clocks or event.get("start", 0) > event.get("end", -1):
+            return
+        when = (event["start"], event["end"])
+        if kind == "span":
+            self._work(self._span(event, event["stage"], event["name"], when))
+        elif kind in _LOOKUPS:
+            name = event.get("dictionary") or event.get("key") or event["layer"]
+            span = self._span(event, "store" if kind == "store" else "lookup", name, when)
+            self.spans.append(replace(span, layer=self._telling.layer(event), outcome=kind, bytes=event.get("bytes")))
+        elif kind == "build":
+            span = self._span(event, "build", event.get("kind", kind), when)
+            self.spans.append(replace(span, layer=event["layer"], outcome=event.get("binary")))
+            self._driver(event)
+            self._stored = ()
+
+    def _span(self, event: _Event, stage: str, name: str, when: Sequence[int]) -> Span:
+        clock = self._clocks[event["pid"]]
+        start, seconds = (when[0] - clock.shift_from(self._began)) / 1e9, (when[1] - when[0]) / 1e9
+        kernel = " ".join(event.get("kernels") or ()) or None
+        return Span(event["pid"], event.get("thread", 0), stage, name, start, seconds, kernel=kernel)
+
+    def _work(self, span: Span) -> None:
+        """Add a span of work, with what the driver compiled in it since a kernel was launched."""
+        self.spans.append(span)
+        if span.stage != "launch":
+            return
+        end, begun = span.start + span.seconds, span.start
+        names = {(span.process, name) for name in (span.kernel or "").split()}
+        ended = [one for name in names for one in self._later.get(name, ()) if begun < one.start <= end]
+        for one in sorted(ended, key=lambda one: one.start):
+            self.spans.append(replace(one, thread=span.thread, start=begun, seconds=one.start - begun))
+            begun = one.start
+            # It is part of the innermost such span, which is noted first.
+            self._later[span.process, one.kernel or ""].remove(one)
+
+    def _driver(self, event: _Event) -> None:
+        """Add the spans of the driver in a build: one that missed looks up, compiles, and loads."""
+        compiled, layer = event.get("compiled"), str(event.get("driver") or "")
+        stored = self._stored if compiled else ()
+        times = [(path, one) for path in stored for one in self._telling.compilations(layer, path)]
+        for pair in event.get("compiles", ()):
+            span = replace(
+                self._span(event, "compile", "driver", pair), layer=layer or None, outcome=_OUTCOMES[compiled]
+            )
+            inside = []
+            for path, (kernel, begun, ended) in times:
+                end = self._at(event["pid"], ended)
+                if begun is None:
+                    later = replace(span, name="compiler", kernel=kernel, start=end, seconds=0.0)
+                    self._later.setdefault((span.process, kernel or ""), []).append(later)
+                elif span.start <= (start := self._at(event["pid"], begun)) < end <= span.start + span.seconds:
+                    weight = self._telling.weigh(layer, path)
+                    inside.append(replace(span, name="compiler", start=start, seconds=end - start, bytes=weight))
+            known = compiled is False or bool(inside)
+            self.spans += [replace(span, stage="lookup") if known else span, *inside]
+
+    def _at(self, process: int, epoch: float) -> float:
+        """Return a time of day by a process's clocks as seconds since the trace began."""
+        clock = self._clocks[process]
+        return epoch - (clock.epoch - clock.monotonic + clock.shift_from(self._began)) / 1e9
+
+
+_LOOKUPS: Final = frozenset({"hit", "miss", "store"})
+#: The outcome of a driver's lookup by whether it compiled.
+_OUTCOMES: Final = {True: "miss", False: "hit", None: None}
+
+
+def self_seconds(spans: Sequence[Span]) -> list[float]:
+    """Return the seconds of each span without those of the spans inside it.
+
+    Spans must be in the order of a timeline: by start, longer ones first.
+    """
+    own = [span.seconds for span in spans]
+    for index, outer in enumerate(parents(spans)):
+        if outer is not None:
+            # Parts of spans that overlap without nesting count once, in the later one.
+            inside = min(spans[index].start + spans[index].seconds, spans[outer].start + spans[outer].seconds)
+            own[outer] -= inside - spans[index].start
+    return [max(0.0, seconds) for seconds in own]
+
+
+def parents(spans: Sequence[Span]) -> list[int | None]:
+    """Return for each span the index of the innermost span of its thread that is open when it starts."""
+    open_spans: dict[tuple[int, int], list[int]] = {}
+    found: list[int | None] = []
+    for index, span in enumerate(spans):
+        stack = open_spans.setdefault((span.process, span.thread), [])
+        while stack and spans[stack[-1]].start + spans[stack[-1]].seconds <= span.start:
+            stack.pop()
+        found.append(stack[-1] if stack else None)
+        stack.append(index)
+    return found
+
+
+def kernels_of(spans: Sequence[Span], outer: Sequence[int | None]) -> list[str | None]:
+    """Return the kernel of each span: its own, else that of the nearest span around it that has one."""
+    found: list[str | None] = []
+    for span, parent in zip(spans, outer, strict=True):
+        found.append(span.kernel or (None if parent is None else found[parent]))
+    return found

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from cachectl.layers.disk.plain import open_plain
+from cachectl.observing.timeline import STAGES
 
 #: Limit on the bytes read of all processes together: some 400,000 events.
 _MOST: Final = 128 << 20
@@ -44,6 +45,13 @@ def _seconds(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value <= _LARGEST_NUMBER
 
 
+def _intervals(value: object) -> bool:
+    return isinstance(value, list) and all(
+        isinstance(one, list) and len(one) == len(("start", "end")) and all(map(_number, one)) and one[0] <= one[1]
+        for one in value
+    )
+
+
 def _flag(value: object) -> bool:
     return isinstance(value, bool)
 
@@ -60,10 +68,14 @@ _REQUIRED: Final[Mapping[str, Mapping[str, _Check]]] = {
     "miss": {"layer": _text},
     "store": {"layer": _text},
     "build": {"layer": _text, "seconds": _seconds, "failed": _flag, "heard": _flag},
+    "span": {"stage": STAGES.__contains__, "name": _text, "start": _number, "end": _number, "thread": _number},
     "messages": {"layer": _text, "lookups": _or_unknown(_number), "wrote": _texts, "upto": _number},
 }
 _OPTIONAL: Final[Mapping[str, _Check]] = {
+    "at": _seconds,
     "dictionary": _or_unknown(_text),
+    "key": _or_unknown(_text),
+    "kind": _text,
     "kernels": _or_unknown(_texts),
     "bytes": _or_unknown(_number),
     "binary": lambda value: value in (None, "hit", "miss"),
@@ -73,6 +85,15 @@ _OPTIONAL: Final[Mapping[str, _Check]] = {
     "devices": _or_unknown(_texts),
     "platform": _or_unknown(_text),
     "driver": _or_unknown(_text),
+    "program": _texts,
+    "host": _text,
+    "rank": _or_unknown(_number),
+    "monotonic": _number,
+    "epoch": _number,
+    "start": _number,
+    "end": _number,
+    "thread": _number,
+    "compiles": _intervals,
 }
 
 

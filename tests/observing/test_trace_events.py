@@ -39,9 +39,11 @@ BUILD = {
 }
 POCL = {**STARTED, "event": "messages", "layer": "pocl", "lookups": 1, "wrote": ["/nowhere"], "upto": 0}
 HIT = {**STARTED, "event": "hit", "layer": "pytools", "dictionary": "loopy-code-gen", "kernels": ["one"]}
+SPAN = {**STARTED, "event": "span", "stage": "launch", "name": "wait", "start": 1, "end": 2, "thread": 7}
 NO_NUMBERS: tuple[Any, ...] = ("7", -1, 1.5, True, None, 1 << 70)
 NO_SECONDS: tuple[Any, ...] = ("0.5", None, -1, True, float("nan"), float("inf"), [])
 NO_TEXTS: tuple[Any, ...] = (None, "/a", [1], ["/a\0b"])
+NO_INTERVALS: tuple[Any, ...] = (None, 7, [7], [[1]], [[2, 1]], [[1, 2, 3]], [["1", 2]])
 WRONG: dict[str, list[dict[str, Any]]] = {
     "no event": [{"event": 7}, {"pid": 7}, {"event": ["hit"], "pid": 7}, {**STARTED, "event": "other"}],
     "numbers": [{**STARTED, "pid": value} for value in NO_NUMBERS],
@@ -49,6 +51,17 @@ WRONG: dict[str, list[dict[str, Any]]] = {
     "flags": [{**BUILD, "heard": "yes"}, {**BUILD, "failed": 0}, {**BUILD, "compiled": "no"}, {**BUILD, "binary": []}],
     "texts": [{**BUILD, "kernels": "one"}, {**BUILD, "kernels": [1]}, {**BUILD, "source": 1}, {**BUILD, "devices": {}}],
     "layers": [{**HIT, "layer": None}, {**HIT, "dictionary": ["x"]}, {**STARTED, "event": "store"}],
+    "spans": [
+        *({**SPAN, name: value} for name in ("start", "end", "thread") for value in NO_NUMBERS),
+        *({**SPAN, "stage": value} for value in (*NO_TEXTS, "other")),
+        *({**SPAN, "name": value} for value in (*NO_NUMBERS[1:], "a\0b")),
+        {name: value for name, value in SPAN.items() if name != "end"},
+        *({**HIT, "start": value} for value in NO_NUMBERS),
+        *({**STARTED, "monotonic": value} for value in NO_NUMBERS),
+        *({**STARTED, name: 7} for name in ("host", "program")),
+        *({**STARTED, "rank": value} for value in NO_NUMBERS if value is not None),
+        *({**BUILD, "compiles": value} for value in NO_INTERVALS),
+    ],
     "pocl": [
         *({**POCL, "upto": value} for value in NO_NUMBERS),
         *({**POCL, "wrote": value} for value in NO_TEXTS),

@@ -1,0 +1,82 @@
+"""Times the stages of loopy inside the program that uses it: kernels made, preprocessed, scheduled, code generated.
+
+A trace copies this file beside its observer: it imports the standard library alone, and runs on Python 3.8. ``notes``
+is the ``Notes`` of :mod:`cachectl.observing.observer`.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import time
+from typing import Any
+
+#: Functions by their modules, with the stage that each is. Those of ``loopy.transform`` make kernels too.
+_STAGES = {
+    "loopy.kernel.creation": {"make_kernel": "create", "make_function": "create"},
+    "loopy.kernel.tools": {"add_dtypes": "create"},
+    "loopy.translation_unit": {"merge": "create"},
+    "loopy.type_inference": {"infer_unknown_types": "preprocess"},
+    "loopy.preprocess": {"preprocess_program": "preprocess", "make_arrays_for_sep_arrays": "preprocess"},
+    "loopy.schedule": {"linearize": "schedule", "get_one_linearized_kernel": "schedule"},
+    "loopy.codegen": {"generate_code_v2": "codegen"},
+}
+
+
+def watch(module: Any, notes: Any) -> None:
+    """Time loopy's functions, and those of its executors."""
+    if module.__name__ == "loopy":
+        _watch_functions(module, notes)
+    else:
+        _watch_executor(module.PyOpenCLExecutor, notes)
+
+
+def _watch_functions(loopy: Any, notes: Any) -> None:
+    stages = {(module, name): stage for module, functions in _STAGES.items() for name, stage in functions.items()}
+    for value in vars(loopy).values():
+        if str(getattr(value, "__module__", "")).startswith("loopy.transform.") and type(value) is type(watch):
+            stages[value.__module__, value.__name__] = "create"
+    timed = {}
+    for (module, name), stage in stages.items():
+        function = vars(sys.modules.get(module, loopy)).get(name)
+        if function is not None:
+            # Stages use transformations too.
+            timed[id(function)] = notes.timed(function, stage, _kernels_of_call, outermost=stage == "create")
+            # A function is pickled by its name there.
+            notes.put(sys.modules[module], name, timed[id(function)])
+    for name, value in list(vars(loopy).items()):
+        if id(value) in timed:
+            notes.put(loopy, name, timed[id(value)])
+
+
+def _watch_executor(executor: Any, notes: Any) -> None:
+    call = executor.__call__
+
+    @functools.wraps(call)
+    def call_and_time(self: Any, *arguments: Any, **options: Any) -> Any:
+        start = time.monotonic_ns()
+        before = getattr(notes.here, "launched", 0)
+        try:
+            return call(self, *arguments, **options)
+        finally:
+            if getattr(notes.here, "launched", 0) != before:
+                notes.span("launch", start, name="first call", kernels=[self.entrypoint])
+
+    notes.put(executor, "__call__", call_and_time)
+    made = notes.timed(executor.get_invoker_uncached, "codegen", _kernel_of_executor)
+    notes.put(executor, "get_invoker_uncached", made)
+
+
+def _kernel_of_executor(_value: Any, executor: Any, *_arguments: Any, **_options: Any) -> dict[str, Any]:
+    return {"kernels": [executor.entrypoint]}
+
+
+def _kernels_of_call(value: Any, *arguments: Any, **_options: Any) -> dict[str, Any]:
+    """Return the names of the kernels that a function made, or else got."""
+    for thing in (value, *arguments[:1]):
+        kind = type(thing).__name__
+        if kind == "TranslationUnit":
+            return {"kernels": sorted(map(str, thing.entrypoints))}
+        if kind == "LoopKernel":
+            return {"kernels": [str(thing.name)]}
+    return {}

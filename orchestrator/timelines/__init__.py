@@ -1,0 +1,1 @@
+"""Timelines outside of a run: as files, and two of them compared."""

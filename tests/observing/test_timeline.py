@@ -1,0 +1,378 @@
+"""Where a start goes: spans of real programs on one clock, their sums, and the files they are written to."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import signal
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from support.timelines import make_timeline
+from support.tracing import real, trace
+
+from cachectl.layer_set import LayerSet
+from cachectl.layers.base.errors import BadRequest
+from cachectl.layers.base.parts import Compilation
+from cachectl.observing import observer
+from cachectl.observing.summary import summarize
+from cachectl.observing.timeline import STAGES, Clock, Process, Span, Telling, Timeline, read_timeline
+from cachectl.timelines import chrome, files
+from cachectl.timelines.compare import compare
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from homes import Home
+
+SECOND = 1_000_000_000
+
+
+def timed(home: Home, *program: str, check: bool = True) -> Timeline:
+    """Trace a program of tests/programs and read its timeline."""
+    file = home.path / "timeline.json"
+    command = (sys.executable, str(home.programs / program[0]), *program[1:])
+    home.cachectl("trace", "--timeline", str(file), "--", *command, check=check)
+    return files.read(str(file))
+
+
+def covered(timeline: Timeline) -> float:
+    """Return the share of stages in the time from the first import to the end of the last first launch."""
+    begin = min(span.start for span in timeline.spans if span.stage == "import")
+    end = max(span.start + span.seconds for span in timeline.spans if span.stage == "launch")
+    return sum(own for span, own, _ in timeline.own() if begin <= span.start < end) / (end - begin)
+
+
+# ---------------------------------------------------------------------- real programs
+
+
+@real
+def test_a_start_is_timed_stage_by_stage(home: Home) -> None:
+    """A cold start passes every stage; a warm one has lookups that hit instead, each with its layer and kernel."""
+    cold = timed(home, "kernels.py", "1")
+    # PyOpenCL's own cache is off for PoCL.
+    assert {span.stage for span in cold.spans} == set(STAGES)
+    (process,) = cold.processes
+    assert (process.rank, process.host) == (None, os.uname().nodename)
+    assert "kernels.py" in process.command
+    names = {span.name for span in cold.spans if span.stage == "import"}
+    assert {"loopy", "islpy", "numpy"} <= names
+    assert {kernel for _, _, kernel in cold.own()} == {None, "lk0"}
+    (compiled, shaped) = [span for span in cold.spans if span.stage == "compile"]
+    assert (compiled.layer, compiled.outcome, shaped.layer, shaped.kernel) == ("pocl", "miss", "pocl", "lk0")
+    assert compiled.bytes
+    document = trace(home, "kernels.py", "1")
+    stages = {one["stage"]: one for one in document["summary"]["stages"]}
+    assert {"import", "create", "lookup", "launch"} <= stages.keys() <= {*STAGES} - {"compile", "store", "schedule"}
+    assert stages["lookup"]["hit"] == stages["lookup"]["seconds"] > 0
+    assert document["summary"]["warm"]["saves"] == 0
+    assert [one["warm"] for one in document["summary"]["slowest"]] == [True]
+
+
+@pytest.mark.thorough
+@real
+def test_stages_make_up_a_start(home: Home) -> None:
+    """Of the time from the first import of the stack to the last first launch, stages make up 95 %."""
+    assert covered(timed(home, "thirteen.py", "8", "5")) >= 0.95
+    assert covered(timed(home, "thirteen.py", "8", "5")) >= 0.95
+
+
+@pytest.mark.thorough
+@real
+def test_a_warm_start_is_forecast(home: Home) -> None:
+    """The forecast of a cold start of a hundred kernels is within 10 % of the warm start measured next.
+
+    The speed of shared machines differs from minute to minute, so the best of three counts.
+    """
+    off = []
+    for _ in range(3):
+        home.cachectl("purge", "--all", check=False)
+        forecast = summarize(timed(home, "hundred.py")).warm
+        warm = timed(home, "hundred.py").wall_seconds
+        off.append(forecast.seconds / warm - 1)
+        if abs(off[-1]) <= 0.1:
+            return
+    pytest.fail(f"forecasts were off by {off}")
+
+
+@pytest.mark.cluster
+def test_ranks_are_aligned(home: Home, mpiexec: str) -> None:
+    """Four ranks leave a barrier at the same moment, give or take what the scheduler of two processors adds."""
+    file = home.path / "timeline.json"
+    rank = (sys.executable, str(home.programs / "barriers.py"))
+    home.cachectl("trace", "--timeline", str(file), "--", mpiexec, "-n", "4", *rank)
+    timeline = files.read(str(file))
+    assert [one.rank for one in timeline.processes if "barriers.py" in one.command and one.rank is not None] == [
+        *range(4)
+    ]
+    moments: dict[str, list[float]] = {}
+    for span in timeline.spans:
+        if span.name.startswith("barrier-"):
+            moments.setdefault(span.name, []).append(span.start)
+    assert [len(starts) for starts in moments.values()] == [4] * 8
+    assert min(max(starts) - min(starts) for starts in moments.values()) <= 0.005
+
+
+CHILDREN = """
+import os, signal, sys, threading
+from pytools.persistent_dict import WriteOncePersistentDict
+def look(name):
+    try:
+        WriteOncePersistentDict(name).fetch(1)
+    except KeyError:
+        pass
+thread = threading.Thread(target=look, args=("in-a-thread",))
+thread.start(); thread.join()
+if (child := os.fork()) == 0:
+    look("in-a-fork")
+    os._exit(0)
+os.waitpid(child, 0)
+look("before-the-kill")
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_threads_forks_and_what_a_killed_program_did(home: Home) -> None:
+    file = home.path / "timeline.json"
+    done = home.cachectl("trace", "--timeline", str(file), "--", sys.executable, "-c", CHILDREN, check=False)
+    assert done.returncode == 128 + signal.SIGKILL
+    spans = {span.name: span for span in files.read(str(file)).spans if span.stage == "lookup"}
+    in_thread, in_fork, last = (spans[name] for name in ("in-a-thread", "in-a-fork", "before-the-kill"))
+    assert in_thread.process == last.process != in_fork.process
+    assert in_thread.thread != last.thread == last.process
+    assert in_thread.start < in_fork.start < last.start
+
+
+def test_a_block_has_the_same_spans(home: Home) -> None:
+    program = """
+import cachectl, json, time
+with cachectl.traced() as t:
+    from pytools.persistent_dict import WriteOncePersistentDict
+    time.sleep(0.2)
+    try:
+        WriteOncePersistentDict("here").fetch(1)
+    except KeyError:
+        pass
+*imported, looked = t.spans
+assert [(one.stage, one.name) for one in imported] == [("import", "pytools"), ("import", "pytools.persistent_dict")]
+assert (looked.stage, looked.layer, looked.outcome) == ("lookup", "pytools", "miss")
+assert looked.start > 0.2
+assert [one.stage for one in t.summary.stages] == ["import", "lookup"]
+"""
+    home.run(sys.executable, "-c", program)
+
+
+def test_what_runs_in_programs_needs_the_standard_library_alone() -> None:
+    parts = [layer.lookups for layer in LayerSet(plugins=False) if layer.lookups is not None]
+    paths = {path for part in parts for path in (*part.watchers.values(), *part.listeners.values())}
+    paths.add(Path(observer.__file__))
+    assert len(paths) > 4
+    for path in paths:
+        nodes = [*ast.walk(ast.parse(path.read_text()))]
+        names = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+        names |= {node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)}
+        assert {name.partition(".")[0] for name in names} <= sys.stdlib_module_names, path
+
+
+# ---------------------------------------------------------------------- events
+
+
+def read(events: Sequence[dict[str, Any]], *compilations: Compilation) -> tuple[Span, ...]:
+    """Read events of a run that began at 100 s of the monotonic clock, and 1000 s of the epoch."""
+    telling = Telling(lambda event: str(event["layer"]), lambda _layer, _path: 7, lambda _layer, _path: compilations)
+    started = {"pid": 1, "event": "started", "monotonic": 100 * SECOND, "epoch": 1000 * SECOND, "host": "here"}
+    began = Clock(100 * SECOND, 1000 * SECOND, "here")
+    return read_timeline(("run",), began, 50.0, [started, *events], telling).spans
+
+
+def event(kind: str, start: float, end: float, **more: Any) -> dict[str, Any]:  # noqa: ANN401 - JSON
+    when = {"start": int(start * SECOND), "end": int(end * SECOND), "thread": 1}
+    return {"pid": 1, "event": kind, "layer": "one", **when, **more}
+
+
+def test_other_machines_are_aligned_by_the_time_of_day() -> None:
+    """Their monotonic clocks began elsewhere. On one machine the time of day may be set in the run."""
+    for host, monotonic, epoch, expected in (
+        ("here", 102, 1002, 5.0),
+        ("here", 102, 1003, 5.0),
+        ("there", 9000, 1002, 2.0),
+    ):
+        other = {"pid": 2, "event": "started", "monotonic": monotonic * SECOND, "epoch": epoch * SECOND, "host": host}
+        begin = 105 if host == "here" else 9000
+        (span,) = read([other, {**event("hit", begin, begin + 1), "pid": 2}])
+        assert span.start == pytest.approx(expected)
+
+
+def test_a_driver_that_missed_looked_up_and_compiled() -> None:
+    """The times of what it stored split its part of a build; what a launch compiles is part of the wait for it."""
+    said = {"pid": 1, "event": "messages", "layer": "drv", "lookups": 1, "wrote": ["/program"], "upto": 0}
+    about = {"driver": "drv", "compiled": True, "binary": None, "kernels": ["k"]}
+    build = event("build", 101, 111, compiles=[[102 * SECOND, 110 * SECOND]], **about)
+    launch = event("span", 112, 113, stage="launch", name="enqueue", kernels=["k"])
+    wait = event("span", 113, 120, stage="launch", name="wait", kernels=["k"])
+    times: tuple[Compilation, Compilation] = ((None, 1003.0, 1008.0), ("k", None, 1018.0))
+    spans = read([said, build, launch, wait], *times)
+    assert [(span.stage, span.start, span.seconds) for span in spans] == [
+        ("build", 1.0, 10.0),
+        ("lookup", 2.0, 8.0),
+        ("compile", 3.0, 5.0),
+        ("launch", 12.0, 1.0),
+        ("launch", 13.0, 7.0),
+        ("compile", 13.0, 5.0),
+    ]
+    assert [own for _, own, _ in Timeline((), 0.0, 50.0, (), spans).own()] == [2.0, 3.0, 5.0, 1.0, 2.0, 5.0]
+    # Where files have no such times, all of it counts as compiled.
+    stages = [(span.stage, span.seconds) for span in read([said, build])]
+    assert stages == [("build", 10.0), ("compile", 8.0)]
+
+
+# ---------------------------------------------------------------------- sums
+
+
+def span(stage: str, start: float, seconds: float, **more: Any) -> Span:  # noqa: ANN401 - fields
+    return Span(1, 1, stage, more.pop("name", stage), start, seconds, **more)
+
+
+KEY = {"layer": "one", "kernel": "k"}
+
+
+def test_a_forecast_leaves_out_what_lies_between_misses_and_stores() -> None:
+    """Reading is expected to take twice what storing took. Lookups within others are not made in a warm start."""
+    spans = (
+        span("import", 0, 1),
+        span("lookup", 1, 1, name="outer", outcome="miss", **KEY),
+        span("preprocess", 2, 2, kernel="k"),
+        span("lookup", 4, 1, name="inner", outcome="miss", **KEY),
+        span("codegen", 5, 1, kernel="k"),
+        span("store", 6, 1, name="inner", outcome="store", **KEY),
+        span("store", 7, 0.5, name="outer", outcome="store", **KEY),
+        span("compile", 8, 4, outcome="miss", **KEY),
+        span("launch", 12, 1, kernel="k"),
+    )
+    summary = summarize(Timeline((), 0.0, 14.0, (), spans))
+    assert summary.warm.saves == pytest.approx(7.5 - 2 - 1 + 4)
+    assert summary.warm.seconds == pytest.approx(14 - 8.5)
+    assert not summary.warm.at_least
+    assert {one.stage: (one.seconds, one.hit, one.missed) for one in summary.stages} == {
+        "import": (1, 0, 0),
+        "preprocess": (2, 0, 0),
+        "codegen": (1, 0, 0),
+        "compile": (4, 0, 4),
+        "lookup": (2, 0, 2),
+        "store": (1.5, 0, 0),
+        "launch": (1, 0, 0),
+    }
+    (slowest,) = summary.slowest
+    assert (slowest.kernel, slowest.seconds, slowest.slowest_stage, slowest.warm) == ("k", 11.5, "compile", False)
+    silent = summarize(Timeline((), 0.0, 14.0, (), (span("compile", 0, 1, **KEY),)))
+    assert silent.warm.at_least
+
+
+def test_timelines_are_compared() -> None:
+    cold = make_timeline(1, 6, warm=0)
+    warm = make_timeline(1, 6, warm=1)
+    found = compare(cold, warm)
+    assert [(one.before, one.after) for one in found.kernels] == [("cold", "warm")] * 6
+    assert {layer for one in found.kernels for layer in one.layers} == {"loopy", "pocl"}
+    slower = {one.stage: one.after - one.before for one in found.stages}
+    assert slower["codegen"] < 0
+    same = compare(cold, cold)
+    assert (same.kernels, same.unchanged) == ((), 6)
+
+
+# ---------------------------------------------------------------------- files
+
+
+def test_a_file_is_in_the_chrome_trace_format_and_can_be_read() -> None:
+    timeline = make_timeline(2, 3)
+    data = chrome.encode(timeline)
+    again = chrome.decode(data, "it")
+    assert (again.command, again.processes, len(again.spans)) == (
+        timeline.command,
+        timeline.processes,
+        len(timeline.spans),
+    )
+    for one, other in zip(
+        again.spans, sorted(timeline.spans, key=lambda span: (span.start, -span.seconds)), strict=True
+    ):
+        assert replace(one, start=0.0, seconds=0.0) == replace(other, start=0.0, seconds=0.0)
+        assert one.start == pytest.approx(other.start, abs=1e-8)
+        assert one.seconds == pytest.approx(other.seconds, abs=1e-8)
+    document = json.loads(data)
+    complete = [one for one in document["traceEvents"] if one["ph"] == "X"]
+    assert len(complete) == len(timeline.spans)
+    assert all({"name", "cat", "ph", "ts", "dur", "pid", "tid", "args"} == one.keys() for one in complete)
+    metadata = {(one["name"], one["pid"]): one["args"] for one in document["traceEvents"] if one["ph"] == "M"}
+    assert metadata["process_name", 4001] == {"name": "rank 1: python simulate.py"}
+    assert metadata["thread_name", 4001]["name"].startswith(("main", "thread"))
+
+
+GOOD = json.loads(chrome.encode(Timeline(("a",), 1.0, 2.0, (Process(1, "a", "h", 0),), (span("launch", 0, 1),))))
+(EVENT,) = [one for one in GOOD["traceEvents"] if one["ph"] == "X"]
+
+
+WRONG: list[dict[str, Any]] = [
+    {"cat": "other"},
+    {"cat": []},
+    {"ts": "0"},
+    {"ts": float("nan")},
+    {"dur": 1e300},
+    {"pid": -1},
+    {"tid": 1.5},
+    {"name": None},
+    {"args": []},
+    {"args": {"kernel": 7}},
+    {"args": {"bytes": True}},
+]
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        [],
+        {},
+        {**GOOD, "otherData": {}},
+        {**GOOD, "otherData": {**GOOD["otherData"], "schema": "cachectl/timeline/2"}},
+        {**GOOD, "otherData": {**GOOD["otherData"], "started": "now"}},
+        {**GOOD, "otherData": {**GOOD["otherData"], "processes": [{"process": 1}]}},
+        {**GOOD, "traceEvents": 7},
+        *({**GOOD, "traceEvents": [{**EVENT, **wrong}]} for wrong in WRONG),
+    ],
+)
+def test_other_files_are_refused(tmp_path: Path, document: Any) -> None:  # noqa: ANN401 - JSON
+    file = tmp_path / "it.json"
+    file.write_text(json.dumps(document))
+    with pytest.raises(BadRequest, match=r"it\.json: no timeline that cachectl trace --timeline FILE\.json wrote: "):
+        files.read(str(file))
+
+
+def test_comparing_runs_nothing(home: Home) -> None:
+    for name, share in (("a.json", 0.0), ("b.json", 1.0)):
+        (home.path / name).write_bytes(chrome.encode(make_timeline(1, 3, warm=share)))
+    done = home.cachectl("trace", "--compare", "a.json", "b.json")
+    assert "cold    warm" in done.stdout
+    assert done.stdout.endswith("0 kernels are as cold or warm as before\n")
+    found = json.loads(home.cachectl("trace", "--compare", "a.json", "b.json", "--json", "-").stdout)
+    assert found["schema"] == "cachectl/compare/1"
+    for words in (("--", "true"), ("--timeline", "c.json")):
+        assert home.cachectl("trace", "--compare", "a.json", "b.json", *words, check=False).returncode == 2
+    assert home.cachectl("trace", "--compare", "a.json", "b.html", check=False).returncode == 2
+    for name in ("c", "c.txt"):
+        done = home.cachectl("trace", "--timeline", name, "--", "true", check=False)
+        assert "ends in .json" in done.stderr
+    done = home.cachectl("trace", "--timeline", "c.json", "--", "true", check=False)
+    assert (done.returncode, (home.path / "c.json").exists()) == (1, False)
+
+
+def test_a_page_can_be_written(home: Home) -> None:
+    program = "from pytools.persistent_dict import WriteOncePersistentDict"
+    home.cachectl("trace", "--timeline", "a.html", "--", sys.executable, "-c", program)
+    assert "pytools" in (home.path / "a.html").read_text()
+    home.cachectl("trace", "--timeline", "a.html", "--", sys.executable, "-c", program)
+    (home.path / "a.html").write_text("mine")
+    done = home.cachectl("trace", "--timeline", "a.html", "--", sys.executable, "-c", program, check=False)
+    assert "is not a timeline" in done.stderr
