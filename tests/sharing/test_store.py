@@ -342,6 +342,10 @@ def test_what_a_base_has_is_neither_pulled_nor_pushed(cheap: Home, other: Home, 
     assert ["new.cl.o" in one.item.key for one in part.entries] == [True]
     assert len(list(Stack.below(own, other.environment())["miopen"].entries())) == 12
     assert len(list(Stack.below(base, other.environment())["miopen"].entries())) == 10
+    # A base that cannot be read wholly does not stop the command.
+    (tmp_path / "base" / "pocl").symlink_to("pocl")
+    done = other.cachectl(*trusting, "--base", base, f"--isolated={own}", "--", "true")
+    assert "base: miopen: 10 there before" in done.stderr
 
 
 def test_entries_that_cannot_be_placed_are_one_line_around_a_command(cheap: Home, other: Home, tmp_path: Path) -> None:
