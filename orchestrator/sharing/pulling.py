@@ -194,8 +194,9 @@ class _Pulling:
         if known is None or self._accept_older or self._trust.sha256 is not None:
             return
         names = self._index.names
+        accepting = f"cachectl pull {self._shown} --accept-older accepts it"
         if known.store != self._store and not (known.store in names.stores and are_twins(known.store, self._store)):
-            message = f"{self._shown} is another store than this machine has read from it; --accept-older accepts it"
+            message = f"{self._shown} is another store than this machine has read from it; {accepting}"
             raise Untrusted(message)
         if not names.parts or all(part in names.found for part in known.parts):
             return
@@ -205,8 +206,7 @@ class _Pulling:
             if self._is_trusted(name):
                 return
         message = (
-            f"{self._shown} is older than what this machine has read from it, of {moment_text(known.made)}; "
-            "--accept-older accepts it"
+            f"{self._shown} is older than what this machine has read from it, of {moment_text(known.made)}; {accepting}"
         )
         raise Untrusted(message)
 
