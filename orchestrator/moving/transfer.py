@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, BinaryIO, Final, Protocol
-from urllib.parse import unquote, urlsplit
+from urllib.parse import parse_qsl, unquote, urlsplit
 
 from cachectl.layers.base.errors import BadRequest, CachectlError, printable
 from cachectl.layers.base.limits import LARGEST_SIGNATURE
@@ -268,7 +268,8 @@ def _secrets_of(name: str) -> Iterator[re.Pattern[str]]:
     """Yield patterns for the secrets of a URL: the text of an error may lack what stands around them there."""
     for found in (one for secret in _SECRETS for one in secret.findall(name)):
         password = found.partition(":")[2]
-        yield from (re.compile(re.escape(one)) for one in (found, password, unquote(password)) if one)
+        parts = (found, password, unquote(password), *(value for _, value in parse_qsl(found)))
+        yield from (re.compile(re.escape(one)) for one in parts if one)
 
 
 def _advice(error: Exception) -> str:
