@@ -92,6 +92,15 @@ class Stack(LayerSet):
                 report = replace(report, pythons=sums(chosen, self.environment))
         return report
 
+    def dir(self, *, layers: Iterable[str] = (), missing: bool = False) -> tuple[Path, ...]:
+        """Return the places in which the layers keep something, each once.
+
+        With ``missing``, also the main place of a layer if it does not exist.
+        """
+        from cachectl.inspecting.places import places
+
+        return places(self.named(layers), missing=missing)
+
     def report_page(
         self, report: Report, *, layers: Sequence[str] = (), bench: str | None = None, trace: str | None = None
     ) -> bytes:
@@ -343,7 +352,9 @@ class Stack(LayerSet):
             from cachectl.layers.base.errors import BadRequest
 
             raise BadRequest("an isolated root that is not kept has no use for a store; name a folder: --isolated=DIR")
-        root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        from cachectl.switching.isolated import make_kept_root
+
+        make_kept_root(root, mode=0o700)
         return type(self).below(str(root), self.environment)
 
     def env(
@@ -447,7 +458,7 @@ class Stack(LayerSet):
 
     def push(
         self,
-        url: str,
+        url: str | Path,
         selection: Selection = ALL,
         *,
         layers: Iterable[str] = (),
@@ -465,7 +476,7 @@ class Stack(LayerSet):
 
     def pull(
         self,
-        url: str,
+        url: str | Path,
         trust: Trust,
         selection: Selection = ALL,
         *,
@@ -482,7 +493,7 @@ class Stack(LayerSet):
 
         return pull(self, url, trust, selection, layers=layers, dry_run=dry_run, accept_older=accept_older)
 
-    def store(self, url: str) -> SharedStore:
+    def store(self, url: str | Path) -> SharedStore:
         """Return the shared store at a folder or a URL."""
         from cachectl.sharing.store import SharedStore
 

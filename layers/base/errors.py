@@ -21,6 +21,7 @@ A *miss* is not an error: it is ``None``.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
@@ -93,6 +94,16 @@ class Unsettled(LayerError, OSError):
 
 #: What one root or layer may raise without stopping the others.
 FAILURES: Final = (LayerError, OSError)
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """Return ``" (did you mean X?)"`` with the known word that is most like a wrong one; empty if none is."""
+    import difflib
+
+    # Options have their dashes in common.
+    names = {one.lstrip("-"): one for one in known}
+    likely = difflib.get_close_matches(word.lstrip("-"), names, n=1)
+    return "".join(f" (did you mean {names[name]}?)" for name in likely)
 
 
 def not_a_key(layer: str, key: str) -> LayerError:

@@ -6,17 +6,21 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from cachectl.cli import output
 from cachectl.cli.call import Call
 from cachectl.cli.parser import Parser
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from cachectl.entry_files.lookups import EntryTrace
     from cachectl.observing.summary import Forecast, KernelTime, StageTime
     from cachectl.observing.trace import KernelTrace, LayerTrace, Miss, Trace
     from cachectl.timelines.compare import Comparison, KernelChange, StageChange
+
+T = TypeVar("T")
 
 
 def add_options(parser: Parser) -> None:
@@ -31,8 +35,10 @@ def add_options(parser: Parser) -> None:
     parser.add_argument("--compare", nargs=2, metavar="FILE", help=compare)
     parser.add_argument("--json", metavar="FILE", help="write JSON to a file, - for standard output")
     parser.add_force("JSON or a timeline of trace")
+    parser.add_shared("--all-layers")
     parser.usage = (
-        "cachectl trace [--kernels] [--explain] [--timeline FILE] [--json FILE] [--force] -- COMMAND...\n"
+        "cachectl trace [--kernels] [--explain] [--all-layers] [--timeline FILE] [--json FILE] [--force] "
+        "-- COMMAND...\n"
         "       cachectl trace --compare A.json B.json [--json FILE [--force]]"
     )
 
@@ -56,7 +62,7 @@ def run(call: Call) -> int:
         output.show_json(done)
     elif written is not None:
         written.write((output.json_bytes(done),))
-    _show(done)
+    _show(done, all_layers=given.all_layers)
     if drawn is not None and done.timeline is None:
         output.warn(f"no process of the run could be watched, so {drawn.name} was not written")
         return done.exit_status or 1
@@ -161,29 +167,30 @@ def _show_comparison(found: Comparison) -> None:
     output.show_lines([f"{found.unchanged} kernels are as cold or warm as before"])
 
 
-def _show(done: Trace) -> None:
+def _table(columns: Sequence[output.Column[T]], things: Iterable[T]) -> list[str]:
+    return output.plain_table(columns, things, output.width(sys.stderr))
+
+
+def _show(done: Trace, *, all_layers: bool) -> None:
     """Print on standard error: standard output belongs to the command."""
     with suppress(OSError):
         sys.stderr.flush()
         os.write(2, done.passed_on)
-    unused = [layer for layer in done.layers if layer.evidence == "exact" and not (layer.hits or layer.misses)]
-    shown = [layer for layer in done.layers if layer.evidence != "none" and layer not in unused]
-    output.show_errors(output.plain_table(COLUMNS, shown))
-    if unused:
-        output.show_errors([f"not used: {', '.join(layer.layer for layer in unused)}"])
-    if unknown := ", ".join(layer.layer for layer in done.layers if layer.evidence == "none"):
-        output.show_errors([f"nothing is known of {unknown}"])
+    shown = [layer for layer in done.layers if all_layers or layer.hits or layer.misses or layer.stores]
+    if shown:
+        output.show_errors(_table(COLUMNS, shown))
+    output.show_errors(output.more_layers(len(done.layers) - len(shown), shown, "no use seen"))
     for one in done.unwatched:
         output.show_errors([f"not counted, could not be watched: {one.command} (it used {', '.join(one.layers)})"])
     if done.summary is not None and done.summary.stages:
-        output.show_errors(["", *output.plain_table(STAGE_COLUMNS, done.summary.stages)])
+        output.show_errors(["", *_table(STAGE_COLUMNS, done.summary.stages)])
         output.show_errors(["", _forecast(done.summary.warm, done.wall_seconds)])
         if done.summary.slowest:
-            output.show_errors(["", *output.plain_table(SLOWEST_COLUMNS, done.summary.slowest)])
+            output.show_errors(["", *_table(SLOWEST_COLUMNS, done.summary.slowest)])
     if done.kernels is not None:
-        output.show_errors(["", *output.plain_table(KERNEL_COLUMNS, done.kernels)])
+        output.show_errors(["", *_table(KERNEL_COLUMNS, done.kernels)])
     if done.entries:
-        output.show_errors(["", *output.plain_table(ENTRY_COLUMNS, done.entries)])
+        output.show_errors(["", *_table(ENTRY_COLUMNS, done.entries)])
     if done.misses is not None:
         output.show_errors(["", *_folded(done.misses)])
 

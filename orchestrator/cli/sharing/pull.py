@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from cachectl.cli import output
 from cachectl.cli.call import Call
-from cachectl.cli.inspecting.ls import show_entries
-from cachectl.cli.moving.import_ import columns
+from cachectl.cli.inspecting import ls
+from cachectl.cli.moving.import_ import columns, table
 from cachectl.cli.parser import CHANGING, Parser
 from cachectl.cli.sharing.push import URL_HELP
 
@@ -24,36 +24,34 @@ def add_options(parser: Parser) -> None:
     parser.add_places(root=True)
     parser.add_store_trust(required=False)
     parser.add_dry_run("be placed")
-    parser.add_shared(*CHANGING, "--json")
+    parser.add_form(*CHANGING)
 
 
 def run(call: Call) -> int:
-    from cachectl.moving.importing import Trust
-    from cachectl.sharing.places import is_pinned
-
     given = call.options
-    trust = call.store_trust() or (Trust(blindly=True) if is_pinned(given.url) else None)
-    if trust is None:
-        call.misuse("a store is code: give one of --allowed-signers, --digest and --trust")
+    trust = call.demand_trust(given.url)
     selected = call.selection()
     with output.working("pulling"):
         done = call.stack.pull(
-            given.url,
+            call.store_url(given.url),
             trust,
             selected,
             layers=given.layers,
             dry_run=given.dry_run,
             accept_older=given.accept_older,
         )
-    return call.show(done, lambda done: _show(done, call.now))
+    return call.show(done, lambda done: _show(done, call.now), lambda done: table(done, call.now))
 
 
 def _show(done: Pull, now: float) -> None:
     """Print what was or would be placed, whether programs here will hit it, and what was left alone."""
     if listed := [entry for layer in done.layers for entry in layer.entries or ()]:
-        show_entries(listed, now)
+        output.show_table(ls.columns(now), listed)
         output.show_lines([""])
-    output.show_table(columns("would place" if done.dry_run else "placed"), done.layers)
+    if done.layers:
+        output.show_table(columns("would place" if done.dry_run else "placed"), done.layers)
+    else:
+        output.warn("no entry to pull: the store has none for the layers here")
     output.show_lines(["", f"{done.url}: {output.size(done.read)} read", f"digest {done.digest}"])
     output.show_lines(f"trusted: {why}" for why in done.trusted)
     for layer in done.layers:

@@ -24,7 +24,7 @@ def add_options(parser: Parser) -> None:
     parser.add_argument("--sign", metavar="KEY", help="sign what is added with a key of OpenSSH")
     counting = "with --sign, what a signer of this list has pushed counts as present too"
     parser.add_argument("--allowed-signers", metavar="LIST", help=counting)
-    parser.add_shared("--json")
+    parser.add_form()
 
 
 def run(call: Call) -> int:
@@ -32,9 +32,13 @@ def run(call: Call) -> int:
     selected = call.selection()
     with output.working("pushing"):
         done = call.stack.push(
-            given.url, selected, layers=given.layers, sign=given.sign, allowed_signers=given.allowed_signers
+            call.store_url(given.url),
+            selected,
+            layers=given.layers,
+            sign=given.sign,
+            allowed_signers=given.allowed_signers,
         )
-    return call.show(done, _show)
+    return call.show(done, _show, lambda done: (COLUMNS, done.layers))
 
 
 COLUMNS: Final[tuple[output.Column[PushedLayer], ...]] = (
@@ -48,7 +52,11 @@ COLUMNS: Final[tuple[output.Column[PushedLayer], ...]] = (
 
 def _show(done: Push) -> None:
     """Print what was added, the digest of the store, and what the new entries reveal."""
-    output.show_table(COLUMNS, [one for one in done.layers if one.pushed or one.there or one.failed])
+    rows = [one for one in done.layers if one.pushed or one.there or one.failed]
+    if rows:
+        output.show_table(COLUMNS, rows)
+    else:
+        output.warn(f"no entry to push in {', '.join(layer.layer for layer in done.layers)}")
     output.show_lines(["", f"{done.url}: {output.size(done.written)} written", f"digest {done.digest}"])
     for layer in done.layers:
         if layer.sensitive is not None:
