@@ -450,13 +450,15 @@ class _Processes:
         by_moment: dict[int, list[Access]] = {}
         for access in sorted(accesses, key=lambda access: access.moment):
             by_moment.setdefault(access.moment, []).append(access)
+        opened = {moment: sum(access.opened for access in group) for moment, group in by_moment.items()}
         uses: list[Use] = []
         assigned = 0
         for moment, group in by_moment.items():
-            opened = sum(access.opened for access in group)
-            near = {self._members.get(access.process) for at in (-1, 0, 1) for access in by_moment.get(moment + at, ())}
-            more = max(0, history.openings[moment] - opened) if opened and len(near) == 1 else 0
-            assigned += opened + more
+            # An opening whose two events came in different moments is missing in the other one.
+            late = [at for at in (moment - 1, moment + 1) if opened.get(at, 0) > history.openings[at]]
+            users = {self._members.get(access.process) for at in (moment, *late) for access in by_moment[at]}
+            more = max(0, history.openings[moment] - opened[moment]) if opened[moment] and len(users) == 1 else 0
+            assigned += opened[moment] + more
             for access in group:
                 if self._members.get(access.process):
                     changed = history.changed is not None and history.changed <= moment

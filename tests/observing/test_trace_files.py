@@ -21,7 +21,7 @@ from tiers import thorough
 
 from cachectl.entry_files import events as entry_events
 from cachectl.entry_files.events import EntryEvents, Members
-from cachectl.entry_files.fanotify import Fanotify
+from cachectl.entry_files.fanotify import Access, Fanotify
 from cachectl.entry_files.history import History, counted
 from cachectl.entry_files.lookups import EntryTrace
 from cachectl.layer_set import LayerSet
@@ -91,7 +91,7 @@ def traced(
     *keys: str,
     explain: bool = False,
     within: tuple[str, ...] = (),
-    variables: Mapping[str, str] | None = None,
+    variables: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Trace the program, with some variables of its own, and return the document."""
     document = home.path / "trace.json"
@@ -330,6 +330,25 @@ def test_histories() -> None:
     history.opened(3.0)
     hits, stores = counted(history.uses)
     assert ([use.at for use in hits], [use.at for use in stores]) == ([3.0], [1.0])
+
+
+def test_openings_that_were_reported_as_one() -> None:
+    """Three openings by two processes, of which each is named once: the third may be either's, unless one was alone."""
+    path = Path("entry")
+
+    def uses(*moments: int) -> tuple[int, bool]:
+        history = History()
+        for moment in moments:
+            history.openings[moment] += 1
+            history.opened(0.0)
+        accesses = [Access(path, one, True, False, False, moment, 0.0) for one, moment in ((1, 0), (2, moments[-1]))]  # noqa: FBT003
+        found, doubt = entry_events._Processes({path: accesses}, {1: True, 2: False}).of_run(path, history)
+        return len(found), doubt is None
+
+    assert uses(0, 0, 0) == (1, False)
+    assert uses(0, 0, 1) == (2, True)
+    # The event of the stranger's opening came in another moment.
+    assert uses(0, 0, 0, 0, 2) == (4, True)
 
 
 @pytest.mark.thorough
