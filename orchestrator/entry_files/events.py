@@ -236,8 +236,10 @@ class EntryEvents:
             try:
                 self._fanotify.watch(folder)
             except OSError:
-                # Its file system reports none.
-                self._together |= {claim.layer.name for claim in self._claims if claim.holds(folder)}
+                if folder.is_dir():
+                    # Its file system reports none.
+                    claims = (claim for claim in self._claims if claim.holds(folder) or claim.leads(folder))
+                    self._together |= {claim.layer.name for claim in claims}
 
     def _descend(self, folder: Path, *, new: bool) -> None:
         """Watch a folder and those below it; then list it, because files may have been made before it was watched."""
@@ -296,9 +298,9 @@ class EntryEvents:
         """Read once. Who did it comes first: a process may end."""
         some = False
         for access in () if self._fanotify is None else self._fanotify.read(self._moment):
-            some = True
             if not self._is_wanted(access.path):
                 continue
+            some = True
             if access.process not in self._members:
                 self._members[access.process] = self._of_run(access.process)
             self._accesses.setdefault(access.path, []).append(access)

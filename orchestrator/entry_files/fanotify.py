@@ -78,7 +78,7 @@ class Fanotify:
         self._unknown: deque[_Event] = deque(maxlen=_KEPT)
         self._is_new_folder = False
         self._library: Any = ctypes.CDLL(None, use_errno=True)
-        if not hasattr(self._library, "fanotify_init"):
+        if not all(hasattr(self._library, name) for name in ("fanotify_init", "name_to_handle_at")):
             raise OSError(errno.ENOSYS, "the C library has no fanotify")
         self._library.fanotify_mark.argtypes = (
             ctypes.c_int,
