@@ -55,7 +55,7 @@ def demo(
     count: int,
     *,
     started: Callable[[Path], None],
-    working: Callable[[str], AbstractContextManager[None]],
+    working: Callable[[str], AbstractContextManager[object]],
     notice: Callable[[str], None],
 ) -> Demo:
     """Run the demo with ``count`` kernels in an isolated root.

@@ -2,19 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from cachectl.layers.base.environment import Environment
-from cachectl.layers.base.errors import FAILURES, BadRequest
+from cachectl.layers.base.errors import FAILURES, BadRequest, did_you_mean
 from cachectl.layers.base.facts import Scope
 from cachectl.layers.base.layer import Layer
 from cachectl.layers.base.parts import Portability
 from cachectl.layers.base.registry import Broken, built_in, plugged_in
 
 
+class _Announced(tuple[Layer, ...]):  # noqa: SLOT001 - a tuple has no slots for more
+    """Layers of which each is announced before its turn, and nothing (an empty name) after the last."""
+
+    announce: Callable[[str], None]
+
+    def __iter__(self) -> Iterator[Layer]:
+        for layer in super().__iter__():
+            self.announce(layer.name)
+            yield layer
+        self.announce("")
+
+
 class LayerSet:
     """Every cache layer as one environment (by default this process's) resolves it."""
+
+    #: Gets the name of each layer that :meth:`named` returned when a verb begins with it.
+    announce: Callable[[str], None] | None = None
 
     def __init__(self, environment: Environment | None = None, *, plugins: bool = True) -> None:
         self.environment = Environment.here() if environment is None else environment
@@ -54,7 +69,10 @@ class LayerSet:
         why = "; ".join(plugin.why for plugin in self.broken if plugin.name == name)
         if why:
             return BadRequest(f"the plug-in {name} was left out: {why}")
-        return BadRequest(f"no layer is called {name!r}; there are {', '.join(known)}")
+        names = tuple(known)
+        known_as = did_you_mean(name, names)
+        there = "cachectl layers lists them" if known_as else f"there are {', '.join(names)}"
+        return BadRequest(f"no layer is called {name!r}{known_as}; {there}")
 
     def portability(self, name: str) -> Portability | None:
         """Return the portability part of a layer; ``None`` if the layer has none, or is not here."""
@@ -65,8 +83,12 @@ class LayerSet:
 
         Raises :class:`BadRequest` for a name that no layer has.
         """
-        chosen = tuple(self[name] for name in dict.fromkeys(names))
-        return chosen or tuple(self)
+        chosen = tuple(self[name] for name in dict.fromkeys(names)) or tuple(self)
+        if self.announce is None:
+            return chosen
+        announced = _Announced(chosen)
+        announced.announce = self.announce
+        return announced
 
     def clearable(self) -> tuple[Layer, ...]:
         """Return what ``purge --all`` means: every user layer that a rerun refills."""

@@ -92,6 +92,15 @@ class Stack(LayerSet):
                 report = replace(report, pythons=sums(chosen, self.environment))
         return report
 
+    def dir(self, *, layers: Iterable[str] = (), missing: bool = False) -> tuple[Path, ...]:
+        """Return the places in which the layers keep something, each once.
+
+        With ``missing``, also the main place of a layer if it does not exist.
+        """
+        from cachectl.inspecting.places import places
+
+        return places(self.named(layers), missing=missing)
+
     def report_page(
         self, report: Report, *, layers: Sequence[str] = (), bench: str | None = None, trace: str | None = None
     ) -> bytes:

@@ -21,6 +21,7 @@ A *miss* is not an error: it is ``None``.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
@@ -93,6 +94,13 @@ class Unsettled(LayerError, OSError):
 
 #: What one root or layer may raise without stopping the others.
 FAILURES: Final = (LayerError, OSError)
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """Return ``" (did you mean X?)"`` with the known word that is most like a wrong one; empty if none is."""
+    import difflib
+
+    return "".join(f" (did you mean {one}?)" for one in difflib.get_close_matches(word, known, n=1))
 
 
 def not_a_key(layer: str, key: str) -> LayerError:

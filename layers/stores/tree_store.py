@@ -7,8 +7,9 @@ from collections.abc import Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 
+from cachectl.layers.base import facts
 from cachectl.layers.base.errors import Busy, LayerError, Unsettled
-from cachectl.layers.base.facts import Ability, Artifact, Root
+from cachectl.layers.base.facts import Ability, Root
 from cachectl.layers.base.store import Store, attempt
 from cachectl.layers.stores.tree import REFUSALS, Guard, Tree
 
@@ -28,7 +29,7 @@ class TreeStore(Store):
         """Return the tree of an entry."""
 
     @abstractmethod
-    def files_of(self, key: str, artifact: Artifact) -> Mapping[str, bytes]:
+    def files_of(self, key: str, artifact: facts.Artifact) -> Mapping[str, bytes]:
         """Return the files of an artifact by their paths in the entry; an entry that is a file has the path ``""``.
 
         Raises :class:`Damaged` if its library could not use them.
@@ -52,7 +53,7 @@ class TreeStore(Store):
     def demand_replaceable(self, root: Root, key: str, files: Mapping[str, bytes]) -> None:
         """Raise :class:`LayerError` if an entry must not be replaced by these files now."""
 
-    def write(self, root: Root, key: str, artifact: Artifact, *, replace: bool) -> None:
+    def write(self, root: Root, key: str, artifact: facts.Artifact, *, replace: bool) -> None:
         """Place an entry whole, after it was checked."""
         files = self.files_of(key, artifact)
         if replace:
@@ -62,7 +63,7 @@ class TreeStore(Store):
                 key, files, replace=replace, file_mode=self.file_mode, guard=self.guard(root, key)
             )
 
-    def write_new(self, root: Root, artifacts: Sequence[Artifact]) -> list[bool | LayerError | OSError]:
+    def write_new(self, root: Root, artifacts: Sequence[facts.Artifact]) -> list[bool | LayerError | OSError]:
         """Place the entries with free keys together, synced to the disk at once, and the others one by one."""
         first: dict[str, int] = {}
         for number, artifact in enumerate(artifacts):
@@ -80,7 +81,7 @@ class TreeStore(Store):
         done.update(zip(alone, super().write_new(root, [artifacts[number] for number in alone]), strict=True))
         return [done[number] for number in range(len(artifacts))]
 
-    def _files_if_free(self, root: Root, artifact: Artifact) -> Mapping[str, bytes] | LayerError | OSError | None:
+    def _files_if_free(self, root: Root, artifact: facts.Artifact) -> Mapping[str, bytes] | LayerError | OSError | None:
         """Return the files of an artifact, or the reason why it is refused; ``None`` if an entry has its key."""
         if self.tree_of(root, artifact.key).standing(artifact.key) is not None:
             return None

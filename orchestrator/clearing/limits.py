@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from cachectl.layers.base.facts import Orphan, Removable
+from cachectl.layers.base.facts import Entry, Orphan, Removable
 from cachectl.layers.base.selection import Selection
 
 
@@ -37,9 +37,14 @@ class Limits:
         stale = self.stale if own.stale is None else own.stale
         return replace(own, stale=stale, before=self.before if own.before is None else own.before)
 
-    def forbids(self, thing: Removable) -> bool:
-        """Return whether a thing must be removed regardless of the free space."""
-        if isinstance(thing, Orphan):
-            return bool(self.stale) or (self.before is not None and Selection(before=self.before).matches_orphan(thing))
-        old = self.before is not None and Selection(before=self.before).matches(thing)
-        return old or (bool(self.stale) and thing.stale is True)
+    def forbids(self, thing: Removable) -> str | None:
+        """Return why a thing must be removed regardless of the free space; ``None`` if it need not."""
+        if self.stale and isinstance(thing, Orphan):
+            return thing.why
+        if self.stale and isinstance(thing, Entry) and thing.stale:
+            return f"stale: {thing.stale_because}" if thing.stale_because else "stale"
+        if self.before is None:
+            return None
+        old = Selection(before=self.before)
+        is_old = old.matches_orphan(thing) if isinstance(thing, Orphan) else old.matches(thing)
+        return "unused for too long" if is_old else None

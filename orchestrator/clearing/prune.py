@@ -26,11 +26,17 @@ class _Holding:
     limits: Limits
     kept: list[Removable] = field(default_factory=list)
     going: list[Removable] = field(default_factory=list)
+    reasons: list[str] = field(default_factory=list)
     bytes: int = 0
     files: int = 0
     failed: tuple[Note, ...] = ()
     #: Places that could not be read; the rest of the layer is still pruned.
     hidden: list[Note] = field(default_factory=list)
+
+    def go(self, thing: Removable, because: str) -> None:
+        """Add a thing to remove, and why."""
+        self.going.append(thing)
+        self.reasons.append(because)
 
 
 def configured_limits(layers: LayerSet, notice: Callable[[str], None]) -> Limits:
@@ -63,7 +69,12 @@ def plan_prune(
     for holding in holdings:
         _make_room([holding], holding.limits)
     _make_room(together, limits)
-    return PurgePlan(tuple((holding.layer, _plan_one(holding)) for holding in holdings))
+    reasons = {
+        (holding.layer.name, thing.root, thing.key): because
+        for holding in holdings
+        for thing, because in zip(holding.going, holding.reasons, strict=True)
+    }
+    return PurgePlan(tuple((holding.layer, _plan_one(holding)) for holding in holdings), reasons)
 
 
 def _look(layer: Layer, limits: Limits, *, listed: bool) -> _Holding:
@@ -82,7 +93,10 @@ def _look(layer: Layer, limits: Limits, *, listed: bool) -> _Holding:
                     # It belongs to another program.
                     continue
                 elif isinstance(found, (Entry, Orphan)):
-                    (holding.going if limits.forbids(found) else holding.kept).append(found)
+                    if (because := limits.forbids(found)) is None:
+                        holding.kept.append(found)
+                    else:
+                        holding.go(found, because)
                 elif isinstance(found, Problem) and found.hides:
                     holding.hidden.append(Note(str(found.path), found.message))
     except FAILURES as error:
@@ -105,7 +119,8 @@ def _make_room(holdings: list[_Holding], limits: Limits) -> None:
             break
         # A row has no file of its own.
         if too_large or thing.files:
-            holdings[number].going.append(thing)
+            because = f"longest unused, {'over the size' if too_large else 'too many files'}"
+            holdings[number].go(thing, because)
             going.add(id(thing))
             total -= thing.bytes
             files -= thing.files

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from cachectl.layers.base.as_json import AsJson, total
@@ -18,12 +19,25 @@ if TYPE_CHECKING:
     from cachectl.layers.base.layer import Layer
 
 
+#: Why things go, by layer, root and key.
+Reasons = Mapping[tuple[str, Path, str], str]
+
+
+@dataclass(frozen=True, slots=True)
+class ListedEntry:
+    """An entry that would be removed, and which limit of ``prune`` it exceeds."""
+
+    entry: Entry
+    because: str | None
+    as_json: ClassVar[AsJson] = AsJson(flat=("entry",), optional=("because",))
+
+
 @dataclass(frozen=True, slots=True)
 class ClearedLayer:
     """The outcome of one layer; a dry run also lists what would be removed."""
 
     outcome: Outcome
-    entries: tuple[Entry, ...] | None
+    entries: tuple[ListedEntry, ...] | None
     orphans: tuple[Orphan, ...] | None
     as_json: ClassVar[AsJson] = AsJson(flat=("outcome",), optional=("entries", "orphans"))
 
@@ -45,12 +59,13 @@ class PurgeResult:
 
     dry_run: bool
     outcomes: tuple[Outcome, ...]
-    as_json: ClassVar[AsJson] = AsJson("cachectl/purge/1", hidden=("outcomes",), also=("layers", "total"))
+    reasons: Reasons = field(default_factory=dict)
+    as_json: ClassVar[AsJson] = AsJson("cachectl/purge/1", hidden=("outcomes", "reasons"), also=("layers", "total"))
 
     @property
     def layers(self) -> tuple[ClearedLayer, ...]:
         """Return the outcome of each layer, in a dry run with the entries and orphans that would be removed."""
-        return tuple(_cleared(outcome, listed=self.dry_run) for outcome in self.outcomes)
+        return tuple(_cleared(outcome, self.reasons, listed=self.dry_run) for outcome in self.outcomes)
 
     @property
     def total(self) -> PurgeTotal:
@@ -70,18 +85,23 @@ class PurgeResult:
         )
 
 
-def _cleared(outcome: Outcome, *, listed: bool) -> ClearedLayer:
+def _cleared(outcome: Outcome, reasons: Reasons, *, listed: bool) -> ClearedLayer:
     if not listed:
         return ClearedLayer(outcome, None, None)
-    entries = tuple(thing for thing in outcome.things if isinstance(thing, Entry))
+    entries = tuple(
+        ListedEntry(thing, reasons.get((outcome.layer, thing.root, thing.key)))
+        for thing in outcome.things
+        if isinstance(thing, Entry)
+    )
     return ClearedLayer(outcome, entries, tuple(thing for thing in outcome.things if isinstance(thing, Orphan)))
 
 
 @dataclass(frozen=True, slots=True)
 class PurgePlan:
-    """The plans of several layers; only what they list is touched."""
+    """The plans of several layers; only what they list is touched. ``reasons`` says why, where that is not the same."""
 
     parts: tuple[tuple[Layer, ClearPlan], ...]
+    reasons: Reasons = field(default_factory=dict)
 
     @property
     def plans(self) -> tuple[ClearPlan, ...]:
@@ -90,7 +110,8 @@ class PurgePlan:
 
     def foreseen(self) -> PurgeResult:
         """Return the expected result of :meth:`apply`: its numbers, failures, and each listed entry."""
-        return PurgeResult(dry_run=True, outcomes=tuple(_done(plan, layer.foresee) for layer, plan in self.parts))
+        outcomes = tuple(_done(plan, layer.foresee) for layer, plan in self.parts)
+        return PurgeResult(dry_run=True, outcomes=outcomes, reasons=self.reasons)
 
     def apply(self) -> PurgeResult:
         """Remove what is listed. If a layer fails, the result says so and the others are still cleared.

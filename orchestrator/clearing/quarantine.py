@@ -42,13 +42,18 @@ class Restored:
 
 @dataclass(frozen=True, slots=True)
 class Restorable:
-    """One thing a dry run would restore. ``kernels`` is always ``None``: damaged content is not searched for names."""
+    """One thing a dry run would restore. ``kernels`` is always ``None``: damaged content is not searched for names.
+
+    ``moved`` is when it was moved aside (epoch seconds), and ``because`` why.
+    """
 
     key: str
     root: Path
     bytes: int
     kernels: None
     name: str
+    moved: float
+    because: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +89,9 @@ class Restoration:
         for one in self.restored:
             thing, named = one.thing, things.setdefault(one.thing.layer, [])
             if one.because is None:
-                named.append(Restorable(thing.key, thing.root, thing.bytes, None, thing.name))
+                named.append(
+                    Restorable(thing.key, thing.root, thing.bytes, None, thing.name, thing.moved, thing.message)
+                )
         return tuple(RestorableLayer(layer, tuple(named)) for layer, named in things.items())
 
     @property

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cached_property
-from typing import TYPE_CHECKING, Final, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 
 from cachectl.cli import output
+
+T = TypeVar("T")
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -18,6 +21,7 @@ if TYPE_CHECKING:
     from cachectl.config import Config
     from cachectl.homes import Account, Homes
     from cachectl.layers.base.environment import Environment
+    from cachectl.layers.base.layer import Layer
     from cachectl.layers.base.selection import Selection
     from cachectl.moving.importing import Trust
     from cachectl.moving.output_files import Kind, OutputFile
@@ -28,8 +32,10 @@ if TYPE_CHECKING:
         @property
         def failed(self) -> object: ...
 
+    #: The columns and the rows of a verb.
+    Table = tuple[Sequence[output.Column[T]], Iterable[T]]
 
-T = TypeVar("T")
+
 Done = TypeVar("Done", bound="_Done")
 
 #: Verbs that show broken plug-ins themselves.
@@ -186,6 +192,15 @@ class Call:
         if not self.command:
             self.misuse("end the line with -- and the command to run")
 
+    def key(self, text: str, layers: Iterable[Layer]) -> str:
+        """Return the key that a text begins, and name it if it was not typed as a whole."""
+        from cachectl.inspecting.entries import full_key
+
+        key = full_key(layers, text)
+        if key != text:
+            output.warn(f"{text}: the key {key}")
+        return key
+
     def selection(self) -> Selection:
         """Return which entries were selected."""
         from cachectl.layers.base.selection import Selection, parse_age, parse_size
@@ -193,12 +208,16 @@ class Call:
         options, now = self.options, self.now
         return Selection(
             kernel=options.kernel,
-            key=options.key,
+            key=None if options.key is None else self.key(options.key, self._selected_layers()),
             before=None if options.older_than is None else now - parse_age(options.older_than),
             after=None if options.newer_than is None else now - parse_age(options.newer_than),
             larger_than=None if options.larger_than is None else parse_size(options.larger_than),
             stale=options.stale,
         )
+
+    def _selected_layers(self) -> Iterable[Layer]:
+        # What purge, export and push mean without a layer has no tuning results, but their keys are of another form.
+        return self.stack.named(self.options.layers)
 
     def trust(self) -> Trust | None:
         """Return why a bundle is trusted; ``None`` if no option says so."""
@@ -241,12 +260,39 @@ class Call:
 
     # ------------------------------------------------------------------ what comes out
 
-    def show(self, done: Done, show: Callable[[Done], None]) -> int:
-        """Show what a verb returned, as JSON with ``--json``, and return the exit status."""
-        if self.options.json:
+    @contextmanager
+    def working(self, what: str) -> Iterator[None]:
+        """Show a spinner on a terminal, with the layer that a reading verb has come to."""
+        with output.working(what) as show:
+            self.stack.announce = lambda layer: show(f"{what} {layer}".rstrip())
+            try:
+                yield
+            finally:
+                self.stack.announce = None
+
+    @property
+    def form(self) -> str:
+        """Return the form of the output: ``table``, ``json``, ``jsonl`` or ``csv``."""
+        form: str = "json" if self.options.json else getattr(self.options, "format", "table")
+        return form
+
+    def show(self, done: Done, show: Callable[[Done], None], table: Callable[[Done], Table[Any]] | None = None) -> int:
+        """Show what a verb returned in the form that was asked for, and return the exit status.
+
+        ``show`` prints it for people; ``table`` returns columns and rows, for the forms with a row on a line.
+        """
+        if self.form == "json":
             self.show_json(done)
-        else:
+        elif self.form == "table":
             show(done)
+        elif table is None:
+            self.misuse("this has no rows; use --format json")
+        else:
+            columns, things = table(done)
+            if self.form == "csv":
+                output.show_csv(columns, things)
+            else:
+                output.show_json_lines(things)
         return 1 if done.failed else 0
 
     def show_json(self, fact: object) -> None:

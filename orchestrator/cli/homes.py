@@ -14,7 +14,11 @@ if TYPE_CHECKING:
     from cachectl.layers.base.facts import Entry
 
 #: Options of the command line that no child gets, or that it gets anyway.
-_OURS: Final = frozenset({"verb", "parser", "home", "user", "all_users", "below", "time_limit", "json"})
+_OURS: Final = frozenset(
+    {"verb", "parser", "home", "user", "all_users", "below", "time_limit", "json", "format", "color"}
+)
+#: Options that only shape what is printed here.
+_SHOWN: Final = frozenset({"verbose", "all_layers"})
 #: Options that mean nothing here, with the reason.
 _REFUSED: Final = {
     "mpi": "--mpi looks at the caches of one user; leave it out",
@@ -46,7 +50,7 @@ def run(call: Call) -> int:
         if given.get(name):
             call.misuse(reason)
     accounts = _accounts(given)
-    options = {name: value for name, value in given.items() if name not in _OURS}
+    options = {name: value for name, value in given.items() if name not in _OURS | _SHOWN}
     limit = TIME_LIMIT if given["time_limit"] is None else given["time_limit"]
     with output.working(f"looking into {output.plural(len(accounts), 'home')}"):
         homes = gather(given["verb"], accounts, time_limit=limit, **options)
@@ -54,8 +58,12 @@ def run(call: Call) -> int:
     if len(errors) == 1 and all(one.error in errors for one in homes.users):
         output.warn(errors.pop() or "wrong usage")
         return 2
-    if given["json"]:
+    if call.form == "json":
         output.show_json(homes)
+    elif call.form == "jsonl":
+        output.show_json_lines({"user": one.user, **item} for one in homes.users for item in one.items)
+    elif call.form == "csv":
+        call.misuse("CSV is for one home; use --format jsonl, which names the user of each line")
     else:
         _SHOW[homes.verb](homes, call.now)
     for one in homes.users:
@@ -140,17 +148,19 @@ def _show_ls(homes: Homes, now: float) -> None:
 def _show_entries(entries: Iterable[tuple[str, Entry]], now: float) -> None:
     from cachectl.cli.inspecting.ls import columns
 
-    def of_entry(column: output.Column[Entry]) -> output.Column[tuple[str, Entry]]:
-        return output.Column(column.title, lambda row: column.value(row[1]), right=column.right)
-
     user: output.Column[tuple[str, Entry]] = output.Column("user", lambda row: row[0])
-    output.show_table((user, *map(of_entry, columns(now))), entries)
+    output.show_table((user, *(column.of(_second) for column in columns(now))), entries)
+
+
+def _second(row: tuple[str, Entry]) -> Entry:
+    return row[1]
 
 
 def _entry(item: Mapping[str, Any]) -> Entry:
     from cachectl.layers.base.facts import Entry
 
-    return Entry(**{**item, "layer": _layer(item)})
+    fields = {name: value for name, value in item.items() if name != "because"}
+    return Entry(**{**fields, "layer": _layer(item)})
 
 
 # ---------------------------------------------------------------------- verify, doctor

@@ -12,7 +12,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from cachectl.cli.parser import build_parser, mark_bare, verb_module
+from cachectl.cli.parser import VERBS, build_parser, mark_bare, verb_module
+from cachectl.layers.base.errors import did_you_mean
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
@@ -39,6 +40,9 @@ def main(arguments: Sequence[str] | None = None, *, environment: Environment | N
     at = words.index("--") if words and words[0] in _RUNNING and "--" in words else len(words)
     parse = partial(_parse, build_parser(words[:1]), mark_bare(words[:at]))
     try:
+        if not words:
+            build_parser(()).print_help()
+            raise SystemExit(2)
         call = Call(parse(), words, words[at + 1 :], environment)
     except SystemExit:
         _discard_output()
@@ -47,10 +51,14 @@ def main(arguments: Sequence[str] | None = None, *, environment: Environment | N
 
 
 def _parse(parser: ArgumentParser, words: Sequence[str]) -> Namespace:
+    if words and words[0] not in VERBS and not words[0].startswith("-"):
+        parser.error(f"no command is called {words[0]!r}{did_you_mean(words[0], VERBS)}")
     options, unknown = parser.parse_known_args(words)
     if unknown:
         # The verb's own parser names the verb's help.
-        getattr(options, "parser", parser).error(f"unrecognized arguments: {' '.join(unknown)}")
+        of_verb = getattr(options, "parser", parser)
+        likely = did_you_mean(unknown[0].partition("=")[0], of_verb._option_string_actions)  # noqa: SLF001 - no other list
+        of_verb.error(f"unrecognized arguments: {' '.join(unknown)}{likely}")
     return options
 
 
@@ -86,6 +94,7 @@ def _guarded(call: Call, parse: Callable[[], Namespace]) -> int:
     """Carry out a call and return its exit status; an error of the user or the system is one line."""
     from cachectl.cli import output
 
+    output.set_colour(call.options.color)
     try:
         status = _runner(call, parse)(call)
         output.finish()

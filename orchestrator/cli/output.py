@@ -13,24 +13,34 @@ from contextlib import contextmanager, suppress
 from enum import Enum
 from itertools import chain, repeat
 from pathlib import PurePath
-from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, TextIO, TypeVar
 
 from cachectl.layers.base.errors import printable
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from cachectl.layers.base.facts import Note
     from cachectl.observing.bench import Step
 
 T = TypeVar("T")
+U = TypeVar("U")
 
 DASH: Final = "-"
-_NARROW: Final = 80
+#: The width of a line where nothing is to be cut.
+_ENDLESS: Final = 1 << 30
+#: Where nothing is cut, longer cells do not widen their column: one long cell would pad every row.
+_PADDED: Final = 60
 #: Characters of a shortened word that are still readable.
 _READABLE: Final = 8
 #: By how much the further lines of a row are indented.
 _INDENT: Final = 2
 #: Seconds until a spinner appears.
 _PATIENCE: Final = 0.5
+#: Seconds between two looks at what it says.
+_TICK: Final = 0.1
+#: What ``--color`` says.
+_when = "auto"
 #: How many of a kind text names; JSON lists them all.
 MANY: Final = 3
 
@@ -107,6 +117,12 @@ def age(moment: float | None, now: float) -> str:
     return f"{seconds:.0f}s"
 
 
+def more_layers(hidden: int, shown: object, why: str = "nothing here") -> list[str]:
+    """Return the line that stands for rows without content, if there are any; ``shown`` is true if others are shown."""
+    more = "more " if shown else ""
+    return [f"{plural(hidden, f'{more}layer')}: {why}; --all-layers"] if hidden else []
+
+
 def duration(seconds: float) -> str:
     """Format an estimated time."""
     whole = round(seconds)
@@ -139,13 +155,16 @@ def _ellipsis() -> str:
     return "…"
 
 
-def _width() -> int:
-    """Return the width of a line: that of the terminal, and 80 columns elsewhere."""
-    if not sys.stdout.isatty():
-        return _NARROW
-    import shutil
+def width(stream: TextIO) -> int:
+    """Return the width of a line: that of the terminal, and without end elsewhere, so that nothing is cut."""
+    if not stream.isatty():
+        return _ENDLESS
+    from cachectl.layers.base.environment import process_variable
 
-    return shutil.get_terminal_size().columns
+    named = process_variable("COLUMNS") or ""
+    with suppress(OSError):
+        return (int(named) if named.isdecimal() else 0) or os.get_terminal_size(stream.fileno()).columns or 80
+    return 80
 
 
 # ---------------------------------------------------------------------- lines
@@ -176,9 +195,15 @@ def show_wrapped(line: str, indent: str = "") -> None:
     import textwrap
 
     wrap = textwrap.TextWrapper(
-        max(20, _width()), subsequent_indent=indent, break_on_hyphens=False, break_long_words=False
+        max(20, width(sys.stdout)), subsequent_indent=indent, break_on_hyphens=False, break_long_words=False
     )
     show_lines(wrap.wrap(printable(line)) or [""])
+
+
+def show_more_layers(hidden: int, shown: object) -> None:
+    """Print the line of :func:`more_layers`, if there is one."""
+    for line in more_layers(hidden, shown):
+        show_message(line, indent="  ")
 
 
 def show_message(line: str, indent: str = "") -> None:
@@ -235,53 +260,122 @@ def warn_notes(about: str, notes: Sequence[Note]) -> None:
 
 
 class Column(Generic[T]):
-    """A column of a table: its title, the text of its cells, and whether that is a number."""
+    """A column of a table: its title, the text of its cells, and whether that is a number.
 
-    def __init__(self, title: str, value: Callable[[T], str], *, right: bool = False) -> None:
+    ``raw`` is the value for machines, by default the text; ``name`` is its title there.
+    """
+
+    def __init__(
+        self,
+        title: str,
+        value: Callable[[T], str],
+        *,
+        right: bool = False,
+        raw: Callable[[T], object] | None = None,
+        name: str | None = None,
+    ) -> None:
         self.title = title
         self.value = value
         self.right = right
+        self.raw = raw or value
+        self.name = title if name is None else name
+
+    def of(self, part: Callable[[U], T]) -> Column[U]:
+        """Return the same column for things that have such a thing as a part."""
+        value, raw = self.value, self.raw
+        return Column(
+            self.title,
+            lambda whole: value(part(whole)),
+            right=self.right,
+            raw=lambda whole: raw(part(whole)),
+            name=self.name,
+        )
+
+
+def numbers(title: str, text: Callable[[T], str], raw: Callable[[T], float | None]) -> Column[T]:
+    """Return a column of numbers that have a text of their own."""
+    return Column(title, text, right=True, raw=raw)
 
 
 def counts(title: str, value: Callable[[T], int | None]) -> Column[T]:
     """Return a column of numbers."""
-    return Column(title, lambda thing: count(value(thing)), right=True)
+    return Column(title, lambda thing: count(value(thing)), right=True, raw=value)
 
 
 def sizes(title: str, value: Callable[[T], int | None]) -> Column[T]:
     """Return a column of sizes in bytes."""
-    return Column(title, lambda thing: size(value(thing)), right=True)
+    return Column(title, lambda thing: size(value(thing)), right=True, raw=value)
 
 
 def ages(title: str, value: Callable[[T], float | None], now: float) -> Column[T]:
-    """Return a column of ages: the time from epoch seconds to ``now``."""
-    return Column(title, lambda thing: age(value(thing), now), right=True)
+    """Return a column of ages: the time from epoch seconds to ``now``; for machines in seconds."""
+
+    def seconds(thing: T) -> int | None:
+        moment = value(thing)
+        return None if moment is None else max(0, round(now - moment))
+
+    return Column(title, lambda thing: age(value(thing), now), right=True, raw=seconds)
+
+
+def show_csv(columns: Sequence[Column[T]], things: Iterable[T]) -> None:
+    """Print a table as CSV: sizes in bytes, ages in seconds, and nothing for what is unknown."""
+    import csv
+
+    def cell(value: object) -> object:
+        return printable(value) if isinstance(value, str) and value != DASH else None if value == DASH else value
+
+    with _output():
+        writer = csv.writer(sys.stdout, lineterminator="\n")
+        writer.writerow([column.name for column in columns])
+        writer.writerows([cell(column.raw(thing)) for column in columns] for thing in things)
+
+
+def show_json_lines(facts: Iterable[object]) -> None:
+    """Print each fact as a JSON object on a line of its own."""
+    import json
+
+    with _output():
+        for fact in facts:
+            print(json.dumps(to_json(fact)))
 
 
 def show_table(columns: Sequence[Column[T]], things: Iterable[T], last: Sequence[str] | None = None) -> None:
     """Print things as a table, as :func:`plain_table` does; ``last`` are the cells of one more row.
 
-    A terminal gets bold titles unless ``NO_COLOR`` is set.
+    Titles are bold where :func:`is_coloured` says so.
     """
-    titles, rows = _table(columns, things, _width(), last)
-    if sys.stdout.isatty() and not os.environ.get("NO_COLOR"):
-        from rich.console import Console
-        from rich.text import Text
-
+    titles, rows = _table(columns, things, width(sys.stdout), last)
+    if is_coloured(sys.stdout):
         with _output():
-            Console().print(Text("\n".join(titles), style="bold"), soft_wrap=True)
+            for title in titles:
+                print(f"\x1b[1m{printable(title)}\x1b[0m")
         titles = []
     show_lines([*titles, *rows])
 
 
+def set_colour(when: str) -> None:
+    """Set whether colours are used: ``auto``, ``always`` or ``never``."""
+    global _when  # noqa: PLW0603 - one process has one standard output
+    _when = when
+
+
+def is_coloured(stream: TextIO) -> bool:
+    """Return whether a stream gets colours: ``--color`` counts, then NO_COLOR, then FORCE_COLOR, then the terminal."""
+    from cachectl.layers.base.environment import process_variable
+
+    if _when != "auto" or process_variable("NO_COLOR"):
+        return _when == "always"
+    return bool(process_variable("FORCE_COLOR")) or (stream.isatty() and process_variable("TERM") != "dumb")
+
+
 def plain_table(
-    columns: Sequence[Column[T]], things: Iterable[T], width: int = _NARROW, last: Sequence[str] | None = None
+    columns: Sequence[Column[T]], things: Iterable[T], width: int = _ENDLESS, last: Sequence[str] | None = None
 ) -> list[str]:
     """Return the lines of a table of at most ``width`` columns.
 
-    Text that does not fit is shortened in the middle: the last column first, then the widest. Numbers are never
-    shortened, and names in the first column stay different from each other. If the columns still do not fit, a row
-    takes several lines, each but the first indented.
+    Text that does not fit is shortened in the middle, in the widest column first. Numbers are never shortened, and
+    names in the first column stay different from each other. If the columns still do not fit, a row takes several
+    lines, each but the first indented.
     """
     titles, rows = _table(columns, things, width, last)
     return [*titles, *rows]
@@ -340,51 +434,54 @@ def _groups(shown: Sequence[_Shown], width: int) -> list[list[_Shown]]:
 
 def _beside(shown: Sequence[_Shown], width: int, gap: int = 2) -> list[str]:
     """Return columns beside each other, a line for each row."""
-    widths = [one.width for one in shown]
+    widths = [one.width if width < _ENDLESS else min(one.width, _PADDED) for one in shown]
     room = width - gap * (len(shown) - 1)
-    widths[-1] = max(min(widths[-1], shown[-1].least), min(widths[-1], widths[-1] - (sum(widths) - room)))
     while sum(widths) > room:
         longer = [place for place, one in enumerate(shown) if widths[place] > one.least]
         # A column on a line of its own is shortened to the line.
         place = max(longer or range(len(widths)), key=widths.__getitem__)
         widths[place] -= 1
-    rows = zip(*(one.cells for one in shown), strict=True)
-    return [
-        (" " * gap)
-        .join(
-            shorten(cell, width).rjust(width) if one.right else shorten(cell, width).ljust(width)
-            for cell, one, width in zip(row, shown, widths, strict=True)
-        )
-        .rstrip()
-        for row in rows
-    ]
+    fitted = (_fitted(one, most, cut=width < _ENDLESS) for one, most in zip(shown, widths, strict=True))
+    return [(" " * gap).join(row).rstrip() for row in zip(*fitted, strict=True)]
+
+
+def _fitted(shown: _Shown, width: int, *, cut: bool) -> list[str]:
+    """Return the cells of a column, padded to a width and, if they are to be ``cut``, none longer."""
+    cells = [shorten(cell, width) for cell in shown.cells] if cut else shown.cells
+    return [cell.rjust(width) if shown.right else cell.ljust(width) for cell in cells]
 
 
 # ---------------------------------------------------------------------- progress
 
 
+def _console() -> Console:
+    from rich.console import Console
+
+    return Console(stderr=True, no_color=not is_coloured(sys.stderr))
+
+
 @contextmanager
-def working(what: str) -> Iterator[None]:
-    """Show a spinner on a terminal, from the first half second on."""
+def working(what: str) -> Iterator[Callable[[str], None]]:
+    """Show a spinner on a terminal, from the first half second on; yield a function to call with other words."""
     if not sys.stderr.isatty():
-        yield
+        yield lambda _: None
         return
     import threading
 
     finished = threading.Event()
+    words = [what]
 
     def spin() -> None:
         if finished.wait(_PATIENCE):
             return
-        from rich.console import Console
-
-        with Console(stderr=True).status(what):
-            finished.wait()
+        with _console().status(words[0]) as status:
+            while not finished.wait(_TICK):
+                status.update(words[0])
 
     spinner = threading.Thread(target=spin, daemon=True)
     spinner.start()
     try:
-        yield
+        yield lambda now: words.__setitem__(0, now)
     finally:
         finished.set()
         spinner.join()
@@ -396,11 +493,10 @@ def progress() -> Iterator[Callable[[Step], None]]:
     if not sys.stderr.isatty():
         yield lambda _: None
         return
-    from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[left]}"))
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+    with Progress(*columns, console=_console(), transient=True) as bar:
         task = bar.add_task("", total=None, left="")
 
         def show(step: Step) -> None:

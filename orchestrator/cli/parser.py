@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 #: Every verb in the order of the help: the module that has it, and what it does.
 VERBS: Final[dict[str, tuple[str, str]]] = {
     "report": ("inspecting.report", "locations, state, entries, bytes, stale, problems"),
+    "dir": ("inspecting.dir", "the places of caches, one a line"),
     "ls": ("inspecting.ls", "entries, one a line"),
     "get": ("moving.get", "write one entry to a file"),
     "put": ("moving.put", "place an entry that get wrote, so that the library hits it"),
@@ -119,7 +120,7 @@ SHARED: Final[dict[str, dict[str, Any]]] = {
     "layers": {"nargs": "*", "metavar": "LAYER", "help": _LAYER},
     "--layer": {"action": "append", "default": [], "dest": "layers", "metavar": "LAYER", "help": _ONE_LAYER},
     "layer": {"metavar": "LAYER", "help": "the layer that keeps the entry"},
-    "key": {"metavar": "KEY", "help": "the entry's key, as cachectl ls -q prints it"},
+    "key": {"metavar": "KEY", "help": "the entry's key, as cachectl ls -q prints it; get takes the beginning of one"},
     # Words before -- that are no option: a command without --, with its own options.
     "unexpected": {"nargs": argparse.REMAINDER, "help": argparse.SUPPRESS},
     "--sign": {"metavar": "KEY", "help": "sign it with a key of OpenSSH; the signature is FILE.sig"},
@@ -127,8 +128,11 @@ SHARED: Final[dict[str, dict[str, Any]]] = {
     "--python": {"action": "append", "default": [], "metavar": "PATH", "help": _PYTHON},
     "--wait": {"type": _seconds, "metavar": "SECONDS", "help": _WAIT},
     "--over-others": {"action": "store_true", "help": "as the superuser, change what belongs to another user too"},
-    "--json": {"action": "store_true", "help": "print JSON: bytes and epoch seconds as numbers"},
+    "--all-layers": {"action": "store_true", "help": "also list layers with nothing in them"},
+    "--json": {"action": "store_true", "help": "the same as --format json"},
 }
+#: The forms of output.
+FORMS: Final = ("table", "json", "jsonl", "csv")
 #: Options of every verb that changes a cache.
 CHANGING: Final = ("--wait", "--over-others")
 
@@ -162,6 +166,15 @@ class Parser(argparse.ArgumentParser):
         for name in names:
             self.add_argument(name, **SHARED[name])
 
+    def add_form(self, *others: str) -> argparse._MutuallyExclusiveGroup:
+        """Add options for the form of the output, and return their group; ``others`` are shared options."""
+        self.add_shared(*others)
+        form = self.add_mutually_exclusive_group()
+        forms = "table (default), json, jsonl (an object a line) or csv (bytes and seconds as numbers)"
+        form.add_argument("--format", choices=FORMS, default=FORMS[0], help=forms)
+        form.add_argument("--json", **SHARED["--json"])
+        return form
+
     def add_selection(self) -> None:
         """Add the options that select entries."""
         group = self.add_argument_group("selection")
@@ -171,7 +184,7 @@ class Parser(argparse.ArgumentParser):
         group.add_argument("--larger-than", metavar="SIZE", help="larger than 500M, 2GiB")
         stale = "entries that no known Python or driver can hit any more"
         group.add_argument("--stale", action="store_true", help=stale)
-        group.add_argument("--key", metavar="KEY", help="the entry of this key")
+        group.add_argument("--key", metavar="KEY", help="the entry of this key, or of the only one that begins so")
 
     def add_places(self, *, homes: bool = False, root: bool = False) -> None:
         """Add options that name other places than those of this environment, of which one can be given."""
@@ -263,4 +276,6 @@ def build_parser(words: Sequence[str] | None = None) -> argparse.ArgumentParser:
         if typed:
             verb.set_defaults(parser=verb)
             verb_module(name).add_options(verb)
+            colour = "whether to use bold type (default: auto, on a terminal unless NO_COLOR is set)"
+            verb.add_argument("--color", choices=("auto", "always", "never"), default="auto", help=colour)
     return parser

@@ -6,6 +6,7 @@ import heapq
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -13,13 +14,16 @@ from typing import TYPE_CHECKING, ClassVar, Final
 
 from cachectl.layers.base.as_json import AsJson
 from cachectl.layers.base.errors import FAILURES, BadRequest, reason_of
-from cachectl.layers.base.facts import Entry, Problem, Root
+from cachectl.layers.base.facts import Entry, Orphan, Problem, Root
 from cachectl.layers.base.selection import ALL, Selection
 
 if TYPE_CHECKING:
     from cachectl.layers.base.layer import Layer
 
 _UNKNOWN: Final = float("inf")
+#: Characters of a key that are enough to mean one, and keys that an error names.
+_SHORTEST: Final = 4
+_SOME: Final = 4
 
 #: The sort key of each order; an unknown time comes last.
 _ORDERS: Final[dict[str, Callable[[Entry], float]]] = {
@@ -55,6 +59,33 @@ class Listing:
     def failed(self) -> bool:
         """Return whether entries may be missing."""
         return any(trouble.failed for trouble in self.problems)
+
+
+def full_key(layers: Iterable[Layer], text: str) -> str:
+    """Return the only key of some layers that begins with a text, or whose last part does.
+
+    A text that is a key, or that begins none, is returned as it is; so is one of fewer than 4 characters. Raises
+    :class:`BadRequest`, with some of the keys, if it begins several.
+    """
+    found: set[str] = set()
+    for layer in layers if len(text) >= _SHORTEST else ():
+        with suppress(*FAILURES):
+            if layer.store.is_key(text):
+                return text
+            for root in layer.roots():
+                for thing in layer.scan(root, contents=False):
+                    if isinstance(thing, (Entry, Orphan)) and thing.key == text:
+                        return text
+                    if isinstance(thing, Entry) and any(
+                        part.startswith(text) for part in (thing.key, thing.key.rpartition("/")[2])
+                    ):
+                        found.add(thing.key)
+    if len(found) > 1:
+        some = ", ".join(sorted(found)[:_SOME])
+        more = f" and {len(found) - _SOME} more" if len(found) > _SOME else ""
+        message = f"{len(found)} keys begin with {text!r}: {some}{more}; write more of it"
+        raise BadRequest(message)
+    return found.pop() if found else text
 
 
 def list_entries(

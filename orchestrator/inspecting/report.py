@@ -90,6 +90,17 @@ class LayerReport:
         return _known_sum(root.usage.stale_bytes for root in self.roots)
 
     @property
+    def orphan_bytes(self) -> int | None:
+        """Sum the bytes of the orphans of all roots; ``None`` where nothing could be measured."""
+        return _sum((root.usage.orphan_bytes for root in self.roots), complete=self.complete)
+
+    @property
+    def idle(self) -> bool:
+        """Return whether the layer is complete and empty, and nobody has switched it off."""
+        off = self.state.condition is Condition.DISABLED
+        return self.complete and not (off or self.entries or self.files or self.problems)
+
+    @property
     def problems(self) -> tuple[Problem, ...]:
         """Return the problems of all roots."""
         return tuple(problem for root in self.roots for problem in root.usage.problems)
@@ -97,13 +108,18 @@ class LayerReport:
 
 @dataclass(frozen=True, slots=True)
 class ReportTotal:
-    """The sums over all layers; lower bounds unless ``complete``."""
+    """The sums over all layers; lower bounds unless ``complete``.
+
+    ``prune --stale`` removes ``stale_bytes`` and ``orphan_bytes``; what is unknown is not in them.
+    """
 
     entries: int | None
     files: int | None
     bytes: int | None
     complete: bool
     disk_bytes: int | None
+    stale_bytes: int | None
+    orphan_bytes: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +146,9 @@ class Report:
     def total(self) -> ReportTotal:
         """Return the sums over all layers."""
         disk = _sum_if_known(layer.disk_bytes for layer in self.layers)
-        return ReportTotal(self.entries, self.files, self.bytes, self.complete, disk)
+        stale = _known_sum(layer.stale_bytes for layer in self.layers)
+        orphans = _sum((layer.orphan_bytes for layer in self.layers), complete=self.complete)
+        return ReportTotal(self.entries, self.files, self.bytes, self.complete, disk, stale, orphans)
 
     @property
     def failed(self) -> bool:

@@ -87,7 +87,10 @@ class Unused:
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """All measurements, and the machine; ``started`` is in epoch seconds."""
+    """All measurements, and the machine; ``started`` is in epoch seconds.
+
+    ``exit_status`` is 0, or 128+n if signal n ended it: then the rounds that were finished are there.
+    """
 
     command: tuple[str, ...]
     settings: tuple[Setting, ...]
@@ -96,14 +99,8 @@ class Bench:
     machine: Machine
     versions: Mapping[str, str]
     started: float
-    as_json: ClassVar[AsJson] = AsJson(
-        "cachectl/bench/1", also=("exit_status",), names={"saved": "saved_by_layer", "unused": "not_used"}
-    )
-
-    @property
-    def exit_status(self) -> int:
-        """Return 0: a failed command ends the comparison."""
-        return 0
+    exit_status: int = 0
+    as_json: ClassVar[AsJson] = AsJson("cachectl/bench/1", names={"saved": "saved_by_layer", "unused": "not_used"})
 
     def __getitem__(self, setting: str) -> Setting:
         return next(one for one in self.settings if one.setting == setting)
@@ -148,6 +145,7 @@ def bench(
         machine=machine(stack.environment),
         versions=_versions(stack),
         started=started,
+        exit_status=signals.ending(),
     )
 
 
@@ -243,15 +241,26 @@ class _Work:
     def measure(
         self, settings: Sequence[Setting], rounds: int, fills: Sequence[float], show: Callable[[Step], None]
     ) -> tuple[Setting, ...]:
-        """Run every setting once a round. Each round begins with another setting, so that none is always first."""
+        """Run every setting once a round. Each round begins with another setting, so that none is always first.
+
+        A signal ends it; finished rounds are kept. Raises :class:`Ended` if there is none, or if the command fails.
+        """
         taken: dict[str, list[float]] = {one.setting: [] for one in settings}
         order = [
             settings[(place + number) % len(settings)] for number in range(rounds) for place in range(len(settings))
         ]
         for done, one in enumerate(order):
             show(Step(one.setting, done, len(order), _left(order[done:], taken, fills)))
-            taken[one.setting].append(self._once(one))
-        return tuple(replace(one, seconds=tuple(taken[one.setting])) for one in settings)
+            try:
+                taken[one.setting].append(self._once(one))
+            except Ended:
+                if not (self.signals.ending() and min(map(len, taken.values()))):
+                    raise
+                break
+        finished = min(map(len, taken.values()))
+        if finished < rounds:
+            self.notice(f"interrupted: {finished} of {rounds} rounds are finished, and count")
+        return tuple(replace(one, seconds=tuple(taken[one.setting][:finished])) for one in settings)
 
     def _once(self, one: Setting) -> float:
         with self._root(one) as root:

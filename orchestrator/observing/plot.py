@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 from cachectl.layers.base.errors import BadRequest, CachectlError
 from cachectl.layers.host.installing import command_to_install
 from cachectl.moving.output_files import MAKER
+from cachectl.moving.whole_files import STREAM
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -71,7 +72,7 @@ def draw(bench: Bench, name: str) -> bytes:
 
 
 def _form(name: str) -> str | None:
-    return _FORMS.get(os.path.splitext(name)[1].lower())
+    return "svg" if name == STREAM else _FORMS.get(os.path.splitext(name)[1].lower())
 
 
 def _bar(axes: Axes, place: int, one: Setting, bench: Bench) -> None:

@@ -8,10 +8,13 @@ import re
 import shlex
 import subprocess
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from cachectl import Stack
+from cachectl.cli.inspecting.report import summary
 from cachectl.layers.base.registry import BUILT_IN
 
 if TYPE_CHECKING:
@@ -98,11 +101,43 @@ def test_ls_and_purge_json_have_the_keys_of_the_contract(home: Home, compute_cac
     assert home.json("purge", "cuda")["layers"][0].keys() == keys
 
 
-def test_tables_fit_eighty_columns(home: Home, compute_cache: Callable[[Path], None]) -> None:
+def test_a_report_is_brief_unless_more_is_asked_for(home: Home, compute_cache: Callable[[Path], None]) -> None:
     compute_cache(home.path / ".nv" / "ComputeCache")
-    for arguments in (["report"], ["ls"], ["layers"], ["purge", "--all", "-n"]):
-        table = home.cachectl(*arguments).stdout.split("\n\n")[0]
-        assert max(map(len, table.splitlines())) <= 80, table
+    size = home.json("report")["total"]["bytes"] / 1024
+    summary, blank, *table = home.cachectl("report").stdout.splitlines()
+    assert (summary, blank) == (f"{size:.1f} KiB in 40 entries", "")
+    assert [line.split()[0] for line in table] == ["layer", "cuda", "total", "12"]
+    assert table[-1] == "12 more layers: nothing here; --all-layers"
+    everything = home.cachectl("report", "--all-layers").stdout
+    assert [line.split()[0] for line in everything.splitlines()[2:]] == ["layer", *BUILT_IN, "total"]
+    place = "  ~/.nv/ComputeCache  (default (HOME))"
+    assert place not in everything
+    for arguments in (["-v"], ["cuda"]):
+        assert place in home.cachectl("report", *arguments).stdout.splitlines()
+    (home.path / "limits.toml").write_text("[prune]\nmax-size = '5G'\n")
+    limited = home.cachectl("report", CACHECTL_CONFIG=str(home.path / "limits.toml")).stdout
+    assert limited.splitlines()[0] == f"{summary}; limit 5.0 GiB"
+
+
+def test_a_report_says_how_much_could_go(home: Home, compute_cache: Callable[[Path], None]) -> None:
+    compute_cache(home.path / ".nv" / "ComputeCache")
+    report = Stack(home.environment()).report(layers=["cuda"])
+    (layer,), (root, *_) = report.layers, report.layers[0].roots
+    usage = replace(root.usage, stale_entries=1, stale_bytes=1024, orphan_files=1, orphan_bytes=2048)
+    report = replace(report, layers=(replace(layer, roots=(replace(root, usage=usage),)),))
+    held = "188.1 KiB in 40 entries"
+    assert summary(report, None) == f"{held}; 3.0 KiB could go (stale 1.0 KiB, orphans 2.0 KiB)"
+    assert (report.total.stale_bytes, report.total.orphan_bytes) == (1024, 2048)
+
+
+def test_dir_prints_places_alone(home: Home, compute_cache: Callable[[Path], None]) -> None:
+    cache = home.path / ".nv" / "ComputeCache"
+    compute_cache(cache)
+    assert home.cachectl("dir").stdout == f"{cache}\n"
+    assert home.cachectl("dir", "cuda", "pocl").stdout == f"{cache}\n{home.path}/.cache/pocl/kcache\n"
+    # A temporary folder is MIOpen's fallback, and no place of it as long as it keeps nothing there.
+    every = home.cachectl("dir", "--all-layers").stdout.splitlines()
+    assert all(line.startswith(str(home.path)) for line in every)
 
 
 def test_ls_sorts_limits_and_selects(home: Home, compute_cache: Callable[[Path], None]) -> None:
@@ -407,3 +442,58 @@ def test_quarantine_leaves_what_is_anothers(home: Home, compute_cache: Callable[
 
 #: An entry of the recorded ComputeCache.
 KEY = "3/f/433a72c95049e7"
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("reprot", "no command is called 'reprot' (did you mean report?)"),
+        ("purge cuad", "no layer is called 'cuad' (did you mean cuda?)"),
+        ("ls --kernal x", "unrecognized arguments: --kernal (did you mean --kernel?)"),
+        ("ls --formta=csv", "unrecognized arguments: --formta=csv (did you mean --format?)"),
+    ],
+)
+def test_a_typo_is_answered_with_what_was_probably_meant(home: Home, line: str, words: str) -> None:
+    done = home.cachectl(*line.split(), check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    (said,) = done.stderr.splitlines()
+    assert words in said
+
+
+def test_without_a_command_the_help_is_printed(home: Home) -> None:
+    done = home.cachectl(check=False)
+    assert (done.returncode, done.stderr) == (2, "")
+    assert done.stdout == home.cachectl("--help").stdout
+
+
+def test_the_beginning_of_a_key_is_enough_if_it_is_the_only_one(
+    home: Home, compute_cache: Callable[[Path], None]
+) -> None:
+    compute_cache(home.path / ".nv" / "ComputeCache")
+    whole = home.cachectl("get", "cuda", KEY, "-o", "entry", check=False)
+    assert whole.stderr == ""
+    for beginning in (KEY[:6], KEY.rpartition("/")[2][:4]):
+        done = home.cachectl("get", "cuda", beginning, "-o", "same")
+        assert done.stderr == f"cachectl: {beginning}: the key {KEY}\n"
+        assert (home.path / "same").read_bytes() == (home.path / "entry").read_bytes()
+        assert [entry["key"] for entry in home.json("ls", "--key", beginning)["entries"]] == [KEY]
+    assert home.cachectl("ls", "--key", KEY[:3], "-q").stdout == ""
+    (home.path / ".nv" / "ComputeCache" / (KEY[:-1] + "8")).write_bytes(
+        (home.path / ".nv" / "ComputeCache" / KEY).read_bytes()
+    )
+    done = home.cachectl("purge", "cuda", "--key", KEY[:8], check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert f"2 keys begin with '{KEY[:8]}': {KEY}, {KEY[:-1]}8; write more of it" in done.stderr
+    assert home.json("purge", "cuda", "--key", KEY)["total"]["removed"] == 1
+    # A key of that form is never taken for the beginning of another one.
+    assert home.cachectl("purge", "cuda", "--key", KEY, check=False).returncode == 1
+
+
+def test_a_verb_that_reads_announces_the_layer_that_it_has_come_to(home: Home) -> None:
+    stack = Stack(home.environment(), plugins=False)
+    seen: list[str] = []
+    stack.announce = seen.append
+    stack.verify(layers=["cuda", "pocl"])
+    assert seen == ["cuda", "pocl", ""]
+    stack.report()
+    assert seen[3:] == [*BUILT_IN, ""]

@@ -90,7 +90,7 @@ def test_a_shared_root_counts_once_and_each_nodes_own_counts(cluster: Cluster) -
 @pytest.mark.cluster
 @pytest.mark.real
 def test_one_table_tells_of_all_nodes(cluster: Cluster) -> None:
-    said = cluster.run("report", "--mpi").stdout
+    said = cluster.run("report", "--mpi", "-v").stdout
     assert said.count("\ntotal ") == 1
     assert "2 nodes, shared" in said
     assert "2 nodes: " in said

@@ -26,6 +26,8 @@ from cachectl.observing.machine import Machine, machine
 if TYPE_CHECKING:
     from homes import Home
 
+CACHECTL = (sys.executable, "-m", "cachectl")
+
 PROGRAMS = Path(__file__).parents[1] / "programs"
 
 
@@ -318,3 +320,17 @@ def test_a_machine_is_named_by_what_it_has(tmp_path: Path) -> None:
     assert replace(found, cpus=4).title == "NVIDIA H200, AMD EPYC 9654 96-Core Processor, 4 CPUs"
     assert Machine(None, None, ("X", "X"), "Linux 6", ()).title == "2x X"
     assert Machine(None, None, (), "Linux 6", ()).title == "Linux 6"
+
+
+def test_finished_rounds_are_kept_when_it_is_interrupted(home: Home, tmp_path: Path) -> None:
+    # Two runs fill the caches, and a round has three: the signal comes in the last run of the second round.
+    runs = tmp_path / "runs"
+    script = f"echo >> {runs}; test $(wc -l < {runs}) -lt 8 || kill -INT $PPID; sleep 0.01"
+    command = (*CACHECTL, "bench", "-n", "2", "--json", "figures", "--", "sh", "-c", script)
+    done = home.run(*command, check=False)
+    assert done.returncode == 128 + signal.SIGINT, done.stderr
+    assert "interrupted: 1 of 2 rounds are finished, and count" in done.stderr
+    assert "every cache empty" in done.stdout
+    figures = json.loads((home.path / "figures").read_text())
+    assert figures["exit_status"] == 130
+    assert {len(one["seconds"]) for one in figures["settings"]} == {1}

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from cachectl.cli import output
 from cachectl.cli.call import Call
-from cachectl.cli.clearing.purge import show_purge
+from cachectl.cli.clearing.purge import show_result
 from cachectl.cli.parser import CHANGING, Parser, positive
 
 if TYPE_CHECKING:
@@ -22,8 +22,9 @@ def add_options(parser: Parser) -> None:
     parser.add_argument("--max-size", metavar="SIZE", help="until the layers together hold no more than 500M, 2GiB")
     parser.add_argument("--max-files", type=positive, metavar="N", help="until they hold no more than N files")
     parser.add_dry_run("go")
+    parser.add_shared("--all-layers")
     parser.add_places(homes=True)
-    parser.add_shared("--python", *CHANGING, "--json")
+    parser.add_form("--python", *CHANGING)
 
 
 def run(call: Call) -> int:
@@ -31,7 +32,7 @@ def run(call: Call) -> int:
     given = None if limits.none else limits
     with output.working("pruning"):
         result = call.stack.prune(given, layers=call.options.layers, dry_run=call.options.dry_run, notice=output.warn)
-    return call.show(result, lambda result: show_purge(result, call.now))
+    return show_result(call, result)
 
 
 def _limits(call: Call) -> Limits:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from cachectl.cli import output
 from cachectl.cli.call import Call
-from cachectl.cli.inspecting.ls import show_entries
+from cachectl.cli.inspecting import ls
 from cachectl.cli.parser import CHANGING, Parser
 
 if TYPE_CHECKING:
-    from cachectl.clearing.purge import PurgeResult
-    from cachectl.layers.base.facts import Note, Orphan, Outcome
+    from cachectl.clearing.purge import ListedEntry, PurgeResult
+    from cachectl.cli.call import Table
+    from cachectl.layers.base.facts import Entry, Note, Orphan, Outcome
 
 
 def add_options(parser: Parser) -> None:
@@ -20,8 +21,9 @@ def add_options(parser: Parser) -> None:
     parser.add_argument("--all", action="store_true", help="every user layer that is not precious")
     parser.add_selection()
     parser.add_dry_run("go")
+    parser.add_shared("--all-layers")
     parser.add_places(homes=True)
-    parser.add_shared("--mpi", *CHANGING, "--json")
+    parser.add_form("--mpi", *CHANGING)
 
 
 def run(call: Call) -> int:
@@ -38,13 +40,36 @@ def run(call: Call) -> int:
         # Rank 0 shows it.
         return 0
     missing = given.key is not None and result.found_nothing
-    if given.json:
-        call.show_json(result)
-    elif not missing:
-        show_purge(result, call.now)
+    status = 1
+    if not missing or call.form != "table":
+        status = show_result(call, result)
     if missing:
         output.warn(f"no entry that is selected has the key {given.key!r}; cachectl ls -q lists keys")
-    return 1 if missing or result.failed else 0
+    return 1 if missing else status
+
+
+def show_result(call: Call, result: PurgeResult) -> int:
+    """Show what a purge did, or would do, in the form that was asked for, and return the exit status."""
+    every = call.options.all_layers or bool(call.options.layers)
+
+    def table(result: PurgeResult) -> Table[Any]:
+        if not result.dry_run:
+            return columns("removed"), result.outcomes
+        entries = [entry for layer in result.layers for entry in layer.entries or ()]
+        return entry_columns(call.now, entries), entries
+
+    return call.show(result, lambda result: show_purge(result, call.now, all_layers=every), table)
+
+
+def entry_columns(now: float, entries: Iterable[ListedEntry]) -> tuple[output.Column[ListedEntry], ...]:
+    """Return the columns of a dry run: those of ``ls``, and why if that is known; ages refer to ``now``."""
+    *before, key = (column.of(_entry_of) for column in ls.columns(now))
+    why: output.Column[ListedEntry] = output.Column("why", lambda one: one.because or "")
+    return (*before, *([why] if any(one.because for one in entries) else []), key)
+
+
+def _entry_of(listed: ListedEntry) -> Entry:
+    return listed.entry
 
 
 def columns(verb: str) -> tuple[output.Column[Outcome], ...]:
@@ -69,19 +94,25 @@ def orphan_columns(now: float) -> tuple[output.Column[tuple[str, Orphan]], ...]:
     )
 
 
-def show_purge(result: PurgeResult, now: float) -> None:
-    """Print what a purge did, or would do: then each entry as well. Reasons go to standard error."""
+def show_purge(result: PurgeResult, now: float, *, all_layers: bool = False) -> None:
+    """Print what a purge did, or would do: then each entry as well. Reasons go to standard error.
+
+    Layers without anything to remove are one line unless ``all_layers``.
+    """
     if entries := [entry for layer in result.layers for entry in layer.entries or ()]:
-        show_entries(entries, now)
+        output.show_table(entry_columns(now, entries), entries)
         output.show_lines([""])
     if orphans := [(layer.outcome.layer, orphan) for layer in result.layers for orphan in layer.orphans or ()]:
         output.show_table(orphan_columns(now), orphans)
         output.show_lines([""])
-    if shown := [outcome for outcome in result.outcomes if not outcome.failed or outcome.removed]:
+    told = [outcome for outcome in result.outcomes if not outcome.failed or outcome.removed]
+    shown = [one for one in told if all_layers or one.removed or one.orphans_removed or one.bytes_freed or one.skipped]
+    if shown:
         total = result.total
         numbers = (output.count(total.removed), output.count(total.orphans_removed), output.size(total.bytes_freed))
         last = ("total", *numbers, output.count(total.skipped))
         output.show_table(columns("would go" if result.dry_run else "removed"), shown, last)
+    output.show_more_layers(len(told) - len(shown), shown)
     made = "would be made" if result.dry_run else "is made"
     for outcome in result.outcomes:
         for path in outcome.recreated:

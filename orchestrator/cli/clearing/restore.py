@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from cachectl.cli import output
 from cachectl.cli.call import Call
@@ -21,7 +21,7 @@ def add_options(parser: Parser) -> None:
     parser.add_argument("--all", action="store_true", help="bring everything back")
     parser.add_argument("--replace", action="store_true", help="also if another entry has taken its place")
     parser.add_dry_run("come back")
-    parser.add_shared(*CHANGING, "--json")
+    parser.add_form(*CHANGING)
 
 
 def run(call: Call) -> int:
@@ -34,7 +34,8 @@ def run(call: Call) -> int:
     with output.working("looking into quarantine"):
         done = call.stack.restore(given.names, everything=given.all, replace=given.replace, dry_run=given.dry_run)
     show = _show_restored if named else _show_quarantine
-    status = call.show(done, lambda done: show(done, call.now))
+    table = [one.thing for one in done.restored if one.because is None] if named else done.quarantine
+    status = call.show(done, lambda done: show(done, call.now), lambda _: ((*columns(call.now), _NAME), table))
     for name in done.unknown:
         output.warn(f"nothing in quarantine has the name {name!r}; cachectl restore lists the names")
     warn_of_outcomes(done.unread)
@@ -45,7 +46,8 @@ def _show_quarantine(done: Restoration, now: float) -> None:
     """Print what is in quarantine, with the names that restore it."""
     for thing in done.quarantine:
         heading = f"{thing.name}  {thing.layer}  {output.size(thing.bytes)}  {output.age(thing.moved, now)}"
-        output.show_lines([heading, f"  {thing.key}: {thing.message}"])
+        output.show_lines([heading])
+        output.show_message(f"  {thing.key}: {thing.message}", indent="    ")
     if not done.quarantine:
         output.show_lines(["nothing is in quarantine"])
 
@@ -57,7 +59,12 @@ def columns(now: float) -> tuple[output.Column[Quarantined], ...]:
         output.sizes("size", lambda thing: thing.bytes),
         output.ages("age", lambda thing: thing.moved, now),
         output.Column("key", lambda thing: thing.key),
+        output.Column("why", lambda thing: thing.message),
     )
+
+
+#: The name of each, which ``restore`` takes.
+_NAME: Final[output.Column[Quarantined]] = output.Column("name", lambda thing: thing.name)
 
 
 def _show_restored(done: Restoration, now: float) -> None:

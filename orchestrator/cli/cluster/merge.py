@@ -17,7 +17,7 @@ def add_options(parser: Parser) -> None:
         "roots", nargs="+", metavar="ROOT", help="a folder that run --isolated kept, or an XDG_CACHE_HOME, or a home"
     )
     parser.add_argument("into", metavar="INTO", help="the folder that gets every entry once, for run --isolated=INTO")
-    parser.add_shared("--json")
+    parser.add_form()
 
 
 def run(call: Call) -> int:
@@ -30,7 +30,7 @@ def run(call: Call) -> int:
     roots = [environment.expand(root) for root in given.roots]
     with output.working("merging"):
         done = merge_roots(environment, roots, environment.expand(given.into))
-    return call.show(done, _show)
+    return call.show(done, _show, lambda done: (COLUMNS, done.layers))
 
 
 COLUMNS: Final[tuple[output.Column[MergedLayer], ...]] = (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from cachectl.cli import output
 from cachectl.cli.call import Call
@@ -14,13 +14,14 @@ if TYPE_CHECKING:
 
 
 def add_options(parser: Parser) -> None:
-    parser.add_shared("--json")
+    parser.add_form()
 
 
 def run(call: Call) -> int:
     from cachectl.config import Settings
 
-    return call.show(Settings(call.config.places, tuple(_settings(call))), _show)
+    done = Settings(call.config.places, tuple(_settings(call)))
+    return call.show(done, _show, lambda done: (COLUMNS, done.settings))
 
 
 def _settings(call: Call) -> Iterator[Setting]:
@@ -42,12 +43,7 @@ def _settings(call: Call) -> Iterator[Setting]:
 
 
 def _show(done: Settings) -> None:
-    columns = (
-        output.Column["Setting"]("setting", lambda setting: setting.key),
-        output.Column["Setting"]("value", lambda setting: _text(setting.value)),
-        output.Column["Setting"]("from", _origin),
-    )
-    output.show_table(columns, done.settings)
+    output.show_table(COLUMNS, done.settings)
     output.show_lines(["", *(f"{one.origin}: {one.path}{'' if one.exists else ' (missing)'}" for one in done.files)])
 
 
@@ -59,3 +55,10 @@ def _text(value: Value) -> str:
     if isinstance(value, tuple):
         value = " ".join(value)
     return output.DASH if value in (None, "") else str(value).lower() if isinstance(value, bool) else str(value)
+
+
+COLUMNS: Final[tuple[output.Column[Setting], ...]] = (
+    output.Column("setting", lambda setting: setting.key),
+    output.Column("value", lambda setting: _text(setting.value)),
+    output.Column("from", _origin),
+)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from cachectl.cli import output
 from cachectl.cli.call import Call
-from cachectl.cli.inspecting.verify import show_findings
+from cachectl.cli.inspecting.verify import FINDING_COLUMNS, show_findings
 from cachectl.cli.parser import Parser
 
 if TYPE_CHECKING:
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 def add_options(parser: Parser) -> None:
     parser.add_shared("layers")
     parser.add_places(homes=True)
-    parser.add_shared("--python", "--json")
+    parser.add_form("--python")
 
 
 def run(call: Call) -> int:
-    with output.working("looking into everything"):
+    with call.working("examining"):
         done = call.stack.doctor(layers=call.options.layers)
-    return call.show(done, _show)
+    return call.show(done, _show, lambda done: (FINDING_COLUMNS, done.findings))
 
 
 def _show(done: Diagnosis) -> None:

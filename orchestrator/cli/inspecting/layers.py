@@ -13,11 +13,18 @@ if TYPE_CHECKING:
 
 
 def add_options(parser: Parser) -> None:
-    parser.add_shared("layers", "--json")
+    parser.add_form("layers")
 
 
 def run(call: Call) -> int:
-    return call.show(call.stack.abilities(layers=call.options.layers), _show)
+    done = call.stack.abilities(layers=call.options.layers)
+    return call.show(done, _show, lambda done: (_columns(), done.layers))
+
+
+def _columns() -> tuple[output.Column[LayerAbilities], ...]:
+    from cachectl.layers.base.facts import Ability
+
+    return (output.Column("layer", lambda layer: layer.layer), *(_column(ability.value) for ability in Ability))
 
 
 def _column(ability: str) -> output.Column[LayerAbilities]:
@@ -25,10 +32,7 @@ def _column(ability: str) -> output.Column[LayerAbilities]:
 
 
 def _show(done: Layers) -> None:
-    from cachectl.layers.base.facts import Ability
-
-    abilities = (_column(ability.value) for ability in Ability)
-    output.show_table((output.Column("layer", lambda layer: layer.layer), *abilities), done.layers)
+    output.show_table(_columns(), done.layers)
     for layer in done.layers:
         for ability, reason in layer.abilities.items():
             if reason is not None:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from cachectl.cli import output
 from cachectl.cli.call import Call
-from cachectl.cli.parser import SHARED, Parser
+from cachectl.cli.parser import Parser
 
 if TYPE_CHECKING:
     from cachectl.inspecting.entries import Listing
@@ -21,41 +20,36 @@ def add_options(parser: Parser) -> None:
     parser.add_argument("--sort", choices=("size", "age", "used"), help="largest, oldest, or longest unused first")
     parser.add_argument("--limit", type=int, metavar="N", help="show no more than N entries")
     parser.add_places(homes=True, root=True)
-    form = parser.add_mutually_exclusive_group()
-    form.add_argument("-q", "--quiet", action="store_true", help="print nothing but keys")
-    form.add_argument("--json", **SHARED["--json"])
-    parser.epilog = "The table shortens keys to fit; -q and --json give them in full."
+    parser.add_form().add_argument("-q", "--quiet", action="store_true", help="print nothing but keys")
+    parser.epilog = "On a terminal the table shortens names and keys to fit; elsewhere they are whole."
 
 
 def run(call: Call) -> int:
     selected = call.selection()
-    with output.working("listing"):
+    with call.working("listing"):
         listing = call.stack.ls(selected, layers=call.options.layers, sort=call.options.sort, limit=call.options.limit)
-    if call.options.json:
-        call.show_json(listing)
-    elif call.options.quiet:
-        output.show_raw(entry.key for entry in listing.entries)
-    else:
-        show_entries(listing.entries, call.now)
+
+    def show(listing: Listing) -> None:
+        if call.options.quiet:
+            output.show_raw(entry.key for entry in listing.entries)
+        else:
+            output.show_table(columns(call.now), listing.entries)
+
+    status = call.show(listing, show, lambda listing: (columns(call.now), listing.entries))
     _warn_of_problems(listing)
-    return 1 if listing.failed else 0
+    return status
 
 
 def columns(now: float) -> tuple[output.Column[Entry], ...]:
     """Return the columns of a listing; ``now`` is the time that ages refer to."""
     return (
         output.Column("layer", lambda entry: entry.layer),
-        output.Column("kernels", lambda entry: output.shorten(" ".join(entry.kernels or (output.DASH,)), 18)),
+        output.Column("kernels", lambda entry: " ".join(entry.kernels or (output.DASH,))),
         output.sizes("size", lambda entry: entry.bytes),
         output.ages("age", lambda entry: entry.modified if entry.used is None else entry.used, now),
-        output.Column("", lambda entry: "stale" if entry.stale else ""),
+        output.Column("", lambda entry: "stale" if entry.stale else "", raw=lambda entry: entry.stale, name="stale"),
         output.Column("key", lambda entry: entry.key),
     )
-
-
-def show_entries(entries: Iterable[Entry], now: float) -> None:
-    """Print entries; dry runs of other verbs do so too."""
-    output.show_table(columns(now), entries)
 
 
 def _warn_of_problems(listing: Listing) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
 from cachectl.cli import output
@@ -23,12 +23,15 @@ def add_options(parser: Parser) -> None:
         "--neighbours", action="store_true", help="also other caches of compiled code (Triton, CuPy …), read only"
     )
     parser.add_argument("--by", choices=("python",), help="also the sums of each Python that wrote entries")
+    parser.add_argument("-v", "--verbose", action="store_true", help="also every place, and the reason of every state")
+    parser.add_shared("--all-layers")
     parser.add_argument("--html", metavar="FILE", help="also draw it with every entry and finding, as one HTML page")
     parser.add_argument("--bench", metavar="FILE", help="what bench --json wrote, for the page of --html")
     parser.add_argument("--trace", metavar="FILE", help="what trace --json wrote, for the page of --html")
     parser.add_force("a page of cachectl")
     parser.add_places(homes=True, root=True)
-    parser.add_shared("--python", "--mpi", "--json")
+    parser.add_form("--python", "--mpi")
+    parser.epilog = "A LAYER that is named is shown as with -v."
 
 
 def run(call: Call) -> int:
@@ -39,7 +42,7 @@ def run(call: Call) -> int:
         call.misuse("--bench and --trace are for the page of --html FILE")
     page = None if given.html is None else _page_file(call)
     layers = given.layers
-    with output.working("looking at every cache"):
+    with call.working("counting"):
         if given.mpi:
             report = call.over_nodes(lambda nodes: nodes.report(layers))
         else:
@@ -55,8 +58,44 @@ def run(call: Call) -> int:
         page.write((drawn,))
         if page.name == STREAM:
             return 1 if report.failed else 0
-    home = str(call.environment.home_folder)
-    return call.show(report, lambda report: show_report(report, home))
+
+    def show(report: Report) -> None:
+        named = bool(layers)
+        show_report(
+            report,
+            str(call.environment.home_folder),
+            limit=_limit(call),
+            all_layers=given.all_layers or named,
+            verbose=given.verbose or named,
+        )
+
+    return call.show(report, show, lambda report: ((*COLUMNS, _DISK_BYTES), report.layers))
+
+
+def _limit(call: Call) -> int | None:
+    """Return the configured limit of all layers together in bytes; ``None`` if none is set, or if it is wrong."""
+    from cachectl.layers.base.environment import is_configured
+    from cachectl.layers.base.errors import BadRequest
+
+    if not is_configured(call.environment):
+        return None
+    try:
+        return call.config.limits(call.now, call.stack, lambda _: None).bytes
+    except BadRequest:
+        # prune and config name the fault.
+        return None
+
+
+def summary(report: Report, limit: int | None) -> str:
+    """Format the sums: what there is, what could go, and what may be there."""
+    total = report.total
+    held = _bound(output.size(total.bytes), complete=report.complete)
+    parts = [f"{held} in {_bound(output.plural(total.entries or 0, 'entry', 'entries'), complete=report.complete)}"]
+    sums = (("stale", total.stale_bytes), ("orphans", total.orphan_bytes))
+    if going := ", ".join(f"{what} {output.size(amount)}" for what, amount in sums if amount):
+        parts.append(f"{output.size((total.stale_bytes or 0) + (total.orphan_bytes or 0))} could go ({going})")
+    parts += [] if limit is None else [f"limit {output.size(limit)}"]
+    return "; ".join(parts)
 
 
 def _page_file(call: Call) -> OutputFile:
@@ -65,8 +104,8 @@ def _page_file(call: Call) -> OutputFile:
     from cachectl.moving.whole_files import STREAM
 
     file = call.output_file(call.options.html, PAGE)
-    if file.name == STREAM and call.options.json:
-        call.misuse("--html - and --json both write to standard output; name a FILE for one")
+    if file.name == STREAM and call.form != "table":
+        call.misuse(f"--html - and --{call.form} both write to standard output; name a FILE for one")
     demand_targets(file)
     return file
 
@@ -76,14 +115,22 @@ def _bound(text: str, *, complete: bool) -> str:
     return text if complete or text == output.DASH else f"{text}+"
 
 
+def _amounts(
+    title: str, text: Callable[[int | None], str], value: Callable[[LayerReport], int | None]
+) -> output.Column[LayerReport]:
+    """Return a column of numbers that may be lower bounds."""
+    return output.numbers(title, lambda layer: _bound(text(value(layer)), complete=layer.complete), value)
+
+
 COLUMNS: Final[tuple[output.Column[LayerReport], ...]] = (
     output.Column("layer", lambda layer: layer.layer),
     output.Column("state", lambda layer: layer.state.condition.value),
-    output.Column("entries", lambda layer: _bound(output.count(layer.entries), complete=layer.complete), right=True),
-    output.Column("files", lambda layer: _bound(output.count(layer.files), complete=layer.complete), right=True),
-    output.Column("size", lambda layer: _bound(output.size(layer.bytes), complete=layer.complete), right=True),
-    output.Column("stale", lambda layer: _bound(output.size(layer.stale_bytes), complete=layer.complete), right=True),
+    _amounts("entries", output.count, lambda layer: layer.entries),
+    _amounts("files", output.count, lambda layer: layer.files),
+    _amounts("size", output.size, lambda layer: layer.bytes),
+    _amounts("stale", output.size, lambda layer: layer.stale_bytes),
 )
+_DISK_BYTES: Final = _amounts("on disk", output.size, lambda layer: layer.disk_bytes)
 
 
 def _on_disk(layer: LayerReport) -> str:
@@ -117,18 +164,28 @@ def _total(report: Report) -> tuple[str, ...]:
     return ("total", "", *(_bound(number, complete=report.complete) for number in numbers))
 
 
-def _show_table(report: Report) -> None:
+def _show_table(report: Report, layers: Sequence[LayerReport]) -> None:
     *columns, stale = COLUMNS
-    if not any(map(_on_disk, report.layers)):
-        output.show_table(COLUMNS, report.layers, (*_total(report), ""))
+    if not any(map(_on_disk, layers)):
+        output.show_table(COLUMNS, layers, (*_total(report), ""))
         return
     last = (*_total(report), output.size(report.total.disk_bytes), "")
-    output.show_table((*columns, _ON_DISK, stale), report.layers, last)
+    output.show_table((*columns, _ON_DISK, stale), layers, last)
 
 
-def show_report(report: Report, home: str) -> None:
-    """Print a table of layers, then places, reasons and problems; ``home`` is printed as ``~``."""
-    _show_table(report)
+def show_report(
+    report: Report, home: str, *, limit: int | None = None, all_layers: bool = False, verbose: bool = False
+) -> None:
+    """Print the sums, a table of layers, and problems; with ``verbose`` also reasons and places.
+
+    ``home`` is printed as ``~``. ``limit`` is the largest size that the config files allow, in bytes.
+    """
+    output.show_message(summary(report, limit), indent="  ")
+    shown = [layer for layer in report.layers if all_layers or not layer.idle]
+    if shown:
+        output.show_lines([""])
+        _show_table(report, shown)
+    output.show_more_layers(len(report.layers) - len(shown), shown)
     if not report.complete:
         output.show_message("+: lower bound, -: unknown; the problems below say what could not be counted")
     if report.nodes:
@@ -136,7 +193,7 @@ def show_report(report: Report, home: str) -> None:
         output.show_lines(
             ["", f"{output.plural(len(report.nodes), 'node')}: {', '.join(report.nodes[: output.MANY])}{more}"]
         )
-    for line in _places(report, home):
+    for line in _places(shown, home, verbose=verbose):
         output.show_message(line, indent="    ")
     for one in report.leftovers or ():
         where = _short_home(str(one.root / one.key), home)
@@ -164,9 +221,11 @@ def _neighbour_columns(home: str) -> tuple[output.Column[Neighbour], ...]:
     )
 
 
-def _places(report: Report, home: str) -> Iterator[str]:
-    for layer in report.layers:
-        if layer.state.condition.value == "absent" and not (layer.files or layer.failures or layer.problems):
+def _places(layers: Sequence[LayerReport], home: str, *, verbose: bool) -> Iterator[str]:
+    """Yield reasons, places and problems of layers; unless ``verbose``, only problems and their layers."""
+    for layer in layers:
+        if not verbose:
+            yield from (f"{layer.layer}: {problem}" for problem in _problems(layer, home))
             continue
         yield ""
         yield f"{layer.layer}: {layer.state.condition.value}, {layer.state.why}"
@@ -178,12 +237,15 @@ def _places(report: Report, home: str) -> Iterator[str]:
         for number, alike in enumerate(places.values()):
             if not number or any(map(_holds_anything, alike)):
                 yield _place(alike, home)
-        for failure in layer.failures:
-            yield f"  problem: {failure}"
-        for root in layer.roots:
-            where = f" (on {root.nodes[0]})" if root.nodes else ""
-            for problem in root.usage.problems:
-                yield f"  problem: {_short_home(str(problem.path), home)}: {problem.message}{where}"
+        yield from (f"  {problem}" for problem in _problems(layer, home))
+
+
+def _problems(layer: LayerReport, home: str) -> Iterator[str]:
+    yield from (f"problem: {failure}" for failure in layer.failures)
+    for root in layer.roots:
+        where = f" (on {root.nodes[0]})" if root.nodes else ""
+        for problem in root.usage.problems:
+            yield f"problem: {_short_home(str(problem.path), home)}: {problem.message}{where}"
 
 
 def _place(alike: Sequence[RootReport], home: str) -> str:

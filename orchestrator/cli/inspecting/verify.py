@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from cachectl.cli import output
 from cachectl.cli.call import Call
@@ -21,13 +21,24 @@ def add_options(parser: Parser) -> None:
     )
     parser.add_argument("--deep", action="store_true", help="also check bitcode with an installed llvm-dis")
     parser.add_places(homes=True, root=True)
-    parser.add_shared(*CHANGING, "--json")
+    parser.add_form(*CHANGING)
 
 
 def run(call: Call) -> int:
-    with output.working("verifying"):
+    with call.working("verifying"):
         done = call.stack.verify(layers=call.options.layers, deep=call.options.deep, quarantine=call.options.quarantine)
-    return call.show(done, _show)
+    return call.show(done, _show, lambda done: (FINDING_COLUMNS, done.findings))
+
+
+FINDING_COLUMNS: Final[tuple[output.Column[Finding], ...]] = (
+    output.Column("layer", lambda finding: finding.layer),
+    output.Column("severity", lambda finding: finding.severity.value),
+    output.Column("code", lambda finding: finding.code),
+    output.Column("root", lambda finding: str(finding.root or "")),
+    output.Column("key", lambda finding: finding.key or ""),
+    output.Column("message", lambda finding: finding.message),
+    output.Column("fix", lambda finding: finding.fix),
+)
 
 
 def _show(done: Verification) -> None:

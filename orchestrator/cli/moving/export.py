@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from contextlib import nullcontext, redirect_stdout
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from cachectl.cli import output
@@ -35,7 +36,7 @@ def add_options(parser: Parser) -> None:
         help="no bundle: write an OCI image to oci://HOST/NAME:TAG, whose files are a root as of run --isolated=DIR",
     )
     parser.add_force("a bundle, or an image of cachectl")
-    parser.add_shared("--json")
+    parser.add_form("--all-layers")
 
 
 def run(call: Call) -> int:
@@ -48,14 +49,15 @@ def run(call: Call) -> int:
         return _export_image(call) if given.as_kdb is None else _export_files(call)
     if given.file is None:
         call.misuse("name the FILE to write, --as-kdb DIR or --image URL")
-    if given.file == "-" and given.json:
-        call.misuse("--json and the bundle cannot both go to standard output; name a FILE")
+    if given.file == "-" and call.form != "table":
+        call.misuse(f"{call.form.upper()} and the bundle cannot both go to standard output; name a FILE")
     selected = call.selection()
     with output.working("exporting"):
         done = call.stack.export(given.file, selected, layers=given.layers, sign=given.sign, force=given.force)
     # Standard output holds the bundle.
     with redirect_stdout(sys.stderr) if given.file == "-" else nullcontext():
-        return call.show(done, _show)
+        show = partial(_show, all_layers=given.all_layers)
+        return call.show(done, show, lambda done: (COLUMNS, done.layers))
 
 
 COLUMNS: Final[tuple[output.Column[ExportedLayer], ...]] = (
@@ -65,14 +67,16 @@ COLUMNS: Final[tuple[output.Column[ExportedLayer], ...]] = (
 )
 
 
-def _show(done: Export) -> None:
+def _show(done: Export, *, all_layers: bool) -> None:
     """Print what was exported, its checksum, and what it reveals."""
     if done.sha256 is None:
         nothing = "nothing was written" if done.file == "-" else f"{done.file} was not written"
         output.warn(f"no entry to export in {', '.join(layer.layer for layer in done.layers)}; {nothing}")
     else:
         last = ("total", output.count(done.entries), output.size(done.total.bytes))
-        output.show_table(COLUMNS, [layer for layer in done.layers if layer.entries], last)
+        shown = [layer for layer in done.layers if all_layers or layer.entries]
+        output.show_table(COLUMNS, shown, last)
+        output.show_more_layers(len(done.layers) - len(shown), shown)
         output.show_lines(["", f"{done.file}: {output.size(done.bytes)}", f"SHA-256 {done.sha256}"])
     if done.signature is not None:
         output.show_lines([f"signed: {done.signature}"])
@@ -130,7 +134,7 @@ def _export_files(call: Call) -> int:
         call.misuse(f"{given.as_kdb!r} is a layer, not a folder; write ./{given.as_kdb} for a folder of that name")
     with output.working("exporting"):
         done = export_files(call.environment, given.as_kdb, call.selection(), layers=_layers(call), force=given.force)
-    return call.show(done, _show_files)
+    return call.show(done, _show_files, lambda done: (FILE_COLUMNS, done.files))
 
 
 FILE_COLUMNS: Final[tuple[output.Column[InstallableFile], ...]] = (

@@ -22,7 +22,7 @@ def run(call: Call) -> int:
     layer = call.stack[call.options.layer]
     file = call.output_file(STREAM if call.options.output is None else call.options.output, ARTIFACT)
     file.demand()
-    data = get_artifact(layer, call.options.key)
+    data = get_artifact(layer, call.key(call.options.key, (layer,)))
     if file.name == STREAM:
         output.show_bytes(data)
     else:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from cachectl.cli import output
 from cachectl.cli.call import Call
-from cachectl.cli.inspecting.ls import show_entries
+from cachectl.cli.inspecting import ls
 from cachectl.cli.parser import CHANGING, Parser
 
 if TYPE_CHECKING:
+    from cachectl.cli.call import Table
     from cachectl.moving.importing import Import, ImportedLayer
+    from cachectl.sharing.pulling import Pull
 
 
 def add_options(parser: Parser) -> None:
@@ -18,7 +20,7 @@ def add_options(parser: Parser) -> None:
     parser.add_trust("FILE", required=True)
     parser.add_argument("--max-size", metavar="SIZE", help="the largest bundle to read, 500M or 2GiB (default: 32GiB)")
     parser.add_dry_run("be placed")
-    parser.add_shared(*CHANGING, "--json")
+    parser.add_form(*CHANGING)
 
 
 def run(call: Call) -> int:
@@ -34,7 +36,14 @@ def run(call: Call) -> int:
         call.misuse("a bundle is code: give one of --allowed-signers, --sha256 and --trust")
     with output.working("importing"):
         done = call.stack.import_bundle(given.file, trust, dry_run=given.dry_run, most=most)
-    return call.show(done, lambda done: _show(done, call.now))
+    return call.show(done, lambda done: _show(done, call.now), lambda done: table(done, call.now))
+
+
+def table(done: Import | Pull, now: float) -> Table[Any]:
+    """Return the columns and rows of what was placed: layers, or in a dry run entries."""
+    if not done.dry_run:
+        return columns("placed"), done.layers
+    return ls.columns(now), [entry for layer in done.layers for entry in layer.entries or ()]
 
 
 def columns(verb: str) -> tuple[output.Column[ImportedLayer], ...]:
@@ -55,7 +64,7 @@ def _show(done: Import, now: float) -> None:
     from cachectl.layers.base.selection import moment_text
 
     if listed := [entry for layer in done.layers for entry in layer.entries or ()]:
-        show_entries(listed, now)
+        output.show_table(ls.columns(now), listed)
         output.show_lines([""])
     output.show_table(columns("would place" if done.dry_run else "placed"), done.layers)
     made = "unknown, only a signed bundle says" if done.made is None else moment_text(done.made)

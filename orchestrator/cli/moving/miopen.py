@@ -21,7 +21,7 @@ def add_options(parser: Parser) -> None:
     )
     parser.add_argument("into", metavar="INTO", help="a database for the same device, made if missing")
     parser.add_argument("--mix-versions", action="store_true", help="also merge databases of another MIOpen")
-    parser.add_shared(*CHANGING, "--json")
+    parser.add_form(*CHANGING)
 
 
 def run(call: Call) -> int:
@@ -31,7 +31,7 @@ def run(call: Call) -> int:
     environment = call.stack.environment
     with output.working("merging"):
         done = merge(environment, given.files, given.into, mix_versions=given.mix_versions)
-    return call.show(done, _show)
+    return call.show(done, _show, lambda done: (COLUMNS, done.files))
 
 
 COLUMNS: Final[tuple[output.Column[MergedFile], ...]] = (

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from contextlib import nullcontext, redirect_stdout
 from typing import TYPE_CHECKING, Final
 
 from cachectl.cli import output
@@ -17,7 +19,11 @@ def add_options(parser: Parser) -> None:
     rounds = "how often each setting is run (default: 3)"
     parser.add_argument("-n", "--rounds", type=positive, default=3, metavar="N", help=rounds)
     parser.add_argument("--json", metavar="FILE", help="write JSON to a file, - for standard output instead of tables")
-    parser.add_argument("--plot", metavar="FILE", help="draw it, as PNG or SVG by the ending (needs matplotlib)")
+    parser.add_argument(
+        "--plot",
+        metavar="FILE",
+        help="draw it, as PNG or SVG by the ending, - for SVG on standard output (needs matplotlib)",
+    )
     parser.add_force("JSON or a picture of bench")
     parser.usage = "cachectl bench [-n N] [--json FILE] [--plot FILE] [--force] -- COMMAND..."
 
@@ -31,6 +37,8 @@ def run(call: Call) -> int:
     call.demand_command()
     if given.plot is not None:
         plot.check(given.plot)
+        if given.plot == given.json == STREAM:
+            call.misuse("JSON and the picture cannot both go to standard output; name a FILE")
     written = None if given.json is None else call.output_file(given.json, json_kind("cachectl/bench"))
     drawn = None if given.plot is None else call.output_file(given.plot, PICTURE)
     demand_targets(written, drawn)
@@ -45,12 +53,16 @@ def run(call: Call) -> int:
     if given.json == STREAM:
         output.show_json(done)
     else:
-        _show(done)
+        # Standard output holds the picture.
+        with redirect_stdout(sys.stderr) if given.plot == STREAM else nullcontext():
+            _show(done)
         if written is not None:
             written.write((output.json_bytes(done),))
-    if drawn is not None:
+    if given.plot == STREAM:
+        output.show_bytes(plot.draw(done, STREAM))
+    elif drawn is not None:
         drawn.write((plot.draw(done, drawn.name),))
-    return 0
+    return done.exit_status
 
 
 COLUMNS: Final[tuple[output.Column[Setting], ...]] = (

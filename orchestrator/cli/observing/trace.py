@@ -29,8 +29,10 @@ def add_options(parser: Parser) -> None:
     parser.add_argument("--compare", nargs=2, metavar="FILE", help=compare)
     parser.add_argument("--json", metavar="FILE", help="write JSON to a file, - for standard output")
     parser.add_force("JSON or a timeline of trace")
+    parser.add_shared("--all-layers")
     parser.usage = (
-        "cachectl trace [--kernels] [--explain] [--timeline FILE] [--json FILE] [--force] -- COMMAND...\n"
+        "cachectl trace [--kernels] [--explain] [--all-layers] [--timeline FILE] [--json FILE] [--force]"
+        " -- COMMAND...\n"
         "       cachectl trace --compare A.json B.json [--json FILE [--force]]"
     )
 
@@ -54,7 +56,7 @@ def run(call: Call) -> int:
         output.show_json(done)
     elif written is not None:
         written.write((output.json_bytes(done),))
-    _show(done)
+    _show(done, all_layers=given.all_layers)
     if drawn is not None and done.timeline is None:
         output.warn(f"no process of the run could be watched, so {drawn.name} was not written")
         return done.exit_status or 1
@@ -151,14 +153,15 @@ def _show_comparison(found: Comparison) -> None:
     output.show_lines([f"{found.unchanged} kernels are as cold or warm as before"])
 
 
-def _show(done: Trace) -> None:
+def _show(done: Trace, *, all_layers: bool) -> None:
     """Print on standard error: standard output belongs to the command."""
     with suppress(OSError):
         sys.stderr.flush()
         os.write(2, done.passed_on)
-    output.show_errors(output.plain_table(COLUMNS, [layer for layer in done.layers if layer.evidence != "none"]))
-    if unknown := ", ".join(layer.layer for layer in done.layers if layer.evidence == "none"):
-        output.show_errors([f"nothing is known of {unknown}"])
+    shown = [layer for layer in done.layers if all_layers or layer.hits or layer.misses or layer.stores]
+    if shown:
+        output.show_errors(output.plain_table(COLUMNS, shown, output.width(sys.stderr)))
+    output.show_errors(output.more_layers(len(done.layers) - len(shown), shown, "no use seen"))
     for one in done.unwatched:
         output.show_errors([f"not counted, could not be watched: {one.command} (it used {', '.join(one.layers)})"])
     if done.summary is not None and done.summary.stages:
@@ -167,7 +170,7 @@ def _show(done: Trace) -> None:
         if done.summary.slowest:
             output.show_errors(["", *output.plain_table(SLOWEST_COLUMNS, done.summary.slowest)])
     if done.kernels is not None:
-        output.show_errors(["", *output.plain_table(KERNEL_COLUMNS, done.kernels)])
+        output.show_errors(["", *output.plain_table(KERNEL_COLUMNS, done.kernels, output.width(sys.stderr))])
     if done.misses is not None:
         output.show_errors(
             ["", *(f"{miss.layer}: {' '.join(miss.kernels) or output.DASH}: {miss.because}" for miss in done.misses)]

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from cachectl.cli import output
 from cachectl.cli.call import Call
-from cachectl.cli.inspecting.ls import show_entries
-from cachectl.cli.moving.import_ import columns
+from cachectl.cli.inspecting import ls
+from cachectl.cli.moving.import_ import columns, table
 from cachectl.cli.parser import CHANGING, Parser
 from cachectl.cli.sharing.push import URL_HELP
 
@@ -24,7 +24,7 @@ def add_options(parser: Parser) -> None:
     parser.add_places(root=True)
     parser.add_store_trust(required=False)
     parser.add_dry_run("be placed")
-    parser.add_shared(*CHANGING, "--json")
+    parser.add_form(*CHANGING)
 
 
 def run(call: Call) -> int:
@@ -45,13 +45,13 @@ def run(call: Call) -> int:
             dry_run=given.dry_run,
             accept_older=given.accept_older,
         )
-    return call.show(done, lambda done: _show(done, call.now))
+    return call.show(done, lambda done: _show(done, call.now), lambda done: table(done, call.now))
 
 
 def _show(done: Pull, now: float) -> None:
     """Print what was or would be placed, whether programs here will hit it, and what was left alone."""
     if listed := [entry for layer in done.layers for entry in layer.entries or ()]:
-        show_entries(listed, now)
+        output.show_table(ls.columns(now), listed)
         output.show_lines([""])
     output.show_table(columns("would place" if done.dry_run else "placed"), done.layers)
     output.show_lines(["", f"{done.url}: {output.size(done.read)} read", f"digest {done.digest}"])

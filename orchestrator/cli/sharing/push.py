@@ -24,7 +24,7 @@ def add_options(parser: Parser) -> None:
     parser.add_argument("--sign", metavar="KEY", help="sign what is added with a key of OpenSSH")
     counting = "with --sign, what a signer of this list has pushed counts as present too"
     parser.add_argument("--allowed-signers", metavar="LIST", help=counting)
-    parser.add_shared("--json")
+    parser.add_form()
 
 
 def run(call: Call) -> int:
@@ -34,7 +34,7 @@ def run(call: Call) -> int:
         done = call.stack.push(
             given.url, selected, layers=given.layers, sign=given.sign, allowed_signers=given.allowed_signers
         )
-    return call.show(done, _show)
+    return call.show(done, _show, lambda done: (COLUMNS, done.layers))
 
 
 COLUMNS: Final[tuple[output.Column[PushedLayer], ...]] = (

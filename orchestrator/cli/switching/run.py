@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -45,7 +46,9 @@ def add_options(parser: Parser) -> None:
 def run(call: Call) -> int:
     given = call.options
     if not (given.no_cache or given.prove or given.store or given.isolated is not None or given.base is not None):
-        call.misuse("choose --no-cache, --base, --isolated, --prove or --store, then write -- and the command")
+        call.misuse(
+            f"choose --no-cache, --base, --isolated, --prove or --store, then write -- and the command{_such_as(call)}"
+        )
     if given.no_cache and given.base is not None:
         call.misuse("--no-cache switches off what --base would start warm; choose one of them")
     store = call.store_use()
@@ -64,6 +67,12 @@ def run(call: Call) -> int:
         return ran.status
     _show_proof(ran.proof)
     return ran.status if ran.proof.holds else 1
+
+
+def _such_as(call: Call) -> str:
+    """Return a line that would run the words that look like a command, if there are any."""
+    words = call.command or call.options.unexpected
+    return f", such as: {shlex.join(['cachectl', 'run', '--isolated', '--', *words])}" if words else ""
 
 
 def _show_proof(proof: Proof) -> None:

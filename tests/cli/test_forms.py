@@ -1,0 +1,101 @@
+"""The forms of output: tables, JSON, JSON lines and CSV have the same content; colours; nothing is cut in a pipe."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from homes import Home
+
+
+@pytest.fixture
+def cuda(home: Home, compute_cache: Callable[[Path], None]) -> Home:
+    """Return a home with a recorded ComputeCache, one file of which is damaged."""
+    compute_cache(home.path / ".nv" / "ComputeCache")
+    damaged = home.path / ".nv" / "ComputeCache" / "3/f/433a72c95049e7"
+    damaged.write_bytes(damaged.read_bytes()[:-1] + b"?")
+    return home
+
+
+def rows(home: Home, *arguments: str) -> list[dict[str, str]]:
+    """Return the rows of a command's CSV."""
+    return list(csv.DictReader(io.StringIO(home.cachectl(*arguments, "--format", "csv", check=False).stdout)))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "items"),
+    [
+        (("report",), "layers"),
+        (("ls",), "entries"),
+        (("layers",), "layers"),
+        (("verify",), "findings"),
+        (("doctor", "cuda"), "findings"),
+        (("config",), "settings"),
+    ],
+)
+def test_each_form_has_the_same_rows(cuda: Home, arguments: tuple[str, ...], items: str) -> None:
+    document = cuda.json(*arguments, check=False)
+    assert json.loads(cuda.cachectl(*arguments, "--format", "json", check=False).stdout)[items] == document[items]
+    lines = cuda.cachectl(*arguments, "--format", "jsonl", check=False).stdout.splitlines()
+    assert list(map(json.loads, lines)) == document[items]
+    found = rows(cuda, *arguments)
+    assert len(found) == len(document[items])
+    for row, item in zip(found, document[items], strict=True):
+        assert all(row[key] == item[key] for key in row.keys() & item.keys() if isinstance(item[key], str))
+
+
+def test_csv_has_raw_numbers_and_whole_keys(cuda: Home) -> None:
+    entries = {entry["key"]: entry for entry in cuda.json("ls")["entries"]}
+    for row in rows(cuda, "ls"):
+        assert int(row["size"]) == entries[row["key"]]["bytes"]
+        assert int(row["age"]) >= 0
+        # Unknown is nothing, not 0 or a dash.
+        assert row["stale"] == ""
+    (row,) = (row for row in rows(cuda, "report") if row["layer"] == "cuda")
+    assert int(row["size"]) == cuda.json("report")["total"]["bytes"]
+
+
+def test_a_dry_run_has_a_row_for_each_entry_and_why(cuda: Home) -> None:
+    assert len(rows(cuda, "purge", "cuda", "-n")) == 40
+    (layer,) = [one for one in cuda.json("prune", "--max-files", "30", "-n")["layers"] if one["entries"]]
+    assert {entry["because"] for entry in layer["entries"]} == {"longest unused, too many files"}
+    assert [row["why"] for row in rows(cuda, "prune", "--max-files", "30", "-n")] == [
+        entry["because"] for entry in layer["entries"]
+    ]
+    for path in (cuda.path / ".nv" / "ComputeCache").glob("?/?/*"):
+        os.utime(path, (1, 1))
+    assert {row["why"] for row in rows(cuda, "prune", "--older-than", "1s", "-n")} == {"unused for too long"}
+    assert "because" not in cuda.json("purge", "cuda", "-n")["layers"][0]["entries"][0]
+    (removed,) = (row for row in rows(cuda, "purge", "cuda") if row["layer"] == "cuda")
+    assert removed["removed"] == "40"
+
+
+def test_only_one_form_can_be_chosen(cuda: Home) -> None:
+    done = cuda.cachectl("ls", "--json", "--format", "csv", check=False)
+    assert done.returncode == 2
+    assert "not allowed with" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "variables", "bold"),
+    [
+        ((), {}, False),
+        (("--color", "always"), {"NO_COLOR": "1"}, True),
+        (("--color=never",), {"FORCE_COLOR": "1"}, False),
+        ((), {"FORCE_COLOR": "1"}, True),
+        ((), {"FORCE_COLOR": "1", "NO_COLOR": "1"}, False),
+    ],
+)
+def test_colours_are_used_where_they_are_wanted(
+    cuda: Home, options: tuple[str, ...], variables: dict[str, str], bold: bool
+) -> None:
+    assert cuda.cachectl("report", *options, check=True, **variables).stdout.count("\x1b[1mlayer") == bold
