@@ -30,8 +30,8 @@ from tiers import thorough
 
 REPOSITORY = Path(__file__).parents[1]
 DOCS = REPOSITORY / "docs"
-#: The programs of the pages about measuring, and what they import.
-MEASURED = ("hundred.py", "kernels.py", "binaries.py")
+#: The program of the page about bench, and what it imports.
+MEASURED = ("kernels.py", "binaries.py")
 #: The width of the terminal.
 COLUMNS = 100
 BLOCK = re.compile(
