@@ -18,6 +18,7 @@ from cachectl.layers.base.declarations import EnvSwitch, at_load
 from cachectl.layers.base.facts import Condition, Hazard, Root, Scope, Severity, State
 from cachectl.layers.base.layer import Layer
 from cachectl.layers.base.lazy import module, regex
+from cachectl.layers.base.parts import EntryFiles, Lookups
 from cachectl.layers.base.store import Codec, Damage
 from cachectl.layers.base.switches import misread, off
 from cachectl.layers.formats.details import Details
@@ -70,6 +71,12 @@ class ComgrIndex(Index):
     shapes = (Shape((regex(re.escape(TIMESTAMP)),), folders=False),)
 
 
+class ComgrLookups(Lookups):
+    """LLVM opens the file of an entry, or maps it, and renames a temporary to a new one."""
+
+    files = EntryFiles()
+
+
 class ComgrCache(Layer):
     """Outputs of single commands of AMD's compiler: bitcode and code objects, one file each."""
 
@@ -83,6 +90,11 @@ class ComgrCache(Layer):
         "programs map its files, and have been killed (SIGBUS) where others changed them; the newest releases keep no "
         "cache there unless AMD_COMGR_CACHE_DIR names it",
     )
+
+    @property
+    def lookups(self) -> Lookups:
+        """How the lookups and stores of a run are observed."""
+        return ComgrLookups()
 
     # ------------------------------------------------------------------ where and whether
 

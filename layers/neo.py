@@ -24,7 +24,7 @@ from cachectl.layers.base.errors import LayerError, Unreachable
 from cachectl.layers.base.facts import Condition, Root, Scope, Severity, State
 from cachectl.layers.base.layer import Layer
 from cachectl.layers.base.lazy import module, regex
-from cachectl.layers.base.parts import Lookups
+from cachectl.layers.base.parts import EntryFiles, Lookups
 from cachectl.layers.base.store import Codec, Damage, counting
 from cachectl.layers.base.switches import first_place, misread, off
 from cachectl.layers.disk.atomic import overwrite
@@ -337,8 +337,12 @@ def _account_complaint(account: bytes, sizes: Mapping[str, int]) -> str | None:
 
 
 class NeoLookups(Lookups):
-    """The driver counts hits and misses in a file of the cache, from release 26.14 on, if a variable says so."""
+    """The driver opens the file of an entry to read it, and renames a temporary to a new one.
 
+    From release 26.14 on, it also counts hits and misses in a file of the cache, if a variable says so.
+    """
+
+    files = EntryFiles()
     by = "the driver's own counters"
     variables: Mapping[str, str] = {"NEO_CACHE_STATS": "1"}
 

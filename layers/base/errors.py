@@ -100,7 +100,10 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     """Return ``" (did you mean X?)"`` with the known word that is most like a wrong one; empty if none is."""
     import difflib
 
-    return "".join(f" (did you mean {one}?)" for one in difflib.get_close_matches(word, known, n=1))
+    # Options have their dashes in common.
+    names = {one.lstrip("-"): one for one in known}
+    likely = difflib.get_close_matches(word.lstrip("-"), names, n=1)
+    return "".join(f" (did you mean {names[name]}?)" for name in likely)
 
 
 def not_a_key(layer: str, key: str) -> LayerError:

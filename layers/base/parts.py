@@ -35,6 +35,8 @@ class Outlook:
         return f"not known: {self.because}" if self.hits is None else f"cannot hit: {self.because}"
 
 
+#: The longest text in a key that is shown, in characters.
+_SHORT: Final = 160
 #: The outlook of an entry whose layer does not say what its key depends on.
 UNFORESEEN: Final = Outlook(None, "what decides about this layer cannot be read without its driver")
 
@@ -85,6 +87,18 @@ class Call:
     absent: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class EntryFiles:
+    """A cache that opens a file for each entry that it hits, and writes or renames one for each that it stores.
+
+    The path of the file below the root is the entry's key. ``shared`` matches the names of files that hold many
+    entries instead; ``otherwise`` says why the opening of one shows no lookup.
+    """
+
+    shared: re.Pattern[str] | None = None
+    otherwise: str = ""
+
+
 #: A driver's compilation: the kernel, ``None`` for a whole program as it is built; when it began in epoch seconds,
 #: ``None`` for a kernel that is compiled from its launch on; and when it ended.
 Compilation = tuple[str | None, float | None, float]
@@ -120,6 +134,8 @@ class Lookups:
     #: Parts of the path of a file that a process has mapped, or opened, if it uses the cache.
     mapped: tuple[str, ...] = ()
     opened: tuple[str, ...] = ()
+    #: How the cache uses its files, if lookups show by file events; ``None`` if they do not.
+    files: EntryFiles | None = None
     #: Whether every hit leaves a time of use, so that no such time means no hit.
     keeps_use: bool = False
 
@@ -134,6 +150,14 @@ class Lookups:
 
     def counters(self) -> tuple[int, int] | None:
         """Return the hits and misses that the cache itself has counted since it was made; ``None`` if it has not."""
+        return None
+
+    def by_openings(self, openings: int, stores: int) -> tuple[int, int] | None:
+        """Infer hits and misses from the openings of files with many entries, and the entries that appeared.
+
+        ``None`` if they show neither.
+        """
+        del openings, stores
         return None
 
     def weigh(self, path: str) -> int | None:
@@ -155,10 +179,33 @@ class Lookups:
         del entry, event
         return True
 
+    def part_of(self, event: Mapping[str, Any]) -> str | None:
+        """Return the name of the part of the cache that was asked, as a dictionary's; ``None`` if it has no parts."""
+        del event
+        return None
+
     def difference(self, alike: Sequence[Entry], event: Mapping[str, Any]) -> str:
-        """Explain in words why a lookup missed although these entries of the same kernel are there."""
-        del alike, event
+        """Explain in words why a lookup missed although these entries of the same kernel are there.
+
+        If the miss shows by the entry that was stored, the event has its ``root``, ``key`` and ``device``.
+        """
+        here, there = event.get("device"), sorted({entry.device or "" for entry in alike})
+        if here and "" not in there and here not in there:
+            return (
+                f"an entry of the same kernel is there, but its device differs: {', '.join(there)} there, {here} here"
+            )
         return "an entry of the same kernel is there, but the kernel itself, its types or its target differ"
+
+
+def named_parts(there: Mapping[str, str], here: Mapping[str, str]) -> str | None:
+    """Name the parts in which two keys differ, the short ones with their values; ``None`` if none does."""
+    named = []
+    for part in sorted(there.keys() & here.keys()):
+        before, now = there[part], here[part]
+        if before != now:
+            short = max(len(before), len(now)) <= _SHORT and "\n" not in before + now
+            named.append(f"{part} ({before or 'none'} there, {now or 'none'} here)" if short else part)
+    return f"differs in {', '.join(named)}" if named else None
 
 
 class Tagging(ABC):

@@ -17,10 +17,10 @@ from cachectl.layers.base.errors import LayerError
 from cachectl.layers.base.facts import Condition, Hazard, Root, Scope, Severity, State
 from cachectl.layers.base.layer import Layer
 from cachectl.layers.base.lazy import regex
-from cachectl.layers.base.parts import Portability, Tagging
+from cachectl.layers.base.parts import Lookups, Portability, Tagging
 from cachectl.layers.base.switches import first_place, misread, off
 from cachectl.layers.cuda.entries import LIBRARIES, ComputeCache
-from cachectl.layers.cuda.parts import CudaPortability, CudaTagging
+from cachectl.layers.cuda.parts import CudaLookups, CudaPortability, CudaTagging
 from cachectl.layers.host.drivers import driver_files
 
 _KERNEL_MODULE: Final = Path("/proc/driver/nvidia")
@@ -55,6 +55,11 @@ class CudaComputeCache(Layer):
     def portability(self) -> Portability:
         """The facts that decide whether a program elsewhere can hit an entry."""
         return CudaPortability()
+
+    @property
+    def lookups(self) -> Lookups:
+        """How the lookups and stores of a run are observed."""
+        return CudaLookups()
 
     @property
     def tagging(self) -> Tagging:

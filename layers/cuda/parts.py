@@ -1,15 +1,17 @@
-"""Optional parts of the layer ``cuda``: portability, and tagged builds."""
+"""Optional parts of the layer ``cuda``: portability, lookups, and tagged builds."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Container, Iterator, Mapping
-from typing import ClassVar, Final
+from collections.abc import Container, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Final
 
 from cachectl.layers.base.environment import Environment
-from cachectl.layers.base.facts import Removable, Root
-from cachectl.layers.base.parts import Facts, Outlook, Portability, Tagging
+from cachectl.layers.base.facts import Entry, Removable, Root
+from cachectl.layers.base.parts import EntryFiles, Facts, Lookups, Outlook, Portability, Tagging, named_parts
 from cachectl.layers.cuda.entries import ComputeCache
+from cachectl.layers.disk.plain import read_plain
 from cachectl.layers.formats import compute_cache
 from cachectl.layers.host.hardware import nvidia_driver, nvidia_gpus
 
@@ -36,6 +38,29 @@ class CudaPortability(Portability):
         if version in (None, there.get(_DRIVER), here) or here is None:
             return None
         return Outlook(False, f"compiled by driver {version}, here {here}")  # noqa: FBT003
+
+
+class CudaLookups(Lookups):
+    """The driver opens the file of an entry to read it, and writes a new one in place."""
+
+    files = EntryFiles()
+
+    def difference(self, alike: Sequence[Entry], event: Mapping[str, Any]) -> str:
+        """Compare keys, which are plain text, with that of the nearest entry of the same half."""
+        here = _parts(event["root"], event["key"]) if "key" in event else {}
+        there = [parts for entry in alike if (parts := _parts(entry.root, entry.key)).keys() == here.keys()]
+        named = [words for parts in there if (words := named_parts(parts, here)) is not None]
+        if not here or not named:
+            return super().difference(alike, event)
+        return f"an entry of the same kernel is there, but it {min(named, key=len)}"
+
+
+def _parts(root: str | Path, key: str) -> Mapping[str, str]:
+    try:
+        text = compute_cache.key_of(read_plain(Path(root, key)))
+    except OSError:
+        text = None
+    return {} if text is None else compute_cache.parts(text)
 
 
 class CudaTagging(Tagging):

@@ -47,8 +47,13 @@ class DictionaryName(NamedTuple):
     @property
     def packages(self) -> dict[str, str]:
         """The versions of loopy, islpy and cgen in the identifier of a loopy dictionary."""
-        match = _DATA_MODEL.search(self.identifier)
-        return {} if match is None else match.groupdict()
+        return packages_of(self.identifier)
+
+
+def packages_of(identifier: str) -> dict[str, str]:
+    """Return the versions of loopy, islpy and cgen in the identifier of a loopy dictionary."""
+    match = _DATA_MODEL.search(identifier)
+    return {} if match is None else match.groupdict()
 
 
 def parse_name(file: str, python: str) -> DictionaryName | None:

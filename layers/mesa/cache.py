@@ -15,6 +15,7 @@ from cachectl.layers.base import facts
 from cachectl.layers.base.facts import Condition, Hazard, Root, Scope, Severity, State
 from cachectl.layers.base.layer import Layer
 from cachectl.layers.base.lazy import regex
+from cachectl.layers.base.parts import EntryFiles, Lookups
 from cachectl.layers.base.switches import misread, off
 from cachectl.layers.host.drivers import driver_files
 from cachectl.layers.mesa.stores import (
@@ -39,6 +40,15 @@ _TRUE: Final = frozenset({"1", "t", "true", "y", "yes"})
 _FALSE: Final = frozenset({"0", "f", "false", "n", "no"})
 
 
+class MesaLookups(Lookups):
+    """Mesa opens the file of an entry to read it, and renames a temporary to a new one."""
+
+    files = EntryFiles(
+        regex(r"foz_cache(?:_idx)?\.foz|mesa_cache\.(?:db|idx)"),
+        "Mesa keeps it open, and no event says which of its entries are read",
+    )
+
+
 class MesaShaderCache(Layer):
     """Kernels, and their machine code, in the shader cache of Mesa."""
 
@@ -52,6 +62,11 @@ class MesaShaderCache(Layer):
         "of those that compile the same at once, one stores it; a single file or a database they lock",
     )
     store = ShaderCache()
+
+    @property
+    def lookups(self) -> Lookups:
+        """How the lookups and stores of a run are observed."""
+        return MesaLookups()
 
     # ------------------------------------------------------------------ where and whether
 

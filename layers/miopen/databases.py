@@ -9,7 +9,8 @@ from cachectl.layers.base import facts
 from cachectl.layers.base.errors import Busy, Refused, not_a_key
 from cachectl.layers.base.facts import Entry, Root
 from cachectl.layers.base.layer import Layer
-from cachectl.layers.base.parts import Portability
+from cachectl.layers.base.lazy import regex
+from cachectl.layers.base.parts import EntryFiles, Lookups, Portability
 from cachectl.layers.host.open_files import open_elsewhere
 from cachectl.layers.miopen import places
 from cachectl.layers.miopen.places import SEPARATOR, TEMPORARY, DatabaseFile, Databases
@@ -90,6 +91,14 @@ class MIOpenDatabases(Rows):
         self.file_of(file).bring_file_back(thing, replace=replace)
 
 
+class MIOpenLookups(Lookups):
+    """Old versions have a file for each kernel. Databases hold many entries."""
+
+    files = EntryFiles(
+        regex(r".*\.(?:u?kdb|u?db|txt)"), "no event says which records are read, or whether a lookup found one"
+    )
+
+
 class MIOpenLayer(Layer):
     """A layer of MIOpen's user databases."""
 
@@ -99,6 +108,11 @@ class MIOpenLayer(Layer):
     def portability(self) -> Portability:
         """The facts that decide whether a program elsewhere can hit an entry."""
         return places.MIOpenPortability()
+
+    @property
+    def lookups(self) -> Lookups:
+        """How the lookups and stores of a run are observed."""
+        return MIOpenLookups()
 
     def present(self) -> bool:
         """Return whether MIOpen has left anything: a root, or in a temporary folder a database."""

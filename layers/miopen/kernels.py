@@ -23,7 +23,7 @@ from cachectl.layers.base.lazy import regex
 from cachectl.layers.base.store import Part, each_part
 from cachectl.layers.host.mounts import network_file_system
 from cachectl.layers.miopen import kernel_db, places
-from cachectl.layers.miopen.databases import MIOpenDatabases, MIOpenLayer
+from cachectl.layers.miopen.databases import MIOpenDatabases, MIOpenLayer, MIOpenLookups
 from cachectl.layers.miopen.names import VERSION_FOLDER, program_names, version_numbers
 from cachectl.layers.miopen.places import LIBRARIES, SEPARATOR, TEMPORARY, DatabaseFile, Databases, judge, stale_because
 from cachectl.layers.stores.rows import Row, RowFile, Schema, disk_blocks, disk_usage
@@ -425,6 +425,23 @@ class KernelDatabases(MIOpenDatabases):
         return f"end every program that has it open, then: cachectl verify --quarantine {self.name}"
 
 
+class KernelLookups(MIOpenLookups):
+    """The database is opened for each lookup and each store, ``src/binary_cache.cpp`` (``LoadBinary``, ``SaveBinary``).
+
+    So the openings count the lookups, except where packaged kernels answer what the user's database cannot.
+    """
+
+    def __init__(self, packaged: Iterable[Root]) -> None:
+        super().__init__()
+        self._packaged = packaged
+
+    def by_openings(self, openings: int, stores: int) -> tuple[int, int] | None:
+        """Take each store for a miss, and the openings beyond these lookups and stores for hits."""
+        if openings < 2 * stores or any(True for root in self._packaged for _ in root.path.glob("*.kdb")):
+            return None
+        return openings - 2 * stores, stores
+
+
 class MIOpenKernels(MIOpenLayer):
     """Kernels compiled by MIOpen."""
 
@@ -442,6 +459,11 @@ class MIOpenKernels(MIOpenLayer):
     )
     when_closed: ClassVar[Hazard | None] = Hazard(Severity.FAILS, "MIOpen throws, even where it only looks up")
     store = KernelDatabases()
+
+    @property
+    def lookups(self) -> MIOpenLookups:
+        """How the lookups and stores of a run are observed."""
+        return KernelLookups(places.system_roots(self.environment, tilde=True))
 
     def roots(self) -> tuple[Root, ...]:
         """Resolve as MIOpen does when it first loads a kernel."""

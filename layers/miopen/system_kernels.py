@@ -17,6 +17,7 @@ from cachectl.layers.base.errors import Damaged
 from cachectl.layers.base.facts import Ability, Root, Severity
 from cachectl.layers.disk.plain import read_plain
 from cachectl.layers.host.hardware import Gpu, amd_gpus
+from cachectl.layers.miopen.databases import MIOpenLookups
 from cachectl.layers.miopen.kernels import SWITCH, KernelDatabases, MIOpenKernels
 from cachectl.layers.miopen.names import parse_base, version_numbers
 from cachectl.layers.miopen.places import (
@@ -101,6 +102,11 @@ class MIOpenSystemKernels(Packaged, MIOpenKernels):
     on_network = None
     among_ranks = None
     when_closed = None
+
+    @property
+    def lookups(self) -> MIOpenLookups:
+        """How the lookups of a run are observed."""
+        return MIOpenLookups()
 
     def roots(self) -> tuple[Root, ...]:
         """Resolve relative to each libMIOpen that is found."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Container, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
@@ -59,10 +60,34 @@ class BinaryLookups(Lookups):
     mapped = ("/pyopencl/_cl.",)
 
     def difference(self, alike: Sequence[Entry], event: Mapping[str, Any]) -> str:
-        """Compare sources: PyOpenCL keeps them beside the binaries."""
-        same = any(_source_digest(entry) == event.get("source") for entry in alike)
-        differs = "build options, include path, device or driver differ" if same else "its source is another"
-        return f"an entry of the same {'source' if same else 'kernel'} is there, but {differs}"
+        """Compare sources and included headers: PyOpenCL keeps them beside the binaries. The rest is a hash."""
+        same = [entry for entry in alike if _source_digest(entry) == event.get("source")]
+        if not same:
+            return "an entry of the same kernel is there, but its source is another"
+        headers = [_changed_header(entry) for entry in same]
+        if (header := next(filter(None, headers), None)) is not None:
+            return f"an entry of the same source is there, but the header {header}, which it includes, has changed"
+        return "an entry of the same source is there, but build options, include path, device or driver differ"
+
+
+def _changed_header(entry: Entry) -> str | None:
+    """Return a header that is not as it was when an entry was built; ``None`` if all are, or none is known."""
+    from cachectl.layers.pyopencl.info import dependencies
+
+    try:
+        included = list(dependencies(read_plain(entry.root / entry.key / "info")))
+    except OSError:
+        return None
+    return next((path for path, _, digest in included if _digest(path) != digest), None)
+
+
+def _digest(path: str) -> str | None:
+    """Return the digest of a header as PyOpenCL computes it, ``None`` if it cannot be read."""
+    import hashlib
+
+    with suppress(OSError):
+        return hashlib.md5(read_plain(Path(path)), usedforsecurity=False).hexdigest()
+    return None
 
 
 def _source_digest(entry: Entry) -> str | None:

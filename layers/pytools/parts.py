@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from cachectl.layers.base.environment import Environment
 from cachectl.layers.base.facts import Entry
-from cachectl.layers.base.parts import Facts, Lookups, Outlook, Portability
+from cachectl.layers.base.parts import Facts, Lookups, Outlook, Portability, named_parts
+from cachectl.layers.formats.pdict import packages_of
 from cachectl.layers.pytools.dictionaries import UNKNOWN
 
 
@@ -62,6 +63,19 @@ class DictionaryLookups(Lookups):
         """Return whether an entry lies in the dictionary of the event, whatever versions its name bears."""
         named = event.get("dictionary")
         return named is None or _without_versions(entry.detail.get("dictionary")) == _without_versions(named)
+
+    def part_of(self, event: Mapping[str, Any]) -> str | None:
+        """Return the dictionary's identifier without versions."""
+        return _without_versions(event["dictionary"]) if event.get("dictionary") else None
+
+    def difference(self, alike: Sequence[Entry], event: Mapping[str, Any]) -> str:
+        """Compare the versions in the identifiers of the dictionaries; the keys themselves are hashes."""
+        here = packages_of(str(event.get("dictionary") or ""))
+        differing = [named_parts(entry.versions, here) for entry in alike]
+        named = [words for words in differing if words is not None]
+        if here and len(named) == len(alike):
+            return f"an entry of the same kernel is there, but it {min(named, key=len)}"
+        return super().difference(alike, event)
 
 
 def _without_versions(identifier: object) -> str:

@@ -119,7 +119,7 @@ def _make_room(holdings: list[_Holding], limits: Limits) -> None:
             break
         # A row has no file of its own.
         if too_large or thing.files:
-            because = f"longest unused, {'over the size' if too_large else 'too many files'}"
+            because = "over the size" if too_large else "too many files"
             holdings[number].go(thing, because)
             going.add(id(thing))
             total -= thing.bytes

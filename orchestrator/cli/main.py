@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 #: Verbs that run a command.
 _RUNNING: Final = ("run", "trace", "bench", "stage")
+#: Options without a command.
+_ALONE: Final = ("-h", "--help", "--version")
 
 
 def main(arguments: Sequence[str] | None = None, *, environment: Environment | None = None) -> int:
@@ -53,6 +55,12 @@ def main(arguments: Sequence[str] | None = None, *, environment: Environment | N
 def _parse(parser: ArgumentParser, words: Sequence[str]) -> Namespace:
     if words and words[0] not in VERBS and not words[0].startswith("-"):
         parser.error(f"no command is called {words[0]!r}{did_you_mean(words[0], VERBS)}")
+    if words and words[0].startswith("-") and words[0] not in _ALONE and not VERBS.keys().isdisjoint(words):
+        import shlex
+
+        at = next(place for place, word in enumerate(words) if word in VERBS)
+        line = [words[at], *words[:at], *words[at + 1 :]]
+        parser.error(f"write the command first: {shlex.join(['cachectl', *line])}")
     options, unknown = parser.parse_known_args(words)
     if unknown:
         # The verb's own parser names the verb's help.

@@ -200,9 +200,9 @@ def show_wrapped(line: str, indent: str = "") -> None:
     show_lines(wrap.wrap(printable(line)) or [""])
 
 
-def show_more_layers(hidden: int, shown: object) -> None:
+def show_more_layers(hidden: int, shown: object, why: str = "nothing here") -> None:
     """Print the line of :func:`more_layers`, if there is one."""
-    for line in more_layers(hidden, shown):
+    for line in more_layers(hidden, shown, why):
         show_message(line, indent="  ")
 
 

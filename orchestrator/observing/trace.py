@@ -21,6 +21,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
+from cachectl.entry_files.events import EntryEvents, Members, Seen
+from cachectl.entry_files.lookups import EntryTrace, Listed, count, entries_used, served
 from cachectl.layer_set import part_of
 from cachectl.layers.base.as_json import AsJson
 from cachectl.layers.base.environment import process_variable, set_process_variable
@@ -102,6 +104,8 @@ class Miss:
     layer: str
     kernels: tuple[str, ...]
     because: str
+    #: The part of the cache that was asked, such as a dictionary; ``None`` if the cache has no parts.
+    part: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +127,8 @@ class Trace:
     #: Every build, and every miss; ``None`` if nobody asked for them.
     kernels: tuple[KernelTrace, ...] | None = ()
     misses: tuple[Miss, ...] | None = None
+    #: The entries that were hit or stored, of the layers whose files show it; ``None`` if nobody asked for them.
+    entries: tuple[EntryTrace, ...] | None = None
     #: Commands that used a cache and could not be watched, with the layers they used.
     unwatched: tuple[Unwatched, ...] = ()
     #: Output of C code of the run on its error stream in a build that did not end, without the drivers' own messages.
@@ -155,14 +161,6 @@ class Traced:
         return found[name]
 
 
-@dataclass(frozen=True, slots=True)
-class _Seen:
-    """One entry before or after a run: its bytes, and when it was used."""
-
-    bytes: int
-    used: float | None
-
-
 def trace(
     stack: LayerSet,
     command: Sequence[str],
@@ -181,11 +179,12 @@ def trace(
 
     with child.signals_held() as signals, isolated_root(stack.environment, notice=notice) as folder:
         tracer = Tracer(stack, folder, explain=explain)
-        started = time.perf_counter()
         with tracer.looking():
+            started = time.perf_counter()
             status = child.run(command, tracer.variables(stack.environment), stack.environment, signals)
-        done = tracer.ended(command, status, time.perf_counter() - started)
-    return done if kernels else replace(done, kernels=None)
+            wall = time.perf_counter() - started
+        done = tracer.ended(command, status, wall)
+    return done if kernels else replace(done, kernels=None, entries=None)
 
 
 def _counters(lookups: Lookups) -> tuple[int, int] | None:
@@ -199,7 +198,7 @@ def _counters(lookups: Lookups) -> tuple[int, int] | None:
 class Tracer:
     """Watches one run: made before it starts, queried after it has ended."""
 
-    def __init__(self, stack: LayerSet, folder: Path, *, explain: bool = False) -> None:
+    def __init__(self, stack: LayerSet, folder: Path, *, explain: bool = False, here: bool = False) -> None:
         self._stack = stack
         self._folder = folder
         self._lookups = {layer.name: part for layer in stack if (part := part_of(layer, "lookups")) is not None}
@@ -207,6 +206,9 @@ class Tracer:
         self._counted = {name: _counters(part) for name, part in self._lookups.items()}
         self._known = list(_entries(stack)) if explain else []
         self._explain = explain
+        files = ((layer, part.files) for layer in stack if (part := self._lookups.get(layer.name)) and part.files)
+        self._entry_events = EntryEvents(files, Members(folder / "events", here=here))
+        self._seen: dict[str, Seen] = {}
         self._began = Clock()
         self._started = self._began.epoch / 1e9
         self.site.mkdir()
@@ -259,8 +261,17 @@ class Tracer:
     @contextmanager
     def looking(self) -> Iterator[None]:
         """Look from outside, during the block, for processes that cannot be watched from inside."""
-        with looked_after(self._descendants):
+        with looked_after(self._descendants), self.watching_entries():
             yield
+
+    @contextmanager
+    def watching_entries(self) -> Iterator[None]:
+        """Watch the files of entries during the block."""
+        try:
+            with self._entry_events.watching():
+                yield
+        finally:
+            self._seen = self._entry_events.seen()
 
     def variables(self, environment: Environment) -> dict[str, str]:
         """Return the variables that make a child and its children watched, by an outer trace too."""
@@ -273,15 +284,23 @@ class Tracer:
         noted = read_events(self.events_folder)
         events = noted.events
         unwatched = self._unwatched()
+        after = {layer.name: self._list_entries(layer) for layer in self._stack if layer.name in self._seen}
+        used = {layer.name: self._used(layer, after[layer.name]) for layer in self._stack if layer.name in self._seen}
         timeline = self._timeline(command, wall, events)
-        layers = tuple(_bounded(self._layer(layer, events), unwatched, noted.unread) for layer in self._stack)
+        layers = tuple(
+            self._by_files(layer, used.get(layer.name, ()), after.get(layer.name), events)
+            or _bounded(self._layer(layer, events), unwatched, noted.unread)
+            for layer in self._stack
+        )
+        entries = tuple(entry for layer in used.values() for entry in layer)
         return Trace(
             tuple(command),
             status,
             wall,
             layers,
-            tuple(_kernels(events)),
-            tuple(self._misses(events)) if self._explain else None,
+            tuple(_kernels(events, entries)),
+            (*self._misses(events), *self._misses_by_files(entries)) if self._explain else None,
+            entries,
             unwatched,
             # The process ended in the build, and so did not pass it on itself.
             b"".join(map(self._other_output, messages_after(self.events_folder, events))),
@@ -317,6 +336,29 @@ class Tracer:
         return heard
 
     # ------------------------------------------------------------------ layers
+
+    def _used(self, layer: Layer, after: Mapping[str, Listed] | None) -> tuple[EntryTrace, ...]:
+        return tuple(entries_used(layer, self._seen[layer.name], self._before[layer.name] or {}, after or {}))
+
+    def _by_files(
+        self,
+        layer: Layer,
+        used: Sequence[EntryTrace],
+        after: Mapping[str, Listed] | None,
+        events: Sequence[Mapping[str, Any]],
+    ) -> LayerTrace | None:
+        """Return what the files of a layer's entries showed; ``None`` if they could not be watched at all."""
+        lookups, before, seen = self._lookups.get(layer.name), self._before[layer.name], self._seen.get(layer.name)
+        if lookups is None or lookups.files is None or seen is None or seen.blind:
+            return None
+        if layer.scope is not Scope.SYSTEM and (before is None or after is None):
+            return None
+        failed = any(event["event"] == "build" and event["failed"] and not event.get("driver") for event in events)
+        numbers = count(seen, used, before or {}, after or {}, lookups, failed_builds=failed)
+        evidence = EXACT if numbers.exact else INFERRED
+        return LayerTrace(
+            layer.name, numbers.hits, numbers.misses, numbers.stores, numbers.bytes, evidence, numbers.why
+        )
 
     def _layer(self, layer: Layer, events: Sequence[Mapping[str, Any]]) -> LayerTrace:
         watched = any(event["event"] == "started" for event in events)
@@ -360,17 +402,17 @@ class Tracer:
         why = "entries that appeared, and times of use; other programs on the same cache are counted too"
         return LayerTrace(layer.name, hits, None, len(new), total, INFERRED, why)
 
-    def _list_entries(self, layer: Layer) -> dict[str, _Seen] | None:
+    def _list_entries(self, layer: Layer) -> dict[str, Listed] | None:
         """List the entries of a layer; return ``None`` if it is watched, or read only, or cannot be listed."""
         part = self._lookups.get(layer.name)
         if layer.scope is Scope.SYSTEM or (part is not None and _modules(part)):
             return None
         try:
-            seen: dict[str, _Seen] = {}
+            seen: dict[str, Listed] = {}
             for root in layer.roots():
                 for found in layer.scan(root, contents=False):
                     if isinstance(found, Entry):
-                        seen[f"{root.path}/{found.key}"] = _Seen(found.bytes, found.used)
+                        seen[f"{root.path}/{found.key}"] = Listed(found.bytes, found.used, found.guest is not None)
         except FAILURES:
             return None
         return seen
@@ -384,9 +426,23 @@ class Tracer:
             if event["event"] == "miss" or compiled:
                 layer = str(event.get("driver")) if compiled else self._layer_of(event)
                 kernels = tuple(event.get("kernels") or ())
-                yield Miss(layer, kernels, _other_build(event, built) or self._because(layer, kernels, event))
+                because = _other_build(event, built) or self._because(layer, kernels, event)
+                part = (self._lookups.get(layer) or Lookups()).part_of(event)
+                yield Miss(layer, kernels, because, part)
             if event["event"] == "build":
                 built.append(event)
+
+    def _misses_by_files(self, entries: Iterable[EntryTrace]) -> Iterator[Miss]:
+        """Yield the misses that show by what was stored after them."""
+        for entry in entries:
+            if entry.stores or entry.broken:
+                because = "its entry is damaged"
+                if any((known.layer, known.key) == (entry.layer, entry.key) for known in self._known):
+                    because = "its entry was there before, and was damaged or removed"
+                elif not entry.broken:
+                    event = {"root": entry.root, "key": entry.key, "device": entry.device}
+                    because = self._because(entry.layer, entry.kernels or (), event)
+                yield Miss(entry.layer, entry.kernels or (), because)
 
     def _layer_of(self, event: Mapping[str, Any]) -> str:
         owners = (layer.name for layer in self._stack if self._owns(layer.name, event))
@@ -480,14 +536,17 @@ def _bounded(counted: LayerTrace, unwatched: Iterable[Unwatched], unread: Sequen
 # ---------------------------------------------------------------------- kernels
 
 
-def _kernels(events: Iterable[Mapping[str, Any]]) -> Iterator[KernelTrace]:
-    for event in events:
-        if event["event"] == "build":
-            compiled = False if event.get("binary") == "hit" else event.get("compiled")
-            served = None
-            if compiled is False and not event.get("failed"):
-                served = event["layer"] if event.get("binary") == "hit" else event.get("driver")
-            yield KernelTrace(tuple(event.get("kernels") or ()), served, compiled, float(event["seconds"]))
+def _kernels(events: Iterable[Mapping[str, Any]], entries: Sequence[EntryTrace]) -> Iterator[KernelTrace]:
+    builds = [event for event in events if event["event"] == "build"]
+    silent = [event for event in builds if event.get("binary") != "hit" and not event.get("driver")]
+    shown = {id(silent[place]): outcome for place, outcome in served(silent, entries).items()}
+    for event in builds:
+        compiled = False if event.get("binary") == "hit" else event.get("compiled")
+        by = None
+        if compiled is False and not event.get("failed"):
+            by = event["layer"] if event.get("binary") == "hit" else event.get("driver")
+        by, compiled = shown.get(id(event), (by, compiled))
+        yield KernelTrace(tuple(event.get("kernels") or ()), by, compiled, float(event["seconds"]))
 
 
 # ---------------------------------------------------------------------- in this process
@@ -513,10 +572,10 @@ def traced() -> Iterator[Traced]:
         result = Traced()
         stack = LayerSet()
         with isolated_root(stack.environment) as folder:
-            tracer = Tracer(stack, folder)
+            tracer = Tracer(stack, folder, here=True)
             started = time.perf_counter()
             try:
-                with _watching(tracer):
+                with tracer.watching_entries(), _watching(tracer):
                     yield result
             finally:
                 done = tracer.ended((), None, time.perf_counter() - started)

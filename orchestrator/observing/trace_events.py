@@ -72,6 +72,7 @@ _REQUIRED: Final[Mapping[str, Mapping[str, _Check]]] = {
     "messages": {"layer": _text, "lookups": _or_unknown(_number), "wrote": _texts, "upto": _number},
 }
 _OPTIONAL: Final[Mapping[str, _Check]] = {
+    "at": _seconds,
     "dictionary": _or_unknown(_text),
     "key": _or_unknown(_text),
     "kind": _text,

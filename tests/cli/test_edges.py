@@ -49,7 +49,11 @@ def one_line(done: subprocess.CompletedProcess[str]) -> str:
         # What follows -- is an argument, not the option that would have kept a purge dry, and not somebody's command.
         (["purge", "--all", "--", "--dry-run"], 2, "--all needs no LAYER"),
         (["get", "pocl", "--", "-KEY"], 1, "no entry has the key '-KEY'"),
-        (["purge", "--all", "--dry"], 2, "cachectl purge: unrecognized arguments: --dry; try cachectl purge --help"),
+        (
+            ["purge", "--all", "--dry"],
+            2,
+            "cachectl purge: unrecognized arguments: --dry (did you mean --dry-run?); try cachectl purge --help",
+        ),
         (["ls", "--foo"], 2, "cachectl ls: unrecognized arguments: --foo; try cachectl ls --help"),
         (["--foo", "ls"], 2, "try cachectl --help"),
         (["--vers"], 2, "try cachectl --help"),

@@ -448,6 +448,7 @@ KEY = "3/f/433a72c95049e7"
     ("line", "words"),
     [
         ("reprot", "no command is called 'reprot' (did you mean report?)"),
+        ("--color never report", "write the command first: cachectl report --color never"),
         ("purge cuad", "no layer is called 'cuad' (did you mean cuda?)"),
         ("ls --kernal x", "unrecognized arguments: --kernal (did you mean --kernel?)"),
         ("ls --formta=csv", "unrecognized arguments: --formta=csv (did you mean --format?)"),

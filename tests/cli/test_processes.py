@@ -43,7 +43,7 @@ COMMANDS: dict[str, tuple[tuple[str, ...], int]] = {
     "config": ((), 0),
     "schedule": (("cron",), 0),
     "layers": ((), 0),
-    "completion": (("--words", "layers"), 0),
+    "completion": (("bash",), 0),
     "demo": (("--kernels", "none"), 2),
 }
 #: The verbs whose process the default run compares; it runs every verb inside its own process.

@@ -37,7 +37,7 @@ LINES = (
     "dir",
     "ls --sort size --limit 8",
     "purge cuda --kernel 'ka1?' --dry-run",
-    "prune --older-than 10d --max-size 190K --dry-run",
+    "prune --older-than 30d --max-size 130K --dry-run",
     "verify cuda",
     "verify cuda --quarantine",
     "restore",

@@ -112,7 +112,7 @@ def show_purge(result: PurgeResult, now: float, *, all_layers: bool = False) -> 
         numbers = (output.count(total.removed), output.count(total.orphans_removed), output.size(total.bytes_freed))
         last = ("total", *numbers, output.count(total.skipped))
         output.show_table(columns("would go" if result.dry_run else "removed"), shown, last)
-    output.show_more_layers(len(told) - len(shown), shown)
+    output.show_more_layers(len(told) - len(shown), shown, "nothing to remove")
     made = "would be made" if result.dry_run else "is made"
     for outcome in result.outcomes:
         for path in outcome.recreated:

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from cachectl.cli import output
 from cachectl.cli.call import Call
 from cachectl.cli.parser import Parser
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from cachectl.entry_files.lookups import EntryTrace
     from cachectl.observing.summary import Forecast, KernelTime, StageTime
-    from cachectl.observing.trace import KernelTrace, LayerTrace, Trace
+    from cachectl.observing.trace import KernelTrace, LayerTrace, Miss, Trace
     from cachectl.timelines.compare import Comparison, KernelChange, StageChange
+
+T = TypeVar("T")
 
 
 def add_options(parser: Parser) -> None:
@@ -31,8 +37,8 @@ def add_options(parser: Parser) -> None:
     parser.add_force("JSON or a timeline of trace")
     parser.add_shared("--all-layers")
     parser.usage = (
-        "cachectl trace [--kernels] [--explain] [--all-layers] [--timeline FILE] [--json FILE] [--force]"
-        " -- COMMAND...\n"
+        "cachectl trace [--kernels] [--explain] [--all-layers] [--timeline FILE] [--json FILE] [--force] "
+        "-- COMMAND...\n"
         "       cachectl trace --compare A.json B.json [--json FILE [--force]]"
     )
 
@@ -102,6 +108,14 @@ KERNEL_COLUMNS: Final[tuple[output.Column[KernelTrace], ...]] = (
     output.Column("served by", lambda kernel: kernel.served_by or ("compiled" if kernel.compiled else output.DASH)),
     output.Column("kernels", lambda kernel: " ".join(kernel.kernels) or output.DASH),
 )
+ENTRY_COLUMNS: Final[tuple[output.Column[EntryTrace], ...]] = (
+    output.Column("entries of", lambda entry: entry.layer),
+    output.counts("hits", lambda entry: 0 if entry.broken else entry.hits),
+    output.counts("stores", lambda entry: entry.stores),
+    output.Column("size", lambda entry: output.size(entry.bytes), right=True),
+    output.Column("device", lambda entry: entry.device or output.DASH),
+    output.Column("kernels", lambda entry: " ".join(entry.kernels or ()) or output.DASH),
+)
 
 
 STAGE_COLUMNS: Final[tuple[output.Column[StageTime], ...]] = (
@@ -153,6 +167,10 @@ def _show_comparison(found: Comparison) -> None:
     output.show_lines([f"{found.unchanged} kernels are as cold or warm as before"])
 
 
+def _table(columns: Sequence[output.Column[T]], things: Iterable[T]) -> list[str]:
+    return output.plain_table(columns, things, output.width(sys.stderr))
+
+
 def _show(done: Trace, *, all_layers: bool) -> None:
     """Print on standard error: standard output belongs to the command."""
     with suppress(OSError):
@@ -160,18 +178,30 @@ def _show(done: Trace, *, all_layers: bool) -> None:
         os.write(2, done.passed_on)
     shown = [layer for layer in done.layers if all_layers or layer.hits or layer.misses or layer.stores]
     if shown:
-        output.show_errors(output.plain_table(COLUMNS, shown, output.width(sys.stderr)))
+        output.show_errors(_table(COLUMNS, shown))
     output.show_errors(output.more_layers(len(done.layers) - len(shown), shown, "no use seen"))
     for one in done.unwatched:
         output.show_errors([f"not counted, could not be watched: {one.command} (it used {', '.join(one.layers)})"])
     if done.summary is not None and done.summary.stages:
-        output.show_errors(["", *output.plain_table(STAGE_COLUMNS, done.summary.stages)])
+        output.show_errors(["", *_table(STAGE_COLUMNS, done.summary.stages)])
         output.show_errors(["", _forecast(done.summary.warm, done.wall_seconds)])
         if done.summary.slowest:
-            output.show_errors(["", *output.plain_table(SLOWEST_COLUMNS, done.summary.slowest)])
+            output.show_errors(["", *_table(SLOWEST_COLUMNS, done.summary.slowest)])
     if done.kernels is not None:
-        output.show_errors(["", *output.plain_table(KERNEL_COLUMNS, done.kernels, output.width(sys.stderr))])
+        output.show_errors(["", *_table(KERNEL_COLUMNS, done.kernels)])
+    if done.entries:
+        output.show_errors(["", *_table(ENTRY_COLUMNS, done.entries)])
     if done.misses is not None:
-        output.show_errors(
-            ["", *(f"{miss.layer}: {' '.join(miss.kernels) or output.DASH}: {miss.because}" for miss in done.misses)]
-        )
+        output.show_errors(["", *_folded(done.misses)])
+
+
+def _folded(misses: Sequence[Miss]) -> Iterator[str]:
+    """Yield a line for the first miss of each reason in each part of a layer, and one for the others of that reason."""
+    groups: dict[tuple[str, str | None, str], list[Miss]] = {}
+    for miss in misses:
+        groups.setdefault((miss.layer, miss.part, miss.because), []).append(miss)
+    for (layer, part, because), alike in groups.items():
+        names = list(dict.fromkeys(" ".join(miss.kernels) or output.DASH for miss in alike))
+        yield f"{': '.join(filter(None, (layer, part, names[0])))}: {because}"
+        if names[1:]:
+            yield f"  … and {output.plural(len(names) - 1, 'more kernel')}: the same"

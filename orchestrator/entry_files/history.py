@@ -1,0 +1,101 @@
+"""What happened to one file of a cache, from the kernel's events about it: lookups that read it, and stores."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import zip_longest
+
+
+@dataclass
+class Use:
+    """One reading or storing of a file, when it was seen (epoch seconds), and by which process, if that is known.
+
+    ``file`` identifies what was renamed to the file's name. ``redone`` says that the file was written again right after
+    this reading: the reading program may have found it broken.
+    """
+
+    at: float
+    stored: bool
+    process: int | None = None
+    file: tuple[int, int] | None = None
+    redone: bool = False
+
+
+@dataclass
+class History:
+    """The uses of one file, in order: it is stored by its creation, by writing to it, or by renaming another to it."""
+
+    uses: list[Use] = field(default_factory=list)
+    #: The next opening is that of the program that creates the file.
+    _creating: bool = False
+    _writing: bool = False
+    _dirty: bool = False
+    _gone: bool = False
+    #: The file was found when its new folder was listed; its creation may be reported again.
+    _listed: bool = False
+
+    def listed(self, at: float) -> None:
+        """Record a file that was in a new folder already: its events are missing, or the last ones will come."""
+        if not self.uses or self._gone:
+            self._gone = False
+            self.uses.append(Use(at, stored=True))
+            self._listed = self._writing = True
+
+    def created(self, at: float) -> None:
+        """Record its creation."""
+        if not self._listed:
+            self.uses.append(Use(at, stored=True))
+        self._creating = self._writing = True
+        self._gone = False
+
+    def arrived(self, at: float, file: tuple[int, int] | None) -> None:
+        """Record that another file was renamed to its name."""
+        if self._listed:
+            self.uses[-1].file = file
+        else:
+            self.uses.append(Use(at, stored=True, file=file))
+        self._gone = False
+        self._settle()
+
+    def opened(self, at: float) -> None:
+        """Record that it was opened."""
+        if self._creating:
+            self._creating = False
+        else:
+            self.uses.append(Use(at, stored=False))
+            self._dirty = False
+
+    def modified(self) -> None:
+        """Record that it was written to, or cut."""
+        self._dirty = True
+
+    def written(self) -> None:
+        """Record that a program which could write to it has closed it."""
+        if self._listed and self._dirty and not self.uses[-1].stored:
+            # It was opened by the program that made it.
+            self.uses.pop()
+        elif not self._writing and self._dirty and self.uses and not self.uses[-1].stored:
+            self.uses[-1].stored = True
+            if self.uses[-2:-1] and not self.uses[-2].stored:
+                self.uses[-2].redone = True
+        self._settle()
+
+    def gone(self) -> None:
+        """Record that its name is gone."""
+        self._settle()
+        self._gone = True
+
+    def _settle(self) -> None:
+        self._creating = self._writing = self._dirty = self._listed = False
+
+
+def counted(uses: Sequence[Use]) -> tuple[list[Use], list[Use]]:
+    """Return the readings that were hits, and the stores. Who stores a file right after reading it found it broken."""
+    hits, stores = [], []
+    for use, following in zip_longest(uses, uses[1:]):
+        if use.stored:
+            stores.append(use)
+        elif not (use.redone and following is not None and following.process == use.process):
+            hits.append(use)
+    return hits, stores
