@@ -62,6 +62,10 @@ def _parse(parser: ArgumentParser, words: Sequence[str]) -> Namespace:
         line = [words[at], *words[:at], *words[at + 1 :]]
         parser.error(f"write the command first: {shlex.join(['cachectl', *line])}")
     options, unknown = parser.parse_known_args(words)
+    if isinstance(getattr(options, "layers", None), list) and not any(word.startswith("-") for word in unknown):
+        # argparse takes the layers to be complete at the first option after FILE: export FILE --force LAYER.
+        options.layers = [*options.layers, *unknown]
+        unknown = []
     if unknown:
         # The verb's own parser names the verb's help.
         of_verb = getattr(options, "parser", parser)

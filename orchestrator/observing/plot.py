@@ -36,6 +36,10 @@ _TOP: Final = 1.0
 _BOTTOM: Final = 0.9
 #: Where titles begin, as a part of the width.
 _LEFT: Final = 0.025
+#: Where the columns of numbers end, as a part of the scale, and the height over which runs are spread, in bars.
+_MEDIAN: Final = 1.1
+_OVER: Final = 1.24
+_SPREAD: Final = 0.36
 
 
 def check(name: str) -> None:
@@ -78,21 +82,29 @@ def _form(name: str) -> str | None:
 def _bar(axes: Axes, place: int, one: Setting, bench: Bench) -> None:
     colour = _WARM if one.setting == "warm" else _NONE if one.layer is None else _ONE_OFF
     axes.barh(place, one.median, height=0.62, color=colour, zorder=2)
-    axes.scatter(
-        one.seconds, [place] * len(one.seconds), s=34, color=_INK, edgecolors="white", linewidths=0.8, zorder=3
-    )
+    # Runs that took equally long lie above one another.
+    step = _SPREAD / max(1, len(one.seconds) - 1)
+    heights = [place + _SPREAD / 2 - number * step for number in range(len(one.seconds))]
+    axes.scatter(one.seconds, heights, s=26, color=_INK, edgecolors="white", linewidths=0.8, zorder=3)
     over = round(one.median - bench["warm"].median, 2)
     # Avoid -0.00.
-    words = f"{one.median:.2f} s" + ("" if one.setting == "warm" else f"  ({over or 0.0:+.2f})")
-    edge = (max(one.median, *one.seconds), place)
-    axes.annotate(words, edge, (10, 0), textcoords="offset points", va="center", color=_INK)
+    _beside(axes, place, (f"{one.median:.2f}", "" if one.setting == "warm" else f"{over or 0.0:+.2f}"))
+
+
+def _beside(axes: Axes, place: float, words: tuple[str, str], colour: str = _INK, size: int = 13) -> None:
+    """Write two columns beside the scale, where no run can be: the median, and how it differs from the warm one."""
+    for text, column in zip(words, (_MEDIAN, _OVER), strict=True):
+        axes.text(
+            column, place, text, transform=axes.get_yaxis_transform(), ha="right", va="center", color=colour, size=size
+        )
 
 
 def _scale(axes: Axes, names: list[str], longest: float) -> None:
     axes.set_yticks(range(len(names)), names)
-    # Room for the words beside the longest bar.
-    axes.set_xlim(0, longest * 1.22)
-    axes.set_xlabel("wall seconds: median, every run a point; in brackets against warm", color=_FAINT, fontsize=12)
+    axes.set_xlim(0, longest * 1.04)
+    axes.set_ylim(-0.5, len(names) - 0.5)
+    _beside(axes, len(names) - 0.35, ("median", "to warm"), _FAINT, 12)
+    axes.set_xlabel("wall seconds; every run is a point", color=_FAINT, fontsize=12)
     axes.tick_params(axis="both", length=0, colors=_INK)
     axes.tick_params(axis="x", colors=_FAINT)
     axes.grid(visible=True, axis="x", color="#e4e7eb", zorder=0)

@@ -61,6 +61,12 @@ def test_a_report_loads_only_what_it_needs(home: Home) -> None:
     assert UNUSED.isdisjoint(loaded)
 
 
+def test_layers_may_stand_behind_options(home: Home) -> None:
+    done = home.json("purge", "pocl", "--dry-run", "cuda")
+    assert [layer["layer"] for layer in done["layers"]] == ["pocl", "cuda"]
+    assert "no layer is called 'cudo'" in home.cachectl("export", "file", "--force", "cudo", check=False).stderr
+
+
 def test_the_package_is_itself(home: Home) -> None:
     program = "import sys, cachectl.layers.base.layer; print(cachectl.__file__, 'layers' in sys.modules)"
     assert home.run(sys.executable, "-c", program).stdout.split()[-1] == "False"
