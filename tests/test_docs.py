@@ -97,3 +97,15 @@ def test_every_verb_has_a_page_with_its_options() -> None:
         assert f"\n:path: {verb}\n" in (folder / f"{verb}.md").read_text(encoding="utf-8")
         assert f"[{verb}]({verb}.md)" in index
         assert f"\n{verb}\n" in index
+
+
+def test_files_outside_the_documentation_name_pages_that_exist() -> None:
+    repository = PAGE.parents[1]
+    named = [repository / name for name in ("README.md", "CONTRIBUTING.md", "pyproject.toml")]
+    named += [
+        path for top in ("layers", "orchestrator", "packaging", ".github") for path in (repository / top).rglob("*.*")
+    ]
+    for path in named:
+        if path.suffix in {".py", ".md", ".toml", ".yml", ".html", ".1"}:
+            for page in re.findall(r"\bdocs/[\w/-]+\.md", path.read_text(encoding="utf-8")):
+                assert (repository / page).is_file(), f"{path}: {page}"

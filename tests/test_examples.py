@@ -4,7 +4,7 @@ A block whose first command would change this machine, or needs another one, beg
 ``<!-- first: COMMAND -->`` prepares what a block shows. In an output, numbers, sizes, ages and keys may differ, and a
 line ``...`` stands for any lines. A command without output in its block need only succeed.
 
-``CACHECTL_EXAMPLES=write pytest --all tests/test_examples.py`` writes the outputs again. Look at them before they are kept.
+``CACHECTL_EXAMPLES=write pytest --all tests/test_examples.py`` writes the outputs again; look at them before they are kept.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ MEASURED = ("kernels.py", "binaries.py")
 #: The width of the terminal.
 COLUMNS = 100
 BLOCK = re.compile(
-    r"(?:^<!-- (?P<marker>not run|first): (?P<text>.+?) -->\n)?^```console\n(?P<body>.*?)^```$", re.MULTILINE | re.DOTALL
+    r"(?:^<!-- (?P<marker>not run|first): (?P<text>.+?) -->\n)?^```console\n(?P<body>.*?)^```$",
+    re.MULTILINE | re.DOTALL,
 )
 PAGES = tuple(
     page
@@ -110,7 +111,9 @@ def reader(path: Path) -> Home:
 @pytest.mark.parametrize(
     "page", [REPOSITORY / "README.md", *thorough(*PAGES)], ids=lambda page: str(page.relative_to(REPOSITORY))
 )
-def test_the_console_blocks_of_a_page_show_what_their_commands_print(page: Path, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+def test_the_console_blocks_of_a_page_show_what_their_commands_print(
+    page: Path, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
     text = page.read_text(encoding="utf-8")
     blocks = [block for block in BLOCK.finditer(text) if block["marker"] != "not run"]
     shutil.copytree(request.getfixturevalue("simulated"), tmp_path / "home", symlinks=True)
@@ -127,7 +130,9 @@ def test_the_console_blocks_of_a_page_show_what_their_commands_print(page: Path,
             fresh = ""
             for step, (_, output) in zip(commands, outputs, strict=True):
                 lines = step.shown if not step.shown or "..." in step.shown else output
-                fresh += "\n".join((f"$ {step.command}", *lines, *([""] if lines and step is not commands[-1] else ()), ""))
+                fresh += "\n".join(
+                    (f"$ {step.command}", *lines, *([""] if lines and step is not commands[-1] else ()), "")
+                )
             written = written.replace(block["body"], fresh)
     if write:
         page.write_text(written, encoding="utf-8")
