@@ -4,7 +4,7 @@ A block whose first command would change this machine, or needs another one, beg
 ``<!-- first: COMMAND -->`` prepares what a block shows. In an output, numbers, sizes, ages and keys may differ, and a
 line ``...`` stands for any lines. A command without output in its block need only succeed.
 
-``CACHECTL_EXAMPLES=write pytest --all tests/test_examples.py`` writes the outputs again; look at them before they are kept.
+``CACHECTL_EXAMPLES=write pytest --all tests/test_examples.py`` writes the outputs again. Look at them, then keep them.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ DOCS = REPOSITORY / "docs"
 #: The program of the page about bench, and what it imports.
 MEASURED = ("kernels.py", "binaries.py")
 #: The width of the terminal.
-COLUMNS = 100
+COLUMNS = 88
 BLOCK = re.compile(
     r"(?:^<!-- (?P<marker>not run|first): (?P<text>.+?) -->\n)?^```console\n(?P<body>.*?)^```$",
     re.MULTILINE | re.DOTALL,
