@@ -352,7 +352,9 @@ class Stack(LayerSet):
             from cachectl.layers.base.errors import BadRequest
 
             raise BadRequest("an isolated root that is not kept has no use for a store; name a folder: --isolated=DIR")
-        root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        from cachectl.switching.isolated import make_kept_root
+
+        make_kept_root(root, mode=0o700)
         return type(self).below(str(root), self.environment)
 
     def env(
@@ -456,7 +458,7 @@ class Stack(LayerSet):
 
     def push(
         self,
-        url: str,
+        url: str | Path,
         selection: Selection = ALL,
         *,
         layers: Iterable[str] = (),
@@ -474,7 +476,7 @@ class Stack(LayerSet):
 
     def pull(
         self,
-        url: str,
+        url: str | Path,
         trust: Trust,
         selection: Selection = ALL,
         *,
@@ -491,7 +493,7 @@ class Stack(LayerSet):
 
         return pull(self, url, trust, selection, layers=layers, dry_run=dry_run, accept_older=accept_older)
 
-    def store(self, url: str) -> SharedStore:
+    def store(self, url: str | Path) -> SharedStore:
         """Return the shared store at a folder or a URL."""
         from cachectl.sharing.store import SharedStore
 

@@ -66,11 +66,12 @@ def write_synced(
         os.close(handle)
 
 
-def replace_file(path: str | Path, chunks: Iterable[bytes], *, folder: int | None = None) -> None:
+def replace_file(path: str | Path, chunks: Iterable[bytes], *, folder: int | None = None, mode: int = 0) -> None:
     """Replace a file atomically, or create it; the mode of the old one is kept. Raises :class:`OSError`.
 
-    ``folder`` is the open folder of the file; without it, the parent of ``path`` is opened. An interruption leaves the
-    old file or the new one. A kill may leave a stage beside it, which the next call removes.
+    ``folder`` is the open folder of the file; without it, the parent of ``path`` is opened. A new file has the
+    permissions of the umask and those of ``mode``. An interruption leaves the old file or the new one. A kill may leave
+    a stage beside it, which the next call removes.
     """
     above, name = os.path.split(os.path.abspath(path))
     opened = None if folder is None else os.dup(folder)
@@ -80,24 +81,28 @@ def replace_file(path: str | Path, chunks: Iterable[bytes], *, folder: int | Non
             opened = os.open(above, os.O_RDONLY | getattr(os, "O_DIRECTORY", 0))
     try:
         if opened is None:
-            _replace(None, above, name, chunks)
+            _replace(None, above, name, chunks, mode)
         else:
-            _replace(opened, "", name, chunks)
+            _replace(opened, "", name, chunks, mode)
             os.fsync(opened)
     finally:
         if opened is not None:
             os.close(opened)
 
 
-def _replace(folder: int | None, above: str, name: str, chunks: Iterable[bytes]) -> None:
+def _replace(folder: int | None, above: str, name: str, chunks: Iterable[bytes], mode: int) -> None:
     target = os.path.join(above, name)
     standing = status_at(target, dir_fd=folder)
     stage, handle = _stage(folder, above, name)
     try:
         try:
-            if standing is not None:
+            if standing is not None or mode:
+                more = mode | stat.S_IMODE(os.fstat(handle).st_mode)
                 # Before anything is written to it: others may have no access to the old file.
-                os.chmod(handle if os.chmod in os.supports_fd else stage, stat.S_IMODE(standing.st_mode))
+                os.chmod(
+                    handle if os.chmod in os.supports_fd else stage,
+                    more if standing is None else stat.S_IMODE(standing.st_mode),
+                )
             write_all(handle, chunks)
             os.fsync(handle)
             if folder is not None:

@@ -236,21 +236,37 @@ class Call:
         why = (self.options.allowed_signers, self.options.digest, self.options.trust)
         return None if why == (None, None, False) else Trust(*why)
 
+    def demand_trust(self, url: str) -> Trust:
+        """Return why the shared store at a URL is trusted, which a URL with a digest says itself."""
+        from cachectl.moving.importing import Trust
+        from cachectl.sharing.places import is_pinned
+
+        trust = self.store_trust() or (Trust(blindly=True) if is_pinned(url) else None)
+        if trust is None:
+            self.misuse("a store is code: give one of --allowed-signers, --digest and --trust")
+        return trust
+
     def store_use(self) -> StoreUse | None:
         """Return the shared store around a command; ``None`` without one."""
         options = self.options
-        trust = self.store_trust()
         if not options.store:
-            if trust is not None:
-                self.misuse("--allowed-signers, --digest and --trust are for --store URL")
+            if self.store_trust() is not None or options.sign is not None:
+                self.misuse("--allowed-signers, --digest, --trust and --sign are for --store URL")
             return None
         if options.no_cache:
             self.misuse("--no-cache leaves nothing to pull or push; drop --store")
-        if trust is None:
-            self.misuse("a store is code: give one of --allowed-signers, --digest and --trust")
         from cachectl.sharing.around import StoreUse
+        from cachectl.sharing.places import is_pinned
 
-        return StoreUse(options.store, trust, options.store_mode == "rw", options.sign)
+        # One state of a store cannot be added to.
+        writes = options.store_mode == "rw" and not is_pinned(options.store)
+        return StoreUse(self.store_url(options.store), self.demand_trust(options.store), writes, options.sign)
+
+    def store_url(self, url: str) -> str:
+        """Return the address of a shared store, which no layer's name may be."""
+        if url in self.stack:
+            self.misuse(f"{url!r} is a layer, not a store: write the URL before the layers, or ./{url}")
+        return url
 
     def output_file(self, name: str, kind: Kind) -> OutputFile:
         """Return a file to write, which no layer's name may be."""

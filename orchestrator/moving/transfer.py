@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, BinaryIO, Final, Protocol
-from urllib.parse import unquote, urlsplit
+from urllib.parse import parse_qsl, unquote, urlsplit
 
 from cachectl.layers.base.errors import BadRequest, CachectlError, printable
 from cachectl.layers.base.limits import LARGEST_SIGNATURE
@@ -25,11 +25,12 @@ from cachectl.moving.whole_files import STREAM, write_chunks
 _URL: Final = re.compile(r"(?:[a-z][a-z0-9+.-]*::)*[a-z][a-z0-9+.-]+://", re.IGNORECASE)
 _HTTP: Final = re.compile("https?://", re.IGNORECASE)
 _SFTP: Final = re.compile("(?:ssh|sftp)://", re.IGNORECASE)
+_S3: Final = re.compile("s3a?://", re.IGNORECASE)
 _FILE: Final = re.compile("(?:file|local)://", re.IGNORECASE)
 #: The libraries that schemes need beside fsspec. For other schemes fsspec's own error names the library.
 _LIBRARIES: Final = (
     (_HTTP, "aiohttp"),
-    (re.compile("s3a?://", re.IGNORECASE), "s3fs"),
+    (_S3, "s3fs"),
     (_SFTP, "paramiko"),
     (re.compile("(?:gs|gcs)://", re.IGNORECASE), "gcsfs"),
     (re.compile("(?:abfss?|az)://", re.IGNORECASE), "adlfs"),
@@ -37,6 +38,10 @@ _LIBRARIES: Final = (
 _SECRETS: Final = (re.compile(r"(?<=//)[^/@\s]+(?=@)"), re.compile(r"(?<=\?)[^\s'\"]+"))
 #: Limit on the silence of a server, in seconds. The whole transfer has no limit.
 _SILENCE: Final = 60
+#: Limit on a connection, in seconds, and how often a request is tried: s3fs and botocore together would try for half an
+#: hour.
+_CONNECTING: Final = 15
+_ATTEMPTS: Final = 3
 _LONGEST_REASON: Final = 300
 
 
@@ -194,15 +199,29 @@ def located(name: str) -> tuple[Any, str]:
     with translated("reach", name):
         from fsspec.core import url_to_fs
 
+        if _SFTP.match(name):
+            import logging
+
+            # It logs every error with a traceback, and raises it too.
+            logging.getLogger("paramiko").setLevel(logging.CRITICAL + 1)
+
         system, path = url_to_fs(name, skip_instance_cache=True, **_options(name))
+        if _S3.match(name):
+            # Botocore has tried several times already.
+            system.retries = 1
+        elif _SFTP.match(name):
+            system.ftp.get_channel().settimeout(_SILENCE)
         return system, str(path)
 
 
 def _options(name: str) -> dict[str, object]:
     if _HTTP.match(name):
         return _for_the_web()
+    if _S3.match(name):
+        times = {"connect_timeout": _CONNECTING, "read_timeout": _SILENCE}
+        return {"config_kwargs": {**times, "retries": {"total_max_attempts": _ATTEMPTS}}}
     # A rename works only within one file system, and fsspec would stage in the server's /tmp.
-    return {"temppath": posixpath.dirname(urlsplit(name).path)} if _SFTP.match(name) else {}
+    return {"temppath": posixpath.dirname(urlsplit(name).path), "timeout": _CONNECTING} if _SFTP.match(name) else {}
 
 
 def _for_the_web() -> dict[str, object]:
@@ -228,21 +247,29 @@ def translated(verb: str, name: str) -> Iterator[None]:
         if libraries or error.name == "fsspec":
             why = f"URLs need packages that are not installed; to add them: {command_to_install('fsspec', *libraries)}"
         else:
-            why = f"{_reason(error)}; install that package"
+            why = f"{_reason(error, name)}; install that package"
         raise TransferFailed(f"cannot {verb} {_shown(name)}: {why}") from error
     except Exception as error:
-        message = f"cannot {verb} {_shown(name)}: {_reason(error)}; {_advice(error)}"
+        message = f"cannot {verb} {_shown(name)}: {_reason(error, name)}; {_advice(error)}"
         raise TransferFailed(message) from error
 
 
-def _reason(error: Exception) -> str:
+def _reason(error: Exception, name: str) -> str:
     if isinstance(error, FileNotFoundError):
         return "nothing is there"
     status = getattr(error, "status", None)
     text = f"status {status} {getattr(error, 'message', '')}" if isinstance(status, int) else str(error)
-    for secret in _SECRETS:
+    for secret in (*_SECRETS, *_secrets_of(name)):
         text = secret.sub("…", text)
     return printable(" ".join(text.split()))[:_LONGEST_REASON].rstrip(".") or type(error).__name__
+
+
+def _secrets_of(name: str) -> Iterator[re.Pattern[str]]:
+    """Yield patterns for the secrets of a URL: the text of an error may lack what stands around them there."""
+    for found in (one for secret in _SECRETS for one in secret.findall(name)):
+        password = found.partition(":")[2]
+        parts = (found, password, unquote(password), *(value for _, value in parse_qsl(found)))
+        yield from (re.compile(re.escape(one)) for one in parts if one)
 
 
 def _advice(error: Exception) -> str:
@@ -267,5 +294,10 @@ def _standard_input() -> BinaryIO:
 
 
 def local_path(name: str) -> str:
-    """Return the path that a name stands for."""
-    return unquote(urlsplit(name).path) if _FILE.match(name) else name
+    """Return the path that a name stands for. Raises :class:`BadRequest` for ``file://`` without an absolute path."""
+    if not _FILE.match(name):
+        return name
+    address = urlsplit(name)
+    if address.netloc not in ("", "localhost") or not address.path:
+        raise BadRequest(f"{printable(name)!r} names no file of this machine; write file:/// and an absolute path")
+    return unquote(address.path)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from cachectl.layers.base.errors import CachectlError, printable
 from cachectl.moving.transfer import without_secrets
@@ -17,7 +18,11 @@ from cachectl.sharing.pushing import push
 if TYPE_CHECKING:
     from cachectl.layer_set import LayerSet
     from cachectl.layers.base.environment import Environment
+    from cachectl.layers.base.facts import Note
     from cachectl.moving.importing import Trust
+
+#: Reasons of failures that are named for a layer.
+_REASONS: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +69,7 @@ def shared_around(
             notice(_line("nothing was pushed", use, error))
             return
         for layer in done.layers:
-            for note in layer.failed:
-                notice(f"{layer.layer}: not pushed: {note.key}: {note.because}")
+            _say_failed(layer.layer, "not pushed", layer.failed, notice)
 
 
 def _pulled(
@@ -89,9 +93,15 @@ def _pulled(
         notice(_line("nothing is pulled or pushed", use, error))
         return False
     for layer in done.layers:
-        for note in layer.failed:
-            notice(f"{layer.layer}: not pulled: {note.key}: {note.because}")
+        _say_failed(layer.layer, "not pulled", layer.failed, notice)
     return True
+
+
+def _say_failed(layer: str, what: str, failed: Sequence[Note], notice: Callable[[str], None]) -> None:
+    """Give a line for each reason, not for each entry: a read-only home may refuse thousands."""
+    first = {note.because: note.key for note in reversed(failed)}
+    for because, number in Counter(note.because for note in failed).most_common(_REASONS):
+        notice(f"{layer}: {number:,} {what} ({first[because]}{', …' if number > 1 else ''}): {because}")
 
 
 def _line(what: str, use: StoreUse, error: CachectlError | OSError) -> str:

@@ -8,7 +8,17 @@ from typing import TYPE_CHECKING, ClassVar
 
 from cachectl.layers.base.as_json import AsJson
 from cachectl.moving.signing import Untrusted
-from cachectl.sharing.format import Part, PartName, Stocked, cut, is_content, most_object, open_object, open_pack
+from cachectl.sharing.format import (
+    CondemnedName,
+    Part,
+    PartName,
+    Stocked,
+    cut,
+    is_content,
+    most_object,
+    open_object,
+    open_pack,
+)
 from cachectl.sharing.index import Gone, Index, Judge, ReadPart
 from cachectl.sharing.place import BadStore, Missing
 
@@ -94,6 +104,8 @@ class _Checking:
                 self._index.key(key)
             except BadStore as error:  # noqa: PERF203
                 self._add(f"index/key-{key}", "error", "damaged", str(error))
+        for condemned in names.condemned:
+            self._check_condemned(condemned)
         for part in names.parts:
             self._check_part(part)
         for place, group in self.places.items():
@@ -107,6 +119,12 @@ class _Checking:
 
     def _add(self, name: str, severity: str, code: str, message: str) -> None:
         self.findings.append(StoreFinding(name, severity, code, message))
+
+    def _check_condemned(self, name: CondemnedName) -> None:
+        try:
+            self._index.condemned(name)
+        except BadStore as error:
+            self._add(f"index/{name}", "error", "damaged", f"{error}; remove it")
 
     def _check_part(self, name: PartName) -> None:
         shown = f"index/{name}"

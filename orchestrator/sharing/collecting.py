@@ -18,12 +18,10 @@ from cachectl.layers.base.errors import CachectlError
 from cachectl.layers.base.selection import moment_text
 from cachectl.sharing.format import (
     INDEX,
-    LARGEST_CONDEMNED,
     CondemnedName,
     PartName,
     condemned_file,
     is_content,
-    parse_condemned,
 )
 from cachectl.sharing.index import Gone, Index
 
@@ -136,7 +134,7 @@ def _plan(index: Index, contents: Mapping[str, int], now: float, limits: Limits)
                 weight -= sizes.get(held, 0)
     live = {name for name, number in uses.items() if number}
     unlisted = sizes.keys() - live
-    condemned = {name: _condemned(index, name) for name in index.names.condemned}
+    condemned = {name: index.condemned(name) for name in index.names.condemned}
     ripe = frozenset(
         held for name, names in condemned.items() if _age(index, name, now) > limits.grace for held in names
     )
@@ -155,13 +153,6 @@ def _plan(index: Index, contents: Mapping[str, int], now: float, limits: Limits)
     )
 
 
-def _condemned(index: Index, name: CondemnedName) -> frozenset[str]:
-    try:
-        return parse_condemned(name, index.place.read(f"{INDEX}{name}", LARGEST_CONDEMNED))
-    except FileNotFoundError:
-        return frozenset()
-
-
 def _age(index: Index, name: CondemnedName, now: float) -> float:
     """Return how many seconds ago a list was written, by the clock that says less."""
     stored = index.names.found.get(str(name))
@@ -173,18 +164,20 @@ def _apply(index: Index, plan: _Plan, now: float, grace: float) -> None:
     place = index.place
     condemn = sorted(plan.condemn)
     written = []
-    for at in range(0, len(condemn), _MOST) if condemn else range(bool(plan.remove)):
+    for at in range(0, len(condemn), _MOST) if condemn else range(bool(plan.remove or plan.parts)):
         file = condemned_file(condemn[at : at + _MOST])
         written.append(CondemnedName(int(now), hashlib.sha256(file).hexdigest()))
         # A registry removes what no name holds.
         place.write(f"{INDEX}{written[-1]}", file, condemn[at : at + _MOST])
+    if plan.parts or plan.remove:
+        index.list()
+        _demand_clock(index, written, now, grace)
     # Condemned before they are removed: a kill in between leaves nothing unknown.
     if plan.parts:
         place.remove([f"{INDEX}{name}" for name in plan.parts])
     if plan.remove:
         # A writer may have listed some of it meanwhile.
         index.list()
-        _demand_clock(index, written, now, grace)
         live = {held for name in index.names.parts for held in index.read(name).part.holds}
         place.remove(sorted(plan.remove - live))
     finished = [f"{INDEX}{name}" for name in (*plan.done, *(() if condemn else written))]
@@ -194,12 +187,16 @@ def _apply(index: Index, plan: _Plan, now: float, grace: float) -> None:
 
 
 def _demand_clock(index: Index, written: list[CondemnedName], now: float, grace: float) -> None:
-    """Raise :class:`CachectlError` if this machine's clock is not that of the store: ages would be wrong."""
+    """Raise :class:`CachectlError` if this machine's clock is not that of the store: ages would be wrong.
+
+    What was just condemned is then forgotten: it bears the wrong time.
+    """
     for name in written:
         stored = index.names.found.get(str(name))
         if stored is None or stored.modified is None:
             continue
         if abs(stored.modified - now) > max(_SKEW, grace / 4):
+            index.place.remove([f"{INDEX}{one}" for one in written])
             there = moment_text(stored.modified)
             message = f"{index.place.shown}: its clock shows {there}, that of this machine {moment_text(now)}; set it"
             raise CachectlError(message)

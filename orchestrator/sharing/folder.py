@@ -1,6 +1,7 @@
 """A shared store in a folder, of this machine or of a network file system.
 
-Everything is done relative to open folders, and no link is followed below the folder itself.
+Everything is done relative to open folders, and no link is followed below the folder itself. Who may read and write
+in the folder may do so in its folders, and read every file, whatever the umask of the writer is.
 """
 
 from __future__ import annotations
@@ -14,16 +15,19 @@ from itertools import islice
 from pathlib import Path
 from typing import Final
 
-from cachectl.layers.base.errors import printable
+from cachectl.layers.base.errors import CachectlError, printable
 from cachectl.layers.disk.atomic import replace_file
 from cachectl.layers.disk.handles import open_folder
 from cachectl.layers.disk.plain import open_plain
 from cachectl.layers.disk.presence import means_absent, means_no_file
+from cachectl.moving.transfer import TransferFailed
 from cachectl.sharing.format import MOST_NAMES
 from cachectl.sharing.place import BadStore, Missing, Stored
 
 _PARTS: Final = ("index", "packs", "objects")
 _CHUNK: Final = 1 << 20
+#: Permissions to read a file.
+_READABLE: Final = 0o444
 
 
 class FolderPlace:
@@ -41,19 +45,38 @@ class FolderPlace:
         """List all names."""
         return [one for part in _PARTS for one in self._listed(part)]
 
+    @contextmanager
+    def _reached(self, verb: str, name: str = "") -> Iterator[None]:
+        """Turn an error into a line that names the place."""
+        try:
+            yield
+        except OSError as error:
+            if isinstance(error, CachectlError):
+                raise
+            where = f"{self.shown}/{printable(name)}" if name else self.shown
+            reason, advice = error.strerror or str(error), ""
+            if isinstance(error, NotADirectoryError):
+                advice = "; name a folder or a URL"
+            elif isinstance(error, PermissionError):
+                access = "g+rX" if verb in ("list", "read") else "g+rwX"
+                advice = f"; chmod -R {access} {self.shown} lets the group of the folder do it"
+            message = f"cannot {verb} {where}: {reason}{advice}"
+            raise TransferFailed(message) from error
+
     def read(self, name: str, most: int) -> bytes:
         """Return the bytes of a name."""
         part, _, file = name.partition("/")
-        try:
-            with self._opened(part) as folder:
-                handle = open_plain(file, dir_fd=folder)
-        except OSError as error:
-            if not means_no_file(error):
-                raise
-            message = f"{self.shown}: {printable(name)} is missing, or is no plain file"
-            raise Missing(message) from error
-        with os.fdopen(handle, "rb") as opened:
-            data = opened.read(most + 1)
+        with self._reached("read", name):
+            try:
+                with self._opened(part) as folder:
+                    handle = open_plain(file, dir_fd=folder)
+            except OSError as error:
+                if not means_no_file(error):
+                    raise
+                message = f"{self.shown}: {printable(name)} is missing, or is no plain file"
+                raise Missing(message) from error
+            with os.fdopen(handle, "rb") as opened:
+                data = opened.read(most + 1)
         if len(data) > most:
             raise BadStore(f"{self.shown}: {printable(name)} has more than the {most:,} bytes that it may have")
         return data
@@ -62,15 +85,30 @@ class FolderPlace:
         """Write a file beside its place, sync it and rename it."""
         del holds
         part, _, file = name.partition("/")
-        os.makedirs(self._folder, exist_ok=True)
-        with suppress(FileExistsError):
-            os.mkdir(self._folder / part)
-        with self._opened(part) as folder:
-            with suppress(OSError):
-                # A link in the place would be replaced; its mode must not be taken over.
-                if not stat.S_ISREG(os.stat(file, dir_fd=folder, follow_symlinks=False).st_mode):
-                    os.unlink(file, dir_fd=folder)
-            replace_file(file, [data[at : at + _CHUNK] for at in range(0, len(data), _CHUNK)], folder=folder)
+        with self._reached("write", name):
+            os.makedirs(self._folder, exist_ok=True)
+            mode = stat.S_IMODE(os.stat(self._folder).st_mode)
+            with suppress(FileExistsError):
+                os.mkdir(self._folder / part)
+                os.chmod(self._folder / part, mode)
+            with self._opened(part) as folder:
+                with suppress(OSError):
+                    # A link in the place would be replaced; its mode must not be taken over.
+                    if not stat.S_ISREG(os.stat(file, dir_fd=folder, follow_symlinks=False).st_mode):
+                        os.unlink(file, dir_fd=folder)
+                chunks = [data[at : at + _CHUNK] for at in range(0, len(data), _CHUNK)]
+                try:
+                    replace_file(file, chunks, folder=folder, mode=mode & _READABLE)
+                except PermissionError:
+                    # In a sticky folder, the same file of another user cannot be replaced.
+                    if not self._has(name, data):
+                        raise
+
+    def _has(self, name: str, data: bytes) -> bool:
+        try:
+            return self.read(name, len(data)) == data
+        except CachectlError:
+            return False
 
     def finish(self) -> None:
         """Do nothing: every file is complete."""
@@ -82,7 +120,7 @@ class FolderPlace:
         """Remove files."""
         for name in names:
             part, _, file = name.partition("/")
-            with suppress(FileNotFoundError), self._opened(part) as folder:
+            with self._reached("remove", name), suppress(FileNotFoundError), self._opened(part) as folder:
                 os.unlink(file, dir_fd=folder)
 
     @contextmanager
@@ -103,13 +141,14 @@ class FolderPlace:
             os.close(folder)
 
     def _listed(self, part: str, most: int | None = None) -> list[Stored]:
-        try:
-            with self._opened(part) as folder:
-                return list(islice(_files(folder, part), most))
-        except OSError as error:
-            if isinstance(error, NotADirectoryError) or not means_absent(error):
-                raise
-            return []
+        with self._reached("list"):
+            try:
+                with self._opened(part) as folder:
+                    return list(islice(_files(folder, part), most))
+            except OSError as error:
+                if isinstance(error, NotADirectoryError) or not means_absent(error):
+                    raise
+                return []
 
 
 def _files(folder: int, part: str) -> Iterator[Stored]:

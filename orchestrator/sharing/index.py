@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import io
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -13,7 +15,9 @@ from cachectl.layers.disk.temporaries import temporary_folder
 from cachectl.moving.signing import Untrusted, is_signature, signer
 from cachectl.sharing.format import (
     INDEX,
+    LARGEST_CONDEMNED,
     LARGEST_KEY,
+    CondemnedName,
     Names,
     Part,
     PartName,
@@ -21,6 +25,7 @@ from cachectl.sharing.format import (
     are_twins,
     most_part,
     open_part,
+    parse_condemned,
     parse_key,
     parse_part,
     sort_names,
@@ -93,7 +98,8 @@ class Index:
                 if name not in self.names.keys:
                     raise BadStore(f"{self.place.shown}: the key document {file} is missing")
                 document = self._read(file, LARGEST_KEY)
-                self._keys[name] = parse_key(name, document)
+                with self.naming():
+                    self._keys[name] = parse_key(name, document)
                 if self._cache is not None:
                     self._cache.add(file, document)
         return self._keys[name]
@@ -109,15 +115,35 @@ class Index:
         data = None if self._cache is None else self._cache.read(file, most_part())
         if data is None or hashlib.sha256(data).hexdigest() != name.sha256:
             data = self._read(file, most_part())
-            text, signature = open_part(name, data)
+            with self.naming():
+                text, signature = open_part(name, data)
             if self._cache is not None:
                 self._cache.add(file, data)
         else:
             text, signature = open_part(name, data)
-        part = parse_part(name, text)
+        with self.naming():
+            part = parse_part(name, text)
         if part.store not in self.names.stores:
             raise BadStore(f"{self.place.shown}: {file} was made for another store")
         return ReadPart(name, part, text, signature)
+
+    def condemned(self, name: CondemnedName) -> frozenset[str]:
+        """Return the packs and objects in a list of condemned names; none if it was removed meanwhile."""
+        with self.naming():
+            try:
+                return parse_condemned(name, self.place.read(f"{INDEX}{name}", LARGEST_CONDEMNED))
+            except FileNotFoundError:
+                return frozenset()
+
+    @contextmanager
+    def naming(self) -> Iterator[None]:
+        """Say in an error which store is damaged."""
+        try:
+            yield
+        except Gone:
+            raise
+        except BadStore as error:
+            raise BadStore(f"{self.place.shown}: {str(error).removeprefix(f'{self.place.shown}: ')}") from error
 
     def _read(self, file: str, most: int) -> bytes:
         try:

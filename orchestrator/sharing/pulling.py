@@ -30,6 +30,8 @@ from cachectl.sharing.place import BadStore, Missing
 from cachectl.sharing.places import is_pinned, place_of
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from cachectl.layer_set import LayerSet
     from cachectl.layers.base.environment import Environment
     from cachectl.layers.base.layer import Layer
@@ -82,7 +84,7 @@ class Pull:
 
 def pull(
     stack: LayerSet,
-    url: str,
+    url: str | Path,
     trust: Trust,
     selection: Selection = ALL,
     *,
@@ -171,7 +173,7 @@ class _Pulling:
         layers = tuple(self._foreseen(one) for one in wanted) if dry_run else self._place(wanted)
         if not dry_run:
             self._remember()
-        self._index.save()
+            self._index.save()
         return Pull(
             *(self._shown, self._store, self._index.names.digest, tuple(sorted(set(self._trusted.values())))),
             *(dry_run, self._read, _together(layers), unread),
@@ -192,8 +194,9 @@ class _Pulling:
         if known is None or self._accept_older or self._trust.sha256 is not None:
             return
         names = self._index.names
+        accepting = f"cachectl pull {self._shown} --accept-older accepts it"
         if known.store != self._store and not (known.store in names.stores and are_twins(known.store, self._store)):
-            message = f"{self._shown} is another store than this machine has read from it; --accept-older accepts it"
+            message = f"{self._shown} is another store than this machine has read from it; {accepting}"
             raise Untrusted(message)
         if not names.parts or all(part in names.found for part in known.parts):
             return
@@ -203,8 +206,7 @@ class _Pulling:
             if self._is_trusted(name):
                 return
         message = (
-            f"{self._shown} is older than what this machine has read from it, of {moment_text(known.made)}; "
-            "--accept-older accepts it"
+            f"{self._shown} is older than what this machine has read from it, of {moment_text(known.made)}; {accepting}"
         )
         raise Untrusted(message)
 
@@ -352,16 +354,18 @@ class _Pulling:
         name = place.rpartition("/")[2]
         if first.pack is None:
             size = first.item.bytes
-            content = open_object(name, self._fetch(place, most_object(size)), size)
+            with self._index.naming():
+                content = open_object(name, self._fetch(place, most_object(size)), size)
             for _, one in group:
                 if one.item.bytes != size:
                     raise BadStore(f"{self._shown}: {place} has another size than the index says")
                 yield one, content
             return
         packed, size = read.part.packs[first.pack]
-        content = open_pack(name, self._fetch(place, packed), size)
-        for _, one in group:
-            yield one, cut(one, content)
+        with self._index.naming():
+            content = open_pack(name, self._fetch(place, packed), size)
+            found = [(one, cut(one, content)) for _, one in group]
+        yield from found
 
     def _fetch(self, name: str, most: int) -> bytes:
         try:

@@ -31,7 +31,6 @@ from cachectl.sharing.format import (
     FULL_PART,
     INDEX,
     LARGE,
-    LARGEST_CONDEMNED,
     MOST_ENTRIES,
     Part,
     PartName,
@@ -42,7 +41,6 @@ from cachectl.sharing.format import (
     new_store_id,
     object_file,
     pack_file,
-    parse_condemned,
     part_file,
 )
 from cachectl.sharing.index import NAMESPACE, Gone, Index, Judge
@@ -124,7 +122,7 @@ class Push:
 
 def push(
     stack: LayerSet,
-    url: str,
+    url: str | Path,
     selection: Selection = ALL,
     *,
     layers: Iterable[str] = (),
@@ -305,13 +303,8 @@ class _Pushing:
     def _doomed(self) -> frozenset[str]:
         """Return the names that ``gc`` may remove at any moment: an object of such a name must not be relied on."""
         if self._condemned is None:
-            doomed: set[str] = set()
-            for name in self._index.names.condemned:
-                try:
-                    doomed |= parse_condemned(name, self._place.read(f"{INDEX}{name}", LARGEST_CONDEMNED))
-                except FileNotFoundError:  # noqa: PERF203 - another gc was faster
-                    continue
-            self._condemned = frozenset(doomed)
+            names = self._index.names.condemned
+            self._condemned = frozenset(one for name in names for one in self._index.condemned(name))
         return self._condemned
 
     def _add(self, batch: _Batch, one: Stocked) -> None:

@@ -16,6 +16,8 @@ from cachectl.sharing.place import BadStore, Missing, Stored
 _OBJECT_STORES: Final = frozenset({"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "oss", "memory"})
 _WEB: Final = ("http://", "https://")
 _PARTS: Final = ("index", "packs", "objects")
+#: How often folders are made before that is an error.
+_AGAIN: Final = 4
 _MODIFIED: Final = ("LastModified", "mtime", "last_modified", "updated", "modified", "created")
 
 
@@ -28,6 +30,8 @@ class RemotePlace:
                 f"{printable(without_secrets(url))}: a web server has no list of names; name a folder, s3://, ssh://"
             )
             raise BadRequest(message)
+        if url.endswith("://"):
+            raise BadRequest(f"{printable(url)} names no store; write a bucket or a server, and a folder, after it")
         self._url = url.rstrip("/")
         self.shown = printable(without_secrets(self._url))
         self._system, root = located(self._url)
@@ -69,8 +73,7 @@ class RemotePlace:
                 return
             folder = path.rpartition("/")[0]
             if folder not in self._made:
-                self._system.makedirs(folder, exist_ok=True)
-                self._made.add(folder)
+                self._make(folder)
             stage = f"{folder}/.cachectl-stage-{os.urandom(16).hex()}"
             try:
                 self._write(stage, data)
@@ -79,6 +82,18 @@ class RemotePlace:
                 with suppress(Exception):
                     self._system.rm_file(stage)
                 raise
+
+    def _make(self, folder: str) -> None:
+        for rest in reversed(range(_AGAIN)):
+            try:
+                self._system.makedirs(folder, exist_ok=True)
+            except Exception:  # noqa: PERF203
+                # Another writer makes the same folders at the same time, which fsspec does not expect.
+                if not rest:
+                    raise
+            else:
+                break
+        self._made.add(folder)
 
     def finish(self) -> None:
         """Do nothing: every file is complete."""

@@ -11,6 +11,8 @@ from cachectl.sharing.index import Index
 from cachectl.sharing.places import place_of
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from cachectl.layer_set import LayerSet
     from cachectl.sharing.checking import StoreCheck
     from cachectl.sharing.collecting import Collection
@@ -70,7 +72,7 @@ class StoreListing:
 class SharedStore:
     """The shared store at a folder or a URL."""
 
-    def __init__(self, stack: LayerSet, url: str) -> None:
+    def __init__(self, stack: LayerSet, url: str | Path) -> None:
         self._environment = stack.environment
         self._place = place_of(url, stack.environment)
 

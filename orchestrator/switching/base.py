@@ -10,6 +10,7 @@ import hashlib
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -141,5 +142,7 @@ def base_keys(environment: Environment, base: Path, layers: Iterable[str] = ()) 
 
 def _keys(layer: Layer, base: Path) -> Iterator[str]:
     for root in layer.roots():
-        if base in root.path.parents:
-            yield from (found.key for found in layer.scan(root, contents=False) if isinstance(found, Entry))
+        # What cannot be read is not brought either, as the start from the base says.
+        with suppress(*FAILURES):
+            if base in root.path.parents:
+                yield from (found.key for found in layer.scan(root, contents=False) if isinstance(found, Entry))

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from cachectl.layers.base.environment import Environment
+from cachectl.layers.base.errors import CachectlError, printable
 from cachectl.layers.base.facts import Ability, Orphan, Switch
 from cachectl.layers.disk.atomic import place_new
 from cachectl.layers.disk.copies import PREFIX, abandoned_copies, stage_in, user_cache_home
@@ -41,6 +42,19 @@ def _warn(line: str) -> None:
     warnings.warn(line, RuntimeWarning, stacklevel=2)
 
 
+class NoRoot(CachectlError, OSError):
+    """An isolated root that is kept cannot be made."""
+
+
+def make_kept_root(folder: Path, mode: int = 0o777) -> None:
+    """Make an isolated root that is kept, if it is missing. Raises :class:`NoRoot`."""
+    try:
+        folder.mkdir(mode=mode, parents=True, exist_ok=True)
+    except OSError as error:
+        message = f"cannot make the root {printable(folder)}: {error.strerror}; --isolated=DIR names another folder"
+        raise NoRoot(message) from error
+
+
 @contextmanager
 def isolated_root(
     environment: Environment, folder: Path | None = None, notice: Callable[[str], None] = _warn
@@ -51,7 +65,7 @@ def isolated_root(
     it. ``notice`` gets a line for each problem.
     """
     if folder is not None:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_kept_root(folder)
         yield folder.resolve()
         return
     root = make_isolated_root(environment, notice)

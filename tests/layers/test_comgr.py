@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from support.drivers import register_driver
+from support.tracing import no_file_events
 
 from cachectl.inspecting.doctor import diagnosis
 from cachectl.layers.base.conformance import LayerConformance, nobody
@@ -344,7 +345,9 @@ def test_the_command_carries_and_names(home: Home) -> None:
     assert off.stdout == "0\n"
 
 
-def test_a_trace_infers_from_entries_that_appear(home: Home) -> None:
+def test_a_trace_infers_from_entries_that_appear(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where file events cannot be had."""
+    monkeypatch.setattr("cachectl.entry_files.events.Inotify", no_file_events)
     fill(home.path / ".cache" / "comgr")
     key = name_of("new")
     copy = f'cp "$HOME/.cache/comgr/{name_of("spirv")}" "$HOME/.cache/comgr/{key}"'

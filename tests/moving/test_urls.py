@@ -33,6 +33,7 @@ from cachectl.moving.transfer import (
     place,
     signature_name,
     signature_of,
+    translated,
     without_secrets,
 )
 from cachectl.stack import Stack
@@ -355,3 +356,10 @@ def test_a_stack_imports_from_a_url_too(source: Home, home: Home, web: tuple[str
     Stack(source.environment()).export(str(folder / "bundle"), layers=["miopen"])
     done = import_bundle(Stack(home.environment()), f"{address}/bundle", Trust(blindly=True))
     assert sum(layer.placed for layer in done.layers) == KERNELS
+
+
+def test_a_password_in_the_text_of_an_error_is_hidden() -> None:
+    with pytest.raises(TransferFailed) as raised, translated("read", "s3://ann:s3cret%20word@bucket/x?key=t0ken"):
+        raise ValueError("invalid name ann:s3cret%20word@bucket, user ann, s3cret word, t0ken")
+    assert not any(secret in str(raised.value) for secret in ("s3cret", "t0ken"))
+    assert "user ann" in str(raised.value)

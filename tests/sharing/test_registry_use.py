@@ -83,6 +83,8 @@ def test_a_pinned_digest_is_trusted_and_is_one_state(source: Home, there: Home, 
     line = there.cachectl("push", pinned, check=False)
     assert line.returncode == 2
     assert line.stderr.endswith("is pinned by its digest and cannot be written to; name a tag\n")
+    line = there.cachectl("run", "--store", pinned, "--", "true")
+    assert (line.returncode, line.stderr) == (0, "")
 
 
 @pytest.mark.real

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import stat
 import subprocess
 import sys
 import time
@@ -107,8 +108,9 @@ def test_a_store_says_what_will_hit_and_what_was_left_alone(cheap: Home, other: 
     cheap.cachectl("push", store, "miopen")
     listed = cheap.json("store", "ls", store)
     assert [(key["layer"], key["entries"], key["parts"]) for key in listed["keys"]] == [("miopen", 10, 1)]
+    before = files(other.path)
     foreseen = other.json("pull", store, "--trust", "--dry-run")
-    assert not (other.path / ".cache" / "miopen").exists()
+    assert files(other.path) == before
     assert len(foreseen["layers"][0]["entries"]) == foreseen["total"]["placed"] == 10
     done = other.json("pull", store, "--trust", "--larger-than", "100K")
     assert (done["total"]["placed"], foreseen["digest"]) == (2, listed["digest"])
@@ -118,6 +120,8 @@ def test_a_store_says_what_will_hit_and_what_was_left_alone(cheap: Home, other: 
     assert (pulled.layers, len(pulled.unread)) == ((), 1)
     assert "platform linux, here darwin" in pulled.unread[0].because
     assert "no store" in other.cachectl("pull", str(tmp_path / "none"), "--trust", check=False).stderr
+    assert "no entry to push in loopy" in cheap.cachectl("push", store, "loopy").stderr
+    assert "no entry to pull" in other.cachectl("pull", store, "loopy", "--trust").stderr
     assert other.cachectl("pull", store, check=False).returncode == 2
     assert other.cachectl("store", "ls", store, "--grace", "1d", check=False).returncode == 2
 
@@ -195,10 +199,28 @@ def age_condemned(store: Path, moment: int) -> None:
         path.rename(path.with_name(f"condemned-{moment}-{path.name.rpartition('-')[2]}"))
 
 
+def test_a_damaged_list_of_condemned_names_is_found(cheap: Home, tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    cheap.cachectl("push", str(store), "miopen")
+    (store / "index" / f"condemned-1-{'0' * 64}").touch()
+    check = Stack(cheap.environment()).store(str(store)).verify()
+    assert (check.failed, [one.code for one in check.findings]) == (True, ["damaged"])
+    assert str(store) in cheap.cachectl("store", "gc", str(store), check=False).stderr
+
+
+def test_gc_on_a_machine_with_a_wrong_clock_removes_nothing(cheap: Home, tmp_path: Path) -> None:
+    store, now = tmp_path / "store", time.time()
+    at(cheap, now).push(str(store), layers=["miopen"])
+    before = files(store)
+    with pytest.raises(CachectlError, match="set it"):
+        at(cheap, now + 365 * 86400).store(str(store)).gc(older_than=30 * 86400)
+    assert files(store) == before
+
+
 @pytest.mark.thorough
 def test_a_part_that_gc_removes_meanwhile_is_no_error(cheap: Home, other: Home, tmp_path: Path) -> None:
     store = str(tmp_path / "store")
-    Stack(cheap.environment()).push(store, layers=["miopen"])
+    Stack(cheap.environment()).push(tmp_path / "store", layers=["miopen"])
     pulling, listed = Stack(other.environment()), FolderPlace.names
 
     def names(place: FolderPlace) -> object:
@@ -253,5 +275,83 @@ def test_a_command_runs_with_a_store_around_it(cheap: Home, other: Home, tmp_pat
     assert done.returncode == 7
     assert ["nothing is pulled or pushed" in line for line in done.stderr.splitlines()] == [True]
     assert files(tmp_path / "store") == before
-    for words in (("--store", store), ("--no-cache", "--store", store, "--trust"), ("--prove", "--trust")):
+    for words in (
+        *(("--store", store), ("--no-cache", "--store", store, "--trust"), ("--prove", "--trust")),
+        ("--prove", "--sign", "key"),
+    ):
         assert other.cachectl("run", *words, *child, check=False).returncode == 2
+
+
+def test_users_share_a_folder_whatever_their_umask_is(cheap: Home, tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    store.mkdir()
+    store.chmod(0o2775)
+    before = os.umask(0o077)
+    try:
+        Stack(cheap.environment()).push(str(store), layers=["miopen"])
+    finally:
+        os.umask(before)
+    found = {stat.S_IMODE(path.stat().st_mode) for path in store.rglob("*") if path.is_file()}
+    assert found == {0o644}
+    assert {stat.S_IMODE(path.stat().st_mode) for path in store.iterdir()} == {0o2775}
+
+
+def test_an_address_that_is_no_store_is_one_line(cheap: Home, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for url, status, words in (
+        ("miopen", 2, "'miopen' is a layer"),
+        ("s3://", 2, "names no store"),
+        ("file://relative", 2, "an absolute path"),
+        (str(tmp_path / "file"), 1, "name a folder or a URL"),
+    ):
+        for verb in (("push",), ("store", "ls"), ("pull", "--trust")):
+            done = cheap.cachectl(*verb, url, check=False)
+            assert (done.returncode, done.stderr.count("\n"), words in done.stderr) == (status, 1, True)
+    assert not (Path.cwd() / "miopen").exists()
+    for kept in (["--base", str(tmp_path)], ["--store", str(tmp_path / "store"), "--trust"], []):
+        done = cheap.cachectl("run", *kept, f"--isolated={tmp_path / 'file'}", "--", "true", check=False)
+        assert (done.returncode, "cannot make the root" in done.stderr, done.stderr.count("\n")) == (1, True, 1)
+
+
+COPY_ONE = """
+import hashlib, pathlib, sqlite3, sys
+database, = pathlib.Path(sys.argv[1]).rglob("*.ukdb")
+with sqlite3.connect(database) as opened:
+    code = opened.execute("SELECT kernel_blob FROM kern_db LIMIT 1").fetchone()[0] + b"new"
+    row = ("new.cl.o", " -O3", code, hashlib.md5(code).hexdigest(), 0)
+    columns = "kernel_name, kernel_args, kernel_blob, kernel_hash, uncompressed_size"
+    opened.execute(f"INSERT INTO kern_db({columns}) VALUES(?, ?, ?, ?, ?)", row)
+"""
+
+
+def test_what_a_base_has_is_neither_pulled_nor_pushed(cheap: Home, other: Home, tmp_path: Path) -> None:
+    store, base, own = (str(tmp_path / name) for name in ("store", "base", "own"))
+    cheap.cachectl("push", store, "miopen")
+    trusting = ("run", "--store", store, "--trust")
+    other.cachectl(*trusting, "--store-mode", "ro", f"--isolated={base}", "--", "true")
+    add_kernels(cheap, [30])
+    assert cheap.json("push", store, "miopen")["total"]["pushed"] == 1
+    # Nothing but the thirtieth kernel is read from the store.
+    for large in (tmp_path / "store" / "objects").iterdir():
+        large.unlink()
+    done = other.cachectl(*trusting, "--base", base, f"--isolated={own}", "--", sys.executable, "-c", COPY_ONE, own)
+    assert done.stderr.splitlines() == ["cachectl: base: miopen: 10 copied"]
+    newest = max((tmp_path / "store" / "index").glob("[0-9]*"), key=lambda path: path.stat().st_mtime_ns)
+    index = Index(FolderPlace(tmp_path / "store"), cheap.environment())
+    part = next(index.read(name).part for name in index.names.parts if str(name) == newest.name)
+    assert ["new.cl.o" in one.item.key for one in part.entries] == [True]
+    assert len(list(Stack.below(own, other.environment())["miopen"].entries())) == 12
+    assert len(list(Stack.below(base, other.environment())["miopen"].entries())) == 10
+    # A base that cannot be read wholly does not stop the command.
+    (tmp_path / "base" / "pocl").symlink_to("pocl")
+    done = other.cachectl(*trusting, "--base", base, f"--isolated={own}", "--", "true")
+    assert "base: miopen: 10 there before" in done.stderr
+
+
+def test_entries_that_cannot_be_placed_are_one_line_around_a_command(cheap: Home, other: Home, tmp_path: Path) -> None:
+    store = str(tmp_path / "store")
+    cheap.cachectl("push", store, "miopen")
+    (other.path / ".cache").mkdir(exist_ok=True)
+    (other.path / ".cache" / "miopen").touch()
+    done = other.cachectl("run", "--store", store, "--trust", "--", "true")
+    assert ["10 not pulled" in line for line in done.stderr.splitlines()] == [True]

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
 from documents import validated
@@ -26,3 +27,8 @@ def trace(home: Home, *command: str, options: tuple[str, ...] = ()) -> dict[str,
 def numbers(document: dict[str, Any], layer: str) -> tuple[int | None, int | None, int | None]:
     (found,) = [one for one in document["layers"] if one["layer"] == layer]
     return found["hits"], found["misses"], found["stores"]
+
+
+def no_file_events() -> NoReturn:
+    """Stand in for the kernel's file events where there are none."""
+    raise OSError(errno.ENOSYS, "not here")

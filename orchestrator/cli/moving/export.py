@@ -118,7 +118,7 @@ def _show_image(done: ImageExport) -> None:
     else:
         last = ("total", output.count(done.total.entries), output.size(done.total.bytes))
         output.show_table(COLUMNS, [layer for layer in done.layers if layer.entries], last)
-        sizes = f"{done.image_layers} layers, {output.size(done.uploaded)} uploaded"
+        sizes = f"{output.plural(done.image_layers, 'layer')}, {output.size(done.uploaded)} uploaded"
         output.show_lines(["", f"{done.image}: {sizes}", done.pinned])
     _warn_about(done.layers, "image")
 

@@ -28,17 +28,12 @@ def add_options(parser: Parser) -> None:
 
 
 def run(call: Call) -> int:
-    from cachectl.moving.importing import Trust
-    from cachectl.sharing.places import is_pinned
-
     given = call.options
-    trust = call.store_trust() or (Trust(blindly=True) if is_pinned(given.url) else None)
-    if trust is None:
-        call.misuse("a store is code: give one of --allowed-signers, --digest and --trust")
+    trust = call.demand_trust(given.url)
     selected = call.selection()
     with output.working("pulling"):
         done = call.stack.pull(
-            given.url,
+            call.store_url(given.url),
             trust,
             selected,
             layers=given.layers,
@@ -53,7 +48,10 @@ def _show(done: Pull, now: float) -> None:
     if listed := [entry for layer in done.layers for entry in layer.entries or ()]:
         output.show_table(ls.columns(now), listed)
         output.show_lines([""])
-    output.show_table(columns("would place" if done.dry_run else "placed"), done.layers)
+    if done.layers:
+        output.show_table(columns("would place" if done.dry_run else "placed"), done.layers)
+    else:
+        output.warn("no entry to pull: the store has none for the layers here")
     output.show_lines(["", f"{done.url}: {output.size(done.read)} read", f"digest {done.digest}"])
     output.show_lines(f"trusted: {why}" for why in done.trusted)
     for layer in done.layers:

@@ -32,7 +32,11 @@ def run(call: Call) -> int:
     selected = call.selection()
     with output.working("pushing"):
         done = call.stack.push(
-            given.url, selected, layers=given.layers, sign=given.sign, allowed_signers=given.allowed_signers
+            call.store_url(given.url),
+            selected,
+            layers=given.layers,
+            sign=given.sign,
+            allowed_signers=given.allowed_signers,
         )
     return call.show(done, _show, lambda done: (COLUMNS, done.layers))
 
@@ -48,7 +52,11 @@ COLUMNS: Final[tuple[output.Column[PushedLayer], ...]] = (
 
 def _show(done: Push) -> None:
     """Print what was added, the digest of the store, and what the new entries reveal."""
-    output.show_table(COLUMNS, [one for one in done.layers if one.pushed or one.there or one.failed])
+    rows = [one for one in done.layers if one.pushed or one.there or one.failed]
+    if rows:
+        output.show_table(COLUMNS, rows)
+    else:
+        output.warn(f"no entry to push in {', '.join(layer.layer for layer in done.layers)}")
     output.show_lines(["", f"{done.url}: {output.size(done.written)} written", f"digest {done.digest}"])
     for layer in done.layers:
         if layer.sensitive is not None:

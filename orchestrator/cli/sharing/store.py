@@ -38,7 +38,7 @@ def run(call: Call) -> int:
         call.misuse("--older-than, --grace and --dry-run are for store gc")
     if given.action != "verify" and given.allowed_signers is not None:
         call.misuse("--allowed-signers is for store verify")
-    store = call.stack.store(given.url)
+    store = call.stack.store(call.store_url(given.url))
     if given.action == "gc":
         return _gc(call, store)
     with output.working("checking" if given.action == "verify" else "listing"):

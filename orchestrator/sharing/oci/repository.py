@@ -132,7 +132,12 @@ class Repository:
         self._base = f"{self._registry.prefix}://{reference.host}/"
         self._authorization: dict[str, str] = {}
         repeats = Retry(
-            _REPEATS, backoff_factor=0.5, status_forcelist=_BUSY, allowed_methods=None, raise_on_status=False
+            _REPEATS,
+            read=_REPEATS - 1,
+            backoff_factor=0.5,
+            status_forcelist=_BUSY,
+            allowed_methods=None,
+            raise_on_status=False,
         )
         session = self._registry.session
         session.request = partial(session.request, timeout=_SILENCE)
