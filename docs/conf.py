@@ -29,6 +29,8 @@ exclude_patterns: list[str] = ["_build"]
 myst_heading_anchors: int = 3
 
 html_theme: str = "furo"
+html_static_path: list[str] = ["_static"]
+html_css_files: list[str] = ["wide.css"]
 html_title: str = f"cachectl {__version__}"
 
 # Options of a command line begin with two hyphens, not with a dash.

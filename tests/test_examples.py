@@ -108,6 +108,7 @@ def reader(path: Path) -> Home:
     return Home(path, {name: value for name, value in home.variables.items() if name != "COLUMNS"} | own)
 
 
+@pytest.mark.real
 @pytest.mark.parametrize(
     "page", [REPOSITORY / "README.md", *thorough(*PAGES)], ids=lambda page: str(page.relative_to(REPOSITORY))
 )
