@@ -12,7 +12,7 @@ import os
 import select
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,8 +22,9 @@ from cachectl.entry_files.fanotify import Access, Fanotify
 from cachectl.entry_files.history import History, Use, counted
 from cachectl.entry_files.inotify import FileEvent, Inotify
 from cachectl.layers.base.errors import FAILURES
-from cachectl.layers.base.facts import Root
+from cachectl.layers.base.facts import Root, Scope
 from cachectl.layers.base.parts import EntryFiles
+from cachectl.layers.disk.presence import nearest
 
 if TYPE_CHECKING:
     from cachectl.layers.base.layer import Layer
@@ -35,9 +36,16 @@ _OVERFLOW, _ONLY_FOLDERS, _MASK_ADD, _FOLDER = 1 << 14, 0x01000000, 0x20000000, 
 _COMING: Final = _CREATE | _MOVED_TO
 #: Equal events in a row are reported once: the closing is between two openings of a file.
 _ALL: Final = _MODIFY | _CLOSE_WRITE | _CLOSE | _OPEN | _MOVED_FROM | _COMING | _DELETE
+_TOGETHER: Final = "some uses by several programs were reported as one"
 _UNSEEN: Final = "a process had ended before it could be seen whether it was of this run"
 #: How many folders above a place are watched, in case it is removed and made again.
 _ABOVE: Final = 2
+#: Bytes that are free on a file system that cannot take another entry.
+_LITTLE: Final = 16 << 20
+#: How often events are read in a row: a program may cause them without end.
+_IN_A_ROW: Final = 100
+#: How long events of whole file systems may queue.
+_MILLISECONDS: Final = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +83,8 @@ class _Claim:
     root: Root
     path: Path
     files: EntryFiles
+    #: Whether the layer stores new entries here.
+    stores: bool
 
     @property
     def is_everybodys(self) -> bool:
@@ -127,9 +137,13 @@ class EntryEvents:
         self._claims = [claim for claim in claims if not claim.is_everybodys]
         self._folders: dict[int, Path] = {}
         self._histories: dict[Path, History] = {}
-        self._accesses: list[Access] = []
+        self._accesses: dict[Path, list[Access]] = {}
+        #: The number of times that all events had been read. Those read between two may be in any order.
+        self._moment = 0
         self._members: dict[int, bool | None] = {}
         self._lost = False
+        #: The layers on a file system that does not report processes.
+        self._together: set[str] = set()
         self._notify: Inotify | None = None
         self._fanotify: Fanotify | None = None
 
@@ -141,8 +155,9 @@ class EntryEvents:
             except FAILURES:
                 self._gaps[layer.name].append("its places are not known")
                 continue
-            for root in roots:
-                yield _Claim(layer, root, Path(os.path.realpath(root.path)), files)
+            for number, root in enumerate(roots):
+                stores = number == 0 and root.scope is Scope.USER
+                yield _Claim(layer, root, Path(os.path.realpath(root.path)), files, stores)
 
     # ------------------------------------------------------------------ watching
 
@@ -166,6 +181,7 @@ class EntryEvents:
             stack.callback(self._fanotify.close)
         for claim in self._claims:
             self._approach(claim.path)
+        self._check_space()
         ending, end = os.pipe()
         stack.callback(os.close, ending)
         stack.callback(os.close, end)
@@ -185,6 +201,8 @@ class EntryEvents:
     def _approach(self, place: Path) -> None:
         """Watch a place, or the folders above it until it exists."""
         near = next((folder for folder in (place, *place.parents) if folder.is_dir()), None)
+        if near is not None:
+            self._see_processes(near)
         for folder in (*(place.parents[:_ABOVE]), *((near,) if near is not None and near != place else ())):
             if folder.is_dir():
                 self._watch(folder, _COMING)
@@ -195,13 +213,33 @@ class EntryEvents:
             return False
         try:
             self._folders[self._notify.watch(folder, mask | _MASK_ADD | _ONLY_FOLDERS)] = folder
-            if mask == _ALL and self._fanotify is not None:
-                self._fanotify.watch(folder)
+            if mask == _ALL:
+                self._see_processes(folder)
         except OSError as error:
             if folder.is_dir():
                 self._fail(f"{folder} could not be watched: {error.strerror}", folder)
             return False
         return True
+
+    def _check_space(self) -> None:
+        """Record places where nothing can be stored: a miss that stores nothing does not show."""
+        for claim in self._claims:
+            if claim.stores:
+                below = [folder for folder in self._folders.values() if claim.holds(folder)]
+                for folder in (nearest(claim.path), *below):
+                    if folder.is_dir() and (why := _refusal(folder)) is not None:
+                        self._fail(f"{why}: a miss that stores nothing does not show", claim.path)
+                        break
+
+    def _see_processes(self, folder: Path) -> None:
+        if self._fanotify is not None:
+            try:
+                self._fanotify.watch(folder)
+            except OSError:
+                if folder.is_dir():
+                    # Its file system reports none.
+                    claims = (claim for claim in self._claims if claim.holds(folder) or claim.leads(folder))
+                    self._together |= {claim.layer.name for claim in claims}
 
     def _descend(self, folder: Path, *, new: bool) -> None:
         """Watch a folder and those below it; then list it, because files may have been made before it was watched."""
@@ -219,7 +257,7 @@ class EntryEvents:
                     if name.is_dir(follow_symlinks=False):
                         waiting += [path] if self._leads(path) else []
                     elif new and self._is_wanted(path):
-                        self._history(path).listed(time.time())
+                        self._change(self._history(path)).listed(time.time())
 
     def _leads(self, folder: Path) -> bool:
         return any(claim.leads(folder) for claim in self._claims) or self._is_wanted(folder)
@@ -244,22 +282,32 @@ class EntryEvents:
         poll = select.poll()
         if self._notify is not None:
             poll.register(self._notify.fileno(), select.POLLIN)
-        if self._fanotify is not None:
-            poll.register(self._fanotify.fileno(), select.POLLIN)
         poll.register(ending, select.POLLIN)
-        while all(descriptor != ending for descriptor, _ in poll.poll()):
+        # Each opening in the whole file system would wake it.
+        while all(descriptor != ending for descriptor, _ in poll.poll(_MILLISECONDS)):
             self._take()
 
     def _take(self) -> None:
-        """Read what has come. Who did it comes first: a process may end."""
-        for access in () if self._fanotify is None else self._fanotify.read():
+        """Read what has come, until nothing comes: then both descriptors have reported the same."""
+        for _ in range(_IN_A_ROW):
+            if not self._took():
+                self._moment += 1
+                break
+
+    def _took(self) -> bool:
+        """Read once. Who did it comes first: a process may end."""
+        some = False
+        for access in () if self._fanotify is None else self._fanotify.read(self._moment):
             if not self._is_wanted(access.path):
                 continue
+            some = True
             if access.process not in self._members:
                 self._members[access.process] = self._of_run(access.process)
-            self._accesses.append(access)
+            self._accesses.setdefault(access.path, []).append(access)
         for event in () if self._notify is None else self._notify.read():
+            some = True
             self._note(event)
+        return some
 
     def _note(self, event: FileEvent) -> None:
         if event.mask & _OVERFLOW:
@@ -278,28 +326,36 @@ class EntryEvents:
     def _record(self, path: Path, mask: int) -> None:
         history, now = self._history(path), time.time()
         if mask & _CREATE:
-            history.created(now)
+            self._change(history).created(now)
         elif mask & _MOVED_TO:
-            history.arrived(now, _identity(path))
+            history.arrived(now)
         elif mask & _OPEN:
+            history.openings[self._moment] += 1
             history.opened(now)
         elif mask & _MODIFY:
-            history.modified()
+            self._change(history).modified()
         elif mask & _CLOSE_WRITE:
             history.written()
         elif mask & (_DELETE | _MOVED_FROM):
             history.gone()
+
+    def _change(self, history: History) -> History:
+        if history.changed is None:
+            history.changed = self._moment
+        return history
 
     # ------------------------------------------------------------------ what was seen
 
     def seen(self) -> dict[str, Seen]:
         """Return what was seen of each layer."""
         lost = self._lost or (self._fanotify is not None and self._fanotify.lost)
-        told_apart, blind = self._fanotify is not None, self._notify is None
-        found = {name: Seen(gaps=list(gaps), told_apart=told_apart, blind=blind) for name, gaps in self._gaps.items()}
+        self._check_space()
+        blind = self._notify is None
+        apart = {name: self._fanotify is not None and name not in self._together for name in self._gaps}
+        found = {name: Seen(gaps=list(gaps), told_apart=apart[name], blind=blind) for name, gaps in self._gaps.items()}
         # A process that could not be examined may have noted events since.
         members = {process: self._of_run(process) if own is None else own for process, own in self._members.items()}
-        processes = _Processes(self._accesses, members) if self._fanotify is not None else None
+        processes = _Processes(self._accesses, members)
         for claim in self._unwatched:
             if claim.owned():
                 found[claim.layer.name].gaps.append(f"{claim.path}, where others keep files too, is not watched")
@@ -311,11 +367,11 @@ class EntryEvents:
                     self._assign(found[claim.layer.name], claim, path, history, processes)
         return found
 
-    def _assign(self, seen: Seen, claim: _Claim, path: Path, history: History, processes: _Processes | None) -> None:
+    def _assign(self, seen: Seen, claim: _Claim, path: Path, history: History, processes: _Processes) -> None:
         key = claim.key_of(path)
         if key is None and not claim.holds_many(path):
             return
-        uses, doubt = (history.uses, None) if processes is None else processes.of_run(path, history.uses)
+        uses, doubt = processes.of_run(path, history) if seen.told_apart else (history.uses, None)
         seen.doubts += [doubt] if doubt is not None and doubt not in seen.doubts else []
         hits, stores = counted(uses)
         if key is None:
@@ -325,12 +381,15 @@ class EntryEvents:
             seen.entries.append(EntryUse(claim.root, key, *times))
 
 
-def _identity(path: Path) -> tuple[int, int] | None:
-    try:
-        status = path.lstat()
-    except OSError:
-        return None
-    return status.st_dev, status.st_ino
+def _refusal(folder: Path) -> str | None:
+    """Return why files may not be stored in a folder; ``None`` if nothing is known against it."""
+    if not os.access(folder, os.W_OK | os.X_OK):
+        return f"{folder} cannot be written"
+    with suppress(OSError):
+        space = os.statvfs(folder)
+        if space.f_bavail * space.f_frsize < _LITTLE or (space.f_files and space.f_favail == 0):
+            return f"the file system of {folder} is full"
+    return None
 
 
 class Members:
@@ -368,58 +427,55 @@ class Members:
 class _Processes:
     """Distinguishes uses by processes of the run from those by other programs."""
 
-    def __init__(self, accesses: Sequence[Access], members: dict[int, bool | None]) -> None:
+    def __init__(self, accesses: Mapping[Path, Sequence[Access]], members: Mapping[int, bool | None]) -> None:
+        self._accesses = accesses
         self._members = members
-        self._accesses: dict[Path, list[int]] = {}
-        self._openings: dict[tuple[int, int], list[int]] = {}
-        self._writers: dict[tuple[int, int], int] = {}
-        self._all = accesses
-        self._strangers = False in members.values()
-        for number, access in enumerate(accesses):
-            self._accesses.setdefault(access.path, []).append(number)
-            if access.opened:
-                self._openings.setdefault(access.file, []).append(number)
-            if access.written:
-                self._writers[access.file] = access.process
+        self._alone = False not in members.values()
 
-    def of_run(self, path: Path, uses: Sequence[Use]) -> tuple[list[Use], str | None]:
-        """Return the uses by processes of the run, and why others may be among them."""
-        renamed = {use.file for use in uses if use.file is not None}
-        openings = [use for use in uses if use.file is None]
-        opened = self._opened(path, renamed)
-        for use in uses:
-            if use.file is not None:
-                use.process = self._writers.get(use.file)
-        if len(opened) < len(openings):
-            return self._together(path, uses, opened)
-        # Several programs that open a file at once are one file event.
-        uses = [*uses, *(Use(openings[-1].at if openings else 0.0, stored=False) for _ in opened[len(openings) :])]
-        for use, access in zip([use for use in uses if use.file is None], opened, strict=True):
-            use.process = access.process
-        mine = [None if use.process is None else self._members.get(use.process) for use in uses]
-        doubt = self._strangers and None in mine
-        return [use for use, own in zip(uses, mine, strict=True) if own is not False], _UNSEEN if doubt else None
+    def of_run(self, path: Path, history: History) -> tuple[list[Use], str | None]:
+        """Return the uses by processes of the run, and why some may be missing."""
+        accesses = self._accesses.get(path, ())
+        users = {self._members.get(access.process) for access in accesses}
+        if self._alone or users == {True}:
+            return history.uses, None
+        uses, told = self._own(accesses, history)
+        if not told:
+            return uses, _TOGETHER
+        return uses, _UNSEEN if None in users else None
 
-    def _opened(self, path: Path, renamed: Collection[tuple[int, int]]) -> list[Access]:
-        """Return the openings of a file under its name: that of a file that gets the name later is none."""
-        later = {self._openings[file][0] for file in renamed if file in self._writers and self._openings.get(file)}
-        numbers = {
-            *self._accesses.get(path, ()),
-            *(number for file in renamed for number in self._openings.get(file, ())),
-        }
-        return [self._all[number] for number in sorted(numbers - later) if self._all[number].opened]
+    def _own(self, accesses: Sequence[Access], history: History) -> tuple[list[Use], bool]:
+        """Return the uses by the run of a file that other programs use too, and whether all openings are assigned.
 
-    def _together(self, path: Path, uses: Sequence[Use], opened: Sequence[Access]) -> tuple[list[Use], str | None]:
-        """Judge uses of which some were reported as one: if other programs are among them, count those of the run."""
-        seen = (*opened, *(self._all[number] for number in self._accesses.get(path, ())))
-        mine = {self._members.get(access.process) for access in seen}
-        if mine == {True} or not self._strangers:
-            return list(uses), None
-        if mine == {False}:
-            return [], None
-        own = [access for access in seen if self._members.get(access.process)]
-        stores = len({id(access) for access in own if access.written})
-        readings = len({id(access) for access in own if access.opened}) - stores
-        last = uses[-1].at
-        counted_uses = [Use(last, stored=place >= readings) for place in range(max(0, readings) + stores)]
-        return counted_uses, "some uses by several programs were reported as one"
+        Several openings by one process may be reported once, but each is an event without a process too: these are
+        the run's, or others', if only the one or only the others opened the file near that moment.
+        """
+        by_moment: dict[int, list[Access]] = {}
+        for access in sorted(accesses, key=lambda access: access.moment):
+            by_moment.setdefault(access.moment, []).append(access)
+        opened = {moment: sum(access.opened for access in group) for moment, group in by_moment.items()}
+        uses: list[Use] = []
+        assigned = 0
+        for moment, group in by_moment.items():
+            # An opening whose two events came in different moments is missing in the other one.
+            late = [at for at in (moment - 1, moment + 1) if opened.get(at, 0) > history.openings[at]]
+            users = {self._members.get(access.process) for at in (moment, *late) for access in by_moment[at]}
+            more = max(0, history.openings[moment] - opened[moment]) if opened[moment] and len(users) == 1 else 0
+            assigned += opened[moment] + more
+            for access in group:
+                if self._members.get(access.process):
+                    changed = history.changed is not None and history.changed <= moment
+                    _follow(uses, access, changed=changed, more=more * access.opened)
+                    more *= not access.opened
+        return uses, assigned >= history.openings.total() and bool(accesses or not history.uses)
+
+
+def _follow(uses: list[Use], access: Access, *, changed: bool, more: int) -> None:
+    """Add what a process did with a file; ``changed`` says whether anyone has written to the file."""
+    uses += [Use(access.at, stored=False, process=access.process) for _ in range(access.opened + more)]
+    if access.arrived:
+        uses.append(Use(access.at, stored=True, process=access.process))
+    if access.written and changed:
+        before = [use for use in uses if use.process == access.process][-2:]
+        if before and not before[-1].stored:
+            before[-1].stored = True
+            before[0].redone = not before[0].stored

@@ -1,6 +1,8 @@
-"""The processes that open files in a folder, as the Linux kernel reports them (fanotify), which only root may ask for.
+"""The processes that use files, as the Linux kernel reports them (fanotify), which only root may ask for.
 
-Sources: ``include/uapi/linux/fanotify.h``, fanotify(7).
+Whole file systems are watched, because both the run and another program may use a folder before it could be watched.
+The kernel opens no file for this reader: it reports the folder, by a handle, and the name in it.
+Sources: ``include/uapi/linux/fanotify.h``, fanotify(7), name_to_handle_at(2).
 """
 
 from __future__ import annotations
@@ -9,46 +11,74 @@ import errno
 import os
 import struct
 import sys
+import time
+from collections import deque
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
-_CLOEXEC, _NONBLOCK = 0x1, 0x2
-_ADD: Final = 0x1
-_OPEN, _CLOSE_WRITE, _OVERFLOW, _ON_CHILD = 0x20, 0x8, 0x4000, 0x08000000
-_HERE: Final = -100
+#: Close at exec, do not block, a queue without limit, and folders and names in place of descriptors (Linux 5.9).
+_FLAGS: Final = 0x1 | 0x2 | 0x10 | 0x400 | 0x800
+_ADD, _FILE_SYSTEM, _HERE = 0x1, 0x100, -100
+_CLOSE_WRITE, _OPEN, _MOVED_TO, _OVERFLOW = 0x8, 0x20, 0x80, 0x4000
 #: Length of the event and of its fixed part, version, reserved, mask, descriptor of the file, process.
 _EVENT: Final = struct.Struct("=IBBHQii")
+#: Kind of the record, reserved, its length; then the file system, the length of the handle, and its kind.
+_RECORD: Final = struct.Struct("=BBH8sIi")
 _VERSION: Final = 3
-_NO_FILE: Final = -1
-_DELETED: Final = " (deleted)"
+_FOLDER_AND_NAME: Final = 2
+#: How many events in unknown folders are kept until the folder is known: a new one is known within milliseconds.
+_KEPT: Final = 1 << 14
+_LONGEST_HANDLE: Final = 128
+_HANDLE: Final = struct.Struct("=Ii")
+#: For file systems that report handles but cannot be asked for a file by one.
+_ONLY_TO_IDENTIFY: Final = 0x200
 
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """A process opened a file, or closed it after writing; 0 is a process that cannot be seen from here."""
+    """What a process did with a file since the last event: opened it, closed it after writing, renamed it to this.
+
+    ``process`` is 0 for one that cannot be seen from here. ``moment`` is that of :meth:`Fanotify.read`, ``at`` the
+    time (epoch seconds).
+    """
 
     path: Path
-    file: tuple[int, int]
     process: int
     opened: bool
     written: bool
+    arrived: bool
+    moment: int
+    at: float
+
+
+class _Event(NamedTuple):
+    folder: tuple[bytes, int, bytes]
+    name: bytes
+    process: int
+    mask: int
+    moment: int
+    at: float
 
 
 class Fanotify:
-    """Folders whose files are watched. Raises :class:`OSError` where that is not possible or not allowed."""
+    """File systems under watch. Raises :class:`OSError` where that is not possible or not allowed."""
 
     def __init__(self) -> None:
         if not sys.platform.startswith("linux"):
             raise OSError(errno.ENOSYS, "only Linux reports who opens a file")
         import ctypes
 
-        #: Whether the kernel dropped events because they came too fast.
+        #: Whether the kernel dropped events.
         self.lost = False
+        self._folders: dict[tuple[bytes, int, bytes], Path] = {}
+        self._marked: dict[int, bytes] = {}
+        #: The last events in unknown folders.
+        self._unknown: deque[_Event] = deque(maxlen=_KEPT)
+        self._is_new_folder = False
         self._library: Any = ctypes.CDLL(None, use_errno=True)
-        if not hasattr(self._library, "fanotify_init"):
+        if not all(hasattr(self._library, name) for name in ("fanotify_init", "name_to_handle_at")):
             raise OSError(errno.ENOSYS, "the C library has no fanotify")
         self._library.fanotify_mark.argtypes = (
             ctypes.c_int,
@@ -57,9 +87,7 @@ class Fanotify:
             ctypes.c_int,
             ctypes.c_char_p,
         )
-        # The kernel opens each file for the reader, without an event. A pipe must not wait for its writer.
-        flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | getattr(os, "O_NOATIME", 0)
-        self._number = self._checked(self._library.fanotify_init(_CLOEXEC | _NONBLOCK, flags))
+        self._number = self._checked(self._library.fanotify_init(_FLAGS, os.O_RDONLY))
 
     def _checked(self, result: int) -> int:
         import ctypes
@@ -74,39 +102,67 @@ class Fanotify:
         return self._number
 
     def watch(self, folder: Path) -> None:
-        """Watch the files in a folder. Raises :class:`OSError`."""
-        mask = _OPEN | _CLOSE_WRITE | _ON_CHILD
-        self._checked(self._library.fanotify_mark(self._number, _ADD, mask, _HERE, os.fsencode(folder)))
+        """Watch a folder's file system, and yield what happens in the folder. Raises :class:`OSError`."""
+        device = folder.stat().st_dev
+        if device not in self._marked:
+            mark = (_ADD | _FILE_SYSTEM, _OPEN | _CLOSE_WRITE | _MOVED_TO, _HERE, os.fsencode(folder))
+            self._checked(self._library.fanotify_mark(self._number, *mark))
+            self._marked[device] = struct.pack("=Q", os.statvfs(folder).f_fsid & 0xFFFFFFFFFFFFFFFF)
+        self._folders[(self._marked[device], *self._handle(folder))] = folder
+        self._is_new_folder = True
 
-    def read(self) -> Iterator[Access]:
-        """Yield the events that have come, in order; several of one process and file may be one."""
+    def _handle(self, folder: Path) -> tuple[int, bytes]:
+        import ctypes
+
+        buffer = ctypes.create_string_buffer(_HANDLE.size + _LONGEST_HANDLE)
+        mount = ctypes.c_int()
+        for flags in (0, _ONLY_TO_IDENTIFY):
+            _HANDLE.pack_into(buffer, 0, _LONGEST_HANDLE, 0)
+            result = self._library.name_to_handle_at(_HERE, os.fsencode(folder), buffer, ctypes.byref(mount), flags)
+            if result == 0 or ctypes.get_errno() != errno.EOPNOTSUPP:
+                break
+        self._checked(result)
+        length, kind = _HANDLE.unpack_from(buffer)
+        return kind, buffer.raw[_HANDLE.size : _HANDLE.size + length]
+
+    def read(self, moment: int) -> Iterator[Access]:
+        """Yield the events that have come, in order; several of one process and file may be one.
+
+        Those in a folder that was watched after them come late, with the moment at which they were read.
+        """
+        if self._is_new_folder:
+            self._is_new_folder = False
+            yield from (self._access(event) for event in self._unknown if event.folder in self._folders)
+            self._unknown.clear()
         while True:
             try:
                 data = os.read(self._number, 1 << 16)
             except (BlockingIOError, InterruptedError):
                 return
-            except OSError:
-                # The file of an event could not be opened.
-                self.lost = True
-                return
-            yield from self._parse(data)
+            for event in self._parse(data, moment):
+                if event.folder in self._folders:
+                    yield self._access(event)
+                else:
+                    self._unknown.append(event)
 
-    def _parse(self, data: bytes) -> Iterator[Access]:
-        at = 0
+    def _access(self, event: _Event) -> Access:
+        path = self._folders[event.folder] / os.fsdecode(event.name)
+        opened, written, arrived = (bool(event.mask & bit) for bit in (_OPEN, _CLOSE_WRITE, _MOVED_TO))
+        return Access(path, event.process, opened, written, arrived, event.moment, event.at)
+
+    def _parse(self, data: bytes, moment: int) -> Iterator[_Event]:
+        at, now = 0, time.time()
         while at + _EVENT.size <= len(data):
-            length, version, _, _, mask, file, process = _EVENT.unpack_from(data, at)
-            at += max(length, _EVENT.size)
-            if mask & _OVERFLOW or version != _VERSION or file == _NO_FILE:
+            length, version, _, fixed, mask, _, process = _EVENT.unpack_from(data, at)
+            begin, at = at + fixed, at + max(length, _EVENT.size)
+            if mask & _OVERFLOW or version != _VERSION or begin + _RECORD.size > at:
                 self.lost = True
                 continue
-            try:
-                with suppress(OSError):
-                    status = os.fstat(file)
-                    path = Path(os.readlink(f"/proc/self/fd/{file}").removesuffix(_DELETED))
-                    same = (status.st_dev, status.st_ino)
-                    yield Access(path, same, process, bool(mask & _OPEN), bool(mask & _CLOSE_WRITE))
-            finally:
-                os.close(file)
+            kind, _, size, system, bytes_, form = _RECORD.unpack_from(data, begin)
+            if kind == _FOLDER_AND_NAME:
+                handle = begin + _RECORD.size
+                name = data[handle + bytes_ : begin + size].partition(b"\0")[0]
+                yield _Event((system, form, data[handle : handle + bytes_]), name, process, mask, moment, now)
 
     def close(self) -> None:
         """Stop watching."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
@@ -11,22 +12,27 @@ from itertools import zip_longest
 class Use:
     """One reading or storing of a file, when it was seen (epoch seconds), and by which process, if that is known.
 
-    ``file`` identifies what was renamed to the file's name. ``redone`` says that the file was written again right after
-    this reading: the reading program may have found it broken.
+    ``redone`` says that the file was written again right after this reading: the reading program may have found it
+    broken.
     """
 
     at: float
     stored: bool
     process: int | None = None
-    file: tuple[int, int] | None = None
     redone: bool = False
 
 
 @dataclass
 class History:
-    """The uses of one file, in order: it is stored by its creation, by writing to it, or by renaming another to it."""
+    """The uses of one file, in order: it is stored by its creation, by writing to it, or by renaming another to it.
+
+    ``openings`` counts its openings, those of storing programs too, by the moments at which events were read.
+    ``changed`` is the first moment at which it was created or written to.
+    """
 
     uses: list[Use] = field(default_factory=list)
+    openings: Counter[int] = field(default_factory=Counter)
+    changed: int | None = None
     #: The next opening is that of the program that creates the file.
     _creating: bool = False
     _writing: bool = False
@@ -49,12 +55,10 @@ class History:
         self._creating = self._writing = True
         self._gone = False
 
-    def arrived(self, at: float, file: tuple[int, int] | None) -> None:
+    def arrived(self, at: float) -> None:
         """Record that another file was renamed to its name."""
-        if self._listed:
-            self.uses[-1].file = file
-        else:
-            self.uses.append(Use(at, stored=True, file=file))
+        if not self._listed:
+            self.uses.append(Use(at, stored=True))
         self._gone = False
         self._settle()
 

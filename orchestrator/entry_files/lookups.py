@@ -102,11 +102,12 @@ def count(
     after: Mapping[str, Listed],
     lookups: Lookups,
     *,
-    failed_builds: bool,
+    silent: Sequence[str],
 ) -> Count:
     """Return the numbers of a layer.
 
-    A lookup that finds nothing touches no file: a miss is counted when its entry is stored.
+    A lookup that finds nothing touches no file: a miss is counted when its entry is stored. ``silent`` says why misses
+    may have stored nothing.
     """
     hits = sum(one.hits for one in used if not one.broken)
     stores = sum(one.stores for one in used)
@@ -122,9 +123,7 @@ def count(
         why = f"{names}: opened {openings} times; {files.otherwise}; stores are the entries that appeared"
         total = sum(after[key].bytes for key in new)
         return Count(hits_of, misses_of, len(new), total, exact=False, why=f"{why}{others}")
-    limits = [*seen.gaps, *seen.doubts]
-    if failed_builds and (hits or stores):
-        limits.append("a build failed, which stores nothing, so that its misses do not show")
+    limits = [*seen.gaps, *seen.doubts, *silent]
     bound = f"; a lower bound: {'; '.join(limits)}" if limits else ""
     return Count(hits, misses, stores, total, exact=not limits, why=f"{by}{others}{bound}")
 
@@ -132,8 +131,8 @@ def count(
 # ---------------------------------------------------------------------- builds
 
 
-def served(builds: Sequence[Mapping[str, Any]], used: Iterable[EntryTrace]) -> dict[int, tuple[str | None, bool]]:
-    """Map builds, by their places in the list, to the layer that served them and whether they were compiled.
+def served(builds: Sequence[Mapping[str, Any]], used: Iterable[EntryTrace]) -> dict[int, tuple[str, bool]]:
+    """Map builds, by their places in the list, to the layer of the driver and whether it compiled them.
 
     Builds that are not known to have been served otherwise, and whose kernels an entry names, are mapped. Builds of
     kernels of one name are told apart by time: an entry counts for the last build that had begun.
@@ -148,10 +147,7 @@ def served(builds: Sequence[Mapping[str, Any]], used: Iterable[EntryTrace]) -> d
             candidates = [place for start, place in begun if start <= at + _LATE and names & _kernels(builds[place])]
             if candidates:
                 found.setdefault(candidates[-1], []).append(entry)
-    return {
-        place: (None, True) if any(one.stores for one in entries) else (entries[0].layer, False)
-        for place, entries in found.items()
-    }
+    return {place: (entries[0].layer, any(one.stores for one in entries)) for place, entries in found.items()}
 
 
 def _kernels(build: Mapping[str, Any]) -> set[str]:

@@ -21,6 +21,8 @@ STAGES: Final = (
     *("import", "driver", "create", "preprocess", "schedule", "codegen"),
     *("build", "compile", "lookup", "store", "launch"),
 )
+#: The name of the span of a driver's whole part of a build.
+DRIVER: Final = "driver"
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,9 +183,7 @@ class _Reader:
         stored = self._stored if compiled else ()
         times = [(path, one) for path in stored for one in self._telling.compilations(layer, path)]
         for pair in event.get("compiles", ()):
-            span = replace(
-                self._span(event, "compile", "driver", pair), layer=layer or None, outcome=_OUTCOMES[compiled]
-            )
+            span = replace(self._span(event, "compile", DRIVER, pair), layer=layer or None, outcome=_OUTCOMES[compiled])
             inside = []
             for path, (kernel, begun, ended) in times:
                 end = self._at(event["pid"], ended)

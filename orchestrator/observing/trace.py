@@ -27,7 +27,7 @@ from cachectl.layer_set import part_of
 from cachectl.layers.base.as_json import AsJson
 from cachectl.layers.base.environment import process_variable, set_process_variable
 from cachectl.layers.base.errors import FAILURES, BadRequest
-from cachectl.layers.base.facts import Entry, Scope
+from cachectl.layers.base.facts import Condition, Entry, Scope
 from cachectl.layers.base.parts import Compilation, Lookups
 from cachectl.observing.descendants import Descendants, looked_after
 from cachectl.observing.observer import TABLE
@@ -286,19 +286,20 @@ class Tracer:
         unwatched = self._unwatched()
         after = {layer.name: self._list_entries(layer) for layer in self._stack if layer.name in self._seen}
         used = {layer.name: self._used(layer, after[layer.name]) for layer in self._stack if layer.name in self._seen}
-        timeline = self._timeline(command, wall, events)
+        entries = tuple(entry for layer in used.values() for entry in layer)
+        all_told = told(events, entries)
+        timeline = self._timeline(command, wall, all_told)
         layers = tuple(
-            self._by_files(layer, used.get(layer.name, ()), after.get(layer.name), events)
+            self._by_files(layer, used.get(layer.name, ()), after.get(layer.name), all_told)
             or _bounded(self._layer(layer, events), unwatched, noted.unread)
             for layer in self._stack
         )
-        entries = tuple(entry for layer in used.values() for entry in layer)
         return Trace(
             tuple(command),
             status,
             wall,
             layers,
-            tuple(_kernels(events, entries)),
+            tuple(_kernels(all_told)),
             (*self._misses(events), *self._misses_by_files(entries)) if self._explain else None,
             entries,
             unwatched,
@@ -353,8 +354,8 @@ class Tracer:
             return None
         if layer.scope is not Scope.SYSTEM and (before is None or after is None):
             return None
-        failed = any(event["event"] == "build" and event["failed"] and not event.get("driver") for event in events)
-        numbers = count(seen, used, before or {}, after or {}, lookups, failed_builds=failed)
+        silent = tuple(_silent(layer, used, events))
+        numbers = count(seen, used, before or {}, after or {}, lookups, silent=silent)
         evidence = EXACT if numbers.exact else INFERRED
         return LayerTrace(
             layer.name, numbers.hits, numbers.misses, numbers.stores, numbers.bytes, evidence, numbers.why
@@ -536,17 +537,45 @@ def _bounded(counted: LayerTrace, unwatched: Iterable[Unwatched], unread: Sequen
 # ---------------------------------------------------------------------- kernels
 
 
-def _kernels(events: Iterable[Mapping[str, Any]], entries: Sequence[EntryTrace]) -> Iterator[KernelTrace]:
-    builds = [event for event in events if event["event"] == "build"]
-    silent = [event for event in builds if event.get("binary") != "hit" and not event.get("driver")]
-    shown = {id(silent[place]): outcome for place, outcome in served(silent, entries).items()}
-    for event in builds:
-        compiled = False if event.get("binary") == "hit" else event.get("compiled")
-        by = None
-        if compiled is False and not event.get("failed"):
-            by = event["layer"] if event.get("binary") == "hit" else event.get("driver")
-        by, compiled = shown.get(id(event), (by, compiled))
-        yield KernelTrace(tuple(event.get("kernels") or ()), by, compiled, float(event["seconds"]))
+def told(events: Sequence[Mapping[str, Any]], entries: Sequence[EntryTrace]) -> list[Mapping[str, Any]]:
+    """Return the events, with what the files of entries say of builds whose driver says nothing."""
+    silent = [at for at, event in enumerate(events) if _is_silent(event) and event.get("binary") != "hit"]
+    found = list(events)
+    for place, (layer, compiled) in served([events[at] for at in silent], entries).items():
+        found[silent[place]] = {**events[silent[place]], "driver": layer, "compiled": compiled, "by_files": True}
+    return found
+
+
+def _is_silent(event: Mapping[str, Any]) -> bool:
+    return event["event"] == "build" and not event.get("driver")
+
+
+def _silent(layer: Layer, used: Sequence[EntryTrace], events: Iterable[Mapping[str, Any]]) -> Iterator[str]:
+    """Yield why misses of a layer may have stored nothing, and so do not show."""
+    with suppress(*FAILURES):
+        state = layer.state()
+        if state.condition is Condition.DISABLED:
+            yield f"it is off ({state.why}), so that no lookup shows"
+    builds = [event for event in events if _is_silent(event) or event.get("by_files")]
+    if used and any(event["failed"] for event in builds):
+        yield "a build failed, which stores nothing, so that its misses do not show"
+    tagging = part_of(layer, "tagging")
+    platforms = () if tagging is None else tagging.platforms
+    named = all(entry.kernels for entry in used)
+    lost = (event for event in builds if _is_silent(event) and event.get("binary") != "hit" and not event["failed"])
+    if named and any(event.get("platform") in platforms and event.get("kernels") for event in lost):
+        yield "a build used no entry, so that it may have missed and stored nothing"
+
+
+def _kernels(events: Iterable[Mapping[str, Any]]) -> Iterator[KernelTrace]:
+    for event in events:
+        if event["event"] == "build":
+            binary = event.get("binary") == "hit"
+            compiled = False if binary else event.get("compiled")
+            by = None
+            if compiled is False and not event.get("failed"):
+                by = event["layer"] if binary else event.get("driver")
+            yield KernelTrace(tuple(event.get("kernels") or ()), by, compiled, float(event["seconds"]))
 
 
 # ---------------------------------------------------------------------- in this process

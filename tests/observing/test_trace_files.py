@@ -7,6 +7,7 @@ uses Mesa's itself.
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -20,10 +21,14 @@ from tiers import thorough
 
 from cachectl.entry_files import events as entry_events
 from cachectl.entry_files.events import EntryEvents, Members
-from cachectl.entry_files.fanotify import Fanotify
+from cachectl.entry_files.fanotify import Access, Fanotify
 from cachectl.entry_files.history import History, counted
+from cachectl.entry_files.lookups import EntryTrace
 from cachectl.layer_set import LayerSet
 from cachectl.layers.base.environment import Environment
+from cachectl.observing.summary import summarize
+from cachectl.observing.timeline import Clock, Telling, read_timeline
+from cachectl.observing.trace import told
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -79,11 +84,30 @@ def arguments(home: Home, sources: Mapping[str, Path], kind: str, *keys: str) ->
     return "entry_stores.py", kind, str(home.path / PLACES[kind]), str(sources[kind]), *keys
 
 
-def traced(home: Home, sources: Mapping[str, Path], kind: str, *keys: str, explain: bool = False) -> dict[str, Any]:
+def traced(
+    home: Home,
+    sources: Mapping[str, Path],
+    kind: str,
+    *keys: str,
+    explain: bool = False,
+    within: tuple[str, ...] = (),
+    variables: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Trace the program, with some variables of its own, and return the document."""
     document = home.path / "trace.json"
     program, *rest = arguments(home, sources, kind, *keys)
     options = ("--kernels", *(("--explain",) if explain else ()), "--json", str(document), "--force")
-    home.cachectl("trace", *options, "--", sys.executable, str(home.programs / program), *rest)
+    home.cachectl(
+        "trace",
+        *options,
+        "--",
+        "env",
+        *within,
+        sys.executable,
+        str(home.programs / program),
+        *rest,
+        **(variables or {}),
+    )
     return dict(json.loads(document.read_text()))
 
 
@@ -308,6 +332,25 @@ def test_histories() -> None:
     assert ([use.at for use in hits], [use.at for use in stores]) == ([3.0], [1.0])
 
 
+def test_openings_that_were_reported_as_one() -> None:
+    """Three openings by two processes, of which each is named once: the third may be either's, unless one was alone."""
+    path = Path("entry")
+
+    def uses(*moments: int) -> tuple[int, bool]:
+        history = History()
+        for moment in moments:
+            history.openings[moment] += 1
+            history.opened(0.0)
+        accesses = [Access(path, one, True, False, False, moment, 0.0) for one, moment in ((1, 0), (2, moments[-1]))]  # noqa: FBT003
+        found, doubt = entry_events._Processes({path: accesses}, {1: True, 2: False}).of_run(path, history)
+        return len(found), doubt is None
+
+    assert uses(0, 0, 0) == (1, False)
+    assert uses(0, 0, 1) == (2, True)
+    # The event of the stranger's opening came in another moment.
+    assert uses(0, 0, 0, 0, 2) == (4, True)
+
+
 @pytest.mark.thorough
 @pytest.mark.real
 def test_rusticl(home: Home) -> None:
@@ -342,3 +385,111 @@ def test_rusticl(home: Home) -> None:
     assert layer_of(single, "mesa")["evidence"] == "inferred"
     assert numbers(single, "mesa")[0] is None
     assert "Mesa keeps it open" in layer_of(single, "mesa")["why"]
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("options", ["ro", "size=1m"])
+def test_a_miss_that_stores_nothing_is_unknown(home: Home, sources: Mapping[str, Path], options: str) -> None:
+    """In a folder that cannot be written, and on a full file system, the numbers are a lower bound."""
+    root = home.path / PLACES["cuda"]
+    root.mkdir(parents=True)
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", options, "none", str(root)], check=False).returncode:
+        pytest.skip("mounting takes privileges")
+    try:
+        read = traced(home, sources, "cuda")
+    finally:
+        subprocess.run(["umount", str(root)], check=True)
+    layer = layer_of(read, "cuda")
+    assert layer["evidence"] == "inferred"
+    assert layer["why"].endswith(": a miss that stores nothing does not show")
+    assert numbers(read, "cuda") == ((0, 0, 0) if options == "ro" else (0, 40, 40))
+
+
+def test_a_cache_that_is_off_shows_no_lookup(home: Home, sources: Mapping[str, Path]) -> None:
+    """A driver that is told not to use it compiles in silence."""
+    read = traced(home, sources, "comgr", variables={"CUDA_CACHE_DISABLE": "1"})
+    assert (layer_of(read, "cuda")["evidence"], layer_of(read, "comgr")["evidence"]) == ("inferred", "exact")
+    assert "it is off (CUDA_CACHE_DISABLE" in layer_of(read, "cuda")["why"]
+
+
+@pytest.mark.parametrize("compiled", [True, False, None])
+def test_a_build_by_a_driver_that_says_nothing(*, compiled: bool | None) -> None:
+    """The entries of its kernels show whether it compiled; the summary and the forecast use that."""
+    build: dict[str, Any] = {"event": "build", "pid": 1, "thread": 1, "layer": "pyopencl", "kernels": ["k"]}
+    clock = Clock(0, 0, "here")
+    build |= {"start": 0, "end": 10**10, "at": 10.0, "seconds": 10.0, "failed": False, "compiles": [[10**9, 9 * 10**9]]}
+    stores = int(compiled is True)
+    entry = EntryTrace("drv", "key", 1 - stores, stores, None, ("k",), "gpu", at=(5.0,))
+    events = told([build], [entry] if compiled is not None else [])
+    events.insert(0, {"event": "started", "pid": 1, "monotonic": 0, "epoch": 0, "host": "here"})
+    telling = Telling(lambda event: str(event["layer"]), lambda _, __: None, lambda _, __: ())
+    timeline = read_timeline((), clock, 12.0, events, telling)
+    (span,) = [span for span in timeline.spans if span.name == "driver"]
+    stage, outcome = {True: ("compile", "miss"), False: ("lookup", "hit"), None: ("compile", None)}[compiled]
+    assert (span.stage, span.outcome, span.layer) == (stage, outcome, "drv" if compiled is not None else None)
+    summary = summarize(timeline)
+    assert summary.slowest[0].warm is {True: False, False: True, None: None}[compiled]
+    assert summary.warm.at_least is (compiled is None)
+    assert summary.warm.saves == pytest.approx(8 * 0.96 if compiled else 0)
+
+
+STRANGER = """
+import os, sys, time
+from pathlib import Path
+sys.path.insert(0, {programs!r})
+import entry_stores
+root, source, begin = Path({root!r}), Path({source!r}), {begin!r}
+keys = sorted(str(path.relative_to(source)) for path in source.rglob("*") if path.is_file())
+data = {{key: (source / key).read_bytes() for key in keys}}
+while not (root / begin).exists():
+    time.sleep(0)
+for key in keys:
+    entry_stores.{kind}(root, key, data[key])
+    entry_stores.{kind}(root, key[:-2] + "zz" if {kind!r} == "neo" else key[:-1] + "0", data[key])
+"""
+
+
+@pytest.mark.thorough
+@sees_processes
+@pytest.mark.parametrize(("kind", "begin"), [("cuda", "index"), ("neo", "config.file"), ("comgr", "")])
+def test_another_program_that_stores_the_same_entries(
+    home: Home, sources: Mapping[str, Path], tmp_path: Path, kind: str, begin: str
+) -> None:
+    """It fills the new cache at the same time: nothing of it is counted, as openings seen inside the run show."""
+    root = home.path / PLACES[kind]
+    library, log = tmp_path / "opens.so", tmp_path / "opens.log"
+    compiler = ("cc", "-shared", "-fPIC", "-o", str(library), str(home.programs / "opens.c"), "-ldl")
+    subprocess.run(compiler, check=True)
+    places = {"programs": str(home.programs), "root": str(root), "source": str(sources[kind])}
+    stranger = (sys.executable, "-c", STRANGER.format(**places, begin=begin, kind=kind))
+    exact = 0
+    for _ in range(3):
+        shutil.rmtree(root, ignore_errors=True)
+        if kind == "neo":
+            root.mkdir(parents=True)
+        log.unlink(missing_ok=True)
+        with subprocess.Popen(stranger) as other:
+            counting = {"LD_PRELOAD": str(library), "OPENS_LOG": str(log), "OPENS_IN": str(root)}
+            read = traced(home, sources, kind, within=tuple(f"{name}={value}" for name, value in counting.items()))
+            other.wait()
+        direct = {key: count for key, count in opened(log, root).items() if (sources[kind] / key).exists()}
+        found = {entry["key"]: (entry["hits"], entry["stores"]) for entry in read["entries"] if entry["layer"] == kind}
+        assert all(got <= true for key in found for got, true in zip(found[key], direct.get(key, (0, 0)), strict=True))
+        if layer_of(read, kind)["evidence"] == "exact":
+            assert found == direct
+            exact += 1
+    assert exact
+
+
+def opened(log: Path, root: Path) -> dict[str, tuple[int, int]]:
+    """Return how often each entry was read and stored; who renames one to its place has looked for it in vain."""
+    uses: dict[str, list[bool]] = {}
+    for line in log.read_text().splitlines():
+        _, flags, error, path = line.split(" ", 3)
+        of_key = uses.setdefault(str(Path(path).relative_to(root)), [])
+        if int(flags) & os.O_ACCMODE != os.O_RDONLY:
+            # It was broken.
+            of_key[-1:] = [True]
+        else:
+            of_key.append(bool(int(error)))
+    return {key: (of_key.count(False), of_key.count(True)) for key, of_key in uses.items()}

@@ -19,6 +19,8 @@ from pathlib import Path
 
 def cuda(root, key, data):
     """Open the index, then the entry; a missing entry is written in place, under the index's lock."""
+    if not os.access(root if root.exists() else root.parents[1], os.W_OK):
+        return read(root / key) == data
     root.mkdir(parents=True, exist_ok=True)
     index = os.open(root / "index", os.O_RDWR | os.O_CREAT, 0o644)
     try:

@@ -77,10 +77,14 @@ class Job:
         return read
 
     def opened(self) -> tuple[Counter[str], Counter[str], int]:
-        """Return the readings and the stores of each entry, and the number of lookups that found nothing."""
+        """Return the readings and the stores of each entry, and the number of lookups that found nothing.
+
+        An entry that is written again right after it was read was not complete, so that this was no hit.
+        """
         hits: Counter[str] = Counter()
         stores: Counter[str] = Counter()
         absent = 0
+        was_read: set[str] = set()
         for line in self.log.read_text().splitlines() if self.log.exists() else ():
             _, flags, error, path = line.split(" ", 3)
             key = KEY.fullmatch(path)
@@ -91,9 +95,12 @@ class Job:
                 absent += not writes
             elif writes:
                 stores[key[1]] += 1
+                hits[key[1]] -= key[1] in was_read
+                absent += key[1] in was_read
             else:
                 hits[key[1]] += 1
-        return hits, stores, absent
+            (was_read.discard if int(error) or writes else was_read.add)(key[1])
+        return +hits, stores, absent
 
     def compare(self, what: str, document: dict[str, Any]) -> None:
         """Print the numbers of both, and the entries in which they differ."""
