@@ -12,13 +12,25 @@ project: str = "cachectl"
 version: str = __version__
 release: str = __version__
 
-extensions: list[str] = ["myst_parser", "sphinx.ext.autodoc", "sphinxarg.ext", "abilities", "floor_plan", "schemas"]
+extensions: list[str] = [
+    *("myst_parser", "sphinx.ext.autodoc", "sphinx.ext.intersphinx", "sphinxarg.ext"),
+    *("abilities", "floor_plan", "schemas"),
+]
+# The inventories hold the few names that these pages refer to: a build needs no network and gives the same pages.
+intersphinx_mapping: dict[str, tuple[str, str]] = {
+    "python": ("https://docs.python.org/3", "inventories/python.inv"),
+    "pytools": ("https://documen.tician.de/pytools", "inventories/pytools.inv"),
+    "pyopencl": ("https://documen.tician.de/pyopencl", "inventories/pyopencl.inv"),
+    "loopy": ("https://documen.tician.de/loopy", "inventories/loopy.inv"),
+}
 exclude_patterns: list[str] = ["_build"]
 
 # Pages point at each other's sections.
 myst_heading_anchors: int = 3
 
 html_theme: str = "furo"
+html_static_path: list[str] = ["_static"]
+html_css_files: list[str] = ["wide.css"]
 html_title: str = f"cachectl {__version__}"
 
 # Options of a command line begin with two hyphens, not with a dash.

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from cachectl.cli.parser import VERBS
 from cachectl.layers.base.conformance import LayerConformance
 from cachectl.layers.base.facts import Ability
 from cachectl.layers.base.registry import BUILT_IN
@@ -76,3 +77,35 @@ def test_a_module_without_a_docstring_is_refused(tmp_path: Path) -> None:
     path.write_text("x = 1\n")
     with pytest.raises(ValueError, match="silent"):
         directive("floor_plan").first_line(path)
+
+
+def test_the_examples_of_the_page_about_stores_print_what_it_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = PAGE.with_name("stores.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    exec(compile("\n".join(blocks), "stores.md", "exec"), {"__name__": "stores"})  # noqa: S102 - our own page
+    said = [line.rpartition("# ")[2] for block in blocks for line in block.splitlines() if "print(" in line]
+    assert capsys.readouterr().out.splitlines() == said
+
+
+def test_every_verb_has_a_page_with_its_options() -> None:
+    folder = PAGE.parent / "cli"
+    index = (folder / "index.md").read_text(encoding="utf-8")
+    for verb in VERBS:
+        assert f"\n:path: {verb}\n" in (folder / f"{verb}.md").read_text(encoding="utf-8")
+        assert f"[{verb}]({verb}.md)" in index
+        assert f"\n{verb}\n" in index
+
+
+def test_files_outside_the_documentation_name_pages_that_exist() -> None:
+    repository = PAGE.parents[1]
+    named = [repository / name for name in ("README.md", "CONTRIBUTING.md", "pyproject.toml")]
+    named += [
+        path for top in ("layers", "orchestrator", "packaging", ".github") for path in (repository / top).rglob("*.*")
+    ]
+    for path in named:
+        if path.suffix in {".py", ".md", ".toml", ".yml", ".html", ".1"}:
+            for page in re.findall(r"\bdocs/[\w/-]+\.md", path.read_text(encoding="utf-8")):
+                assert (repository / page).is_file(), f"{path}: {page}"

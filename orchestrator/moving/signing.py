@@ -10,6 +10,7 @@ import os
 import shutil
 import subprocess
 from contextlib import suppress
+from shlex import quote
 from typing import BinaryIO, Final
 
 from cachectl.layers.base.errors import BadRequest, CachectlError, printable
@@ -24,11 +25,19 @@ class Untrusted(CachectlError):
     """Nothing shows that a file can be trusted."""
 
 
+def _demand_key(key: str) -> None:
+    # With the public half alone, an agent may hold the other.
+    if not os.path.lexists(key) and not os.path.lexists(f"{key}.pub"):
+        message = f"{printable(key)}: this key does not exist; ssh-keygen -t ed25519 -f {quote(key)} makes one"
+        raise BadRequest(message)
+
+
 def sign(file: BinaryIO, key: str, namespace: str = NAMESPACE) -> bytes:
     """Return the signature of an open file by a private key, or by a public key whose private one an agent holds.
 
     Raises :class:`BadRequest` if the key cannot sign.
     """
+    _demand_key(key)
     done = _run(("sign", "-f", key, "-n", namespace), file)
     if done.returncode or not done.stdout:
         message = f"cannot sign with {printable(key)}: {_complaint(done)}"
@@ -72,6 +81,7 @@ def public_key(key: str) -> str:
         with suppress(OSError, UnicodeError):
             if path.endswith(".pub"):
                 return " ".join(open(path, encoding="utf-8").readline().split()[:2])
+    _demand_key(key)
     command = (_COMMAND[0], "-y", "-f", key)
     done = subprocess.run(command, capture_output=True, check=False, stdin=subprocess.DEVNULL)  # noqa: S603
     if done.returncode:

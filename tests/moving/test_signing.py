@@ -43,6 +43,11 @@ def fingerprint(key: Path) -> str:
     return f"ED25519 key {shown.split()[1]}"
 
 
+def test_a_key_that_does_not_exist_is_named_with_the_command_that_makes_one(tmp_path: Path) -> None:
+    with open(os.devnull, "rb") as file, pytest.raises(BadRequest, match="none: this key does not exist; ssh-keygen"):
+        sign(file, str(tmp_path / "none"))
+
+
 @pytest.mark.parametrize(
     ("principals", "name"),
     [

@@ -10,7 +10,12 @@ from cachectl.cli.parser import Parser
 def add_options(parser: Parser) -> None:
     from cachectl.clearing.schedule import KINDS
 
-    parser.add_argument("kind", choices=KINDS, help="what runs cachectl prune: daily, or when a job of Slurm ends")
+    parser.add_argument(
+        "kind",
+        metavar="|".join(KINDS),
+        choices=KINDS,
+        help="what runs cachectl prune: daily, or when a job of Slurm ends",
+    )
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--install", action="store_true", help="install it, or bring it up to date (default: print it)")
     what.add_argument("--remove", action="store_true", help="remove it")

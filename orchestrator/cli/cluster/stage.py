@@ -22,8 +22,9 @@ def add_options(parser: Parser) -> None:
         help="on each node's own disk: your folder of mode 700, or its parent (default: TMPDIR)",
     )
     parser.usage = (
-        "mpiexec -n N cachectl stage in [BUNDLE (--allowed-signers LIST | --sha256 HEX | --trust) [--newer-than AGE]] "
-        "[--out FILE [--sign KEY] [--force]] [--scratch DIR] -- COMMAND..."
+        "mpiexec -n N cachectl stage in\n"
+        "       [BUNDLE (--allowed-signers LIST | --sha256 HEX | --trust) [--newer-than AGE]]\n"
+        "       [--out FILE [--sign KEY] [--force]] [--scratch DIR] -- COMMAND..."
     )
 
 

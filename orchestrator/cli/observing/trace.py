@@ -37,8 +37,8 @@ def add_options(parser: Parser) -> None:
     parser.add_force("JSON or a timeline of trace")
     parser.add_shared("--all-layers")
     parser.usage = (
-        "cachectl trace [--kernels] [--explain] [--all-layers] [--timeline FILE] [--json FILE] [--force] "
-        "-- COMMAND...\n"
+        "cachectl trace [--kernels] [--explain] [--all-layers] [--timeline FILE]\n"
+        "       [--json FILE] [--force] -- COMMAND...\n"
         "       cachectl trace --compare A.json B.json [--json FILE [--force]]"
     )
 

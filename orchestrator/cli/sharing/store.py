@@ -19,7 +19,7 @@ def add_options(parser: Parser) -> None:
     actions = (
         "ls: what it holds, and its digest; gc: remove old entries, and later what nothing lists; verify: check all"
     )
-    parser.add_argument("action", choices=("ls", "gc", "verify"), help=actions)
+    parser.add_argument("action", metavar="ls|gc|verify", choices=("ls", "gc", "verify"), help=actions)
     parser.add_argument("url", metavar="URL", help=f"the store: {URL_HELP}")
     removing = parser.add_argument_group("gc")
     removing.add_argument("--older-than", metavar="AGE", help="remove what was pushed more than 30d, 12h, 2w ago")

@@ -40,7 +40,7 @@ def add_options(parser: Parser) -> None:
     )
     parser.add_store_use()
     choices = "--no-cache | --base DIR | --isolated[=DIR] | --prove | --store URL"
-    parser.usage = f"cachectl run ({choices}) [--layer LAYER]... [--prove] -- COMMAND..."
+    parser.usage = f"cachectl run ({choices})\n       [--layer LAYER]... [--prove] -- COMMAND..."
 
 
 def run(call: Call) -> int:

@@ -1,0 +1,181 @@
+"""Every console block of README and the documentation is run in a home with real kernels, and its output compared.
+
+A block whose first command would change this machine, or needs another one, begins with ``<!-- not run: WHY -->``.
+``<!-- first: COMMAND -->`` prepares what a block shows. In an output, numbers, sizes, ages and keys may differ, and a
+line ``...`` stands for any lines. A command without output in its block need only succeed.
+
+``CACHECTL_EXAMPLES=write pytest --all tests/test_examples.py`` writes the outputs again. Look at them, then keep them.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import shutil
+import struct
+import subprocess
+import sys
+import tempfile
+import termios
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from homes import PROGRAMS, Home, make_home
+from tiers import thorough
+
+REPOSITORY = Path(__file__).parents[1]
+DOCS = REPOSITORY / "docs"
+#: The program of the page about bench, and what it imports.
+MEASURED = ("kernels.py", "binaries.py")
+#: The width of the terminal.
+COLUMNS = 88
+BLOCK = re.compile(
+    r"(?:^<!-- (?P<marker>not run|first): (?P<text>.+?) -->\n)?^```console\n(?P<body>.*?)^```$",
+    re.MULTILINE | re.DOTALL,
+)
+PAGES = tuple(
+    page
+    for page in sorted(DOCS.rglob("*.md"))
+    if any(block["marker"] != "not run" for block in BLOCK.finditer(page.read_text(encoding="utf-8")))
+)
+#: What differs from run to run: keys and hashes, dates, numbers with their units, and what is between columns.
+VARIABLE = (
+    (r"\b[A-Z]{2}/[A-Z]{6,}(…[A-Z]+)?\b", "KEY"),
+    (r"\b(?=[0-9a-f]*\d)[0-9a-f]{6,}(…|\b)", "HASH"),
+    (r"\b\d{8}T\d{6}Z\b", "DATE"),
+    (r"(?<![\w.])[+-]?\d[\d.,]*( (B|KiB|MiB|GiB|bytes))?[smhdw]?\b", "N"),
+    (r"(?<=\w)\d[\d.,]*", "N"),
+    (r"\s+", " "),
+)
+
+
+@dataclass(frozen=True)
+class Step:
+    """A command of a block, and the lines that the page shows below it."""
+
+    command: str
+    shown: tuple[str, ...]
+
+
+def steps(body: str) -> Iterator[Step]:
+    """Yield the commands of a block; one that ends with a backslash goes on in the next line."""
+    for part in re.split(r"^\$ ", body, flags=re.MULTILINE)[1:]:
+        command, _, rest = part.partition("\n")
+        while command.endswith("\\"):
+            more, _, rest = rest.partition("\n")
+            command = f"{command}\n{more}"
+        yield Step(command, tuple(rest.rstrip().splitlines()))
+
+
+@pytest.fixture(scope="session")
+def simulated(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a home in which the simulation of the documentation has run; copy it before changing anything."""
+    folder = tmp_path_factory.getbasetemp()
+    folder = folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
+    with (folder / "simulated.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        home, done = folder / "simulated" / "home", folder / "simulated" / "done"
+        if not done.exists():
+            user = reader(home)
+            for program in (DOCS / "examples" / "simulation.py", *(PROGRAMS / name for name in MEASURED)):
+                shutil.copy(program, home)
+            user.run(sys.executable, "simulation.py")
+            # Of two hours ago: beside other PoCL programs of the tester, purge leaves alone what may be in use.
+            then = time.time() - 7200
+            for path in (home / ".cache" / "pocl").rglob("*"):
+                os.utime(path, (then, then))
+            (home / ".ssh").mkdir(mode=0o700)
+            user.run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "ann@example.org", "-f", ".ssh/id_ed25519")
+            (home / ".ssh" / "allowed_signers").write_text(
+                "ann@example.org " + (home / ".ssh" / "id_ed25519.pub").read_text()
+            )
+            done.touch()
+    return home
+
+
+def reader(path: Path) -> Home:
+    """Return the home of a reader, whose shell finds cachectl and its Python first."""
+    home = make_home(path)
+    search = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
+    temporary = path.parent / "tmp"
+    temporary.mkdir(mode=0o700, exist_ok=True)
+    own = {"PATH": search, "PYOPENCL_CTX": "portable", "TMPDIR": str(temporary), "NO_COLOR": "1", "TERM": "xterm"}
+    return Home(path, {name: value for name, value in home.variables.items() if name != "COLUMNS"} | own)
+
+
+@pytest.mark.real
+@pytest.mark.parametrize(
+    "page", [REPOSITORY / "README.md", *thorough(*PAGES)], ids=lambda page: str(page.relative_to(REPOSITORY))
+)
+def test_the_console_blocks_of_a_page_show_what_their_commands_print(
+    page: Path, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    text = page.read_text(encoding="utf-8")
+    blocks = [block for block in BLOCK.finditer(text) if block["marker"] != "not run"]
+    shutil.copytree(request.getfixturevalue("simulated"), tmp_path / "home", symlinks=True)
+    home = reader(tmp_path / "home")
+    write = os.environ.get("CACHECTL_EXAMPLES") == "write"
+    wrong, written = [], text
+    for block in blocks:
+        commands = list(steps(block["body"]))
+        outputs = list(results(home, block["text"] if block["marker"] else "true", commands))
+        for step, (status, output) in zip(commands, outputs, strict=True):
+            if (step.shown and not alike(step.shown, output)) or (status and not step.shown):
+                wrong.append("\n".join((f"$ {step.command}", *output, f"status {status}")))
+        if write:
+            fresh = ""
+            for step, (_, output) in zip(commands, outputs, strict=True):
+                lines = step.shown if not step.shown or "..." in step.shown else output
+                fresh += "\n".join(
+                    (f"$ {step.command}", *lines, *([""] if lines and step is not commands[-1] else ()), "")
+                )
+            written = written.replace(block["body"], fresh)
+    if write:
+        page.write_text(written, encoding="utf-8")
+    assert not wrong, "\n".join(wrong)
+
+
+def results(home: Home, first: str, commands: list[Step]) -> Iterator[tuple[int, list[str]]]:
+    """Yield the status and the output, with messages, of each command of a block, run by one shell."""
+    script = "".join(f"{step.command}\nprintf '\\0%d\\0' $?; printf '\\0' >&2\n" for step in commands)
+    script = f"{{ {first}\n}} >/dev/null 2>&1\n{script}".replace("/opt/", f"{home.path.parent}/opt/")
+    ours, theirs = os.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, COLUMNS, 0, 0))
+    with tempfile.TemporaryFile() as errors:
+        shell = ("bash", "-c", script)
+        nothing = subprocess.DEVNULL
+        with subprocess.Popen(
+            shell, env=home.variables, cwd=home.path, stdin=nothing, stdout=theirs, stderr=errors
+        ) as child:
+            os.close(theirs)
+            written = b""
+            # Linux reports the end of a terminal as an error.
+            with suppress(OSError):
+                while piece := os.read(ours, 65536):
+                    written += piece
+            os.close(ours)
+        assert not child.returncode
+        errors.seek(0)
+        printed, messages = (text.decode().replace("\r\n", "\n") for text in (written, errors.read()))
+    parts = printed.split("\0")
+    for output, status, said in zip(parts[0::2], parts[1::2], messages.split("\0"), strict=False):
+        shown = (output + said).rstrip().replace(str(home.path), "/home/ann").replace(str(home.path.parent), "")
+        yield int(status), [line.rstrip() for line in shown.splitlines()]
+
+
+def alike(shown: tuple[str, ...], output: list[str]) -> bool:
+    """Return whether an output is what a page shows."""
+    pattern = "".join(r"(?:.*\n)*?" if line == "..." else re.escape(plain(line)) + r"\n" for line in shown)
+    return re.fullmatch(pattern, "".join(f"{plain(line)}\n" for line in output)) is not None
+
+
+def plain(line: str) -> str:
+    """Return a line without what differs from run to run."""
+    for pattern, word in VARIABLE:
+        line = re.sub(pattern, word, line)
+    return line.strip()
