@@ -1,14 +1,21 @@
-"""``cachectl completion``: a script that completes commands, options, layers, keys and kernels in a shell."""
+"""``cachectl completion``: a script that completes commands, options, layers, keys and kernels in a shell.
+
+The files ``completion.SHELL`` beside this module hold what shtab does not make of the grammar.
+"""
 
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Iterator
+from importlib.resources import files
 from typing import Final
 
 from cachectl.cli import output
 from cachectl.cli.call import Call
 from cachectl.cli.parser import Parser, build_parser
+from cachectl.inspecting.entries import listed
+from cachectl.layers.base.selection import ALL
 
 SHELLS: Final = ("bash", "zsh", "fish")
 #: The words that the script asks for while a line is typed, by how a placeholder is called in the help.
@@ -40,15 +47,27 @@ def script(shell: str) -> str:
         name = str(action.metavar)
         complete: object = None
         if name in _WORDS and "--sign" not in action.option_strings:
-            # The script must not print an error into the line that is being typed.
-            complete = shtab.cmd(f"cachectl completion --words {_WORDS[name]} 2>/dev/null")
+            words = _WORDS[name]
+            complete = {
+                "bash": f"_cachectl_{words}",
+                "zsh": f"_cachectl_words {words}",
+                # The script must not print an error into the line that is being typed.
+                "fish": f"(cachectl completion --words {words} 2>/dev/null)",
+            }
         elif name in _FILES or "--sign" in action.option_strings:
             complete = shtab.FILE
         elif "DIR" in name:
             complete = shtab.DIRECTORY
         if complete is not None:
             action.complete = complete  # type: ignore[attr-defined]
-    return str(shtab.complete(parser, shell))
+    text = str(shtab.complete(parser, shell))
+    if shell == "zsh":
+        # shtab's own end of the script works with eval alone, not with source.
+        text = text.partition("if [[ $zsh_eval_context")[0]
+        # After a first LAYER more follow, and --option=VALUE is the same as --option VALUE.
+        text = re.sub(r'"\(\*\)::?', '"*:', text)
+        text = re.sub(r'(--[\w-]+)(\}?"?\[.*\]:)', r"\1=\2", text)
+    return text + files("cachectl.cli").joinpath(f"completion.{shell}").read_text(encoding="utf-8").rstrip()
 
 
 def _actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
@@ -64,5 +83,5 @@ def _words(call: Call, what: str) -> Iterator[str]:
     if what == "layers":
         yield from (layer.name for layer in call.stack)
         return
-    for entry in call.stack.entries(notice=lambda _trouble: None):
+    for entry in listed(call.stack, ALL, lambda _trouble: None, contents=what == "kernels"):
         yield from (entry.key,) if what == "keys" else entry.kernels or ()

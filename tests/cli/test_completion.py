@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import pty
+import re
 import runpy
 import shlex
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from support.miopen_kernels import ARGS, CODE, packed, store, user_file
 from tiers import absent
 
 if TYPE_CHECKING:
@@ -19,25 +22,62 @@ if TYPE_CHECKING:
 PACKAGING = Path(__file__).parents[2] / "packaging"
 BASH = """
 source <(cachectl completion bash)
-COMP_WORDS=({words}) COMP_CWORD={last} COMPREPLY=()
-_shtab_cachectl
-printf '%s\\n' "${{COMPREPLY[@]}}"
+COMP_LINE={line} COMP_POINT=9999
+_cachectl
+for offer in "${{COMPREPLY[@]}}"; do eval "printf '%s\\n' $offer"; done
 """
+#: Prints what zsh would insert, once for each offer.
+ZSH = """
+autoload -Uz compinit
+compinit -u -D
+{script}
+compadd() {{ builtin compadd -O found "$@"; print -rl -- $found >>offers; builtin compadd "$@" }}
+PS1='ready> '
+"""
+#: A name that a shell must not expand, with characters at which bash splits words.
+HOSTILE = "$(touch ran)`touch ran`::a=b c'd\"*"
 
 
 def completed(home: Home, shell: str, *words: str) -> list[str]:
     """Return what a shell offers for the last word of a line."""
-    path = f"{Path(sys.executable).parent}:{home.variables['PATH']}"
-    line = shlex.join(["cachectl", *words])
     if shell == "fish":
+        line = shlex.join(["cachectl", *words])
         program = f"cachectl completion fish | source; complete -C {shlex.quote(line)}"
     else:
-        program = BASH.format(words=line, last=len(words))
-    done = home.run(shell, "-c", program, PATH=path)
-    return sorted({offer.split("\t")[0].rstrip() for offer in done.stdout.splitlines()})
+        line = " ".join(["cachectl", *(re.sub(r"([^\w./:=-])", r"\\\1", word) for word in words)])
+        if shell == "zsh":
+            return zsh_offers(home, line)
+        program = BASH.format(line=shlex.quote(line))
+    done = home.run(shell, "-c", program, PATH=path(home))
+    return sorted({offer.split("\t")[0].rstrip() for offer in done.stdout.splitlines()} - {""})
 
 
-@pytest.fixture(params=["bash", pytest.param("fish", marks=pytest.mark.environment)])
+def path(home: Home) -> str:
+    """Return where a shell finds the tested cachectl."""
+    return f"{Path(sys.executable).parent}:{home.variables['PATH']}"
+
+
+def zsh_offers(home: Home, line: str, script: str = "source <(cachectl completion zsh)") -> list[str]:
+    """Type a line into zsh on a terminal, press TAB, and return what is offered."""
+    (home.path / ".zshrc").write_text(ZSH.format(script=script))
+    offers = home.path / "offers"
+    offers.write_text("")
+    pid, terminal = pty.fork()
+    if not pid:
+        os.chdir(home.path)
+        os.execvpe("zsh", ["zsh", "-d", "-i"], {**home.variables, "PATH": path(home), "TERM": "dumb"})  # noqa: S606 - a shell on a terminal
+    screen = b""
+    while b"ready> " not in screen:
+        screen += os.read(terminal, 65536)
+    os.write(terminal, line.encode() + b"\t\x15print done\n")
+    while screen.count(b"done") < 2:
+        screen += os.read(terminal, 65536)
+    os.close(terminal)
+    os.waitpid(pid, 0)
+    return sorted({offer.replace("\\", "") for offer in offers.read_text().splitlines()} - {""})
+
+
+@pytest.fixture(params=["bash", *(pytest.param(name, marks=pytest.mark.environment) for name in ("fish", "zsh"))])
 def shell(request: pytest.FixtureRequest) -> str:
     name: str = request.param
     return name if shutil.which(name) else absent(f"lacks {name}")
@@ -58,12 +98,32 @@ def test_keys_and_kernels_are_completed(home: Home, shell: str) -> None:
     assert completed(home, shell, "get", "pocl", key[:-3]) == [key]
 
 
+def test_a_shell_runs_nothing_that_a_cache_names(home: Home, shell: str) -> None:
+    store(user_file(home.path), {(HOSTILE, ARGS): packed(CODE)})
+    (key,) = home.cachectl("ls", "-q", "miopen").stdout.splitlines()
+    (offer,) = completed(home, shell, "get", "miopen", key[:-3])
+    # bash replaces what follows the last =.
+    assert offer == (key.rpartition("=")[2] if shell == "bash" else key)
+    assert HOSTILE in completed(home, shell, "ls", "--kernel", "$")
+    assert not (home.path / "ran").exists()
+
+
+def test_what_follows_a_verb_that_runs_it_is_a_command(home: Home, shell: str) -> None:
+    (home.path / "my program.py").touch()
+    words = ("run", f"--isolated={home.path}/cold", "--", "cat", "my")
+    # In bash, readline completes names of files if the script offers nothing.
+    assert completed(home, shell, *words) == ([] if shell == "bash" else ["my program.py"])
+    assert completed(home, shell, "run", "--no-cache", "--", "printe") == ["printenv"]
+
+
 @pytest.mark.environment
-def test_zsh_accepts_its_script() -> None:
+def test_zsh_loads_the_installed_script_again_and_again(home: Home) -> None:
     if not shutil.which("zsh"):
         absent("lacks zsh")
-    script = PACKAGING / "share" / "zsh" / "site-functions" / "_cachectl"
-    subprocess.run(["zsh", "-n", str(script)], check=True)
+    folder = shlex.quote(str(PACKAGING / "share" / "zsh" / "site-functions"))
+    script = f"fpath=({folder} $fpath); compinit -u -D; _comps[true]=_cachectl"
+    assert zsh_offers(home, "cachectl ls --format=cs", script) == ["csv"]
+    assert zsh_offers(home, "true purge mesa\t\x15cachectl purge mesa miopen-t", script) == ["mesa", "miopen-tuning"]
 
 
 def test_installed_files_follow_the_grammar() -> None:

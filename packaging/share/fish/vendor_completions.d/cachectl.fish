@@ -373,3 +373,15 @@ complete -c cachectl -n '_shtab_cachectl_using demo' -s h -l help -d 'show this 
 complete -c cachectl -n '_shtab_cachectl_using demo' -l kernels -x -d 'how many kernels to compile (default: 8)'
 complete -c cachectl -n '_shtab_cachectl_using demo' -l color -xka "auto always never" -d 'whether to use bold type (default: auto, on a terminal unless NO_COLOR is set)'
 
+function _cachectl_command
+  set -l given (commandline -opc)
+  set -l at (contains -i -- -- $given)
+  complete -C (string join ' ' -- (string escape -- $given[(math $at + 1)..]) (commandline -ct))
+end
+
+function _cachectl_has_command
+  set -l given (commandline -opc)
+  contains -- "$given[2]" run trace bench stage; and contains -- -- $given
+end
+
+complete -c cachectl -n _cachectl_has_command -a '(_cachectl_command)'
