@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from cachectl.layer_set import LayerSet
@@ -196,10 +197,7 @@ class Stack(LayerSet):
         notice: Notice = warn_user,
     ) -> PurgeResult:
         """Remove the selected entries, and what killed commands left; or return what would be removed."""
-
-        def plan(*, listed: bool) -> PurgePlan:
-            return self.plan_clear(selection, layers=layers, listed=listed)
-
+        plan = partial(self.plan_clear, selection, layers=layers, listed=dry_run)
         return self._clear(plan, layers, dry_run=dry_run, notice=notice)
 
     def prune(
@@ -228,10 +226,8 @@ class Stack(LayerSet):
         chosen = self.chosen(layers)
         alone = () if layers else tuple(self[name] for name in demanded.own if self[name] not in chosen)
 
-        def plan(*, listed: bool) -> PurgePlan:
-            return plan_prune(chosen, demanded, alone=alone, listed=listed)
-
         names = [layer.name for layer in (*chosen, *alone)]
+        plan = partial(plan_prune, chosen, demanded, alone=alone)
         return self._clear(plan, names, dry_run=dry_run, notice=notice)
 
     def schedule(self, kind: str, *, file: str | None = None) -> Schedule:
@@ -244,14 +240,14 @@ class Stack(LayerSet):
         return schedule(self, kind, file)
 
     def _clear(
-        self, plan: Callable[..., PurgePlan], layers: Sequence[str], *, dry_run: bool, notice: Notice
+        self, plan: Callable[[], PurgePlan], layers: Sequence[str], *, dry_run: bool, notice: Notice
     ) -> PurgeResult:
         from cachectl.clearing.purge import remove_abandoned
 
         if dry_run:
-            return plan(listed=True).foreseen()
+            return plan().foreseen()
         self.recover(layers)
-        result = plan(listed=False).apply()
+        result = plan().apply()
         remove_abandoned(self.environment, notice)
         return result
 

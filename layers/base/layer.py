@@ -342,7 +342,7 @@ class Layer(Declaration):
     ) -> facts.ClearPlan:
         """List exactly the things that clearing the selection would remove in roots ``within``. Changes nothing.
 
-        With ``listed`` each entry is read and named, even if the store could plan a whole root at once.
+        With ``listed`` each entry is named, even if the store could plan a whole root at once.
         Raises :class:`Refused` if the layer must not be cleared.
         """
         self._demand(Ability.CLEAR)
@@ -403,10 +403,13 @@ class Layer(Declaration):
     def foresee(self, plan: facts.ClearPlan) -> facts.Outcome:
         """Predict the outcome of :meth:`clear`, as far as possible. Changes nothing."""
         self._demand(Ability.CLEAR)
-        described = {(thing.root, thing.key): thing for thing in plan.things}
 
         def removal(root: Root, targets: tuple[facts.Target, ...]) -> facts.Outcome:
             seen = self.store.foresee_removal(root, targets)
+            described = {(thing.root, thing.key): thing for thing in plan.things}
+            # The plan has not read contents, without which an entry has no kernels; what cannot be read goes too.
+            read = () if described.keys().isdisjoint((root.path, one.key) for one in targets) else self.store.scan(root)
+            described |= {(one.root, one.key): one for one in read if isinstance(one, Entry)}
             removed = sum(target.entries for target in seen.going)
             orphans = sum(not target.entries for target in seen.going)
             named = (described.get((target.root, target.key)) for target in seen.going)
@@ -650,7 +653,7 @@ class Layer(Declaration):
         problems: list[Problem] = []
         nameless: set[str] = set()
         guests: Counter[str] = Counter()
-        for found in self.store.scan(root, contents=listed or selection.needs_contents):
+        for found in self.store.scan(root, contents=selection.needs_contents):
             if isinstance(found, Entry):
                 if selection.kernel is not None and found.kernels is None and found.guest is None:
                     nameless.add(found.key)

@@ -7,6 +7,7 @@ when that is allowed.
 
 from __future__ import annotations
 
+import errno
 import os
 import shlex
 from abc import ABC, abstractmethod
@@ -33,7 +34,7 @@ from cachectl.layers.base.facts import (
     Usage,
 )
 from cachectl.layers.base.selection import Selection
-from cachectl.layers.disk.foresight import closed_because, wait_until_free
+from cachectl.layers.disk.foresight import closed_because, closed_bytes, unwritable_because, wait_until_free
 from cachectl.layers.disk.handles import NO_ROOM
 from cachectl.layers.formats.details import Details
 
@@ -236,26 +237,28 @@ class Store(ABC):
 
         Raises :class:`LayerError` if nothing in the root could be removed.
         """
-        for path in self.lock_files(root, [target.key for target in targets]):
-            wait_until_free(self.name, path, self.environment.lock_timeout)
+        self._foresee_locks(root, [target.key for target in targets])
         failed: list[facts.Note] = []
         going: list[facts.Target] = []
         known: dict[Path, str | None] = {}
+        stuck: list[int] = []
         for target in targets:
             because = closed_because(root.path, target.key, known)
             if because is None:
                 going.append(target)
+                stuck += closed_bytes(root.path / target.key)
             else:
                 failed.append(facts.Note(target.key, f"cannot be removed: {because}"))
-        return facts.Foresight(tuple(going), sum(target.bytes for target in going), failed=tuple(failed))
+        if stuck:
+            failed.append(facts.Note(str(root.path), f"cannot be cleared: {os.strerror(errno.EACCES)}"))
+        return facts.Foresight(tuple(going), sum(target.bytes for target in going) - sum(stuck), failed=tuple(failed))
 
     def foresee_write(self, root: Root, keys: Sequence[str]) -> Mapping[str, LayerError]:
         """Return why entries of these keys could not be written, whatever their content. Changes nothing.
 
         Raises :class:`LayerError` if none could be written.
         """
-        for path in self.lock_files(root, keys):
-            wait_until_free(self.name, path, self.environment.lock_timeout)
+        self._foresee_locks(root, keys)
         known: dict[Path, str | None] = {}
         found = ((key, closed_because(root.path, key, known)) for key in keys)
         return {
@@ -263,6 +266,13 @@ class Store(ABC):
             for key, because in found
             if because is not None
         }
+
+    def _foresee_locks(self, root: Root, keys: Sequence[str]) -> None:
+        """Raise the error that locking would raise."""
+        for path in self.lock_files(root, keys):
+            if os.path.lexists(path) and (because := unwritable_because(path)) is not None:
+                raise Unreachable(self.name, f"cannot open: {because}", path)
+            wait_until_free(self.name, path, self.environment.lock_timeout)
 
     # ------------------------------------------------------------------ verify
 

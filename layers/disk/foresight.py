@@ -29,19 +29,28 @@ def closed_because(root: Path, key: str, known: dict[Path, str | None] | None = 
     for folder in folders:
         there = nearest(folder, follow=False)
         if there not in seen:
-            seen[there] = _unwritable(there) if there.is_dir() else os.strerror(errno.ENOTDIR)
+            seen[there] = unwritable_because(there) if there.is_dir() else os.strerror(errno.ENOTDIR)
         if seen[there] is not None:
             return seen[there]
     return None
 
 
+def closed_bytes(path: Path) -> list[int]:
+    """Return the bytes of the files in each read-only folder below a path: they stay when it is moved and deleted."""
+    return [
+        sum((Path(folder) / name).lstat().st_size for name in names)
+        for folder, folders, names in os.walk(path)
+        if (folders or names) and unwritable_because(Path(folder)) is not None
+    ]
+
+
 def file_closed_because(path: Path) -> str | None:
     """Return the reason why a file could not be written in place, with a journal beside it; ``None`` if it could."""
     there = path if os.path.lexists(path) else path.parent
-    return closed_because(path.parent, path.name) or (None if there == path.parent else _unwritable(there))
+    return closed_because(path.parent, path.name) or (None if there == path.parent else unwritable_because(there))
 
 
-def _unwritable(path: Path) -> str | None:
+def unwritable_because(path: Path) -> str | None:
     """Return why this process could not write to a file or folder."""
     wanted = os.W_OK | os.X_OK if path.is_dir() else os.W_OK
     effective = os.access in os.supports_effective_ids

@@ -75,6 +75,8 @@ _TOLERANCE: Final = 1 << 24
 
 _GRAPHICS: Final = "is of GL or Vulkan, which share the folder"
 _UNKNOWN: Final = "cannot be distinguished from what GL and Vulkan keep in the same folder"
+#: Why the last kernel of a driver stays.
+_KEPT: Final = "is left until the machine code of its driver can be removed"
 _NEVER: Final = "Mesa compiles it again in every run, and never replaces it"
 
 
@@ -343,11 +345,22 @@ class ShaderCache(TreeStore):
         """Also count the headers and records that a file keeps for each entry."""
         seen = super().foresee_removal(root, targets)
         if root.role == MULTI_FILE:
-            return seen
+            return self._without_last(seen, self._last_kernels(root, targets))
         names = {_name(target.key) for target in seen.going if _ENTRIES.accepts(target.key)}
         orphans = sum(target.bytes for target in seen.going if not _ENTRIES.accepts(target.key))
         freed = sum(file.foresee_removal(names) for file in self._files(root))
         return replace(seen, bytes_freed=orphans + freed)
+
+    def _without_last(self, seen: facts.Foresight, last: Mapping[str, Sequence[str]]) -> facts.Foresight:
+        """Take out kernels that stay because something that must be removed before them stays."""
+        failing = {note.key for note in seen.failed}
+        kept = {key for key, others in last.items() if key not in failing and not failing.isdisjoint(others)}
+        return replace(
+            seen,
+            going=tuple(target for target in seen.going if target.key not in kept),
+            bytes_freed=seen.bytes_freed - sum(target.bytes for target in seen.going if target.key in kept),
+            skipped=(*seen.skipped, *(facts.Note(key, _KEPT) for key in sorted(kept))),
+        )
 
     def lock_files(self, root: Root, keys: Iterable[str]) -> Iterable[Path]:
         """Return the data files: Mesa locks the one that it writes to. Entries that are files have no lock."""
@@ -365,8 +378,7 @@ class ShaderCache(TreeStore):
         outcome = self._remove_files(root, tuple(target for target in targets if target.key not in last))
         gone = {key for key, others in last.items() if not any(_may_stand(root.path / other) for other in others)}
         outcome = outcome.plus(self._remove_files(root, tuple(target for target in targets if target.key in gone)))
-        kept = "is left until the machine code of its driver can be removed"
-        skipped = tuple(facts.Note(key, kept) for key in last.keys() - gone)
+        skipped = tuple(facts.Note(key, _KEPT) for key in last.keys() - gone)
         return outcome.plus(facts.Outcome(self.name, skipped=skipped))
 
     def _last_kernels(self, root: Root, targets: tuple[facts.Target, ...]) -> dict[str, list[str]]:

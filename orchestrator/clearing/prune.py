@@ -56,16 +56,14 @@ def configured_limits(layers: LayerSet, notice: Callable[[str], None]) -> Limits
     return limits
 
 
-def plan_prune(
-    layers: Iterable[Layer], limits: Limits, *, alone: Iterable[Layer] = (), listed: bool = False
-) -> PurgePlan:
-    """Plan the removals that the limits require; changes nothing. ``listed`` looks up the kernels of each entry.
+def plan_prune(layers: Iterable[Layer], limits: Limits, *, alone: Iterable[Layer] = ()) -> PurgePlan:
+    """Plan the removals that the limits require; changes nothing.
 
     The longest unused goes first, by time of use, else of change, else by a bound on it. Things of unknown age stay.
     Layers that stand ``alone`` have only their own limits.
     """
-    together = [_look(layer, limits.of(layer.name, alone=False), listed=listed) for layer in layers]
-    holdings = [*together, *(_look(layer, limits.of(layer.name, alone=True), listed=listed) for layer in alone)]
+    together = [_look(layer, limits.of(layer.name, alone=False)) for layer in layers]
+    holdings = [*together, *(_look(layer, limits.of(layer.name, alone=True)) for layer in alone)]
     for holding in holdings:
         _make_room([holding], holding.limits)
     _make_room(together, limits)
@@ -77,11 +75,11 @@ def plan_prune(
     return PurgePlan(tuple((holding.layer, _plan_one(holding)) for holding in holdings), reasons)
 
 
-def _look(layer: Layer, limits: Limits, *, listed: bool) -> _Holding:
+def _look(layer: Layer, limits: Limits) -> _Holding:
     holding = _Holding(layer, limits)
     try:
         for root in layer.roots():
-            for found in layer.scan(root, contents=listed or bool(limits.stale)):
+            for found in layer.scan(root, contents=limits.stale):
                 if isinstance(found, Housekeeping):
                     # A file of fixed length does not shrink, so it must not make prune remove entries.
                     holding.bytes += 0 if found.fixed else found.bytes

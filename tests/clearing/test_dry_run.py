@@ -20,6 +20,7 @@ from cachectl.layers.base.conformance import snapshot
 from cachectl.layers.base.facts import Entry
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from homes import Home
@@ -142,6 +143,32 @@ def test_unwritable_roots_are_what_would_fail(warm: Home, held_to_modes: tuple[s
     assert said["total"]["removed"] == said["total"]["bytes_freed"] == 0
     assert said["total"]["failed"] > len(LAYERS)
     assert not any(layer["entries"] for layer in said["layers"])
+
+
+@pytest.mark.parametrize("command", [("purge", "--all"), *thorough((("prune", "--max-files", "1"),))])
+def test_folders_inside_entries_may_be_closed(
+    warm: Home, held_to_modes: tuple[str, ...], command: tuple[str, ...]
+) -> None:
+    info = next((warm.path / ".cache" / "pyopencl").glob("*/*/info"))
+    info.chmod(0)
+    next((warm.path / ".cache" / "pocl" / "kcache").rglob("*.so")).parent.chmod(0o500)
+    line = (*held_to_modes, sys.executable, "-m", "cachectl", *command, "--json")
+    said, real = (json.loads(warm.run(*line, *more, check=False).stdout) for more in (("--dry-run",), ()))
+    assert numbers(said) == numbers(real)
+    assert said["total"]["failed"] == 1
+    # What cannot be read goes like the others.
+    assert not info.exists()
+
+
+def test_an_index_that_cannot_be_opened_is_what_would_fail(
+    home: Home, held_to_modes: tuple[str, ...], compute_cache: Callable[[Path], None]
+) -> None:
+    compute_cache(home.path / ".nv" / "ComputeCache")
+    (home.path / ".nv" / "ComputeCache" / "index").chmod(0o444)
+    line = (*held_to_modes, sys.executable, "-m", "cachectl", "purge", "cuda", "--json")
+    said, real = (json.loads(home.run(*line, *more, check=False).stdout) for more in (("--dry-run",), ()))
+    assert numbers(said) == numbers(real)
+    assert said["layers"][0]["failed"] == real["layers"][0]["failed"] != []
 
 
 def test_a_locked_dictionary_is_what_would_fail(warm: Home) -> None:
