@@ -101,8 +101,8 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     import difflib
 
     # Options have their dashes in common.
-    names = {one.lstrip("-"): one for one in known}
-    likely = difflib.get_close_matches(word.lstrip("-"), names, n=1)
+    names = {one.lstrip("-").lower(): one for one in known}
+    likely = difflib.get_close_matches(word.lstrip("-").lower(), names, n=1)
     return "".join(f" (did you mean {names[name]}?)" for name in likely)
 
 

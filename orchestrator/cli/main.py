@@ -55,7 +55,9 @@ def main(arguments: Sequence[str] | None = None, *, environment: Environment | N
 def _parse(parser: ArgumentParser, words: Sequence[str]) -> Namespace:
     if words and words[0] not in VERBS and not words[0].startswith("-"):
         parser.error(f"no command is called {words[0]!r}{did_you_mean(words[0], VERBS)}")
-    if words and words[0].startswith("-") and words[0] not in _ALONE and not VERBS.keys().isdisjoint(words):
+    if words and words[0].startswith("-") and words[0] not in _ALONE:
+        if VERBS.keys().isdisjoint(words):
+            parser.error(f"unrecognized arguments: {words[0]}{did_you_mean(words[0], _ALONE)}")
         import shlex
 
         at = next(place for place, word in enumerate(words) if word in VERBS)

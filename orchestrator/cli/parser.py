@@ -117,7 +117,8 @@ _PYTHON: Final = "a Python whose entries are not stale; may be repeated. Without
 _ONE_LAYER: Final = "only this one; may be repeated"
 #: Arguments and options that several verbs share, with their settings.
 SHARED: Final[dict[str, dict[str, Any]]] = {
-    "layers": {"nargs": "*", "metavar": "LAYER", "help": _LAYER},
+    # Without a default, argparse calls it required.
+    "layers": {"nargs": "*", "default": [], "metavar": "LAYER", "help": _LAYER},
     "--layer": {"action": "append", "default": [], "dest": "layers", "metavar": "LAYER", "help": _ONE_LAYER},
     "layer": {"metavar": "LAYER", "help": "the layer that keeps the entry"},
     "key": {"metavar": "KEY", "help": "the entry's key, as cachectl ls -q prints it; get takes the beginning of one"},

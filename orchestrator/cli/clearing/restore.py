@@ -49,7 +49,7 @@ def _show_quarantine(done: Restoration, now: float) -> None:
         output.show_lines([heading])
         output.show_message(f"  {thing.key}: {thing.message}", indent="    ")
     if not done.quarantine:
-        output.show_lines(["nothing is in quarantine"])
+        output.show_lines([_NOTHING])
 
 
 def columns(now: float) -> tuple[output.Column[Quarantined], ...]:
@@ -63,6 +63,7 @@ def columns(now: float) -> tuple[output.Column[Quarantined], ...]:
     )
 
 
+_NOTHING: Final = "nothing is in quarantine"
 #: The name of each, which ``restore`` takes.
 _NAME: Final[output.Column[Quarantined]] = output.Column("name", lambda thing: thing.name)
 
@@ -75,7 +76,8 @@ def _show_restored(done: Restoration, now: float) -> None:
             output.show_table(columns(now), back)
         output.show_lines([*([""] if back else []), f"{output.count(len(back))} would come back"])
     else:
-        output.show_lines(f"{thing.layer}: {thing.key} is back" for thing in back)
+        nothing = [] if done.restored or done.unknown else [_NOTHING]
+        output.show_lines([*nothing, *(f"{thing.layer}: {thing.key} is back" for thing in back)])
     stays = "would stay" if done.dry_run else "stays"
     for one in done.restored:
         if one.because is not None:

@@ -18,7 +18,11 @@ if TYPE_CHECKING:
 def add_options(parser: Parser) -> None:
     parser.add_argument("url", metavar="URL", help=f"the store: {URL_HELP}")
     parser.add_argument(
-        "layers", nargs="*", metavar="LAYER", help="a layer of cachectl layers (default: all but tuning results)"
+        "layers",
+        nargs="*",
+        default=[],
+        metavar="LAYER",
+        help="a layer of cachectl layers (default: all but tuning results)",
     )
     parser.add_selection()
     parser.add_places(root=True)

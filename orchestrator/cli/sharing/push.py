@@ -17,7 +17,11 @@ URL_HELP: Final = "a folder, s3://, gs://, ssh:// or oci://"
 def add_options(parser: Parser) -> None:
     parser.add_argument("url", metavar="URL", help=f"the store, which the first push makes: {URL_HELP}")
     parser.add_argument(
-        "layers", nargs="*", metavar="LAYER", help="a layer of cachectl layers (default: all but tuning results)"
+        "layers",
+        nargs="*",
+        default=[],
+        metavar="LAYER",
+        help="a layer of cachectl layers (default: all but tuning results)",
     )
     parser.add_selection()
     parser.add_places(root=True)
