@@ -55,7 +55,7 @@ _DIGEST: Final = re.compile("sha256:[0-9a-f]{64}")
 #: The longest TAG: a tag has at most 128 characters, and that of an index part takes 95 of them.
 LONGEST_TAG: Final = 32
 _NOTHING: Final = b"{}"
-#: Seconds between attempts to write a manifest whose blobs were just uploaded.
+#: Seconds between attempts to write a manifest whose blobs were just uploaded, or to read one whose tag is listed.
 _PAUSES: Final = (0.1, 0.5, 2.0)
 #: The descriptor of the empty JSON object. Source: https://github.com/opencontainers/image-spec/blob/v1.1.1/manifest.md
 _EMPTY: Final[dict[str, Any]] = {"mediaType": EMPTY, "digest": digest_of(_NOTHING), "size": len(_NOTHING)}
@@ -171,7 +171,7 @@ class RegistryPlace:
 
         Raises :class:`Missing`, and :class:`BadStore` if the tag leads to anything else.
         """
-        content = self._repository.manifest(self._reference(name)).content
+        content = self._manifest(name)
         try:
             found = {held: _Held(len(data), data) for held, data in _inside(content)}
             layers = [layer for layer in content["layers"] if layer["mediaType"] != EMPTY]
@@ -186,6 +186,19 @@ class RegistryPlace:
         self._read.add(name)
         self._held.update(found)
         return set(found)
+
+    def _manifest(self, name: str) -> Mapping[str, Any]:
+        """Return the manifest of a name. Raises :class:`Missing`.
+
+        Docker's registry lists a tag a little before the manifest is there, and a little after it was deleted.
+        """
+        for pause in _PAUSES:
+            with suppress(Missing):
+                return self._repository.manifest(self._reference(name)).content
+            if name not in self._listed():
+                break
+            time.sleep(pause)
+        return self._repository.manifest(self._reference(name)).content
 
     def _reference(self, name: str) -> str:
         if self._pinned is None:

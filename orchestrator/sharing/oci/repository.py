@@ -50,8 +50,8 @@ _ADDRESS: Final = re.compile(
 _LOCAL: Final = re.compile(r"(?:localhost|127(?:\.[0-9]{1,3}){3}|\[::1\])(?::[0-9]+)?")
 #: Limit on the silence of a server, in seconds.
 _SILENCE: Final = 60
-#: Statuses after which a request is repeated, and how often.
-_BUSY: Final = (429, 502, 503, 504)
+#: Statuses after which a request is repeated, and how often. Docker's registry has 500 for a link that it is writing.
+_BUSY: Final = (429, 500, 502, 503, 504)
 _REPEATS: Final = 3
 #: An error code. Source: the specification of distribution, "Error Codes".
 _BLOB_UNKNOWN: Final = "MANIFEST_BLOB_UNKNOWN"
