@@ -34,10 +34,17 @@ def main(arguments: Sequence[str] | None = None, *, environment: Environment | N
     are, by default as this process sees them; relative file names always mean the working folder of this process.
     Raises :class:`SystemExit` for wrong usage (status 2), ``--help`` and ``--version``.
     """
+    try:
+        return _run(list(sys.argv[1:] if arguments is None else arguments), environment)
+    except KeyboardInterrupt:
+        # While modules are loaded, and the line is parsed.
+        return 130
+
+
+def _run(words: list[str], environment: Environment | None) -> int:
     from cachectl.cli.call import Call
 
     _open_streams()
-    words = list(sys.argv[1:] if arguments is None else arguments)
     # For other verbs argparse gives -- its usual meaning.
     at = words.index("--") if words and words[0] in _RUNNING and "--" in words else len(words)
     parse = partial(_parse, build_parser(words[:1]), mark_bare(words[:at]))

@@ -143,6 +143,22 @@ def test_closed_and_full_streams_are_one_line(cuda: Home, line: str, status: int
     assert (done.returncode, done.stderr) == (status, f"cachectl: {words}\n" if words else "")
 
 
+def test_an_interrupt_while_modules_are_loaded_is_silent(home: Home) -> None:
+    program = """
+import builtins, sys
+from cachectl.cli.main import main
+load = builtins.__import__
+def interrupt(name, *rest):
+    if name == "cachectl.cli.call":
+        raise KeyboardInterrupt
+    return load(name, *rest)
+builtins.__import__ = interrupt
+sys.exit(main(["report"]))
+"""
+    done = home.run(sys.executable, "-c", program, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
 def test_ascii_is_enough(cuda: Home) -> None:
     folder = cuda.path / "é"
     (folder / "0").mkdir(parents=True)
