@@ -7,6 +7,11 @@ const NARROWEST = 1e-6; // Seconds that the whole width shows at most zoom.
 const JITTER = 1e-7; // Seconds by which neighbours may overlap: times are rounded.
 const MARKS = { hit: "✓", miss: "✗", store: "↓" };
 
+/** Return whether a span is a wait for several kernels that were launched before. */
+function isShared(stage, kernel) {
+  return stage === "launch" && kernel !== null && kernel.includes(" ");
+}
+
 /** Read the spans of the page, in the order in which they begin; an outer one comes before those inside it. */
 function readSpans() {
   const spans = data.spans.map(([process, thread, stage, name, layer, kernel, outcome, start, seconds, bytes]) => ({
@@ -22,7 +27,7 @@ function readSpans() {
     bytes,
     end: start + seconds,
     own: seconds, // Without the spans inside it.
-    of: word(kernel), // The kernel that it belongs to: its own, or that of the span around it.
+    of: isShared(word(stage), word(kernel)) ? null : word(kernel), // Its own kernel, or that of the span around it.
     depth: 0,
     row: null,
   }));
