@@ -423,11 +423,11 @@ const LISTED = [
   { title: "takes", value: (span) => span.seconds, cell: (span) => formatSeconds(span.seconds), kind: "number" },
   { title: "span", value: (span) => span.name, cell: (span) => choosing(span.name, span), kind: "name" },
   { title: "kernel", value: (span) => span.of, cell: (span) => span.of ?? "", kind: "name" },
-  { title: "stage", value: (span) => span.stage, cell: (span) => staged(span.stage) },
+  { title: "stage", value: (span) => span.stage, cell: (span) => staged(span.stage), kind: "short" },
   { title: "layer", value: (span) => span.layer, cell: (span) => span.layer ?? "" },
   { title: "outcome", value: (span) => span.outcome, cell: (span) => outcome(span.outcome) },
   { title: "size", value: (span) => span.bytes, cell: (span) => sized(span.bytes), kind: "number" },
-  { title: "in", value: (span) => rows.indexOf(span.row), cell: (span) => span.row.who },
+  { title: "in", value: (span) => rows.indexOf(span.row), cell: (span) => span.row.who, kind: "short" },
 ];
 const listed = new DataTable(byId("spans"), { columns: LISTED, caption: "Spans", sorted: 0 });
 
@@ -521,7 +521,7 @@ function showStages() {
     { title: "spans", value: (one) => one.spans, cell: (one) => formatCount(one.spans), kind: "number" },
     ...HIT_AND_MISS,
   ];
-  new DataTable(byId("stages"), { columns, caption: "Seconds of each stage" }).show(sums);
+  new DataTable(byId("stages"), { columns, caption: "Seconds of each stage", size: sums.length }).show(sums);
 }
 
 function showSlowest() {
