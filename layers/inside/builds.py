@@ -165,7 +165,7 @@ def _waiting(notes: Any, wait: Callable[..., Any]) -> Callable[..., Any]:
         try:
             return wait(*arguments, **options)
         finally:
-            notes.span("launch", start, name="wait", kernels=running[:])
+            notes.span("launch", start, name="wait", kernels=list(dict.fromkeys(running)))
             running.clear()
 
     return wait_and_time

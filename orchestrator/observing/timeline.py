@@ -235,8 +235,12 @@ def parents(spans: Sequence[Span]) -> list[int | None]:
 
 
 def kernels_of(spans: Sequence[Span], outer: Sequence[int | None]) -> list[str | None]:
-    """Return the kernel of each span: its own, else that of the nearest span around it that has one."""
+    """Return the kernel of each span: its own, else that of the nearest span around it that has one.
+
+    A wait for several kernels that were launched before it belongs to none of them.
+    """
     found: list[str | None] = []
     for span, parent in zip(spans, outer, strict=True):
-        found.append(span.kernel or (None if parent is None else found[parent]))
+        own = None if span.stage == "launch" and " " in (span.kernel or "") else span.kernel
+        found.append(own or (None if parent is None else found[parent]))
     return found

@@ -266,6 +266,13 @@ def test_a_forecast_leaves_out_what_lies_between_misses_and_stores() -> None:
     assert silent.warm.at_least
 
 
+def test_a_wait_for_several_kernels_is_part_of_none() -> None:
+    spans = (span("launch", 0, 1, kernel="k"), span("launch", 1, 1, name="wait", kernel="k other"))
+    summary = summarize(Timeline((), 0.0, 2.0, (), spans))
+    assert [(one.kernel, one.seconds) for one in summary.slowest] == [("k", 1)]
+    assert [(one.stage, one.seconds) for one in summary.stages] == [("launch", 2)]
+
+
 def test_timelines_are_compared() -> None:
     cold = make_timeline(1, 6, warm=0)
     warm = make_timeline(1, 6, warm=1)
@@ -349,7 +356,7 @@ def test_comparing_runs_nothing(home: Home) -> None:
         (home.path / name).write_bytes(chrome.encode(make_timeline(1, 3, warm=share)))
     done = home.cachectl("trace", "--compare", "a.json", "b.json")
     assert "cold    warm" in done.stdout
-    assert done.stdout.endswith("0 kernels are as cold or warm as before\n")
+    assert done.stdout.endswith("as cold or warm as before: 0 kernels\n")
     found = json.loads(home.cachectl("trace", "--compare", "a.json", "b.json", "--json", "-").stdout)
     assert found["schema"] == "cachectl/compare/1"
     for words in (("--", "true"), ("--timeline", "c.json")):
