@@ -72,6 +72,8 @@ class Fanotify:
 
         #: Whether the kernel dropped events.
         self.lost = False
+        #: Whether there were events, so that more may wait.
+        self.behind = False
         self._folders: dict[tuple[bytes, int, bytes], Path] = {}
         self._marked: dict[int, bytes] = {}
         #: The last events in unknown folders.
@@ -126,7 +128,7 @@ class Fanotify:
         return kind, buffer.raw[_HANDLE.size : _HANDLE.size + length]
 
     def read(self, moment: int) -> Iterator[Access]:
-        """Yield the events that have come, in order; several of one process and file may be one.
+        """Yield the next events, in order, and set :attr:`behind`; several of one process and file may be one.
 
         Those in a folder that was watched after them come late, with the moment at which they were read.
         """
@@ -134,16 +136,17 @@ class Fanotify:
             self._is_new_folder = False
             yield from (self._access(event) for event in self._unknown if event.folder in self._folders)
             self._unknown.clear()
-        while True:
-            try:
-                data = os.read(self._number, 1 << 16)
-            except (BlockingIOError, InterruptedError):
-                return
-            for event in self._parse(data, moment):
-                if event.folder in self._folders:
-                    yield self._access(event)
-                else:
-                    self._unknown.append(event)
+        self.behind = False
+        try:
+            data = os.read(self._number, 1 << 16)
+        except (BlockingIOError, InterruptedError):
+            return
+        self.behind = True
+        for event in self._parse(data, moment):
+            if event.folder in self._folders:
+                yield self._access(event)
+            else:
+                self._unknown.append(event)
 
     def _access(self, event: _Event) -> Access:
         path = self._folders[event.folder] / os.fsdecode(event.name)
