@@ -42,7 +42,7 @@ _UNSEEN: Final = "a process had ended before it could be seen whether it was of 
 _ABOVE: Final = 2
 #: Bytes that are free on a file system that cannot take another entry.
 _LITTLE: Final = 16 << 20
-#: Seconds for which events are read in a row: a program may cause them without end.
+#: Seconds of work for which events are read in a row: a program may cause them without end.
 _IN_A_ROW: Final = 1.0
 #: Seconds between readings after which no opening has one of its two events in either.
 _APART: Final = 0.005
@@ -295,10 +295,10 @@ class EntryEvents:
 
     def _take(self) -> bool:
         """Read what has come, until nothing comes: then both descriptors have reported the same. Return whether so."""
-        begun = time.monotonic()
-        self._moment += begun - self._taken_at > _APART
+        begun = time.thread_time()
+        self._moment += time.monotonic() - self._taken_at > _APART
         while self._took():
-            if time.monotonic() - begun > _IN_A_ROW:
+            if time.thread_time() - begun > _IN_A_ROW:
                 return False
         self._moment += 1
         self._taken_at = time.monotonic()

@@ -321,6 +321,8 @@ WRONG: list[dict[str, Any]] = [
     {"ts": "0"},
     {"ts": float("nan")},
     {"dur": 1e300},
+    {"dur": 10**400},
+    {"dur": True},
     {"pid": -1},
     {"tid": 1.5},
     {"name": None},
