@@ -37,6 +37,7 @@ _COMING: Final = _CREATE | _MOVED_TO
 #: Equal events in a row are reported once: the closing is between two openings of a file, unless both are open at once.
 _ALL: Final = _MODIFY | _CLOSE_WRITE | _CLOSE | _OPEN | _MOVED_FROM | _COMING | _DELETE
 _TOGETHER: Final = "an entry was open twice at once, and such openings may be reported as one"
+_EARLY: Final = "an entry was stored in a new folder before that was watched, so that first hits of it may be missing"
 _UNSEEN: Final = "a process had ended before it could be seen whether it was of this run"
 #: How many folders above a place are watched, in case it is removed and made again.
 _ABOVE: Final = 2
@@ -395,7 +396,7 @@ class EntryEvents:
         key = claim.key_of(path)
         if key is None and not claim.holds_many(path):
             return
-        doubt = _TOGETHER if history.together else None
+        doubt = _TOGETHER if history.together else _EARLY if history.early else None
         uses, doubt = processes.of_run(path, history) if seen.told_apart else (history.uses, doubt)
         seen.doubts += [doubt] if doubt is not None and uses and doubt not in seen.doubts else []
         hits, stores = counted(uses)
@@ -458,8 +459,9 @@ class _Processes:
 
     def __init__(self, accesses: Mapping[Path, Sequence[Access]], members: Mapping[int, bool | None]) -> None:
         self._accesses = accesses
-        self._members = members
         self._alone = False not in members.values()
+        self._unseen = {process for process, own in members.items() if own is None}
+        self._members = dict.fromkeys(members, True) if self._alone else members
 
     def of_run(self, path: Path, history: History) -> tuple[list[Use], str | None]:
         """Return the uses by processes of the run, and why some may be missing."""
@@ -467,10 +469,14 @@ class _Processes:
         users = {self._members.get(access.process) for access in accesses}
         periods = list(_periods(accesses, history))
         together = history.together or any(period.is_short for period in periods)
-        if self._alone or users == {True}:
-            return history.uses, _TOGETHER if together else None
+        if users <= {True} and (self._alone or users) and not history.early:
+            unseen = any(access.process in self._unseen for access in accesses)
+            return history.uses, _TOGETHER if together else _UNSEEN if unseen else None
         uses: list[Use] = []
         doubts = [] if accesses or not history.uses else [_TOGETHER]
+        doubts += [
+            _EARLY for access in accesses if history.early and access.closed and (access.written or access.arrived)
+        ]
         for period in periods:
             users = {self._members.get(access.process) for access in period.accesses if access.opened}
             # Several openings by one process may be reported once, but each is an event without a process too.

@@ -28,13 +28,15 @@ class History:
 
     ``openings`` counts its openings, those of storing programs too, by the moments at which events were read.
     ``changed`` is the first moment at which it was created or written to. ``together`` says that it was open twice at
-    once: the kernel may have reported such openings as one.
+    once: the kernel may have reported such openings as one; ``early`` that it was stored, and perhaps read, before its
+    new folder was watched.
     """
 
     uses: list[Use] = field(default_factory=list)
     openings: Counter[int] = field(default_factory=Counter)
     changed: int | None = None
     together: bool = False
+    early: bool = False
     #: How often it is open now; ``None`` if its openings began before its events.
     _open: int | None = 0
     #: The next opening is that of the program that creates the file.
@@ -51,7 +53,7 @@ class History:
             self._gone = False
             self._open = None
             self.uses.append(Use(at, stored=True))
-            self._listed = self._writing = True
+            self._listed = self._writing = self.early = True
 
     def created(self, at: float) -> None:
         """Record its creation."""
@@ -90,6 +92,7 @@ class History:
 
     def written(self) -> None:
         """Record that a program which could write to it has closed it."""
+        self.early = self.early and not self._listed
         if self._listed and self._dirty and not self.uses[-1].stored:
             # It was opened by the program that made it.
             self.uses.pop()

@@ -370,6 +370,23 @@ def test_comparing_runs_nothing(home: Home) -> None:
     assert (done.returncode, (home.path / "c.json").exists()) == (1, False)
 
 
+def test_a_program_that_changes_its_clocks(home: Home) -> None:
+    """Spans are those of the run's own clock, and an event that takes longer than the run is left out."""
+    program = """
+import glob, json, os, time
+time.time = time.monotonic_ns = time.time_ns = lambda: 7
+from pytools.persistent_dict import WriteOncePersistentDict
+(notes,) = glob.glob(os.environ["CACHECTL_TRACE"] + "/*.events")
+more = {"event": "span", "stage": "launch", "name": "more", "start": 0, "end": 1 << 61, "thread": 1, "pid": os.getpid()}
+with open(notes, "a") as file:
+    print(json.dumps(more), file=file)
+"""
+    home.cachectl("trace", "--timeline", "a.json", "--", sys.executable, "-c", program)
+    timeline = files.read(str(home.path / "a.json"))
+    assert {span.stage for span in timeline.spans} == {"import"}
+    assert all(0 < span.start < span.start + span.seconds < timeline.wall_seconds for span in timeline.spans)
+
+
 def test_a_page_can_be_written(home: Home) -> None:
     program = "from pytools.persistent_dict import WriteOncePersistentDict"
     home.cachectl("trace", "--timeline", "a.html", "--", sys.executable, "-c", program)
