@@ -53,12 +53,6 @@ _BOOKS: Final = regex(r"stats|config\.file|[0-9a-f]{16}\.(?:trace|input)")
 _TEMPORARY: Final = OrphanRule(regex(r"cl_cache\.[A-Za-z0-9]{6}"), "left by a killed driver", private=True)
 _FLAT: Final = Shape((_ENTRY,), folders=False, orphans=(_TEMPORARY,))
 _DEEP: Final = Shape((_DIGIT, _DIGIT, _ENTRY), folders=False)
-#: Files beside the entries: the account and debugging aids at the top, statistics at each level.
-_BOOK_SHAPES: Final = (
-    Shape((_BOOKS,), folders=False),
-    Shape((_DIGIT, regex(STATISTICS)), folders=False),
-    Shape((_DIGIT, _DIGIT, regex(STATISTICS)), folders=False),
-)
 #: The driver's default limit in bytes.
 _DEFAULT_CAP: Final = 1 << 30
 _NEARLY: Final = 0.9
@@ -94,7 +88,12 @@ class NeoCodec(Codec):
 class Account(Index):
     """The sum of the entries' bytes, which the driver keeps under a lock, and its debugging aids."""
 
-    shapes = _BOOK_SHAPES
+    # The account and debugging aids are at the top, statistics at each level.
+    shapes = (
+        Shape((_BOOKS,), folders=False),
+        Shape((_DIGIT, regex(STATISTICS)), folders=False),
+        Shape((_DIGIT, _DIGIT, regex(STATISTICS)), folders=False),
+    )
 
     def is_book(self, leaf: Leaf) -> bool:
         """Compare the length with that of the driver's files."""
@@ -165,8 +164,6 @@ class NeoCompilerCache(Layer):
         *(_FLAT, _DEEP), codec=NeoCodec(), index=Account(), writers=LIBRARIES, unread=_NEVER, links="read-only"
     )
 
-    # ------------------------------------------------------------------ where and whether
-
     @property
     def lookups(self) -> Lookups:
         """How the lookups and stores of a run are observed."""
@@ -193,25 +190,26 @@ class NeoCompilerCache(Layer):
         if value is not None and _number(value) == 0:
             hint = "" if value == "0" else " (the driver takes it for 0)"
             return State(Condition.DISABLED, f"NEO_CACHE_PERSISTENT={value}{hint}")
-        drivers = driver_files(self.environment, (_MAKER,))
-        if not drivers and not any(root.exists for root in self.roots()):
+        if not self._is_here():
             return State(Condition.ABSENT, "no driver of Intel's is registered, and none has left a cache")
         if (lack := self._lacking_folder()) is not None:
             return State(Condition.DISABLED, f"{lack[1]}: the driver then keeps no cache, without a message")
         if variable := self._compiler_variable():
-            return replace(self._with_compiler_variable(variable), drivers=drivers)
-        return State(Condition.ENABLED, "on by default" if value is None else f"NEO_CACHE_PERSISTENT={value}", drivers)
+            return replace(self._with_compiler_variable(variable), drivers=self._drivers())
+        why = "on by default" if value is None else f"NEO_CACHE_PERSISTENT={value}"
+        return State(Condition.ENABLED, why, self._drivers())
+
+    def _drivers(self) -> tuple[str, ...]:
+        return driver_files(self.environment, (_MAKER,))
 
     def _is_here(self) -> bool:
-        return bool(driver_files(self.environment, (_MAKER,))) or any(root.exists for root in self.roots())
+        return bool(self._drivers()) or any(root.exists for root in self.roots())
 
     def _lacking_folder(self) -> tuple[Path | None, str] | None:
         """Return the missing folder that the driver needs, and why it is missing; ``None`` where nothing is missing."""
-        roots = self.roots()
-        if not roots:
-            missing = "LOCALAPPDATA is not set" if self.environment.platform == "win32" else "HOME is not set"
-            return None, missing
-        root = roots[0]
+        root = next(iter(self.roots()), None)
+        if root is None:
+            return None, f"{'LOCALAPPDATA' if self.environment.platform == 'win32' else 'HOME'} is not set"
         # The driver makes its own folder, and on Linux .cache above it, but no folder that a variable names.
         above = {"NEO_CACHE_DIR": 0, "XDG_CACHE_HOME": 1, "LOCALAPPDATA": 2}.get(root.source, 2)
         wanted = (root.path, *root.path.parents)[above]
@@ -238,42 +236,40 @@ class NeoCompilerCache(Layer):
 
         for library in driver_libraries(self.environment, _MAKER):
             # A library without a folder is found by the system's linker alone.
-            with suppress(OSError, ValueError), open(open_plain(library, follow=True), "rb") as file:
-                with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-                    match = _RELEASE.search(content)
-                    numbers = None if match is None else (int(match[1]), int(match[2]))
-                if numbers is not None:
-                    return numbers
+            with (
+                suppress(OSError, ValueError),
+                open(open_plain(library, follow=True), "rb") as file,
+                mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content,
+            ):
+                if (match := _RELEASE.search(content)) is not None:
+                    return int(match[1]), int(match[2])
         return None
 
     def diagnose(self) -> Iterator[facts.Finding]:
         """Yield problems with the variables, missing folders, and a cache that is nearly full."""
-        value = self.environment.get("NEO_CACHE_PERSISTENT")
-        if value is not None and _number(value) == 0:
-            if value.strip() == "0":
-                yield off(self, "NEO_CACHE_PERSISTENT")
-            else:
-                outcome, fix = "is no number: the driver takes it for 0, and keeps nothing", "NEO_CACHE_PERSISTENT=1"
-                yield misread(self, "NEO_CACHE_PERSISTENT", Severity.RECOMPILES, outcome, f"export {fix}")
+        name = "NEO_CACHE_PERSISTENT"
+        value = self.environment.get(name)
+        if value is not None and value.strip() == "0":
+            yield off(self, name)
+        elif value is not None and _number(value) == 0:
+            outcome = "is no number: the driver takes it for 0, and keeps nothing"
+            yield misread(self, name, Severity.RECOMPILES, outcome, f"export {name}=1")
         if self._is_here():
             yield from self._unfit_folder()
             yield from self._unfit_compiler_variable()
             yield from self._of_limit()
 
     def _unfit_folder(self) -> Iterator[facts.Finding]:
-        lack = self._lacking_folder()
-        if lack is None:
+        if (lack := self._lacking_folder()) is None:
             return
         folder, why = lack
         message = f"{why}: the driver makes no such folder, keeps nothing, and every run compiles"
-        fix = f"export HOME={shlex.quote(str(self.environment.home))}"
-        if folder is not None:
-            fix = f"mkdir -p {shlex.quote(str(folder))}"
+        home = f"export HOME={shlex.quote(str(self.environment.home))}"
+        fix = home if folder is None else f"mkdir -p {shlex.quote(str(folder))}"
         yield facts.Finding(self.name, folder or Path("*"), None, Severity.RECOMPILES, "folder", message, fix)
 
     def _unfit_compiler_variable(self) -> Iterator[facts.Finding]:
-        variable = self._compiler_variable()
-        if variable is None:
+        if (variable := self._compiler_variable()) is None:
             return
         release = self._release()
         if release is None or _KILLED[0] <= release <= _KILLED[1]:
@@ -287,8 +283,7 @@ class NeoCompilerCache(Layer):
         limit = self.environment.get("NEO_CACHE_MAX_SIZE")
         held = _DEFAULT_CAP if limit is None else _number(limit)
         if limit is not None and not _PLAIN_NUMBER.fullmatch(limit):
-            taken = held or "0, which is no limit"
-            outcome = f"is no number of bytes: the driver takes it for {taken}"
+            outcome = f"is no number of bytes: the driver takes it for {held or '0, which is no limit'}"
             yield misread(self, "NEO_CACHE_MAX_SIZE", Severity.RECOMPILES if held else Severity.WASTES, outcome)
         elif held > 0:
             yield from self._nearly_full(held, "the default" if limit is None else "NEO_CACHE_MAX_SIZE")
@@ -312,8 +307,7 @@ class NeoCompilerCache(Layer):
 
 def _number(value: str) -> int:
     """Read a number as ``atoll`` does: ``1G`` is one, and a text without a leading number is 0."""
-    match = _NUMBER.match(value)
-    return 0 if match is None else int(match[0])
+    return int(match[0]) if (match := _NUMBER.match(value)) else 0
 
 
 def _account_complaint(account: bytes, sizes: Mapping[str, int]) -> str | None:
@@ -321,12 +315,10 @@ def _account_complaint(account: bytes, sizes: Mapping[str, int]) -> str | None:
 
     A driver that counts again counts only its own kind, so the account may be smaller than the sum.
     """
+    if not account:
+        return None
     if len(account) != neo_binaries.ACCOUNT.size:
-        return (
-            "the account has another length than the driver gives it: it counts from a wrong number"
-            if account
-            else None
-        )
+        return "the account has another length than the driver gives it: it counts from a wrong number"
     (counted,) = neo_binaries.ACCOUNT.unpack(account)
     total = sum(sizes.values())
     if counted > total:

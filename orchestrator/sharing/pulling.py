@@ -157,6 +157,8 @@ class _Pulling:
         self._left_out: dict[PartName, str] = {}
         self._trusted: dict[PartName, str] = {}
         self._here: dict[str, frozenset[str]] = {}
+        #: Whether a first push writes its parts again, because another one met it and is older.
+        self._is_settling = False
         self._read = 0
 
     def pull(self, *, dry_run: bool) -> Pull:
@@ -166,7 +168,7 @@ class _Pulling:
         unread, wanted = self._keys()
         for one in wanted:
             self._choose(one)
-        if self._left_out and not self._trusted:
+        if self._left_out and not self._trusted and not self._is_settling:
             what = "; ".join(f"{name}: {why}" for name, why in list(self._left_out.items())[:3])
             message = f"{self._shown}: no part of its index that is needed here is trusted ({what})"
             raise Untrusted(message)
@@ -195,7 +197,7 @@ class _Pulling:
             return
         names = self._index.names
         accepting = f"cachectl pull {self._shown} --accept-older accepts it"
-        if known.store != self._store and not (known.store in names.stores and are_twins(known.store, self._store)):
+        if known.store != self._store and not self._is_twin(known.store):
             message = f"{self._shown} is another store than this machine has read from it; {accepting}"
             raise Untrusted(message)
         if not names.parts or all(part in names.found for part in known.parts):
@@ -210,6 +212,10 @@ class _Pulling:
         )
         raise Untrusted(message)
 
+    def _is_twin(self, store: str) -> bool:
+        """Return whether an identity was given to this store by a first push that met another one."""
+        return store in self._index.names.stores and are_twins(store, self._store)
+
     def _is_trusted(self, name: PartName) -> bool:
         """Return whether the entries of a part may be used. Raises :class:`BadStore` for a wrong signature."""
         if name in self._trusted or name in self._left_out:
@@ -217,6 +223,7 @@ class _Pulling:
         read = self._index.read(name)
         try:
             if read.part.store != self._store:
+                self._is_settling |= self._is_twin(read.part.store)
                 raise Untrusted("made for an identity of the store that does not count")
             if self._trust.after is not None and name.made <= self._trust.after:
                 raise Untrusted(f"made {moment_text(name.made)}")

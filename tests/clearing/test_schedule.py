@@ -23,8 +23,8 @@ set -e
 mount -t tmpfs tmpfs /run
 mkdir -p /run/systemd/system /run/cgroup
 mount -t cgroup2 none /run/cgroup
-mkdir /run/cgroup/cachectl-$$
-echo $$ >/run/cgroup/cachectl-$$/cgroup.procs
+group=$(mktemp -d /run/cgroup/cachectl-XXXXXXXX)
+echo $$ >$group/cgroup.procs
 status=0
 unshare --cgroup --mount --pid --fork --mount-proc --kill-child sh -c '
   mkdir -m 700 /run/user
@@ -34,7 +34,7 @@ unshare --cgroup --mount --pid --fork --mount-proc --kill-child sh -c '
   for _ in $(seq 50); do [ -S /run/user/systemd/private ] && break; sleep 0.1; done
   "$@"' sh "$@" || status=$?
 echo $$ >/run/cgroup/cgroup.procs
-find /run/cgroup/cachectl-$$ -depth -type d -exec rmdir {} +
+find $group -depth -type d -exec rmdir {} +
 exit $status
 """
 #: Runs a command where no user has a crontab.

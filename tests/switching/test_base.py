@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from homes import make_home
+from tiers import absent
 
 from cachectl.layers.base.conformance import snapshot
 from cachectl.layers.base.environment import Environment
@@ -264,6 +265,29 @@ def test_files_are_linked_only_if_the_driver_cannot_write_to_them(
     assert (tmp_path / "second" / "cuda" / key).is_symlink()
     assert stack.purge(layers=["cuda"]).outcomes[0].orphans_removed == 40
     assert snapshot(base, times=True) == before
+
+
+@pytest.mark.environment
+def test_entries_share_the_blocks_of_the_base_where_the_file_system_can(
+    tmp_path: Path, compute_cache: Callable[[Path], None], mount: Mount
+) -> None:
+    if shutil.which("mkfs.xfs") is None:
+        absent("needs a file system with reflinks: apt-get install xfsprogs")
+    image = tmp_path / "image"
+    with image.open("wb") as file:
+        file.truncate(400 << 20)
+    subprocess.run(["mkfs.xfs", "-q", "-m", "reflink=1", str(image)], check=True)
+    disk = mount("-o", "loop", str(image), on=tmp_path / "disk")
+    compute_cache(disk / "base" / "cuda")
+    environment = Environment({"HOME": str(disk / "home")}, disk / "home")
+    found = start_from(environment, disk / "base", disk / "own", layers=["cuda"], notice=print)
+    assert (found.layers[0].brought.cloned, found.layers[0].brought.copied) == (40, 0)
+    assert not Stack.below(str(disk / "own"), environment).verify(layers=["cuda"]).findings
+    key = next(iter(base_keys(environment, disk / "base", ["cuda"])["cuda"]))
+    own, kept = (folder / "cuda" / key for folder in (disk / "own", disk / "base"))
+    before = kept.read_bytes()
+    own.write_bytes(b"written by the driver")
+    assert kept.read_bytes() == before
 
 
 def test_a_base_and_an_own_root_do_not_contain_one_another(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import base64
 import json
 import re
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -21,7 +22,18 @@ from typing import Any, Final
 
 from cachectl.layers.base.errors import BadRequest
 from cachectl.moving.transfer import TransferFailed
-from cachectl.sharing.oci.repository import EMPTY, INDEX, MANIFEST, REFERENCE, TITLE, Reference, Repository, digest_of
+from cachectl.sharing.oci.repository import (
+    EMPTY,
+    INDEX,
+    MANIFEST,
+    REFERENCE,
+    TITLE,
+    BlobUnknown,
+    Manifest,
+    Reference,
+    Repository,
+    digest_of,
+)
 from cachectl.sharing.place import BadStore, Missing, Stored
 
 #: Of the image index, and of the manifests in it.
@@ -43,6 +55,8 @@ _DIGEST: Final = re.compile("sha256:[0-9a-f]{64}")
 #: The longest TAG: a tag has at most 128 characters, and that of an index part takes 95 of them.
 LONGEST_TAG: Final = 32
 _NOTHING: Final = b"{}"
+#: Seconds between attempts to write a manifest whose blobs were just uploaded, or to read one whose tag is listed.
+_PAUSES: Final = (0.1, 0.5, 2.0)
 #: The descriptor of the empty JSON object. Source: https://github.com/opencontainers/image-spec/blob/v1.1.1/manifest.md
 _EMPTY: Final[dict[str, Any]] = {"mediaType": EMPTY, "digest": digest_of(_NOTHING), "size": len(_NOTHING)}
 
@@ -157,7 +171,7 @@ class RegistryPlace:
 
         Raises :class:`Missing`, and :class:`BadStore` if the tag leads to anything else.
         """
-        content = self._repository.manifest(self._reference(name)).content
+        content = self._manifest(name)
         try:
             found = {held: _Held(len(data), data) for held, data in _inside(content)}
             layers = [layer for layer in content["layers"] if layer["mediaType"] != EMPTY]
@@ -172,6 +186,19 @@ class RegistryPlace:
         self._read.add(name)
         self._held.update(found)
         return set(found)
+
+    def _manifest(self, name: str) -> Mapping[str, Any]:
+        """Return the manifest of a name. Raises :class:`Missing`.
+
+        Docker's registry lists a tag a little before the manifest is there, and a little after it was deleted.
+        """
+        for pause in _PAUSES:
+            with suppress(Missing):
+                return self._repository.manifest(self._reference(name)).content
+            if name not in self._listed():
+                break
+            time.sleep(pause)
+        return self._repository.manifest(self._reference(name)).content
 
     def _reference(self, name: str) -> str:
         if self._pinned is None:
@@ -204,9 +231,20 @@ class RegistryPlace:
             return
         self._demand_store()
         content = self._manifest_of(name, {name: _Held(len(data), data), **{one: self._to_hold(one) for one in holds}})
-        written = self._repository.put_manifest(tag_of(self._tag, name), content)
+        written = self._put(tag_of(self._tag, name), content)
         self._fresh[name] = _entry(name, {"mediaType": MANIFEST, "digest": written.digest, "size": written.bytes})
         self._held[name] = _Held(len(data), data)
+
+    def _put(self, tag: str, content: Mapping[str, Any]) -> Manifest:
+        """Write a manifest, again after a pause if another writer uploads the same blob at this moment.
+
+        Docker's registry then has that blob without its content for an instant.
+        """
+        for pause in _PAUSES:
+            with suppress(BlobUnknown):
+                return self._repository.put_manifest(tag, content)
+            time.sleep(pause)
+        return self._repository.put_manifest(tag, content)
 
     def finish(self) -> None:
         """Add what was written to the image index."""

@@ -50,12 +50,18 @@ _ADDRESS: Final = re.compile(
 _LOCAL: Final = re.compile(r"(?:localhost|127(?:\.[0-9]{1,3}){3}|\[::1\])(?::[0-9]+)?")
 #: Limit on the silence of a server, in seconds.
 _SILENCE: Final = 60
-#: Statuses after which a request is repeated, and how often.
-_BUSY: Final = (429, 502, 503, 504)
+#: Statuses after which a request is repeated, and how often. Docker's registry has 500 for a link that it is writing.
+_BUSY: Final = (429, 500, 502, 503, 504)
 _REPEATS: Final = 3
+#: An error code. Source: the specification of distribution, "Error Codes".
+_BLOB_UNKNOWN: Final = "MANIFEST_BLOB_UNKNOWN"
 _CHUNK: Final = 1 << 18
 _TAGS_AT_ONCE: Final = 1000
 _LONGEST_REASON: Final = 300
+
+
+class BlobUnknown(TransferFailed):
+    """A manifest names a blob that the registry does not have, or has not completed."""
 
 
 def is_registry(url: str) -> bool:
@@ -185,7 +191,10 @@ class Repository:
         return Manifest(digest, media_type, body.tell(), content)
 
     def put_manifest(self, reference: str, content: Mapping[str, Any]) -> Manifest:
-        """Write a manifest or an index under a tag, whose blobs and manifests are there; return it."""
+        """Write a manifest or an index under a tag, whose blobs and manifests are there; return it.
+
+        Raises :class:`BlobUnknown` if the registry finds a blob missing or incomplete.
+        """
         data = json.dumps(content, sort_keys=True, separators=(",", ":")).encode()
         media_type = str(content["mediaType"])
         url = self._url(self._container.manifest_url(reference))
@@ -264,7 +273,7 @@ class Repository:
                     given["data"].seek(0)
                 response = self._send(method, url, **given)
         if response.status_code >= HTTPStatus.MULTIPLE_CHOICES and response.status_code not in may:
-            raise TransferFailed(self._failure(method, response))
+            raise (BlobUnknown if _BLOB_UNKNOWN in response.text else TransferFailed)(self._failure(method, response))
         return response
 
     def _send(self, method: str, url: str, headers: Mapping[str, str] | None = None, **given: Any) -> requests.Response:  # noqa: ANN401 - see requests

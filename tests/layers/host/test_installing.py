@@ -76,6 +76,7 @@ def installers(tmp_path: Path, compute_cache: Callable[[Path], None]) -> Install
         shutil.copy(PROJECT / name, source / name)
     for name in ("layers", "orchestrator"):
         shutil.copytree(PROJECT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(PROJECT / "packaging" / "share", source / "packaging" / "share")
     compute_cache(tmp_path / "home" / ".nv" / "ComputeCache")
     return Installers(tmp_path / "home", source)
 
