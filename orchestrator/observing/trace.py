@@ -224,7 +224,6 @@ class Tracer:
         self._entry_events = EntryEvents(files, Members(folder / "events", here=here))
         self._seen: dict[str, Seen] = {}
         self._began = Clock()
-        self._started = self._began.epoch / 1e9
         self.site.mkdir()
         (folder / "events").mkdir()
         self._descendants = Descendants(
@@ -283,6 +282,8 @@ class Tracer:
         """Watch the files of entries during the block."""
         try:
             with self._entry_events.watching():
+                # Preparations are no part of the timeline.
+                self._began = Clock()
                 yield
         finally:
             self._seen = self._entry_events.seen()
@@ -407,7 +408,7 @@ class Tracer:
             return LayerTrace(layer.name, None, None, None, None, NONE, "it keeps no entry, and no lookup shows")
         new = after.keys() - before.keys()
         used = [entry.used for key, entry in after.items() if key in before and entry.used is not None]
-        hits = sum(moment >= self._started for moment in used) if used or lookups.keeps_use else None
+        hits = sum(moment >= self._began.epoch / 1e9 for moment in used) if used or lookups.keeps_use else None
         total = sum(after[key].bytes for key in new)
         if (counted := _counters(lookups)) is not None:
             first = self._counted[layer.name] or (0, 0)

@@ -322,6 +322,8 @@ WRONG: list[dict[str, Any]] = [
     {"ts": "0"},
     {"ts": float("nan")},
     {"dur": 1e300},
+    {"dur": 10**400},
+    {"dur": True},
     {"pid": -1},
     {"tid": 1.5},
     {"name": None},
@@ -367,6 +369,23 @@ def test_comparing_runs_nothing(home: Home) -> None:
         assert "ends in .json" in done.stderr
     done = home.cachectl("trace", "--timeline", "c.json", "--", "true", check=False)
     assert (done.returncode, (home.path / "c.json").exists()) == (1, False)
+
+
+def test_a_program_that_changes_its_clocks(home: Home) -> None:
+    """Spans are those of the run's own clock, and an event that takes longer than the run is left out."""
+    program = """
+import glob, json, os, time
+time.time = time.monotonic_ns = time.time_ns = lambda: 7
+from pytools.persistent_dict import WriteOncePersistentDict
+(notes,) = glob.glob(os.environ["CACHECTL_TRACE"] + "/*.events")
+more = {"event": "span", "stage": "launch", "name": "more", "start": 0, "end": 1 << 61, "thread": 1, "pid": os.getpid()}
+with open(notes, "a") as file:
+    print(json.dumps(more), file=file)
+"""
+    home.cachectl("trace", "--timeline", "a.json", "--", sys.executable, "-c", program)
+    timeline = files.read(str(home.path / "a.json"))
+    assert {span.stage for span in timeline.spans} == {"import"}
+    assert all(0 < span.start < span.start + span.seconds < timeline.wall_seconds for span in timeline.spans)
 
 
 def test_a_page_can_be_written(home: Home) -> None:
