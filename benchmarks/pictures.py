@@ -40,7 +40,8 @@ def _picture(points: list[Point], verb: str, document: dict[str, Any], path: Pat
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
-    caches = list(dict.fromkeys(point["cache"] for point in points))
+    # In the same order in each picture, whichever was measured first.
+    caches = [cache for cache in _COUNTED if any(point["cache"] == cache for point in points)]
     with mpl.rc_context({"font.size": 13, "font.family": "sans-serif"}):
         figure = Figure(figsize=(5.6 * len(caches) + 0.4, 5.4), layout="constrained")
         panels = figure.subplots(1, len(caches), squeeze=False)[0]

@@ -1,7 +1,9 @@
 """What a timeline costs: a warm program run plain and under ``trace --timeline`` by turns.
 
 ``python -m benchmarks.timelines [--rounds N] [COMMAND...]`` prints the median seconds of the program plain, under the
-trace, and of the whole command, which also starts cachectl. Without a command it is ``tests/programs/hundred.py 30``.
+trace, and of the whole command, which also starts cachectl, and the processor seconds of the first two. Without a
+command it is ``tests/programs/hundred.py`` with 30 kernels. With ``--forecast`` it prints what each cold start, of 100
+kernels, forecasts of the warm start that is measured next.
 """
 
 from __future__ import annotations
@@ -17,11 +19,24 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-PROGRAM = (sys.executable, str(Path(__file__).parents[1] / "tests" / "programs" / "hundred.py"), "30")
+from cachectl.observing.summary import summarize
+from cachectl.timelines import files
+
+PROGRAM = (sys.executable, str(Path(__file__).parents[1] / "tests" / "programs" / "hundred.py"))
 TRACE = (sys.executable, "-m", "cachectl", "trace", "--force", "--timeline")
 
 
-def seconds_of(command: Sequence[str], home: Path) -> float:
+#: Runs a command, and writes its processor seconds to a file; ``-E`` keeps this one program out of the trace.
+SPEND = """
+import resource, subprocess, sys
+status = subprocess.call(sys.argv[2:])
+used = resource.getrusage(resource.RUSAGE_CHILDREN)
+open(sys.argv[1], "w").write(str(used.ru_utime + used.ru_stime))
+sys.exit(status)
+"""
+
+
+def run(command: Sequence[str], home: Path) -> float:
     """Return the wall seconds of a command in a home."""
     started = time.perf_counter()
     environment = {**os.environ, "HOME": str(home), "XDG_CACHE_HOME": str(home / ".cache")}
@@ -29,30 +44,58 @@ def seconds_of(command: Sequence[str], home: Path) -> float:
     return time.perf_counter() - started
 
 
-def turn(command: Sequence[str], home: Path) -> tuple[float, float, float]:
-    """Return the seconds of a program plain, under the trace, and of the trace as a whole."""
-    plain = seconds_of(command, home)
-    timeline = home / "timeline.json"
-    whole = seconds_of((*TRACE, str(timeline), "--", *command), home)
-    return plain, float(json.loads(timeline.read_bytes())["otherData"]["wall_seconds"]), whole
+def turn(command: Sequence[str], home: Path) -> tuple[tuple[float, float], ...]:
+    """Return plain seconds and those with a trace: of the program's processors, of its wall, and of all commands."""
+    used, timeline = home / "used", home / "timeline.json"
+    command = (sys.executable, "-S", "-E", "-c", SPEND, str(used), *command)
+    plain = run(command, home)
+    processor = float(used.read_text())
+    whole = run((*TRACE, str(timeline), "--", *command), home)
+    wall = float(json.loads(timeline.read_bytes())["otherData"]["wall_seconds"])
+    return (processor, float(used.read_text())), (plain, wall), (plain, whole)
+
+
+def overhead(command: Sequence[str], rounds: int) -> None:
+    """Print what a timeline costs."""
+    with tempfile.TemporaryDirectory() as folder:
+        run(command, Path(folder))
+        turns = [turn(command, Path(folder)) for _ in range(rounds)]
+    sys.stdout.write("plain s  traced s  slower  by turns          what\n")
+    for name, pairs in zip(("processors", "wall", "wall, with cachectl"), zip(*turns, strict=True), strict=True):
+        slower = sorted(traced / plain - 1 for plain, traced in pairs)
+        plain, traced = (statistics.median(side) for side in zip(*pairs, strict=True))
+        usual = statistics.median(slower)
+        sys.stdout.write(
+            f"{plain:7.3f}  {traced:8.3f}  {usual:+6.1%}  {slower[0]:+6.1%} to {slower[-1]:+6.1%}  {name}\n"
+        )
+
+
+def forecast(command: Sequence[str], rounds: int) -> None:
+    """Print what cold starts forecast of the warm starts that follow them."""
+    sys.stdout.write(" cold s  forecast s  warm s     off\n")
+    for _ in range(rounds):
+        with tempfile.TemporaryDirectory() as folder:
+            timeline = Path(folder, "timeline.json")
+            traced = (*TRACE, str(timeline), "--", *command)
+            run(traced, Path(folder))
+            cold = files.read(str(timeline))
+            run(traced, Path(folder))
+            warm = files.read(str(timeline)).wall_seconds
+        said = summarize(cold).warm.seconds
+        sys.stdout.write(f"{cold.wall_seconds:7.2f}  {said:10.2f}  {warm:6.2f}  {said / warm - 1:+6.1%}\n")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Print the table."""
+    """Print a table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("command", nargs="*", default=PROGRAM)
+    parser.add_argument("--forecast", action="store_true")
+    parser.add_argument("command", nargs="*")
     given = parser.parse_args(arguments)
-    with tempfile.TemporaryDirectory() as folder:
-        seconds_of(given.command, Path(folder))
-        turns = [turn(given.command, Path(folder)) for _ in range(given.rounds)]
-    names = ("plain", "under the trace", "the trace as a whole")
-    sys.stdout.write("median s   slower  by turns          run\n")
-    for index, name in enumerate(names):
-        slower = sorted(one[index] / one[0] - 1 for one in turns)
-        median = statistics.median(one[index] for one in turns)
-        least, usual, most = slower[0], statistics.median(slower), slower[-1]
-        sys.stdout.write(f"{median:8.3f}  {usual:+6.1%}  {least:+6.1%} to {most:+6.1%}  {name}\n")
+    if given.forecast:
+        forecast(given.command or (*PROGRAM, "100"), given.rounds)
+    else:
+        overhead(given.command or (*PROGRAM, "30"), given.rounds)
 
 
 if __name__ == "__main__":

@@ -31,6 +31,10 @@ myst_heading_anchors: int = 3
 html_theme: str = "furo"
 html_static_path: list[str] = ["_static"]
 html_css_files: list[str] = ["wide.css"]
+# No holder is named, so that the line would be empty.
+html_show_copyright: bool = False
+# Usages of commands are no Python.
+highlight_language: str = "text"
 html_title: str = f"cachectl {__version__}"
 
 # Options of a command line begin with two hyphens, not with a dash.

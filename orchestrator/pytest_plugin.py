@@ -89,6 +89,15 @@ def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Switch off if the plug-in was loaded too late for the hook before."""
     _switch_off(config, asked=config.getoption(_OPTION, default=False))
+    if (folder := config.getoption(_TIMELINES, default=None)) is not None:
+        import os
+
+        try:
+            os.makedirs(folder, exist_ok=True)
+            # Tests may change the working folder.
+            config.option.cachectl_timeline = os.path.abspath(folder)
+        except OSError as error:
+            raise pytest.UsageError(f"{_TIMELINES}: {error.strerror}: {folder}") from None
 
 
 def _switch_off(config: pytest.Config, *, asked: bool) -> None:
@@ -122,14 +131,19 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
         yield
     if traced.timeline is not None and traced.spans:
         import re
+        from contextlib import suppress
         from dataclasses import replace
         from pathlib import Path
 
         from cachectl.timelines import chrome
 
         place = Path(folder, re.sub(r"[^\w.\[\]-]+", "_", item.nodeid)[-_LONGEST_NAME:] + ".json")
-        place.parent.mkdir(parents=True, exist_ok=True)
-        place.write_bytes(chrome.encode(replace(traced.timeline, command=("pytest", item.nodeid))))
+        try:
+            place.write_bytes(chrome.encode(replace(traced.timeline, command=("pytest", item.nodeid))))
+        except OSError as error:
+            # A session may turn warnings into errors, which would end it here.
+            with suppress(pytest.PytestWarning):
+                item.warn(pytest.PytestWarning(f"{_TIMELINES}: {error.strerror}: {place}"))
 
 
 def pytest_report_header(config: pytest.Config) -> str:

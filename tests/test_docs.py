@@ -24,11 +24,8 @@ PAGE = Path(__file__).parents[1] / "docs" / "adding-a-layer.md"
 
 class TestToyc(LayerConformance):
     def make(self, environment: Environment) -> Layer:
-        listing = re.search(r":caption: toyc_cachectl\.py\n\n(.*?)\n```", PAGE.read_text(), re.DOTALL)
-        assert listing is not None
-        assert len(listing[1].splitlines()) <= 40
         module = types.ModuleType("toyc_cachectl")
-        exec(compile(listing[1], "toyc_cachectl.py", "exec"), vars(module))  # noqa: S102 - our own page
+        assert run_block("toyc_cachectl.py", module) <= 40
         layer: Layer = module.Toyc(environment)
         return layer
 
@@ -37,6 +34,30 @@ class TestToyc(LayerConformance):
         folder.mkdir(parents=True)
         for number, kernel in enumerate((b"axpy", b"mul")):
             (folder / f"{number:016x}.toyc").write_bytes(b"TOYC " + kernel + b"\n" + bytes(100))
+
+
+class TestToycInSubfolders(TestToyc):
+    def make(self, environment: Environment) -> Layer:
+        module = types.ModuleType("toyc_cachectl")
+        run_block("toyc_cachectl.py", module)
+        run_block("in subfolders", module)
+        layer: Layer = type("Toyc", (module.Toyc,), {"store": module.store})(environment)
+        return layer
+
+    def seed(self, environment: Environment) -> None:
+        super().seed(environment)
+        root = environment.home / ".cache" / "toyc"
+        (root / "gpu0").mkdir()
+        for path in root.glob("*.toyc"):
+            path.rename(root / "gpu0" / path.name)
+
+
+def run_block(caption: str, module: types.ModuleType) -> int:
+    """Run a block of the page in a module, and return how many lines it has."""
+    block = re.search(rf":caption: {re.escape(caption)}\n\n(.*?)\n```", PAGE.read_text(), re.DOTALL)
+    assert block is not None
+    exec(compile(block[1], caption, "exec"), vars(module))  # noqa: S102 - our own page
+    return len(block[1].splitlines())
 
 
 def directive(name: str) -> types.ModuleType:

@@ -281,3 +281,12 @@ def test_does_nothing():
         assert "lookup" in {span.stage for span in timeline.spans}
         assert timeline.command[0] == "pytest"
     assert all(name.endswith(("test_looks_up[a_b].json", "test_looks_up[c].json")) for name in written)
+    done = session(home, tests, "--cachectl-timeline", "project/test_it.py", check=False)
+    assert "ERROR: --cachectl-timeline: File exists: project/test_it.py" in done.stderr
+    folder = home.path / "times" / "here"
+    for name in written:
+        (folder / name).unlink()
+        (folder / name).mkdir()
+    done = session(home, tests, "--cachectl-timeline", "times/here")
+    assert "--cachectl-timeline: Is a directory" in done.stdout
+    session(home, tests, "--cachectl-timeline", "times/here", "-W", "error::pytest.PytestWarning")

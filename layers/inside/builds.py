@@ -11,7 +11,6 @@ import hashlib
 import os
 import re
 import threading
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -41,7 +40,7 @@ def watch_binaries(module: Any, notes: Any) -> None:
 
     @functools.wraps(retrieve)
     def retrieve_and_note(cache_dir: Any, cache_key: Any) -> Any:
-        start = time.monotonic_ns()
+        start = notes.now()
         found = retrieve(cache_dir, cache_key)
         about = getattr(_here, "about", {})
         event = "miss" if found is None else "hit"
@@ -57,7 +56,7 @@ def watch_binaries(module: Any, notes: Any) -> None:
         _here.missed = []
         made = create(ctx, src, *arguments, **options)
         # The driver is asked for binaries when it has compiled.
-        start = max([end for _, end in getattr(_here, "compiles", ())], default=time.monotonic_ns())
+        start = max([end for _, end in getattr(_here, "compiles", ())], default=notes.now())
         for folder in _here.missed:
             size = notes.quietly(lambda folder=folder: sum(item.stat().st_size for item in os.scandir(folder)))
             if size is not None:
@@ -83,7 +82,7 @@ def watch_builds(module: Any, notes: Any) -> None:
             unknown = next(iter(listeners.values()), None)
             driver = listeners.get(about["platform"]) if "platform" in about else unknown
             ticket = driver.listen() if driver else None
-            start = time.monotonic_ns()
+            start = notes.now()
             failed = True
             try:
                 built = build(*arguments, **options)
@@ -111,17 +110,17 @@ def _watch_driver(module: Any, notes: Any) -> None:
     for owner, name in ((module, "get_platforms"), (module, "create_some_context"), (driver.Platform, "get_devices")):
         notes.put(owner, name, notes.timed(vars(owner)[name], "driver"))
     for owner, name in ((driver._Program, "_build"), (driver._Program, "compile")):  # noqa: SLF001
-        notes.put(owner, name, _compiling(vars(owner)[name]))
+        notes.put(owner, name, _compiling(notes, vars(owner)[name]))
 
 
-def _compiling(compile_it: Callable[..., Any]) -> Callable[..., Any]:
+def _compiling(notes: Any, compile_it: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(compile_it)
     def compile_and_time(*arguments: Any, **options: Any) -> Any:
-        start = time.monotonic_ns()
+        start = notes.now()
         try:
             return compile_it(*arguments, **options)
         finally:
-            getattr(_here, "compiles", []).append([start, time.monotonic_ns()])
+            getattr(_here, "compiles", []).append([start, notes.now()])
 
     return compile_and_time
 
@@ -135,7 +134,7 @@ def watch_launches(module: Any, notes: Any) -> None:
     def launch_and_time(queue: Any, kernel: Any, *arguments: Any, **options: Any) -> Any:
         if getattr(kernel, "_cachectl_launched", False):
             return launch(queue, kernel, *arguments, **options)
-        start = time.monotonic_ns()
+        start = notes.now()
         try:
             return launch(queue, kernel, *arguments, **options)
         finally:
@@ -161,11 +160,11 @@ def _waiting(notes: Any, wait: Callable[..., Any]) -> Callable[..., Any]:
         running = vars(notes.here).get("running")
         if not running or options.get("is_blocking") is False:
             return wait(*arguments, **options)
-        start = time.monotonic_ns()
+        start = notes.now()
         try:
             return wait(*arguments, **options)
         finally:
-            notes.span("launch", start, name="wait", kernels=running[:])
+            notes.span("launch", start, name="wait", kernels=list(dict.fromkeys(running)))
             running.clear()
 
     return wait_and_time

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import threading
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -44,7 +43,7 @@ def _note(notes: Any, dictionary: Any, event: str, key: object, start: int, **mo
 def _looking(notes: Any, fetch: Callable[..., Any], absent: type[Exception]) -> Callable[..., Any]:
     @functools.wraps(fetch)
     def fetch_and_note(self: Any, key: Any) -> Any:
-        start = time.monotonic_ns()
+        start = notes.now()
         outer = getattr(_here, "outer", None)
         found = "hit"
         try:
@@ -68,7 +67,7 @@ def _looking(notes: Any, fetch: Callable[..., Any], absent: type[Exception]) -> 
 def _storing(notes: Any, store: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(store)
     def store_and_note(self: Any, key: Any, *arguments: Any, **options: Any) -> Any:
-        start = time.monotonic_ns()
+        start = notes.now()
         before = notes.quietly(_changes, self)
         value = store(self, key, *arguments, **options)
         # A dictionary that is written once does not store a value again.
@@ -82,7 +81,7 @@ def _storing(notes: Any, store: Callable[..., Any]) -> Callable[..., Any]:
 def _remembering(notes: Any, fetch: Callable[..., Any], missing: type[Exception]) -> Callable[..., Any]:
     @functools.wraps(fetch)
     def fetch_with_key(self: Any, key: Any) -> Any:
-        start = time.monotonic_ns()
+        start = notes.now()
         outer = getattr(_here, "outer", None)
         noted: list[str] = []
         _here.outer = noted

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import sys
-import time
 from typing import Any
 
 #: Functions by their modules, with the stage that each is. Those of ``loopy.transform`` make kernels too.
@@ -54,7 +53,7 @@ def _watch_executor(executor: Any, notes: Any) -> None:
 
     @functools.wraps(call)
     def call_and_time(self: Any, *arguments: Any, **options: Any) -> Any:
-        start = time.monotonic_ns()
+        start = notes.now()
         before = getattr(notes.here, "launched", 0)
         try:
             return call(self, *arguments, **options)

@@ -24,7 +24,7 @@ _FILES: Final = ("FILE", "LIST", "PATH", "BUNDLE")
 
 
 def add_options(parser: Parser) -> None:
-    what = parser.add_mutually_exclusive_group(required=True)
+    what = parser.add_mutually_exclusive_group()
     what.add_argument("shell", nargs="?", choices=SHELLS, help="the shell to print a script for")
     what.add_argument("--words", choices=tuple(_WORDS.values()), help=argparse.SUPPRESS)
 
@@ -34,6 +34,8 @@ def run(call: Call) -> int:
     if given.words is not None:
         output.show_lines(sorted(set(_words(call, given.words))))
         return 0
+    if given.shell is None:
+        call.misuse(f"name the shell: {', '.join(SHELLS)}")
     output.show_lines(script(given.shell).splitlines())
     return 0
 

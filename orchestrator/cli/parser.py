@@ -203,9 +203,9 @@ class Parser(argparse.ArgumentParser):
             limit = "how long one home may take (default: 600)"
             self.add_argument("--time-limit", type=_seconds, metavar="SECONDS", help=limit)
 
-    def add_trust(self, file: str, *, required: bool) -> None:
+    def add_trust(self, file: str) -> None:
         """Add the options that say why a bundle is trusted."""
-        why = self.add_mutually_exclusive_group(required=required)
+        why = self.add_mutually_exclusive_group()
         signed = f"{file}.sig is by a signer of this list (ssh-keygen -Y)"
         why.add_argument("--allowed-signers", metavar="LIST", help=signed)
         why.add_argument("--sha256", metavar="HEX", help=f"this is the SHA-256 of {file}")

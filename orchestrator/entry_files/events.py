@@ -34,16 +34,21 @@ _MODIFY, _CLOSE_WRITE, _CLOSE, _OPEN = (1 << bit for bit in (1, 3, 4, 5))
 _MOVED_FROM, _MOVED_TO, _CREATE, _DELETE = (1 << bit for bit in (6, 7, 8, 9))
 _OVERFLOW, _ONLY_FOLDERS, _MASK_ADD, _FOLDER = 1 << 14, 0x01000000, 0x20000000, 0x40000000
 _COMING: Final = _CREATE | _MOVED_TO
-#: Equal events in a row are reported once: the closing is between two openings of a file.
+#: Equal events in a row are reported once: the closing is between two openings of a file, unless both are open at once.
 _ALL: Final = _MODIFY | _CLOSE_WRITE | _CLOSE | _OPEN | _MOVED_FROM | _COMING | _DELETE
-_TOGETHER: Final = "some uses by several programs were reported as one"
+_TOGETHER: Final = "an entry was open twice at once, and such openings may be reported as one"
+_EARLY: Final = "an entry was stored in a new folder before that was watched, so that first hits of it may be missing"
 _UNSEEN: Final = "a process had ended before it could be seen whether it was of this run"
 #: How many folders above a place are watched, in case it is removed and made again.
 _ABOVE: Final = 2
 #: Bytes that are free on a file system that cannot take another entry.
 _LITTLE: Final = 16 << 20
-#: How often events are read in a row: a program may cause them without end.
-_IN_A_ROW: Final = 100
+#: Seconds of work for which events are read in a row: a program may cause them without end.
+_IN_A_ROW: Final = 1.0
+#: Seconds between readings after which no opening has one of its two events in either.
+_APART: Final = 0.005
+#: How many uses are kept, so that memory stays bounded.
+_MOST: Final = 1 << 20
 #: How long events of whole file systems may queue.
 _MILLISECONDS: Final = 100
 
@@ -140,6 +145,8 @@ class EntryEvents:
         self._accesses: dict[Path, list[Access]] = {}
         #: The number of times that all events had been read. Those read between two may be in any order.
         self._moment = 0
+        self._taken_at = 0.0
+        self._uses = 0
         self._members: dict[int, bool | None] = {}
         self._lost = False
         #: The layers on a file system that does not report processes.
@@ -187,7 +194,7 @@ class EntryEvents:
         stack.callback(os.close, end)
         thread = threading.Thread(target=self._drain, args=(ending,), name="cachectl-entry-events", daemon=True)
         thread.start()
-        stack.callback(self._take)
+        stack.callback(self._finish)
         stack.callback(thread.join)
         stack.callback(os.write, end, b".")
 
@@ -287,12 +294,20 @@ class EntryEvents:
         while all(descriptor != ending for descriptor, _ in poll.poll(_MILLISECONDS)):
             self._take()
 
-    def _take(self) -> None:
-        """Read what has come, until nothing comes: then both descriptors have reported the same."""
-        for _ in range(_IN_A_ROW):
-            if not self._took():
-                self._moment += 1
-                break
+    def _take(self) -> bool:
+        """Read what has come, until nothing comes: then both descriptors have reported the same. Return whether so."""
+        begun = time.thread_time()
+        self._moment += time.monotonic() - self._taken_at > _APART
+        while self._took():
+            if time.thread_time() - begun > _IN_A_ROW:
+                return False
+        self._moment += 1
+        self._taken_at = time.monotonic()
+        return True
+
+    def _finish(self) -> None:
+        """Read the last events. Another program may cause them without end."""
+        self._lost = not self._take() or self._lost
 
     def _took(self) -> bool:
         """Read once. Who did it comes first: a process may end."""
@@ -301,13 +316,21 @@ class EntryEvents:
             if not self._is_wanted(access.path):
                 continue
             some = True
+            if self._is_too_much():
+                continue
             if access.process not in self._members:
                 self._members[access.process] = self._of_run(access.process)
             self._accesses.setdefault(access.path, []).append(access)
         for event in () if self._notify is None else self._notify.read():
             some = True
-            self._note(event)
-        return some
+            if not self._is_too_much():
+                self._note(event)
+        return some or (self._fanotify is not None and self._fanotify.behind)
+
+    def _is_too_much(self) -> bool:
+        self._uses += 1
+        self._lost = self._lost or self._uses > _MOST
+        return self._uses > _MOST
 
     def _note(self, event: FileEvent) -> None:
         if event.mask & _OVERFLOW:
@@ -334,8 +357,10 @@ class EntryEvents:
             history.opened(now)
         elif mask & _MODIFY:
             self._change(history).modified()
-        elif mask & _CLOSE_WRITE:
-            history.written()
+        elif mask & (_CLOSE | _CLOSE_WRITE):
+            history.closed()
+            if mask & _CLOSE_WRITE:
+                history.written()
         elif mask & (_DELETE | _MOVED_FROM):
             history.gone()
 
@@ -371,8 +396,9 @@ class EntryEvents:
         key = claim.key_of(path)
         if key is None and not claim.holds_many(path):
             return
-        uses, doubt = processes.of_run(path, history) if seen.told_apart else (history.uses, None)
-        seen.doubts += [doubt] if doubt is not None and doubt not in seen.doubts else []
+        doubt = _TOGETHER if history.together else _EARLY if history.early else None
+        uses, doubt = processes.of_run(path, history) if seen.told_apart else (history.uses, doubt)
+        seen.doubts += [doubt] if doubt is not None and uses and doubt not in seen.doubts else []
         hits, stores = counted(uses)
         if key is None:
             seen.others |= {path: len(uses)} if uses else {}
@@ -408,20 +434,24 @@ class Members:
             return process != 0 and self._here
         if (self._folder / f"{process}.events").exists():
             return True
-        mark, above = os.fsencode(self._folder), process
+        mark, above, ended = os.fsencode(self._folder), process, False
         try:
             while above > 1 and above != os.getpid():
                 # Some programs clear the variables of those that they start.
-                if mark in Path(f"/proc/{above}/environ").read_bytes():
-                    return True
+                try:
+                    if mark in Path(f"/proc/{above}/environ").read_bytes():
+                        return True
+                except ProcessLookupError:
+                    # Nobody has waited for it yet.
+                    ended = True
                 fields = Path(f"/proc/{above}/stat").read_bytes().rpartition(b") ")[2].split()
                 above = int(fields[1])
-        except FileNotFoundError:
+        except (FileNotFoundError, ProcessLookupError):
             return None
         except (OSError, ValueError, IndexError):
             # Another user's.
             return False
-        return self._here and above == os.getpid()
+        return (self._here and above == os.getpid()) or (None if ended else False)
 
 
 class _Processes:
@@ -429,44 +459,70 @@ class _Processes:
 
     def __init__(self, accesses: Mapping[Path, Sequence[Access]], members: Mapping[int, bool | None]) -> None:
         self._accesses = accesses
-        self._members = members
         self._alone = False not in members.values()
+        self._unseen = {process for process, own in members.items() if own is None}
+        self._members = dict.fromkeys(members, True) if self._alone else members
 
     def of_run(self, path: Path, history: History) -> tuple[list[Use], str | None]:
         """Return the uses by processes of the run, and why some may be missing."""
         accesses = self._accesses.get(path, ())
         users = {self._members.get(access.process) for access in accesses}
-        if self._alone or users == {True}:
-            return history.uses, None
-        uses, told = self._own(accesses, history)
-        if not told:
-            return uses, _TOGETHER
-        return uses, _UNSEEN if None in users else None
-
-    def _own(self, accesses: Sequence[Access], history: History) -> tuple[list[Use], bool]:
-        """Return the uses by the run of a file that other programs use too, and whether all openings are assigned.
-
-        Several openings by one process may be reported once, but each is an event without a process too: these are
-        the run's, or others', if only the one or only the others opened the file near that moment.
-        """
-        by_moment: dict[int, list[Access]] = {}
-        for access in sorted(accesses, key=lambda access: access.moment):
-            by_moment.setdefault(access.moment, []).append(access)
-        opened = {moment: sum(access.opened for access in group) for moment, group in by_moment.items()}
+        periods = list(_periods(accesses, history))
+        together = history.together or any(period.is_short for period in periods)
+        if users <= {True} and (self._alone or users) and not history.early:
+            unseen = any(access.process in self._unseen for access in accesses)
+            return history.uses, _TOGETHER if together else _UNSEEN if unseen else None
         uses: list[Use] = []
-        assigned = 0
-        for moment, group in by_moment.items():
-            # An opening whose two events came in different moments is missing in the other one.
-            late = [at for at in (moment - 1, moment + 1) if opened.get(at, 0) > history.openings[at]]
-            users = {self._members.get(access.process) for at in (moment, *late) for access in by_moment[at]}
-            more = max(0, history.openings[moment] - opened[moment]) if opened[moment] and len(users) == 1 else 0
-            assigned += opened[moment] + more
-            for access in group:
+        doubts = [] if accesses or not history.uses else [_TOGETHER]
+        doubts += [
+            _EARLY for access in accesses if history.early and access.closed and (access.written or access.arrived)
+        ]
+        for period in periods:
+            users = {self._members.get(access.process) for access in period.accesses if access.opened}
+            # Several openings by one process may be reported once, but each is an event without a process too.
+            more = max(0, period.openings - period.opened) if users == {True} else 0
+            if len(users) > 1 or (period.openings and not users) or (period.is_short and users == {True}):
+                doubts.append(_UNSEEN if None in users else _TOGETHER)
+            for access in period.accesses:
                 if self._members.get(access.process):
-                    changed = history.changed is not None and history.changed <= moment
+                    changed = history.changed is not None and history.changed <= access.moment
                     _follow(uses, access, changed=changed, more=more * access.opened)
                     more *= not access.opened
-        return uses, assigned >= history.openings.total() and bool(accesses or not history.uses)
+        return uses, next(iter(doubts), None)
+
+
+@dataclass
+class _Period:
+    """The uses of a file in moments that follow each other: the two events of an opening may be in two moments."""
+
+    accesses: list[Access] = field(default_factory=list)
+    openings: int = 0
+
+    @property
+    def opened(self) -> int:
+        """How often processes opened it; several openings by one process may be one."""
+        return sum(access.opened for access in self.accesses)
+
+    @property
+    def is_short(self) -> bool:
+        """Whether openings by several processes were reported as one."""
+        return self.opened > self.openings and len({access.process for access in self.accesses if access.opened}) > 1
+
+
+def _periods(accesses: Iterable[Access], history: History) -> Iterator[_Period]:
+    by_moment: dict[int, list[Access]] = {moment: [] for moment in history.openings}
+    for access in accesses:
+        by_moment.setdefault(access.moment, []).append(access)
+    period, last = _Period(), None
+    for moment in sorted(by_moment):
+        if last is not None and moment > last + 1:
+            yield period
+            period = _Period()
+        period.accesses += by_moment[moment]
+        period.openings += history.openings[moment]
+        last = moment
+    if last is not None:
+        yield period
 
 
 def _follow(uses: list[Use], access: Access, *, changed: bool, more: int) -> None:

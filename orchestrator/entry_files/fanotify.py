@@ -21,7 +21,7 @@ from typing import Any, Final, NamedTuple
 #: Close at exec, do not block, a queue without limit, and folders and names in place of descriptors (Linux 5.9).
 _FLAGS: Final = 0x1 | 0x2 | 0x10 | 0x400 | 0x800
 _ADD, _FILE_SYSTEM, _HERE = 0x1, 0x100, -100
-_CLOSE_WRITE, _OPEN, _MOVED_TO, _OVERFLOW = 0x8, 0x20, 0x80, 0x4000
+_CLOSE_WRITE, _CLOSE_NOWRITE, _OPEN, _MOVED_TO, _OVERFLOW = 0x8, 0x10, 0x20, 0x80, 0x4000
 #: Length of the event and of its fixed part, version, reserved, mask, descriptor of the file, process.
 _EVENT: Final = struct.Struct("=IBBHQii")
 #: Kind of the record, reserved, its length; then the file system, the length of the handle, and its kind.
@@ -40,6 +40,7 @@ _ONLY_TO_IDENTIFY: Final = 0x200
 class Access:
     """What a process did with a file since the last event: opened it, closed it after writing, renamed it to this.
 
+    ``closed`` says that it closed the file where it could not write to it.
     ``process`` is 0 for one that cannot be seen from here. ``moment`` is that of :meth:`Fanotify.read`, ``at`` the
     time (epoch seconds).
     """
@@ -51,6 +52,7 @@ class Access:
     arrived: bool
     moment: int
     at: float
+    closed: bool = False
 
 
 class _Event(NamedTuple):
@@ -72,6 +74,8 @@ class Fanotify:
 
         #: Whether the kernel dropped events.
         self.lost = False
+        #: Whether there were events, so that more may wait.
+        self.behind = False
         self._folders: dict[tuple[bytes, int, bytes], Path] = {}
         self._marked: dict[int, bytes] = {}
         #: The last events in unknown folders.
@@ -105,7 +109,7 @@ class Fanotify:
         """Watch a folder's file system, and yield what happens in the folder. Raises :class:`OSError`."""
         device = folder.stat().st_dev
         if device not in self._marked:
-            mark = (_ADD | _FILE_SYSTEM, _OPEN | _CLOSE_WRITE | _MOVED_TO, _HERE, os.fsencode(folder))
+            mark = (_ADD | _FILE_SYSTEM, _OPEN | _CLOSE_WRITE | _CLOSE_NOWRITE | _MOVED_TO, _HERE, os.fsencode(folder))
             self._checked(self._library.fanotify_mark(self._number, *mark))
             self._marked[device] = struct.pack("=Q", os.statvfs(folder).f_fsid & 0xFFFFFFFFFFFFFFFF)
         self._folders[(self._marked[device], *self._handle(folder))] = folder
@@ -126,7 +130,7 @@ class Fanotify:
         return kind, buffer.raw[_HANDLE.size : _HANDLE.size + length]
 
     def read(self, moment: int) -> Iterator[Access]:
-        """Yield the events that have come, in order; several of one process and file may be one.
+        """Yield the next events, in order, and set :attr:`behind`; several of one process and file may be one.
 
         Those in a folder that was watched after them come late, with the moment at which they were read.
         """
@@ -134,21 +138,23 @@ class Fanotify:
             self._is_new_folder = False
             yield from (self._access(event) for event in self._unknown if event.folder in self._folders)
             self._unknown.clear()
-        while True:
-            try:
-                data = os.read(self._number, 1 << 16)
-            except (BlockingIOError, InterruptedError):
-                return
-            for event in self._parse(data, moment):
-                if event.folder in self._folders:
-                    yield self._access(event)
-                else:
-                    self._unknown.append(event)
+        self.behind = False
+        try:
+            data = os.read(self._number, 1 << 16)
+        except (BlockingIOError, InterruptedError):
+            return
+        self.behind = True
+        for event in self._parse(data, moment):
+            if event.folder in self._folders:
+                yield self._access(event)
+            else:
+                self._unknown.append(event)
 
     def _access(self, event: _Event) -> Access:
         path = self._folders[event.folder] / os.fsdecode(event.name)
         opened, written, arrived = (bool(event.mask & bit) for bit in (_OPEN, _CLOSE_WRITE, _MOVED_TO))
-        return Access(path, event.process, opened, written, arrived, event.moment, event.at)
+        closed = bool(event.mask & _CLOSE_NOWRITE)
+        return Access(path, event.process, opened, written, arrived, event.moment, event.at, closed)
 
     def _parse(self, data: bytes, moment: int) -> Iterator[_Event]:
         at, now = 0, time.time()

@@ -27,12 +27,18 @@ class History:
     """The uses of one file, in order: it is stored by its creation, by writing to it, or by renaming another to it.
 
     ``openings`` counts its openings, those of storing programs too, by the moments at which events were read.
-    ``changed`` is the first moment at which it was created or written to.
+    ``changed`` is the first moment at which it was created or written to. ``together`` says that it was open twice at
+    once: the kernel may have reported such openings as one; ``early`` that it was stored, and perhaps read, before its
+    new folder was watched.
     """
 
     uses: list[Use] = field(default_factory=list)
     openings: Counter[int] = field(default_factory=Counter)
     changed: int | None = None
+    together: bool = False
+    early: bool = False
+    #: How often it is open now; ``None`` if its openings began before its events.
+    _open: int | None = 0
     #: The next opening is that of the program that creates the file.
     _creating: bool = False
     _writing: bool = False
@@ -45,8 +51,9 @@ class History:
         """Record a file that was in a new folder already: its events are missing, or the last ones will come."""
         if not self.uses or self._gone:
             self._gone = False
+            self._open = None
             self.uses.append(Use(at, stored=True))
-            self._listed = self._writing = True
+            self._listed = self._writing = self.early = True
 
     def created(self, at: float) -> None:
         """Record its creation."""
@@ -54,16 +61,20 @@ class History:
             self.uses.append(Use(at, stored=True))
         self._creating = self._writing = True
         self._gone = False
+        self._open = None
 
     def arrived(self, at: float) -> None:
         """Record that another file was renamed to its name."""
         if not self._listed:
             self.uses.append(Use(at, stored=True))
         self._gone = False
+        self._open = None
         self._settle()
 
     def opened(self, at: float) -> None:
         """Record that it was opened."""
+        self.together = self.together or bool(self._open)
+        self._open = (self._open or 0) + 1
         if self._creating:
             self._creating = False
         else:
@@ -74,8 +85,14 @@ class History:
         """Record that it was written to, or cut."""
         self._dirty = True
 
+    def closed(self) -> None:
+        """Record that it was closed."""
+        self.together = self.together or self._open == 0
+        self._open = max(0, (self._open or 0) - 1)
+
     def written(self) -> None:
         """Record that a program which could write to it has closed it."""
+        self.early = self.early and not self._listed
         if self._listed and self._dirty and not self.uses[-1].stored:
             # It was opened by the program that made it.
             self.uses.pop()

@@ -58,18 +58,17 @@ class Inotify:
         return self._checked(add(self._number, os.fsencode(folder), ctypes.c_uint32(mask)))
 
     def read(self) -> Iterator[FileEvent]:
-        """Yield the events that have come, in order."""
-        while True:
-            try:
-                data = os.read(self._number, 1 << 16)
-            except (BlockingIOError, InterruptedError):
-                return
-            at = 0
-            while at + _HEAD.size <= len(data):
-                watch, mask, _, length = _HEAD.unpack_from(data, at)
-                name = data[at + _HEAD.size : at + _HEAD.size + length].rstrip(b"\0")
-                at += _HEAD.size + length
-                yield FileEvent(watch, mask, os.fsdecode(name))
+        """Yield the next events, in order; nothing if none has come."""
+        try:
+            data = os.read(self._number, 1 << 16)
+        except (BlockingIOError, InterruptedError):
+            return
+        at = 0
+        while at + _HEAD.size <= len(data):
+            watch, mask, _, length = _HEAD.unpack_from(data, at)
+            name = data[at + _HEAD.size : at + _HEAD.size + length].rstrip(b"\0")
+            at += _HEAD.size + length
+            yield FileEvent(watch, mask, os.fsdecode(name))
 
     def close(self) -> None:
         """Stop watching."""

@@ -118,14 +118,34 @@ class OutputFile:
 def demand_targets(*outputs: OutputFile | None) -> None:
     """Check files that will be written after a long run: their folders, and the files to replace.
 
-    Raises as :meth:`OutputFile.demand` does, and :class:`BadRequest` for a folder that does not exist.
+    Raises as :meth:`OutputFile.demand` does, and :class:`BadRequest` for a folder, for one file that is named twice,
+    and for a file in a folder that does not exist or cannot be written.
     """
+    places: set[str] = set()
     for output in filter(None, outputs):
-        folder = os.path.dirname(output.name)
-        if folder and not os.path.isdir(folder):
-            message = f"{output.name!r}: the folder does not exist; make {folder} first"
+        _demand_place(output.name)
+        where = os.path.realpath(output.name)
+        if where in places and os.path.isfile(where) == os.path.exists(where):
+            message = f"{output.name!r} is named twice; name a file for each output"
             raise BadRequest(message)
+        places.add(where)
         output.demand()
+
+
+def _demand_place(name: str) -> None:
+    """Raise :class:`BadRequest` if no file can be written there."""
+    if os.path.isdir(name):
+        message = f"{name!r} is a folder; name a file in it"
+        raise BadRequest(message)
+    if name == STREAM or os.path.exists(name):
+        return
+    folder = os.path.dirname(os.path.realpath(name) if os.path.islink(name) else name)
+    if folder and not os.path.isdir(folder):
+        message = f"{name!r}: the folder does not exist; make {printable(folder)} first"
+        raise BadRequest(message)
+    if not os.access(folder or ".", os.W_OK | os.X_OK):
+        message = f"{name!r}: {printable(folder) or 'the working folder'} cannot be written; name a file elsewhere"
+        raise BadRequest(message)
 
 
 def _is_terminal(name: str) -> bool:

@@ -66,7 +66,10 @@ def signer(file: BinaryIO, signature: str, allowed: str, namespace: str = NAMESP
         if done.returncode == 0:
             return f"{name} ({_key_of(done)})" if _is_pattern(name) else name
         found = done
-    message = f"not signed by a signer of {printable(allowed)}: {_complaint(found)}"
+    reason = _complaint(found)
+    if not is_signature(file, signature, namespace):
+        reason = "the signature is damaged or of other content; sign again, as by cachectl export --sign KEY"
+    message = f"not signed by a signer of {printable(allowed)}: {reason}"
     raise Untrusted(message)
 
 

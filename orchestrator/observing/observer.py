@@ -45,6 +45,11 @@ class Notes:
     The file is opened for each event, because a program may close files that it did not open, and reuse their numbers.
     """
 
+    #: Monotonic nanoseconds, epoch seconds and nanoseconds; a program may replace the clocks of :mod:`time`.
+    now = staticmethod(time.monotonic_ns)
+    epoch = staticmethod(time.time)
+    epoch_ns = staticmethod(time.time_ns)
+
     def __init__(self, folders: list[str], site: str, listeners: dict[str, tuple[str, str]]) -> None:
         self.folders = folders
         self._site = site
@@ -95,7 +100,7 @@ class Notes:
 
     def span(self, stage: str, start: int, **more: object) -> None:
         """Append an event of a stretch of work that began at ``start`` (monotonic nanoseconds) and ends now."""
-        end = time.monotonic_ns()
+        end = self.now()
         if end - start < _SHORTEST:
             return
         self._wait({"event": "span", "stage": stage, **self.timing(start, end), **more})
@@ -106,7 +111,7 @@ class Notes:
         """Return the fields of an event that began at ``start`` (monotonic nanoseconds), and ends now by default."""
         return {
             "start": start,
-            "end": time.monotonic_ns() if end is None else end,
+            "end": self.now() if end is None else end,
             "thread": threading.get_native_id(),
         }
 
@@ -131,7 +136,7 @@ class Notes:
                 return function(*arguments, **options)
             stages.add(stage)
             value = None
-            start = time.monotonic_ns()
+            start = self.now()
             try:
                 value = function(*arguments, **options)
                 return value
@@ -152,7 +157,7 @@ class Notes:
         if self._pid != os.getpid():
             # They are those of the process that forked.
             return
-        self._written = time.monotonic_ns()
+        self._written = self.now()
         lines = []
         with contextlib.suppress(IndexError):
             while True:
@@ -164,7 +169,7 @@ class Notes:
         pid = os.getpid()
         if self._pid != pid:
             self._introduce(pid)
-        line = _quietly(_encode, {"pid": pid, "at": time.time(), **event})
+        line = _quietly(_encode, {"pid": pid, "at": self.epoch(), **event})
         if line:
             self._waiting.append(line + "\n")
 
@@ -183,8 +188,8 @@ def _started() -> dict[str, object]:
         "program": list(getattr(sys, "orig_argv", None) or sys.argv),
         "host": os.uname().nodename if hasattr(os, "uname") else "",
         "rank": None if rank is None else int(rank),
-        "monotonic": time.monotonic_ns(),
-        "epoch": time.time_ns(),
+        "monotonic": Notes.now(),
+        "epoch": Notes.epoch_ns(),
     }
 
 
@@ -207,7 +212,7 @@ class Lookout:
         timed = name in self.timed or (name.partition(".")[0] in self.timed and not self._open())
         if name not in self.hooks and not timed:
             return None
-        begun = time.monotonic_ns()
+        begun = self.notes.now()
         others = (finder for finder in sys.meta_path if finder is not self and hasattr(finder, "find_spec"))
         spec = next(filter(None, (finder.find_spec(name, path, target) for finder in others)), None)
         _quietly(self._wait_for, spec, begun if timed else None)
@@ -283,7 +288,7 @@ def _watch_call(call: dict[str, Any], module: Any, notes: Notes) -> None:
 
     @functools.wraps(function)
     def call_and_note(*arguments: Any, **options: Any) -> Any:
-        start = time.monotonic_ns()
+        start = notes.now()
         try:
             value = function(*arguments, **options)
         except absent:

@@ -90,6 +90,8 @@ class Clock:
 
 #: Nanoseconds by which the two clocks of a machine may drift apart in a run, as the time of day is set.
 _SAME_CLOCK: Final = 10_000_000_000
+#: Seconds that a run may take longer than its command: processes that outlive it.
+_SLACK: Final = 1.0
 _Event = Mapping[str, Any]
 
 
@@ -118,7 +120,9 @@ def read_timeline(
             clocks[pid] = Clock(event.get("monotonic", began.monotonic), event.get("epoch", began.epoch), host)
     reader = _Reader(began, clocks, telling)
     for event in events:
-        reader.read(event)
+        # A program can write any event.
+        if event.get("end", 0) - event.get("start", 0) <= (wall + _SLACK) * 1e9:
+            reader.read(event)
     spans = sorted(reader.spans, key=lambda span: (span.start, -span.seconds))
     in_order = sorted(processes.values(), key=lambda one: (math.inf if one.rank is None else one.rank, one.process))
     return Timeline(tuple(command), began.epoch / 1e9, wall, tuple(in_order), tuple(spans))
@@ -235,8 +239,12 @@ def parents(spans: Sequence[Span]) -> list[int | None]:
 
 
 def kernels_of(spans: Sequence[Span], outer: Sequence[int | None]) -> list[str | None]:
-    """Return the kernel of each span: its own, else that of the nearest span around it that has one."""
+    """Return the kernel of each span: its own, else that of the nearest span around it that has one.
+
+    A wait for several kernels that were launched before it belongs to none of them.
+    """
     found: list[str | None] = []
     for span, parent in zip(spans, outer, strict=True):
-        found.append(span.kernel or (None if parent is None else found[parent]))
+        own = None if span.stage == "launch" and " " in (span.kernel or "") else span.kernel
+        found.append(own or (None if parent is None else found[parent]))
     return found

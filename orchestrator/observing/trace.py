@@ -98,6 +98,18 @@ class KernelTrace:
 
 
 @dataclass(frozen=True, slots=True)
+class Rebuilt:
+    """A program that one process built several times: its kernels, and the seconds of all builds but the first.
+
+    ``builds`` counts those of the same source, options and devices. No cache can avoid them.
+    """
+
+    kernels: tuple[str, ...]
+    builds: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class Miss:
     """One lookup that found nothing, and why, as far as keys can be read."""
 
@@ -131,6 +143,8 @@ class Trace:
     entries: tuple[EntryTrace, ...] | None = None
     #: Commands that used a cache and could not be watched, with the layers they used.
     unwatched: tuple[Unwatched, ...] = ()
+    #: Programs that a process built several times, the slowest first.
+    rebuilt: tuple[Rebuilt, ...] = ()
     #: Output of C code of the run on its error stream in a build that did not end, without the drivers' own messages.
     passed_on: bytes = b""
     #: Where the time went; ``None`` if no process could be watched.
@@ -210,7 +224,6 @@ class Tracer:
         self._entry_events = EntryEvents(files, Members(folder / "events", here=here))
         self._seen: dict[str, Seen] = {}
         self._began = Clock()
-        self._started = self._began.epoch / 1e9
         self.site.mkdir()
         (folder / "events").mkdir()
         self._descendants = Descendants(
@@ -269,6 +282,8 @@ class Tracer:
         """Watch the files of entries during the block."""
         try:
             with self._entry_events.watching():
+                # Preparations are no part of the timeline.
+                self._began = Clock()
                 yield
         finally:
             self._seen = self._entry_events.seen()
@@ -303,6 +318,7 @@ class Tracer:
             (*self._misses(events), *self._misses_by_files(entries)) if self._explain else None,
             entries,
             unwatched,
+            _rebuilt(all_told),
             # The process ended in the build, and so did not pass it on itself.
             b"".join(map(self._other_output, messages_after(self.events_folder, events))),
             timeline,
@@ -392,7 +408,7 @@ class Tracer:
             return LayerTrace(layer.name, None, None, None, None, NONE, "it keeps no entry, and no lookup shows")
         new = after.keys() - before.keys()
         used = [entry.used for key, entry in after.items() if key in before and entry.used is not None]
-        hits = sum(moment >= self._started for moment in used) if used or lookups.keeps_use else None
+        hits = sum(moment >= self._began.epoch / 1e9 for moment in used) if used or lookups.keeps_use else None
         total = sum(after[key].bytes for key in new)
         if (counted := _counters(lookups)) is not None:
             first = self._counted[layer.name] or (0, 0)
@@ -576,6 +592,20 @@ def _kernels(events: Iterable[Mapping[str, Any]]) -> Iterator[KernelTrace]:
             if compiled is False and not event.get("failed"):
                 by = event["layer"] if binary else event.get("driver")
             yield KernelTrace(tuple(event.get("kernels") or ()), by, compiled, float(event["seconds"]))
+
+
+def _rebuilt(events: Iterable[Mapping[str, Any]]) -> tuple[Rebuilt, ...]:
+    alike: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
+    for event in events:
+        if event["event"] == "build" and event.get("kernels"):
+            program = *map(event.get, ("pid", "kind", "source", "options")), *event.get("devices", ())
+            alike.setdefault(program, []).append(event)
+    found = [
+        Rebuilt(tuple(builds[0]["kernels"]), len(builds), sum(float(build["seconds"]) for build in builds[1:]))
+        for builds in alike.values()
+        if len(builds) > 1
+    ]
+    return tuple(sorted(found, key=lambda one: -one.seconds))
 
 
 # ---------------------------------------------------------------------- in this process

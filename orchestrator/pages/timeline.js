@@ -7,6 +7,11 @@ const NARROWEST = 1e-6; // Seconds that the whole width shows at most zoom.
 const JITTER = 1e-7; // Seconds by which neighbours may overlap: times are rounded.
 const MARKS = { hit: "✓", miss: "✗", store: "↓" };
 
+/** Return whether a span is a wait for several kernels that were launched before. */
+function isShared(stage, kernel) {
+  return stage === "launch" && kernel !== null && kernel.includes(" ");
+}
+
 /** Read the spans of the page, in the order in which they begin; an outer one comes before those inside it. */
 function readSpans() {
   const spans = data.spans.map(([process, thread, stage, name, layer, kernel, outcome, start, seconds, bytes]) => ({
@@ -22,7 +27,7 @@ function readSpans() {
     bytes,
     end: start + seconds,
     own: seconds, // Without the spans inside it.
-    of: word(kernel), // The kernel that it belongs to: its own, or that of the span around it.
+    of: isShared(word(stage), word(kernel)) ? null : word(kernel), // Its own kernel, or that of the span around it.
     depth: 0,
     row: null,
   }));
@@ -418,11 +423,11 @@ const LISTED = [
   { title: "takes", value: (span) => span.seconds, cell: (span) => formatSeconds(span.seconds), kind: "number" },
   { title: "span", value: (span) => span.name, cell: (span) => choosing(span.name, span), kind: "name" },
   { title: "kernel", value: (span) => span.of, cell: (span) => span.of ?? "", kind: "name" },
-  { title: "stage", value: (span) => span.stage, cell: (span) => staged(span.stage) },
+  { title: "stage", value: (span) => span.stage, cell: (span) => staged(span.stage), kind: "short" },
   { title: "layer", value: (span) => span.layer, cell: (span) => span.layer ?? "" },
   { title: "outcome", value: (span) => span.outcome, cell: (span) => outcome(span.outcome) },
   { title: "size", value: (span) => span.bytes, cell: (span) => sized(span.bytes), kind: "number" },
-  { title: "in", value: (span) => rows.indexOf(span.row), cell: (span) => span.row.who },
+  { title: "in", value: (span) => rows.indexOf(span.row), cell: (span) => span.row.who, kind: "short" },
 ];
 const listed = new DataTable(byId("spans"), { columns: LISTED, caption: "Spans", sorted: 0 });
 
@@ -516,7 +521,7 @@ function showStages() {
     { title: "spans", value: (one) => one.spans, cell: (one) => formatCount(one.spans), kind: "number" },
     ...HIT_AND_MISS,
   ];
-  new DataTable(byId("stages"), { columns, caption: "Seconds of each stage" }).show(sums);
+  new DataTable(byId("stages"), { columns, caption: "Seconds of each stage", size: sums.length }).show(sums);
 }
 
 function showSlowest() {

@@ -47,10 +47,10 @@ def shared_around(
 ) -> Iterator[None]:
     """Pull into the caches of ``stack``, run the block, and push what the store lacks.
 
-    ``notice`` gets a line for each thing that went wrong: the block runs in any case. If the store is damaged, not
-    trusted or cannot be reached, nothing is pulled or pushed. ``besides`` are the keys, by layer, that are neither
-    pulled nor pushed. ``own`` is the environment that keeps what this machine
-    remembers of stores, by default that of ``stack``.
+    ``notice`` gets a line for each layer of which entries were pulled or pushed, and for each thing that went wrong:
+    the block runs in any case. If the store is damaged, not trusted or cannot be reached, nothing is pulled or pushed.
+    ``besides`` are the keys, by layer, that are neither pulled nor pushed. ``own`` is the environment that keeps what
+    this machine remembers of stores, by default that of ``stack``.
     """
     usable = _pulled(stack, use, notice, layers, besides=besides, own=own)
     yield
@@ -69,6 +69,8 @@ def shared_around(
             notice(_line("nothing was pushed", use, error))
             return
         for layer in done.layers:
+            if layer.pushed:
+                notice(f"store: {layer.layer}: {layer.pushed:,} pushed")
             _say_failed(layer.layer, "not pushed", layer.failed, notice)
 
 
@@ -93,6 +95,8 @@ def _pulled(
         notice(_line("nothing is pulled or pushed", use, error))
         return False
     for layer in done.layers:
+        if layer.placed:
+            notice(f"store: {layer.layer}: {layer.placed:,} pulled")
         _say_failed(layer.layer, "not pulled", layer.failed, notice)
     return True
 

@@ -7,7 +7,6 @@ metadata events (``M``). Viewers ignore the keys of ``otherData``, which has wha
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from typing import Any, Final, TypeVar
@@ -83,12 +82,12 @@ def decode(data: bytes, name: str) -> Timeline:
         document = json.loads(data)
         about = document["otherData"]
         if about["schema"] != SCHEMA:
-            message = f"its schema is {about['schema']!r}"
+            message = f"its schema is {about['schema']!r:.40}"
             raise ValueError(message)
         return Timeline(
             tuple(map(_text, about["command"])),
             _number(about["started"]),
-            _number(about["wall_seconds"]),
+            _duration(about["wall_seconds"]),
             tuple(map(_process, about["processes"])),
             tuple(sorted(_read_spans(document["traceEvents"]), key=lambda span: (span.start, -span.seconds))),
         )
@@ -111,7 +110,7 @@ def _read_spans(events: Any) -> Iterator[Span]:  # noqa: ANN401 - JSON
                 event["cat"],
                 _text(event["name"]),
                 _number(event["ts"]) * _MICROSECOND,
-                max(0.0, _number(event["dur"])) * _MICROSECOND,
+                _duration(event["dur"]) * _MICROSECOND,
                 layer=_optional(_text, given.get("layer")),
                 kernel=_optional(_text, given.get("kernel")),
                 outcome=_optional(_text, given.get("outcome")),
@@ -136,10 +135,15 @@ def _text(value: object) -> str:
 
 
 def _number(value: object) -> float:
-    if not isinstance(value, (int, float)) or not math.isfinite(value) or abs(value) > _LARGEST:
+    # NaN fails every comparison.
+    if type(value) not in (int, float) or not -_LARGEST <= value <= _LARGEST:  # type: ignore[operator]
         message = f"{value!r:.40} is no time"
         raise ValueError(message)
-    return float(value)
+    return float(value)  # type: ignore[arg-type]
+
+
+def _duration(value: object) -> float:
+    return max(0.0, _number(value))
 
 
 def _whole(value: object) -> int:

@@ -100,6 +100,15 @@ def test_a_signed_bundle_says_when_it_was_made_and_an_old_one_can_be_refused(cud
     assert home.cachectl("import", "new", "--trust", "--newer-than", "soon", check=False).returncode == 2
 
 
+def test_the_signature_of_an_older_bundle_is_said_to_be_one(cuda: Home, key: Path) -> None:
+    (cuda.path / "signers").write_text(f"ann {key.with_suffix('.pub').read_text()}")
+    cuda.cachectl("export", "b.cachectl", "--sign", str(key))
+    cuda.cachectl("export", "b.cachectl")
+    done = cuda.cachectl("import", "b.cachectl", "--allowed-signers", "signers", check=False)
+    assert done.returncode == 1
+    assert "the signature is damaged or of other content; sign again, as by cachectl export --sign KEY" in done.stderr
+
+
 def test_an_unsigned_bundle_depends_on_its_content_alone(cuda: Home, key: Path) -> None:
     home = cuda
     for name in ("one", "other"):

@@ -207,6 +207,7 @@ def test_a_root_that_comes_and_goes_in_what_stays_is_seen(home: Home) -> None:
     assert status == 1
     assert f"{top}/pocl/kcache appeared, vanished" in said_of("pocl", lines)
     assert lines[-1] == "cachectl: proof fails for pocl"
+    assert lines[-2].startswith("cachectl: proof: other programs that use these caches count too; ")
 
 
 def test_what_others_make_above_a_root_leaves_the_proof(home: Home) -> None:

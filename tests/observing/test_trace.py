@@ -290,6 +290,12 @@ def test_misuse_is_one_line(home: Home) -> None:
     assert home.cachectl("trace", check=False).returncode == 2
     nowhere = home.cachectl("trace", "--json", "/nowhere/at/all.json", "--", "true", check=False)
     assert (nowhere.returncode, len(nowhere.stderr.splitlines())) == (2, 1)
+    ran = home.path / "ran"
+    (home.path / "folder.json").mkdir()
+    (home.path / "link.json").symlink_to("/nowhere/a.json")
+    for wrong in (("folder.json",), ("link.json",), ("a.json", "--json", "./a.json")):
+        done = home.cachectl("trace", "--timeline", *wrong, "--", "touch", str(ran), check=False)
+        assert (done.returncode, len(done.stderr.splitlines()), ran.exists()) == (2, 1, False)
     missing = home.cachectl("trace", "--", "no-such-command", check=False)
     assert missing.returncode == 127
     assert issubclass(CannotStart, OSError)

@@ -16,6 +16,29 @@ if TYPE_CHECKING:
     from homes import Home
 
 
+REPEATING = """
+import sys
+sys.path.insert(0, sys.argv[1])
+import kernels, pyopencl as cl
+context = cl.Context([kernels.device()])
+for _ in range(9):
+    cl.Program(context, "__kernel void often(__global int *a) { a[0] = 1; }").build()
+cl.Program(context, "__kernel void once(__global int *a) { a[0] = 1; }").build()
+"""
+
+
+@real
+def test_a_program_that_is_built_again_and_again_is_named(home: Home) -> None:
+    """Caches are warm then, and the time of all these lookups shows nowhere else."""
+    command = (sys.executable, "-c", REPEATING, str(home.programs))
+    done = home.cachectl("trace", "--kernels", "--json", "trace.json", "--", *command)
+    (found,) = json.loads((home.path / "trace.json").read_text())["rebuilt"]
+    assert (found["kernels"], found["builds"]) == (["often"], 9)
+    assert "often: one process built the same program 9 times, all but the first in " in done.stderr
+    rows = [line.split()[1:] for line in done.stderr.partition("served by")[2].splitlines()[1:]]
+    assert sorted(rows) == [["1", "compiled", "often"], ["1", "compiled", "once"], ["8", "pocl", "often"]]
+
+
 SPEAKING = """
 import ctypes, sys
 sys.path.insert(0, sys.argv[1])

@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -346,9 +347,112 @@ def test_openings_that_were_reported_as_one() -> None:
         return len(found), doubt is None
 
     assert uses(0, 0, 0) == (1, False)
-    assert uses(0, 0, 1) == (2, True)
-    # The event of the stranger's opening came in another moment.
+    # The event of the stranger's opening may have come in another moment.
+    assert uses(0, 0, 1) == (1, False)
+    assert uses(0, 0, 2) == (2, True)
     assert uses(0, 0, 0, 0, 2) == (4, True)
+
+
+@pytest.mark.parametrize(("order", "fewest"), [("oc", 100), ("oo.c.c", 100), ("o.o.c.c", 200)])
+@pytest.mark.parametrize("right", [pytest.param(True, marks=sees_processes), False])
+def test_openings_at_once_make_a_lower_bound(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, order: str, fewest: int, *, right: bool
+) -> None:
+    """Openings in a tight loop are counted exactly; two of one entry at the same time may be reported as one."""
+    if not right:
+        monkeypatch.setattr(entry_events, "Fanotify", refuse)
+    entry, other = (home.path / PLACES["comgr"] / f"llvmcache-{number:064x}" for number in range(2))
+    entry.parent.mkdir(parents=True)
+    entry.write_bytes(b"entry")
+    other.write_bytes(b"entry")
+    handles = []
+    with watched(home, tmp_path) as found:
+        for step in order * 100:
+            if step == "o":
+                handles.append(os.open(entry, os.O_RDONLY))
+            else:
+                os.close(handles.pop() if step == "c" else os.open(other, os.O_RDONLY))
+    hits = len(found["comgr"].entries[0].hits)
+    assert fewest <= hits <= order.count("o") * 100
+    assert found["comgr"].doubts == ([] if order == "oc" else [entry_events._TOGETHER])
+
+
+@pytest.mark.parametrize("right", [pytest.param(True, marks=sees_processes), False])
+@pytest.mark.parametrize("pause", [0, 0.1])
+def test_entries_that_are_read_before_their_folder_is_watched(
+    home: Home,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    sources: Mapping[str, Path],
+    pause: float,
+    *,
+    right: bool,
+) -> None:
+    """Hits right after a store in a new folder may be missing: no count without them is exact."""
+    if not right:
+        monkeypatch.setattr(entry_events, "Fanotify", refuse)
+    keys = sorted(str(path.relative_to(sources["cuda"])) for path in sources["cuda"].rglob("?" * 14))[:5]
+    with watched(home, tmp_path) as found:
+        for key in keys:
+            path = home.path / PLACES["cuda"] / key
+            path.parent.mkdir(parents=True, exist_ok=True)
+            for flags in (os.O_WRONLY | os.O_CREAT, os.O_RDONLY):
+                handle = os.open(path, flags)
+                os.write(handle, b"entry") if flags != os.O_RDONLY else os.read(handle, 5)
+                os.close(handle)
+                time.sleep(pause)
+    hits, stores = (sum(len(getattr(entry, what)) for entry in found["cuda"].entries) for what in ("hits", "stores"))
+    assert stores == 5
+    exact = not found["cuda"].doubts
+    assert hits == 5 or (not pause and not exact)
+    assert exact or not (pause and right)
+
+
+@pytest.mark.thorough
+def test_a_program_that_never_stops_opening_an_entry(home: Home, sources: Mapping[str, Path]) -> None:
+    """The trace ends, and its numbers are a lower bound."""
+    traced(home, sources, "comgr")
+    entry = home.path / PLACES["comgr"] / f"llvmcache-{0:064x}"
+    script = f"import os\nwhile True:\n    os.close(os.open({str(entry)!r}, os.O_RDONLY))"
+    with subprocess.Popen((sys.executable, "-c", script)) as stranger:
+        try:
+            read = layer_of(traced(home, sources, "comgr"), "comgr")
+        finally:
+            stranger.kill()
+    assert read["evidence"] == "inferred"
+    assert read["hits"] <= 5 or not fanotify_works()
+    assert (read["misses"], read["stores"]) == (0, 0)
+
+
+def test_processes_that_open_at_once_make_a_lower_bound() -> None:
+    """Two processes of the run opened a file, and one opening was reported."""
+    path = Path("entry")
+    history = History()
+    history.openings[0] += 1
+    history.opened(0.0)
+    history.closed()
+    accesses = [Access(path, process, True, False, False, 0, 0.0) for process in (1, 2)]  # noqa: FBT003
+    processes = entry_events._Processes({path: accesses}, {1: True, 2: True})
+    assert processes.of_run(path, history) == (history.uses, entry_events._TOGETHER)
+
+
+def test_a_process_that_ended_unseen_makes_no_count_exact() -> None:
+    """Nobody else used the entries, so it counts; it may be another program all the same."""
+    history = History()
+    history.openings[0] += 1
+    history.opened(0.0)
+    history.closed()
+    path = Path("entry")
+    processes = entry_events._Processes({path: [Access(path, 1, True, False, False, 0, 0.0)]}, {1: None})  # noqa: FBT003
+    assert processes.of_run(path, history) == (history.uses, entry_events._UNSEEN)
+
+
+def test_a_process_that_has_ended_may_be_of_the_run(tmp_path: Path) -> None:
+    """A process that nobody has waited for yet shows no variables."""
+    with subprocess.Popen(("sleep", "0"), env={"CACHECTL_TRACE": str(tmp_path)}) as ended:
+        os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)
+        assert Members(tmp_path, here=False)(ended.pid) is None
+        assert Members(tmp_path, here=True)(ended.pid)
 
 
 @pytest.mark.thorough
@@ -462,7 +566,6 @@ def test_another_program_that_stores_the_same_entries(
     subprocess.run(compiler, check=True)
     places = {"programs": str(home.programs), "root": str(root), "source": str(sources[kind])}
     stranger = (sys.executable, "-c", STRANGER.format(**places, begin=begin, kind=kind))
-    exact = 0
     for _ in range(3):
         shutil.rmtree(root, ignore_errors=True)
         if kind == "neo":
@@ -474,11 +577,12 @@ def test_another_program_that_stores_the_same_entries(
             other.wait()
         direct = {key: count for key, count in opened(log, root).items() if (sources[kind] / key).exists()}
         found = {entry["key"]: (entry["hits"], entry["stores"]) for entry in read["entries"] if entry["layer"] == kind}
-        assert all(got <= true for key in found for got, true in zip(found[key], direct.get(key, (0, 0)), strict=True))
+        if entry_events._UNSEEN not in layer_of(read, kind)["why"]:
+            assert all(
+                one <= true for key in found for one, true in zip(found[key], direct.get(key, (0, 0)), strict=True)
+            )
         if layer_of(read, kind)["evidence"] == "exact":
             assert found == direct
-            exact += 1
-    assert exact
 
 
 def opened(log: Path, root: Path) -> dict[str, tuple[int, int]]:

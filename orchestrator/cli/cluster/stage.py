@@ -12,7 +12,7 @@ def add_options(parser: Parser) -> None:
     parser.add_argument(
         "bundle", nargs="?", metavar="BUNDLE", help="a bundle or root to start with (default: empty caches)"
     )
-    parser.add_trust("BUNDLE", required=False)
+    parser.add_trust("BUNDLE")
     parser.add_argument("--out", metavar="FILE", help="write BUNDLE and every new entry of all nodes to this bundle")
     parser.add_shared("--sign")
     parser.add_force("a bundle")

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 def add_options(parser: Parser) -> None:
     parser.add_argument("file", metavar="FILE", help="a bundle that export wrote, - or its URL")
-    parser.add_trust("FILE", required=True)
+    parser.add_trust("FILE")
     parser.add_argument("--max-size", metavar="SIZE", help="the largest bundle to read, 500M or 2GiB (default: 32GiB)")
     parser.add_dry_run("be placed")
     parser.add_form(*CHANGING)

@@ -17,16 +17,21 @@ if TYPE_CHECKING:
 
     from cachectl.entry_files.lookups import EntryTrace
     from cachectl.observing.summary import Forecast, KernelTime, StageTime
-    from cachectl.observing.trace import KernelTrace, LayerTrace, Miss, Trace
+    from cachectl.observing.trace import KernelTrace, LayerTrace, Miss, Rebuilt, Trace
     from cachectl.timelines.compare import Comparison, KernelChange, StageChange
 
 T = TypeVar("T")
+#: Seconds of repeated builds that are worth a line, and the most lines.
+_NOTABLE: Final = 0.1
+_MOST: Final = 3
 
 
 def add_options(parser: Parser) -> None:
     parser.add_shared("unexpected")
     parser.add_argument(
-        "--kernels", action="store_true", help="also list each build: the layer that served it, its time"
+        "--kernels",
+        action="store_true",
+        help="also list the builds of kernels: the layer that served them, their time",
     )
     parser.add_argument("--explain", action="store_true", help="also explain every miss")
     timeline = "write where the time went: .json in the Chrome trace format, which Perfetto opens, .html as a page"
@@ -103,10 +108,12 @@ COLUMNS: Final[tuple[output.Column[LayerTrace], ...]] = (
     output.Column("stored", lambda layer: output.size(layer.bytes), right=True),
     output.Column("evidence", lambda layer: layer.evidence),
 )
-KERNEL_COLUMNS: Final[tuple[output.Column[KernelTrace], ...]] = (
-    output.Column("seconds", lambda kernel: f"{kernel.seconds:.3f}", right=True),
-    output.Column("served by", lambda kernel: kernel.served_by or ("compiled" if kernel.compiled else output.DASH)),
-    output.Column("kernels", lambda kernel: " ".join(kernel.kernels) or output.DASH),
+#: Of builds of the same kernels that the same layer served.
+KERNEL_COLUMNS: Final[tuple[output.Column[Sequence[KernelTrace]], ...]] = (
+    output.Column("seconds", lambda alike: f"{sum(kernel.seconds for kernel in alike):.3f}", right=True),
+    output.counts("builds", len),
+    output.Column("served by", lambda alike: _served_by(alike[0])),
+    output.Column("kernels", lambda alike: " ".join(alike[0].kernels) or output.DASH),
 )
 ENTRY_COLUMNS: Final[tuple[output.Column[EntryTrace], ...]] = (
     output.Column("entries of", lambda entry: entry.layer),
@@ -149,6 +156,10 @@ def _seconds(seconds: float) -> str:
     return f"{seconds:.3f}" if seconds else output.DASH
 
 
+def _served_by(kernel: KernelTrace) -> str:
+    return kernel.served_by or ("compiled" if kernel.compiled else output.DASH)
+
+
 def _forecast(warm: Forecast, wall: float) -> str:
     if not warm.saves and not warm.at_least:
         return f"it took {wall:.2f} s, and no lookup missed"
@@ -164,7 +175,7 @@ def _show_comparison(found: Comparison) -> None:
     output.show_lines([""])
     if found.kernels:
         output.show_table(CHANGED_KERNELS, found.kernels)
-    output.show_lines([f"{found.unchanged} kernels are as cold or warm as before"])
+    output.show_lines([f"as cold or warm as before: {output.plural(found.unchanged, 'kernel')}"])
 
 
 def _table(columns: Sequence[output.Column[T]], things: Iterable[T]) -> list[str]:
@@ -187,12 +198,22 @@ def _show(done: Trace, *, all_layers: bool) -> None:
         output.show_errors(["", _forecast(done.summary.warm, done.wall_seconds)])
         if done.summary.slowest:
             output.show_errors(["", *_table(SLOWEST_COLUMNS, done.summary.slowest)])
-    if done.kernels is not None:
-        output.show_errors(["", *_table(KERNEL_COLUMNS, done.kernels)])
+    if worth := [one for one in done.rebuilt if one.seconds >= _NOTABLE][:_MOST]:
+        output.show_errors(["", *map(_rebuilt_line, worth)])
+    if done.kernels:
+        alike: dict[tuple[tuple[str, ...], str], list[KernelTrace]] = {}
+        for kernel in done.kernels:
+            alike.setdefault((kernel.kernels, _served_by(kernel)), []).append(kernel)
+        output.show_errors(["", *_table(KERNEL_COLUMNS, alike.values())])
     if done.entries:
         output.show_errors(["", *_table(ENTRY_COLUMNS, done.entries)])
     if done.misses is not None:
         output.show_errors(["", *_folded(done.misses)])
+
+
+def _rebuilt_line(one: Rebuilt) -> str:
+    again = f"one process built the same program {one.builds:,} times, all but the first in {one.seconds:.2f} s"
+    return f"{' '.join(one.kernels)}: {again}; keep the program or its kernels, and it is built once"
 
 
 def _folded(misses: Sequence[Miss]) -> Iterator[str]:

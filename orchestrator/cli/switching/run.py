@@ -83,6 +83,8 @@ def _show_proof(proof: Proof) -> None:
         output.warn(f"proof: {one.layer}: {_attested(one)}")
     for name in proof.left_out:
         output.warn(f"proof: {name}: stays in use, so nothing is proved of it")
+    if proof.of(Verdict.FAILS):
+        output.warn("proof: other programs that use these caches count too; if one may have run, try again without it")
     bad = [
         f"{verdict.value} for {', '.join(names)}"
         for verdict in (Verdict.FAILS, Verdict.UNKNOWN)
