@@ -225,7 +225,7 @@ complete -c cachectl -n '_shtab_cachectl_using env' -l shell -xka "sh fish csh p
 complete -c cachectl -n '_shtab_cachectl_using env' -l color -xka "auto always never" -d 'whether to use bold type (default: auto, on a terminal unless NO_COLOR is set)'
 complete -c cachectl -n '_shtab_cachectl_using; and test $_shtab_cachectl_npos -eq 0' -a trace -d 'Hits, misses and stores of every layer in a run of a command.'
 complete -c cachectl -n '_shtab_cachectl_using trace' -s h -l help -d 'show this help message and exit'
-complete -c cachectl -n '_shtab_cachectl_using trace' -l kernels -d 'also list each build: the layer that served it, its time'
+complete -c cachectl -n '_shtab_cachectl_using trace' -l kernels -d 'also list the builds of kernels: the layer that served them, their time'
 complete -c cachectl -n '_shtab_cachectl_using trace' -l explain -d 'also explain every miss'
 complete -c cachectl -n '_shtab_cachectl_using trace' -l timeline -xka "(__fish_complete_path (commandline -ct))" -d 'write where the time went: .json in the Chrome trace format, which Perfetto opens, .html as a page'
 complete -c cachectl -n '_shtab_cachectl_using trace' -l compare -xka "(__fish_complete_path (commandline -ct))" -d 'run nothing: compare two timelines in .json files'
