@@ -57,6 +57,11 @@ def leak(home: Home) -> Path:
     return leaked
 
 
+def complaints(done: subprocess.CompletedProcess[str]) -> list[str]:
+    """Return what is said of our units; those of the system may not like the folder of a test."""
+    return [line for line in (done.stdout + done.stderr).splitlines() if "cachectl-" in line]
+
+
 def moved(home: Home) -> dict[str, str]:
     """Return a variable of a user's shell that moves PoCL's cache."""
     return {"POCL_CACHE_DIR": str(home.path / "odd % folder" / "kcache")}
@@ -206,7 +211,7 @@ def test_systemd_finds_nothing_wrong_with_the_units(home: Home) -> None:
     home.cachectl("schedule", "systemd", "--install", check=True, XDG_RUNTIME_DIR="/none", **moved(home))
     folder = home.path / ".config" / "systemd" / "user"
     done = home.run("systemd-analyze", "verify", "--user", *map(str, folder.iterdir()), XDG_RUNTIME_DIR=str(home.path))
-    assert not done.stdout + done.stderr
+    assert complaints(done) == []
 
 
 @pytest.mark.usefixtures("schedulers")
@@ -219,7 +224,7 @@ def test_systemd_starts_a_program_of_any_path(home: Home, name: str) -> None:
     SystemdTimer([str(program), "prune"], {"POCL_CACHE_DIR": name}, home.environment(XDG_RUNTIME_DIR="/none")).install()
     unit = home.path / ".config" / "systemd" / "user" / "cachectl-prune.service"
     done = home.run("systemd-analyze", "verify", "--user", str(unit), XDG_RUNTIME_DIR=str(home.path))
-    assert not done.stdout + done.stderr
+    assert complaints(done) == []
 
 
 @pytest.mark.usefixtures("schedulers")

@@ -44,11 +44,16 @@ class Files(paramiko.SFTPServerInterface):
 
     def list_folder(self, path):
         note("list", path)
+        listed = []
         try:
             with os.scandir(path) as found:
-                return [paramiko.SFTPAttributes.from_stat(one.stat(follow_symlinks=False), one.name) for one in found]
+                for one in found:
+                    # As OpenSSH does, leave out what was renamed meanwhile.
+                    with contextlib.suppress(FileNotFoundError):
+                        listed.append(paramiko.SFTPAttributes.from_stat(one.stat(follow_symlinks=False), one.name))
         except OSError as error:
             return paramiko.SFTPServer.convert_errno(error.errno)
+        return listed
 
     def mkdir(self, path, attr):  # noqa: ARG002
         try:

@@ -36,7 +36,9 @@ def there(tmp_path: Path, new_home: Callable[[Path], Home]) -> Home:
 
 
 @pytest.mark.real
-def test_only_what_is_missing_travels(source: Home, there: Home, real_registry: RealRegistry) -> None:
+def test_only_what_is_missing_travels(
+    source: Home, there: Home, real_registry: RealRegistry, tmp_path: Path, new_home: Callable[[Path], Home]
+) -> None:
     url = real_registry.url("team/store:main")
     done = source.json("push", url)
     assert done["total"]["pushed"] == len(keys(source))
@@ -65,8 +67,9 @@ def test_only_what_is_missing_travels(source: Home, there: Home, real_registry: 
     assert len(requests) < 10, requests
     assert again["written"] < done["written"]
     assert not there.json("store", "verify", url)["findings"]
-    assert source.json("pull", url, "--trust")["total"]["placed"] == again["total"]["pushed"]
-    assert keys(source) >= keys(there)
+    third = new_home(tmp_path / "third")
+    assert third.json("pull", url, "--trust")["total"]["placed"] == len(keys(source)) + again["total"]["pushed"]
+    assert keys(third) >= keys(there)
 
 
 @pytest.mark.real
