@@ -246,6 +246,22 @@ def test_an_index_that_writers_replaced_at_once_is_completed(real_registry: Real
     assert listed(RegistryPlace(pinned)) == expected == listed(third)
 
 
+def test_a_tag_without_a_manifest_counts_as_removed(real_registry: RealRegistry) -> None:
+    place = RegistryPlace(real_registry.url("team/store:main"))
+    fill(place)
+    second = part(1_700_000_001, b"second")
+    place.write(second, b"second")
+    deleted = place._repository.manifest(tag_of("main", second)).digest.partition(":")[2]
+    # As the registry leaves it if the program that deletes the manifest is killed.
+    next((real_registry.folder / "data").rglob(f"revisions/sha256/{deleted}/link")).unlink()
+    fresh = RegistryPlace(real_registry.url("team/store:main"))
+    assert second in listed(fresh)
+    with pytest.raises(Missing):
+        fresh.read(second, MOST)
+    assert second not in listed(fresh)
+    assert fresh.contents()
+
+
 def test_a_registry_with_passwords(
     real_registries: Callable[..., RealRegistry], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -55,7 +55,7 @@ _DIGEST: Final = re.compile("sha256:[0-9a-f]{64}")
 #: The longest TAG: a tag has at most 128 characters, and that of an index part takes 95 of them.
 LONGEST_TAG: Final = 32
 _NOTHING: Final = b"{}"
-#: Seconds between attempts to write a manifest whose blobs were just uploaded, or to read one whose tag is listed.
+#: Seconds between attempts to do what other writers prevent: what they add or remove is there a little later.
 _PAUSES: Final = (0.1, 0.5, 2.0)
 #: The descriptor of the empty JSON object. Source: https://github.com/opencontainers/image-spec/blob/v1.1.1/manifest.md
 _EMPTY: Final[dict[str, Any]] = {"mediaType": EMPTY, "digest": digest_of(_NOTHING), "size": len(_NOTHING)}
@@ -99,6 +99,8 @@ class RegistryPlace:
         #: The names whose manifests were read, and the content of every name in them.
         self._read: set[str] = set()
         self._held: dict[str, _Held] = {}
+        #: The names whose tags lead to no manifest.
+        self._dangling: set[str] = set()
         #: The descriptors of the manifests that were written and are not yet in the image index.
         self._fresh: dict[str, dict[str, Any]] = {}
         self._is_store: bool | None = None
@@ -142,7 +144,8 @@ class RegistryPlace:
     def _listed(self) -> dict[str, str]:
         if self._pinned is None:
             tags = self._repository.tags()
-            self._names = {name: tag for tag in tags if (name := name_of(self._tag, tag)) is not None}
+            named = ((name_of(self._tag, tag), tag) for tag in tags)
+            self._names = {name: tag for name, tag in named if name is not None and name not in self._dangling}
         elif self._names is None:
             entries = self._index(self._pinned)
             self._names = {each["annotations"][TITLE]: each["digest"] for each in entries}
@@ -190,15 +193,17 @@ class RegistryPlace:
     def _manifest(self, name: str) -> Mapping[str, Any]:
         """Return the manifest of a name. Raises :class:`Missing`.
 
-        Docker's registry lists a tag a little before the manifest is there, and a little after it was deleted.
+        Docker's registry lists a tag a little before the manifest is there, and a little after it was deleted; for good
+        if the program that deletes it is killed. Such a tag counts as removed.
         """
-        for pause in _PAUSES:
+        for pause in (*_PAUSES, 0.0):
             with suppress(Missing):
                 return self._repository.manifest(self._reference(name)).content
             if name not in self._listed():
                 break
             time.sleep(pause)
-        return self._repository.manifest(self._reference(name)).content
+        self._dangling.add(name)
+        raise Missing(f"{self.shown}: {name} is missing")
 
     def _reference(self, name: str) -> str:
         if self._pinned is None:
@@ -317,11 +322,15 @@ class RegistryPlace:
 
     def _replace_index(self, without: frozenset[str]) -> None:
         """Write the image index of all names in the list of tags, except some."""
-        try:
-            self._write_index(self._own_index(), without)
-        except TransferFailed:
-            # An entry of the old one was removed meanwhile.
-            self._write_index([], without)
+        before = self._own_index()
+        for pause in _PAUSES:
+            with suppress(TransferFailed):
+                self._write_index(before, without)
+                return
+            # Another writer has removed an entry meanwhile.
+            before = []
+            time.sleep(pause)
+        self._write_index(before, without)
 
     def _write_index(self, before: Iterable[dict[str, Any]], without: frozenset[str]) -> None:
         known = {**{entry["annotations"][TITLE]: entry for entry in before}, **self._fresh}
