@@ -42,8 +42,6 @@ def main(arguments: Sequence[str] | None = None, *, environment: Environment | N
 
 
 def _run(words: list[str], environment: Environment | None) -> int:
-    from cachectl.cli.call import Call
-
     _open_streams()
     # For other verbs argparse gives -- its usual meaning.
     at = words.index("--") if words and words[0] in _RUNNING and "--" in words else len(words)
@@ -52,11 +50,13 @@ def _run(words: list[str], environment: Environment | None) -> int:
         if not words:
             build_parser(()).print_help()
             raise SystemExit(2)
-        call = Call(parse(), words, words[at + 1 :], environment)
+        options = parse()
     except SystemExit:
         _discard_output()
         raise
-    return _guarded(call, parse)
+    from cachectl.cli.call import Call
+
+    return _guarded(Call(options, words, words[at + 1 :], environment), parse)
 
 
 def _parse(parser: ArgumentParser, words: Sequence[str]) -> Namespace:

@@ -138,6 +138,10 @@ FORMS: Final = ("table", "json", "jsonl", "csv")
 CHANGING: Final = ("--wait", "--over-others")
 
 
+#: The width of help texts in a pipe.
+_NARROW: Final = 78
+
+
 def _help_width() -> int:
     """Return the width of help texts: COLUMNS, else that of the terminal, else 78."""
     from cachectl.layers.base.environment import process_variable
@@ -145,7 +149,7 @@ def _help_width() -> int:
     named = process_variable("COLUMNS") or ""
     with suppress(OSError):
         return (int(named) if named.isdecimal() else 0) or os.get_terminal_size(1).columns - 2
-    return 78
+    return _NARROW
 
 
 class Parser(argparse.ArgumentParser):
@@ -158,9 +162,21 @@ class Parser(argparse.ArgumentParser):
         warn(f"{message}; try {self.prog} --help", self.prog)
         raise SystemExit(2)
 
+    _width = _NARROW
+
+    def format_help(self) -> str:
+        """Return the help in the width of the terminal."""
+        self._width = _help_width()
+        return super().format_help()
+
+    def format_usage(self) -> str:
+        """Return the usage in the width of the terminal."""
+        self._width = _help_width()
+        return super().format_usage()
+
     def _get_formatter(self) -> argparse.HelpFormatter:
-        """Pass the width: without it, every option that is added makes argparse import shutil to find it."""
-        return argparse.HelpFormatter(self.prog, width=_help_width())
+        """Pass a width: without one, every option that is added makes argparse import shutil to find it."""
+        return argparse.HelpFormatter(self.prog, width=self._width)
 
     def add_shared(self, *names: str) -> None:
         """Add options that several verbs share, by their names in :data:`SHARED`."""
