@@ -6,9 +6,7 @@ Only the verb that was typed is imported: importing all of them takes longer tha
 from __future__ import annotations
 
 import argparse
-import os
 from collections.abc import Sequence
-from contextlib import suppress
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
@@ -138,18 +136,8 @@ FORMS: Final = ("table", "json", "jsonl", "csv")
 CHANGING: Final = ("--wait", "--over-others")
 
 
-#: The width of help texts in a pipe.
-_NARROW: Final = 78
-
-
-def _help_width() -> int:
-    """Return the width of help texts: COLUMNS, else that of the terminal, else 78."""
-    from cachectl.layers.base.environment import process_variable
-
-    named = process_variable("COLUMNS") or ""
-    with suppress(OSError):
-        return (int(named) if named.isdecimal() else 0) or os.get_terminal_size(1).columns - 2
-    return _NARROW
+#: The width of what argparse only makes to check it.
+_ANY_WIDTH: Final = 78
 
 
 class Parser(argparse.ArgumentParser):
@@ -162,17 +150,22 @@ class Parser(argparse.ArgumentParser):
         warn(f"{message}; try {self.prog} --help", self.prog)
         raise SystemExit(2)
 
-    _width = _NARROW
+    _width = _ANY_WIDTH
 
     def format_help(self) -> str:
         """Return the help in the width of the terminal."""
-        self._width = _help_width()
+        self._measure()
         return super().format_help()
 
     def format_usage(self) -> str:
         """Return the usage in the width of the terminal."""
-        self._width = _help_width()
+        self._measure()
         return super().format_usage()
+
+    def _measure(self) -> None:
+        import shutil
+
+        self._width = shutil.get_terminal_size().columns - 2
 
     def _get_formatter(self) -> argparse.HelpFormatter:
         """Pass a width: without one, every option that is added makes argparse import shutil to find it."""
