@@ -51,7 +51,9 @@ if TYPE_CHECKING:
 else:
 
     def __getattr__(name):  # noqa: ANN001, ANN202 - a type checker sees the imports above
-        return getattr(import_module("cachectl.layers.base.facts.changes"), name)
+        # From now on it is found without this function.
+        value = globals()[name] = getattr(import_module("cachectl.layers.base.facts.changes"), name)
+        return value
 
 
 __all__ = [
