@@ -114,21 +114,32 @@ class _Gathered:
 
     def add(self, entries: Sequence[Entry], layer: Layer) -> None:
         """Read entries of a layer, in the order of their keys."""
-        keys = [entry.key for entry in entries]
-        try:
-            read = layer.get_many(keys)
-        except FAILURES as error:
-            read = dict.fromkeys(keys, error)
-        for entry in entries:
-            artifact = read.get(entry.key)
-            if isinstance(artifact, Artifact):
-                self._keep(entry, layer, artifact)
-            elif artifact is None:
-                self.skipped.setdefault(layer.name, []).append(Note(entry.key, _VANISHED))
-            else:
-                self.failed.setdefault(layer.name, []).append(Note(entry.key, reason_of(artifact)))
+        skipped, failed = self.skipped.setdefault(layer.name, []), self.failed.setdefault(layer.name, [])
+        for _, item, data in read_entries(layer, entries, skipped, failed, into="a bundle"):
+            self.items.append(item)
+            self.members.add(data)
 
-    def _keep(self, entry: Entry, layer: Layer, artifact: Artifact) -> None:
+
+def read_entries(
+    layer: Layer, entries: Sequence[Entry], skipped: list[Note], failed: list[Note], *, into: str
+) -> Iterator[tuple[Entry, Item, bytes]]:
+    """Yield the entries that can be read, each with its line for a manifest and its bytes.
+
+    The others are added to ``skipped`` or ``failed``; ``into`` says in their reasons where an entry does not fit.
+    """
+    keys = [entry.key for entry in entries]
+    try:
+        read = layer.get_many(keys)
+    except FAILURES as error:
+        read = dict.fromkeys(keys, error)
+    for entry in entries:
+        artifact = read.get(entry.key)
+        if artifact is None:
+            skipped.append(Note(entry.key, _VANISHED))
+            continue
+        if not isinstance(artifact, Artifact):
+            failed.append(Note(entry.key, reason_of(artifact)))
+            continue
         item = Item(
             layer=layer.name,
             key=entry.key,
@@ -139,12 +150,11 @@ class _Gathered:
             device=entry.device,
             versions=dict(entry.versions),
         )
-        # One such entry would keep all others from being imported.
+        # One such entry would keep all others from being read.
         if (unfit := complaint(item)) is not None:
-            self.failed.setdefault(layer.name, []).append(Note(entry.key, f"does not fit into a bundle: {unfit}"))
-            return
-        self.items.append(item)
-        self.members.add(artifact.data)
+            failed.append(Note(entry.key, f"does not fit into {into}: {unfit}"))
+        else:
+            yield entry, item, artifact.data
 
 
 def export(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import io
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,12 +17,11 @@ from typing import TYPE_CHECKING, ClassVar, Final
 
 from cachectl.inspecting.entries import Trouble, listed
 from cachectl.layers.base.as_json import AsJson, total
-from cachectl.layers.base.errors import FAILURES, reason_of
-from cachectl.layers.base.facts import Ability, Artifact, Entry, Note
+from cachectl.layers.base.facts import Ability, Entry, Note
 from cachectl.layers.base.selection import ALL, Selection
 from cachectl.layers.disk.temporaries import temporary_folder
-from cachectl.moving.bundle import Item, complaint, in_batches
-from cachectl.moving.exporting import exposed_folders
+from cachectl.moving.bundle import Item, in_batches
+from cachectl.moving.exporting import exposed_folders, read_entries
 from cachectl.moving.portability import portability_key
 from cachectl.moving.signing import Untrusted, public_key, sign
 from cachectl.moving.transfer import TransferFailed
@@ -58,7 +57,6 @@ _CHECKPOINT: Final = 600.0
 _TOO_SLOW: Final = 43200.0
 #: New entries up to this number are read one by one, more of them by a listing of all.
 _FEW: Final = 64
-_VANISHED: Final = "vanished meanwhile"
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,7 +282,7 @@ class _Pushing:
 
     def _upload(self, layer: Layer, new: Sequence[Entry], batch: _Batch, counts: _Counts) -> None:
         for entries in in_batches(new, lambda entry: entry.layer, lambda entry: entry.bytes):
-            for entry, item, data in _read(layer, entries, counts):
+            for entry, item, data in read_entries(layer, entries, counts.skipped, counts.failed, into="a store"):
                 counts.pushed += 1
                 counts.bytes += item.bytes
                 if item.bytes >= LARGE and f"objects/{item.sha256}" not in self._doomed():
@@ -413,29 +411,3 @@ def _described(layer: Layer, keys: Collection[str]) -> dict[str, Entry]:
         if entry.key in wanted:
             found.setdefault(entry.key, entry)
     return found
-
-
-def _read(layer: Layer, entries: Sequence[Entry], counts: _Counts) -> Iterator[tuple[Entry, Item, bytes]]:
-    """Yield the entries that can be read, with their bytes."""
-    keys = [entry.key for entry in entries]
-    try:
-        read = layer.get_many(keys)
-    except FAILURES as error:
-        read = dict.fromkeys(keys, error)
-    for entry in entries:
-        artifact = read.get(entry.key)
-        if artifact is None:
-            counts.skipped.append(Note(entry.key, _VANISHED))
-            continue
-        if not isinstance(artifact, Artifact):
-            counts.failed.append(Note(entry.key, reason_of(artifact)))
-            continue
-        item = Item(
-            *(layer.name, entry.key, artifact.form, len(artifact.data), hashlib.sha256(artifact.data).hexdigest()),
-            *(dict(artifact.detail), entry.device, dict(entry.versions)),
-        )
-        # One such entry would keep all others from being read.
-        if (unfit := complaint(item)) is not None:
-            counts.failed.append(Note(entry.key, f"does not fit into a store: {unfit}"))
-        else:
-            yield entry, item, artifact.data
