@@ -112,6 +112,7 @@ _seconds.__name__ = "seconds"
 _LAYER: Final = "a layer that cachectl layers lists (default: all)"
 _WAIT: Final = "how long to wait for a lock of another process (default: 5)"
 _PYTHON: Final = "a Python whose entries are not stale; may be repeated. Without it, Pythons are looked for on PATH"
+_LAYER_TO_MOVE: Final = "a layer of cachectl layers (default: all but tuning results)"
 _ONE_LAYER: Final = "only this one; may be repeated"
 #: Arguments and options that several verbs share, with their settings.
 SHARED: Final[dict[str, dict[str, Any]]] = {
@@ -185,8 +186,10 @@ class Parser(argparse.ArgumentParser):
         form.add_argument("--json", **SHARED["--json"])
         return form
 
-    def add_selection(self) -> None:
-        """Add the options that select entries."""
+    def add_selection(self, *, layers: bool = False) -> None:
+        """Add the options that select entries, and with ``layers`` those whose entries go elsewhere."""
+        if layers:
+            self.add_argument("layers", **{**SHARED["layers"], "help": _LAYER_TO_MOVE})
         group = self.add_argument_group("selection")
         group.add_argument("--kernel", metavar="GLOB", help="entries of kernels whose name matches")
         group.add_argument("--older-than", metavar="AGE", help="not changed or used for 30d, 12h, 2w")

@@ -21,10 +21,7 @@ if TYPE_CHECKING:
 
 def add_options(parser: Parser) -> None:
     parser.add_argument("file", nargs="?", metavar="FILE", help="the bundle to write, - or a URL: s3://, gs://, ssh://")
-    parser.add_argument(
-        "layers", nargs="*", metavar="LAYER", help="a layer of cachectl layers (default: all but tuning results)"
-    )
-    parser.add_selection()
+    parser.add_selection(layers=True)
     parser.add_places(root=True)
     parser.add_shared("--sign")
     parser.add_argument(

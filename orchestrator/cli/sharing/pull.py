@@ -17,14 +17,7 @@ if TYPE_CHECKING:
 
 def add_options(parser: Parser) -> None:
     parser.add_argument("url", metavar="URL", help=f"the store: {URL_HELP}")
-    parser.add_argument(
-        "layers",
-        nargs="*",
-        default=[],
-        metavar="LAYER",
-        help="a layer of cachectl layers (default: all but tuning results)",
-    )
-    parser.add_selection()
+    parser.add_selection(layers=True)
     parser.add_places(root=True)
     parser.add_store_trust(required=False)
     parser.add_dry_run("be placed")

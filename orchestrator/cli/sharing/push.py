@@ -16,14 +16,7 @@ URL_HELP: Final = "a folder, s3://, gs://, ssh:// or oci://"
 
 def add_options(parser: Parser) -> None:
     parser.add_argument("url", metavar="URL", help=f"the store, which the first push makes: {URL_HELP}")
-    parser.add_argument(
-        "layers",
-        nargs="*",
-        default=[],
-        metavar="LAYER",
-        help="a layer of cachectl layers (default: all but tuning results)",
-    )
-    parser.add_selection()
+    parser.add_selection(layers=True)
     parser.add_places(root=True)
     parser.add_argument("--sign", metavar="KEY", help="sign what is added with a key of OpenSSH")
     counting = "with --sign, what a signer of this list has pushed counts as present too"
