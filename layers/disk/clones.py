@@ -1,4 +1,4 @@
-"""Copies of files that share disk blocks where the file system can, and a sync of everything written at once."""
+"""Copies of files that share disk blocks where the file system can."""
 
 from __future__ import annotations
 
@@ -65,16 +65,3 @@ def clone_file(source: str, name: str, folder: int) -> bool:
     finally:
         os.close(old)
     return shares
-
-
-def sync_all(folder: int) -> None:
-    """Write everything to the disk that the file system of an open folder has not written yet."""
-    try:
-        import ctypes
-
-        if ctypes.CDLL(None, use_errno=True).syncfs(folder) == 0:
-            return
-    except (ImportError, OSError, AttributeError):
-        pass
-    if hasattr(os, "sync"):
-        os.sync()

@@ -18,9 +18,10 @@ from typing import Final, NamedTuple
 from cachectl.layers.base.errors import Unreachable, reason_of
 from cachectl.layers.base.facts import Brought, Note
 from cachectl.layers.disk.atomic import place_new
-from cachectl.layers.disk.clones import clone_file, sync_all
+from cachectl.layers.disk.clones import clone_file
 from cachectl.layers.disk.handles import descend, opened_root, own_folder
 from cachectl.layers.disk.plain import STAGE
+from cachectl.layers.disk.syncing import sync_all
 from cachectl.layers.stores.tree import Links, Shape
 
 #: Entries that are copied before they are synced and placed.
