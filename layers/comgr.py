@@ -71,12 +71,6 @@ class ComgrIndex(Index):
     shapes = (Shape((regex(re.escape(TIMESTAMP)),), folders=False),)
 
 
-class ComgrLookups(Lookups):
-    """LLVM opens the file of an entry, or maps it, and renames a temporary to a new one."""
-
-    files = EntryFiles()
-
-
 class ComgrCache(Layer):
     """Outputs of single commands of AMD's compiler: bitcode and code objects, one file each."""
 
@@ -93,8 +87,8 @@ class ComgrCache(Layer):
 
     @property
     def lookups(self) -> Lookups:
-        """How the lookups and stores of a run are observed."""
-        return ComgrLookups()
+        """LLVM opens the file of an entry, or maps it, and renames a temporary to a new one."""
+        return Lookups(files=EntryFiles())
 
     # ------------------------------------------------------------------ where and whether
 
