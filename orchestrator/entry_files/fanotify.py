@@ -10,13 +10,14 @@ from __future__ import annotations
 import errno
 import os
 import struct
-import sys
 import time
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
+
+from cachectl.entry_files.kernel_queue import KernelQueue
 
 #: Close at exec, do not block, a queue without limit, and folders and names in place of descriptors (Linux 5.9).
 _FLAGS: Final = 0x1 | 0x2 | 0x10 | 0x400 | 0x800
@@ -64,12 +65,11 @@ class _Event(NamedTuple):
     at: float
 
 
-class Fanotify:
+class Fanotify(KernelQueue):
     """File systems under watch. Raises :class:`OSError` where that is not possible or not allowed."""
 
     def __init__(self) -> None:
-        if not sys.platform.startswith("linux"):
-            raise OSError(errno.ENOSYS, "only Linux reports who opens a file")
+        super().__init__("fanotify_init", "name_to_handle_at", only="who opens a file")
         import ctypes
 
         #: Whether the kernel dropped events.
@@ -81,9 +81,6 @@ class Fanotify:
         #: The last events in unknown folders.
         self._unknown: deque[_Event] = deque(maxlen=_KEPT)
         self._is_new_folder = False
-        self._library: Any = ctypes.CDLL(None, use_errno=True)
-        if not all(hasattr(self._library, name) for name in ("fanotify_init", "name_to_handle_at")):
-            raise OSError(errno.ENOSYS, "the C library has no fanotify")
         self._library.fanotify_mark.argtypes = (
             ctypes.c_int,
             ctypes.c_uint,
@@ -92,18 +89,6 @@ class Fanotify:
             ctypes.c_char_p,
         )
         self._number = self._checked(self._library.fanotify_init(_FLAGS, os.O_RDONLY))
-
-    def _checked(self, result: int) -> int:
-        import ctypes
-
-        if result < 0:
-            number = ctypes.get_errno()
-            raise OSError(number, os.strerror(number))
-        return result
-
-    def fileno(self) -> int:
-        """Return the descriptor, which is readable if there are events."""
-        return self._number
 
     def watch(self, folder: Path) -> None:
         """Watch a folder's file system, and yield what happens in the folder. Raises :class:`OSError`."""
@@ -138,12 +123,8 @@ class Fanotify:
             self._is_new_folder = False
             yield from (self._access(event) for event in self._unknown if event.folder in self._folders)
             self._unknown.clear()
-        self.behind = False
-        try:
-            data = os.read(self._number, 1 << 16)
-        except (BlockingIOError, InterruptedError):
-            return
-        self.behind = True
+        data = self._waiting()
+        self.behind = bool(data)
         for event in self._parse(data, moment):
             if event.folder in self._folders:
                 yield self._access(event)
@@ -169,7 +150,3 @@ class Fanotify:
                 handle = begin + _RECORD.size
                 name = data[handle + bytes_ : begin + size].partition(b"\0")[0]
                 yield _Event((system, form, data[handle : handle + bytes_]), name, process, mask, moment, now)
-
-    def close(self) -> None:
-        """Stop watching."""
-        os.close(self._number)

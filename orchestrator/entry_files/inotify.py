@@ -6,13 +6,13 @@ Source: inotify(7).
 
 from __future__ import annotations
 
-import errno
 import os
 import struct
-import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
+
+from cachectl.entry_files.kernel_queue import KernelQueue
 
 _HEAD: Final = struct.Struct("=iIII")
 
@@ -25,30 +25,12 @@ class FileEvent(NamedTuple):
     name: str
 
 
-class Inotify:
+class Inotify(KernelQueue):
     """Folders under watch. Raises :class:`OSError` where that is not possible."""
 
     def __init__(self) -> None:
-        if not sys.platform.startswith("linux"):
-            raise OSError(errno.ENOSYS, "only Linux reports every file that is opened")
-        import ctypes
-
-        self._library: Any = ctypes.CDLL(None, use_errno=True)
-        if not hasattr(self._library, "inotify_init1"):
-            raise OSError(errno.ENOSYS, "the C library has no inotify")
+        super().__init__("inotify_init1", only="every file that is opened")
         self._number = self._checked(self._library.inotify_init1(os.O_CLOEXEC | os.O_NONBLOCK))
-
-    def _checked(self, result: int) -> int:
-        import ctypes
-
-        if result < 0:
-            number = ctypes.get_errno()
-            raise OSError(number, os.strerror(number))
-        return result
-
-    def fileno(self) -> int:
-        """Return the descriptor, which is readable if there are events."""
-        return self._number
 
     def watch(self, folder: Path, mask: int) -> int:
         """Watch a folder, and return the number of the watch. Raises :class:`OSError`."""
@@ -59,17 +41,10 @@ class Inotify:
 
     def read(self) -> Iterator[FileEvent]:
         """Yield the next events, in order; nothing if none has come."""
-        try:
-            data = os.read(self._number, 1 << 16)
-        except (BlockingIOError, InterruptedError):
-            return
+        data = self._waiting()
         at = 0
         while at + _HEAD.size <= len(data):
             watch, mask, _, length = _HEAD.unpack_from(data, at)
             name = data[at + _HEAD.size : at + _HEAD.size + length].rstrip(b"\0")
             at += _HEAD.size + length
             yield FileEvent(watch, mask, os.fsdecode(name))
-
-    def close(self) -> None:
-        """Stop watching."""
-        os.close(self._number)
