@@ -75,7 +75,7 @@ class Seen:
     gaps: list[str] = field(default_factory=list)
     doubts: list[str] = field(default_factory=list)
     #: Whether the uses of other programs are left out.
-    told_apart: bool = False
+    by_process: bool = False
     #: Whether nothing could be seen.
     blind: bool = False
 
@@ -377,7 +377,7 @@ class EntryEvents:
         self._check_space()
         blind = self._notify is None
         apart = {name: self._fanotify is not None and name not in self._together for name in self._gaps}
-        found = {name: Seen(gaps=list(gaps), told_apart=apart[name], blind=blind) for name, gaps in self._gaps.items()}
+        found = {name: Seen(gaps=list(gaps), by_process=apart[name], blind=blind) for name, gaps in self._gaps.items()}
         # A process that could not be examined may have noted events since.
         members = {process: self._of_run(process) if own is None else own for process, own in self._members.items()}
         processes = _Processes(self._accesses, members)
@@ -397,7 +397,7 @@ class EntryEvents:
         if key is None and not claim.holds_many(path):
             return
         doubt = _TOGETHER if history.together else _EARLY if history.early else None
-        uses, doubt = processes.of_run(path, history) if seen.told_apart else (history.uses, doubt)
+        uses, doubt = processes.of_run(path, history) if seen.by_process else (history.uses, doubt)
         seen.doubts += [doubt] if doubt is not None and uses and doubt not in seen.doubts else []
         hits, stores = counted(uses)
         if key is None:

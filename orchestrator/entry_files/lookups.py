@@ -69,17 +69,17 @@ def entries_used(
 
 
 def _described(layer: Layer, use: EntryUse, size: int | None) -> EntryTrace:
-    told: Mapping[str, str] = {}
+    detail: Mapping[str, str] = {}
     broken = False
     try:
         artifact = layer.store.read(use.root, use.key)
-        told = {} if artifact is None else artifact.detail
+        detail = {} if artifact is None else artifact.detail
     except Damaged:
         broken = True
     except FAILURES:
-        # It shows what can be told without its content.
+        # It shows what is known without its content.
         pass
-    kernels = tuple((told.get("kernels") or "").split()) or None
+    kernels = tuple((detail.get("kernels") or "").split()) or None
     at = tuple(sorted((*use.hits, *use.stores)))
     return EntryTrace(
         layer=layer.name,
@@ -88,7 +88,7 @@ def _described(layer: Layer, use: EntryUse, size: int | None) -> EntryTrace:
         stores=len(use.stores),
         bytes=size,
         kernels=kernels,
-        device=told.get("device") or None,
+        device=detail.get("device") or None,
         broken=broken,
         at=at,
         root=str(use.root.path),
@@ -114,7 +114,7 @@ def count(
     misses = stores + sum(one.hits for one in used if one.broken)
     total = sum((one.bytes or 0) * bool(one.stores) for one in used)
     by = "the kernel's file events on its entries"
-    others = "" if seen.told_apart else "; other programs on the same cache are counted too, as only root sees who"
+    others = "" if seen.by_process else "; other programs on the same cache are counted too, as only root sees who"
     if seen.others:
         new = [key for key in after if key not in before and not after[key].guest]
         names, openings = ", ".join(sorted({path.name for path in seen.others})), sum(seen.others.values())
@@ -135,7 +135,7 @@ def served(builds: Sequence[Mapping[str, Any]], used: Iterable[EntryTrace]) -> d
     """Map builds, by their places in the list, to the layer of the driver and whether it compiled them.
 
     Builds that are not known to have been served otherwise, and whose kernels an entry names, are mapped. Builds of
-    kernels of one name are told apart by time: an entry counts for the last build that had begun.
+    kernels of one name are distinguished by time: an entry counts for the last build that had begun.
     """
     begun = sorted((float(build.get("at") or 0) - float(build["seconds"]), place) for place, build in enumerate(builds))
     found: dict[int, list[EntryTrace]] = {}

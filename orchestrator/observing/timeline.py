@@ -96,7 +96,7 @@ _Event = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Telling:
+class DriverFacts:
     """What layers say of events: the layer that an event belongs to, and the size and times of what a driver stored.
 
     The latter two are asked for a layer's name and a path.
@@ -108,7 +108,7 @@ class Telling:
 
 
 def read_timeline(
-    command: Sequence[str], began: Clock, wall: float, events: Sequence[_Event], telling: Telling
+    command: Sequence[str], began: Clock, wall: float, events: Sequence[_Event], known: DriverFacts
 ) -> Timeline:
     """Return the timeline of a run from the events of its processes, each process's in their order."""
     processes: dict[int, Process] = {}
@@ -118,7 +118,7 @@ def read_timeline(
             pid, host = event["pid"], event.get("host", "")
             processes[pid] = Process(pid, " ".join(event.get("program") or ()), host, event.get("rank"))
             clocks[pid] = Clock(event.get("monotonic", began.monotonic), event.get("epoch", began.epoch), host)
-    reader = _Reader(began, clocks, telling)
+    reader = _Reader(began, clocks, known)
     for event in events:
         # A program can write any event.
         if event.get("end", 0) - event.get("start", 0) <= (wall + _SLACK) * 1e9:
@@ -131,11 +131,11 @@ def read_timeline(
 class _Reader:
     """Makes spans of events."""
 
-    def __init__(self, began: Clock, clocks: Mapping[int, Clock], telling: Telling) -> None:
+    def __init__(self, began: Clock, clocks: Mapping[int, Clock], known: DriverFacts) -> None:
         self.spans: list[Span] = []
         self._began = began
         self._clocks = clocks
-        self._telling = telling
+        self._known = known
         #: What a driver has said that it stored. It says so just before a build ends.
         self._stored: Sequence[str] = ()
         #: Kernels that were compiled after the build of their program, by process and name; they start at the end.
@@ -154,7 +154,7 @@ class _Reader:
         elif kind in _LOOKUPS:
             name = event.get("dictionary") or event.get("key") or event["layer"]
             span = self._span(event, "store" if kind == "store" else "lookup", name, when)
-            self.spans.append(replace(span, layer=self._telling.layer(event), outcome=kind, bytes=event.get("bytes")))
+            self.spans.append(replace(span, layer=self._known.layer(event), outcome=kind, bytes=event.get("bytes")))
         elif kind == "build":
             span = self._span(event, "build", event.get("kind", kind), when)
             self.spans.append(replace(span, layer=event["layer"], outcome=event.get("binary")))
@@ -185,7 +185,7 @@ class _Reader:
         """Add the spans of the driver in a build: one that missed looks up, compiles, and loads."""
         compiled, layer = event.get("compiled"), str(event.get("driver") or "")
         stored = self._stored if compiled else ()
-        times = [(path, one) for path in stored for one in self._telling.compilations(layer, path)]
+        times = [(path, one) for path in stored for one in self._known.compilations(layer, path)]
         for pair in event.get("compiles", ()):
             span = replace(self._span(event, "compile", DRIVER, pair), layer=layer or None, outcome=_OUTCOMES[compiled])
             inside = []
@@ -195,7 +195,7 @@ class _Reader:
                     later = replace(span, name="compiler", kernel=kernel, start=end, seconds=0.0)
                     self._later.setdefault((span.process, kernel or ""), []).append(later)
                 elif span.start <= (start := self._at(event["pid"], begun)) < end <= span.start + span.seconds:
-                    weight = self._telling.weigh(layer, path)
+                    weight = self._known.weigh(layer, path)
                     inside.append(replace(span, name="compiler", start=start, seconds=end - start, bytes=weight))
             known = compiled is False or bool(inside)
             self.spans += [replace(span, stage="lookup") if known else span, *inside]

@@ -32,7 +32,7 @@ from cachectl.layers.base.parts import Compilation, Lookups
 from cachectl.observing.descendants import Descendants, looked_after
 from cachectl.observing.observer import TABLE
 from cachectl.observing.summary import Summary, summarize
-from cachectl.observing.timeline import Clock, Span, Telling, Timeline, read_timeline
+from cachectl.observing.timeline import Clock, DriverFacts, Span, Timeline, read_timeline
 from cachectl.observing.trace_events import messages_after, read_events
 
 if TYPE_CHECKING:
@@ -302,10 +302,10 @@ class Tracer:
         after = {layer.name: self._list_entries(layer) for layer in self._stack if layer.name in self._seen}
         used = {layer.name: self._used(layer, after[layer.name]) for layer in self._stack if layer.name in self._seen}
         entries = tuple(entry for layer in used.values() for entry in layer)
-        all_told = told(events, entries)
-        timeline = self._timeline(command, wall, all_told)
+        completed = with_files(events, entries)
+        timeline = self._timeline(command, wall, completed)
         layers = tuple(
-            self._by_files(layer, used.get(layer.name, ()), after.get(layer.name), all_told)
+            self._by_files(layer, used.get(layer.name, ()), after.get(layer.name), completed)
             or _bounded(self._layer(layer, events), unwatched, noted.unread)
             for layer in self._stack
         )
@@ -314,11 +314,11 @@ class Tracer:
             status,
             wall,
             layers,
-            tuple(_kernels(all_told)),
+            tuple(_kernels(completed)),
             (*self._misses(events), *self._misses_by_files(entries)) if self._explain else None,
             entries,
             unwatched,
-            _rebuilt(all_told),
+            _rebuilt(completed),
             # The process ended in the build, and so did not pass it on itself.
             b"".join(map(self._other_output, messages_after(self.events_folder, events))),
             timeline,
@@ -334,8 +334,8 @@ class Tracer:
             part = self._lookups.get(layer)
             return () if part is None else part.compilations(path)
 
-        telling = Telling(self._layer_of, weigh, compilations)
-        found = read_timeline(command, self._began, wall, events, telling)
+        known = DriverFacts(self._layer_of, weigh, compilations)
+        found = read_timeline(command, self._began, wall, events, known)
         return found if found.processes else None
 
     def _unwatched(self) -> tuple[Unwatched, ...]:
@@ -553,7 +553,7 @@ def _bounded(counted: LayerTrace, unwatched: Iterable[Unwatched], unread: Sequen
 # ---------------------------------------------------------------------- kernels
 
 
-def told(events: Sequence[Mapping[str, Any]], entries: Sequence[EntryTrace]) -> list[Mapping[str, Any]]:
+def with_files(events: Sequence[Mapping[str, Any]], entries: Sequence[EntryTrace]) -> list[Mapping[str, Any]]:
     """Return the events, with what the files of entries say of builds whose driver says nothing."""
     silent = [at for at, event in enumerate(events) if _is_silent(event) and event.get("binary") != "hit"]
     found = list(events)

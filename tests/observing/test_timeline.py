@@ -20,7 +20,7 @@ from cachectl.layers.base.errors import BadRequest
 from cachectl.layers.base.parts import Compilation
 from cachectl.observing import observer
 from cachectl.observing.summary import summarize
-from cachectl.observing.timeline import STAGES, Clock, Process, Span, Telling, Timeline, read_timeline
+from cachectl.observing.timeline import STAGES, Clock, DriverFacts, Process, Span, Timeline, read_timeline
 from cachectl.timelines import chrome, files
 from cachectl.timelines.compare import compare
 
@@ -177,10 +177,10 @@ def test_what_runs_in_programs_needs_the_standard_library_alone() -> None:
 
 def read(events: Sequence[dict[str, Any]], *compilations: Compilation) -> tuple[Span, ...]:
     """Read events of a run that began at 100 s of the monotonic clock, and 1000 s of the epoch."""
-    telling = Telling(lambda event: str(event["layer"]), lambda _layer, _path: 7, lambda _layer, _path: compilations)
+    known = DriverFacts(lambda event: str(event["layer"]), lambda _layer, _path: 7, lambda _layer, _path: compilations)
     started = {"pid": 1, "event": "started", "monotonic": 100 * SECOND, "epoch": 1000 * SECOND, "host": "here"}
     began = Clock(100 * SECOND, 1000 * SECOND, "here")
-    return read_timeline(("run",), began, 50.0, [started, *events], telling).spans
+    return read_timeline(("run",), began, 50.0, [started, *events], known).spans
 
 
 def event(kind: str, start: float, end: float, **more: Any) -> dict[str, Any]:  # noqa: ANN401 - JSON

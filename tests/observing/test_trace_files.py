@@ -28,8 +28,8 @@ from cachectl.entry_files.lookups import EntryTrace
 from cachectl.layer_set import LayerSet
 from cachectl.layers.base.environment import Environment
 from cachectl.observing.summary import summarize
-from cachectl.observing.timeline import Clock, Telling, read_timeline
-from cachectl.observing.trace import told
+from cachectl.observing.timeline import Clock, DriverFacts, read_timeline
+from cachectl.observing.trace import with_files
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -248,7 +248,7 @@ def test_without_the_right_to_see_processes(
         hits = sum(len(entry.hits) for entry in seen.entries)
         stores = sum(len(entry.stores) for entry in seen.entries)
         assert (hits, stores, stores) == expected
-        assert not seen.told_apart
+        assert not seen.by_process
 
 
 def refuse() -> None:
@@ -524,10 +524,10 @@ def test_a_build_by_a_driver_that_says_nothing(*, compiled: bool | None) -> None
     build |= {"start": 0, "end": 10**10, "at": 10.0, "seconds": 10.0, "failed": False, "compiles": [[10**9, 9 * 10**9]]}
     stores = int(compiled is True)
     entry = EntryTrace("drv", "key", 1 - stores, stores, None, ("k",), "gpu", at=(5.0,))
-    events = told([build], [entry] if compiled is not None else [])
+    events = with_files([build], [entry] if compiled is not None else [])
     events.insert(0, {"event": "started", "pid": 1, "monotonic": 0, "epoch": 0, "host": "here"})
-    telling = Telling(lambda event: str(event["layer"]), lambda _, __: None, lambda _, __: ())
-    timeline = read_timeline((), clock, 12.0, events, telling)
+    known = DriverFacts(lambda event: str(event["layer"]), lambda _, __: None, lambda _, __: ())
+    timeline = read_timeline((), clock, 12.0, events, known)
     (span,) = [span for span in timeline.spans if span.name == "driver"]
     stage, outcome = {True: ("compile", "miss"), False: ("lookup", "hit"), None: ("compile", None)}[compiled]
     assert (span.stage, span.outcome, span.layer) == (stage, outcome, "drv" if compiled is not None else None)

@@ -105,14 +105,14 @@ def show_purge(result: PurgeResult, now: float, *, all_layers: bool = False) -> 
     if orphans := [(layer.outcome.layer, orphan) for layer in result.layers for orphan in layer.orphans or ()]:
         output.show_table(orphan_columns(now), orphans)
         output.show_lines([""])
-    told = [outcome for outcome in result.outcomes if not outcome.failed or outcome.removed]
-    shown = [one for one in told if all_layers or one.removed or one.orphans_removed or one.bytes_freed or one.skipped]
+    done = [outcome for outcome in result.outcomes if not outcome.failed or outcome.removed]
+    shown = [one for one in done if all_layers or one.removed or one.orphans_removed or one.bytes_freed or one.skipped]
     if shown:
         total = result.total
         numbers = (output.count(total.removed), output.count(total.orphans_removed), output.size(total.bytes_freed))
         last = ("total", *numbers, output.count(total.skipped))
         output.show_table(columns("would go" if result.dry_run else "removed"), shown, last)
-    output.show_more_layers(len(told) - len(shown), shown, "nothing to remove")
+    output.show_more_layers(len(done) - len(shown), shown, "nothing to remove")
     made = "would be made" if result.dry_run else "is made"
     for outcome in result.outcomes:
         for path in outcome.recreated:
