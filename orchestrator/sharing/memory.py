@@ -64,21 +64,23 @@ def remember(environment: Environment, shown: str, seen: Remembered) -> None:
     records = _records(environment)
     records.pop(shown, None)
     records[shown] = {"store": seen.store, "made": seen.made, "parts": seen.parts}
+    _keep(environment, records)
+
+
+def forget(environment: Environment, shown: str) -> None:
+    """Forget an address, so that what lies there now is taken as new."""
+    records = _records(environment)
+    if records.pop(shown, None) is not None:
+        _keep(environment, records)
+
+
+def _keep(environment: Environment, records: Mapping[str, Any]) -> None:
     kept = dict(list(records.items())[-_MOST:])
     file = user_state_folder(environment) / _RECORD
     with suppress(OSError):
         if shared_because(nearest(file.parent)) is None:
             file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             replace_file(file, [json.dumps({"stores": kept}, indent=1).encode()])
-
-
-def forget(environment: Environment, shown: str) -> None:
-    """Forget an address, so that what lies there now is taken as new."""
-    remember_nothing = {name: one for name, one in _records(environment).items() if name != shown}
-    file = user_state_folder(environment) / _RECORD
-    with suppress(OSError):
-        if file.exists() and shared_because(nearest(file.parent)) is None:
-            replace_file(file, [json.dumps({"stores": remember_nothing}, indent=1).encode()])
 
 
 def _records(environment: Environment) -> dict[str, Any]:

@@ -64,11 +64,6 @@ class BlobUnknown(TransferFailed):
     """A manifest names a blob that the registry does not have, or has not completed."""
 
 
-def is_registry(url: str) -> bool:
-    """Return whether a URL is that of a repository."""
-    return url.lower().startswith(("oci://", "oci+http://"))
-
-
 @dataclass(frozen=True, slots=True)
 class Reference:
     """``oci://HOST/NAME:TAG`` or ``oci://HOST/NAME@sha256:…``; ``plain`` is HTTP without TLS."""
