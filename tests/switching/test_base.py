@@ -31,9 +31,10 @@ PROGRAMS = Path(__file__).parents[1] / "programs"
 KNOWN, FILLED = 8, 11
 
 NOBODY = 65534
-#: Starts a program of another user, who may read every file.
+#: Starts a program of another user, who may read every file. The secure bit keeps that right in access(2), which PoCL
+#: asks whether its library of kernels is there: without it, the kernel drops all rights of another user in that call.
 AS_NOBODY = (
-    *("setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups"),
+    *("setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups", "--securebits=+no_setuid_fixup"),
     *("--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search"),
 )
 INTEL = """
