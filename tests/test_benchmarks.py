@@ -43,7 +43,7 @@ def test_a_cache_with_other_entries_than_were_made_is_noticed(tmp_path: Path) ->
         trees.expect(tmp_path, made)
 
 
-def test_no_command_sees_that_nobody_reads_what_it_prints(tmp_path: Path) -> None:
+def test_every_command_prints_into_a_file(tmp_path: Path) -> None:
     # GNU grep stops at its first match where it prints to the null device, even if it is to count them all.
     looks = "import os, stat; raise SystemExit(not stat.S_ISREG(os.fstat(1).st_mode))"
     assert spend((sys.executable, "-c", looks), variables(tmp_path)).wall > 0
@@ -88,7 +88,7 @@ def test_a_line_that_is_unknown_is_refused() -> None:
     assert (done.returncode, "version" in done.stderr) == (2, True)
 
 
-def test_what_is_not_there_is_not_judged() -> None:
+def test_a_missing_command_is_not_judged() -> None:
     line = next(line for line in lines() if line.name == "report")
     result = Result(line, missing="du: not installed")
     assert result.held is None

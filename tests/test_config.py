@@ -165,7 +165,7 @@ def test_python_takes_an_environment(home: Home) -> None:
         Stack(home.environment()).prune()
 
 
-def test_what_is_stale_depends_on_the_interpreters_of_the_settings(home: Home) -> None:
+def test_staleness_depends_on_the_configured_interpreters(home: Home) -> None:
     write(home, 'python = ["/none/python"]\n[prune]\nstale = true\n')
     for words in (("prune",), ("purge", "--all", "--stale"), ("report",)):
         done = home.cachectl(*words, check=False)
@@ -183,7 +183,7 @@ def test_an_interpreter_of_the_settings_that_does_not_answer_is_found(home: Home
     assert done.stderr.startswith(f"cachectl: {file}:2: python: --python /nowhere/python: ")
 
 
-def test_what_is_no_file_is_refused(home: Home) -> None:
+def test_a_config_that_is_not_a_file_is_refused(home: Home) -> None:
     file = write(home, "")
     file.unlink()
     for make, remove in ((os.mkfifo, os.unlink), (os.mkdir, os.rmdir)):

@@ -213,7 +213,7 @@ def test_import_names_every_entry_with_its_kernels(packed: Path, home: Home, fil
     assert foreseen["total"] == home.json("import", str(packed), "--trust")["total"]
 
 
-def test_what_was_not_placed_does_not_hit(packed: Path, home: Home, held_to_modes: tuple[str, ...]) -> None:
+def test_entries_that_were_not_placed_do_not_hit(packed: Path, home: Home, held_to_modes: tuple[str, ...]) -> None:
     (home.path / ".cache").mkdir()
     close(home.path / ".cache")
     command = (*held_to_modes, sys.executable, "-m", "cachectl", "import", str(packed), "--trust")

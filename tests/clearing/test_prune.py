@@ -59,7 +59,7 @@ def test_files_can_be_bounded(home: Home, cuda: Path) -> None:
     assert (cuda / "index").exists()
 
 
-def test_what_is_old_goes_and_a_dry_run_touches_nothing(home: Home, cuda: Path) -> None:
+def test_old_entries_are_removed_and_a_dry_run_changes_nothing(home: Home, cuda: Path) -> None:
     for path in entries(cuda)[30:]:
         os.utime(path)
     before = snapshot(home.path, times=True)

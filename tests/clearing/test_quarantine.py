@@ -51,7 +51,7 @@ TRIED = "truncated rows"
 
 @pytest.mark.real
 @pytest.mark.parametrize("name", [TRIED, *thorough(*(name for name in BREAKAGES if name != TRIED))])
-def test_a_broken_cache_is_mended_and_broken_again(warm: Home, name: str) -> None:
+def test_a_broken_cache_is_fixed_and_broken_again(warm: Home, name: str) -> None:
     """The real program fails, verify names it, quarantine fixes it, the program runs; restore restores everything."""
     breakage = BREAKAGES[name]
     broken = breakage.make(warm.path)
@@ -180,7 +180,7 @@ def test_records_that_miopen_reads_stay(home: Home) -> None:
     assert installed.splitlines() == [line for line in path.read_text().splitlines() if line]
 
 
-def test_what_the_package_owns_is_never_moved(home: Home) -> None:
+def test_files_of_a_package_are_never_moved(home: Home) -> None:
     """A damaged system database is named, refused with the reason, and the status says so."""
     folder = home.path / "system"
     folder.mkdir()
@@ -214,7 +214,7 @@ def test_an_open_dictionary_is_not_moved(warm: Home) -> None:
 
 
 @pytest.mark.real
-def test_what_changed_meanwhile_is_left(warm: Home) -> None:
+def test_entries_changed_meanwhile_are_left(warm: Home) -> None:
     """An entry that was fixed between the plan and the move stays where it is."""
     broken = junk_native(warm.path)
     stack = Stack(warm.environment())
@@ -255,7 +255,7 @@ LABELS = {
 
 @pytest.mark.real
 @pytest.mark.parametrize("name", ["half", *thorough(*(name for name in LABELS if name != "half"))])
-def test_a_label_that_is_none_is_told(warm: Home, name: str) -> None:
+def test_a_bad_label_is_reported(warm: Home, name: str) -> None:
     """A bad label hides no other: the folder is named, the rest is listed, and clearing the layer clears it."""
     stack = Stack(warm.environment())
     junk_native(warm.path)

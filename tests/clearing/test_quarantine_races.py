@@ -85,7 +85,7 @@ def good_database(path: Path) -> Path:
     return path
 
 
-def test_a_database_that_was_mended_meanwhile_goes_back(home: Home, tmp_path: Path) -> None:
+def test_a_database_that_was_fixed_meanwhile_is_restored(home: Home, tmp_path: Path) -> None:
     """The finding is old, the file under its name is whole by now: it stays, whatever its mark."""
     path = damaged_database(home)
     stack = Stack(home.environment())
@@ -103,7 +103,7 @@ def test_a_database_that_was_mended_meanwhile_goes_back(home: Home, tmp_path: Pa
     assert not list(home.path.rglob(".cachectl-*"))
 
 
-def test_a_folder_with_the_name_of_a_journal_is_nobodys(home: Home) -> None:
+def test_a_folder_named_like_a_journal_is_never_moved(home: Home) -> None:
     """Neither quarantine nor restore touches it."""
     path = damaged_database(home)
     layer = Stack(home.environment())["miopen"]
@@ -155,7 +155,7 @@ def test_a_row_that_cannot_go_leaves_nothing_in_quarantine(home: Home) -> None:
 
 
 @pytest.mark.real
-def test_what_is_no_entry_is_not_restored(warm: Home, tmp_path: Path) -> None:
+def test_files_that_are_not_entries_are_not_restored(warm: Home, tmp_path: Path) -> None:
     """Somebody has put a link, or a file of his own, where the entry lay: it stays where it is."""
     junk_native(warm.path)
     quarantine_all(warm)

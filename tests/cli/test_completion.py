@@ -108,7 +108,7 @@ def test_a_shell_runs_nothing_that_a_cache_names(home: Home, shell: str) -> None
     assert not (home.path / "ran").exists()
 
 
-def test_what_follows_a_verb_that_runs_it_is_a_command(home: Home, shell: str) -> None:
+def test_words_after_a_verb_that_runs_a_command_are_the_command(home: Home, shell: str) -> None:
     (home.path / "my program.py").touch()
     words = ("run", f"--isolated={home.path}/cold", "--", "cat", "my")
     # In bash, readline completes names of files if the script offers nothing.

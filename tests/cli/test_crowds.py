@@ -117,7 +117,7 @@ class Vanishing:
 
 
 @pytest.mark.parametrize("verb", ["report", "ls", "verify", "purge"])
-def test_what_vanishes_at_any_moment_is_no_traceback(
+def test_files_that_vanish_at_any_moment_cause_no_traceback(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb: str
 ) -> None:
     """Everything vanishes between two looks at the disk: each verb ends, and its report matches the rest."""

@@ -169,7 +169,7 @@ def test_ascii_is_enough(cuda: Home) -> None:
     assert "\\xe9" in done.stdout
 
 
-def test_a_mark_of_shortening_that_the_output_can_spell(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_mark_of_shortening_suits_the_encoding_of_the_output(monkeypatch: pytest.MonkeyPatch) -> None:
     columns = (output.Column[str]("a", lambda _: "x"), output.Column[str]("b", lambda digits: digits))
     assert "…" in output.plain_table(columns, ["0123456789" * 10], 40)[1]
 
@@ -182,7 +182,7 @@ def test_a_mark_of_shortening_that_the_output_can_spell(monkeypatch: pytest.Monk
     assert len(line) == 40
 
 
-def test_what_no_module_foresaw_is_one_line() -> None:
+def test_an_unforeseen_error_is_one_line() -> None:
     for error in (RecursionError(), MemoryError()):
         explained = cli._explained(error)
         assert explained is not None
@@ -201,7 +201,7 @@ def key(cuda: Home) -> str:
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "/", "new/"])
-def test_what_is_no_name_of_a_file_is_refused(cuda: Home, key: str, name: str) -> None:
+def test_an_impossible_file_name_is_refused(cuda: Home, key: str, name: str) -> None:
     done = cuda.cachectl("get", "cuda", key, "-o", name, check=False)
     assert done.returncode == 2
     assert f"{name!r} is not a valid name of a file" in one_line(done)
@@ -240,7 +240,7 @@ def test_a_folder_that_is_not_there_is_named_as_it_was(cuda: Home, key: str) -> 
 # ---------------------------------------------------------------------- problems
 
 
-def test_ls_tells_problems_and_goes_on(cuda: Home) -> None:
+def test_ls_reports_problems_and_goes_on(cuda: Home) -> None:
     broken = cuda.path / ".cache" / "pytools" / "pdict-v5-loopy-x-3.11.7.final.0.sqlite"
     broken.parent.mkdir(parents=True)
     broken.write_bytes(b"this is no database, and longer than the header of one would be" * 9)

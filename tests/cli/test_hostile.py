@@ -231,7 +231,7 @@ def test_every_verb_that_looks_says_json_and_writes_nothing(hostile: World, verb
 
 
 @pytest.mark.parametrize("layer", RECOGNISED)
-def test_what_is_recognised_does_go_from_between_the_innocent(tmp_path: Path, layer: str) -> None:
+def test_recognised_entries_are_removed_from_among_other_files(tmp_path: Path, layer: str) -> None:
     """In the same kind of folder real entries are found and removed: it is not blindness that spares the others."""
     world = World(tmp_path)
     variables = {"POCL_CACHE_DIR": "pocl", "MIOPEN_CUSTOM_CACHE_DIR": "miopen", "MIOPEN_USER_DB_PATH": "miopen-tuning"}

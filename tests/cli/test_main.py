@@ -228,7 +228,7 @@ def test_a_command_that_is_not_marked_off_gets_the_corrected_line(home: Home, li
         (["stage", "in"], "end the line with -- and the command to run"),
     ],
 )
-def test_what_is_missing_from_a_run_is_named(home: Home, arguments: list[str], words: str) -> None:
+def test_words_missing_from_a_run_are_named(home: Home, arguments: list[str], words: str) -> None:
     done = home.cachectl(*arguments, check=False)
     assert done.returncode == 2
     (said,) = done.stderr.splitlines()

@@ -265,7 +265,7 @@ def test_a_put_on_a_read_only_disk_is_an_error_of_its_layer(
 @pytest.mark.real
 @pytest.mark.parametrize("layer", ["pocl", *thorough("cuda", "pyopencl")])
 @pytest.mark.parametrize("verb", [PURGE, *thorough((PRUNE,))])
-def test_a_sub_folder_that_is_closed_is_told_and_the_rest_is_done(
+def test_a_closed_sub_folder_is_reported_and_the_rest_is_done(
     settle: Callable[[Path], None], tmp_path: Path, held_to_modes: tuple[str, ...], layer: str, verb: tuple[str, ...]
 ) -> None:
     """A folder inside a root that this user cannot read: it is named, and nothing else is held up by it."""

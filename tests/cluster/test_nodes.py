@@ -89,7 +89,7 @@ def test_a_shared_root_counts_once_and_each_nodes_own_counts(cluster: Cluster) -
 
 @pytest.mark.cluster
 @pytest.mark.real
-def test_one_table_tells_of_all_nodes(cluster: Cluster) -> None:
+def test_one_table_reports_all_nodes(cluster: Cluster) -> None:
     said = cluster.run("report", "--mpi", "-v").stdout
     assert said.count("\ntotal ") == 1
     assert "2 nodes, shared" in said
@@ -113,7 +113,7 @@ def test_a_purge_clears_every_node_and_each_entry_once(cluster: Cluster) -> None
 
 @pytest.mark.cluster
 @pytest.mark.real
-def test_a_selection_and_its_failures_are_told_once(cluster: Cluster) -> None:
+def test_a_selection_and_its_failures_are_reported_once(cluster: Cluster) -> None:
     key = cluster.home.cachectl("ls", "loopy", "-q").stdout.split()[0]
     assert cluster.json("purge", "--mpi", "loopy", "--key", key)["total"]["removed"] == 1
     done = cluster.run("purge", "--mpi", "loopy", "--key", key, check=False)
@@ -141,7 +141,7 @@ def test_a_rank_without_the_named_layer_purges_nothing(cluster: Cluster) -> None
 
 @pytest.mark.cluster
 @pytest.mark.real
-def test_what_only_one_rank_sees_is_found(cluster: Cluster) -> None:
+def test_a_root_of_one_rank_alone_is_found(cluster: Cluster) -> None:
     """A rank may have been given a place of its own, even on a node of others."""
     away = cluster.home.path / "away"
     shutil.copytree(cluster.pocl("a"), away)
@@ -161,7 +161,7 @@ def test_without_a_job_it_is_the_only_node(filled: Home, mpiexec: str) -> None:
     assert filled.json("report", "--mpi")["total"] == filled.json("report")["total"]
 
 
-def test_what_is_mounted_is_read_off_the_table(tmp_path: Path) -> None:
+def test_mounts_are_read_from_the_table(tmp_path: Path) -> None:
     """A root on a network file system is identified by its server on every machine."""
     table = tmp_path / "mountinfo"
     table.write_text(
@@ -203,7 +203,7 @@ def test_a_root_stays_the_same_when_another_makes_it(tmp_path: Path, new_home: C
     assert not any(nodes._mine(seen)(pocl, root) for root in pocl.roots())
 
 
-def test_numbers_of_a_network_file_system_tell_no_two_folders_apart(
+def test_device_numbers_of_a_network_file_system_identify_no_folder(
     tmp_path: Path, new_home: Callable[[Path], Home]
 ) -> None:
     """With sshfs each machine numbers files itself, so two folders may have one number: two names of a file have it."""

@@ -76,7 +76,7 @@ def pocl(root: Path) -> str:
 
 
 @pytest.mark.real
-def test_of_two_entries_of_one_key_the_first_stays_and_the_other_is_counted(mine: Home) -> None:
+def test_the_first_of_two_entries_with_one_key_stays_and_the_other_is_counted(mine: Home) -> None:
     mine.cachectl("merge", "rank0", "all")
     [compiled, *_] = sorted((mine.path / "rank0").rglob("*.so"))
     kept = {path.name: path.read_bytes() for path in (mine.path / "all").rglob("*.so")}
@@ -87,7 +87,7 @@ def test_of_two_entries_of_one_key_the_first_stays_and_the_other_is_counted(mine
     assert {path.name: path.read_bytes() for path in (mine.path / "all").rglob("*.so")} == kept
 
 
-def test_what_is_no_root_is_refused_before_anything_is_written(home: Home) -> None:
+def test_a_folder_that_is_not_a_root_is_refused_before_any_write(home: Home) -> None:
     (home.path / "photographs").mkdir()
     (home.path / "photographs" / "cat.jpg").write_text("cat")
     (home.path / "rank0" / "xdg").mkdir(parents=True)

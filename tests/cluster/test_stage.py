@@ -98,7 +98,7 @@ def test_a_cold_job_writes_each_entry_of_all_nodes_once(jobs: Jobs) -> None:
 
 @pytest.mark.cluster
 @pytest.mark.real
-def test_in_a_staged_job_no_rank_compiles_and_the_file_is_read_once(jobs: Jobs, tmp_path: Path) -> None:
+def test_no_rank_of_a_staged_job_compiles_and_the_file_is_read_once(jobs: Jobs, tmp_path: Path) -> None:
     file = jobs.home.path / "warm.cachectl"
     log = tmp_path / "opened"
     (tmp_path / "sitecustomize.py").write_text(AUDIT.format(log=str(log)))
@@ -124,7 +124,7 @@ def test_in_a_staged_job_no_rank_compiles_and_the_file_is_read_once(jobs: Jobs, 
 
 @pytest.mark.cluster
 @pytest.mark.real
-def test_what_nodes_have_each_for_themselves_travels_in_many_chunks_and_comes_together(
+def test_facts_of_each_node_travel_in_chunks_and_are_merged(
     tmp_path: Path, new_home: Callable[[Path], Home], mpiexec: str
 ) -> None:
     jobs = Jobs(new_home(tmp_path / "home"), mpiexec)
@@ -163,7 +163,7 @@ def test_a_disk_that_fills_up_while_others_send_keeps_nobody(
 
 @pytest.mark.cluster
 @pytest.mark.real
-def test_what_one_job_signs_the_next_believes(jobs: Jobs, tmp_path: Path) -> None:
+def test_a_bundle_signed_by_one_job_is_trusted_by_the_next(jobs: Jobs, tmp_path: Path) -> None:
     if shutil.which("ssh-keygen") is None:
         pytest.skip("needs ssh-keygen")
     key, signers = tmp_path / "key", tmp_path / "signers"
@@ -216,9 +216,7 @@ def test_a_command_that_is_killed_takes_nobody_with_it(jobs: Jobs) -> None:
 
 
 @pytest.mark.cluster
-def test_a_job_that_is_told_to_end_ends_in_order(
-    tmp_path: Path, new_home: Callable[[Path], Home], mpiexec: str
-) -> None:
+def test_a_job_that_gets_a_signal_ends_in_order(tmp_path: Path, new_home: Callable[[Path], Home], mpiexec: str) -> None:
     home = new_home(tmp_path / "home")
     (home.path / "scratch").mkdir()
     stage = (sys.executable, "-m", "cachectl", "stage", "in", "--scratch", "scratch", "--out", "new.cachectl")
@@ -291,7 +289,7 @@ def test_a_job_replaces_nothing_but_bundles(jobs: Jobs, out: str, why: str) -> N
     assert thesis.read_text() == "chapter"
 
 
-def test_what_cannot_be_meant_is_said_before_anything_starts() -> None:
+def test_contradictory_options_are_refused_before_the_start() -> None:
     with pytest.raises(BadRequest, match="a bundle is code"):
         Job("warm.cachectl")
     with pytest.raises(BadRequest, match="need a bundle"):
@@ -322,7 +320,7 @@ def test_a_program_stages_for_itself(jobs: Jobs) -> None:
 
 @pytest.mark.cluster
 @pytest.mark.real
-def test_where_it_is_too_late_on_one_rank_all_are_told(jobs: Jobs) -> None:
+def test_all_ranks_are_informed_if_one_is_too_late(jobs: Jobs) -> None:
     done = program(jobs, "warm.cachectl", "late.cachectl", "late")
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("too late to stage") == 2

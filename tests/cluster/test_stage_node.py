@@ -175,9 +175,7 @@ def test_a_disk_that_fills_up_on_the_way_is_left_alone(
     assert [path.name for path in on.iterdir()] == ["other"]
 
 
-def test_what_a_disk_does_not_take_is_dropped_and_the_rest_of_the_broadcast_too(
-    here: Environment, disk: Callable[[str], Path]
-) -> None:
+def test_a_full_disk_drops_the_rest_of_the_broadcast(here: Environment, disk: Callable[[str], Path]) -> None:
     on = disk("2m")
     node = NodeRoot.make(here, on)
     sink = Sink(node)
@@ -265,7 +263,7 @@ def test_however_entries_are_parted_merged_they_are_the_same_bytes(here: Environ
 
 
 @pytest.mark.parametrize("at_once", [1, 2, 3])
-def test_what_is_left_out_is_the_same_however_many_are_merged_at_once(
+def test_the_same_entries_are_left_out_however_many_are_merged_at_once(
     here: Environment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_once: int
 ) -> None:
     """Each part at each place among those that are read side by side: foreign, unknown, or other bytes."""
@@ -284,7 +282,7 @@ def test_what_is_left_out_is_the_same_however_many_are_merged_at_once(
     assert (tmp_path / "parted").read_bytes() == (tmp_path / "whole").read_bytes()
 
 
-def test_what_was_not_taken_is_not_told_of(here: Environment, tmp_path: Path) -> None:
+def test_entries_that_were_not_taken_are_not_reported(here: Environment, tmp_path: Path) -> None:
     with made(tmp_path / "one", {"a": (b"1", "sm_90")}) as one, made(tmp_path / "two", {"a": (b"2", "sm_80")}) as two:
         done = merge_bundles(here, [one, two], str(tmp_path / "both"))
     assert done.differing == 1

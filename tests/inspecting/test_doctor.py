@@ -188,7 +188,7 @@ def test_a_plugin_that_fails_stops_neither_itself_nor_the_others(tmp_path: Path,
     assert only(found, "off").layer == "loopy"
 
 
-def test_a_plugins_own_hazard_is_told(tmp_path: Path) -> None:
+def test_the_hazard_of_a_plugin_is_reported(tmp_path: Path) -> None:
     environment = environment_of(tmp_path, PMI_SIZE="2")
     hazard = Hazard(Severity.RISKS, "it was not made for this")
     sick = type("Sick", (Sick,), {"among_ranks": hazard, "on_network": "nonsense"})(environment)
@@ -199,7 +199,7 @@ def test_a_plugins_own_hazard_is_told(tmp_path: Path) -> None:
     assert found.fix.startswith("nothing moves it: ")
 
 
-def test_a_plugin_that_gives_no_layer_is_told(tmp_path: Path) -> None:
+def test_a_plugin_without_a_layer_is_reported(tmp_path: Path) -> None:
     (found,) = diagnosis((), (Broken("odd", "it cannot be imported"),)).findings
     assert (found.code, found.layer) == ("plugin", "odd")
     assert not is_grave(found)
@@ -207,7 +207,7 @@ def test_a_plugin_that_gives_no_layer_is_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(ROOT, reason="the superuser reads everything")
-def test_a_root_that_cannot_be_read_is_told_once_by_each_layer(home: Home) -> None:
+def test_an_unreadable_root_is_reported_once_by_each_layer(home: Home) -> None:
     unreadable, closed = home.path / ".cache" / "pytools", home.path / ".cache" / "pocl"
     make(unreadable, closed / "kcache")
     unreadable.chmod(0)

@@ -89,7 +89,7 @@ def test_another_pythons_dictionary_is_no_finding(home: Home) -> None:
     assert snapshot(folder) == before
 
 
-def test_stale_generations_are_told_with_their_bytes_and_pruned(home: Home) -> None:
+def test_stale_generations_are_reported_with_their_bytes_and_pruned(home: Home) -> None:
     dictionary(home.path, Environment.here().python)
     found = only(examine(home.environment(), "pytools"), "stale")
     assert found.severity is Severity.WASTES
@@ -99,7 +99,7 @@ def test_stale_generations_are_told_with_their_bytes_and_pruned(home: Home) -> N
 
 
 @pytest.mark.parametrize(("data", "severity"), [(b"", Severity.HARMLESS), (b"__kernel", Severity.WASTES)])
-def test_leaked_temporaries_are_told_and_pruned(home: Home, data: bytes, severity: Severity) -> None:
+def test_leaked_temporaries_are_reported_and_pruned(home: Home, data: bytes, severity: Severity) -> None:
     leaked = leak(home.path, data)
     # What a running compile might be using is not pruned.
     os.utime(leaked, (1_700_000_000, 1_700_000_000))
@@ -110,7 +110,7 @@ def test_leaked_temporaries_are_told_and_pruned(home: Home, data: bytes, severit
     assert not leaked.exists()
 
 
-def test_what_is_in_quarantine_has_not_leaked_and_is_not_pruned(home: Home) -> None:
+def test_entries_in_quarantine_are_not_orphans_and_are_not_pruned(home: Home) -> None:
     """No command that the doctor names destroys what waits to be brought back; purging the layer does."""
     program = home.path / ".cache" / "pocl" / "kcache" / "AB" / "ABCDEFGHIJKLMNOPABCDEFGHIJKLMNOPABCDE"
     make(program)
@@ -134,7 +134,7 @@ def test_what_is_in_quarantine_has_not_leaked_and_is_not_pruned(home: Home) -> N
     assert examine(home.environment(), "pocl") == []
 
 
-def test_what_was_left_in_place_is_still_to_be_fixed(home: Home) -> None:
+def test_a_finding_left_in_place_keeps_its_fix(home: Home) -> None:
     broken = home.path / ".config" / "miopen" / "gfx90a6e.HIP.3_3_0_a85ca8a54.ufdb.txt"
     make(broken.parent)
     broken.write_text("no record at all\n")
@@ -243,7 +243,7 @@ def test_gpus_are_named_as_miopen_names_files(  # noqa: PLR0917 - a table
     assert (found.arch, found.bases) == (arch, bases)
 
 
-def test_variables_tell_miopen_of_another_gpu(tmp_path: Path) -> None:
+def test_variables_that_set_another_gpu_for_miopen_are_reported(tmp_path: Path) -> None:
     nodes = tmp_path / "nodes"
     enforced = environment_of(tmp_path, HSA_OVERRIDE_GFX_VERSION="10.3.0", MIOPEN_DEVICE_CU="36")
     assert [found.bases for found in amd_gpus(gpu(enforced, nodes))] == [("gfx1030_36",)]
@@ -310,7 +310,7 @@ def test_without_miopen_a_gpu_lacks_nothing(tmp_path: Path) -> None:
     assert examine(environment, "miopen-system") == []
 
 
-def test_a_system_database_in_wal_mode_is_told_once_and_converted(tmp_path: Path) -> None:
+def test_a_system_database_in_wal_mode_is_reported_once_and_converted(tmp_path: Path) -> None:
     environment = with_miopen(tmp_path)
     path = kernels(tmp_path / "rocm-6.2.0" / "share" / "miopen" / "db" / "gfx90a.kdb", wal=True)
     (found,) = examine(environment, "miopen-system")

@@ -44,7 +44,7 @@ def open_home() -> Iterator[Path]:
 # ---------------------------------------------------------------------- whether a root can be used
 
 
-def test_what_is_no_folder_is_told_and_mended(tmp_path: Path) -> None:
+def test_a_root_that_is_not_a_folder_is_reported_and_fixed(tmp_path: Path) -> None:
     file = tmp_path / "a file"
     file.write_text("something")
     found = only(examine(environment_of(tmp_path, POCL_CACHE_DIR=str(file)), "pocl"), "no-folder")
@@ -85,7 +85,7 @@ def asked(home: Path, by: tuple[str, ...], *arguments: str, **variables: str) ->
 
 
 @pytest.mark.parametrize("made", [True, False])
-def test_a_root_that_is_closed_to_me_is_told_and_opened(
+def test_a_root_that_is_closed_to_its_owner_is_reported_and_opened(
     tmp_path: Path, held_to_modes: tuple[str, ...], *, made: bool
 ) -> None:
     root = tmp_path / "above" / "pocl"
@@ -143,7 +143,7 @@ def test_a_folder_that_cannot_be_read_is_no_clean_bill(
 
 
 @pytest.mark.parametrize("layer", [layer for layer in CLOSED if layer != "miopen-tuning"])
-def test_a_link_inside_a_root_is_told_and_harmless(tmp_path: Path, layer: str) -> None:
+def test_a_link_inside_a_root_is_reported_and_harmless(tmp_path: Path, layer: str) -> None:
     link = tmp_path / CLOSED[layer]
     make(link.parent, tmp_path / "elsewhere")
     link.symlink_to(tmp_path / "elsewhere")
@@ -152,7 +152,7 @@ def test_a_link_inside_a_root_is_told_and_harmless(tmp_path: Path, layer: str) -
     assert found.root / (found.key or "") == link
 
 
-def test_what_does_not_belong_into_an_entry_is_told_and_harmless(tmp_path: Path) -> None:
+def test_files_that_do_not_belong_in_an_entry_are_reported_and_harmless(tmp_path: Path) -> None:
     program = tmp_path / ".cache" / "pocl" / "kcache" / "AB" / "ABCDEFGHIJKLMNOPABCDEFGHIJKLMNOPABCDE"
     make(program)
     (program / "thesis.tex").write_text("mine")
@@ -225,7 +225,7 @@ def test_a_sticky_root_is_left_for_another(open_home: Path) -> None:
     assert after(open_home, found.fix + '\nmkdir -p "$POCL_CACHE_DIR"', "pocl", POCL_CACHE_DIR=str(root)) == []
 
 
-def test_what_nobody_else_can_reach_is_safe(open_home: Path) -> None:
+def test_a_root_that_nobody_else_can_reach_is_safe(open_home: Path) -> None:
     root = open_home / "private" / "pocl"
     make(root)
     root.chmod(0o777)

@@ -77,7 +77,7 @@ from cachectl.layers.cuda import cache as cuda_compute_cache
         ("miopen-tuning", "MIOPEN_DEBUG_FIND_ONLY_SOLVER", "ConvAsm1x1U", "tuning", Severity.HARMLESS),
     ],
 )
-def test_a_variable_is_found_and_mended(  # noqa: PLR0917 - a table
+def test_a_variable_is_found_and_fixed(  # noqa: PLR0917 - a table
     tmp_path: Path, layer: str, variable: str, value: str, code: str, severity: Severity
 ) -> None:
     found = only(examine(environment_of(tmp_path, **{variable: value}), layer), code)
@@ -107,7 +107,7 @@ def test_a_variable_is_found_and_mended(  # noqa: PLR0917 - a table
         ("MIOPEN_FIND_ENFORCE", ""),
     ],
 )
-def test_what_is_well_set_is_no_finding(tmp_path: Path, variable: str, value: str) -> None:
+def test_correct_settings_give_no_finding(tmp_path: Path, variable: str, value: str) -> None:
     assert examine(environment_of(tmp_path, **{variable: value})) == []
 
 
@@ -156,7 +156,7 @@ def test_a_value_means_what_the_miopen_that_is_here_makes_of_it(  # noqa: PLR091
 
 
 @pytest.mark.parametrize("kind", ["nfs4", "lustre"])
-def test_roots_on_the_network_are_told_once_with_what_is_unsafe_there(tmp_path: Path, kind: str) -> None:
+def test_roots_on_the_network_are_reported_once_with_their_hazards(tmp_path: Path, kind: str) -> None:
     cache = tmp_path / ".cache"
     make(cache / "pytools", cache / "pyopencl", cache / "pocl" / "kcache", tmp_path / ".nv" / "ComputeCache")
     make(cache / "miopen", tmp_path / ".config" / "miopen")
@@ -175,7 +175,7 @@ def test_roots_on_the_network_are_told_once_with_what_is_unsafe_there(tmp_path: 
     assert "lock is a file" in found["pyopencl"].message
 
 
-def test_what_is_off_or_local_is_safe_on_the_network(tmp_path: Path) -> None:
+def test_caches_that_are_off_or_local_are_safe_on_the_network(tmp_path: Path) -> None:
     make(tmp_path / ".cache" / "pocl" / "kcache")
     local = on_file_system(environment_of(tmp_path), "ext4", tmp_path)
     assert examine(local, "pocl") == []
@@ -183,7 +183,7 @@ def test_what_is_off_or_local_is_safe_on_the_network(tmp_path: Path) -> None:
     assert [finding.code for finding in examine(off, "pocl")] == ["off"]
 
 
-def test_moving_mends_a_root_on_the_network(tmp_path: Path) -> None:
+def test_moving_fixes_a_root_on_the_network(tmp_path: Path) -> None:
     make(tmp_path / ".cache" / "pocl" / "kcache")
     found = only(examine(on_file_system(environment_of(tmp_path), "nfs", tmp_path), "pocl"), "network")
     assert found.fix == 'eval "$(cachectl env --root "$(mktemp -d)" --layer pocl --shell sh)"'
@@ -225,7 +225,7 @@ def test_miopen_falls_back_to_everybodys_folder_where_the_home_is_on_the_network
         ),
     ],
 )
-def test_ranks_that_share_a_root_are_told(
+def test_ranks_that_share_a_root_are_reported(
     tmp_path: Path, variables: Mapping[str, str], ranks: int | None, variable: str
 ) -> None:
     cache = tmp_path / ".cache"
@@ -252,7 +252,7 @@ def test_ranks_that_share_a_root_are_told(
     assert variable in alone.stderr
 
 
-def test_ranks_of_a_node_that_several_nodes_count_alike_are_told_apart_by_the_node(tmp_path: Path) -> None:
+def test_ranks_with_equal_numbers_on_several_nodes_are_distinguished_by_node(tmp_path: Path) -> None:
     variables = {"MPI_LOCALNRANKS": "4", "MPI_LOCALRANKID": "1"}
     for name, apart in (("rank1", False), (f"rank{platform.node()}-1", True), (f"rank{platform.node()}-2", False)):
         root = tmp_path / name
@@ -262,7 +262,7 @@ def test_ranks_of_a_node_that_several_nodes_count_alike_are_told_apart_by_the_no
         assert (not shared) is apart, name
 
 
-def test_what_will_be_made_is_judged_before_it_is_there(tmp_path: Path) -> None:
+def test_a_folder_is_judged_before_it_is_made(tmp_path: Path) -> None:
     """The first run on a cluster is the one that matters: no root is there yet."""
     quiet = environment_of(tmp_path, OCL_ICD_VENDORS=register_driver(tmp_path, "libpocl.so.2"))
     assert examine(quiet, *HOMELY) == []

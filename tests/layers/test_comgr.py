@@ -247,7 +247,7 @@ def examine(home: Path, **variables: str) -> list[Finding]:
         ({"AMD_COMGR_EMIT_VERBOSE_LOGS": "1"}, "variable", Severity.RECOMPILES),
     ],
 )
-def test_each_value_that_is_not_meant_is_told_and_its_fix_mends_it(
+def test_each_wrong_value_is_reported_and_its_fix_works(
     tmp_path: Path, variables: dict[str, str], code: str, severity: Severity
 ) -> None:
     home = tmp_path / "home"
@@ -261,7 +261,7 @@ def test_each_value_that_is_not_meant_is_told_and_its_fix_mends_it(
     assert examine(home, **{name: after[name] for name in given if name in after}) == []
 
 
-def test_nobody_without_such_a_gpu_is_told_of_it(tmp_path: Path) -> None:
+def test_no_finding_without_such_a_gpu(tmp_path: Path) -> None:
     icd = str(tmp_path / "none.icd")
     assert examine(tmp_path, OCL_ICD_VENDORS=icd, AMD_COMGR_CACHE_POLICY="big", AMD_COMGR_CACHE="off") == []
 
@@ -269,7 +269,7 @@ def test_nobody_without_such_a_gpu_is_told_of_it(tmp_path: Path) -> None:
 # ---------------------------------------------------------------------- damage, strangers, temporaries
 
 
-def test_damage_is_told_by_what_comgr_makes_of_it(layer: ComgrCache) -> None:
+def test_damage_is_reported_with_its_effect_in_comgr(layer: ComgrCache) -> None:
     root = layer.roots()[0]
     cut, inner, empty = (name_of(what) for what in (*OUTPUTS[:2], "empty"))
     (root.path / cut).write_bytes((root.path / cut).read_bytes()[:-1])
@@ -290,7 +290,7 @@ def test_damage_is_told_by_what_comgr_makes_of_it(layer: ComgrCache) -> None:
     assert len(list(layer.entries())) == 2
 
 
-def test_what_is_no_entry_is_neither_seen_nor_removed(layer: ComgrCache, tmp_path: Path) -> None:
+def test_other_files_are_neither_listed_nor_removed(layer: ComgrCache, tmp_path: Path) -> None:
     folder = folder_of(layer)
     # The caches of other users of LLVM have shorter names, or another beginning.
     strangers = ["llvmcache-" + "a" * 40, "Thin-abc", "llvmcache-" + "A" * 64, "llvmcache-" + "a" * 65]

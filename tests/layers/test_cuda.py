@@ -216,7 +216,7 @@ def test_an_index_that_is_not_whole_is_named_and_made_anew(layer: CudaComputeCac
 @pytest.mark.parametrize(
     "content", [b"my own index", b"an index of something else entirely", struct.pack("<I", 0x42) * 4]
 )
-def test_what_is_no_index_of_this_version_is_left_alone(layer: CudaComputeCache, content: bytes) -> None:
+def test_an_index_of_another_version_is_left_alone(layer: CudaComputeCache, content: bytes) -> None:
     path = folder(layer) / "index"
     path.write_bytes(content)
     assert layer.clear(layer.plan_clear(Selection(kernel="ka3"))).removed == 2

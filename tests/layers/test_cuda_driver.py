@@ -81,7 +81,7 @@ def test_one_kernel_is_cleared_and_compiled_again_alone(home: Home, layer: CudaC
     assert list(layer.verify(layer.roots()[0])) == []
 
 
-def test_a_damaged_entry_is_found_and_the_driver_mends_it(home: Home, layer: CudaComputeCache) -> None:
+def test_a_damaged_entry_is_found_and_the_driver_replaces_it(home: Home, layer: CudaComputeCache) -> None:
     entry = next(layer.entries(Selection(kernel="nv1")))
     path = entry.root / entry.key
     content = path.read_bytes()

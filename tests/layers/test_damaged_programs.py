@@ -184,7 +184,7 @@ def test_only_deep_finds_what_is_wrong_with_operands(warm: Home, disassembler: l
 
 
 @pytest.mark.real
-def test_what_was_not_checked_is_said(warm: Home, disassembler: llvm_tools.Disassembler) -> None:
+def test_checks_that_were_not_made_are_reported(warm: Home, disassembler: llvm_tools.Disassembler) -> None:
     del disassembler
     layer = PoclKernels(warm.environment())
     entries = list(layer.entries())

@@ -149,7 +149,7 @@ def test_a_zebin_names_kernels_device_and_version(tmp_path: Path, kind: int, val
     assert about.versions == {"zebin": "1.32"}
 
 
-def test_what_is_cut_short_anywhere_is_not_whole(layer: NeoCompilerCache, tmp_path: Path) -> None:
+def test_a_binary_cut_short_anywhere_is_incomplete(layer: NeoCompilerCache, tmp_path: Path) -> None:
     for data in (*(path.read_bytes() for path in folder_of(layer).glob("*.ocloc_cache")), zebin(tmp_path)):
         assert neo_binaries.complaint(data) is None
         for length in range(0, len(data) - 16, 61):
@@ -253,7 +253,7 @@ def examine(home: Path, **variables: str) -> list[Finding]:
         ({"IGC_OptDisable": "1"}, "24.13.29138", "variable", Severity.RISKS),
     ],
 )
-def test_each_off_condition_is_told_and_its_fix_mends_it(
+def test_each_off_condition_is_reported_and_its_fix_works(
     tmp_path: Path, variables: dict[str, str], release: str | None, code: str, severity: Severity
 ) -> None:
     unpack(tmp_path / ".cache" / "neo_compiler_cache")
@@ -267,7 +267,7 @@ def test_each_off_condition_is_told_and_its_fix_mends_it(
     assert examine(tmp_path, **{name: after[name] for name in after if name in given}) == []
 
 
-def test_nobody_without_such_a_driver_is_told_of_it(tmp_path: Path) -> None:
+def test_no_finding_without_such_a_driver(tmp_path: Path) -> None:
     icd = str(tmp_path / "none.icd")
     assert examine(tmp_path, OCL_ICD_VENDORS=icd, NEO_CACHE_DIR="/nowhere", IGC_X="1", NEO_CACHE_MAX_SIZE="1G") == []
 
@@ -309,7 +309,7 @@ def test_without_an_account_the_driver_counts_itself(layer: NeoCompilerCache) ->
     assert not (folder_of(layer) / "config.file").exists()
 
 
-def test_a_file_that_is_no_account_is_left_alone_and_told(layer: NeoCompilerCache) -> None:
+def test_a_file_that_is_not_an_account_is_left_and_reported(layer: NeoCompilerCache) -> None:
     path = folder_of(layer) / "config.file"
     path.write_bytes(b"size = 5 # somebody's own")
     (found,) = layer.verify(layer.roots()[0])
@@ -321,7 +321,7 @@ def test_a_file_that_is_no_account_is_left_alone_and_told(layer: NeoCompilerCach
 
 
 @pytest.mark.parametrize(("counted", "words"), [(10**9, "too early"), (1, "beyond its limit")])
-def test_an_account_that_drifted_is_told(layer: NeoCompilerCache, counted: int, words: str) -> None:
+def test_an_account_with_a_wrong_sum_is_reported(layer: NeoCompilerCache, counted: int, words: str) -> None:
     account(folder_of(layer), counted)
     (found,) = layer.verify(layer.roots()[0])
     assert (found.code, words in found.message) == ("index", True)
@@ -356,7 +356,7 @@ def test_an_account_replaced_by_a_pipe_waits_for_nobody(layer: NeoCompilerCache)
 # ---------------------------------------------------------------------- damage, strangers, temporaries
 
 
-def test_what_the_driver_makes_of_an_entry_that_cannot_be_read_is_told(layer: NeoCompilerCache) -> None:
+def test_the_effect_of_an_unreadable_entry_is_reported(layer: NeoCompilerCache) -> None:
     large = layer.roots()[0].path / "0123456789abcdef.cl_cache"
     large.touch()
     os.truncate(large, (1 << 30) + 1)
@@ -365,7 +365,7 @@ def test_what_the_driver_makes_of_an_entry_that_cannot_be_read_is_told(layer: Ne
     assert given.message.endswith("; the driver compiles it again at every run, and never replaces it")
 
 
-def test_damage_is_told_by_what_the_driver_makes_of_it(layer: NeoCompilerCache, tmp_path: Path) -> None:
+def test_damage_is_reported_with_its_effect_in_the_driver(layer: NeoCompilerCache, tmp_path: Path) -> None:
     root = layer.roots()[0]
     wrapped, bare = root.path / "9/0/90acc8ebe339bbdf.cl_cache", root.path / f"{BARE[0]}.ocloc_cache"
     wrapped.write_bytes(wrapped.read_bytes()[:900])
@@ -384,7 +384,7 @@ def test_damage_is_told_by_what_the_driver_makes_of_it(layer: NeoCompilerCache, 
     assert "damaged" in {problem.code for problem in layer.scan(root) if hasattr(problem, "code")}
 
 
-def test_what_is_no_entry_is_neither_seen_nor_removed(layer: NeoCompilerCache, tmp_path: Path) -> None:
+def test_other_files_are_neither_listed_nor_removed(layer: NeoCompilerCache, tmp_path: Path) -> None:
     root = layer.roots()[0]
     strangers = [
         "a/b/notes.cl_cache",

@@ -110,7 +110,7 @@ def attacked(shared: Path, compute_cache: Callable[[Path], None]) -> tuple[Path,
     return shared / "home", shared / "victim"
 
 
-def test_what_is_changed_for_another_user_stays_that_users(attacked: tuple[Path, Path]) -> None:
+def test_files_changed_for_another_user_keep_their_owner(attacked: tuple[Path, Path]) -> None:
     home, _ = attacked
     bundle = str(home.parent / "bundle")
     assert cachectl(home, "export", bundle, "cuda", "miopen-tuning", "--force")[0] == 0

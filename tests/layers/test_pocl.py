@@ -69,7 +69,7 @@ def test_a_program_that_was_never_launched_names_no_kernel(layer: PoclKernels) -
     assert entry.kernels is None
 
 
-def test_what_no_lookup_reaches_is_an_orphan(layer: PoclKernels) -> None:
+def test_a_file_that_no_lookup_reaches_is_an_orphan(layer: PoclKernels) -> None:
     root = layer.roots()[0].path
     place(layer, NAME, {"build.log": b"error: expected ';'"})
     for name, content in (("tempfile_a1B2c3", b""), ("tempfile_a1B2c4.cl", b"kernel source")):
@@ -131,7 +131,7 @@ def test_the_uncached_folder_is_seen_and_cleared(home: Home) -> None:
     assert uncached.is_dir()
 
 
-def test_what_a_live_compile_may_use_is_left_for_now(layer: PoclKernels, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_temporaries_of_a_running_compiler_are_left(layer: PoclKernels, monkeypatch: pytest.MonkeyPatch) -> None:
     place(layer, NAME, {"program.bc": BITCODE, "k/0-0-0/k.so": ELF})
     old = place(layer, "AB/" + "D" * 37, {"program.bc": BITCODE})
     long_ago = layer.environment.clock() - 2 * pocl_kernels.ENTRY_REST
@@ -192,7 +192,7 @@ def test_get_leaves_temporaries_and_logs_behind(layer: PoclKernels) -> None:
 
 
 @pytest.mark.parametrize("members", [{"last_accessed": b""}, {"build.log": b"error"}])
-def test_what_holds_no_program_is_not_taken_out(layer: PoclKernels, members: dict[str, bytes]) -> None:
+def test_a_folder_without_a_program_is_not_exported(layer: PoclKernels, members: dict[str, bytes]) -> None:
     place(layer, NAME, members)
     assert layer.get(NAME) is None
 
@@ -206,7 +206,7 @@ def test_a_kernel_may_be_called_as_a_temporary_is(layer: PoclKernels) -> None:
     assert set(unpack(artifact.data)) == {"program.bc", native}
 
 
-def test_what_is_not_whole_is_not_taken_out(layer: PoclKernels) -> None:
+def test_an_incomplete_program_is_not_exported(layer: PoclKernels) -> None:
     """A kernel that is being linked would be refused wherever it were put."""
     place(layer, NAME, {"program.bc": BITCODE, "k/0-0-0/k.so": b"\x7fELF"})
     with pytest.raises(Damaged, match=r"k\.so"):
@@ -275,7 +275,7 @@ def test_an_entry_that_holds_no_plain_file_is_not_handed_on_without_it(
 
 
 @pytest.mark.parametrize("members", [{"last_accessed": b""}, {"build.log": b"x"}, {}])
-def test_what_holds_no_program_is_not_put(layer: PoclKernels, members: dict[str, bytes]) -> None:
+def test_an_artifact_without_a_program_is_refused(layer: PoclKernels, members: dict[str, bytes]) -> None:
     with pytest.raises(Damaged, match="no program"):
         layer.put(NAME, Artifact("pocl", NAME, "pocl-entry/1", pack(members)))
     assert not layer.roots()[0].path.exists()

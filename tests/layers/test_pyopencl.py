@@ -303,7 +303,7 @@ for _ in range(rounds):
 """
 
 
-def test_of_many_that_judge_a_lock_dead_one_takes_it_over(tmp_path: Path) -> None:
+def test_one_of_many_processes_takes_over_a_dead_lock(tmp_path: Path) -> None:
     """Many processes find the same dead lock: only one at a time gets in, and no live lock is removed."""
     kinds = ["cachectl"] * 6 + ["program"] * 2
     contenders = [

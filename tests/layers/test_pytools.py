@@ -84,7 +84,7 @@ def test_each_dictionary_has_one_layer(home: Home) -> None:
         ("pdict-v5-loopy-x-2025.2-islpy2026.2.2-cgen2025.1-v2-{python}.sqlite", None),
     ],
 )
-def test_what_nothing_here_opens_is_stale(home: Home, file: str, because: str | None) -> None:
+def test_a_file_that_nothing_here_opens_is_stale(home: Home, file: str, because: str | None) -> None:
     versions = {"pytools": "2026.1.1", "loopy": "2025.2", "islpy": "2026.2.2", "cgen": "2025.1"}
     environment = replace(home.environment(), installed=versions.get)
     file = file.format(python=environment.python)

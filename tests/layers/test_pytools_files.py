@@ -147,7 +147,7 @@ def test_rows_that_a_vacuum_numbered_anew_are_not_taken_for_older_ones(home: Hom
     assert "f" * 16 in {entry.key.rpartition("/")[2] for entry in layer.entries()}
 
 
-def test_what_an_interrupted_cachectl_left_is_an_orphan_of_one_layer(home: Home) -> None:
+def test_files_of_an_interrupted_cachectl_are_orphans_of_one_layer(home: Home) -> None:
     environment = home.environment()
     (home.path / ".cache" / "pytools" / (".cachectl-stage-" + "0" * 32)).mkdir(parents=True)
     orphans = [

@@ -166,7 +166,7 @@ def test_a_dry_run_places_nothing_and_says_the_same(packed: Path, home: Home) ->
 
 
 @pytest.mark.real
-def test_what_cannot_be_hit_is_foreseen_and_left_out(packed: Path, home: Home) -> None:
+def test_entries_that_cannot_be_hit_are_foreseen_and_left_out(packed: Path, home: Home) -> None:
     environment = replace(home.environment(), python="3.9.1.final.0")
     done = import_bundle(Stack(environment), str(packed), TRUSTED)
     layers = {layer.layer: layer for layer in done.layers}
@@ -194,9 +194,7 @@ def another_venv(path: Path) -> str:
 
 @pytest.mark.thorough
 @pytest.mark.real
-def test_in_another_virtual_environment_exactly_what_is_foreseen_misses(
-    packed: Path, home: Home, tmp_path: Path
-) -> None:
+def test_misses_in_another_virtual_environment_are_those_foreseen(packed: Path, home: Home, tmp_path: Path) -> None:
     python = another_venv(tmp_path / "venv")
     document = json.loads(home.run(python, "-m", "cachectl", "import", str(packed), "--trust", "-n", "--json").stdout)
 

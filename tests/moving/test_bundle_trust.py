@@ -300,7 +300,7 @@ def bomb(file: Path, head: tuple[tarfile.TarInfo, bytes], data: bytes) -> str:
 
 
 @pytest.mark.real
-def test_what_no_bundle_may_hold_is_refused_whole(
+def test_a_bundle_with_a_forbidden_member_is_refused_whole(
     parts: tuple[Manifest, list[bytes]], home: Home, tmp_path: Path
 ) -> None:
     import resource

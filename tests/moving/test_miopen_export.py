@@ -90,7 +90,7 @@ def test_a_selection_of_kernels_is_exported(tmp_path: Path) -> None:
     assert [Path(note.key).name for note in done.skipped] == ["gfx1030_36.ukdb"]
 
 
-def test_what_miopen_could_not_use_is_left_out_and_named(tmp_path: Path) -> None:
+def test_entries_that_miopen_cannot_use_are_left_out_and_named(tmp_path: Path) -> None:
     bad = (packed(CODE)[0], "0" * 32, len(CODE))
     joined = (bz2.compress(CODE[:500]) + bz2.compress(CODE[500:]), packed(CODE)[1], len(CODE))
     rows = {"conv.cl.o": packed(CODE, 1), "bad.cl.o": bad, "it's.cl.o": packed(CODE), "joined.cl.o": joined}
@@ -157,7 +157,7 @@ def test_a_folder_is_demanded_and_no_package_is_touched(tmp_path: Path) -> None:
     assert snapshot(tmp_path) == before
 
 
-def test_kernels_that_would_be_hidden_are_told(tmp_path: Path) -> None:
+def test_kernels_that_would_be_hidden_are_reported(tmp_path: Path) -> None:
     store(user_file(tmp_path), {"conv.cl.o": packed(CODE)})
     system = store(tmp_path / "rocm" / "gfx90a.kdb", {"shipped.cl.o": packed(CODE), "conv.cl.o": packed(RAW)})
     environment = environment_of(tmp_path, MIOPEN_SYSTEM_DB_PATH=str(system.parent))

@@ -83,7 +83,7 @@ def test_a_file_that_is_not_there_is_made(tmp_path: Path) -> None:
     assert list(layer.verify(layer.roots()[0])) == []
 
 
-def test_what_is_damaged_is_named_and_the_rest_merged(tmp_path: Path) -> None:
+def test_damaged_bundles_are_named_and_the_rest_merged(tmp_path: Path) -> None:
     bad = (packed(CODE)[0], "0" * 32, len(CODE))
     into = store(user_file(tmp_path), {"x.cl.o": bad})
     garbage = tmp_path / "rank0" / "gfx90a6e.ukdb"
@@ -107,7 +107,7 @@ def test_another_generation_is_not_merged(tmp_path: Path) -> None:
     assert "another generation" in done.files[0].failures[0].because
 
 
-def test_what_miopen_would_not_look_for_there_is_refused_before_anything(tmp_path: Path) -> None:
+def test_names_that_miopen_never_opens_are_refused_first(tmp_path: Path) -> None:
     into = store(user_file(tmp_path), {})
     environment = environment_of(tmp_path)
     good = store(tmp_path / "good" / "gfx90a6e.ukdb", {"a.cl.o": packed(CODE)})

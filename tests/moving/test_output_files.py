@@ -75,7 +75,7 @@ def test_a_path_says_that_a_file_is_meant(warm: Home) -> None:
         ("bench", "-n", "1", "--json", "thesis.tex", *COMMAND),
     ],
 )
-def test_what_cachectl_did_not_write_stays(warm: Home, arguments: tuple[str, ...]) -> None:
+def test_files_that_cachectl_did_not_write_stay(warm: Home, arguments: tuple[str, ...]) -> None:
     file = thesis(warm)
     wanted = [key_of(warm) if word == "KEY" else word for word in arguments]
     done = warm.cachectl(*wanted, check=False)

@@ -174,7 +174,7 @@ def test_no_signature_is_kept_where_others_can_exchange_it(
         *thorough(("broken", "500"), ("closed", "credentials"), ("text", "not compr")),
     ],
 )
-def test_what_a_server_does_wrong_is_one_line_and_nothing_is_written(
+def test_an_error_of_the_server_is_one_line_and_nothing_is_written(
     source: Home, home: Home, web: tuple[str, Path], path: str, words: str
 ) -> None:
     address, folder = web
@@ -209,7 +209,7 @@ def test_a_scheme_that_nobody_knows_is_one_line(home: Home) -> None:
     assert "s3://" in refused(home.cachectl("export", "nonsense://place/bundle", check=False))
 
 
-def test_a_file_may_be_spelled_as_a_url(source: Home, home: Home, tmp_path: Path) -> None:
+def test_a_file_may_be_given_as_a_url(source: Home, home: Home, tmp_path: Path) -> None:
     source.cachectl("export", f"file://{tmp_path}/a%20bundle", "miopen")
     assert (tmp_path / "a bundle").is_file()
     home.cachectl("import", f"file://{tmp_path}/a%20bundle", "--trust")
@@ -241,7 +241,7 @@ def test_fsspec_is_not_loaded_for_a_file(source: Home, tmp_path: Path) -> None:
     source.run(sys.executable, "-c", code, str(tmp_path / "bundle"))
 
 
-def test_what_is_a_url_and_what_is_shown_of_it() -> None:
+def test_urls_are_recognised_and_shown_without_secrets() -> None:
     assert [is_url(name) for name in ("s3://b/x", "simplecache::s3://b/x", "file:///x", "a/b", "C:\\x", "a::b")] == [
         True,
         True,
@@ -285,7 +285,7 @@ def test_a_bundle_goes_to_s3_and_comes_from_there(
 
 
 @pytest.mark.thorough
-def test_what_s3_refuses_is_one_line(source: Home, home: Home, s3: dict[str, str]) -> None:
+def test_a_refusal_by_s3_is_one_line(source: Home, home: Home, s3: dict[str, str]) -> None:
     here = replace(home, variables={**home.variables, **s3})
     there = replace(source, variables={**source.variables, **s3})
     assert "nothing is there" in refused(here.cachectl("import", f"s3://{BUCKET}/none", "--trust", check=False))

@@ -139,7 +139,7 @@ def test_the_proof_holds_for_nvidias_opencl(home: Home) -> None:
 
 @pytest.mark.real
 @pytest.mark.parametrize("layer", FILES)
-def test_whoever_reads_or_writes_is_found_out(rich: Home, layer: str) -> None:
+def test_every_read_and_write_is_found(rich: Home, layer: str) -> None:
     file = one_file(rich, layer)
     cheats = {
         READ: f"{file} was read",
@@ -161,7 +161,7 @@ def test_listing_every_folder_is_no_reading(rich: Home) -> None:
 
 
 @pytest.mark.real
-def test_what_other_layers_do_is_not_laid_at_a_named_ones_door(rich: Home) -> None:
+def test_changes_of_other_layers_are_not_ascribed_to_a_named_one(rich: Home) -> None:
     code = READ.format(file=str(one_file(rich, "loopy")))
     status, lines = prove(rich, ["--no-cache", "--layer", "pocl", "--layer", "pyopencl-invoker"], code)
     assert (status, lines[-1]) == (0, "cachectl: proof holds")
@@ -231,7 +231,7 @@ def test_a_link_to_a_folder_elsewhere_leaves_the_proof_open(home: Home) -> None:
 # ---------------------------------------------------------------------- roots that are not a layer's alone
 
 
-def test_in_a_home_only_what_a_layer_recognises_counts(home: Home) -> None:
+def test_only_recognised_files_of_a_home_count(home: Home) -> None:
     mine = {"MIOPEN_CUSTOM_CACHE_DIR": str(home.path), "CUDA_CACHE_PATH": str(home.path)}
     (home.path / "letters").mkdir()
     letter = home.path / "letters" / "one"
@@ -249,7 +249,7 @@ def test_in_a_home_only_what_a_layer_recognises_counts(home: Home) -> None:
         assert lines[-1] == f"cachectl: proof fails for {layer}"
 
 
-def test_in_a_folder_of_many_things_only_what_a_layer_recognises_counts(home: Home) -> None:
+def test_only_recognised_files_of_a_mixed_folder_count(home: Home) -> None:
     scratch = home.path.parent / "scratch"
     (scratch / "results").mkdir(parents=True)
     mine = {"CUDA_CACHE_PATH": str(scratch)}
@@ -301,13 +301,13 @@ def test_a_command_that_cannot_start_is_no_proof(home: Home) -> None:
     assert "proof" not in done.stderr
 
 
-def test_what_is_not_moved_is_not_proved(home: Home) -> None:
+def test_a_layer_that_is_not_moved_is_not_proved(home: Home) -> None:
     _, lines = prove(home, ["--isolated"], "")
     assert said_of("miopen-system", lines).endswith("stays in use, so nothing is proved of it")
     assert lines[-1] == "cachectl: proof holds"
 
 
-def test_of_no_layer_nothing_is_proved(home: Home) -> None:
+def test_no_layer_gives_no_proof(home: Home) -> None:
     status, lines = prove(home, ["--isolated", "--layer", "miopen-system"], "")
     assert status == 1
     assert lines[-1].startswith("cachectl: proof cannot be given")

@@ -55,7 +55,7 @@ def entry(home: Home, compute_cache: Callable[[Path], None]) -> Path:
     return one_file(home, "cuda")
 
 
-def test_access_times_tell_where_events_cannot(home: Home, entry: Path) -> None:
+def test_access_times_replace_missing_events(home: Home, entry: Path) -> None:
     if (why := why_not_kept(home.path)) is not None:
         pytest.skip(why)
     proof = watched(home, lambda: [path.lstat() for path in home.path.rglob("*")], events=NoEvents())
@@ -95,7 +95,7 @@ def test_lost_events_are_admitted(home: Home, entry: Path) -> None:
     assert not proof.holds
 
 
-def test_what_a_killed_trial_leaves_is_known_for_ours(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_of_a_killed_trial_are_recognised(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     layer = Stack(home.environment())["cuda"]
     root = layer.roots()[0]
     root.path.mkdir(parents=True)
@@ -210,7 +210,7 @@ def test_a_root_that_comes_and_goes_in_what_stays_is_seen(home: Home) -> None:
     assert lines[-2].startswith("cachectl: proof: other programs that use these caches count too; ")
 
 
-def test_what_others_make_above_a_root_leaves_the_proof(home: Home) -> None:
+def test_files_of_others_above_a_root_do_not_affect_the_proof(home: Home) -> None:
     code = "import os; os.makedirs('.cache/fonts'); open('.cache/fonts/x', 'w').close(); os.mkdir('.config')"
     status, lines = prove(home, ["--no-cache"], code)
     assert (status, lines[-1]) == (0, "cachectl: proof holds")
@@ -224,7 +224,7 @@ def test_a_folder_put_in_the_place_of_the_one_above_a_root_leaves_the_proof_open
     assert lines[-1] == "cachectl: proof cannot be given for cuda"
 
 
-def test_without_events_the_folder_above_a_root_tells_of_it(home: Home) -> None:
+def test_the_folder_above_a_root_shows_a_change_without_events(home: Home) -> None:
     root = home.path / ".nv" / "ComputeCache"
     assert watched(home, lambda: None, events=NoEvents()).holds
 

@@ -144,7 +144,7 @@ def test_kernels_and_reasons(home: Home) -> None:
 
 @pytest.mark.thorough
 @real
-def test_a_miss_tells_the_source_from_the_options(home: Home) -> None:
+def test_a_miss_distinguishes_the_source_from_the_options(home: Home) -> None:
     """Of PyOpenCL's programs it is known whether the source is the same, and so the rest must differ."""
     program = f"""
 import sys
@@ -198,7 +198,7 @@ def test_the_program_notices_nothing(home: Home) -> None:
 
 @pytest.mark.thorough
 @real
-def test_a_killed_program_has_told_all_the_same(home: Home) -> None:
+def test_events_of_a_killed_program_are_kept(home: Home) -> None:
     """Events are written as they happen; the status is 128 and the signal."""
     program = (
         f"import sys; sys.path.insert(0, {str(home.programs)!r}); import kernels, os, signal, pyopencl as cl;"
@@ -308,7 +308,7 @@ def test_misuse_is_one_line(home: Home) -> None:
         *(f"layers/inside/{name}" for name in ("builds", "dictionaries", "pocl_messages")),
     ],
 )
-def test_what_is_loaded_into_programs_stands_alone(tmp_path: Path, file: str) -> None:
+def test_code_loaded_into_programs_imports_the_standard_library_alone(tmp_path: Path, file: str) -> None:
     """It is copied into interpreters that have no cachectl: it imports the standard library alone."""
     (tmp_path / "observer.py").write_bytes((Path(__file__).parents[2] / f"{file}.py").read_bytes())
     done = subprocess.run(
@@ -339,7 +339,7 @@ print(t["pytools"].hits, t["pytools"].misses, t["pytools"].stores, fetch.__qualn
 
 @pytest.mark.thorough
 @real
-def test_what_is_loaded_already_is_counted_and_put_back(home: Home) -> None:
+def test_libraries_loaded_before_are_watched_and_restored(home: Home) -> None:
     """A lookup in memory is none, a store of what is there is none; after the block the methods are the old ones."""
     said = home.run(sys.executable, "-c", DICTIONARY).stdout
     assert said == "1 1 0 WriteOncePersistentDict.fetch\n"

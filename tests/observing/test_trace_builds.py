@@ -56,7 +56,7 @@ library.fputs(b"from C, at the end\\n", stream)
 
 @real
 @pytest.mark.thorough
-def test_what_c_code_prints_stays_with_the_program_that_captures_it(home: Home) -> None:
+def test_output_of_c_code_stays_with_the_program_that_captures_it(home: Home) -> None:
     """It is there, complete and before what is printed after the next build, for the parent that reads it."""
     parent = (
         "import subprocess, sys; done = subprocess.run([sys.executable, *sys.argv[1:]], stderr=-1, text=True);"
@@ -88,7 +88,7 @@ threads = [threading.Thread(target=at_once, args=(name,)) for name in ("known", 
 
 @pytest.mark.thorough
 @real
-def test_of_builds_at_the_same_time_none_is_taken_for_compiled_wrongly(home: Home) -> None:
+def test_no_simultaneous_build_is_wrongly_called_compiled(home: Home) -> None:
     """A served build is never called compiled: the answer is right or unknown."""
     document = home.path / "trace.json"
     for round_number in "123":
@@ -168,7 +168,7 @@ SCENES = {
 
 @real
 @pytest.mark.parametrize("scene", [next(iter(SCENES)), *thorough(*list(SCENES)[1:])])
-def test_what_pocl_did_is_counted_whatever_was_asked_of_it(home: Home, scene: str) -> None:
+def test_lookups_of_pocl_are_counted_for_every_kind_of_build(home: Home, scene: str) -> None:
     """PoCL looks up programs and object files, and links again each time. A failure is no hit, a binary is one."""
     lines, expected = SCENES[scene]
     command = (sys.executable, "-c", f"{BEGINNING}\n{lines}", str(home.programs))
@@ -218,7 +218,7 @@ import ctypes, sys
 sys.path.insert(0, "{programs}")
 import kernels, pyopencl as cl
 
-def test_what_c_prints_is_captured(capfd):
+def test_output_of_c_code_is_captured(capfd):
     context = cl.Context([kernels.device()])
     cl.Program(context, "__kernel void one(__global int *a) {{ a[0] = 1; }}").build()
     library = ctypes.CDLL(None)

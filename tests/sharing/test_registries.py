@@ -108,7 +108,7 @@ def test_a_missing_package_is_named_with_its_command(monkeypatch: pytest.MonkeyP
 # ---------------------------------------------------------------------- a real registry
 
 
-def test_what_was_written_is_read_by_others(real_registry: RealRegistry) -> None:
+def test_written_objects_are_read_by_others(real_registry: RealRegistry) -> None:
     url = real_registry.url("team/store:main")
     place = RegistryPlace(url)
     assert (list(place.names()), place.pin()) == ([], None)

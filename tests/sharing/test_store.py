@@ -325,7 +325,7 @@ with sqlite3.connect(database) as opened:
 """
 
 
-def test_what_a_base_has_is_neither_pulled_nor_pushed(cheap: Home, other: Home, tmp_path: Path) -> None:
+def test_entries_of_a_base_are_neither_pulled_nor_pushed(cheap: Home, other: Home, tmp_path: Path) -> None:
     store, base, own = (str(tmp_path / name) for name in ("store", "base", "own"))
     cheap.cachectl("push", store, "miopen")
     trusting = ("run", "--store", store, "--trust")

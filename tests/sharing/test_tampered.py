@@ -192,7 +192,7 @@ def test_strangers_and_unsigned_parts_are_left_out_and_named(home: Home, store: 
     assert [note.because for note in done.left_out] == [f"signed by nobody in {key.with_name('allowed')}"]
 
 
-def test_nobody_trusted_means_nothing_taken(home: Home, store: Path, key: Path) -> None:
+def test_no_trusted_signer_means_no_entry_taken(home: Home, store: Path, key: Path) -> None:
     strangers = key.with_name("strangers")
     strangers.write_text(f"eve@example.org {key.with_name('stranger.pub').read_text()}")
     assert "no part of its index" in refused(home, store, Trust(allowed_signers=str(strangers)))

@@ -145,7 +145,7 @@ def test_a_base_of_the_superuser_serves_another_user(
 
 @pytest.mark.thorough
 @pytest.mark.real
-def test_what_the_base_gains_is_seen_and_what_it_loses_is_dropped(home: Home, base: Path) -> None:
+def test_entries_new_in_the_base_are_linked_and_lost_ones_dropped(home: Home, base: Path) -> None:
     gone = next(base.glob("pocl/??/*"))
     shutil.copytree(gone, home.path / "kept")
     shutil.rmtree(gone)

@@ -163,7 +163,7 @@ def test_a_copy_that_a_killed_run_leaves_is_reported_and_goes_with_the_next_purg
     assert list(cache.iterdir()) == [cache / "other"]
 
 
-def test_a_copy_that_is_being_made_is_nobodys_leftover(home: Home, cache: Path) -> None:
+def test_a_copy_in_progress_is_not_a_leftover(home: Home, cache: Path) -> None:
     environment = home.environment()
     with copies.stage_in(cache) as stage:
         assert copies.abandoned_copies(environment) == ()
@@ -190,7 +190,7 @@ def test_things_come_home_across_file_systems(home: Home, cache: Path, root: Pat
 
 
 @pytest.mark.usefixtures("elsewhere")
-def test_what_cannot_come_home_is_kept_and_named(
+def test_entries_that_cannot_be_moved_home_are_kept_and_named(
     home: Home, cache: Path, said: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: object, **__: object) -> None:

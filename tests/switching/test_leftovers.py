@@ -118,7 +118,7 @@ def test_a_killed_bench_is_cleared_away(home: Home, temporary: Path) -> None:
     assert os.listdir(temporary) == []
 
 
-def test_what_cannot_come_home_stays_and_is_named_each_time(home: Home, temporary: Path) -> None:
+def test_entries_that_cannot_be_moved_home_stay_and_are_named_each_time(home: Home, temporary: Path) -> None:
     pid, caches = killed(home, temporary, "run", "--isolated")
     end(pid)
     (home.path / ".cache").mkdir(exist_ok=True)

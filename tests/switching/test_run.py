@@ -132,7 +132,7 @@ def test_isolating_one_layer_loses_nothing_of_the_others(home: Home) -> None:
     assert entries == {"loopy": 0, "pocl": 2}
 
 
-def test_what_other_programs_newly_cache_comes_home(home: Home) -> None:
+def test_new_entries_of_other_programs_are_moved_home(home: Home) -> None:
     program = 'mkdir -p "$XDG_CACHE_HOME/new" && echo mine > "$XDG_CACHE_HOME/new/file"'
     home.cachectl("run", "--no-cache", "--", "sh", "-c", program)
     assert (home.path / ".cache" / "new" / "file").read_text() == "mine\n"
@@ -161,7 +161,7 @@ def test_a_child_that_takes_a_signal_well_has_the_last_word(home: Home) -> None:
         assert started.wait(600) == 5
 
 
-def test_what_the_caller_ignores_the_child_ignores(home: Home) -> None:
+def test_signals_that_the_caller_ignores_are_ignored_by_the_child(home: Home) -> None:
     command = f"trap '' HUP; exec {sys.executable} -m cachectl run --no-cache -- sh -c 'kill -HUP $$; echo alive'"
     assert home.run("sh", "-c", command).stdout == "alive\n"
 
@@ -207,7 +207,7 @@ def test_a_file_changed_in_both_places_is_kept_in_both(home: Home) -> None:
     shutil.rmtree(kept.parents[1])
 
 
-def test_what_cannot_come_home_is_kept_and_named(home: Home) -> None:
+def test_entries_that_cannot_be_moved_home_are_kept_and_named(home: Home) -> None:
     program = (
         f'mkdir "$XDG_CACHE_HOME/app" && echo mine > "$XDG_CACHE_HOME/app/file" && mkdir -p {home.path}/.cache/app'
     )

@@ -76,13 +76,13 @@ def test_a_kernel_built_in_the_block_goes_on_running_in_any_shape(home: Home) ->
 
 
 @pytest.mark.thorough
-def test_what_a_waiting_command_may_have_to_compile_goes_at_the_end(home: Home) -> None:
+def test_programs_that_a_waiting_command_may_compile_are_removed_at_the_end(home: Home) -> None:
     assert home.python("salted.py", "command_in_flight")["stays"]
     assert programs(home) == []
 
 
 @pytest.mark.thorough
-def test_what_cannot_be_removed_at_the_end_is_told_of(home: Home) -> None:
+def test_entries_that_cannot_be_removed_at_the_end_are_reported(home: Home) -> None:
     seen = home.python("salted.py", "never_done")
     assert seen["stays"]
     assert len(programs(home)) == 1
@@ -95,7 +95,7 @@ def programs(home: Home) -> list[str]:
 
 
 @pytest.mark.thorough
-def test_what_a_kernel_brings_back_after_the_block_goes_at_the_end(home: Home) -> None:
+def test_entries_that_a_kernel_stores_after_the_block_are_removed_at_the_end(home: Home) -> None:
     seen = home.python("salted.py", "at_the_end")
     assert seen["came_back"]
     assert "salted" not in seen["stderr"]
@@ -112,7 +112,7 @@ def test_what_a_kernel_brings_back_after_the_block_goes_at_the_end(home: Home) -
 
 
 @pytest.mark.hazard
-def test_what_other_programs_store_meanwhile_stays(home: Home) -> None:
+def test_entries_of_other_programs_stay(home: Home) -> None:
     assert run_scene(home, "others_entries_stay") == {"kept": 2, "removed": 1}
 
 

@@ -310,7 +310,7 @@ class Panic(BaseException):
 
 @each_method
 @pytest.mark.parametrize("error", [ValueError("x"), OSError("x"), Panic("x"), SystemExit("x")], ids=named)
-def test_what_a_member_raises_is_an_error_of_the_layer(kind: type, name: str, error: BaseException) -> None:
+def test_an_exception_of_a_member_is_an_error_of_the_layer(kind: type, name: str, error: BaseException) -> None:
     assert fails(kind, name, raising(error)) == f"notes: the plug-in failed: {type(error).__name__}: x"
 
 
@@ -430,7 +430,7 @@ def test_without_an_answer_of_its_own_every_entry_is_guarded() -> None:
             deque(ask(ROOT), maxlen=0)
 
 
-def test_what_is_wrong_with_one_artifact_leaves_the_others_to_be_placed() -> None:
+def test_one_wrong_artifact_does_not_stop_the_others() -> None:
     def write(_: Store, __: Root, key: str, ___: Artifact, *, replace: bool) -> None:
         del replace
         if key == "l":
@@ -443,7 +443,7 @@ def test_what_is_wrong_with_one_artifact_leaves_the_others_to_be_placed() -> Non
     assert isinstance(second, PluginFailed)
 
 
-def test_what_a_plug_in_declares_is_checked_too() -> None:
+def test_declarations_of_a_plug_in_are_checked() -> None:
     switch = EnvSwitch("NO NAME", off="1", read=at_load())
     with pytest.raises(PluginFailed, match="no name of one"):
         guard(Layer, switch=switch).switched(on=False)

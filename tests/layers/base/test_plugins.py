@@ -107,7 +107,7 @@ def test_a_run_says_which_plug_in_it_could_not_switch(plugged: Home) -> None:
 
 
 @pytest.mark.parametrize("kind", ["number", *thorough("mixture", "nothing")])
-def test_what_no_bundle_can_hold_of_one_layer_keeps_no_other_from_travelling(plugged: Home, kind: str) -> None:
+def test_an_entry_that_no_bundle_can_hold_does_not_stop_other_layers(plugged: Home, kind: str) -> None:
     """A layer whose details are no text is named by the export, and not found out by the import of all the rest."""
     bundle = str(plugged.path / "bundle")
     done = plugged.cachectl("export", bundle, "notes", "Telling", check=False, TELLING=kind)
@@ -125,7 +125,7 @@ def test_a_layer_may_have_capitals_and_travel(plugged: Home) -> None:
     assert (layer["layer"], layer["there"]) == ("Telling", 2)
 
 
-def test_of_an_entry_in_two_roots_the_first_is_told_and_carried(plugged: Home) -> None:
+def test_the_first_of_an_entry_in_two_roots_is_reported_and_exported(plugged: Home) -> None:
     """A library would find the first one, so the facts of another root must not decide what can be hit."""
     once, twice = plugged.path / "once", plugged.path / "twice"
     plugged.cachectl("export", str(once), "Telling", TELLING="text")

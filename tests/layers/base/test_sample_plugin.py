@@ -101,7 +101,7 @@ def test_an_installed_plug_in_is_part_of_every_verb(plugged: Home) -> None:
     assert "export TOYC_CACHE=0" in plugged.cachectl("env", "--disable", "--shell", "sh").stdout
 
 
-def test_it_is_switched_carried_mended_and_purged(plugged: Home) -> None:
+def test_it_is_switched_carried_fixed_and_purged(plugged: Home) -> None:
     plugged.run(*TOYC, "axpy", "dot")
     assert plugged.cachectl("run", "--isolated", "--", *TOYC, "axpy").stdout == "axpy made\n"
     assert plugged.cachectl("run", "--no-cache", "--prove", "--", *TOYC, "axpy").stdout == "axpy made\n"
@@ -183,7 +183,7 @@ PANIC = "class Panic(BaseException): pass\n    "
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("where", ["", "def __init__(self, environment): raise Mine.Panic('x')"])
-def test_what_is_no_exception_stops_no_verb_and_is_named_by_each(home: Home, tmp_path: Path, where: str) -> None:
+def test_a_base_exception_stops_no_verb_and_is_named_by_each(home: Home, tmp_path: Path, where: str) -> None:
     plugged = offered(home, tmp_path, PANIC + (where or "raise Panic('x')"))
     for arguments in (["report"], ["ls"], ["verify"], ["layers"], ["purge", "--all"], ["env", "--disable"], ["doctor"]):
         done = plugged.cachectl(*arguments, check=False)
@@ -337,7 +337,7 @@ def test_an_entry_outside_the_root_is_named_and_never_planned(tmp_path: Path, ro
         {"stale": "perhaps"},
     ],
 )
-def test_what_no_report_could_spell_is_refused(tmp_path: Path, changes: dict[str, Any]) -> None:
+def test_an_entry_that_no_report_can_print_is_refused(tmp_path: Path, changes: dict[str, Any]) -> None:
     good = Entry("toyc", "good", tmp_path, 1, 1, modified=1.5, device="d", versions={"a": "b"}, stale=True)
     assert list(lying(tmp_path, good).entries()) == [good]
     with pytest.raises(PluginFailed, match="the plug-in failed: "):

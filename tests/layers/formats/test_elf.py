@@ -116,7 +116,7 @@ def test_every_table_is_read_as_pyelftools_reads_it(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", FILES[:4], ids=[path.name for path in FILES[:4]])
-def test_what_pyelftools_cannot_read_is_called_damaged(path: Path) -> None:
+def test_a_file_that_pyelftools_cannot_read_is_damaged(path: Path) -> None:
     whole = path.read_bytes()
     chance = random.Random(path.name)  # noqa: S311 - places to damage, no secret
     headers = (*range(16, 64), *range(len(whole) - 40 * 64, len(whole)))

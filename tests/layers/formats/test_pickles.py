@@ -56,7 +56,7 @@ def test_a_pickle_cut_short_is_a_value_error(value: object, cut: int) -> None:
 
 @pytest.mark.parametrize("protocol", [4, 5])
 @given(value=VALUES, cut=st.integers(1, 40))
-def test_what_is_framed_is_whole(protocol: int, value: object, cut: int) -> None:
+def test_a_framed_pickle_is_complete(protocol: int, value: object, cut: int) -> None:
     """A framed pickle is a pickle; with its end cut off, or something behind it, it is none."""
     data = pickle.dumps(value, protocol)
     if is_framed(data):
@@ -95,7 +95,7 @@ def test_attributes_in_slots_are_found() -> None:
     assert attributes(top) == {"name": "mine"}
 
 
-def test_what_refers_to_itself_is_listed_once() -> None:
+def test_an_object_that_refers_to_itself_is_listed_once() -> None:
     loop: list[object] = [1]
     loop.append(loop)
     top, _ = walk(pickle.dumps(loop))

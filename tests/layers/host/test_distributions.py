@@ -89,7 +89,7 @@ def test_entry_points_are_found_where_they_lie(tmp_path: Path, monkeypatch: pyte
     assert distributions.version_of("other") == "1.0"
 
 
-def test_the_library_is_not_imported_for_what_names_tell() -> None:
+def test_the_library_is_not_imported_if_folder_names_suffice() -> None:
     """It takes longer to import than a report of every cache."""
     import subprocess
 

@@ -113,7 +113,7 @@ def test_windows_has_none() -> None:
         ({"MESA_SHADER_CACHE_DIR": ""}, True),
     ],
 )
-def test_what_switches_off(variables: dict[str, str], off: bool, tmp_path: Path) -> None:
+def test_the_switch_disables_the_cache(variables: dict[str, str], off: bool, tmp_path: Path) -> None:
     layer = MesaShaderCache(environment(tmp_path, **variables))
     assert (layer.state().condition is Condition.DISABLED) == off
 
@@ -139,7 +139,7 @@ def findings_of(layer: Layer) -> dict[str, str]:
     return {finding.code + " " + finding.message.partition("=")[0]: finding.fix for finding in layer.diagnose()}
 
 
-def test_what_is_wrong_with_the_variables_is_said(tmp_path: Path) -> None:
+def test_wrong_variables_are_reported(tmp_path: Path) -> None:
     icd = register_driver(tmp_path, "libRusticlOpenCL.so.1")
     home = tmp_path / "home"
     home.mkdir()
@@ -169,7 +169,7 @@ def test_what_is_wrong_with_the_variables_is_said(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("store", STORES)
-def test_what_gl_keeps_there_is_neither_counted_nor_cleared_unless_named(store: str, tmp_path: Path) -> None:
+def test_entries_of_gl_are_neither_counted_nor_cleared_unless_named(store: str, tmp_path: Path) -> None:
     layer = layer_of(tmp_path / "home", store)
     root = fill(tmp_path / "home" / ".cache", store, {**contents(), **graphics()})
     entries = listed(layer)
@@ -186,14 +186,14 @@ def test_what_gl_keeps_there_is_neither_counted_nor_cleared_unless_named(store: 
     assert set(listed(layer)) == {key("h")}
 
 
-def test_without_a_kernel_nothing_tells_whose_a_driver_s_entries_are(tmp_path: Path) -> None:
+def test_the_driver_of_entries_is_unknown_without_a_kernel(tmp_path: Path) -> None:
     layer = layer_of(tmp_path / "home", "multi-file")
     fill(tmp_path / "home" / ".cache", "multi-file", {key("x"): entry(b"\x7fELF" + bytes(9), "a" * 40)})
     assert listed(layer)[key("x")].detail["of"] == "unknown"
     assert layer.plan_clear().targets == ()
 
 
-def test_what_rusticl_itself_stores_is_known_by_its_name(tmp_path: Path) -> None:
+def test_rusticls_own_entries_are_recognised_by_name(tmp_path: Path) -> None:
     words = [0x07230203, 0x10000, 0, 9, 0, (5 << 16) | 15, 6, 1, *struct.unpack("<2I", b"spirv_k\0")]
     module = struct.pack(f"<{len(words)}I", *words)
     layer = layer_of(tmp_path / "home", "multi-file")

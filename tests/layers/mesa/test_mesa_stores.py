@@ -200,7 +200,7 @@ def test_machine_code_goes_with_the_last_kernel_of_its_driver(store: str, tmp_pa
 
 
 @pytest.mark.parametrize(("store", "arguments"), [("single-file", ("--kernel", "rk0")), *thorough(("multi-file", ()))])
-def test_what_a_killed_purge_leaves_is_counted_and_goes_with_the_next(
+def test_files_of_a_killed_purge_are_counted_and_removed_by_the_next(
     store: str, arguments: tuple[str, ...], tmp_path: Path, injector: Injector
 ) -> None:
     from injector import KILL, WRITES, Fault

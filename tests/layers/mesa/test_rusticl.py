@@ -157,7 +157,7 @@ def test_rusticl_runs_what_put_has_placed(
 @pytest.mark.real
 @pytest.mark.parametrize("store", STORES)
 @pytest.mark.parametrize("by", ["quarantine", "purge"])
-def test_what_mesa_never_repairs_is_found_and_mended(store: str, by: str, cold: Home) -> None:
+def test_damage_that_mesa_never_repairs_is_found_and_fixed(store: str, by: str, cold: Home) -> None:
     rusticl(cold, 1, **STORES[store])
     layer = real(cold, store)
     bad = next(name for name, found in listed(layer).items() if found.kernels is None)
@@ -183,7 +183,7 @@ def test_what_mesa_never_repairs_is_found_and_mended(store: str, by: str, cold: 
 
 
 @pytest.mark.real
-def test_read_only_files_answer_after_a_purge_and_are_left_and_told_of(cold: Home) -> None:
+def test_read_only_files_are_left_and_reported(cold: Home) -> None:
     shipping = {**STORES["single-file"], "MESA_DISK_CACHE_READ_ONLY_FOZ_DBS": "ship"}
     rusticl(cold, 2, **shipping)
     (own,) = (path for path in (cold.path / ".cache").rglob("foz_cache.foz") if path.stat().st_size > 16)
@@ -305,7 +305,7 @@ def test_isolated_and_off_hold_for_rusticl(cold: Home) -> None:
 
 
 @pytest.mark.real
-def test_a_block_tells_whether_it_comes_too_late_for_rusticl(cold: Home) -> None:
+def test_a_block_reports_whether_it_is_too_late_for_rusticl(cold: Home) -> None:
     """Loaded it may be, as it is in every program; only once a device is asked for has it read its variables."""
     program = """
 import sys; sys.path.insert(0, sys.argv[1])

@@ -118,7 +118,7 @@ REJECTED = {
 
 
 @pytest.mark.parametrize("values", ACCEPTED.values(), ids=ACCEPTED)
-def test_what_miopen_accepts_is_read(tmp_path: Path, values: tuple[object, ...]) -> None:
+def test_lines_that_miopen_accepts_are_read(tmp_path: Path, values: tuple[object, ...]) -> None:
     store(user_file(tmp_path), {(NAME, ARGS): values})
     layer = MIOpenKernels(environment_of(tmp_path))
     assert layer.get(KEY) is not None
@@ -126,7 +126,7 @@ def test_what_miopen_accepts_is_read(tmp_path: Path, values: tuple[object, ...])
 
 
 @pytest.mark.parametrize("values", REJECTED.values(), ids=REJECTED)
-def test_what_miopen_rejects_is_damaged(tmp_path: Path, values: tuple[object, ...]) -> None:
+def test_lines_that_miopen_rejects_are_damaged(tmp_path: Path, values: tuple[object, ...]) -> None:
     store(user_file(tmp_path), {(NAME, ARGS): values, ("good.s.o", ""): GOOD})
     layer = MIOpenKernels(environment_of(tmp_path))
     with pytest.raises(Damaged):

@@ -121,7 +121,7 @@ def test_both_generations_are_listed(tmp_path: Path) -> None:
     assert oldest.kernels == ("MIOpenPooling.cl", "MIOpenPooling")
 
 
-def test_what_lies_on_disk_is_what_is_counted(tmp_path: Path) -> None:
+def test_the_bytes_counted_are_those_on_disk(tmp_path: Path) -> None:
     fill(tmp_path)
     layer = MIOpenKernels(environment_of(tmp_path))
     usage = layer.usage(layer.roots()[0])

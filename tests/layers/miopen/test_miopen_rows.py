@@ -219,7 +219,7 @@ def test_a_version_folder_with_a_colon_is_not_miopens(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["folder", "pipe"])
-def test_what_stands_in_the_place_of_a_database_is_named(tmp_path: Path, kind: str) -> None:
+def test_a_file_in_the_place_of_a_database_is_named(tmp_path: Path, kind: str) -> None:
     """MIOpen throws at every lookup and every store."""
     path = user_file(tmp_path)
     path.parent.mkdir(parents=True)

@@ -185,7 +185,7 @@ def test_many_records_are_placed_by_one_rewrite(tmp_path: Path, monkeypatch: pyt
     assert [one for number, one in enumerate(again) if number != 3] == [False] * 3 + [True] + [False] * 45
 
 
-def test_records_that_running_programs_cannot_be_told_of_are_not_said_to_have_been_there(tmp_path: Path) -> None:
+def test_records_that_running_programs_cannot_notice_are_not_called_present(tmp_path: Path) -> None:
     folder = fill(tmp_path)
     (folder / f"{FIND}.time").mkdir()
     lines = ("new=S:1,0,A", "newer=S:1,0,A", "other=S:9,0,A", "other=S:1.5,0,A;T:2.5,0,B")
@@ -228,7 +228,7 @@ def test_tuning_is_precious_and_knows_no_kernels(tmp_path: Path) -> None:
     assert "kernel" in plan.skipped[0].because
 
 
-def test_an_edit_tells_running_programs_of_itself(tmp_path: Path) -> None:
+def test_running_programs_notice_an_edit(tmp_path: Path) -> None:
     folder = fill(tmp_path)
     (folder / FIND).chmod(0o777)
     layer = MIOpenTuning(environment_of(tmp_path))
@@ -349,7 +349,7 @@ def test_left_overs_are_orphans_and_go(tmp_path: Path) -> None:
     assert sorted(os.listdir(folder)) == ["miopen-lockfiles", "notes.temp"]
 
 
-def test_damage_is_told_line_by_line(tmp_path: Path) -> None:
+def test_damage_is_reported_line_by_line(tmp_path: Path) -> None:
     folder = folder_of(tmp_path)
     (folder / FIND).write_text("good=S:1,0,A\nno equals\ngood=S:2,0,A\nlast=S:1")
     (folder / "gfx906_60_1.1.0.udb").write_bytes(b"garbage" * 1000)

@@ -30,7 +30,7 @@ def test_a_header_is_tarfiles(name: str, size: int) -> None:
     assert tar_header(name, size) == by_tarfile(name, size)
 
 
-def test_a_name_or_size_that_no_plain_header_holds_is_spelled_as_tarfile_does() -> None:
+def test_a_name_or_size_beyond_a_plain_header_is_written_as_by_tarfile() -> None:
     for name, size in (("x" * 200, 1), ("café", 7), ("big", 8**11)):
         info = tarfile.TarInfo(name)
         info.size, info.mode = size, 0o600
@@ -38,7 +38,7 @@ def test_a_name_or_size_that_no_plain_header_holds_is_spelled_as_tarfile_does() 
 
 
 @given(MEMBERS)
-def test_what_is_packed_is_read_back_by_us_and_by_tarfile(members: dict[str, bytes]) -> None:
+def test_packed_members_are_read_back_by_us_and_by_tarfile(members: dict[str, bytes]) -> None:
     packed = pack(members)
     assert unpack(packed) == members
     with tarfile.open(fileobj=io.BytesIO(packed)) as tar:
@@ -46,7 +46,7 @@ def test_what_is_packed_is_read_back_by_us_and_by_tarfile(members: dict[str, byt
 
 
 @given(st.dictionaries(PLAIN, st.binary(max_size=1500), max_size=4))
-def test_what_tarfile_has_written_is_read_too(members: dict[str, bytes]) -> None:
+def test_members_written_by_tarfile_are_read(members: dict[str, bytes]) -> None:
     assert unpack(_foreign(members)) == members
 
 

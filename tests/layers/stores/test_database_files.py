@@ -122,7 +122,7 @@ def test_an_interrupted_write_keeps_no_verb_from_its_work(home: Home) -> None:
     assert rows_of(path) == 0
 
 
-def test_what_is_too_large_to_be_copied_is_recovered_by_a_purge(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_database_too_large_to_copy_is_recovered_by_a_purge(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     """Reading says which command does it, and a purge does it first."""
     interrupted(home.path / ".cache" / "pytools" / FILE)
     monkeypatch.setattr(database, "SANE", 0)

@@ -273,7 +273,7 @@ def test_over_others_works_as_the_owner(shared: Path) -> None:
 
 
 @as_root
-def test_what_another_user_can_exchange_is_only_read(shared: Path, tmp_path: Path) -> None:
+def test_a_folder_that_another_user_can_replace_is_only_read(shared: Path, tmp_path: Path) -> None:
     """Where the folder above is open to others, nothing is written, not even through a link that is put there."""
     (shared / ".cache").mkdir()
     (shared / ".cache").chmod(0o777)
@@ -298,7 +298,7 @@ def test_what_another_user_can_exchange_is_only_read(shared: Path, tmp_path: Pat
 
 
 @as_root
-def test_who_can_write_to_a_folder(shared: Path) -> None:
+def test_writers_of_a_folder_are_found(shared: Path) -> None:
     """The modes and owners of the whole way count; behind a folder that others cannot enter, modes do not."""
     folder = shared / "a" / "b"
     folder.mkdir(parents=True)

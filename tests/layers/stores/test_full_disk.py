@@ -211,7 +211,7 @@ def test_a_disk_without_inodes_is_cleared(mount: Callable[..., Path], tmp_path: 
 
 
 @pytest.mark.real
-def test_what_found_no_room_is_tried_again_when_others_have_gone(disk: Path) -> None:
+def test_a_dictionary_without_room_is_tried_again_after_others(disk: Path) -> None:
     """Of one dictionary some rows are to stay, so sqlite needs room for a journal: the next one makes it."""
     first = fill_dictionary(disk, "a", rows=1)
     with closing(sqlite3.connect(first)) as connection, connection:

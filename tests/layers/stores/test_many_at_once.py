@@ -43,7 +43,7 @@ def tree(tmp_path: Path) -> Tree:
     return Tree("test", tmp_path / "root", SHAPE)
 
 
-def test_what_is_in_the_way_stays_and_the_others_are_placed(tree: Tree, tmp_path: Path) -> None:
+def test_a_file_in_the_way_stays_and_other_entries_are_placed(tree: Tree, tmp_path: Path) -> None:
     (tmp_path / "outside").mkdir()
     (tree.root / "ab").mkdir(parents=True)
     (tree.root / "ab" / "0001").mkdir()

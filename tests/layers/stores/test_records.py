@@ -40,7 +40,7 @@ def faults(path: Path) -> list[tuple[int, str]]:
 
 
 @given(DATABASES)
-def test_what_is_put_reads_back(database: dict[str, dict[str, str]]) -> None:
+def test_an_entry_that_was_put_is_read_back(database: dict[str, dict[str, str]]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "records.txt")
         for key, items in database.items():
@@ -186,7 +186,7 @@ def test_a_changed_record_is_not_deleted(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("line", [b"", b"a", b"=S:1", b"a=", b"a=S", b"a=S:1\nb=S:1", b"a=S:1\n"])
-def test_what_is_no_record_is_not_put(tmp_path: Path, line: bytes) -> None:
+def test_an_artifact_that_is_not_a_record_is_refused(tmp_path: Path, line: bytes) -> None:
     with pytest.raises(Damaged):
         store(tmp_path / "records.txt").put(line, replace=True)
     assert os.listdir(tmp_path) == []

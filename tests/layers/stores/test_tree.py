@@ -96,7 +96,7 @@ def test_removal_leaves_no_trash(tree: Tree) -> None:
     assert list(tree.root.iterdir()) == []
 
 
-def test_what_an_interrupted_removal_left_is_cleared_later(tree: Tree) -> None:
+def test_files_left_by_an_interrupted_removal_are_cleared_later(tree: Tree) -> None:
     trash = tree.root / (".cachectl-trash-" + "0" * 32)
     (trash / "0").mkdir(parents=True)
     (trash / "0" / "file").write_text("half removed")
@@ -220,7 +220,7 @@ def test_a_cut_tar_is_damage(tree: Tree) -> None:
         tree.write("ab/0001", data[:1000], replace=False)
 
 
-def test_a_living_cachectls_stage_is_nobodys_left_over(tree: Tree) -> None:
+def test_the_stage_of_a_running_cachectl_is_not_an_orphan(tree: Tree) -> None:
     tree.root.mkdir()
     stage = tree.root / (".cachectl-stage-" + "0" * 32)
     stage.mkdir()
@@ -266,7 +266,7 @@ def test_two_that_replace_one_entry_at_once_leave_one_of_theirs(tree: Tree) -> N
     assert [path.name for path in tree.root.iterdir()] == ["ab"]
 
 
-def test_what_is_not_a_plain_file_is_read_neither_nor_waited_for(tmp_path: Path) -> None:
+def test_special_files_are_neither_read_nor_waited_for(tmp_path: Path) -> None:
     files = Tree("test", tmp_path, Shape((re.compile("[a-f]{2}"),), folders=False))
     os.mkfifo(tmp_path / "ab")
     (tmp_path / "cd").symlink_to("/etc/hostname")
@@ -286,7 +286,7 @@ def test_a_folder_nested_without_end_is_a_problem(tree: Tree) -> None:
     assert [problem.code for problem in tree.scan() if isinstance(problem, Problem)] == ["unrecognised"]
 
 
-def test_files_that_do_not_belong_in_an_entry_make_it_nobodys(tmp_path: Path) -> None:
+def test_a_folder_with_foreign_files_is_not_an_entry(tmp_path: Path) -> None:
     tree = Tree("test", tmp_path, Shape(SHAPE.levels, folders=True, members=re.compile("file|sub/.*")))
     fill(tree, "ab/0001", file=b"1")
     fill(tree, "ab/0002", file=b"1", thesis=b"years")

@@ -112,7 +112,7 @@ def files(root: Path) -> Iterator[str]:
 
 
 @pytest.mark.usefixtures("processes")
-def test_what_was_planned_goes_and_the_rest_stays(root: Path) -> None:
+def test_planned_entries_are_removed_and_others_stay(root: Path) -> None:
     """A changed entry goes back whole; a vanished one, and anything that is no entry, is left alone."""
     plan = targets(root)
     (root / "AE" / "AAAA" / "b").write_bytes(b"changed")
@@ -149,7 +149,7 @@ def test_a_link_that_took_an_entrys_place_is_not_followed(root: Path, tmp_path_f
     assert (root / "AE" / "AAAB" / "kernel").is_symlink()
 
 
-def test_what_is_left_when_a_program_starts_goes_once(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_orphans_are_removed_once_when_a_program_starts(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Orphans in a folder that was not started are removed once, and not reported as removed entries."""
     monkeypatch.setattr(tree_module, "_SECONDS_UNASKED", -1.0)
     *entries, last = targets(root)
@@ -219,7 +219,7 @@ Tree("test", root, SHAPE).remove_unused(plan, lambda: True)
 """
 
 
-def test_with_the_purge_its_helpers_end(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_helpers_end_with_the_purge(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     """The user who killed it may start a program that uses the cache."""
     for folder in ("AA", "AB", "AC", "AD", "AE", "AF"):
         for number in range(256):
@@ -280,7 +280,7 @@ def test_a_helper_that_is_none_is_made_up_for(
 
 
 @pytest.mark.usefixtures("processes")
-def test_what_is_nested_too_deeply_is_no_entry(root: Path) -> None:
+def test_a_folder_nested_too_deeply_is_not_an_entry(root: Path) -> None:
     """Neither to a scan nor to a weighing."""
     deep = root / "AF" / "AAAA" / "/".join(["kernel"] * 20)
     deep.mkdir(parents=True)
