@@ -120,7 +120,7 @@ def _export(what: str, kind: Kind, root: Path, rounds: int) -> None:
     ours = (*cachectl(), "export", "--force", str(root / "bundle.cachectl"), *kind.layers)
     theirs = ("tar", "--zstd", "-cf", str(root / "tree.tar.zst"), "-C", str(home), *folders)
     taken = _by_turns([lambda: spend(ours, environment), lambda: spend(theirs, environment)], rounds)
-    _tell(what, "export", "created", *taken)
+    _print_row(what, "export", "created", *taken)
 
 
 def _import(what: str, kind: Kind, root: Path, rounds: int) -> None:
@@ -141,11 +141,11 @@ def _import(what: str, kind: Kind, root: Path, rounds: int) -> None:
 
     ours = (*cachectl(), "import", str(root / "bundle.cachectl"), "--trust")
     taken = _by_turns([lambda: spend(ours, environment), unpack, unpack_and_sync], rounds, empty)
-    _tell(what, "import", "extracted", taken[0], taken[1])
-    _tell(what, "import", "extracted, sync", taken[0], taken[2])
+    _print_row(what, "import", "extracted", taken[0], taken[1])
+    _print_row(what, "import", "extracted, sync", taken[0], taken[2])
 
 
-def _tell(what: str, verb: str, against: str, ours: Sequence[Used], theirs: Sequence[Used]) -> None:
+def _print_row(what: str, verb: str, against: str, ours: Sequence[Used], theirs: Sequence[Used]) -> None:
     cells = (
         _compared([used.wall for used in ours], [used.wall for used in theirs]),
         _compared([used.cpu for used in ours], [used.cpu for used in theirs]),

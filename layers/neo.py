@@ -192,8 +192,8 @@ class NeoCompilerCache(Layer):
             return State(Condition.DISABLED, f"NEO_CACHE_PERSISTENT={value}{hint}")
         if not self._is_here():
             return State(Condition.ABSENT, "no driver of Intel's is registered, and none has left a cache")
-        if (lack := self._lacking_folder()) is not None:
-            return State(Condition.DISABLED, f"{lack[1]}: the driver then keeps no cache, without a message")
+        if (missing := self._missing_folder()) is not None:
+            return State(Condition.DISABLED, f"{missing[1]}: the driver then keeps no cache, without a message")
         if variable := self._compiler_variable():
             return replace(self._with_compiler_variable(variable), drivers=self._drivers())
         why = "on by default" if value is None else f"NEO_CACHE_PERSISTENT={value}"
@@ -205,7 +205,7 @@ class NeoCompilerCache(Layer):
     def _is_here(self) -> bool:
         return bool(self._drivers()) or any(root.exists for root in self.roots())
 
-    def _lacking_folder(self) -> tuple[Path | None, str] | None:
+    def _missing_folder(self) -> tuple[Path | None, str] | None:
         """Return the missing folder that the driver needs, and why it is missing; ``None`` where nothing is missing."""
         root = next(iter(self.roots()), None)
         if root is None:
@@ -260,9 +260,9 @@ class NeoCompilerCache(Layer):
             yield from self._of_limit()
 
     def _unfit_folder(self) -> Iterator[facts.Finding]:
-        if (lack := self._lacking_folder()) is None:
+        if (missing := self._missing_folder()) is None:
             return
-        folder, why = lack
+        folder, why = missing
         message = f"{why}: the driver makes no such folder, keeps nothing, and every run compiles"
         home = f"export HOME={shlex.quote(str(self.environment.home))}"
         fix = home if folder is None else f"mkdir -p {shlex.quote(str(folder))}"

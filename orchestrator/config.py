@@ -20,8 +20,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeVar
 
 from cachectl.layers.base.as_json import AsJson
 from cachectl.layers.base.environment import CONFIG_VARIABLE, SETTING_PREFIX, config_paths
-from cachectl.layers.base.errors import BadRequest, CachectlError, printable
+from cachectl.layers.base.errors import BadRequest, CachectlError
 from cachectl.layers.base.selection import parse_age, parse_size
+from cachectl.layers.base.texts import printable
 
 if TYPE_CHECKING:
     from cachectl.clearing.limits import Limits

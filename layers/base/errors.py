@@ -23,6 +23,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from cachectl.layers.base.texts import printable
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
@@ -118,14 +120,3 @@ def reason_of(error: LayerError | OSError) -> str:
     if isinstance(error, LayerError):
         return error.message
     return str(error.strerror or error)
-
-
-def printable(path: Path | str) -> str:
-    """Return a path as one line: control and undecodable characters are escaped."""
-    text = str(path)
-    if text.isprintable():
-        return text
-    return "".join(
-        character if character.isprintable() else character.encode("unicode_escape", "surrogatepass").decode()
-        for character in text
-    )

@@ -31,7 +31,7 @@ _EGG: Final = (".egg-info", ".egg-link", ".egg")
 def version_of(distribution: str) -> str | None:
     """Return the version of an installed distribution, ``None`` if it is not installed."""
     folders = tuple(sys.path)
-    if _names_tell(folders):
+    if _names_suffice(folders):
         wanted = normal(distribution)
         for folder in folders:
             versions, doubtful = _offered_by(names_in(folder))
@@ -64,14 +64,14 @@ def versions_in(folder: str) -> dict[str, str]:
 def entry_points(group: str) -> tuple[EntryPoint, ...]:
     """Return the entry points of a group of all installed distributions."""
     folders = tuple(sys.path)
-    if _names_tell(folders) and not any(_mentions(group, folder, names_in(folder)) for folder in folders):
+    if _names_suffice(folders) and not any(_mentions(group, folder, names_in(folder)) for folder in folders):
         return ()
     from importlib import metadata
 
     return tuple(metadata.entry_points(group=group))
 
 
-def _names_tell(folders: Sequence[str]) -> bool:
+def _names_suffice(folders: Sequence[str]) -> bool:
     """Return whether every distribution is a metadata folder beside its modules, so that names suffice."""
     finders = [finder for finder in sys.meta_path if finder is not PathFinder]
     if any(hasattr(finder, "find_distributions") for finder in finders):

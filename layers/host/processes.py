@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from cachectl.layers.base.errors import printable
+from cachectl.layers.base.texts import printable
 
 _PROC: Final = Path("/proc")
 

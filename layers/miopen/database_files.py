@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Final
 
 from cachectl.layers.base.environment import Environment
-from cachectl.layers.base.errors import Damaged, Refused, Unreachable, printable
+from cachectl.layers.base.errors import Damaged, Refused, Unreachable
 from cachectl.layers.base.facts import Note, Scope
+from cachectl.layers.base.texts import printable
 from cachectl.layers.miopen import kernel_db
 from cachectl.layers.miopen.places import kernel_key
 from cachectl.layers.miopen.system_kernels import MIOpenSystemKernels
@@ -78,7 +79,7 @@ class KernelFile:
     def __init__(self, layer: str, path: Path, lock_timeout: float) -> None:
         self.layer = layer
         self.path = path
-        self._patience = lock_timeout
+        self._lock_timeout = lock_timeout
         columns = (
             RowFile(layer, path, kernel_db.SCHEMA, lock_timeout).columns() if os.path.lexists(path) else frozenset()
         )
@@ -94,7 +95,7 @@ class KernelFile:
         kernels: dict[tuple[str, ...], tuple[object, ...]] = {}
         flawed: list[Note] = []
         if self.schema is not None:
-            rows = RowFile(self.layer, self.path, self.schema, self._patience)
+            rows = RowFile(self.layer, self.path, self.schema, self._lock_timeout)
             for row, values in rows.rows_with(*self.schema.values):
                 kernel = _checked(row.key, values, self.schema)
                 if isinstance(kernel, str):

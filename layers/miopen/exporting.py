@@ -14,10 +14,11 @@ from typing import ClassVar, Final
 
 from cachectl.layers.base.as_json import AsJson
 from cachectl.layers.base.environment import Environment
-from cachectl.layers.base.errors import BadRequest, Damaged, LayerError, printable, reason_of
+from cachectl.layers.base.errors import BadRequest, Damaged, LayerError, reason_of
 from cachectl.layers.base.facts import Note, Root
 from cachectl.layers.base.layer import Layer
 from cachectl.layers.base.lazy import regex
+from cachectl.layers.base.texts import printable
 from cachectl.layers.disk.atomic import replace_file
 from cachectl.layers.miopen import kernel_db
 from cachectl.layers.miopen.database_files import (

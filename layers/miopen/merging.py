@@ -15,8 +15,9 @@ from typing import ClassVar, NamedTuple
 
 from cachectl.layers.base.as_json import AsJson, total
 from cachectl.layers.base.environment import Environment, user_name
-from cachectl.layers.base.errors import BadRequest, Damaged, LayerError, Refused, printable, reason_of
+from cachectl.layers.base.errors import BadRequest, Damaged, LayerError, Refused, reason_of
 from cachectl.layers.base.facts import Note, Root, Scope
+from cachectl.layers.base.texts import printable
 from cachectl.layers.disk.presence import nearest
 from cachectl.layers.disk.trust import as_owner
 from cachectl.layers.miopen import kernel_db

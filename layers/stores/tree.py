@@ -27,12 +27,12 @@ from cachectl.layers.base.errors import (
     Unreachable,
     Unsettled,
     not_a_key,
-    printable,
     reason_of,
 )
 from cachectl.layers.base.facts import Ability, Bulk, Entry, Orphan, Problem
 from cachectl.layers.base.lazy import regex
 from cachectl.layers.base.limits import LARGEST_ENTRY, too_large
+from cachectl.layers.base.texts import printable
 from cachectl.layers.disk.atomic import place_new, write_synced
 from cachectl.layers.disk.handles import (
     DEEP,

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Final
 
 from cachectl.clearing.limits import Limits
 from cachectl.clearing.purge import PurgePlan
-from cachectl.layers.base.errors import FAILURES, BadRequest, printable, reason_of
+from cachectl.layers.base.errors import FAILURES, BadRequest, reason_of
 from cachectl.layers.base.facts import ClearPlan, Entry, Housekeeping, Note, Orphan, Problem, Removable
+from cachectl.layers.base.texts import printable
 
 if TYPE_CHECKING:
     from cachectl.layer_set import LayerSet

@@ -13,6 +13,7 @@ from cachectl.layers.base.as_json import AsJson, total
 from cachectl.layers.base.errors import FAILURES, reason_of
 from cachectl.layers.base.facts import ClearPlan, Entry, Note, Orphan, Outcome, Root
 from cachectl.layers.base.selection import Selection
+from cachectl.layers.base.texts import plural
 
 if TYPE_CHECKING:
     from cachectl.layers.base.environment import Environment
@@ -141,7 +142,7 @@ def remove_abandoned(environment: Environment, notice: Callable[[str], None]) ->
     for copy in isolated.remove_copies(environment):
         notice(f"removed {copy.root / copy.key}: {copy.why}")
     if left := isolated.remove_abandoned(environment, notice):
-        notice(f"removed {left} temporary {'folder' if left == 1 else 'folders'} of commands that were killed")
+        notice(f"removed {plural(left, 'temporary folder')} of commands that were killed")
 
 
 def plan(

@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, Final
 from zlib import crc32
 
 from cachectl.layers.base.environment import SETTING_PREFIX, config_paths, user_name
-from cachectl.layers.base.errors import FAILURES, BadRequest, CachectlError, printable
+from cachectl.layers.base.errors import FAILURES, BadRequest, CachectlError
+from cachectl.layers.base.texts import printable
 from cachectl.layers.disk.atomic import write_synced
 from cachectl.layers.disk.trust import deciding_owner, shared_because
 

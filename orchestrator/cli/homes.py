@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from cachectl.cli import output
 from cachectl.cli.call import Call
+from cachectl.layers.base.texts import plural
 
 if TYPE_CHECKING:
     from cachectl.homes import Account, Homes, InHome
@@ -52,7 +53,7 @@ def run(call: Call) -> int:
     accounts = _accounts(given)
     options = {name: value for name, value in given.items() if name not in _OURS | _SHOWN}
     limit = TIME_LIMIT if given["time_limit"] is None else given["time_limit"]
-    with output.working(f"looking into {output.plural(len(accounts), 'home')}"):
+    with output.working(f"looking into {plural(len(accounts), 'home')}"):
         homes = gather(given["verb"], accounts, time_limit=limit, **options)
     errors = {one.error for one in homes.users if one.status == 2}  # noqa: PLR2004 - wrong usage
     if len(errors) == 1 and all(one.error in errors for one in homes.users):
@@ -177,7 +178,7 @@ def _show_findings(nothing: str) -> Callable[[Homes, float], None]:
                 output.show_message(line, indent="  ")
                 output.show_lines([f"  fix, as {one.user}: {finding['fix']}"])
             if len(one.items) > _MOST_FINDINGS:
-                more = output.plural(len(one.items) - _MOST_FINDINGS, "finding")
+                more = plural(len(one.items) - _MOST_FINDINGS, "finding")
                 output.show_lines([f"{one.user}: {more} more; --json lists them all"])
             for moved in one.document.get("quarantine", ()):
                 if moved["moved"]:
@@ -185,7 +186,7 @@ def _show_findings(nothing: str) -> Callable[[Homes, float], None]:
                 _warn_of_notes(one, moved)
         heard = sum(one.error is None for one in homes.users)
         if heard and not any(one.items for one in homes.users):
-            output.show_lines([f"{nothing} in {output.plural(heard, 'home')}"])
+            output.show_lines([f"{nothing} in {plural(heard, 'home')}"])
 
     return show
 

@@ -158,7 +158,8 @@ def _runner(call: Call, parse: Callable[[], Namespace]) -> Callable[[Call], int]
 
 def _explained(error: Exception) -> tuple[int, str] | None:
     """Return status and line of an error that is no fault of this program, else ``None``."""
-    from cachectl.layers.base.errors import BadRequest, CachectlError, printable
+    from cachectl.layers.base.errors import BadRequest, CachectlError
+    from cachectl.layers.base.texts import printable
 
     if isinstance(error, CachectlError):
         # A command that cannot be started has the status of a shell.

@@ -15,7 +15,7 @@ from itertools import chain, repeat
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, Final, Generic, TextIO, TypeVar
 
-from cachectl.layers.base.errors import printable
+from cachectl.layers.base.texts import plural, printable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -36,7 +36,7 @@ _READABLE: Final = 8
 #: By how much the further lines of a row are indented.
 _INDENT: Final = 2
 #: Seconds until a spinner appears.
-_PATIENCE: Final = 0.5
+_DELAY: Final = 0.5
 #: Seconds between two looks at what it says.
 _TICK: Final = 0.1
 #: What ``--color`` says.
@@ -130,11 +130,6 @@ def duration(seconds: float) -> str:
         return f"{whole} s"
     minutes = round(seconds / 60)
     return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"  # noqa: PLR2004
-
-
-def plural(number: int, one: str, many: str | None = None) -> str:
-    """Format a number with its noun."""
-    return f"{number:,} {one if number == 1 else many or f'{one}s'}"
 
 
 def shorten(text: str, width: int) -> str:
@@ -472,7 +467,7 @@ def working(what: str) -> Iterator[Callable[[str], None]]:
     words = [what]
 
     def spin() -> None:
-        if finished.wait(_PATIENCE):
+        if finished.wait(_DELAY):
             return
         with _console().status(words[0]) as status:
             while not finished.wait(_TICK):

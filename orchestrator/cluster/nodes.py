@@ -20,6 +20,7 @@ from cachectl.inspecting.report import LayerReport, Report, RootReport, build_re
 from cachectl.layers.base.errors import FAILURES
 from cachectl.layers.base.facts import Condition, Entry, Note, Outcome, Root, State
 from cachectl.layers.base.registry import Broken
+from cachectl.layers.base.texts import plural
 from cachectl.layers.host.mounts import place_of
 
 if TYPE_CHECKING:
@@ -215,7 +216,7 @@ def _state_of(states: Sequence[State]) -> State:
 
 
 def _ranks(count: int) -> str:
-    return "1 rank" if count == 1 else f"{count:,} ranks"
+    return plural(count, "rank")
 
 
 def _placed(outcome: Outcome, node: str) -> Outcome:

@@ -15,9 +15,10 @@ from cachectl.inspecting.entries import Trouble, listed
 from cachectl.layer_set import LayerSet
 from cachectl.layers.base.as_json import AsJson, total
 from cachectl.layers.base.environment import Environment
-from cachectl.layers.base.errors import FAILURES, BadRequest, EntryExists, printable, reason_of
+from cachectl.layers.base.errors import FAILURES, BadRequest, EntryExists, reason_of
 from cachectl.layers.base.facts import Ability, Note
 from cachectl.layers.base.selection import ALL
+from cachectl.layers.base.texts import printable
 from cachectl.switching.isolated import relocations
 from cachectl.switching.run import variables_isolated
 

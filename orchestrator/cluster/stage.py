@@ -28,6 +28,7 @@ from cachectl.layer_set import LayerSet
 from cachectl.layers.base.environment import Environment
 from cachectl.layers.base.errors import BadRequest, CachectlError, reason_of
 from cachectl.layers.base.selection import moment_text
+from cachectl.layers.base.texts import plural
 from cachectl.layers.disk.private_folders import private_folder
 from cachectl.layers.host.installing import command_to_install
 from cachectl.layers.host.launcher import Launch, launched
@@ -52,7 +53,7 @@ NODE: Final = "CACHECTL_NODE"
 #: Bytes broadcast or sent at once.
 CHUNK: Final = 4 << 20
 #: Seconds that a failing rank waits for the others to notice.
-_PATIENCE: Final = 5.0
+_FAILING_WAIT: Final = 5.0
 _SHORTEST, _LONGEST = 0.001, 0.05
 
 
@@ -114,9 +115,9 @@ class Staged:
         """Return a line for the user."""
         chunks = -(-self.bytes // CHUNK)
         return (
-            f"staged {self.entries:,} entries on {self.warm} of {self.nodes} {'node' if self.nodes == 1 else 'nodes'}: "
+            f"staged {self.entries:,} entries on {self.warm} of {plural(self.nodes, 'node')}: "
             f"{self.bytes:,} bytes, read {'once' if self.reads == 1 else f'{self.reads} times'}, "
-            f"broadcast in {chunks} {'chunk' if chunks == 1 else 'chunks'}; trusted: {self.trusted}"
+            f"broadcast in {plural(chunks, 'chunk')}; trusted: {self.trusted}"
         )
 
 
@@ -218,7 +219,7 @@ class Fleet:
                 self._here = NodeRoot.make(self.environment, self._scratch)
                 self._writes = said.writes
                 self._take(self._here, said)
-                self._tell_staged(self._here, said)
+                self._report_staged(self._here, said)
         rest(self._node)
         result = (misuse, None, {}) if self._here is None else (misuse, self._here.root, dict(self._here.variables))
         misuse, self.root, variables = self._node.bcast(result)
@@ -312,7 +313,7 @@ class Fleet:
         if sink is not None and sink.file is not None:
             sink.file.close()
 
-    def _tell_staged(self, here: NodeRoot, said: _Announced) -> None:
+    def _report_staged(self, here: NodeRoot, said: _Announced) -> None:
         total = self._sum(here)
         if total is None or self._leaders is None:
             return
@@ -355,7 +356,7 @@ class Fleet:
         mpi = _mpi()
         mine, everybody = bytearray([ok]), bytearray(1)
         request = self._world.Iallreduce([mine, mpi.BYTE], [everybody, mpi.BYTE], op=mpi.BAND)
-        if not _poll(request.Test, None if ok else _PATIENCE):
+        if not _poll(request.Test, None if ok else _FAILING_WAIT):
             # The others may never arrive here; leave them the folder that they still use.
             self._abandoned = True
             self._pending = (request, mine, everybody)
@@ -450,7 +451,7 @@ def _written(done: Merged, nodes: int) -> str:
         f"; {count} of {layer} left out: made on a node with another processor, driver or library"
         for layer, count in done.foreign.items()
     )
-    origin = f", from {nodes} {'node' if nodes == 1 else 'nodes'}" * bool(done.added)
+    origin = f", from {plural(nodes, 'node')}" * bool(done.added)
     differing = f"; {done.differing} had other bytes under the same key, and the first was kept" * bool(done.differing)
     return (
         f"{done.file}: {done.entries:,} entries, {done.added:,} of them new{origin}{differing}{foreign}; "
@@ -504,7 +505,7 @@ def one_voice() -> Iterator[None]:
     except NotConnected as error:
         if error.first:
             raise
-        time.sleep(_PATIENCE)
+        time.sleep(_FAILING_WAIT)
         raise SystemExit(1) from None
 
 

@@ -112,10 +112,10 @@ class NodeRoot:
         except OSError as error:
             self.give_up(f"{self.root.parent}: {_reason(error)}")
             return
-        self._tell(done)
+        self._note(done)
         self._known = frozenset(names_in(stack))
 
-    def _tell(self, done: Import) -> None:
+    def _note(self, done: Import) -> None:
         self.placed = sum(layer.placed + layer.there for layer in done.layers)
         self.useless = sum(layer.cannot_hit for layer in done.layers)
         failed = sum(len(layer.kept) + len(layer.failed) for layer in done.layers)

@@ -20,7 +20,7 @@ from typing import IO, TYPE_CHECKING, Final, NamedTuple
 
 import cachectl
 from cachectl.homes.accounts import Account
-from cachectl.layers.base.errors import printable
+from cachectl.layers.base.texts import printable
 
 if TYPE_CHECKING:
     from threading import Event

@@ -14,8 +14,9 @@ from cachectl.homes.accounts import Account
 from cachectl.homes.child import NO_HOME, Answer, ask
 from cachectl.homes.untrusted import BadAnswer, document_of
 from cachectl.layers.base.as_json import AsJson
-from cachectl.layers.base.errors import CachectlError, printable
+from cachectl.layers.base.errors import CachectlError
 from cachectl.layers.base.lazy import regex
+from cachectl.layers.base.texts import printable
 
 #: The class of each verb's document.
 VERBS: Final = {

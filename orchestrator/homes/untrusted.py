@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Any, Final, NoReturn, Union, get_args, get_origin, get_type_hints
 
 from cachectl.layers.base.as_json import declared, members
-from cachectl.layers.base.errors import CachectlError, printable
+from cachectl.layers.base.errors import CachectlError
 from cachectl.layers.base.limits import LONGEST_KEY
+from cachectl.layers.base.texts import printable
 
 #: Lists, objects and their items: what bounds the memory that a document takes.
 _MOST_VALUES: Final = 4_000_000

@@ -23,6 +23,7 @@ from cachectl.layers.base.as_json import AsJson
 from cachectl.layers.base.environment import user_name
 from cachectl.layers.base.errors import FAILURES, LayerError
 from cachectl.layers.base.facts import Ability, Condition, Finding, Hazard, Quarantined, Root, Scope, Severity, Usage
+from cachectl.layers.base.texts import plural
 from cachectl.layers.disk.presence import nearest
 from cachectl.layers.disk.trust import open_to_others
 from cachectl.layers.host.launcher import RANKS, number_of
@@ -172,14 +173,14 @@ def _of_root(layer: Layer, root: Root, usage_of: UsageOf, *, first: bool) -> Ite
 def _of_content(layer: Layer, root: Root, usage: Usage) -> Iterator[Finding]:
     fix = f"cachectl prune --stale {layer.name}"
     if usage.stale_entries:
-        amount = _counted(usage.stale_entries, "stale entry", "stale entries")
+        amount = plural(usage.stale_entries, "stale entry", "stale entries")
         message = f"{amount} of {usage.stale_bytes or 0:,} bytes, which no known Python or driver can hit"
         yield Finding(layer.name, root.path, None, Severity.WASTES, "stale", message, fix)
     if usage.orphan_files:
         orphan_bytes = usage.orphan_bytes or 0
         harm = orphan_bytes or usage.orphan_files >= _MANY_FILES
         severity = Severity.WASTES if harm else Severity.HARMLESS
-        amount = _counted(usage.orphan_files, "leaked file", "leaked files")
+        amount = plural(usage.orphan_files, "leaked file")
         message = f"{amount} of {orphan_bytes:,} bytes, which nothing reads"
         yield Finding(layer.name, root.path, None, severity, "leaked", message, fix)
 
@@ -191,13 +192,9 @@ def _of_quarantine(layer: Layer) -> Iterator[Finding]:
         if isinstance(thing, Quarantined):
             things.setdefault(thing.root, []).append(thing)
     for root, held in things.items():
-        amount = _counted(len(held), "thing", "things")
+        amount = plural(len(held), "thing")
         message = f"{amount} of {sum(thing.bytes for thing in held):,} bytes in quarantine; cachectl restore lists them"
         yield Finding(layer.name, root, None, Severity.HARMLESS, "quarantine", message, "cachectl restore")
-
-
-def _counted(number: int, one: str, many: str) -> str:
-    return f"{number:,} {one if number == 1 else many}"
 
 
 # ---------------------------------------------------------------------- network file systems and shared roots

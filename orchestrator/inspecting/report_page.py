@@ -7,7 +7,8 @@ import shlex
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
-from cachectl.layers.base.errors import BadRequest, printable
+from cachectl.layers.base.errors import BadRequest
+from cachectl.layers.base.texts import printable
 from cachectl.pages.skeleton import Words, build_page
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, fields
 from itertools import chain, pairwise, repeat
 from typing import TYPE_CHECKING, Any, BinaryIO, Final, NoReturn, TypeVar, cast
 
-from cachectl.layers.base.errors import CachectlError, printable
+from cachectl.layers.base.errors import CachectlError
 from cachectl.layers.base.facts import Artifact
 from cachectl.layers.base.limits import (
     EXPANSION_ALLOWANCE,
@@ -31,6 +31,7 @@ from cachectl.layers.base.limits import (
     MOST_EXPANSION,
     key_complaint,
 )
+from cachectl.layers.base.texts import printable
 from cachectl.layers.stores.archive import tar_header
 
 if TYPE_CHECKING:

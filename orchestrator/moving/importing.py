@@ -19,11 +19,12 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, BinaryIO, ClassVar, Final
 
 from cachectl.layers.base.as_json import AsJson, total
-from cachectl.layers.base.errors import FAILURES, BadRequest, EntryExists, LayerError, Unsettled, printable, reason_of
+from cachectl.layers.base.errors import FAILURES, BadRequest, EntryExists, LayerError, Unsettled, reason_of
 from cachectl.layers.base.facts import Ability, Artifact, Entry, Note
 from cachectl.layers.base.limits import LARGEST_BUNDLE, SPARED_ROOM
 from cachectl.layers.base.parts import Outlook
 from cachectl.layers.base.selection import moment_text
+from cachectl.layers.base.texts import printable
 from cachectl.moving.bundle import MAGIC, BadBundle, Item, Manifest, Reader, artifact_of, in_batches
 from cachectl.moving.portability import Difference, differences, outlook, portability_key
 from cachectl.moving.signing import Untrusted, signer

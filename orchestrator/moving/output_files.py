@@ -14,7 +14,8 @@ from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from cachectl.layers.base.errors import BadRequest, CachectlError, printable
+from cachectl.layers.base.errors import BadRequest, CachectlError
+from cachectl.layers.base.texts import printable
 from cachectl.layers.stores.archive import is_artifact_file
 from cachectl.moving import bundle
 from cachectl.moving.transfer import beginning, is_url, local_path, place, without_secrets

@@ -13,7 +13,8 @@ from contextlib import suppress
 from shlex import quote
 from typing import BinaryIO, Final
 
-from cachectl.layers.base.errors import BadRequest, CachectlError, printable
+from cachectl.layers.base.errors import BadRequest, CachectlError
+from cachectl.layers.base.texts import printable
 
 NAMESPACE: Final = "cachectl-bundle"
 _COMMAND: Final = ("ssh-keygen", "-Y")

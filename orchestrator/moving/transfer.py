@@ -15,8 +15,9 @@ from contextlib import contextmanager, suppress
 from typing import Any, BinaryIO, Final, Protocol
 from urllib.parse import parse_qsl, unquote, urlsplit
 
-from cachectl.layers.base.errors import BadRequest, CachectlError, printable
+from cachectl.layers.base.errors import BadRequest, CachectlError
 from cachectl.layers.base.limits import LARGEST_SIGNATURE
+from cachectl.layers.base.texts import printable
 from cachectl.layers.disk.temporaries import temporary_folder
 from cachectl.layers.host.installing import command_to_install
 from cachectl.moving.whole_files import STREAM, write_chunks

@@ -70,7 +70,7 @@ class Descendants:
 
     def unwatched(self) -> tuple[Descendant, ...]:
         """Return the processes that used a cache and were not watched."""
-        return tuple(one for one in self._seen.values() if one.uses and not self._told_of(one))
+        return tuple(one for one in self._seen.values() if one.uses and not self._is_watched(one))
 
     def _children(self, parent: int) -> Iterator[int]:
         tasks = self._processes / str(parent) / "task"
@@ -90,15 +90,15 @@ class Descendants:
             command = " ".join(os.fsdecode(word) for word in words)
             self._seen[pid, stack] = Descendant(pid, parent, stack, command, set())
         one = self._latest[pid] = self._seen[pid, stack]
-        if not self._told_of(one):
+        if not self._is_watched(one):
             one.uses |= self._uses(pid)
 
-    def _told_of(self, one: Descendant) -> bool:
+    def _is_watched(self, one: Descendant) -> bool:
         """Return whether the observer watches a process; a fork of a watched process is watched too."""
         if (self._watched / f"{one.pid}.events").exists():
             return True
         parent = self._latest.get(one.parent)
-        return parent is not None and parent.stack == one.stack and self._told_of(parent)
+        return parent is not None and parent.stack == one.stack and self._is_watched(parent)
 
     def _uses(self, pid: int) -> set[str]:
         maps = (self._processes / str(pid) / "maps").read_bytes()

@@ -7,6 +7,7 @@ import platform
 from dataclasses import dataclass
 
 from cachectl.layers.base.environment import Environment
+from cachectl.layers.base.texts import plural
 from cachectl.layers.host.drivers import opencl_drivers
 from cachectl.layers.host.hardware import nvidia_gpus, processor
 
@@ -29,7 +30,7 @@ class Machine:
         """Return it in a few words, the GPU first if there is one."""
         kinds = {gpu: self.gpus.count(gpu) for gpu in self.gpus}
         gpus = [gpu if count == 1 else f"{count}x {gpu}" for gpu, count in kinds.items()]
-        usable = None if self.cpus is None else "1 CPU" if self.cpus == 1 else f"{self.cpus} CPUs"
+        usable = None if self.cpus is None else plural(self.cpus, "CPU")
         return ", ".join(filter(None, (*gpus, self.cpu, usable))) or self.system
 
 

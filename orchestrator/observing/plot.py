@@ -131,5 +131,5 @@ def _title(figure: Figure, height: float, bench: Bench) -> None:
 
 def _command(command: tuple[str, ...]) -> str:
     """Return a short form of a command: programs and files without their folders, cut to the width of the picture."""
-    spelt = shlex.join(os.path.basename(word) if os.path.isabs(word) else word for word in command)
-    return spelt if len(spelt) <= _TITLE else spelt[: _TITLE - 1] + "…"
+    words = shlex.join(os.path.basename(word) if os.path.isabs(word) else word for word in command)
+    return words if len(words) <= _TITLE else words[: _TITLE - 1] + "…"

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from cachectl.layers.base.errors import FAILURES, reason_of
+from cachectl.layers.base.texts import plural
 from cachectl.layers.disk.plain import STAGE
 from cachectl.layers.host.mounts import network_file_system
 from cachectl.observing.access_times import prime, read_since, why_not_kept
@@ -182,7 +183,7 @@ def _is_mixed(layer: Layer, root: Root, path: Path) -> bool:
             folders = [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
     except OSError:
         return False
-    return any(_claims(layer, root, (name,)) is False for name in folders if not name.startswith(_OWN))
+    return any(_owns(layer, root, (name,)) is False for name in folders if not name.startswith(_OWN))
 
 
 def _holds_others(path: Path, everybodys: Iterable[Path], by_path: dict[Path, list[tuple[Layer, Root]]]) -> bool:
@@ -234,7 +235,7 @@ class _Place:
         return found
 
     def _claimed(self, parts: tuple[str, ...]) -> frozenset[str]:
-        claimed = frozenset(layer.name for layer, root in self._claimants if _claims(layer, root, parts))
+        claimed = frozenset(layer.name for layer, root in self._claimants if _owns(layer, root, parts))
         return claimed if claimed or self._everybodys else self.layers
 
     def files_of(self, layer: str) -> int:
@@ -296,7 +297,7 @@ class _Place:
         if reason is None:
             self._files = look.files
             self._primed, reason = prime(look.files)
-            self.means = f"access times of {_counted(len(self._primed), 'file')}"
+            self.means = f"access times of {plural(len(self._primed), 'file')}"
         if reason is not None:
             self._unknown.append(("", f"{why}, and {reason}"))
         self.before = self._look().stamps
@@ -310,7 +311,7 @@ class _Place:
         if not self.before:
             self._unknown += [("", why) for why in dict.fromkeys(self._passed(events))]
         words: dict[str, dict[str, None]] = {}
-        for relative, word in (*self._changes(), *self._told(events), *self._read()):
+        for relative, word in (*self._changes(), *self._seen_in(events), *self._read()):
             words.setdefault(relative, {})[word] = None
         touched = {relative.rpartition("/")[0] for relative in words}
         return [
@@ -331,7 +332,7 @@ class _Place:
             # A link on the path leads elsewhere now.
             yield "", "was moved"
 
-    def _told(self, events: Iterable[Event]) -> Iterator[tuple[str, str]]:
+    def _seen_in(self, events: Iterable[Event]) -> Iterator[tuple[str, str]]:
         for event in events:
             if event.path != self.path and self.path not in event.path.parents:
                 continue
@@ -372,10 +373,10 @@ def _means(places: Iterable[_Place]) -> tuple[str, ...]:
     seen = tuple(places)
     folders = sum(place.folders for place in seen)
     others = dict.fromkeys(place.means for place in seen if place.means is not None)
-    return (*((f"file events on {_counted(folders, 'folder')}",) if folders else ()), *others)
+    return (*((f"file events on {plural(folders, 'folder')}",) if folders else ()), *others)
 
 
-def _claims(layer: Layer, root: Root, parts: tuple[str, ...]) -> bool | None:
+def _owns(layer: Layer, root: Root, parts: tuple[str, ...]) -> bool | None:
     """Ask a layer whether it owns a path; a layer that fails to answer counts as unknown."""
     try:
         return layer.store.owns(root, parts)
@@ -384,7 +385,7 @@ def _claims(layer: Layer, root: Root, parts: tuple[str, ...]) -> bool | None:
 
 
 def _says_nothing(layer: Layer, root: Root) -> bool:
-    return _claims(layer, root, ("?",)) is None
+    return _owns(layer, root, ("?",)) is None
 
 
 def _times(folder: Path) -> tuple[int, ...]:
@@ -402,7 +403,3 @@ def _worded(words: Iterable[str]) -> tuple[str, ...]:
     implied = {OPENED} if observed & {READ, "was written"} else set()
     implied |= {"was touched"} if observed & {"was written", "appeared", "vanished"} else set()
     return tuple(word for word in words if word not in implied)
-
-
-def _counted(number: int, what: str) -> str:
-    return f"{number:,} {what}{'' if number == 1 else 's'}"

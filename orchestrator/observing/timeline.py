@@ -142,7 +142,7 @@ class _Reader:
         self._later: dict[tuple[int, str], list[Span]] = {}
 
     def read(self, event: _Event) -> None:
-        """Add the spans that an event tells of."""
+        """Add the spans of an event."""
         kind = event["event"]
         if kind == "messages":
             self._stored = event["wrote"]

@@ -288,8 +288,8 @@ function choose(span, closer = false) {
   }
   bringIntoView(span, closer);
   draw();
-  const told = details(span).filter(([, text]) => text !== null);
-  byId("said").textContent = [span.name, ...told.map(([name, text]) => `${name} ${text}`)].join(", ");
+  const shown = details(span).filter(([, text]) => text !== null);
+  byId("said").textContent = [span.name, ...shown.map(([name, text]) => `${name} ${text}`)].join(", ");
   showTip(span, clamp(xOf(span.start), 0, width), yOf(span) - viewport.scrollTop + ROW / 2);
 }
 

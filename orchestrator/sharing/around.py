@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
-from cachectl.layers.base.errors import CachectlError, printable
+from cachectl.layers.base.errors import CachectlError
+from cachectl.layers.base.texts import printable
 from cachectl.moving.transfer import without_secrets
 from cachectl.sharing.place import Missing
 from cachectl.sharing.pulling import pull

@@ -15,7 +15,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Final
 
-from cachectl.layers.base.errors import CachectlError, printable
+from cachectl.layers.base.errors import CachectlError
+from cachectl.layers.base.texts import printable
 from cachectl.layers.disk.atomic import replace_file
 from cachectl.layers.disk.handles import open_folder
 from cachectl.layers.disk.plain import open_plain

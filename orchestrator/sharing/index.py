@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from cachectl.layers.base.errors import printable
+from cachectl.layers.base.texts import printable
 from cachectl.layers.disk.temporaries import temporary_folder
 from cachectl.moving.signing import Untrusted, is_signature, signer
 from cachectl.sharing.format import (

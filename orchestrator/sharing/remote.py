@@ -8,7 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, BinaryIO, Final
 
-from cachectl.layers.base.errors import BadRequest, printable
+from cachectl.layers.base.errors import BadRequest
+from cachectl.layers.base.texts import printable
 from cachectl.moving.transfer import TransferFailed, located, translated, without_secrets
 from cachectl.sharing.place import BadStore, Missing, Stored
 

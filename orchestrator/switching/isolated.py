@@ -18,8 +18,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from cachectl.layers.base.environment import Environment
-from cachectl.layers.base.errors import CachectlError, printable
+from cachectl.layers.base.errors import CachectlError
 from cachectl.layers.base.facts import Ability, Orphan, Switch
+from cachectl.layers.base.texts import printable
 from cachectl.layers.disk.atomic import place_new
 from cachectl.layers.disk.copies import PREFIX, abandoned_copies, stage_in, user_cache_home
 from cachectl.layers.disk.plain import STAGE

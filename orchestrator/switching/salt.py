@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, Final
 from cachectl.layer_set import part_of
 from cachectl.layers.base.errors import LayerError, reason_of
 from cachectl.layers.base.facts import Entry
+from cachectl.layers.base.texts import plural
 from cachectl.layers.host.processes import has_ended
 from cachectl.layers.inside.tagged_builds import Holders, ask_for_binaries, count_references, holders
 
@@ -131,7 +132,7 @@ class Salting:
     def _end(self) -> None:
         busy, notes = self.sweep(ends=True)
         if busy:
-            builds = "1 salted build" if busy == 1 else f"{busy} salted builds"
+            builds = plural(busy, "salted build")
             line = f"entries of {builds} stay, because commands still use them; purge them afterwards"
             notes.append(line)
         # Drivers must not be called during interpreter shutdown.

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 from cachectl.cli import output
 from cachectl.cli.call import Call
 from cachectl.cli.parser import Parser
+from cachectl.layers.base.texts import plural
 
 if TYPE_CHECKING:
     from cachectl.inspecting.by_python import PythonShare
@@ -90,7 +91,7 @@ def summary(report: Report, limit: int | None) -> str:
     """Format the sums: what there is, what could go, and what may be there."""
     total = report.total
     held = _bound(output.size(total.bytes), complete=report.complete)
-    parts = [f"{held} in {_bound(output.plural(total.entries or 0, 'entry', 'entries'), complete=report.complete)}"]
+    parts = [f"{held} in {_bound(plural(total.entries or 0, 'entry', 'entries'), complete=report.complete)}"]
     sums = (("stale", total.stale_bytes), ("orphans", total.orphan_bytes))
     if going := ", ".join(f"{what} {output.size(amount)}" for what, amount in sums if amount):
         parts.append(f"{output.size((total.stale_bytes or 0) + (total.orphan_bytes or 0))} could go ({going})")
@@ -190,9 +191,7 @@ def show_report(
         output.show_message("+: lower bound, -: unknown; the problems below say what could not be counted")
     if report.nodes:
         more = " …" if len(report.nodes) > output.MANY else ""
-        output.show_lines(
-            ["", f"{output.plural(len(report.nodes), 'node')}: {', '.join(report.nodes[: output.MANY])}{more}"]
-        )
+        output.show_lines(["", f"{plural(len(report.nodes), 'node')}: {', '.join(report.nodes[: output.MANY])}{more}"])
     for line in _places(shown, home, verbose=verbose):
         output.show_message(line, indent="    ")
     for one in report.leftovers or ():
@@ -255,12 +254,12 @@ def _place(alike: Sequence[RootReport], home: str) -> str:
     nodes = tuple(dict.fromkeys(node for one in alike for node in one.nodes or ()))
     notes = [first.root.source, *([] if any(one.exists for one in alike) else ["not there"])]
     if len(nodes) > 1:
-        notes.append(f"{output.plural(len(nodes), 'node')}, {'shared' if len(alike) < len(nodes) else 'each its own'}")
+        notes.append(f"{plural(len(nodes), 'node')}, {'shared' if len(alike) < len(nodes) else 'each its own'}")
     else:
         notes += nodes
     notes += [] if first.link_to is None else [f"a link to {_short_home(str(first.link_to), home)}"]
     orphan_bytes = output.size(sum(one.usage.orphan_bytes or 0 for one in alike))
-    notes += [f"{orphans} {'orphan' if orphans == 1 else 'orphans'}, {orphan_bytes}"] if orphans else []
+    notes += [f"{plural(orphans, 'orphan')}, {orphan_bytes}"] if orphans else []
     return f"  {_short_home(str(first.root.path), home)}  ({'; '.join(notes)})"
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 from cachectl.cli import output
 from cachectl.cli.call import Call
 from cachectl.cli.parser import CHANGING, Parser
+from cachectl.layers.base.texts import plural
 
 if TYPE_CHECKING:
     from cachectl.inspecting.verify import Verification
@@ -53,7 +54,7 @@ def _show(done: Verification) -> None:
 
 
 def _unverified(one: Unverified) -> str:
-    return f"{one.what} {output.plural(one.count, one.thing)}" + (f" ({one.remedy})" if one.remedy else "")
+    return f"{one.what} {plural(one.count, one.thing)}" + (f" ({one.remedy})" if one.remedy else "")
 
 
 def show_findings(

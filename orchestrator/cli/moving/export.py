@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 from cachectl.cli import output
 from cachectl.cli.call import Call
 from cachectl.cli.parser import Parser
+from cachectl.layers.base.texts import plural
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -115,7 +116,7 @@ def _show_image(done: ImageExport) -> None:
     else:
         last = ("total", output.count(done.total.entries), output.size(done.total.bytes))
         output.show_table(COLUMNS, [layer for layer in done.layers if layer.entries], last)
-        sizes = f"{output.plural(done.image_layers, 'layer')}, {output.size(done.uploaded)} uploaded"
+        sizes = f"{plural(done.image_layers, 'layer')}, {output.size(done.uploaded)} uploaded"
         output.show_lines(["", f"{done.image}: {sizes}", done.pinned])
     _warn_about(done.layers, "image")
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 from cachectl.cli import output
 from cachectl.cli.call import Call
 from cachectl.cli.parser import Parser
+from cachectl.layers.base.texts import plural
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -175,7 +176,7 @@ def _show_comparison(found: Comparison) -> None:
     output.show_lines([""])
     if found.kernels:
         output.show_table(CHANGED_KERNELS, found.kernels)
-    output.show_lines([f"as cold or warm as before: {output.plural(found.unchanged, 'kernel')}"])
+    output.show_lines([f"as cold or warm as before: {plural(found.unchanged, 'kernel')}"])
 
 
 def _table(columns: Sequence[output.Column[T]], things: Iterable[T]) -> list[str]:
@@ -225,4 +226,4 @@ def _folded(misses: Sequence[Miss]) -> Iterator[str]:
         names = list(dict.fromkeys(" ".join(miss.kernels) or output.DASH for miss in alike))
         yield f"{': '.join(filter(None, (layer, part, names[0])))}: {because}"
         if names[1:]:
-            yield f"  … and {output.plural(len(names) - 1, 'more kernel')}: the same"
+            yield f"  … and {plural(len(names) - 1, 'more kernel')}: the same"

@@ -10,6 +10,7 @@ from cachectl.cli.inspecting import ls
 from cachectl.cli.moving.import_ import columns, table
 from cachectl.cli.parser import CHANGING, Parser
 from cachectl.cli.sharing.push import URL_HELP
+from cachectl.layers.base.texts import plural
 
 if TYPE_CHECKING:
     from cachectl.sharing.pulling import Pull
@@ -58,5 +59,5 @@ def _show(done: Pull, now: float) -> None:
         output.warn_notes(f"{layer.layer}: kept:", layer.kept)
         output.warn_notes(f"{layer.layer}: failed:", layer.failed)
     for key in done.unread:
-        output.show_lines([f"{key.layer}: {output.plural(key.parts, 'part')} of the index left alone: {key.because}"])
+        output.show_lines([f"{key.layer}: {plural(key.parts, 'part')} of the index left alone: {key.because}"])
     output.warn_notes("not trusted:", done.left_out)

@@ -8,6 +8,7 @@ from cachectl.cli import output
 from cachectl.cli.call import Call
 from cachectl.cli.parser import Parser
 from cachectl.cli.sharing.push import URL_HELP
+from cachectl.layers.base.texts import plural
 
 if TYPE_CHECKING:
     from cachectl.sharing.checking import StoreCheck
@@ -86,13 +87,13 @@ def _show_listing(done: StoreListing, now: float) -> None:
 
 def _show_collection(done: Collection) -> None:
     would = "would be " if done.dry_run else ""
-    parts = output.plural(len(done.parts), "part")
+    parts = plural(len(done.parts), "part")
     condemned, removed = (
-        output.plural(number, "pack or object", "packs and objects") for number in (done.condemned, done.removed)
+        plural(number, "pack or object", "packs and objects") for number in (done.condemned, done.removed)
     )
     output.show_lines(
         [
-            f"{parts} of the index with {output.plural(done.entries, 'entry', 'entries')} {would}removed",
+            f"{parts} of the index with {plural(done.entries, 'entry', 'entries')} {would}removed",
             f"{condemned} {would}condemned: gc removes them after the grace period",
             f"{removed} {would}removed: {output.size(done.freed)}; {output.size(done.kept)} stay",
         ]
@@ -102,6 +103,6 @@ def _show_collection(done: Collection) -> None:
 def _show_check(done: StoreCheck) -> None:
     for one in done.findings:
         output.show_message(f"{one.severity}: {one.name}: {one.message}")
-    index = f"{output.plural(done.entries, 'entry', 'entries')} in {output.plural(done.parts, 'part')} of the index"
-    files = f"{output.plural(done.packs, 'pack')} and {output.plural(done.objects, 'object')}"
+    index = f"{plural(done.entries, 'entry', 'entries')} in {plural(done.parts, 'part')} of the index"
+    files = f"{plural(done.packs, 'pack')} and {plural(done.objects, 'object')}"
     output.show_lines([f"{index}, {files} checked", f"digest {done.digest}"])

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from cachectl.cli import output
 from cachectl.cli.call import Call
 from cachectl.cli.parser import Parser, folder
+from cachectl.layers.base.texts import plural
 
 if TYPE_CHECKING:
     from cachectl.observing.proof import Attestation, Proof
@@ -102,7 +103,7 @@ def _attested(one: Attestation) -> str:
         shown = [f"{touch.path} {', '.join(touch.what)}" for touch in one.touches[:_FEW]]
         more = len(one.touches) - len(shown)
         return "; ".join([*shown, *([f"and {more:,} more"] if more else [])])
-    files = f"{output.plural(one.compared, 'file')} compared"
+    files = f"{plural(one.compared, 'file')} compared"
     if one.verdict is Verdict.UNKNOWN:
         return f"no write seen ({files}), but reads are unknown: {'; '.join(one.unknown)}"
     if not one.roots:

@@ -25,7 +25,8 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Final
 from urllib.parse import urlencode, urljoin, urlsplit
 
 from cachectl.layers.base.environment import process_variable
-from cachectl.layers.base.errors import BadRequest, printable
+from cachectl.layers.base.errors import BadRequest
+from cachectl.layers.base.texts import printable
 from cachectl.layers.host.installing import command_to_install
 from cachectl.moving.transfer import TransferFailed
 from cachectl.sharing.place import BadStore, Missing
