@@ -6,8 +6,8 @@ is the ``Notes`` of :mod:`cachectl.observing.observer`.
 
 from __future__ import annotations
 
+import binascii
 import functools
-import hashlib
 import os
 import re
 import threading
@@ -184,8 +184,14 @@ def _about(kind: str, arguments: tuple[Any, ...], options: dict[str, Any]) -> di
     place = 1 if kind == "link" else 0
     return {
         "kernels": _KERNEL.findall(text),
-        "source": hashlib.sha256(text.encode(errors="replace")).hexdigest(),
+        "source": checksum(text),
         "options": str(rest[place] if rest[place:] else options.get("options", "")),
         "devices": [device.name for device in context.devices],
         "platform": context.devices[0].platform.name,
     }
+
+
+def checksum(source: str) -> str:
+    """Return CRC-32 and length of a source: :mod:`hashlib` takes longer to import than all of this file."""
+    data = source.encode(errors="replace")
+    return f"{binascii.crc32(data):08x}-{len(data)}"

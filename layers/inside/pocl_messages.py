@@ -101,10 +101,15 @@ class Listener:
             self._failed += failed
             if not self._listening:
                 return None, False
+            if not self._inside:
+                self._notes.quietly(self._turn_off)
             meanwhile = Messages(self._said(ticket[1]))
             alone = ticket[0] == self._entered
             if not self._inside:
-                others = self._notes.quietly(self._end_of_episode) or b""
+                # Usually the episode is this build.
+                episode = meanwhile if ticket[1] == self._start else Messages(self._said(self._start))
+                self._notes.quietly(self._note_episode, episode)
+                others = episode.others
             listened = self._listening
         if others:
             # Not under the lock: the reader may be slow.
@@ -167,13 +172,10 @@ class Listener:
         except OSError:
             return False
 
-    def _end_of_episode(self) -> bytes:
-        """Note what PoCL did since the first of these builds began; return the output of other C code."""
-        self._turn_off()
-        said = self._said(self._start)
-        messages = Messages(said)
+    def _note_episode(self, messages: Messages) -> None:
+        """Note what PoCL did since the first of these builds began."""
         # A thread that holds our stream may still print: the next episode reads on from here.
-        self._start += len(said)
+        self._start += messages.bytes
         lookups = None
         if self._failed == len(self._kinds):
             # A failure is no hit, but may have stored a program for one of several devices.
@@ -183,7 +185,6 @@ class Listener:
             # False where the program switched messages off, or the release words them differently.
             self._listening = messages.clear and lookups >= len(self._kinds)
         self._notes.add(event="messages", layer=self.layer, lookups=lookups, wrote=messages.wrote, upto=self._start)
-        return messages.others
 
     def _said(self, start: int) -> bytes:
         try:
@@ -221,10 +222,11 @@ class Messages:
 
     ``devices`` is how many devices PoCL says it builds for. ``wrote`` has the folder of each program that was not in
     its cache. ``clear`` is false if a function that looks programs up printed an unknown text: no hit is certain then.
-    ``others`` is the rest of the stream, unchanged.
+    ``others`` is the rest of the stream, unchanged; ``bytes`` is the length of the whole part.
     """
 
     def __init__(self, said: bytes) -> None:
+        self.bytes = len(said)
         self.devices = 0
         self.wrote: list[str] = []
         self.clear = True

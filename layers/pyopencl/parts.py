@@ -61,7 +61,7 @@ class BinaryLookups(Lookups):
 
     def difference(self, alike: Sequence[Entry], event: Mapping[str, Any]) -> str:
         """Compare sources and included headers: PyOpenCL keeps them beside the binaries. The rest is a hash."""
-        same = [entry for entry in alike if _source_digest(entry) == event.get("source")]
+        same = [entry for entry in alike if _source_checksum(entry) == event.get("source")]
         if not same:
             return "an entry of the same kernel is there, but its source is another"
         headers = [_changed_header(entry) for entry in same]
@@ -90,19 +90,19 @@ def _digest(path: str) -> str | None:
     return None
 
 
-def _source_digest(entry: Entry) -> str | None:
-    """Return the SHA-256 of the source that an entry was built from.
+def _source_checksum(entry: Entry) -> str | None:
+    """Return the checksum of the source that an entry was built from.
 
     PyOpenCL adds a constant to what it builds, so that the driver's cache cannot answer (``pyopencl/cache.py``).
     """
-    import hashlib
+    from cachectl.layers.inside.builds import checksum
 
     try:
         text = read_plain(entry.root / entry.key / "source.cl")
     except OSError:
         return None
     own = text.partition(b"\n\n__constant int pyopencl_defeat_cache_")[0].decode(errors="replace")
-    return hashlib.sha256(own.encode(errors="replace")).hexdigest()
+    return checksum(own)
 
 
 class BinaryTagging(Tagging):
