@@ -107,9 +107,8 @@ class Listener:
             alone = ticket[0] == self._entered
             if not self._inside:
                 # Usually the episode is this build.
-                episode = meanwhile if ticket[1] == self._start else Messages(self._said(self._start))
-                self._notes.quietly(self._note_episode, episode)
-                others = episode.others
+                read = meanwhile if ticket[1] == self._start else None
+                others = self._notes.quietly(self._note_episode, read) or b""
             listened = self._listening
         if others:
             # Not under the lock: the reader may be slow.
@@ -172,8 +171,12 @@ class Listener:
         except OSError:
             return False
 
-    def _note_episode(self, messages: Messages) -> None:
-        """Note what PoCL did since the first of these builds began."""
+    def _note_episode(self, read: Messages | None) -> bytes:
+        """Note what PoCL did since the first of these builds began; return the output of other C code.
+
+        ``read`` are the messages since then, if they have been read.
+        """
+        messages = read or Messages(self._said(self._start))
         # A thread that holds our stream may still print: the next episode reads on from here.
         self._start += messages.bytes
         lookups = None
@@ -185,6 +188,7 @@ class Listener:
             # False where the program switched messages off, or the release words them differently.
             self._listening = messages.clear and lookups >= len(self._kinds)
         self._notes.add(event="messages", layer=self.layer, lookups=lookups, wrote=messages.wrote, upto=self._start)
+        return messages.others
 
     def _said(self, start: int) -> bytes:
         try:

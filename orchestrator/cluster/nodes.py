@@ -211,12 +211,8 @@ def _state_of(states: Sequence[State]) -> State:
     (most, _), *others = counted = Counter(replace(state, drivers=drivers) for state in states).most_common()
     if not others:
         return most
-    why = "; ".join(f"on {_ranks(count)} {state.condition.value}, {state.why}" for state, count in counted)
+    why = "; ".join(f"on {plural(count, 'rank')} {state.condition.value}, {state.why}" for state, count in counted)
     return State(most.condition if len({state.condition for state in states}) == 1 else Condition.UNKNOWN, why, drivers)
-
-
-def _ranks(count: int) -> str:
-    return plural(count, "rank")
 
 
 def _placed(outcome: Outcome, node: str) -> Outcome:
