@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import importlib.util
 import json
 import os
 import shutil
@@ -294,4 +295,11 @@ def make_home(path: Path) -> Home:
     tester = {name: value for name, value in os.environ.items() if not name.startswith("CACHECTL_")}
     kept = {name: value for name, value in tester.items() if name not in SWITCHES}
     # Older releases of Mesa go by the account, whatever HOME says: without its variable they would use the tester's.
-    return Home(path, {**kept, "HOME": str(path), "MESA_SHADER_CACHE_DIR": str(path / ".cache")})
+    return Home(path, {**wheel_driver(), **kept, "HOME": str(path), "MESA_SHADER_CACHE_DIR": str(path / ".cache")})
+
+
+def wheel_driver() -> dict[str, str]:
+    """Return the variable that makes PyOpenCL's wheel load its own PoCL alone, whatever else the system registers."""
+    spec = importlib.util.find_spec("pyopencl")
+    files = Path(str(spec.origin)).parent.glob(".libs/pocl.icd") if spec is not None else iter(())
+    return {"OCL_ICD_VENDORS": str(file) for file in files}

@@ -9,16 +9,14 @@ from __future__ import annotations
 import errno
 import os
 import select
-import sys
 import threading
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-if TYPE_CHECKING:
-    from inotify_simple import INotify
+from cachectl.entry_files.inotify import Inotify
 
 # sys/inotify.h
 _ACCESS, _MODIFY, _ATTRIBUTES, _MOVED_FROM, _MOVED_TO, _CREATE, _DELETE = (1 << bit for bit in (0, 1, 2, 6, 7, 8, 9))
@@ -98,12 +96,10 @@ class FileEvents:
         self._expected: list[Path] = []
         self._awaited: set[tuple[int, str]] = set()
         self._seen: dict[tuple[int, int, str], None] = {}
-        self._notify: INotify | None = None
+        self._notify: Inotify | None = None
         self._thread: threading.Thread | None = None
         try:
             self._open()
-        except AttributeError:
-            self.why_not = "the C library has no inotify"
         except OSError as error:
             self.why_not = error.strerror or str(error)
         except RuntimeError as error:
@@ -111,16 +107,12 @@ class FileEvents:
             self.why_not = str(error)
 
     def _open(self) -> None:
-        if not sys.platform.startswith("linux"):
-            raise OSError(errno.ENOSYS, "only Linux reports every file that is opened")
-        # Importing it searches for the C library.
-        from inotify_simple import INotify
-
         with ExitStack() as opened:
             try:
-                notify = opened.enter_context(INotify())
+                notify = Inotify()
             except OSError as error:
                 raise RuntimeError(_reason(error)) from error
+            opened.callback(notify.close)
             self._ending, self._end = os.pipe()
             opened.callback(os.close, self._ending)
             opened.callback(os.close, self._end)
@@ -139,7 +131,7 @@ class FileEvents:
         if self._notify is None:
             return self.why_not
         try:
-            number = self._notify.add_watch(path, _MASK_ADD | (_COMING_AND_GOING if wanted else _EVERYTHING))
+            number = self._notify.watch(path, _MASK_ADD | (_COMING_AND_GOING if wanted else _EVERYTHING))
         except OSError as error:
             return _reason(error)
         self._want(number, path, wanted or _everything)
@@ -161,7 +153,7 @@ class FileEvents:
             folder = nearest(path)
             step = path.relative_to(folder).parts[0]
             try:
-                number = self._notify.add_watch(folder, _MASK_ADD | _COMING_AND_GOING | _DELETE_SELF | _MOVE_SELF)
+                number = self._notify.watch(folder, _MASK_ADD | _COMING_AND_GOING | _DELETE_SELF | _MOVE_SELF)
             except OSError as error:
                 if os.path.isdir(folder):
                     return _reason(error)
@@ -199,7 +191,7 @@ class FileEvents:
             if wanted(name)
         )
 
-    def _drain(self, notify: INotify) -> None:
+    def _drain(self, notify: Inotify) -> None:
         """Read events as they come, because the kernel queues a limited number."""
         poll = select.poll()
         poll.register(notify, select.POLLIN)
@@ -207,10 +199,10 @@ class FileEvents:
         while all(descriptor != self._ending for descriptor, _ in poll.poll()):
             self._take(notify)
 
-    def _take(self, notify: INotify) -> None:
-        while events := notify.read(timeout=0):
+    def _take(self, notify: Inotify) -> None:
+        while events := list(notify.read()):
             for event in events:
-                self._note(event.wd, event.mask, event.name)
+                self._note(event.watch, event.mask, event.name)
 
     def _note(self, number: int, mask: int, name: str) -> None:
         if not (mask & _OVERFLOW or self._is_wanted(number, name)):

@@ -253,8 +253,6 @@ def test_a_place_that_is_made_and_unmade_for_ever_costs_no_recursion(home: Home)
 
 DESCRIPTORS = """
 import os, sys
-# Its search for the C library starts programs, which leaks a descriptor in some releases of Python.
-import inotify_simple
 from resource import RLIMIT_NOFILE, setrlimit
 from cachectl.observing.file_events import FileEvents
 setrlimit(RLIMIT_NOFILE, (64, 64))

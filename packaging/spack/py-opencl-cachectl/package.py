@@ -21,6 +21,5 @@ class PyOpenclCachectl(PythonPackage):
     depends_on("py-shtab@1.13:", type=("build", "run"))
     depends_on("py-platformdirs@2.2:", type=("build", "run"))
     depends_on("py-backports-zstd@1:", when="^python@:3.13", type=("build", "run"))
-    depends_on("py-inotify-simple@1.3.5:", when="platform=linux", type=("build", "run"))
     depends_on("py-tomli@2:", when="^python@:3.10", type=("build", "run"))
     depends_on("py-mpi4py@4:", when="+mpi", type=("build", "run"))

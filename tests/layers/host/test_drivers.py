@@ -55,10 +55,12 @@ def lay_out_pocl(prefix: Path) -> Path:
 def test_report_names_the_file_by_which_a_driver_in_a_conda_prefix_is_found(home: Home) -> None:
     file = lay_out_pocl(home.path / "envs" / "of mine")
     prefix = str(home.path / "envs" / "of mine")
-    (layer,) = json.loads(home.cachectl("report", "pocl", "--json", CONDA_PREFIX=prefix).stdout)["layers"]
+    # An empty variable names no driver, and the loader searches its folders.
+    variables = {"CONDA_PREFIX": prefix, "OCL_ICD_VENDORS": ""}
+    (layer,) = json.loads(home.cachectl("report", "pocl", "--json", **variables).stdout)["layers"]
     assert layer["state"] == "enabled"
     assert layer["drivers"][-1] == str(file)
-    shown = home.cachectl("report", "pocl", COLUMNS="80", CONDA_PREFIX=prefix).stdout.splitlines()
+    shown = home.cachectl("report", "pocl", COLUMNS="80", **variables).stdout.splitlines()
     assert "  driver: ~/envs/of mine/etc/OpenCL/vendors/pocl.icd" in shown
     assert max(map(len, (line for line in shown if "site-packages" not in line))) <= 80
 
