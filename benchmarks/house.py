@@ -1,44 +1,68 @@
-"""``python -m benchmarks.house``: the size of the code, and whether it keeps its floor plan.
+"""``python -m benchmarks.house``: the size of the code, measure by measure, beside its ceilings in ``house.toml``.
 
-Prints one line per figure: the value of version 0.1.0, the value now, the limit where there is one, and where the value
-is reached. All figures come from the text of the files in a checkout; no module of it is imported.
+``--check`` fails if a measure is above its ceiling; ``--lower`` writes the ceilings that were reached, and 2 %, where
+they are lower. The figures come from the text of the files, but for three: modules and frames of real commands.
 """
 
 from __future__ import annotations
 
 import argparse
 import ast
+import io
 import json
 import re
+import subprocess
 import sys
+import tempfile
+import tokenize
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
 from typing import Final
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 REPOSITORY: Final = Path(__file__).parents[1]
 
 #: The two folders that are installed.
 TOPS: Final = ("layers", "orchestrator")
-_HEAD: Final = ("what", "0.1.0", "now", "at most", "held")
+_WEB: Final = frozenset({".js", ".css", ".html", ".toml", ".json", ".sh"})
+_REMOVING: Final = re.compile(
+    r"(os|shutil)\.(unlink|remove|rmdir|rename|replace|truncate|ftruncate|rmtree|removedirs)"
+    r"|.*\.(unlink|rmdir|rmtree|rm_file|rm)"
+)
+_REMOVING_ROWS: Final = re.compile(r"\s*(delete from|drop table|vacuum)", re.IGNORECASE)
+#: Tokens that are no code.
+_LAYOUT: Final = frozenset(
+    {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
+)
 
-
-@dataclass(frozen=True)
-class Figure:
-    """One line of the table; ``then`` is the value of 0.1.0, ``most`` the limit, and ``where`` what has the value."""
-
-    what: str
-    then: int | None
-    now: int
-    most: int | None = None
-    where: str = ""
-
-    @property
-    def held(self) -> bool | None:
-        """Return whether the limit holds, or ``None`` if there is none."""
-        return None if self.most is None else self.now <= self.most
+#: Runs a command in a process of its own; prints how many of our modules it loaded and how deep our frames were when
+#: a file was removed.
+_PROBE: Final = """
+import os, sys
+deepest = 0
+def hook(event, arguments):
+    global deepest
+    if event in ("os.remove", "os.rename", "os.rmdir"):
+        frame, ours = sys._getframe(1), 0
+        while frame is not None:
+            ours += "cachectl" in frame.f_globals.get("__name__", "").split(".")[:1]
+            frame = frame.f_back
+        deepest = max(deepest, ours)
+sys.addaudithook(hook)
+from cachectl.cli.main import main
+out, sys.stdout, sys.stderr = sys.stdout, open(os.devnull, "w"), open(os.devnull, "w")
+try:
+    main(sys.argv[1:])
+except SystemExit:
+    pass
+print(sum(name.partition(".")[0] == "cachectl" for name in sys.modules), deepest, file=out)
+"""
 
 
 @cache
@@ -99,167 +123,141 @@ def folders(known: Mapping[str, Path]) -> Counter[Path]:
     return Counter(path.parent for path in known.values() if path.name != "__init__.py")
 
 
-def adapters(repository: Path) -> list[Path]:
-    """Return the file or the product's folder of each built-in layer, in ``layers/``."""
-    modules = {path.partition(":")[0].split(".")[2] for path in registered(repository).values()}
-    paths = ((repository / "layers" / name, repository / "layers" / f"{name}.py") for name in sorted(modules))
-    return [folder if folder.is_dir() else file for folder, file in paths]
+def lines(paths: Iterable[Path]) -> int:
+    """Count the lines of files."""
+    return sum(path.read_text(errors="replace").count("\n") for path in paths)
 
 
-def lines(path: Path) -> int:
-    """Count the lines of a file, or of all modules in a folder."""
-    files = sorted(path.rglob("*.py")) if path.is_dir() else [path]
-    return sum(len(file.read_text().splitlines()) for file in files)
+def tokens(path: Path) -> int:
+    """Count the tokens of a file's code: no comments, and no docstrings."""
+    count, before = 0, tokenize.NEWLINE
+    for token in tokenize.generate_tokens(io.StringIO(path.read_text()).readline):
+        is_docstring = token.type == tokenize.STRING and before in _LAYOUT - {tokenize.COMMENT, tokenize.DEDENT}
+        if token.type not in _LAYOUT and not is_docstring:
+            count += 1
+            before = token.type
+        elif token.type in _LAYOUT:
+            before = token.type
+    return count
 
 
-def import_lines(path: Path) -> int:
-    """Count the lines that import statements take, wherever they stand in a file."""
-    statements = (node for node in ast.walk(parsed(path)) if isinstance(node, ast.Import | ast.ImportFrom))
-    return sum((node.end_lineno or node.lineno) - node.lineno + 1 for node in statements)
+def removes(node: ast.Call) -> bool:
+    """Return whether a call removes, renames or truncates a file, or removes rows."""
+    texts = [inner.value for inner in ast.walk(node) if isinstance(inner, ast.Constant)]
+    removes_rows = any(isinstance(text, str) and _REMOVING_ROWS.match(text) for text in texts)
+    return removes_rows or _REMOVING.fullmatch(ast.unparse(node.func)) is not None
 
 
-def members(path: Path, base: str = "Layer") -> list[str]:
-    """Return the public attributes and methods that the subclasses of a base in a file define."""
-    found = []
-    for node in ast.walk(parsed(path)):
-        if isinstance(node, ast.ClassDef) and any(base in ast.unparse(parent) for parent in node.bases):
-            found += [name for statement in node.body for name in _defined(statement) if not name.startswith("_")]
-    return found
+def members(known: Mapping[str, Path], name: str) -> list[str]:
+    """Return the public attributes and methods of a class of the layers and of its bases in the same file."""
+    for module, path in known.items():
+        classes = {node.name: node for node in ast.walk(parsed(path)) if isinstance(node, ast.ClassDef)}
+        if name in classes and module.startswith("layers"):
+            bases = [ast.unparse(base).partition("[")[0] for base in classes[name].bases]
+            chosen = [classes[one] for one in (name, *bases) if one in classes]
+            found = {one for node in chosen for statement in node.body for one in _defined(statement)}
+            return sorted(one for one in found if not one.startswith("_"))
+    return []
 
 
 def _defined(statement: ast.stmt) -> Iterator[str]:
     if isinstance(statement, ast.FunctionDef):
         yield statement.name
-    for target in _targets(statement):
-        yield from (node.id for node in ast.walk(target) if isinstance(node, ast.Name))
+    elif isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
+        yield statement.target.id
 
 
-def _targets(statement: ast.stmt) -> list[ast.expr]:
-    if isinstance(statement, ast.Assign):
-        return statement.targets
-    return [statement.target] if isinstance(statement, ast.AnnAssign) else []
-
-
-def registered(repository: Path) -> dict[str, str]:
-    """Return the table of built-in layers in the registry: names, and ``cachectl.layers.module:Class``."""
-    registry = next((repository / "layers").rglob("registry.py"))
+def measure(repository: Path = REPOSITORY) -> dict[str, int]:
+    """Return every measure that the text of a checkout gives."""
+    known = modules(repository)
+    web = [path for top in TOPS for path in (repository / top).rglob("*") if path.suffix in _WEB]
+    tests = sorted((repository / "tests").rglob("*.py"))
+    import_lines, names, classes, dataclasses, removing = 0, [], Counter[str](), 0, set()
+    for module, path in known.items():
+        imported_names = set()
+        for node in ast.walk(parsed(path)):
+            if isinstance(node, ast.Import | ast.ImportFrom):
+                import_lines += (node.end_lineno or node.lineno) - node.lineno + 1
+                imported_names |= {alias.asname or alias.name for alias in node.names}
+            elif isinstance(node, ast.ClassDef):
+                classes[node.name] += 1
+                dataclasses += any("dataclass" in ast.unparse(one) for one in node.decorator_list)
+            elif isinstance(node, ast.Call) and removes(node):
+                removing.add(module)
+        names.append(len(imported_names))
+    names.sort()
+    schemas = {one for path in known.values() for one in re.findall(r"cachectl/[a-z-]+/\d", path.read_text())}
     return {
-        str(key.value): str(value.value)
-        for node in ast.walk(parsed(registry))
-        if isinstance(node, ast.Dict)
-        for key, value in zip(node.keys, node.values, strict=True)
-        if isinstance(key, ast.Constant) and isinstance(value, ast.Constant) and _is_path(value.value)
+        "lines": lines(known.values()),
+        "tokens": sum(map(tokens, known.values())),
+        "web_lines": lines(web),
+        "test_lines": lines(tests),
+        "test_tokens": sum(map(tokens, tests)),
+        "import_lines": import_lines,
+        "names_p90": names[int(len(names) * 0.9)],
+        "names_max": names[-1],
+        "classes": classes.total(),
+        "dataclasses": dataclasses,
+        "schemas": len(schemas),
+        "classes_named_twice": sum(count > 1 and not name.startswith("_") for name, count in classes.items()),
+        "removing_modules": len(removing),
+        "layer_members": len(members(known, "Layer")),
+        "store_members": len(members(known, "Store")),
     }
 
 
-def _is_path(value: object) -> bool:
-    return isinstance(value, str) and value.startswith("cachectl.layers.")
+def measure_commands() -> dict[str, int]:
+    """Return how many of our modules commands load, and our frames from ``main`` to the call that removes a file."""
+    # Trees imports the package, which a checkout that is only measured by its text need not have.
+    from benchmarks import trees
+    from benchmarks.commands import variables
+
+    with tempfile.TemporaryDirectory() as folder:
+        home = Path(folder)
+        trees.pocl(home, 3)
+        found = {}
+        for verb, *options in (("report",), ("dir",), ("purge", "--all")):
+            command = (sys.executable, "-c", _PROBE, verb, *options)
+            done = subprocess.run(command, env=variables(home), capture_output=True, text=True, check=True)
+            loaded, frames = map(int, done.stdout.split())
+            found[f"modules_of_{verb}"] = loaded
+        return {**found, "frames_of_purge": frames}
 
 
-def layer_names(path: Path, names: set[str], classes: set[str]) -> list[str]:
-    """Return each use of a built-in layer in a file: strings equal to its name, identifiers with its name or class."""
-    words = {name.replace("-", "_") for name in names}
-    found = []
-    for node in ast.walk(parsed(path)):
-        if isinstance(node, ast.Constant) and node.value in names:
-            found.append(str(node.value))
-        found += [text for text in _identifiers(node) if text in classes or words & _words(text)]
-    return found
+def ceilings(repository: Path = REPOSITORY) -> dict[str, dict[str, int]]:
+    """Return the ceiling and the goal of each measure."""
+    return tomllib.loads((repository / "house.toml").read_text())
 
 
-def _identifiers(node: ast.AST) -> Iterable[str]:
-    if isinstance(node, ast.ImportFrom):
-        # A library such as pyopencl has the name of a layer, and is none: only our modules count.
-        ours = (node.module or "").startswith("cachectl.")
-        return [f"{node.module}.{alias.name}".rpartition("cachectl.")[2] for alias in node.names] if ours else ()
-    if isinstance(node, ast.FunctionDef | ast.ClassDef):
-        return (node.name,)
-    return (node.id,) if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load) else ()
-
-
-def _words(identifier: str) -> set[str]:
-    parts = re.split(r"[._]", identifier.lower())
-    return {"_".join(parts[start:end]) for start in range(len(parts)) for end in (start + 1, start + 2)}
-
-
-def renderers(known: Mapping[str, Path]) -> list[str]:
-    """Return the functions of the orchestrator that show facts.
-
-    These are the functions of modules called ``render…`` or ``output``, and elsewhere those whose names have the word
-    ``json``, ``render`` or ``show``.
-    """
-    found = []
-    for name, path in known.items():
-        if name.startswith("layers"):
-            continue
-        whole = path.stem.startswith("render") or path.stem == "output"
-        functions = [node.name for node in ast.walk(parsed(path)) if isinstance(node, ast.FunctionDef)]
-        found += [one for one in functions if whole or {"json", "render", "show"} & set(one.split("_"))]
-    return found
-
-
-def measure(repository: Path = REPOSITORY) -> list[Figure]:
-    """Return every figure of a checkout."""
-    known = modules(repository)
-    files = {path: lines(path) for path in adapters(repository)}
-    single = max((path for path in files if path.is_file()), key=files.__getitem__)
-    product = max((path for path in files if path.is_dir()), key=files.__getitem__, default=None)
-    crowd, count = folders(known).most_common(1)[0]
-    said = [name for path in (repository / "tests" / "sample_plugin").glob("*.py") for name in members(path)]
-    groups = circles(known)
-    table = registered(repository)
-    names, classes = set(table), {path.rpartition(":")[2] for path in table.values()}
-    outside = Counter(
-        {name: len(layer_names(path, names, classes)) for name, path in known.items() if not name.startswith("layers")}
-    )
-    return [
-        Figure("files", 110, len(known)),
-        Figure("lines of layers/ and orchestrator/", 24_900, sum(map(lines, known.values())), 19_500),
-        Figure("lines of the largest adapter's file", 682, files[single], 350, single.name),
-        Figure("lines of the largest product's folder", 2_025, files.get(product or Path(), 0), 1_000, _name(product)),
-        Figure("modules side by side in one folder", 47, count, 15, str(crowd.relative_to(repository))),
-        Figure("attributes and methods of the sample layer", 16, len(said), 5, " ".join(said)),
-        Figure("import circles", 1, len(groups), 0, "; ".join(map(" ".join, groups))),
-        Figure("lines of import statements", 1_680, sum(map(import_lines, known.values())), 900),
-        Figure("names of layers outside layers/", 137, outside.total(), 0, _most(outside)),
-        Figure("functions that show facts", 83, len(renderers(known))),
-    ]
-
-
-def _name(path: Path | None) -> str:
-    return "" if path is None else f"{path.name}/"
-
-
-def _most(counts: Counter[str]) -> str:
-    return ", ".join(f"{name} {count}" for name, count in counts.most_common(5) if count)
+def lowered(text: str, figures: Mapping[str, int]) -> str:
+    """Return ``house.toml`` with each ceiling that can fall at what was reached and 2 %, but not below its goal."""
+    for name, limits in tomllib.loads(text).items():
+        reached = max(int(figures[name] * 1.02), limits["goal"])
+        if reached < limits["ceiling"]:
+            text = re.sub(rf"(?m)^({name} *= .*ceiling = )\d+", rf"\g<1>{reached}", text)
+    return text
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Print the table, or the same as JSON."""
+    """Print each measure with its ceiling and its goal; return 1 if ``--check`` finds one above its ceiling."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.house", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("repository", nargs="?", type=Path, default=REPOSITORY, help="another checkout to measure")
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--check", action="store_true", help="fail if a measure is above its ceiling")
+    parser.add_argument("--lower", action="store_true", help="lower the ceilings to what was reached and 2 %%")
+    parser.add_argument("--json", action="store_true", help="print the measures as JSON")
     options = parser.parse_args(arguments)
-    figures = measure(options.repository)
+    figures, limits = {**measure(), **measure_commands()}, ceilings()
     if options.json:
-        sys.stdout.write(json.dumps([{**asdict(one), "held": one.held} for one in figures], indent=1) + "\n")
-        return 0
-    rows = [_HEAD, *map(_row, figures)]
-    widths = [max(len(row[place]) for row in rows) for place in range(len(_HEAD))]
-    for row, where in zip(rows, ("where", *(one.where for one in figures)), strict=True):
-        first, *numbers = row
-        cells = (first.ljust(widths[0]), *(text.rjust(width) for text, width in zip(numbers, widths[1:], strict=True)))
-        sys.stdout.write("  ".join((*cells, where)).rstrip() + "\n")
-    return 0
-
-
-def _row(figure: Figure) -> tuple[str, ...]:
-    held = {None: "-", True: "yes", False: "no"}[figure.held]
-    return (figure.what, *(_number(value) for value in (figure.then, figure.now, figure.most)), held)
-
-
-def _number(value: int | None) -> str:
-    return "-" if value is None else f"{value:,}"
+        sys.stdout.write(json.dumps(figures, indent=1) + "\n")
+    else:
+        sys.stdout.write(f"{'':20}{'now':>9}{'ceiling':>9}{'goal':>9}\n")
+        for name, value in figures.items():
+            above = "  above its ceiling" if value > limits[name]["ceiling"] else ""
+            sys.stdout.write(f"{name:20}{value:9,}{limits[name]['ceiling']:9,}{limits[name]['goal']:9,}{above}\n")
+    if options.lower:
+        file = REPOSITORY / "house.toml"
+        file.write_text(lowered(file.read_text(), figures))
+    is_above = any(value > limits[name]["ceiling"] for name, value in figures.items())
+    return 1 if options.check and is_above else 0
 
 
 if __name__ == "__main__":

@@ -1,42 +1,50 @@
-"""The table of ``python -m benchmarks.house`` counts what it says it counts."""
+"""``python -m benchmarks.house`` counts what it says it counts, and fails above a ceiling."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 
 from benchmarks import house
 
-REGISTRY = 'BUILT_IN = {"pocl": "cachectl.layers.pocl:PoclKernels", "toy-tuning": "cachectl.layers.toy:ToyTuning"}\n'
-ADAPTER = "import re\nfrom cachectl.layers.base import (\n    facts,\n)\n\n\ndef late():\n    import os\n"
-VERB = """from cachectl.layers.pocl import PoclKernels
-import pyopencl
+LAYER = '''"""A docstring is no code."""
+import os, re  # a comment is none
+from cachectl.layers.base import (
+    facts,
+)
 
-def toy_tuning_json(layer):
-    return layer.name == "pocl" and "about pocl"
-"""
-SAMPLE = """class Toy(base.Layer):
-    name, title = "a", "b"
-    _hidden = 1
 
-    def scan(self): ...
+class Base:
+    title: str
+
+    def where(self): ...
+
+
+class Layer(Base):
+    def get(self):
+        import json
+        os.unlink("x")
+
+    def _private(self): ...
+'''
+VERB = """from dataclasses import dataclass
+SCHEMA = "cachectl/toy/1"
+@dataclass(frozen=True)
+class Layer: ...
+def purge(rows):
+    rows.execute("delete from dict")
+    rows.execute(f"select {SCHEMA}")
 """
 
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
     files = {
-        "layers/base/registry.py": REGISTRY,
-        "layers/base/facts.py": "",
-        "layers/pocl.py": ADAPTER,
-        "layers/toy/__init__.py": "",
-        "layers/toy/tuning.py": "\n" * 7,
+        "layers/base/layer.py": LAYER,
         "orchestrator/verb.py": VERB,
-        "orchestrator/cli/render.py": "import cachectl.cli.main\n\ndef heading(): ...\n",
-        "orchestrator/cli/main.py": "def f():\n    from cachectl.cli import render\n",
-        "tests/sample_plugin/toy.py": SAMPLE,
+        "orchestrator/pages/page.js": "let a\n\n",
+        "tests/test_x.py": "x = 1\n",
     }
     for name, text in files.items():
         path = tmp_path / name
@@ -45,39 +53,51 @@ def checkout(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_each_figure_is_counted_in_the_files(checkout: Path) -> None:
-    figures = {one.what: one for one in house.measure(checkout)}
-    assert {what: (one.now, one.where) for what, one in figures.items()} == {
-        "files": (8, ""),
-        "lines of layers/ and orchestrator/": (1 + 8 + 7 + 5 + 3 + 2, ""),
-        "lines of the largest adapter's file": (8, "pocl.py"),
-        "lines of the largest product's folder": (7, "toy/"),
-        "modules side by side in one folder": (2, "layers/base"),
-        "attributes and methods of the sample layer": (3, "name title scan"),
-        "import circles": (1, "cli.main cli.render"),
-        "lines of import statements": (1 + 3 + 1 + 2 + 1 + 1, ""),
-        # The import of the adapter, the name of the function, and the string; neither the library nor the sentence.
-        "names of layers outside layers/": (3, "verb 3"),
-        "functions that show facts": (2, ""),
+def test_each_measure_is_counted_in_the_files(checkout: Path) -> None:
+    figures = house.measure(checkout)
+    del figures["tokens"]
+    assert figures == {
+        "lines": 19 + 7,
+        "web_lines": 2,
+        "test_lines": 1,
+        "test_tokens": 3,
+        "import_lines": 1 + 3 + 1 + 1,
+        "names_p90": 4,
+        "names_max": 4,
+        "classes": 3,
+        "dataclasses": 1,
+        "schemas": 1,
+        "classes_named_twice": 1,
+        "removing_modules": 2,
+        "layer_members": 3,
+        "store_members": 0,
     }
-    assert figures["files"].held is None
-    assert not figures["import circles"].held
-    assert figures["modules side by side in one folder"].held
 
 
-def test_the_table_has_a_line_for_each_figure(checkout: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert house.main([str(checkout)]) == 0
-    head, *rows = capsys.readouterr().out.splitlines()
-    assert head.split() == ["what", "0.1.0", "now", "at", "most", "held", "where"]
-    assert len(rows) == len(house.measure(checkout))
-    assert house.main([str(checkout), "--json"]) == 0
-    document = json.loads(capsys.readouterr().out)
-    assert [row["now"] for row in document] == [one.now for one in house.measure(checkout)]
+def test_tokens_are_those_of_code(tmp_path: Path) -> None:
+    file = tmp_path / "toy.py"
+    file.write_text('"""A docstring is no code."""\nx = "text"  # a comment is none\ndef f():\n    """Nor this."""\n')
+    assert house.tokens(file) == len(["x", "=", "text", "def", "f", "(", ")", ":"])
 
 
-@pytest.mark.thorough
-def test_this_checkout_is_measured() -> None:
-    figures = {one.what: one.now for one in house.measure()}
-    assert figures["files"] == len(house.modules())
-    assert figures["attributes and methods of the sample layer"] > 2
-    assert figures["lines of import statements"] > 100
+def test_ceilings_fall_to_what_was_reached_and_never_below_the_goal() -> None:
+    text = "lines = { ceiling = 2000, goal = 500 }\ntokens = { ceiling = 90, goal = 80 }\n"
+    assert house.lowered(text, {"lines": 1000, "tokens": 70}) == (
+        "lines = { ceiling = 1020, goal = 500 }\ntokens = { ceiling = 80, goal = 80 }\n"
+    )
+    assert house.lowered(text, {"lines": 1990, "tokens": 91}) == text
+
+
+def test_a_measure_above_its_ceiling_fails_the_check(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(house, "measure", lambda: {"lines": 11})
+    monkeypatch.setattr(house, "measure_commands", dict)
+    for ceiling, status in ((10, 1), (11, 0)):
+        monkeypatch.setattr(house, "ceilings", lambda most=ceiling: {"lines": {"ceiling": most, "goal": 5}})
+        assert house.main(["--check"]) == status
+        assert ("above its ceiling" in capsys.readouterr().out) is bool(status)
+
+
+def test_every_measure_of_this_checkout_has_a_ceiling() -> None:
+    assert house.ceilings().keys() == {**house.measure(), **house.measure_commands()}.keys()
