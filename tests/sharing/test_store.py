@@ -360,3 +360,38 @@ def test_entries_that_cannot_be_placed_are_one_line_around_a_command(cheap: Home
     (other.path / ".cache" / "miopen").touch()
     done = other.cachectl("run", "--store", store, "--trust", "--", "true")
     assert ["10 not pulled" in line for line in done.stderr.splitlines()] == [True]
+
+
+def test_no_file_is_removed_through_a_planted_link(cheap: Home, tmp_path: Path) -> None:
+    """The identity of a store is public: another user may know the name of every folder that is kept for it."""
+    store, private = tmp_path / "store", tmp_path / "private"
+    identity = Stack(cheap.environment()).push(str(store), layers=["miopen"]).store
+    private.mkdir(mode=0o700)
+    for name in ("thesis.tex", f"key-{'0' * 16}"):
+        (private / name).write_bytes(b"years of work")
+    for number, variable in enumerate(("XDG_CACHE_HOME", "XDG_STATE_HOME")):
+        shared = tmp_path / f"shared-{number}"
+        planted = shared / "cachectl" / "stores"
+        planted.mkdir(parents=True)
+        shared.chmod(0o1777)
+        (planted / str(identity)).symlink_to(private)
+        if os.geteuid() == 0:
+            for path in (shared / "cachectl", planted, planted / str(identity)):
+                os.chown(path, 65534, 65534, follow_symlinks=False)
+        for verb in (("push", str(store), "miopen"), ("pull", str(store), "--trust"), ("store", "ls", str(store))):
+            cheap.cachectl(*verb, **{variable: str(shared)})
+        assert sorted(os.listdir(private)) == [f"key-{'0' * 16}", "thesis.tex"]
+
+
+def test_only_files_of_an_index_are_removed_from_what_is_kept(cheap: Home, tmp_path: Path) -> None:
+    store = str(tmp_path / "store")
+    identity = Stack(cheap.environment()).push(store, layers=["miopen"]).store
+    kept = cheap.path / ".local" / "state" / "cachectl" / "stores" / str(identity)
+    before = set(os.listdir(kept))
+    assert len(before) == 2
+    gone, linked, other = f"key-{'0' * 16}", f"key-{'1' * 16}", "notes.txt"
+    for name in (gone, other):
+        (kept / name).touch()
+    (kept / linked).symlink_to(kept / other)
+    cheap.cachectl("pull", store, "--trust")
+    assert set(os.listdir(kept)) == before | {linked, other}
