@@ -395,3 +395,36 @@ def test_only_files_of_an_index_are_removed_from_what_is_kept(cheap: Home, tmp_p
     (kept / linked).symlink_to(kept / other)
     cheap.cachectl("pull", store, "--trust")
     assert set(os.listdir(kept)) == before | {linked, other}
+
+
+@pytest.mark.parametrize("planted", ["link", "folder"])
+def test_a_folder_that_is_put_in_the_place_of_a_new_one_keeps_its_mode(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, planted: str
+) -> None:
+    """Who can write in the folder of a store can replace what was made there before it is opened."""
+    store = tmp_path / "store"
+    private = store / "private"
+    private.mkdir(parents=True, mode=0o700)
+    (private / "thesis.tex").touch()
+    store.chmod(0o777)
+    make = os.mkdir
+
+    def replaced(path: str | Path, mode: int = 0o777, **given: int) -> None:
+        make(path, mode, **given)
+        if os.path.basename(path) == "index":
+            os.rename(store / "index", store / "away")
+            if planted == "link":
+                os.symlink(private, store / "index")
+            else:
+                os.rename(private, store / "index")
+
+    monkeypatch.setattr(os, "mkdir", replaced)
+    place = FolderPlace(store)
+    name = f"index/key-{'0' * 16}"
+    if planted == "link":
+        with pytest.raises(CachectlError, match="link or no folder"):
+            place.write(name, b"key")
+    else:
+        place.write(name, b"key")
+    at = private if planted == "link" else store / "index"
+    assert stat.S_IMODE(at.stat().st_mode) == 0o700
