@@ -294,13 +294,13 @@ class Stack(LayerSet):
 
         if store is not None:
             from cachectl.sharing.around import shared_around
-            from cachectl.switching.base import base_at, base_keys, own_root
+            from cachectl.switching.base import base_at, base_keys, make_own_root
 
             root = isolated if isinstance(isolated, bool) else self.environment.absolute(isolated)
             besides: Mapping[str, frozenset[str]] = {}
             if base is not None:
                 place = base_at(self.environment, base)
-                root = root or own_root(self.environment, place)
+                root = root or make_own_root(self.environment, place)
                 besides = base_keys(self.environment, place, layers)
             around = shared_around(
                 self._kept_below(root), store, notice, layers=layers, besides=besides, own=self.environment
@@ -317,10 +317,10 @@ class Stack(LayerSet):
 
         prepare = None
         if base is not None:
-            from cachectl.switching.base import base_at, own_root, start_from
+            from cachectl.switching.base import base_at, make_own_root, start_from
 
             place = base_at(self.environment, base)
-            isolated = isolated or own_root(self.environment, place)
+            isolated = isolated or make_own_root(self.environment, place)
 
             def prepare(root: Path, names: tuple[str, ...]) -> None:
                 for line in start_from(self.environment, place, root, layers=names, notice=notice).lines:

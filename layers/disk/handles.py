@@ -48,7 +48,7 @@ def status_of(handle: int, name: str) -> os.stat_result | None:
     return status_at(name, dir_fd=handle)
 
 
-def open_folder(name: str, handle: int) -> int:
+def open_folder(name: str, handle: int | None = None) -> int:
     """Open a folder that is no link; return its descriptor."""
     return os.open(name, _FOLDER_FLAGS, dir_fd=handle)
 
@@ -70,8 +70,8 @@ def opened_root(path: Path) -> Iterator[int | None]:
 
 
 @contextmanager
-def opened(name: str, handle: int) -> Iterator[int]:
-    """Open a folder for a block."""
+def opened(name: str, handle: int | None = None) -> Iterator[int]:
+    """Open a folder that is no link for a block."""
     folder = open_folder(name, handle)
     try:
         yield folder

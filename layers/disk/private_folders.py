@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from cachectl.layers.base.environment import user_name, user_state_folder
 from cachectl.layers.base.errors import CachectlError
 from cachectl.layers.base.texts import printable
-from cachectl.layers.disk.trust import shared_because
+from cachectl.layers.disk.trust import deciding_owner, shared_because
 
 if TYPE_CHECKING:
     from cachectl.layers.base.environment import Environment
@@ -30,8 +30,11 @@ def private_folder(place: Path, *, make: bool = False) -> Path:
 
     ``cachectl-UID`` is made if missing and never removed, so that nobody else can make it while a program that was
     started with its path still runs. With ``make``, a missing ``place`` is made with mode 0700. Raises
-    :class:`NotPrivate` if another user could replace either of them, :class:`OSError` if neither can be made.
+    :class:`NotPrivate` if another user could replace either of them or owns a link on the way, :class:`OSError` if
+    neither can be made.
     """
+    if hasattr(os, "geteuid") and (decides := deciding_owner(place)) is not None:
+        raise NotPrivate(place, f"a part of the path belongs to {user_name(decides.st_uid)}, who can replace it")
     place = Path(os.path.realpath(place))
     if make:
         _make(place)

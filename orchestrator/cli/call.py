@@ -255,12 +255,13 @@ class Call:
             return None
         if options.no_cache:
             self.misuse("--no-cache leaves nothing to pull or push; drop --store")
-        from cachectl.sharing.around import StoreUse
+        from cachectl.sharing.around import PATIENCE, StoreUse
         from cachectl.sharing.places import is_pinned
 
         # One state of a store cannot be added to.
         writes = options.store_mode == "rw" and not is_pinned(options.store)
-        return StoreUse(self.store_url(options.store), self.demand_trust(options.store), writes, options.sign)
+        seconds = PATIENCE if options.store_wait is None else options.store_wait
+        return StoreUse(self.store_url(options.store), self.demand_trust(options.store), writes, options.sign, seconds)
 
     def store_url(self, url: str) -> str:
         """Return the address of a shared store, which no layer's name may be."""

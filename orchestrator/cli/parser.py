@@ -245,6 +245,8 @@ class Parser(argparse.ArgumentParser):
         group.add_argument("--store", metavar="URL", help=url)
         modes = "ro: only pull; rw: pull and push (default)"
         group.add_argument("--store-mode", choices=("rw", "ro"), default="rw", help=modes)
+        wait = "how long the store may delay the command; then it runs without (default: 30)"
+        group.add_argument("--store-wait", type=_seconds, metavar="SECONDS", help=wait)
         why = group.add_mutually_exclusive_group()
         why.add_argument("--allowed-signers", metavar="LIST", help="pull what a signer of this list has signed")
         why.add_argument("--digest", metavar="HEX", help="pull if the store is exactly the one with this digest")

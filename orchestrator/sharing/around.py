@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 from cachectl.layers.base.errors import CachectlError
 from cachectl.layers.base.texts import printable
 from cachectl.moving.transfer import without_secrets
+from cachectl.sharing.deadline import Deadline
 from cachectl.sharing.place import Missing
 from cachectl.sharing.pulling import pull
 from cachectl.sharing.pushing import push
@@ -22,18 +23,24 @@ if TYPE_CHECKING:
     from cachectl.layers.base.facts import Note
     from cachectl.moving.importing import Trust
 
+#: Seconds that a store may delay a command, by default.
+PATIENCE: Final = 30.0
 #: Reasons of failures that are named for a layer.
 _REASONS: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
 class StoreUse:
-    """A shared store around a command: why it is trusted, and whether new entries are pushed, signed by a key."""
+    """A shared store around a command: why it is trusted, and whether new entries are pushed, signed by a key.
+
+    ``seconds`` is how long it may delay the command.
+    """
 
     url: str
     trust: Trust
     writes: bool = True
     sign: str | None = None
+    seconds: float = PATIENCE
 
 
 @contextmanager
@@ -49,7 +56,8 @@ def shared_around(
     """Pull into the caches of ``stack``, run the block, and push what the store lacks.
 
     ``notice`` gets a line for each layer of which entries were pulled or pushed, and for each thing that went wrong:
-    the block runs in any case. If the store is damaged, not trusted or cannot be reached, nothing is pulled or pushed.
+    the block runs in any case. If the store is damaged, not trusted, too slow or cannot be reached, nothing is pulled
+    or pushed.
     ``besides`` are the keys, by layer, that are neither pulled nor pushed. ``own`` is the environment that keeps what
     this machine remembers of stores, by default that of ``stack``.
     """
@@ -66,7 +74,7 @@ def shared_around(
                 allowed_signers=use.trust.allowed_signers,
                 own=own,
             )
-        except (CachectlError, OSError) as error:
+        except Exception as error:  # noqa: BLE001 - whatever a server answers, the status is the command's
             notice(_line("nothing was pushed", use, error))
             return
         for layer in done.layers:
@@ -86,13 +94,14 @@ def _pulled(
 ) -> bool:
     """Pull; return whether the store can be used."""
     try:
-        done = pull(stack, use.url, use.trust, layers=layers, besides=besides, own=own)
+        deadline = Deadline(use.seconds)
+        done = pull(stack, use.url, use.trust, layers=layers, besides=besides, own=own, deadline=deadline)
     except Missing as error:
         if not use.writes:
             notice(_line("nothing was pulled", use, error))
         # The push makes the store.
         return use.writes
-    except (CachectlError, OSError) as error:
+    except Exception as error:  # noqa: BLE001 - whatever a server answers, the command runs
         notice(_line("nothing is pulled or pushed", use, error))
         return False
     for layer in done.layers:
@@ -109,6 +118,11 @@ def _say_failed(layer: str, what: str, failed: Sequence[Note], notice: Callable[
         notice(f"{layer}: {number:,} {what} ({first[because]}{', …' if number > 1 else ''}): {because}")
 
 
-def _line(what: str, use: StoreUse, error: CachectlError | OSError) -> str:
-    reason = str(error) if isinstance(error, CachectlError) else error.strerror or str(error)
-    return f"--store {printable(without_secrets(use.url))}: {what}: {reason}"
+def _line(what: str, use: StoreUse, error: Exception) -> str:
+    if isinstance(error, CachectlError):
+        reason = str(error)
+    elif isinstance(error, OSError):
+        reason = error.strerror or str(error)
+    else:
+        reason = "out of memory" if isinstance(error, MemoryError) else f"{type(error).__name__}: {error}"
+    return f"--store {printable(without_secrets(use.url))}: {what}: {printable(reason)}"

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from cachectl.layers.base.errors import CachectlError
+from cachectl.layers.base.lazy import regex
 from cachectl.layers.base.texts import printable
 from cachectl.layers.disk.atomic import replace_file
 from cachectl.layers.disk.handles import open_folder
@@ -29,6 +30,8 @@ _PARTS: Final = ("index", "packs", "objects")
 _CHUNK: Final = 1 << 20
 #: Permissions to read a file.
 _READABLE: Final = 0o444
+#: Names of files of a store, and of their stages.
+_WRITTEN: Final = regex(r"[a-z0-9.-]*[0-9a-f]{16}")
 
 
 class FolderPlace:
@@ -89,10 +92,14 @@ class FolderPlace:
         with self._reached("write", name):
             os.makedirs(self._folder, exist_ok=True)
             mode = stat.S_IMODE(os.stat(self._folder).st_mode)
+            made = False
             with suppress(FileExistsError):
                 os.mkdir(self._folder / part)
-                os.chmod(self._folder / part, mode)
+                made = True
             with self._opened(part) as folder:
+                # Another user may have put another folder into its place.
+                if made and _is_new(folder):
+                    os.fchmod(folder, mode)
                 with suppress(OSError):
                     # A link in the place would be replaced; its mode must not be taken over.
                     if not stat.S_ISREG(os.stat(file, dir_fd=folder, follow_symlinks=False).st_mode):
@@ -150,6 +157,12 @@ class FolderPlace:
                 if isinstance(error, NotADirectoryError) or not means_absent(error):
                     raise
                 return []
+
+
+def _is_new(folder: int) -> bool:
+    """Return whether an open folder is this user's, and has at most what other writers have added since it was made."""
+    is_own = os.fstat(folder).st_uid == os.geteuid()
+    return is_own and all(_WRITTEN.fullmatch(name) for name in os.listdir(folder))
 
 
 def _files(folder: int, part: str) -> Iterator[Stored]:

@@ -150,6 +150,11 @@ def sort_names(listed: Iterable[Stored]) -> Names:
     )
 
 
+def is_index_name(name: str) -> bool:
+    """Return whether a name has the form of an index part or a key document."""
+    return any(form.fullmatch(name) for form in (_PART_NAME, _KEY_NAME))
+
+
 def is_content(name: str) -> bool:
     """Return whether a name is that of a pack or an object."""
     return _CONTENT_NAME.fullmatch(name) is not None

@@ -1,25 +1,28 @@
 """What this machine remembers of shared stores: parts of their indexes, and how new the newest one was.
 
-Index parts and key documents are kept in the user's cache folder, and held against the digest in their names when they
-are read again. Which store was at an address, and the newest part that was trusted there, are kept in the user's state
-folder: an older state of a store, or another store, is then recognised.
+Everything is kept in the user's state folder, and only where no other user can write. Index parts and key documents are
+held against the digest in their names when they are read again. Which store was at an address, and the newest part that
+was trusted there, are remembered: an older state of a store, or another store, is then recognised.
 """
 
 from __future__ import annotations
 
+import errno
 import json
 import os
-from collections.abc import Iterable, Mapping
-from contextlib import suppress
+import stat
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, Final
 
-from cachectl.layers.base.environment import Environment, user_cache_folder, user_state_folder
+from cachectl.layers.base.environment import Environment, user_state_folder
 from cachectl.layers.disk.atomic import replace_file
+from cachectl.layers.disk.handles import opened, status_of
 from cachectl.layers.disk.plain import read_plain
 from cachectl.layers.disk.presence import nearest
 from cachectl.layers.disk.trust import shared_because
+from cachectl.sharing.format import is_index_name
 
 _RECORD: Final = "stores.json"
 #: Largest record that is read, in bytes, and most stores in it.
@@ -98,7 +101,7 @@ class IndexCache:
     """Index parts and key documents of one store that were read before; failures to read or write are ignored."""
 
     def __init__(self, environment: Environment, store: str) -> None:
-        self._folder = user_cache_folder(environment, "cachectl")[0] / "stores" / store
+        self._folder = user_state_folder(environment) / "stores" / store
         self._new: dict[str, bytes] = {}
 
     def read(self, name: str, most: int) -> bytes | None:
@@ -106,7 +109,8 @@ class IndexCache:
         if name in self._new:
             return self._new[name]
         try:
-            return read_plain(self._folder / name, most=most)
+            with self._opened() as folder:
+                return read_plain(name, dir_fd=folder, most=most)
         except OSError:
             return None
 
@@ -115,14 +119,22 @@ class IndexCache:
         self._new[name] = data
 
     def save(self, listed: Iterable[str] | Mapping[str, object]) -> None:
-        """Write what was added, and remove what the store does not list any more."""
-        with suppress(OSError):
-            if self._new:
-                self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        """Write what was added, and remove the files of index parts and keys that the store does not list any more."""
+        with suppress(OSError), self._opened(make=bool(self._new)) as folder:
             for name, data in self._new.items():
-                replace_file(self._folder / name, [data])
-            gone = set(os.listdir(self._folder)) - set(listed)
-            for name in gone:
-                with suppress(OSError):
-                    os.unlink(Path(self._folder, name))
+                replace_file(name, [data], folder=folder)
+            for name in set(filter(is_index_name, os.listdir(folder))) - set(listed):
+                status = status_of(folder, name)
+                if status is not None and stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid():
+                    os.unlink(name, dir_fd=folder)
         self._new.clear()
+
+    @contextmanager
+    def _opened(self, *, make: bool = False) -> Iterator[int]:
+        """Open the folder. Raises :class:`OSError` if another user could write there, and for a link."""
+        if (why := shared_because(nearest(self._folder))) is not None:
+            raise PermissionError(errno.EPERM, why, str(self._folder))
+        if make:
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with opened(str(self._folder)) as folder:
+            yield folder

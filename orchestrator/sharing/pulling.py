@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from types import MappingProxyType
-from typing import TYPE_CHECKING, BinaryIO, ClassVar, Final
+from typing import TYPE_CHECKING, BinaryIO, ClassVar, Final, cast
 
 from cachectl.inspecting.entries import listed
 from cachectl.layers.base.as_json import AsJson, total
@@ -23,6 +24,7 @@ from cachectl.moving.importing import Foreseen, ImportedLayer, ImportTotal, Plac
 from cachectl.moving.portability import Difference, differences, outlook, portability_key
 from cachectl.moving.signing import Untrusted
 from cachectl.moving.transfer import TransferFailed
+from cachectl.sharing.deadline import TimelyPlace
 from cachectl.sharing.format import PartName, Stocked, StoreKey, are_twins, cut, most_object, open_object, open_pack
 from cachectl.sharing.index import Gone, Index, Judge, ReadPart
 from cachectl.sharing.memory import Remembered, forget, recall, remember
@@ -35,6 +37,8 @@ if TYPE_CHECKING:
     from cachectl.layer_set import LayerSet
     from cachectl.layers.base.environment import Environment
     from cachectl.layers.base.layer import Layer
+    from cachectl.sharing.deadline import Deadline
+    from cachectl.sharing.place import Place
 
 #: How often a pull begins anew because ``gc`` removed an index part that it was about to read.
 _AGAIN: Final = 5
@@ -93,20 +97,29 @@ def pull(
     dry_run: bool = False,
     accept_older: bool = False,
     own: Environment | None = None,
+    deadline: Deadline | None = None,
 ) -> Pull:
     """Place the selected entries of the named layers, or of every clearable one, that are missing here.
 
     ``besides`` are keys, by layer, that are left out. ``trust`` is as for a bundle; its checksum is the store's digest.
     With ``accept_older`` the store may be another one, or an older one, than this machine has read from that address;
-    ``own`` is the environment that remembers that, by default that of ``stack``. Raises :class:`Untrusted` if nothing
-    new can be trusted, :class:`BadStore` if something needed is damaged or missing, :class:`Missing` if there is no
-    store, and :class:`TransferFailed` or :class:`OSError`; then nothing was written.
+    ``own`` is the environment that remembers that, by default that of ``stack``. What the store has not sent by
+    ``deadline`` is :class:`TransferFailed`; entries that are not placed by then are failures. Raises :class:`Untrusted`
+    if nothing new can be trusted, :class:`BadStore` if something needed is damaged or missing, :class:`Missing` if
+    there is no store, and :class:`TransferFailed` or :class:`OSError`; then nothing was written.
     """
     chosen = {layer.name: layer for layer in stack.chosen(layers)}
-    index = Index(place_of(url, own or stack.environment), own or stack.environment)
+    here = own or stack.environment
+    reach = partial(place_of, url, here)
+    index = Index(reach() if deadline is None else cast("Place", TimelyPlace(reach, deadline)), here)
     for _ in range(_AGAIN):
         try:
-            pulling = _Pulling(stack, index, trust, chosen, selection, besides=besides, accept_older=accept_older)
+            pulling = _Pulling(
+                *(stack, index, trust, chosen, selection),
+                besides=besides,
+                accept_older=accept_older,
+                deadline=deadline,
+            )
             return pulling.pull(dry_run=dry_run)
         except Gone:  # noqa: PERF203
             before = index.names
@@ -143,6 +156,7 @@ class _Pulling:
         *,
         besides: Mapping[str, Collection[str]],
         accept_older: bool,
+        deadline: Deadline | None,
     ) -> None:
         self._stack = stack
         self._besides = besides
@@ -151,6 +165,7 @@ class _Pulling:
         self._chosen = chosen
         self._selection = selection
         self._accept_older = accept_older
+        self._deadline = deadline
         self._store = index.demand()
         self._shown = index.place.shown
         self._judge = None if trust.allowed_signers is None else Judge(stack.environment, trust.allowed_signers)
@@ -393,8 +408,13 @@ class _Pulling:
                 spool.seek(offset)
                 yield item, spool.read(item.bytes)
 
+        taken = 0
         for batch in in_batches(contents(), lambda pair: pair[0].layer, lambda pair: pair[0].bytes):
+            if self._deadline is not None and not self._deadline.left:
+                break
+            taken += len(batch)
             placing.take(batch)
+        late = tuple(Note(item.key, "the time for the store was up") for item, _ in items[taken:])
         done = placing.results()[0]
         counted = Counter({one.outlook: one.entries for one in done.foreseen})
         wanted.foreseen = Counter({seen: n for seen, n in wanted.foreseen.items() if seen.hits is False}) + counted
@@ -404,7 +424,7 @@ class _Pulling:
             bytes=done.bytes,
             there=wanted.there + done.there,
             kept=done.kept,
-            failed=done.failed,
+            failed=done.failed + late,
         )
 
 

@@ -19,7 +19,10 @@ from cachectl.layer_set import LayerSet
 from cachectl.layers.base.environment import user_cache_folder
 from cachectl.layers.base.errors import FAILURES, BadRequest, reason_of
 from cachectl.layers.base.facts import Ability, Brought, Entry, Note
+from cachectl.layers.base.texts import printable
+from cachectl.layers.disk.private_folders import NotPrivate, private_folder
 from cachectl.layers.disk.trust import open_to_others
+from cachectl.switching.isolated import NoRoot
 from cachectl.switching.run import environment_of
 
 if TYPE_CHECKING:
@@ -80,6 +83,21 @@ def own_root(environment: Environment, base: Path) -> Path:
     return user_cache_folder(environment, "cachectl")[0] / _BASES / name
 
 
+def make_own_root(environment: Environment, base: Path) -> Path:
+    """Make the own root of a base if it is missing; return it, or the private folder in it.
+
+    See :func:`~cachectl.layers.disk.private_folders.private_folder`. Raises :class:`NoRoot`, also if another user could
+    replace what is in it.
+    """
+    root = own_root(environment, base)
+    try:
+        return private_folder(root, make=True)
+    except (NotPrivate, OSError) as error:
+        reason = str(error) if isinstance(error, NotPrivate) else f"{printable(root)}: {reason_of(error)}"
+        message = f"cannot make the own root: {reason}; --isolated=OWN names another one, for env --root OWN"
+        raise NoRoot(message) from error
+
+
 def base_at(environment: Environment, folder: str | Path) -> Path:
     """Return the absolute path of a base. Raises :class:`BadRequest` if there is no such folder."""
     base = Path(os.path.normpath(environment.expand(os.fspath(folder))))
@@ -98,10 +116,11 @@ def start_from(
 ) -> Start:
     """Bring the entries of a base into an own root, which is made if missing; of the named layers, or of all.
 
-    Raises :class:`BadRequest` if one folder is in the other, and :class:`OSError` if the own root cannot be made.
+    Without ``root`` it is that of :func:`make_own_root`. Raises :class:`BadRequest` if one folder is in the other, and
+    :class:`OSError` if the own root cannot be made.
     ``notice`` gets a line if other users can write to the base.
     """
-    root = own_root(environment, base) if root is None else root
+    root = make_own_root(environment, base) if root is None else root
     there, here = base.resolve(), root.resolve()
     if there == here or there in here.parents or here in there.parents:
         raise BadRequest(f"the base {base} and the own root {root} must not contain one another")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
+import socket
 import stat
 import subprocess
 import sys
@@ -11,8 +13,10 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import TYPE_CHECKING
+from threading import Event, Thread
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from support.bundles import TRUSTED, keys
@@ -20,9 +24,13 @@ from support.kernels import add_kernels
 
 from cachectl.layers.base.errors import CachectlError
 from cachectl.moving.importing import Trust
+from cachectl.sharing.around import StoreUse
+from cachectl.sharing.deadline import Deadline
 from cachectl.sharing.folder import FolderPlace
 from cachectl.sharing.format import StoreKey, new_store_id
 from cachectl.sharing.index import Index
+from cachectl.sharing.place import Stored
+from cachectl.sharing.pulling import pull
 from cachectl.stack import Stack
 
 if TYPE_CHECKING:
@@ -360,3 +368,195 @@ def test_entries_that_cannot_be_placed_are_one_line_around_a_command(cheap: Home
     (other.path / ".cache" / "miopen").touch()
     done = other.cachectl("run", "--store", store, "--trust", "--", "true")
     assert ["10 not pulled" in line for line in done.stderr.splitlines()] == [True]
+
+
+def test_no_file_is_removed_through_a_planted_link(cheap: Home, tmp_path: Path) -> None:
+    """The identity of a store is public: another user may know the name of every folder that is kept for it."""
+    store, private = tmp_path / "store", tmp_path / "private"
+    identity = Stack(cheap.environment()).push(str(store), layers=["miopen"]).store
+    private.mkdir(mode=0o700)
+    for name in ("thesis.tex", f"key-{'0' * 16}"):
+        (private / name).write_bytes(b"years of work")
+    for number, variable in enumerate(("XDG_CACHE_HOME", "XDG_STATE_HOME")):
+        shared = tmp_path / f"shared-{number}"
+        planted = shared / "cachectl" / "stores"
+        planted.mkdir(parents=True)
+        shared.chmod(0o1777)
+        (planted / str(identity)).symlink_to(private)
+        if os.geteuid() == 0:
+            for path in (shared / "cachectl", planted, planted / str(identity)):
+                os.chown(path, 65534, 65534, follow_symlinks=False)
+        for verb in (("push", str(store), "miopen"), ("pull", str(store), "--trust"), ("store", "ls", str(store))):
+            cheap.cachectl(*verb, **{variable: str(shared)})
+        assert sorted(os.listdir(private)) == [f"key-{'0' * 16}", "thesis.tex"]
+
+
+def test_only_files_of_an_index_are_removed_from_what_is_kept(cheap: Home, tmp_path: Path) -> None:
+    store = str(tmp_path / "store")
+    identity = Stack(cheap.environment()).push(store, layers=["miopen"]).store
+    kept = cheap.path / ".local" / "state" / "cachectl" / "stores" / str(identity)
+    before = set(os.listdir(kept))
+    assert len(before) == 2
+    gone, linked, other = f"key-{'0' * 16}", f"key-{'1' * 16}", "notes.txt"
+    for name in (gone, other):
+        (kept / name).touch()
+    (kept / linked).symlink_to(kept / other)
+    cheap.cachectl("pull", store, "--trust")
+    assert set(os.listdir(kept)) == before | {linked, other}
+
+
+@pytest.mark.parametrize("planted", ["link", "folder"])
+def test_a_folder_that_is_put_in_the_place_of_a_new_one_keeps_its_mode(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, planted: str
+) -> None:
+    """Who can write in the folder of a store can replace what was made there before it is opened."""
+    store = tmp_path / "store"
+    private = store / "private"
+    private.mkdir(parents=True, mode=0o700)
+    (private / "thesis.tex").touch()
+    store.chmod(0o777)
+    make = os.mkdir
+
+    def replaced(path: str | Path, mode: int = 0o777, **given: int) -> None:
+        make(path, mode, **given)
+        if os.path.basename(path) == "index":
+            os.rename(store / "index", store / "away")
+            if planted == "link":
+                os.symlink(private, store / "index")
+            else:
+                os.rename(private, store / "index")
+
+    monkeypatch.setattr(os, "mkdir", replaced)
+    place = FolderPlace(store)
+    name = f"index/key-{'0' * 16}"
+    if planted == "link":
+        with pytest.raises(CachectlError, match="link or no folder"):
+            place.write(name, b"key")
+    else:
+        place.write(name, b"key")
+    at = private if planted == "link" else store / "index"
+    assert stat.S_IMODE(at.stat().st_mode) == 0o700
+
+
+class Odd(FolderPlace):
+    """A store that does something else instead of listing its names."""
+
+    def __init__(self, folder: Path, answer: Callable[[], Sequence[Stored]]) -> None:
+        super().__init__(folder)
+        self.names = answer  # type: ignore[method-assign]
+
+
+def run_around(home: Home, store: Path, seconds: float = 30.0) -> tuple[int, list[str]]:
+    """Run a command with a store around it; return its status and what was said."""
+    said: list[str] = []
+    command = [sys.executable, "-c", "raise SystemExit(7)"]
+    use = StoreUse(str(store), TRUSTED, seconds=seconds)
+    return Stack(home.environment()).run(command, store=use, notice=said.append).status, said
+
+
+@pytest.mark.parametrize("error", [MemoryError, RecursionError, TypeError("'int' has no length\n"), KeyError(1)])
+def test_whatever_a_store_answers_the_command_runs(
+    cheap: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: type[Exception] | Exception
+) -> None:
+    def fail() -> Sequence[Stored]:
+        raise error
+
+    def odd(*_: object) -> FolderPlace:
+        return Odd(tmp_path, fail)
+
+    monkeypatch.setattr("cachectl.sharing.pulling.place_of", odd)
+    status, said = run_around(cheap, tmp_path)
+    assert (status, len(said)) == (7, 1)
+    assert "nothing is pulled or pushed: " in said[0]
+    assert "\n" not in said[0]
+    assert ("out of memory" in said[0]) == (error is MemoryError)
+    # The push, too.
+    monkeypatch.undo()
+    monkeypatch.setattr("cachectl.sharing.pushing.place_of", odd)
+    status, said = run_around(cheap, tmp_path / "none")
+    assert (status, ["nothing was pushed: " in line for line in said]) == (7, [True])
+
+
+def test_an_index_that_is_an_empty_list_is_one_line_around_a_command(cheap: Home, tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    cheap.cachectl("push", str(store), "miopen")
+    digest = hashlib.sha256(b"[]").hexdigest()
+    part = next((store / "index").glob("[0-9]*-*"))
+    part.unlink()
+    (store / "index" / f"{part.name[:-64]}{digest}").write_bytes(b"[]")
+    assert [run_around(cheap, store)[0], len(run_around(cheap, store)[1])] == [7, 1]
+    (store / "index" / f"1-{digest[:16]}-{digest}").write_bytes(b"[]")
+    (store / "index" / f"key-{digest[:16]}").write_bytes(b"[]")
+    assert [run_around(cheap, store)[0], len(run_around(cheap, store)[1])] == [7, 1]
+
+
+def test_a_registry_with_a_tag_that_is_no_text_is_one_line_around_a_command(cheap: Home) -> None:
+    pytest.importorskip("oras")
+
+    class Answer(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(b'{"tags": [1]}')
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Answer) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        url = f"oci://127.0.0.1:{server.server_port}/team/store"
+        done = cheap.cachectl("run", "--store", url, "--trust", "--", "sh", "-c", "exit 7", check=False)
+        server.shutdown()
+    assert (done.returncode, done.stderr.count("\n")) == (7, 1)
+    assert "nothing is pulled or pushed: " in done.stderr
+
+
+def test_a_server_that_says_nothing_delays_a_command_until_the_deadline(cheap: Home) -> None:
+    pytest.importorskip("paramiko")
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"ssh://ann@127.0.0.1:{silent.getsockname()[1]}/store"
+        began = time.monotonic()
+        done = cheap.cachectl(
+            *("run", "--store", url, "--store-wait", "1", "--trust", "--", "sh", "-c", "exit 7"), check=False
+        )
+    assert (done.returncode, done.stderr.count("\n")) == (7, 1)
+    assert "nothing is pulled or pushed: no answer within 1 s" in done.stderr
+    # Without the deadline, paramiko waits for 15 seconds.
+    assert time.monotonic() - began < 10
+
+
+def test_an_answer_after_the_deadline_has_no_effect(
+    cheap: Home, other: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, go_on, answered = tmp_path / "store", Event(), Event()
+    cheap.cachectl("push", str(store), "miopen")
+    names = FolderPlace(store).names
+
+    def late() -> Sequence[Stored]:
+        go_on.wait(60)
+        answered.set()
+        return names()
+
+    monkeypatch.setattr("cachectl.sharing.pulling.place_of", lambda *_: Odd(store, late))
+    before = files(other.path)
+    status, said = run_around(other, store, 0.2)
+    assert (status, ["no answer within 0.2 s" in line for line in said]) == (7, [True])
+    go_on.set()
+    assert answered.wait(60)
+    time.sleep(0.2)
+    assert files(other.path) == before
+
+
+def test_entries_that_are_not_placed_by_the_deadline_are_left_out(cheap: Home, other: Home, tmp_path: Path) -> None:
+    class Passed(Deadline):
+        left = 0.0  # type: ignore[assignment]
+
+        def wait_for(self, work: Callable[[], Any]) -> Any:  # noqa: ANN401 - as the class
+            return work()
+
+    store = str(tmp_path / "store")
+    cheap.cachectl("push", store, "miopen")
+    done = Stack(other.environment())
+    pulled = pull(done, store, TRUSTED, deadline=Passed(1.0))
+    assert (pulled.total.placed, pulled.total.failed) == (0, 10)
+    assert done.pull(store, TRUSTED).total.placed == 10

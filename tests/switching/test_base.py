@@ -308,3 +308,39 @@ def test_a_base_that_others_can_write_is_named(home: Home, open_folder: Path) ->
     assert home.cachectl("run", "--base", "nowhere", "--", "true", check=False).returncode == 2
     assert home.cachectl("run", "--base", str(base), "--no-cache", "--", "true", check=False).returncode == 2
     assert home.cachectl("env", "--base", str(base), "--disable", check=False).returncode == 2
+
+
+@pytest.mark.parametrize("planted", ["folder", "link"])
+def test_an_own_root_that_another_user_made_is_refused(tmp_path: Path, planted: str) -> None:
+    """The name is made from the path of the base: where others may create, another user can make it first."""
+    if os.geteuid() != 0:
+        pytest.skip("needs the superuser, who makes files of other users")
+    home, private, shared = make_home(tmp_path / "home"), tmp_path / "private", tmp_path / "shared"
+    for folder in (tmp_path / "base", private):
+        folder.mkdir(mode=0o700)
+    variables = {"XDG_CACHE_HOME": str(shared)}
+    own = own_root(home.environment(**variables), tmp_path / "base")
+    own.parent.mkdir(parents=True)
+    shared.chmod(0o1777)
+    if planted == "link":
+        own.symlink_to(private)
+    else:
+        own.mkdir()
+    for path in (shared / "cachectl", own.parent, own):
+        os.chown(path, NOBODY, NOBODY, follow_symlinks=False)
+    store = ("--store", str(tmp_path / "store"), "--trust")
+    base = ("--base", str(tmp_path / "base"))
+    for command in (
+        *(("run", *more, *base, "--", "echo", "it runs") for more in ((), store)),
+        ("env", *base, "--shell", "sh"),
+    ):
+        done = home.cachectl(*command, check=False, **variables)
+        assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
+        assert "belongs to nobody" in done.stderr
+    assert [list(path.iterdir()) for path in (own, private)] == [[], []]
+    # A folder of one's own that is not private has a private one in it.
+    for path in (shared / "cachectl", own.parent, own):
+        os.chown(path, 0, 0, follow_symlinks=False)
+    if planted == "folder":
+        assert home.cachectl("run", *base, "--", "echo", "it runs", **variables).stdout == "it runs\n"
+        assert [path.name for path in own.iterdir()] == ["cachectl-0"]

@@ -51,7 +51,7 @@ function _shtab_cachectl_using
 end
 
 set -g _shtab_cachectl_commands report dir ls get put purge prune verify restore doctor run env trace bench export import push pull store miopen stage merge config schedule layers completion demo
-set -g _shtab_cachectl_opts_with_value --allowed-signers --as-kdb --base --bench --by --color --compare --digest --file --format --grace --home --html --image --isolated --json --kernel --kernels --key --larger-than --layer --limit --max-files --max-size --newer-than --older-than --out --output --plot --python --root --rounds --scratch --sha256 --shell --sign --sort --store --store-mode --time-limit --timeline --trace --user --wait -n -o
+set -g _shtab_cachectl_opts_with_value --allowed-signers --as-kdb --base --bench --by --color --compare --digest --file --format --grace --home --html --image --isolated --json --kernel --kernels --key --larger-than --layer --limit --max-files --max-size --newer-than --older-than --out --output --plot --python --root --rounds --scratch --sha256 --shell --sign --sort --store --store-mode --store-wait --time-limit --timeline --trace --user --wait -n -o
 
 complete -c cachectl -e
 complete -c cachectl -f
@@ -209,6 +209,7 @@ complete -c cachectl -n '_shtab_cachectl_using run' -l layer -xka "(cachectl com
 complete -c cachectl -n '_shtab_cachectl_using run' -l prove -d 'attest that no real root was read or written; also without another option'
 complete -c cachectl -n '_shtab_cachectl_using run' -l store -x -d 'pull from this shared store before the command, push to it after the command what is new'
 complete -c cachectl -n '_shtab_cachectl_using run' -l store-mode -xka "rw ro" -d 'ro: only pull; rw: pull and push (default)'
+complete -c cachectl -n '_shtab_cachectl_using run' -l store-wait -x -d 'how long the store may delay the command; then it runs without (default: 30)'
 complete -c cachectl -n '_shtab_cachectl_using run' -l allowed-signers -xka "(__fish_complete_path (commandline -ct))" -d 'pull what a signer of this list has signed'
 complete -c cachectl -n '_shtab_cachectl_using run' -l digest -x -d 'pull if the store is exactly the one with this digest'
 complete -c cachectl -n '_shtab_cachectl_using run' -l trust -d 'pull unchecked: it is code that the command will run'
