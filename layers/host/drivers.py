@@ -11,7 +11,7 @@ from typing import Final
 
 from cachectl.layers.base.environment import Environment
 from cachectl.layers.disk.plain import read_installed
-from cachectl.layers.host.loaders import Loader, find_library, find_loaders, run_path
+from cachectl.layers.host.loaders import Loader, find_library, find_loaders
 
 #: Parts of file names of driver libraries, and their makers.
 _MAKERS: Final = (
@@ -125,10 +125,7 @@ class _Search:
         return self._library(os.fsdecode(name.partition(b"\0")[0]), file)
 
     def _library(self, name: str, file: str | None = None) -> Driver | None:
-        loader = self._loader
-        library = find_library(name, self._environment, loader.near)
-        if library is None and "/" not in name and loader.file is not None:
-            library = find_library(name, self._environment, run_path(loader.file))
+        library = find_library(name, self._environment, self._loader.near, self._loader.file)
         return None if library is None else Driver(_maker(library), library, file or library)
 
     def _get(self, variable: str) -> str | None:
