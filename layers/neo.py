@@ -32,7 +32,7 @@ from cachectl.layers.disk.flocks import file_lock
 from cachectl.layers.disk.plain import open_plain, read_plain
 from cachectl.layers.disk.presence import means_no_file
 from cachectl.layers.formats.details import Details
-from cachectl.layers.host.drivers import driver_files, driver_libraries
+from cachectl.layers.host.drivers import driver_files, only_library, several_drivers
 from cachectl.layers.stores.files import Files, Index
 from cachectl.layers.stores.tree import Leaf, OrphanRule, Shape
 
@@ -231,10 +231,10 @@ class NeoCompilerCache(Layer):
         return State(Condition.ENABLED, f"on by default; {variable} is set, which {named} ignores")
 
     def _release(self) -> tuple[int, int] | None:
-        """Return the driver's release, read from its library, which is not loaded; ``None`` where it is not there."""
+        """Return the driver's release, read from its library, which is not loaded; ``None`` if it is not known."""
         import mmap
 
-        for library in driver_libraries(self.environment, _MAKER):
+        if (library := only_library(self.environment, _MAKER)) is not None:
             # A library without a folder is found by the system's linker alone.
             with (
                 suppress(OSError, ValueError),
@@ -246,7 +246,8 @@ class NeoCompilerCache(Layer):
         return None
 
     def diagnose(self) -> Iterator[facts.Finding]:
-        """Yield problems with the variables, missing folders, and a cache that is nearly full."""
+        """Yield problems with the variables, several drivers, missing folders, and a cache that is nearly full."""
+        yield from several_drivers(self, _MAKER)
         name = "NEO_CACHE_PERSISTENT"
         value = self.environment.get(name)
         if value is not None and value.strip() == "0":

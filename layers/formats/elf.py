@@ -20,9 +20,11 @@ _NO_BITS: Final = 8
 _WITH_ADDEND: Final = 4
 _SYMBOLS: Final = frozenset({2, 11})
 _DYNAMIC: Final = 6
+_INTERPRETER: Final = 3
 #: Tags of dynamic entries: a library that is needed, and folders to look for libraries in.
 NEEDED: Final = 1
-RUN_PATHS: Final = frozenset({15, 29})
+RPATH: Final = 15
+RUN_PATH: Final = 29
 _ORDERS: Final = {1: "<", 2: ">"}
 # By class: the header behind the first 16 bytes; one section header; one symbol.
 _HEADERS: Final = {1: "HHIIIIIHHHHHH", 2: "HHIQQQIHHHHHH"}
@@ -85,6 +87,12 @@ class Elf:
         """The size of a symbol in bytes."""
         return struct.calcsize(self.order + _SYMBOL_ENTRIES[self.width])
 
+    @property
+    def interpreter(self) -> str | None:
+        """The path of the dynamic linker that a program names; ``None`` for a library."""
+        named = next((one for one in self.segments if one.kind == _INTERPRETER), None)
+        return None if named is None else _string(self.data, named.offset)
+
     def relocation_size(self, *, with_addend: bool) -> int:
         """Return the size of a relocation in bytes."""
         return struct.calcsize(self.order + _RELOCATIONS[self.width, with_addend])
@@ -143,7 +151,7 @@ class Elf:
                 continue
             content, names = self.content(section), self.content(self.sections[section.link])
             for tag, value in entry.iter_unpack(content[: len(content) // entry.size * entry.size]):
-                if tag == NEEDED or tag in RUN_PATHS:
+                if tag in (NEEDED, RPATH, RUN_PATH):
                     yield tag, _string(names, value)
 
 

@@ -10,8 +10,11 @@ from collections.abc import Container, Iterator
 from typing import Final
 
 from cachectl.layers.base.environment import Environment
+from cachectl.layers.base.facts import Finding, Severity
+from cachectl.layers.base.layer import Layer
+from cachectl.layers.base.switches import first_place
 from cachectl.layers.disk.plain import read_installed
-from cachectl.layers.host.loaders import Loader, find_library, find_loaders, run_path
+from cachectl.layers.host.loaders import Loader, find_library, find_loaders
 
 #: Parts of file names of driver libraries, and their makers.
 _MAKERS: Final = (
@@ -53,8 +56,38 @@ def driver_files(environment: Environment, makers: Container[str]) -> tuple[str,
 
 
 def driver_libraries(environment: Environment, maker: str) -> tuple[str, ...]:
-    """Return the libraries of one maker's drivers, each once."""
-    return tuple(dict.fromkeys(driver.library for driver in find_drivers(environment) if driver.maker == maker))
+    """Return the libraries of one maker's drivers, each once: a link to one of them, or a copy, counts as the same."""
+    found: dict[tuple[str, int | None], str] = {}
+    for driver in find_drivers(environment):
+        if driver.maker == maker:
+            found.setdefault(_build(driver.library), driver.library)
+    return tuple(found.values())
+
+
+def _build(library: str) -> tuple[str, int | None]:
+    """Return what copies of one library have in common: the name, which bears a version or a digest, and the size."""
+    real = os.path.realpath(library)
+    try:
+        return os.path.basename(real), os.stat(real).st_size
+    except OSError:
+        # The linker's rules are not known.
+        return library, None
+
+
+def only_library(environment: Environment, maker: str) -> str | None:
+    """Return the library of a maker's one driver; ``None`` for several, because any of them may have built an entry."""
+    libraries = driver_libraries(environment, maker)
+    return libraries[0] if len(libraries) == 1 else None
+
+
+def several_drivers(layer: Layer, maker: str) -> Iterator[Finding]:
+    """Yield a finding if several drivers of one maker are registered."""
+    libraries = driver_libraries(layer.environment, maker)
+    if len(libraries) > 1:
+        registered = f"{len(libraries)} drivers of {maker} are registered ({', '.join(libraries)})"
+        message = f"{registered}: which of them built an entry is not known, nor whether one from elsewhere will hit"
+        fix = "none needed; to know it, uninstall all but one"
+        yield Finding(layer.name, first_place(layer), None, Severity.HARMLESS, "drivers", message, fix)
 
 
 def found_by(loader: Loader, environment: Environment) -> Iterator[Driver]:
@@ -125,10 +158,7 @@ class _Search:
         return self._library(os.fsdecode(name.partition(b"\0")[0]), file)
 
     def _library(self, name: str, file: str | None = None) -> Driver | None:
-        loader = self._loader
-        library = find_library(name, self._environment, loader.near)
-        if library is None and "/" not in name and loader.file is not None:
-            library = find_library(name, self._environment, run_path(loader.file))
+        library = find_library(name, self._environment, self._loader.near, self._loader.file)
         return None if library is None else Driver(_maker(library), library, file or library)
 
     def _get(self, variable: str) -> str | None:

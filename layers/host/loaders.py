@@ -7,11 +7,13 @@ Khronos loader; ``recipe/`` of conda-forge's ``ocl-icd`` and ``ocl-icd-system``;
 
 from __future__ import annotations
 
+import errno
 import os
+import sys
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from cachectl.layers.base.environment import Environment
 from cachectl.layers.disk.plain import open_plain, read_installed
@@ -23,11 +25,9 @@ _IN_PREFIX: Final = "etc/OpenCL/vendors"
 #: Variables that loaders may read.
 _VARIABLES: Final = ("OCL_ICD_VENDORS", "OPENCL_VENDOR_PATH", "OCL_ICD_FILENAMES")
 _OF_OCL_ICD: Final = _VARIABLES[:2]
-_ELF: Final = b"\x7fELF"
 _LOADER: Final = "libOpenCL.so.1"
-#: The dynamic linker's list of libraries, and folders that it searches besides.
+#: The dynamic linker's list of libraries.
 _LINKER_CACHE: Final = "/etc/ld.so.cache"
-_LINKER_FOLDERS: Final = ("/lib64", "/usr/lib64", "/lib", "/usr/lib")
 #: How the path of a folder of drivers ends.
 _VENDORS: Final = ("/vendors", "/vendors/")
 
@@ -84,10 +84,12 @@ def find_loaders(environment: Environment) -> tuple[Loader, ...]:
     return found
 
 
-def find_library(name: str, environment: Environment, near: Iterable[str] = ()) -> str | None:
+def find_library(name: str, environment: Environment, near: Iterable[str] = (), by: str | None = None) -> str | None:
     """Return the library that the dynamic linker opens by this name, ``None`` if there is none.
 
-    Where its rules are not known, as on a platform other than Linux or without its list, the name itself is returned.
+    ``by`` is the library that asks for it, and ``near`` are the folders that those which opened ``by`` name for all
+    that is opened in turn (``DT_RPATH``). Where the linker's rules are not known, as on a platform other than Linux or
+    without its list, the name itself is returned. Source: ``elf/dl-load.c`` of glibc, ``_dl_map_object``.
     """
     if not name:
         return None
@@ -98,34 +100,55 @@ def find_library(name: str, environment: Environment, near: Iterable[str] = ()) 
         return path if _is_library(path) else None
     listed = (environment.get("LD_LIBRARY_PATH") or "").replace(";", ":")
     # An empty item is the working folder.
-    folders = [environment.absolute(folder) for folder in listed.split(":")] if listed else []
-    for folder in (*near, *folders):
+    folders = [str(environment.absolute(folder)) for folder in listed.split(":")] if listed else []
+    linked = _Linked() if by is None else _linked(by)
+    # A library with a DT_RUNPATH makes the linker ignore every DT_RPATH.
+    before = () if linked.run_path else (*linked.rpath, *near)
+    for folder in (*before, *folders, *linked.run_path):
         if _is_library(path := f"{folder}/{name}"):
             return path
     try:
-        listed_paths = _listed(name, *_version(_LINKER_CACHE))
+        paths = (*_listed(name, *_version(_LINKER_CACHE)), *(f"{folder}{name}" for folder in _linker_folders()))
     except OSError:
         return name
-    paths = (*listed_paths, *(f"{folder}/{name}" for folder in _LINKER_FOLDERS))
     return next(filter(_is_library, paths), None)
 
 
 def _is_library(path: str) -> bool:
+    """Return whether a file is an ELF file of this Python's kind: the linker passes over a file of another kind."""
+    return (kind := _kind(path)) is not None and kind == (_kind(sys.executable) or kind)
+
+
+def _kind(path: str) -> bytes | None:
+    """Return width, byte order and machine of an ELF file, ``None`` for another file."""
     if not os.path.isfile(path):
-        return False
+        return None
     try:
         handle = open_plain(path, follow=True)
     except OSError:
-        return False
+        return None
     try:
-        return os.read(handle, len(_ELF)) == _ELF
+        head = os.read(handle, 20)
     finally:
         os.close(handle)
+    return head[4:6] + head[18:] if head.startswith(b"\x7fELF") else None
 
 
-def run_path(file: str) -> tuple[str, ...]:
-    """Return the folders that a library names for those it loads (``DT_RPATH``, ``DT_RUNPATH``)."""
-    return _linked(file)[1]
+@lru_cache(maxsize=1)
+def _linker_folders() -> tuple[str, ...]:
+    """Return the folders built into this Python's dynamic linker, each with a slash at its end.
+
+    They differ among distributions: Debian's are those of the architecture first. Raises :class:`OSError`.
+    """
+    from cachectl.layers.formats.elf import read_elf
+
+    elf = read_elf(read_installed(sys.executable))
+    linker = None if elf is None else elf.interpreter
+    texts = () if linker is None else read_installed(linker).split(b"\0")
+    folders = [os.fsdecode(text) for text in texts if text.startswith(b"/") and text.endswith(b"/")]
+    if not folders:
+        raise OSError(errno.ENOENT, "the folders of the dynamic linker are not known", sys.executable)
+    return tuple(dict.fromkeys(folders))
 
 
 def _of_pyopencl(environment: Environment, prefix: Path | None, site: Iterable[Path]) -> tuple[Loader, ...] | None:
@@ -139,12 +162,11 @@ def _of_pyopencl(environment: Environment, prefix: Path | None, site: Iterable[P
     for bundled in _beginning(own, "libOpenCL"):
         return (Loader(bundled, SYSTEM, variables=_OF_OCL_ICD, also=own, near=(own,)),)
     for extension in _beginning(package, "_cl."):
-        needed, folders = _linked(extension)
-        near = (*folders, *_conda_libraries(prefix))
-        name = next((name for name in needed if name.startswith("libOpenCL")), None)
-        file = None if name is None else find_library(name, environment, near)
+        linked, near = _linked(extension), _conda_libraries(prefix)
+        name = next((name for name in linked.needed if name.startswith("libOpenCL")), None)
+        file = None if name is None else find_library(name, environment, near, extension)
         if file is not None and file != name:
-            return (_read_loader(file, prefix, near),)
+            return (_read_loader(file, prefix, (*linked.rpath, *near)),)
     return None
 
 
@@ -223,21 +245,37 @@ def _version(file: str) -> tuple[int, int, int]:
     return status.st_mtime_ns, status.st_size, status.st_ino
 
 
-def _linked(file: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the libraries that a library needs, and the folders that it names for them."""
+class _Linked(NamedTuple):
+    """The libraries that a library needs, and the folders that it names.
+
+    ``rpath`` are the folders for those that it loads and those that they load in turn (``DT_RPATH``), ``run_path``
+    are for its own alone (``DT_RUNPATH``). With the latter, the former do not count.
+    """
+
+    needed: tuple[str, ...] = ()
+    rpath: tuple[str, ...] = ()
+    run_path: tuple[str, ...] = ()
+
+
+def _linked(file: str) -> _Linked:
     try:
         return _dynamic(file, *_version(file))
     except OSError:
-        return (), ()
+        return _Linked()
 
 
-@lru_cache(maxsize=4)
-def _dynamic(file: str, *_version: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    from cachectl.layers.formats.elf import NEEDED, RUN_PATHS, read_elf
+@lru_cache(maxsize=8)
+def _dynamic(file: str, *_version: int) -> _Linked:
+    from cachectl.layers.formats.elf import NEEDED, RPATH, RUN_PATH, read_elf
 
     elf = read_elf(read_installed(file))
     strings = () if elf is None else tuple(elf.dynamic_strings())
-    folders = (folder for tag, text in strings if tag in RUN_PATHS for folder in text.split(":") if folder)
     origin = os.path.dirname(file)
-    expanded = (folder.replace("${ORIGIN}", origin).replace("$ORIGIN", origin) for folder in folders)
-    return tuple(text for tag, text in strings if tag == NEEDED), tuple(expanded)
+
+    def folders(wanted: int) -> tuple[str, ...]:
+        named = (folder for tag, text in strings if tag == wanted for folder in text.split(":") if folder)
+        return tuple(folder.replace("${ORIGIN}", origin).replace("$ORIGIN", origin) for folder in named)
+
+    run_path = folders(RUN_PATH)
+    needed = tuple(text for tag, text in strings if tag == NEEDED)
+    return _Linked(needed, () if run_path else folders(RPATH), run_path)

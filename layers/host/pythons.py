@@ -35,18 +35,32 @@ _NO_ANSWER: Final[Mapping[str, Any]] = {"version": "", "folders": []}
 _LARGEST: Final = 1 << 22
 _LONGEST_ANSWER: Final = 1 << 20
 _VERSION: Final = regex(r"(?:\d+\.\d+\.\d+\.[a-z]+\.\d+)?")
-# An isolated interpreter ignores the user's own packages, but programs that it runs later do not.
+# Asked without ``site``, which runs what any package has written into a file ``.pth``: the folders that it would add,
+# those that such a file only names included. An isolated interpreter ignores the user's own packages, but programs that
+# it runs later do not. Source: ``Lib/site.py`` (``venv``, ``addpackage``), which Debian changes.
 _QUESTION: Final = """
 import json, os, site, sys
-alone = False
-try:
-    with open(os.path.join(sys.prefix, "pyvenv.cfg")) as file:
-        alone = "true" not in [line.split("=")[1].strip().lower() for line in file if line.startswith("include-system")]
-except (OSError, IndexError):
-    pass
-own = [] if alone else [site.getusersitepackages()]
-folders = own + [folder for folder in sys.path if folder.endswith(("site-packages", "dist-packages"))]
-print(json.dumps({"version": ".".join(map(str, sys.version_info)), "folders": folders}))
+PACKAGES = ("site-packages", "dist-packages")
+folders, alone, here = [], False, os.path.dirname(os.path.abspath(sys.executable))
+for place in here, os.path.dirname(here):
+    if os.path.isfile(os.path.join(place, "pyvenv.cfg")):
+        with open(os.path.join(place, "pyvenv.cfg"), errors="replace") as file:
+            named = [line.partition("=")[2].strip().lower() for line in file if line.startswith("include-system")]
+        alone = "true" not in named
+        sys.prefix = sys.exec_prefix = os.path.dirname(here)
+        folders += site.getsitepackages([sys.prefix])
+        break
+if not alone:
+    folders += [site.getusersitepackages(), *site.getsitepackages([sys.base_prefix, sys.base_exec_prefix])]
+found = []
+for folder in filter(lambda folder: folder.endswith(PACKAGES), folders):
+    found.append(folder)
+    for name in sorted(os.listdir(folder)) if os.path.isdir(folder) else ():
+        if name.endswith(".pth") and not name.startswith("."):
+            with open(os.path.join(folder, name), errors="replace") as file:
+                texts = [line.strip() for line in file if not line.startswith(("#", "import ", "import\\t"))]
+            found += [os.path.join(folder, text) for text in texts if text.endswith(PACKAGES)]
+print(json.dumps({"version": ".".join(map(str, sys.version_info)), "folders": list(dict.fromkeys(found))}))
 """
 
 
@@ -133,14 +147,20 @@ def _programs(folder: Path) -> Iterator[Path]:
 
 
 def _is_safe(path: Path) -> bool:
-    """Return whether a path is a program, no script, that no other user could replace. Raises :class:`OSError`."""
+    """Return whether a path is a program, no script, that no other user could replace or give other modules.
+
+    Raises :class:`OSError`.
+    """
     real = Path(os.path.realpath(path))
     if not real.is_file() or not os.access(real, os.X_OK):
         return False
     with open(real, "rb") as file:
         is_script = file.read(2) == b"#!"
+    # What it loads before it can answer: its standard library, which the file of a virtual environment places.
+    loaded = (real.parent.parent / folder / real.name for folder in ("lib", "lib64"))
+    decisive = (*loaded, *(folder / "pyvenv.cfg" for folder in (path.parent, path.parent.parent)))
     # Another user may own a link in the middle of the way.
-    return not is_script and shared_because(path) is None
+    return not is_script and not any(shared_because(one) for one in (path, *filter(os.path.exists, decisive)))
 
 
 def identity(path: Path) -> tuple[str, str]:
@@ -325,12 +345,12 @@ def _place_of(folder: Path) -> str:
 
 
 def _ask(path: Path) -> Mapping[str, Any]:
-    """Start an interpreter, isolated from the folder and the variables of this process, and return its answer."""
+    """Start an interpreter, isolated from this process's folder and variables and from packages; return its answer."""
     import json
 
     try:
-        # A sitecustomize may print before it.
-        answer = json.loads(_output_of(path, "-I", "-c", _QUESTION).splitlines()[-1])
+        # A script that starts it may print before it.
+        answer = json.loads(_output_of(path, "-I", "-S", "-c", _QUESTION).splitlines()[-1])
     except (OSError, ValueError, IndexError, RecursionError):
         answer = None
     return answer if _is_answer(answer) else _NO_ANSWER

@@ -16,7 +16,7 @@ from cachectl.layers.base.layer import Layer
 from cachectl.layers.base.parts import Lookups, Portability, Tagging
 from cachectl.layers.base.switches import misread, off, strtobool
 from cachectl.layers.disk.presence import is_there
-from cachectl.layers.host.drivers import driver_files
+from cachectl.layers.host.drivers import driver_files, several_drivers
 from cachectl.layers.host.processes import first_variables, using
 from cachectl.layers.pocl.parts import PoclLookups, PoclPortability, PoclTagging
 from cachectl.layers.pocl.programs import LIBRARIES, Programs
@@ -104,7 +104,8 @@ class PoclKernels(Layer):
         return State(Condition.ENABLED, why, drivers)
 
     def diagnose(self) -> Iterator[facts.Finding]:
-        """Yield problems with the variables."""
+        """Yield problems with the variables, and several drivers."""
+        yield from several_drivers(self, "PoCL")
         yield from self._relative()
         value = self.environment.get("POCL_KERNEL_CACHE")
         if value is not None and not self._switched_on():

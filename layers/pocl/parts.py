@@ -13,7 +13,7 @@ from cachectl.layers.base.facts import Entry, Problem, Removable, Root
 from cachectl.layers.base.lazy import regex
 from cachectl.layers.base.parts import Compilation, Facts, Lookups, Portability, Tagging
 from cachectl.layers.formats.pocl_programs import BITCODE, DRAWN
-from cachectl.layers.host.drivers import driver_libraries
+from cachectl.layers.host.drivers import only_library
 from cachectl.layers.host.hardware import processor
 from cachectl.layers.pocl.birth import birth_time
 from cachectl.layers.pocl.programs import LIBRARIES, Programs
@@ -36,12 +36,17 @@ class PoclPortability(Portability):
     named = True
 
     def facts(self, environment: Environment) -> Facts:
-        """Return versions, names of libraries (which bear a version or a digest), and the processor."""
-        named = driver_libraries(environment, "PoCL")
+        """Return versions, the name of the library (which bears a version or a digest), and the processor.
+
+        The version is that of the wheel, which is known to have built the entries if no other PoCL is registered.
+        """
+        library = only_library(environment, "PoCL")
+        real = None if library is None else Path(library).resolve()
+        of_wheel = real is not None and any(real.is_relative_to(site.resolve()) for site in environment.site)
         model, features = processor(environment)
         return {
-            "PoCL": environment.installed("pocl-binary-distribution"),
-            "PoCL library": ", ".join(sorted({Path(library).resolve().name for library in named})) or None,
+            "PoCL": environment.installed("pocl-binary-distribution") if of_wheel else None,
+            "PoCL library": None if real is None else real.name,
             "processor": model,
             "processor features": features,
             "pyopencl": environment.installed("pyopencl"),

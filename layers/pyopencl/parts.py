@@ -12,8 +12,8 @@ from cachectl.layers.base.environment import Environment
 from cachectl.layers.base.facts import Entry, Removable, Root
 from cachectl.layers.base.parts import Facts, Lookups, Portability, Tagging
 from cachectl.layers.disk.plain import read_plain
-from cachectl.layers.host.drivers import opencl_drivers
-from cachectl.layers.pyopencl.programs import ProgramFolders
+from cachectl.layers.host.drivers import driver_libraries, opencl_drivers
+from cachectl.layers.pyopencl.programs import BYPASSED_ON, ProgramFolders
 
 #: The fact that names the folder which PyOpenCL adds with ``-I`` to the options of every build
 #: (``pyopencl/__init__.py``, ``_DEFAULT_INCLUDE_OPTIONS``), and so to every key that is made from options.
@@ -37,9 +37,14 @@ class BinaryPortability(Portability):
     named = True
 
     def facts(self, environment: Environment) -> Facts:
-        """Return versions, the include folder, and the names of the OpenCL drivers."""
+        """Return versions, the include folder, and the names of the OpenCL drivers.
+
+        The names say nothing if several drivers that PyOpenCL keeps binaries of have one name.
+        """
         packages = {name: environment.installed(name) for name in ("pyopencl", "pytools")}
-        drivers = ", ".join(sorted(opencl_drivers(environment))) or None
+        names = sorted(opencl_drivers(environment))
+        several = any(len(driver_libraries(environment, name)) > 1 for name in names if name not in BYPASSED_ON)
+        drivers = None if several else ", ".join(names) or None
         return {
             "python": environment.python,
             **packages,

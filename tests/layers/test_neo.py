@@ -8,6 +8,7 @@ import os
 import shutil
 import struct
 import subprocess
+import sys
 import tarfile
 from dataclasses import replace
 from pathlib import Path
@@ -163,7 +164,8 @@ def test_a_binary_cut_short_anywhere_is_incomplete(layer: NeoCompilerCache, tmp_
 def driver(tmp_path: Path, release: str | None = None) -> str:
     """Register a driver of Intel's, whose library contains its release as a real one does."""
     library = tmp_path / "libigdrcl.so"
-    library.write_bytes(b"\x7fELF" + bytes(100) + b"NEO \x00" + (release or "none").encode() + b"\x00unk\x00")
+    head = Path(sys.executable).read_bytes()[:64]
+    library.write_bytes(head + bytes(100) + b"NEO \x00" + (release or "none").encode() + b"\x00unk\x00")
     (tmp_path / "intel.icd").write_text(str(library))
     return str(tmp_path / "intel.icd")
 
@@ -220,6 +222,17 @@ def test_the_state_knows_what_switches_off(
     given = {"HOME": str(tmp_path), "OCL_ICD_VENDORS": driver(tmp_path, release), **given}
     state = NeoCompilerCache(Environment(given, tmp_path)).state()
     assert (state.condition, words in state.why) == (condition, True), state.why
+
+
+def test_of_two_drivers_neither_release_counts(tmp_path: Path) -> None:
+    for number, release in enumerate(("25.31.34666", "26.35.40000")):
+        (tmp_path / str(number)).mkdir()
+        file = driver(tmp_path / str(number), f"{release}{number * ' '}")
+        (tmp_path / f"{number}.icd").symlink_to(file)
+    given = {"HOME": str(tmp_path), "OCL_ICD_VENDORS": str(tmp_path), "IGC_ShaderDumpEnable": "1"}
+    layer = NeoCompilerCache(Environment(given, tmp_path))
+    assert layer.state().condition is Condition.UNKNOWN
+    assert [finding.code for finding in layer.diagnose()].count("drivers") == 1
 
 
 def test_absent_without_driver_and_cache(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,7 +14,8 @@ from support.drivers import register_driver
 
 import cachectl
 from cachectl.layers.base.environment import Environment
-from cachectl.layers.host.drivers import driver_files, driver_libraries, opencl_drivers
+from cachectl.layers.host.drivers import driver_files, driver_libraries, only_library, opencl_drivers
+from cachectl.layers.pyopencl.parts import BinaryPortability
 
 if TYPE_CHECKING:
     from conftest import Driver
@@ -140,6 +142,86 @@ def test_the_drivers_of_another_platform_count_without_a_look_at_their_libraries
 
 def test_here_gives_the_prefix_of_the_running_python() -> None:
     assert Environment.here().prefix == Path(sys.prefix)
+
+
+@pytest.fixture
+def both(debian_pocl: Driver, tmp_path: Path) -> dict[str, str]:
+    """Return the variables with which the wheel's loader finds Debian's PoCL beside its own."""
+    library = Path(debian_pocl.variables["OCL_ICD_VENDORS"]).read_text()
+    (tmp_path / "vendors").mkdir()
+    (tmp_path / "vendors" / "pocl.icd").write_text(library)
+    return {"OCL_ICD_VENDORS": str(tmp_path / "vendors")}
+
+
+@pytest.mark.real
+@pytest.mark.environment
+def test_entries_are_not_labelled_with_one_of_several_drivers(
+    home: Home, debian_pocl: Driver, both: dict[str, str], tmp_path: Path, new_home: Callable[[Path], Home]
+) -> None:
+    """Nor with the version of the wheel, which is installed, if another driver is the only one that is registered."""
+    home.python("kernels.py", "2", **debian_pocl.variables)
+    there: dict[str, dict[str, str]] = {"one": dict(debian_pocl.variables), "several": both}
+    other = new_home(tmp_path / "other")
+    for name, variables in there.items():
+        store = str(tmp_path / name)
+        (pushed,) = home.json("push", store, "pocl", **variables)["layers"]
+        label = {fact: pushed["fingerprint"][fact] for fact in ("PoCL", "PoCL library")}
+        library = Path(Path(debian_pocl.variables["OCL_ICD_VENDORS"]).read_text().strip()).resolve()
+        assert label == {"PoCL": None, "PoCL library": library.name if name == "one" else None}
+        for here in ({}, both):
+            (pulled,) = other.json("pull", store, "pocl", "--trust", "--dry-run", **here)["layers"]
+            assert [one["hits"] for one in pulled["outlook"]] == [None]
+    # The same driver alone hits, and the wheel's does not.
+    (pulled,) = other.json("pull", str(tmp_path / "one"), "pocl", "--trust", **debian_pocl.variables)["layers"]
+    assert [one["hits"] for one in pulled["outlook"]] == [True]
+    programs = {path: path.stat().st_mtime_ns for path in other.path.rglob("program.bc")}
+    for variables, built in ((debian_pocl.variables, 0), ({}, 2)):
+        other.python("kernels.py", "2", **variables)
+        assert len(set(other.path.rglob("program.bc"))) == len(programs) + built
+    assert {path: path.stat().st_mtime_ns for path in programs} == programs
+
+
+@pytest.mark.real
+@pytest.mark.environment
+def test_doctor_names_several_drivers_of_one_maker(home: Home, both: dict[str, str]) -> None:
+    done = home.json("doctor", "pocl", **both)
+    (finding,) = [one for one in done["findings"] if one["code"] == "drivers"]
+    own = next(wheel().glob(".libs/libpocl*"))
+    assert finding["severity"] == "harmless"
+    assert finding["message"].startswith("2 drivers of PoCL are registered (")
+    assert str(own) in finding["message"]
+    assert Path(both["OCL_ICD_VENDORS"], "pocl.icd").read_text().strip() in finding["message"]
+    assert "drivers" not in {one["code"] for one in home.json("doctor", "pocl", OCL_ICD_VENDORS=str(own))["findings"]}
+
+
+def test_copies_and_links_of_a_library_are_one_driver(tmp_path: Path) -> None:
+    """So are the drivers of two environments with the same wheel."""
+    content = Path(sys.executable).read_bytes()
+    for name, size in (("one", 0), ("copy", 0), ("another", 1)):
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / "libpocl.so.2.10.0").write_bytes(content + bytes(size))
+        (folder / "libpocl.so.2").symlink_to("libpocl.so.2.10.0")
+        vendors = tmp_path / "vendors"
+        vendors.mkdir(exist_ok=True)
+        (vendors / f"{name}.icd").write_text(f"{folder}/libpocl.so.2\n")
+        (vendors / f"{name}-2.icd").write_text(f"{folder}/libpocl.so.2.10.0\n")
+        environment = Environment({"OCL_ICD_VENDORS": str(vendors)}, home=tmp_path)
+        libraries = driver_libraries(environment, "PoCL")
+        assert len(libraries) == (2 if name == "another" else 1)
+        assert only_library(environment, "PoCL") == (None if name == "another" else libraries[0])
+
+
+@pytest.mark.parametrize(("library", "known"), [("libpocl.so", True), ("libamdocl64.so", False)])
+def test_drivers_that_pyopencl_keeps_no_binaries_of_do_not_hide_the_others(
+    tmp_path: Path, library: str, *, known: bool
+) -> None:
+    for number in (1, 2):
+        (tmp_path / str(number)).mkdir()
+        (tmp_path / str(number) / library).write_bytes(Path(sys.executable).read_bytes() + bytes(number))
+        (tmp_path / f"{number}.icd").write_text(f"{tmp_path / str(number) / library}\n")
+    environment = Environment({"OCL_ICD_VENDORS": str(tmp_path)}, home=tmp_path)
+    assert (BinaryPortability().facts(environment)["OpenCL drivers"] is not None) is known
 
 
 @pytest.mark.real

@@ -6,7 +6,8 @@ import importlib.util
 import os
 import re
 import subprocess
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,8 +17,9 @@ from support.opencl_loaders import Case, RealLoader, differences, lay_out, make_
 from tiers import absent, needing
 
 from cachectl.layers.base.environment import Environment
+from cachectl.layers.formats.elf import RPATH, read_elf
 from cachectl.layers.host.drivers import find_drivers
-from cachectl.layers.host.loaders import find_library, find_loaders, run_path
+from cachectl.layers.host.loaders import find_library, find_loaders
 
 if TYPE_CHECKING:
     from conftest import Driver
@@ -158,8 +160,98 @@ def test_the_wheels_loader_does_not_read_the_prefix_of_conda(
 
 def test_the_folders_that_a_library_names_are_read(wheel_loader: RealLoader) -> None:
     extension, bundled = wheel_loader.libraries
-    assert run_path(str(extension)) == (str(bundled.parent),)
-    assert find_library(bundled.name, Environment({}, home=Path("/")), run_path(str(extension))) == str(bundled)
+    environment = Environment({}, home=Path("/"))
+    assert find_library(bundled.name, environment) is None
+    assert find_library(bundled.name, environment, by=str(extension)) == str(bundled)
+
+
+def linked_by_the_linker(library: Path, name: str, variables: Mapping[str, str]) -> str:
+    """Return the path that the dynamic linker finds for a library which another one needs."""
+    done = subprocess.run(["ldd", library], env=variables, capture_output=True, text=True, check=True)
+    found = re.search(rf"{re.escape(name)} => (\S+) ", done.stdout)
+    assert found is not None
+    return found[1]
+
+
+@pytest.mark.parametrize("tag", [15, 29])
+def test_folders_of_either_tag_are_read_in_the_linkers_order(
+    wheel_loader: RealLoader, tmp_path: Path, tag: int
+) -> None:
+    """``LD_LIBRARY_PATH`` counts more than ``DT_RUNPATH``, and less than ``DT_RPATH``."""
+    extension, bundled = wheel_loader.libraries
+    elf = read_elf(extension.read_bytes())
+    assert elf is not None
+    (dynamic,) = (section for section in elf.sections if section.name == ".dynamic")
+    content = elf.content(dynamic)
+    (at,) = (at for at in range(0, len(content), 16) if content[at : at + 8] == RPATH.to_bytes(8, "little"))
+    begin = dynamic.offset + at
+    moved, listed = tmp_path / "_cl.so", tmp_path / "listed"
+    moved.write_bytes(elf.data[:begin] + tag.to_bytes(8, "little") + elf.data[begin + 8 :])
+    for folder in (tmp_path / ".libs", listed):
+        folder.mkdir()
+        (folder / bundled.name).symlink_to(bundled)
+    variables = {"LD_LIBRARY_PATH": str(listed)}
+    found = find_library(bundled.name, Environment(variables, home=tmp_path), by=str(moved))
+    assert found == linked_by_the_linker(moved, bundled.name, variables)
+
+
+#: Prints the path of each library that the dynamic linker opens by one of the names, or nothing. Each has a child of
+#: its own, because the linker also knows what it has opened by the name in the library.
+OPENED = """
+import ctypes, os, sys
+
+class Place(ctypes.Structure):
+    _fields_ = [("base", ctypes.c_void_p), ("name", ctypes.c_char_p)]
+
+for name in sys.argv[1:]:
+    if not os.fork():
+        place, path = ctypes.POINTER(Place)(), b""
+        try:
+            opened = ctypes.CDLL(name)
+            assert ctypes.CDLL(None).dlinfo(ctypes.c_void_p(opened._handle), 2, ctypes.byref(place)) == 0
+            path = place.contents.name
+        except OSError:
+            pass
+        os.write(1, path + b"\\n")
+        os._exit(0)
+    os.wait()
+"""
+
+
+def test_a_library_is_found_by_its_name_as_dlopen_finds_it(tmp_path: Path) -> None:
+    """Names that the linker's list has, that lie only in its folders, that lie elsewhere, and of another machine."""
+    folders = (f"/usr/lib/{sys.implementation._multiarch}", "/usr/lib64", "/usr/lib32", "/usr/lib")  # type: ignore[attr-defined]
+    inside = [path for folder in folders for stem in ("libz", "libcrypt") for path in Path(folder).glob(f"{stem}.so.*")]
+    # The list has only the links, by the names that programs ask for.
+    assert any(path.is_symlink() for path in inside)
+    names = {path.name for path in inside} | {"libnobody.so.1", "ld-linux-x86-64.so.2", "ld-linux.so.2"}
+    for number in (1, 2):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        content = bytearray(inside[0].read_bytes())
+        # The first folder has a library of another machine, which the linker passes over.
+        content[18:20] = content[18:20] if number == 2 else b"\xf7\0"
+        (folder / "libforeign.so.1").write_bytes(content)
+    (tmp_path / "1" / "libalone.so.1").write_bytes((tmp_path / "1" / "libforeign.so.1").read_bytes())
+    asked = sorted({*names, "libforeign.so.1", "libalone.so.1"})
+    variables = {"LD_LIBRARY_PATH": f"{tmp_path / '1'}:{tmp_path / '2'}"}
+    command = [sys.executable, "-c", OPENED, *asked]
+    done = subprocess.run(command, env=variables, capture_output=True, text=True, check=True)
+    opened = {name: path and os.path.realpath(path) for name, path in zip(asked, done.stdout.split("\n"), strict=False)}
+    environment = Environment(variables, home=tmp_path)
+    found = {name: os.path.realpath(path) if (path := find_library(name, environment)) else "" for name in asked}
+    assert found == opened
+
+
+def test_a_driver_that_debian_registers_by_name_is_found(debian_pocl: Driver, tmp_path: Path) -> None:
+    """``pocl.icd`` of ``pocl-opencl-icd`` names a file of the linker's folders, which is not in the linker's list."""
+    library = Path(debian_pocl.variables["OCL_ICD_VENDORS"]).read_text().strip()
+    name = Path(library).resolve().name
+    (tmp_path / "pocl.icd").write_text(name)
+    done = subprocess.run([sys.executable, "-c", OPENED, name], capture_output=True, text=True, check=True)
+    environment = Environment({"OCL_ICD_VENDORS": str(tmp_path / "pocl.icd")}, home=tmp_path)
+    (driver,) = find_drivers(environment)
+    assert (driver.maker, os.path.realpath(driver.library)) == ("PoCL", os.path.realpath(done.stdout.strip()))
 
 
 def test_pyopencl_of_a_package_uses_the_loader_that_the_linker_finds(
@@ -169,8 +261,7 @@ def test_pyopencl_of_a_package_uses_the_loader_that_the_linker_finds(
     for expected in (debian_loader, khronos_loader):
         environment = Environment(expected.variables, home=Path("/"), site=(debian_pyopencl,), prefix=Path("/usr"))
         (loader,) = find_loaders(environment)
-        linked = subprocess.run(["ldd", extension], env=expected.variables, capture_output=True, text=True, check=True)
         assert loader.file is not None
-        assert re.search(rf"libOpenCL\.so\.1 => {re.escape(loader.file)} ", linked.stdout)
+        assert loader.file == linked_by_the_linker(extension, "libOpenCL.so.1", expected.variables)
         assert os.path.samefile(loader.file, expected.libraries[0])
         assert loader.is_ocl_icd is (expected is debian_loader)

@@ -103,6 +103,68 @@ def test_an_interpreter_is_asked_once_for_its_version_and_packages(prefix: Prefi
     assert prefix.starts == 2
 
 
+def test_code_in_a_folder_of_packages_is_not_run(prefix: Prefix, tmp_path: Path) -> None:
+    """Others may have written it there, as in an environment that a group shares."""
+    site, run = prefix.folder / SITE, tmp_path / "run"
+    for name in ("by.pth", "sitecustomize.py", "usercustomize.py"):
+        (site / name).write_text(f"import os; open({str(run)!r}, 'a').close()\n")
+    site.chmod(0o777)
+    python = look(prefix.python, {})
+    assert not run.exists()
+    assert python is not None
+    assert python.installed("loopy") == "2024.1"
+    # It is run by whoever starts the interpreter otherwise.
+    subprocess.run([prefix.python, "-I", "-c", ""], check=True)
+    assert run.exists()
+
+
+@pytest.mark.parametrize("base", dict.fromkeys([os.path.realpath(sys.executable), "/usr/bin/python3"]))
+@pytest.mark.parametrize("options", [None, [], ["--system-site-packages"]])
+def test_the_folders_of_packages_are_those_that_an_interpreter_adds_to_its_path(
+    tmp_path: Path, base: str, options: list[str] | None
+) -> None:
+    python = Path(base)
+    if options is not None:
+        made = [base, "-m", "venv", "--without-pip", *options, tmp_path / "venv"]
+        if not python.exists() or subprocess.run(made, check=False).returncode:
+            pytest.skip(f"needs {base} with its module venv")
+        python = tmp_path / "venv" / "bin" / "python"
+        (site,) = (tmp_path / "venv").glob("lib/python3*/site-packages")
+        for name in ("named", "not there", "commented"):
+            (tmp_path / name / "site-packages").mkdir(parents=True)
+        (tmp_path / "not there" / "site-packages").rmdir()
+        lines = [f"{tmp_path}/named/site-packages", f"{tmp_path}/not there/site-packages", "../elsewhere", ""]
+        (site / "parent.pth").write_text("\n".join([*lines, f"#{tmp_path}/commented/site-packages"]))
+    records: dict[str, Record] = {}
+    assert look(python, records, named=True) is not None
+    found = records[str(python)].answer["folders"]
+    # Without -I, the user's own packages count.
+    ask = "import json, sys; print(json.dumps(sys.path))"
+    started = {"PATH": "", **({"HOME": os.environ["HOME"]} if "HOME" in os.environ else {})}
+    done = subprocess.run([python, "-c", ask], env=started, cwd="/", capture_output=True, text=True, check=True)
+    path = [os.path.normpath(folder) for folder in json.loads(done.stdout) if folder.endswith("-packages")]
+    assert [os.path.normpath(folder) for folder in found if os.path.isdir(folder)] == path
+
+
+@pytest.mark.parametrize("open_to_all", ["pyvenv.cfg", "lib/python3.11", "lib64/python3.11"])
+def test_a_python_whose_modules_others_can_replace_is_not_started(tmp_path: Path, open_to_all: str) -> None:
+    program = tmp_path / "bin" / "python3.11"
+    program.parent.mkdir()
+    shutil.copy(sys.executable, program)
+    (tmp_path / "pyvenv.cfg").touch()
+    for folder in ("lib", "lib64"):
+        (tmp_path / folder / "python3.11").mkdir(parents=True)
+    # Others cannot enter the folder of a test.
+    with tempfile.TemporaryDirectory() as folder:
+        os.chmod(folder, 0o755)  # noqa: S103 - what it is about
+        moved = shutil.move(tmp_path / "bin", folder)
+        for name in ("pyvenv.cfg", "lib", "lib64"):
+            shutil.move(tmp_path / name, folder)
+        assert list(candidates({"PATH": moved})) == [Path(moved, "python3.11")]
+        Path(folder, open_to_all).chmod(0o777)
+        assert not list(candidates({"PATH": moved}))
+
+
 def test_a_program_that_is_no_python_is_left_out(tmp_path: Path) -> None:
     broken = tmp_path / "python3"
     broken.write_text("#!/bin/sh\necho hello\n")
