@@ -16,6 +16,8 @@ from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
+from homes import wheel_driver
+
 from cachectl.inspecting.doctor import diagnosis
 from cachectl.layers.base.conformance import nobody
 from cachectl.layers.base.environment import Environment
@@ -29,7 +31,7 @@ ROOT = hasattr(os, "geteuid") and os.geteuid() == 0
 
 def environment_of(home: Path, **variables: str) -> Environment:
     return Environment(
-        {"HOME": str(home), **variables},
+        {**wheel_driver(), "HOME": str(home), **variables},
         home=home,
         cwd=home,
         temporary=home / "tmp",
@@ -60,7 +62,7 @@ def shell(home: Path, script: str, **variables: str) -> subprocess.CompletedProc
     kept = {name: os.environ[name] for name in ("PATH", "PYTHONPATH") if name in os.environ}
     return subprocess.run(
         ["sh", "-ec", command + script],
-        env={**kept, "HOME": str(home), **variables},
+        env={**kept, **wheel_driver(), "HOME": str(home), **variables},
         cwd=home,
         capture_output=True,
         text=True,

@@ -119,7 +119,8 @@ def test_pyopencl_of_another_python_counts(tmp_path: Path, how: str) -> None:
     (packages / "pyopencl").symlink_to(wheel())
     variables = {} if how == "--python" else {how: str(tmp_path)}
     named = (tmp_path / "bin" / "python",) if how == "--python" else ()
-    environment = Environment(variables, home=tmp_path, python_paths=named)
+    # The folder of the variable replaces the system's, not the one in PyOpenCL's wheel.
+    environment = Environment({"OCL_ICD_VENDORS": str(tmp_path), **variables}, home=tmp_path, python_paths=named)
     assert driver_files(environment, ("PoCL",)) == (str(packages / "pyopencl" / ".libs" / "pocl.icd"),)
 
 
@@ -231,5 +232,6 @@ def test_a_libopencl_that_is_a_driver_is_the_only_one(tmp_path: Path) -> None:
     loader = tmp_path / "prefix" / "lib" / "libOpenCL.so.1"
     loader.parent.mkdir(parents=True)
     loader.symlink_to(pocl)
-    module = Environment({"CONDA_PREFIX": str(tmp_path / "prefix")}, home=tmp_path)
+    variables = {"CONDA_PREFIX": str(tmp_path / "prefix"), "OCL_ICD_VENDORS": str(tmp_path / "none")}
+    module = Environment(variables, home=tmp_path)
     assert driver_files(module, ("PoCL",)) == (str(loader),)
