@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def add_options(parser: Parser) -> None:
-    parser.add_shared("layers")
+    parser.add_layers()
     parser.add_places(homes=True)
     parser.add_form("--python")
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def add_options(parser: Parser) -> None:
-    parser.add_shared("layers")
+    parser.add_layers()
     parser.add_selection()
     parser.add_shared("--python")
     parser.add_argument("--sort", choices=("size", "age", "used"), help="largest, oldest, or longest unused first")
