@@ -94,6 +94,7 @@ complete -c cachectl -n '_shtab_cachectl_using ls' -l larger-than -x -d 'larger 
 complete -c cachectl -n '_shtab_cachectl_using ls' -l stale -d 'entries that no known Python or driver can hit any more'
 complete -c cachectl -n '_shtab_cachectl_using ls' -l key -xka "(cachectl completion --words keys 2>/dev/null)" -d 'the entry of this key, or of the only one that begins so'
 complete -c cachectl -n '_shtab_cachectl_using ls' -l python -xka "(__fish_complete_path (commandline -ct))" -d 'a Python whose entries are not stale; may be repeated. Without it, Pythons are looked for on PATH'
+complete -c cachectl -n '_shtab_cachectl_using ls' -l wait -x -d 'how long to wait for a lock of another process (default: 5)'
 complete -c cachectl -n '_shtab_cachectl_using ls' -l sort -xka "size age used" -d 'largest, oldest, or longest unused first'
 complete -c cachectl -n '_shtab_cachectl_using ls' -l limit -x -d 'show no more than N entries'
 complete -c cachectl -n '_shtab_cachectl_using ls' -l root -xka "(__fish_complete_directories)" -d 'the layers as run --isolated=DIR and env --root DIR keep them under DIR'
