@@ -377,9 +377,7 @@ def read_flag(value: Value) -> bool:
 
 
 def _size(value: Value) -> int | None:
-    if value is False or value == "false":
-        return None
-    return parse_size(value if isinstance(value, str) else str(_number(value)))
+    return None if value is False or value == "false" else parse_size(str(value))
 
 
 def _count(value: Value) -> int | None:

@@ -301,5 +301,5 @@ def make_home(path: Path) -> Home:
 def wheel_driver() -> dict[str, str]:
     """Return the variable that makes PyOpenCL's wheel load its own PoCL alone, whatever else the system registers."""
     spec = importlib.util.find_spec("pyopencl")
-    files = Path(str(spec.origin)).parent.glob(".libs/pocl.icd") if spec is not None else iter(())
-    return {"OCL_ICD_VENDORS": str(file) for file in files}
+    file = None if spec is None else Path(str(spec.origin)).parent / ".libs" / "pocl.icd"
+    return {} if file is None or not file.exists() else {"OCL_ICD_VENDORS": str(file)}

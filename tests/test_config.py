@@ -39,7 +39,7 @@ def settings(home: Home, **variables: str) -> dict[str, tuple[object, str, int |
 
 
 def test_every_value_has_its_origin(home: Home, tmp_path: Path) -> None:
-    write(home, 'wait = 3\n\n[prune] # mine\nolder-than = "30d"\npocl.max-size = 5\n\n[bench]\nrounds = 4\n')
+    write(home, 'wait = 3\n\n[prune] # mine\nolder-than = "30d"\npocl.max-size = "5M"\n\n[bench]\nrounds = 4\n')
     site = tmp_path / "site" / "cachectl" / "config.toml"
     site.parent.mkdir(parents=True)
     site.write_text(
@@ -51,7 +51,7 @@ def test_every_value_has_its_origin(home: Home, tmp_path: Path) -> None:
     assert found["wait"] == (3, "user", 1)
     assert found["prune.max-size"] == ("2G", "site", 5)
     assert found["prune.older-than"] == ("30d", "user", 4)
-    assert found["prune.pocl.max-size"] == (5, "user", 5)
+    assert found["prune.pocl.max-size"] == ("5M", "user", 5)
     assert found["prune.stale"] == ("no", "CACHECTL_PRUNE_STALE", None)
     assert found["prune.miopen-tuning.older-than"][1] == "CACHECTL_PRUNE_MIOPEN_TUNING_OLDER_THAN"
     assert found["bench.rounds"] == (4, "user", 8)
@@ -87,7 +87,8 @@ GENERAL = [
 LIMITS = [
     ('[prune]\n\nmax-sise = "5G"\n', 3, "prune.max-sise: no limit; there are max-size"),
     ('[prune]\nmax-size = "much"\n', 2, "such as 500M"),
-    ("[prune]\nmax-size = []\n", 2, "no whole number"),
+    ("[prune]\nmax-size = []\n", 2, "such as 500M"),
+    ("[prune]\nmax-size = 5\n", 2, "cannot read '5' as a size; write a number and B, K, M, G or T, such as 500M"),
     ("[prune]\nstale = 3\n", 2, "neither true nor false"),
     ("[prune]\nolder-than = 3\n", 2, "such as 30d"),
     ('[prune.pocl]\nmax-files = "few"\n', 2, "no whole number"),

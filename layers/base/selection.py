@@ -13,7 +13,6 @@ from cachectl.layers.base.facts import Entry, Orphan
 _MOST: Final = 2.0**63
 _AGE_UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 _SIZE_UNITS: Final = {
-    "": 1,
     "B": 1,
     **{f"{letter}{suffix}": 1024**power for power, letter in enumerate("KMGT", 1) for suffix in ("", "B", "IB")},
 }
@@ -139,13 +138,13 @@ def moment_text(moment: float) -> str:
 
 
 def parse_size(text: str) -> int:
-    """Read ``500M``, ``2GiB`` or a plain number as bytes; units are powers of 1024.
+    """Read ``500M``, ``2GiB`` or ``300B`` as bytes; units are powers of 1024.
 
-    Raises :class:`BadRequest` for anything else.
+    Raises :class:`BadRequest` for anything else: a number without a unit is bytes to one reader, megabytes to another.
     """
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", text.strip())
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]+)", text.strip())
     if match is None or match[2].upper() not in _SIZE_UNITS:
-        message = f"cannot read {text!r} as a size; write bytes or a number and K, M, G or T, such as 500M"
+        message = f"cannot read {text!r} as a size; write a number and B, K, M, G or T, such as 500M"
         raise BadRequest(message)
     return int(_bounded(match, _SIZE_UNITS[match[2].upper()]))
 

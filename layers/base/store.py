@@ -36,6 +36,7 @@ from cachectl.layers.base.facts import (
 from cachectl.layers.base.selection import Selection
 from cachectl.layers.disk.foresight import closed_because, closed_bytes, unwritable_because, wait_until_free
 from cachectl.layers.disk.handles import NO_ROOM
+from cachectl.layers.disk.trust import closed_by_another
 from cachectl.layers.formats.details import Details
 
 T = TypeVar("T")
@@ -290,14 +291,15 @@ class Store(ABC):
     @final
     def to_finding(self, root: Root, problem: Problem) -> facts.Finding:
         """Return the finding of a problem: unreadable things may hide entries that fail a program."""
+        quoted, message = shlex.quote(str(problem.path)), problem.message
+        severity, fix = facts.Severity.HARMLESS, f"nothing, or move {quoted} elsewhere"
         if problem.code == "unreadable":
-            severity, fix = facts.Severity.FAILS, f"chmod u+rwx {shlex.quote(str(problem.path))}"
-        else:
-            severity, fix = facts.Severity.HARMLESS, f"nothing, or move {shlex.quote(str(problem.path))} elsewhere"
+            severity, fix = facts.Severity.FAILS, f"chmod u+rwx {quoted}"
+            if closed := closed_by_another(problem.path, self.environment.home_folder):
+                message += f"; it belongs to {closed.owner}"
+                fix = closed.fix
         key = os.path.relpath(problem.path, root.path)
-        return facts.Finding(
-            self.name, root.path, None if key == "." else key, severity, problem.code, problem.message, fix
-        )
+        return facts.Finding(self.name, root.path, None if key == "." else key, severity, problem.code, message, fix)
 
     @final
     def unreadable(self, root: Root, key: str, error: LayerError | OSError) -> facts.Finding:

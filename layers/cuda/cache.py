@@ -145,7 +145,7 @@ class CudaComputeCache(Layer):
         message = f"holds {held:,} of at most {limit:,} bytes ({said}): the driver drops entries to make room"
         fix = f"export CUDA_CACHE_MAXSIZE={min(max(2 * limit, 2 * held), _HIGHEST_CAP)}"
         if limit >= _HIGHEST_CAP:
-            fix = f"cachectl prune --max-size {limit // 2} cuda"
+            fix = f"cachectl prune --max-size {limit // 2}B cuda"
         yield facts.Finding(self.name, first_place(self), None, Severity.RECOMPILES, "cap", message, fix)
 
     def switched(self, *, on: bool) -> facts.Switch:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shlex
 import stat
 from _thread import RLock
 from collections.abc import Iterator
@@ -85,6 +86,42 @@ def deciding_owner(folder: Path) -> os.stat_result | None:
     with suppress(FileNotFoundError, NotADirectoryError):
         return next((step.status for step in _way(folder) if step.status.st_uid not in trusted), None)
     return None
+
+
+class Closed(NamedTuple):
+    """Something closed to this user: its owner, and the command that gives it to this user, if that is right."""
+
+    place: Path
+    owner: str
+    command: str | None
+
+    @property
+    def fix(self) -> str:
+        """Return the command that lets this user read it."""
+        return self.command or f"as {self.owner}: chmod -R go+rX {shlex.quote(str(self.place))}"
+
+
+def closed_by_another(place: Path, home: Path) -> Closed | None:
+    """Return who closed a file or folder to this user by owning it, or what is above it; ``None`` if nobody did.
+
+    Below this user's own ``home`` it is a slip of ``sudo``, and everything that another user owns on the path is given
+    back. Elsewhere it may be the other user's on purpose.
+    """
+    if not hasattr(os, "geteuid"):
+        return None
+    user, owners = os.geteuid(), dict[Path, int]()
+    real, own = Path(os.path.realpath(place)), Path(os.path.realpath(home))
+    for path in (real, *real.parents):
+        with suppress(OSError):
+            owners[path] = path.stat().st_uid
+    nearest = next(iter(owners))
+    if owners[nearest] == user or os.access(nearest, os.R_OK | os.W_OK):
+        return None
+    command = None
+    if own in real.parents and owners.get(own) == user:
+        *_, highest = (path for path, owner in owners.items() if owner != user and own in path.parents)
+        command = f"sudo chown -R {user_name(user).removeprefix('user ')} {shlex.quote(str(highest))}"
+    return Closed(place, user_name(owners[nearest]), command)
 
 
 class _Step(NamedTuple):

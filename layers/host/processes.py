@@ -140,6 +140,24 @@ def first_variables(number: int | str = "self", *, processes: Path = _PROC) -> d
     return {name: value for name, _, value in pairs}
 
 
+def sees_our_files(number: int, *, processes: Path = _PROC) -> bool:
+    """Return whether a process surely has the root folder and the mounts of this one, as in no other container."""
+    try:
+        pairs = [(processes / str(number) / name, processes / "self" / name) for name in ("ns/mnt", "root")]
+        return all(os.readlink(its) == os.readlink(own) for its, own in pairs)
+    except OSError:
+        return False
+
+
+def maps_below(number: int, folder: Path, *, processes: Path = _PROC) -> bool | None:
+    """Return whether a process maps a file below a folder; ``None`` if unknown."""
+    try:
+        maps = (processes / str(number) / "maps").read_bytes()
+    except OSError:
+        return None
+    return b" " + os.fsencode(os.path.realpath(folder)) + b"/" in maps
+
+
 def _concerned(processes: Path) -> Iterator[int]:
     user = os.geteuid()
     for name in os.listdir(processes):

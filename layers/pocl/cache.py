@@ -1,25 +1,22 @@
-"""The layer ``pocl``: the places and switch of PoCL's kernel cache, and problems with its variables.
-
-Sources: ``lib/CL/pocl_cache.c`` (places), ``lib/CL/devices/devices.c`` (when the variables are read).
-"""
+"""The layer ``pocl``: the switch of PoCL's kernel cache, and problems with its variables."""
 
 from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 from cachectl.layers.base import facts
-from cachectl.layers.base.facts import Condition, Hazard, Root, Scope, Severity, State
+from cachectl.layers.base.facts import Condition, Hazard, Root, Severity, State
 from cachectl.layers.base.layer import Layer
 from cachectl.layers.base.parts import Lookups, Portability, Tagging
 from cachectl.layers.base.switches import misread, off, strtobool
 from cachectl.layers.disk.presence import is_there
 from cachectl.layers.host.drivers import driver_files, several_drivers
-from cachectl.layers.host.processes import first_variables, using
+from cachectl.layers.host.processes import using
 from cachectl.layers.pocl.parts import PoclLookups, PoclPortability, PoclTagging
-from cachectl.layers.pocl.programs import LIBRARIES, Programs
+from cachectl.layers.pocl.programs import Programs
+from cachectl.layers.pocl.roots import LIBRARIES, of_program, roots_in, switched_on
 
 
 class PoclKernels(Layer):
@@ -58,49 +55,22 @@ class PoclKernels(Layer):
         return PoclTagging(self.store)
 
     def roots(self) -> tuple[Root, ...]:
-        """Resolve as PoCL does when its first device is opened.
-
-        ``POCL_CACHE_DIR`` is used as it stands, with the cache on or off; every other rule appends a leaf for each.
-        """
-        environment = self.environment
-        named = environment.get("POCL_CACHE_DIR")
-        if named is not None:
-            return (Root(environment.absolute(named), Scope.USER, "POCL_CACHE_DIR", "kcache"),) if named else ()
-        if environment.platform == "win32":
-            return self._windows_roots()
-        xdg, home = environment.get("XDG_CACHE_HOME"), environment.get("HOME")
-        if xdg:
-            base, source = environment.absolute(xdg) / "pocl", "XDG_CACHE_HOME"
-        elif home is not None:
-            base, source = environment.absolute(home + "/.cache/pocl"), "default (HOME)"
-        else:
-            base, source = Path("/tmp/pocl"), "default (HOME is not set)"  # noqa: S108 - PoCL's own rule
-        return tuple(Root(base / leaf, Scope.USER, source, leaf) for leaf in ("kcache", "uncached"))
-
-    def _windows_roots(self) -> tuple[Root, ...]:
-        for variable in ("LOCALAPPDATA", "TEMP"):
-            value = self.environment.get(variable)
-            if value:
-                return (Root(Path(value, "pocl"), Scope.USER, variable, "kcache"),)
-        return ()
-
-    def _switched_on(self) -> bool | None:
-        value = self.environment.get("POCL_KERNEL_CACHE")
-        return None if value is None else value.startswith("1")
+        """Resolve as PoCL does when its first device is opened."""
+        return roots_in(self.environment)
 
     def state(self) -> State:
         """Read the variables: only a value that begins with 1 means on."""
         environment = self.environment
         if environment.get("POCL_CACHE_DIR") == "":
             return State(Condition.DISABLED, "POCL_CACHE_DIR is set but empty: PoCL finds no device; unset it")
-        if self._switched_on() is False:
+        if switched_on(environment) is False:
             value = environment.get("POCL_KERNEL_CACHE")
             hint = "" if value == "0" else " (only a value that begins with 1 means on)"
             return State(Condition.DISABLED, f"POCL_KERNEL_CACHE={value}{hint}")
         drivers = driver_files(environment, ("PoCL",))
         if not drivers and not any(root.exists for root in self.roots()):
             return State(Condition.ABSENT, "no PoCL driver is registered here, and none has left a cache")
-        why = "on by default" if self._switched_on() is None else "POCL_KERNEL_CACHE=1"
+        why = "on by default" if switched_on(environment) is None else "POCL_KERNEL_CACHE=1"
         return State(Condition.ENABLED, why, drivers)
 
     def diagnose(self) -> Iterator[facts.Finding]:
@@ -108,7 +78,7 @@ class PoclKernels(Layer):
         yield from several_drivers(self, "PoCL")
         yield from self._relative()
         value = self.environment.get("POCL_KERNEL_CACHE")
-        if value is not None and not self._switched_on():
+        if value is not None and not switched_on(self.environment):
             if strtobool(value) is False:
                 yield off(self, "POCL_KERNEL_CACHE")
             else:
@@ -139,16 +109,13 @@ class PoclKernels(Layer):
         missing = [root for root in self.roots() if not is_there(root.path)]
         if not missing:
             return ()
-        needed = {root.path for root in self._roots_of_programs()}
+        needed = {self.environment.absolute(root.path) for root in self._roots_of_programs()}
         return tuple(root for root in missing if root.path in needed)
 
     def _roots_of_programs(self) -> Iterator[Root]:
         """Yield the roots that running processes use, by the variables they were started with."""
-        processes = self.environment.processes
-        for number in using(LIBRARIES, processes=processes) or ():
-            variables = first_variables(number, processes=processes)
-            if variables is not None:
-                program = PoclKernels(replace(self.environment, variables=variables))
-                role = "uncached" if program._switched_on() is False else "kcache"
-                roots = program.roots()
+        for number in using(LIBRARIES, processes=self.environment.processes) or ():
+            program = of_program(number, self.environment)
+            if program is not None:
+                role, roots = "uncached" if switched_on(program) is False else "kcache", roots_in(program)
                 yield from (root for root in roots if root.role == role or len(roots) == 1)

@@ -16,7 +16,8 @@ from cachectl.layers.formats.pocl_programs import BITCODE, DRAWN
 from cachectl.layers.host.drivers import only_library
 from cachectl.layers.host.hardware import processor
 from cachectl.layers.pocl.birth import birth_time
-from cachectl.layers.pocl.programs import LIBRARIES, Programs
+from cachectl.layers.pocl.programs import Programs
+from cachectl.layers.pocl.roots import LIBRARIES
 from cachectl.layers.pyopencl.parts import INCLUDE, include_path
 
 _PLATFORMS: Final = ("Portable Computing Language",)

@@ -21,8 +21,9 @@ from cachectl.layers.base.store import target_of
 from cachectl.layers.formats import pocl_programs
 from cachectl.layers.formats.pocl_programs import BITCODE, MEMBERS, NO_PROGRAM
 from cachectl.layers.host.mounts import forbids_execution, network_file_system
-from cachectl.layers.host.processes import age_of, process_names, using
+from cachectl.layers.host.processes import age_of, process_names
 from cachectl.layers.pocl.orphans import LEVELS, NAMED, UNCACHED, shape_of
+from cachectl.layers.pocl.roots import users_of
 from cachectl.layers.stores.archive import pack, unpack
 from cachectl.layers.stores.tree import Leaf, Links, Tree, bulk, planned
 from cachectl.layers.stores.tree_store import TreeStore
@@ -40,7 +41,6 @@ ENTRY_REST: Final = 600.0
 ORPHAN_REST: Final = 3600.0
 #: Seconds by which the clocks of files and processes may differ.
 _CLOCK_ERROR: Final = 5.0
-LIBRARIES: Final = ("libpocl",)
 
 
 class Programs(TreeStore):
@@ -174,15 +174,13 @@ class Programs(TreeStore):
     def demand_replaceable(self, root: Root, key: str, files: Mapping[str, bytes]) -> None:
         """Refuse to replace a program that PoCL may be using."""
         if self.tree(root).standing(key) not in (None, files):
-            self._demand_unused(key)
+            self._demand_unused(root, key)
 
-    def _demand_unused(self, key: str) -> None:
-        """Raise :class:`Busy` while a process of this user has PoCL loaded."""
-        processes = self.environment.processes
-        if (users := using(LIBRARIES, processes=processes)) != ():
-            raise Busy(
-                self.name, f"is not replaced while PoCL is in use by {process_names(users, processes=processes)}", key
-            )
+    def _demand_unused(self, root: Root, key: str) -> None:
+        """Raise :class:`Busy` while a process of this user may use PoCL with this root."""
+        if (users := users_of(root.path, self.environment)) != ():
+            named = process_names(users, processes=self.environment.processes)
+            raise Busy(self.name, f"is not replaced while PoCL is in use by {named}", key)
 
     def bring_from(self, base: Root, root: Root) -> facts.Brought:
         """Link the files of each program: PoCL reads them, and replaces them by a rename.
@@ -205,15 +203,16 @@ class Programs(TreeStore):
         A process whose file vanishes fails or, before PoCL 7, aborts. A process reads the binary of a program from the
         entry when it first needs it; PoCL 3 crashes in a build from a binary without bitcode. Each build updates
         ``last_accessed``, so a process cannot hold an entry that was last changed before the process started. Nothing
-        is in use where no process of this user has loaded PoCL.
+        is in use where no process of this user has loaded PoCL, or all of them use other roots.
         """
         processes = self.environment.processes
-        users = using(LIBRARIES, processes=processes)
-        running = {pid: age_of(pid, processes=processes) for pid in users or ()}
+        users_at = lru_cache(maxsize=None)(partial(users_of, environment=self.environment))
+        age_at = lru_cache(maxsize=None)(partial(age_of, processes=processes))
         now = self.environment.clock()
         # Processes of other machines cannot be listed.
         shared = lru_cache(maxsize=None)(partial(network_file_system, mounts=self.environment.mounts))
         for target in targets:
+            users = users_at(target.root)
             if users == () and shared(target.root) is not None:
                 users = None
             rest = ENTRY_REST if isinstance(target, facts.Entry) else ORPHAN_REST
@@ -222,7 +221,8 @@ class Programs(TreeStore):
                 yield target, None
                 continue
             named = partial(process_names, processes=processes)
-            holders = tuple(pid for pid, seconds in running.items() if seconds is None or age <= seconds + _CLOCK_ERROR)
+            running = ((pid, age_at(pid)) for pid in users or ())
+            holders = tuple(pid for pid, seconds in running if seconds is None or age <= seconds + _CLOCK_ERROR)
             because = None
             if LEVELS[0].fullmatch(target.key):
                 # A program may be about to make a folder in it, whatever its age.
@@ -244,7 +244,7 @@ class Programs(TreeStore):
         """Return whether no process can be using a root: other machines may use it on a network file system."""
         if network_file_system(root.path, mounts=self.environment.mounts) is not None:
             return False
-        return using(LIBRARIES, processes=self.environment.processes) == ()
+        return users_of(root.path, self.environment) == ()
 
     def plan_everything(self, root: Root) -> facts.ClearPlan | None:
         """Plan every program by its size, where PoCL is not in use."""
@@ -272,7 +272,7 @@ class Programs(TreeStore):
     def restore(self, root: Root, thing: facts.Quarantined, *, replace: bool) -> None:
         """Rename a whole program back; never over one that PoCL may be using."""
         if replace and self.tree(root).find(thing.key) is not None:
-            self._demand_unused(thing.key)
+            self._demand_unused(root, thing.key)
         self.tree(root).restore(thing, replace=replace)
 
     # ------------------------------------------------------------------ verify

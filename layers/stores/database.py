@@ -51,8 +51,6 @@ _SHARED: Final = (0x40000002, 510)
 #: Minimum timeout for opening a file, in seconds.
 _OPENING: Final = 1.0
 _CHUNK: Final = 1 << 20
-#: Attempts to copy a database and its log without a change meanwhile.
-_COPIES: Final = 5
 #: Steps of sqlite's machine between two looks at the budget; steps that any statement may take; and more for each byte
 #: on the disk. A row has 20 bytes at least and takes some 20 steps; compression makes a file 10 times smaller, or more.
 _STEPS: Final = 20_000
@@ -188,7 +186,7 @@ def opened_for_reading(layer: str, path: Path, lock_timeout: float) -> Iterator[
         if companion is not None:
             beside = open_plain(path.name + companion, dir_fd=folder)
             stack.callback(os.close, beside)
-            copy = stack.enter_context(_Pending(layer, path, companion).copied(handle, beside))
+            copy = stack.enter_context(_Pending(layer, path, companion, lock_timeout).copied(handle, beside))
             location = f"{_uri(copy)}?mode=rw"
         elif locked or header[18:20] == WAL_MODE or status_of(folder, f"{path.name}-wal") is not None:
             location = f"{_uri(path)}?mode=ro&immutable=1"
@@ -300,6 +298,7 @@ class _Pending(NamedTuple):
     layer: str
     path: Path
     companion: str
+    lock_timeout: float
 
     @contextmanager
     def copied(self, handle: int, beside: int) -> Iterator[Path]:
@@ -321,14 +320,18 @@ class _Pending(NamedTuple):
 
     def _copy(self, handle: int, beside: int, copy: Path) -> Path:
         copied = copy.with_name(copy.name + self.companion)
-        for _ in range(_COPIES):
+
+        def is_whole() -> bool:
             before = _versions(handle, beside)
             _copy_file(handle, copy)
             _copy_file(beside, copied)
-            if _versions(handle, beside) == before:
-                self._demand_own(copied)
-                return copy
-        raise Busy(self.layer, "is written to all the time; try again when the program has ended", self.path)
+            return _versions(handle, beside) == before
+
+        if not wait_until(is_whole, self.lock_timeout):
+            message = f"written to all the time for more than {self.lock_timeout:g} s"
+            raise Busy(self.layer, f"{message}; try again when the program has ended, or use --wait", self.path)
+        self._demand_own(copied)
+        return copy
 
     def _demand_own(self, copied: Path) -> None:
         """Check the copy of a journal: another user can change the original after a check, but not the copy."""

@@ -39,6 +39,10 @@ def main(arguments: Sequence[str] | None = None, *, environment: Environment | N
     except KeyboardInterrupt:
         # While modules are loaded, and the line is parsed.
         return 130
+    except BrokenPipeError:
+        # The reader has closed the pipe: the status of a program that SIGPIPE ends.
+        _discard_output()
+        return 141
 
 
 def _run(words: list[str], environment: Environment | None) -> int:
@@ -120,8 +124,7 @@ def _guarded(call: Call, parse: Callable[[], Namespace]) -> int:
         status = _runner(call, parse)(call)
         output.finish()
     except BrokenPipeError:
-        # The reader has closed the pipe.
-        status = 1
+        raise
     except KeyboardInterrupt:
         status = 130
     except Exception as error:
@@ -177,7 +180,8 @@ def _explained(error: Exception) -> tuple[int, str] | None:
 
 def _discard_output() -> None:
     """Discard unwritten output so that interpreter shutdown does not report the same error twice."""
-    try:
-        sys.stdout.flush()
-    except OSError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:  # noqa: PERF203 - two streams, each by itself
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

@@ -109,15 +109,11 @@ def _seconds(text: str) -> float:
 _seconds.__name__ = "seconds"
 
 
-_LAYER: Final = "a layer that cachectl layers lists (default: all)"
 _WAIT: Final = "how long to wait for a lock of another process (default: 5)"
 _PYTHON: Final = "a Python whose entries are not stale; may be repeated. Without it, Pythons are looked for on PATH"
-_LAYER_TO_MOVE: Final = "a layer of cachectl layers (default: all but tuning results)"
 _ONE_LAYER: Final = "only this one; may be repeated"
 #: Arguments and options that several verbs share, with their settings.
 SHARED: Final[dict[str, dict[str, Any]]] = {
-    # Without a default, argparse calls it required.
-    "layers": {"nargs": "*", "default": [], "metavar": "LAYER", "help": _LAYER},
     "--layer": {"action": "append", "default": [], "dest": "layers", "metavar": "LAYER", "help": _ONE_LAYER},
     "layer": {"metavar": "LAYER", "help": "the layer that keeps the entry"},
     "key": {"metavar": "KEY", "help": "the entry's key, as cachectl ls -q prints it; get takes the beginning of one"},
@@ -177,6 +173,12 @@ class Parser(argparse.ArgumentParser):
         for name in names:
             self.add_argument(name, **SHARED[name])
 
+    def add_layers(self, default: str = "default: all") -> None:
+        """Add the argument LAYER, which may be repeated; ``default`` says what none means."""
+        listed = f"a layer that cachectl layers lists ({default})"
+        # Without a default, argparse calls it required.
+        self.add_argument("layers", nargs="*", default=[], metavar="LAYER", help=listed)
+
     def add_form(self, *others: str) -> argparse._MutuallyExclusiveGroup:
         """Add options for the form of the output, and return their group; ``others`` are shared options."""
         self.add_shared(*others)
@@ -189,7 +191,7 @@ class Parser(argparse.ArgumentParser):
     def add_selection(self, *, layers: bool = False) -> None:
         """Add the options that select entries, and with ``layers`` those whose entries go elsewhere."""
         if layers:
-            self.add_argument("layers", **{**SHARED["layers"], "help": _LAYER_TO_MOVE})
+            self.add_layers("default: all but tuning results")
         group = self.add_argument_group("selection")
         group.add_argument("--kernel", metavar="GLOB", help="entries of kernels whose name matches")
         group.add_argument("--older-than", metavar="AGE", help="not changed or used for 30d, 12h, 2w")
@@ -277,7 +279,7 @@ def build_parser(words: Sequence[str] | None = None) -> argparse.ArgumentParser:
         prog="cachectl",
         allow_abbrev=False,
         description="See, clear, switch and prove every kernel cache of the OpenCL stack.",
-        epilog="LAYER is one of those that 'cachectl layers' lists; none means all.",
+        epilog="LAYER is one of those that 'cachectl layers' lists.",
     )
     parser.add_argument("--version", action="version", version=f"cachectl {__version__}")
     # Without prog, argparse formats a usage to find it, for which it imports shutil.

@@ -25,7 +25,7 @@ from cachectl.layers.base.errors import FAILURES, LayerError
 from cachectl.layers.base.facts import Ability, Condition, Finding, Hazard, Quarantined, Root, Scope, Severity, Usage
 from cachectl.layers.base.texts import plural
 from cachectl.layers.disk.presence import nearest
-from cachectl.layers.disk.trust import open_to_others
+from cachectl.layers.disk.trust import closed_by_another, open_to_others
 from cachectl.layers.host.launcher import RANKS, number_of
 from cachectl.layers.host.mounts import network_file_system
 
@@ -290,10 +290,14 @@ def _of_use(layer: Layer, root: Root, hazard: Hazard) -> Iterator[tuple[Identity
         yield ("no-folder", place), Finding(layer.name, root.path, None, hazard.severity, "no-folder", message, fix)
     elif not _writable_for_us(place):
         state = "is" if place == root.path else f"cannot be made, because {place} is"
-        message = f"{state} not writable for you, so {hazard.message}"
+        home = layer.environment.home_folder
+        closed = closed_by_another(place, home)
+        owned = f"; it belongs to {closed.owner}" if closed else ""
+        message = f"{state} not writable for you, so {hazard.message}{owned}"
         fix = f"chmod u+w {shlex.quote(str(place))}"
-        if not _forbidden_by_mode(place):
-            home = layer.environment.home_folder
+        if closed and closed.command:
+            fix = closed.command
+        elif not _forbidden_by_mode(place):
             fix = _elsewhere(layer, '"$HOME/.cachectl"' if _writable_for_us(home) else '"$(mktemp -d)"')
         yield ("closed", place), Finding(layer.name, root.path, None, hazard.severity, "closed", message, fix)
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, ClassVar
 from cachectl.layers.base.as_json import AsJson
 from cachectl.layers.base.errors import FAILURES, LayerError, PluginFailed, reason_of
 from cachectl.layers.base.facts import Finding, Note, Outcome, Root, Severity, Unverified
+from cachectl.layers.disk.trust import closed_by_another
 
 if TYPE_CHECKING:
     from cachectl.layers.base.layer import Layer
@@ -113,7 +114,9 @@ def _examine_root(layer: Layer, root: Root, *, deep: bool) -> Iterator[Finding |
 
 def failure(layer: Layer, place: Path, error: LayerError | OSError) -> Finding:
     """Return the finding that a layer, or one place of it, could not be read."""
-    foreign = isinstance(error, PluginFailed)
-    fix = f"fix or uninstall the plug-in {layer.name}" if foreign else f"make {place} readable"
-    code = "plugin" if foreign else "unreadable"
-    return Finding(layer.name, place, None, Severity.FAILS, code, reason_of(error), fix)
+    code, message, fix = "unreadable", reason_of(error), f"make {place} readable"
+    if isinstance(error, PluginFailed):
+        code, fix = "plugin", f"fix or uninstall the plug-in {layer.name}"
+    elif closed := closed_by_another(place, layer.environment.home_folder):
+        message, fix = f"{message}; it belongs to {closed.owner}", closed.fix
+    return Finding(layer.name, place, None, Severity.FAILS, code, message, fix)

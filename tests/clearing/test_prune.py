@@ -49,7 +49,7 @@ def test_no_more_goes_than_has_to(home: Home, cuda: Path) -> None:
     sizes = [path.stat().st_size for path in entries(cuda)]
     index = (cuda / "index").stat().st_size
     # Room for the index and all but the three oldest: those three go, and no fourth.
-    home.cachectl("prune", "--max-size", str(index + sum(sizes[3:])))
+    home.cachectl("prune", "--max-size", f"{index + sum(sizes[3:])}B")
     assert len(entries(cuda)) == len(sizes) - 3
 
 
@@ -133,9 +133,9 @@ def test_tuning_has_only_limits_of_its_own(home: Home) -> None:
     tuned.parent.mkdir(parents=True)
     tuned.write_bytes(b"1-2=Solver:1,0,Algorithm\n")
     os.utime(tuned, (1, 1))
-    configure(home, '[prune]\nolder-than = "1d"\nmax-size = 0\n')
+    configure(home, '[prune]\nolder-than = "1d"\nmax-size = "0B"\n')
     assert home.json("prune")["total"]["removed"] == 0
-    configure(home, '[prune]\nolder-than = "1d"\nmax-size = 0\n[prune.miopen-tuning]\nmax-size = "1M"\n')
+    configure(home, '[prune]\nolder-than = "1d"\nmax-size = "0B"\n[prune.miopen-tuning]\nmax-size = "1M"\n')
     assert home.json("prune")["total"]["removed"] == 0
     configure(home, '[prune.miopen-tuning]\nolder-than = "1d"\n')
     assert home.json("prune")["total"]["removed"] == 1
@@ -146,9 +146,9 @@ def test_tuning_is_pruned_only_by_name(home: Home) -> None:
     tuned = home.path / ".config" / "miopen" / "gfx90a6e.HIP.3_3_0_a85ca8a54.ufdb.txt"
     tuned.parent.mkdir(parents=True)
     tuned.write_bytes(b"1-2=Solver:1,0,Algorithm\n")
-    home.cachectl("prune", "--max-size", "0")
+    home.cachectl("prune", "--max-size", "0B")
     assert tuned.exists()
-    home.cachectl("prune", "--max-size", "0", "miopen-tuning")
+    home.cachectl("prune", "--max-size", "0B", "miopen-tuning")
     assert not tuned.exists()
 
 
@@ -157,6 +157,7 @@ def test_tuning_is_pruned_only_by_name(home: Home) -> None:
     [
         ([], "name a limit: --stale"),
         (["--max-size", "much"], "such as 500M"),
+        (["--max-size", "5"], "cannot read '5' as a size; write a number and B, K, M, G or T, such as 500M"),
         (["--older-than", "long"], "such as 30d"),
         (["nosuch", "--stale"], "no layer is called"),
     ],

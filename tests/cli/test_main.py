@@ -357,6 +357,20 @@ def test_a_typo_is_answered_with_what_was_probably_meant(home: Home, line: str, 
     assert words in said
 
 
+@pytest.mark.parametrize(
+    ("verb", "none_means"),
+    [
+        ("ls", "default: all"),
+        ("purge", "name one, or use --all"),
+        ("prune", "default: every user layer but tuning results"),
+        ("export", "default: all but tuning results"),
+    ],
+)
+def test_the_help_of_a_verb_says_what_no_layer_means(home: Home, verb: str, none_means: str) -> None:
+    help_of_layer = " ".join(home.cachectl(verb, "--help").stdout.split()).partition("LAYER a layer that")[2]
+    assert help_of_layer.startswith(f" cachectl layers lists ({none_means}) ")
+
+
 def test_without_a_command_the_help_is_printed(home: Home) -> None:
     done = home.cachectl(check=False)
     assert (done.returncode, done.stderr) == (2, "")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
 import sys
 from typing import TYPE_CHECKING
 
@@ -12,6 +14,9 @@ from tiers import amount, thorough
 from cachectl.cli.parser import VERBS
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
     from homes import Home
 
 CACHECTL = (sys.executable, "-m", "cachectl")
@@ -74,6 +79,37 @@ def test_a_process_does_what_a_command_inside_another_does(verb: str, warm: Home
 
 def settled(text: str) -> str:
     return VARYING.sub("…", text)
+
+
+@pytest.mark.parametrize("unbuffered", ["", *thorough("1")], ids=lambda unbuffered: "at once" if unbuffered else "late")
+@pytest.mark.parametrize("errors", [False, True])
+@pytest.mark.parametrize(
+    "line",
+    [
+        *("ls", "report", "doctor --json", "ls --help"),
+        *thorough("ls -q", "ls --format csv", "dir", "layers", "verify", "config", "--help", "completion bash"),
+        *thorough("purge --all --dry-run --json", "env --disable"),
+    ],
+)
+def test_a_reader_that_has_gone_ends_a_verb_quietly(
+    home: Home, compute_cache: Callable[[Path], None], line: str, unbuffered: str, *, errors: bool
+) -> None:
+    """With ``errors`` they go into the pipe as well."""
+    compute_cache(home.path / ".nv" / "ComputeCache")
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run(
+        [*CACHECTL, *line.split()],
+        env={**home.variables, "PYTHONUNBUFFERED": unbuffered},
+        stdout=writer,
+        stderr=writer if errors else subprocess.PIPE,
+        text=True,
+        check=False,
+        timeout=600,
+    )
+    os.close(writer)
+    assert done.returncode in (0, 141)
+    assert not done.stderr
 
 
 @pytest.mark.real

@@ -36,7 +36,7 @@ def test_the_superuser_leaves_other_peoples_caches_alone(home: Home, compute_cac
     done = home.cachectl("purge", "--all", check=False)
     assert done.returncode == 1
     assert "and you are the superuser" in done.stderr
-    assert home.cachectl("prune", "--max-size", "0", check=False).returncode == 1
+    assert home.cachectl("prune", "--max-size", "0B", check=False).returncode == 1
     assert home.cachectl("put", "cuda", KEY, "entry", check=False).returncode == 1
     assert len(home.json("ls", "cuda")["entries"]) == 40
     # With --over-others the superuser works as the owner, who must get there.
@@ -68,7 +68,7 @@ def test_the_superuser_leaves_single_entries_of_others_in_a_root_of_its_own(
         assert "4 of 40 belong to others (1 to user 1234, 3 to nobody) and stay" in failed["because"]
         assert "--over-others" in failed["because"]
     assert sorted(entry["key"] for entry in home.json("ls", "cuda")["entries"]) == entries[:4]
-    assert home.cachectl("prune", "--max-size", "0", check=False).returncode == 1
+    assert home.cachectl("prune", "--max-size", "0B", check=False).returncode == 1
     (cache / entries[0]).write_bytes((cache / entries[1]).read_bytes())
     refused = home.cachectl("put", "cuda", entries[0], "entry", "--replace", check=False)
     assert refused.returncode == 1
@@ -90,7 +90,7 @@ def test_the_rows_of_a_database_are_its_owners(
     before = database.read_bytes()
     for arguments in (
         ("purge", "pytools"),
-        ("purge", "pytools", "--larger-than", "1"),
+        ("purge", "pytools", "--larger-than", "1B"),
         ("put", "pytools", key, "row"),
         ("import", str(tmp_path / "bundle"), "--trust"),
         ("import", str(tmp_path / "bundle"), "--trust", "--dry-run"),

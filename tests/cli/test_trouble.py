@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from homes import Home
 #: Layers that the filled home has entries of.
 LAYERS = ("loopy", "pyopencl-invoker", "pyopencl", "pocl", "cuda")
-CLEARING = [PURGE, PRUNE] = [("purge", "--all"), ("prune", "--max-size", "1")]
+CLEARING = [PURGE, PRUNE] = [("purge", "--all"), ("prune", "--max-size", "1B")]
 HOUR = 3600
 
 

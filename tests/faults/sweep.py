@@ -122,7 +122,7 @@ CASES: Final = {
         Case("get", ("get", "{layer}", "{key}", "-o", "{home}/artifact"), output="artifact"),
         Case("purge", ("purge", "--all", "--wait", "0.2", "--json"), removes=True),
         Case("purge-key", ("purge", "{layer}", "--key", "{key}", "--wait", "0.2", "--json"), removes=True),
-        Case("prune", ("prune", "--max-size", str(_MOST), "--wait", "0.2", "--json"), removes=True),
+        Case("prune", ("prune", "--max-size", f"{_MOST}B", "--wait", "0.2", "--json"), removes=True),
         Case("import", ("import", "{home}/bundle", "--trust", "--json"), _bundle, places=True),
         Case("quarantine", ("verify", "--quarantine", "--json"), damage),
         Case("restore", ("restore", "--all", "--json"), _quarantine),

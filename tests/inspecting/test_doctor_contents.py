@@ -76,7 +76,7 @@ def test_a_cap_that_cannot_be_raised_is_pruned_under(
     compute_cache(home.path / ".nv" / "ComputeCache")
     monkeypatch.setattr(cuda_compute_cache, "_HIGHEST_CAP", 200_000)
     found = only(examine(home.environment(CUDA_CACHE_MAXSIZE="200000"), "cuda"), "cap")
-    assert found.fix == "cachectl prune --max-size 100000 cuda"
+    assert found.fix == "cachectl prune --max-size 100000B cuda"
     assert after(home.path, found.fix, "cuda") == []
 
 
@@ -125,7 +125,7 @@ def test_entries_in_quarantine_are_not_orphans_and_are_not_pruned(home: Home) ->
     assert (found.severity, found.fix) == (Severity.HARMLESS, "cachectl restore")
     assert found.message == "1 thing of 10 bytes in quarantine; cachectl restore lists them"
     quarantine = snapshot(program.parent.parent)
-    for limit in (("--stale",), ("--older-than", "0s"), ("--max-size", "0"), ("--max-files", "1")):
+    for limit in (("--stale",), ("--older-than", "0s"), ("--max-size", "0B"), ("--max-files", "1")):
         home.cachectl("prune", *limit, "pocl")
     assert snapshot(program.parent.parent) == quarantine
     assert home.json("restore")["quarantine"] != []

@@ -28,8 +28,11 @@ from tiers import thorough
 
 from cachectl.inspecting.doctor import is_grave, job_of
 from cachectl.inspecting.verify import findings
+from cachectl.layers.base.environment import user_name
 from cachectl.layers.base.facts import Severity
 from cachectl.stack import Stack
+
+NOBODY = 65534
 
 
 @pytest.fixture
@@ -98,6 +101,42 @@ def test_a_root_that_is_closed_to_its_owner_is_reported_and_opened(
     assert found["fix"] == f"chmod u+w {closed}"
     shell(tmp_path, found["fix"])
     assert asked(tmp_path, held_to_modes, "doctor", "pocl", **variables) == []
+
+
+@pytest.mark.skipif(not ROOT, reason="only the superuser gives files away")
+@pytest.mark.parametrize(("mode", "code"), [(0o700, "unreadable"), (0o755, "closed")])
+@pytest.mark.parametrize("inside", ["", "kcache"])
+def test_folders_of_a_slip_of_sudo_are_given_back(open_home: Path, mode: int, code: str, inside: str) -> None:
+    """Folders of the superuser in the home of a user, who can change no mode of theirs."""
+    cache = open_home / ".cache" / "pocl"
+    make(cache / "kcache" / "AB")
+    for folder in (open_home, open_home / ".cache"):
+        os.chown(folder, NOBODY, NOBODY)
+    if inside:
+        os.chown(cache, NOBODY, NOBODY)
+    slipped = cache / inside
+    slipped.chmod(mode)
+    user = ("setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups")
+    variables = {"OCL_ICD_VENDORS": register_driver(open_home, "libpocl.so.2")}
+    found = asked(open_home, user, "doctor", "pocl", **variables)
+    assert {one["code"] for one in found} == {code}
+    assert {one["fix"] for one in found} == {f"sudo chown -R {user_name(NOBODY)} {slipped}"}
+    assert all("; it belongs to root" in one["message"] for one in found)
+    shell(open_home, found[0]["fix"].removeprefix("sudo "))
+    assert asked(open_home, user, "doctor", "pocl", **variables) == []
+
+
+@pytest.mark.skipif(not ROOT, reason="only the superuser gives files away")
+def test_what_another_user_closes_outside_the_home_is_left_to_him(open_home: Path) -> None:
+    root = open_home / "theirs" / "pocl"
+    make(root / "AB", open_home / "mine")
+    os.chown(open_home / "mine", NOBODY, NOBODY)
+    (root / "AB").chmod(0o700)
+    user = ("setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups")
+    found = asked(open_home / "mine", user, "doctor", "pocl", POCL_CACHE_DIR=str(root))
+    fixes = {one["code"]: one["fix"] for one in found if one["code"] in ("closed", "unreadable")}
+    assert fixes["unreadable"] == f"as root: chmod -R go+rX {root / 'AB'}"
+    assert fixes["closed"].startswith('eval "$(cachectl env --root "$HOME/.cachectl"')
 
 
 def test_a_root_that_no_mode_opens_is_left_for_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -125,7 +125,7 @@ def test_files_changed_for_another_user_keep_their_owner(attacked: tuple[Path, P
 
 
 @pytest.mark.parametrize(("layer", "folder"), [("cuda", KERNELS), *thorough(("miopen-tuning", TUNING))])
-@pytest.mark.parametrize("verb", [("purge",), *thorough((("prune", "--max-size", "0"),))])
+@pytest.mark.parametrize("verb", [("purge",), *thorough((("prune", "--max-size", "0B"),))])
 def test_a_link_does_not_lead_the_superuser_into_the_cache_of_a_third_user(
     attacked: tuple[Path, Path], layer: str, folder: Path, verb: tuple[str, ...]
 ) -> None:

@@ -12,6 +12,7 @@ from cachectl.layers.base.errors import Damaged, ForeignForm, LayerError
 from cachectl.layers.base.facts import Artifact, Condition, Entry, Orphan, Problem
 from cachectl.layers.pocl import PoclKernels
 from cachectl.layers.pocl import programs as pocl_kernels
+from cachectl.layers.pocl import roots as pocl_roots
 from cachectl.layers.stores.archive import pack, unpack
 
 if TYPE_CHECKING:
@@ -137,13 +138,13 @@ def test_temporaries_of_a_running_compiler_are_left(layer: PoclKernels, monkeypa
     long_ago = layer.environment.clock() - 2 * pocl_kernels.ENTRY_REST
     for path in (old / "program.bc", old):
         os.utime(path, (long_ago, long_ago))
-    monkeypatch.setattr(pocl_kernels, "using", lambda _libraries, **_: (4711,))
+    monkeypatch.setattr(pocl_roots, "using", lambda _libraries, **_: (4711,))
     monkeypatch.setattr(pocl_kernels, "age_of", lambda _pid, **_: 1.0)
     plan = layer.plan_clear()
     assert [target.key for target in plan.targets] == ["AB/" + "D" * 37]
     assert [note.key for note in plan.skipped] == [NAME]
     assert "process 4711" in plan.skipped[0].because
-    monkeypatch.setattr(pocl_kernels, "using", lambda _libraries, **_: ())
+    monkeypatch.setattr(pocl_roots, "using", lambda _libraries, **_: ())
     assert len(layer.plan_clear().targets) == 2
 
 
@@ -329,7 +330,7 @@ def test_empty_folders_stay_while_a_program_may_build_in_them(
     os.utime(root / "AB", (1, 1))
     planned_before = layer.plan_clear()
     assert [target.key for target in planned_before.targets] == ["AB"]
-    monkeypatch.setattr(pocl_kernels, "using", lambda _libraries, **_: (4711,))
+    monkeypatch.setattr(pocl_roots, "using", lambda _libraries, **_: (4711,))
     plan = layer.plan_clear()
     assert plan.targets == ()
     assert [(note.key, "process 4711" in note.because) for note in plan.skipped] == [("AB", True)]

@@ -17,6 +17,7 @@ from tiers import needing
 from cachectl.layers.host.processes import age_of, process_names
 from cachectl.layers.pocl import PoclKernels
 from cachectl.layers.pocl import programs as pocl_kernels
+from cachectl.layers.pocl import roots as pocl_roots
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -106,7 +107,7 @@ def test_an_entry_is_held_by_programs_that_ran_when_it_was_used(home: Home, monk
         (folder / "program.bc").write_bytes(b"BC\xc0\xde")
         for path in (folder / "program.bc", folder):
             os.utime(path, (time.time() - age * 3600,) * 2)
-    monkeypatch.setattr(pocl_kernels, "using", lambda _libraries, **_: (4711, 4712))
+    monkeypatch.setattr(pocl_roots, "using", lambda _libraries, **_: (4711, 4712))
     monkeypatch.setattr(pocl_kernels, "age_of", lambda pid, **_: {4711: 7200.0, 4712: 3600.0}[pid])
     plan = layer.plan_clear()
     assert [target.key for target in plan.targets] == ["AB/" + "D" * 37]
@@ -114,6 +115,63 @@ def test_an_entry_is_held_by_programs_that_ran_when_it_was_used(home: Home, monk
     # Of a process that does not show its age everything may be held.
     monkeypatch.setattr(pocl_kernels, "age_of", lambda _pid, **_: None)
     assert layer.plan_clear().targets == ()
+
+
+#: Maps the files that it is given, and waits.
+MAPPING = """
+import mmap, sys
+files = [open(name, "rb") for name in sys.argv[1:]]
+held = [mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) for file in files]
+print("mapped", flush=True)
+sys.stdin.read()
+"""
+
+
+@contextmanager
+def mapping(variables: Mapping[str, str], *files: Path) -> Iterator[int]:
+    """Have a program run that maps files, as one with a driver does; yield its id."""
+    with subprocess.Popen(
+        [sys.executable, "-c", MAPPING, *files], env=variables, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as program:
+        try:
+            assert program.stdout is not None
+            assert program.stdout.readline() == "mapped\n"
+            yield program.pid
+        finally:
+            program.kill()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux shows the variables of a process")
+@pytest.mark.parametrize(
+    ("variables", "maps", "spares"),
+    [
+        pytest.param({"HOME": "{}/other"}, "", False, id="another root"),
+        pytest.param({"HOME": "{}", "POCL_CACHE_DIR": "{}/pocl"}, "", False, id="another root by its variable"),
+        pytest.param({"HOME": "{}"}, "", True, id="this root"),
+        pytest.param({"HOME": "{}/other", "XDG_CACHE_HOME": "{}/.cache"}, "", True, id="this root by its variable"),
+        pytest.param({"HOME": "{}/link"}, "", True, id="this root through a link"),
+        pytest.param({"HOME": "{}/other"}, ".cache/pocl/kcache/AB", True, id="another root, but a file of this one"),
+        pytest.param({"HOME": "{}", "POCL_CACHE_DIR": "pocl"}, "", True, id="a root in an unknown folder"),
+        pytest.param({"PATH": "/bin"}, "", True, id="no home"),
+        pytest.param({}, "", True, id="no variables"),
+    ],
+)
+def test_a_program_spares_the_entries_of_its_own_root(
+    home: Home, variables: Mapping[str, str], maps: str, *, spares: bool
+) -> None:
+    layer = layer_of(home)
+    program = layer.roots()[0].path / "AB" / ("C" * 37) / "program.bc"
+    program.parent.mkdir(parents=True)
+    program.write_bytes(b"BC\xc0\xde")
+    library = home.path / "libpocl.so.2"
+    library.write_bytes(b"a driver")
+    (home.path / "link").symlink_to(home.path)
+    files = (library, *(home.path / maps).glob("*/program.bc")) if maps else (library,)
+    with mapping({name: value.format(home.path) for name, value in variables.items()}, *files) as number:
+        plan = layer.plan_clear()
+        spared = [note.key for note in plan.skipped if f"process {number} " in note.because]
+        assert spared == (["AB/" + "C" * 37] if spares else [])
+        assert layer.clear(plan).removed == (not spares)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux shows when a process was started")

@@ -312,7 +312,7 @@ def test_all_users_are_counted_and_cleared_each_as_themselves(people: People) ->
 
     for verb in ("ls", "verify", "doctor"):
         assert len(people.json(verb, "--all-users")["users"]) == 3
-    assert people.json("prune", "--max-size=0", "--dry-run", "--all-users")["total"]["removed"] > 40
+    assert people.json("prune", "--max-size=0B", "--dry-run", "--all-users")["total"]["removed"] > 40
     assert hash_tree(outside, people.bob.home / ".cache") == before
 
     # A lock that its owner never gives back holds up nobody else.
@@ -343,7 +343,7 @@ def test_all_users_are_counted_and_cleared_each_as_themselves(people: People) ->
 @pytest.mark.environment
 def test_each_user_has_settings_of_his_own(people: People) -> None:
     limits = {
-        people.base / "root": "[prune]\nmax-size = 0\n",
+        people.base / "root": "[prune]\nmax-size = '0B'\n",
         people.ann.home: '[prune]\nolder-than = "99d"\n[prune.pocl]\nmax-files = 1\n',
         people.eve.home: "[prune]\nmax-sise = 0\n",
     }

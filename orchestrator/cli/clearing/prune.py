@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def add_options(parser: Parser) -> None:
-    parser.add_shared("layers")
+    parser.add_layers("default: every user layer but tuning results")
     parser.add_argument(
         "--stale", action="store_true", help="entries that no known Python or driver can hit any more, and orphans"
     )

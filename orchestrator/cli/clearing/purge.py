@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def add_options(parser: Parser) -> None:
-    parser.add_shared("layers")
+    parser.add_layers("name one, or use --all")
     parser.add_argument("--all", action="store_true", help="every user layer that is not precious")
     parser.add_selection()
     parser.add_dry_run("go")

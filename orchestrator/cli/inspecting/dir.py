@@ -8,7 +8,8 @@ from cachectl.cli.parser import Parser
 
 
 def add_options(parser: Parser) -> None:
-    parser.add_shared("layers", "--all-layers")
+    parser.add_layers()
+    parser.add_shared("--all-layers")
     parser.add_places(root=True)
     parser.epilog = "Without LAYER, places that do not exist are left out."
 

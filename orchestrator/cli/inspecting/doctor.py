@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def add_options(parser: Parser) -> None:
-    parser.add_shared("layers")
+    parser.add_layers()
     parser.add_places(homes=True)
     parser.add_form("--python")
 
@@ -27,9 +27,12 @@ def run(call: Call) -> int:
 
 
 def _show(done: Diagnosis) -> None:
-    for space in done.space:
+    from cachectl.inspecting.space import shortage
+
+    short = [space for space in done.space if any(shortage(space))]
+    for space in short:
         output.show_message(_described(space), indent="  ")
-    if done.space:
+    if short:
         output.show_lines([""])
     show_findings(done.findings, "nothing is wrong")
 

@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 
 
 def add_options(parser: Parser) -> None:
-    parser.add_form("layers")
+    parser.add_layers()
+    parser.add_form()
 
 
 def run(call: Call) -> int:

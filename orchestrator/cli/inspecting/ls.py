@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 
 
 def add_options(parser: Parser) -> None:
-    parser.add_shared("layers")
+    parser.add_layers()
     parser.add_selection()
-    parser.add_shared("--python")
+    parser.add_shared("--python", "--wait")
     parser.add_argument("--sort", choices=("size", "age", "used"), help="largest, oldest, or longest unused first")
     parser.add_argument("--limit", type=int, metavar="N", help="show no more than N entries")
     parser.add_places(homes=True, root=True)

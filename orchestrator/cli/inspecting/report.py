@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def add_options(parser: Parser) -> None:
-    parser.add_shared("layers")
+    parser.add_layers()
     parser.add_argument(
         "--neighbours", action="store_true", help="also other caches of compiled code (Triton, CuPy …), read only"
     )

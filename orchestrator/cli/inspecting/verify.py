@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def add_options(parser: Parser) -> None:
-    parser.add_shared("layers")
+    parser.add_layers()
     parser.add_argument(
         "--quarantine", action="store_true", help="move damaged things to quarantine; cachectl restore restores them"
     )

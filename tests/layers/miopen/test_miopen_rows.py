@@ -10,7 +10,9 @@ import hashlib
 import os
 import sqlite3
 import subprocess
-from contextlib import closing
+import sys
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -111,6 +113,53 @@ def stored(path: Path) -> dict[str, Values]:
 
 def key_of(name: str, file: str = f"{VERSION}/gfx90a6e.ukdb") -> str:
     return f"{file}::{name}::{ARGS}"
+
+
+# ---------------------------------------------------------------------- a program that writes all the time
+
+#: Writes as fast as it can for some seconds, then keeps the database open.
+WRITING: Final = """
+import sqlite3, sys, time
+connection = sqlite3.connect(sys.argv[1], isolation_level=None)
+connection.execute("pragma journal_mode = wal")
+connection.execute("pragma synchronous = off")
+# As MIOpen stores a kernel again.
+again = "replace into kern_db({0}) select {0} from kern_db where kernel_name = 'plain.cl.o'".format(sys.argv[3])
+connection.execute(again)
+print("writing", flush=True)
+end = time.monotonic() + float(sys.argv[2])
+while time.monotonic() < end:
+    connection.execute(again)
+sys.stdin.read()
+"""
+
+
+@contextmanager
+def writing(path: Path, seconds: float) -> Iterator[None]:
+    """Have a program write to a database for some seconds, and then keep it open."""
+    command = [sys.executable, "-c", WRITING, str(path), str(seconds), ", ".join(kernel_db.SCHEMA.columns)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as program:
+        try:
+            assert program.stdout is not None
+            assert program.stdout.readline() == b"writing\n"
+            yield
+        finally:
+            program.kill()
+
+
+@pytest.mark.parametrize("verb", ["ls", "purge"])
+def test_a_database_that_is_being_written_is_waited_for(home: Home, verb: str) -> None:
+    path = user_file(home.path)
+    # To copy the large one takes longer than a tick of the clock of files.
+    large = CODE * 2000
+    store(path, {"large.cl.o": (large, md5(large), 0), "plain.cl.o": (BLOB, MD5, SIZE)})
+    with writing(path, 600):
+        busy = home.cachectl(verb, "miopen", "--wait", "0.3", check=False)
+    assert busy.returncode == 1
+    assert "written to all the time for more than 0.3 s" in busy.stderr
+    with writing(path, 1.5):
+        done = home.cachectl(verb, "miopen", "--wait", "60")
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 # ---------------------------------------------------------------------- rows

@@ -109,7 +109,7 @@ def of_layer(result: dict[str, Any], name: str) -> dict[str, Any]:
     "verb",
     [
         ("purge", "--all"),
-        *thorough((("purge", "pytools", "--larger-than", "1"),), (("prune", "--max-size", "1"),)),
+        *thorough((("purge", "pytools", "--larger-than", "1B"),), (("prune", "--max-size", "1B"),)),
     ],
 )
 def test_a_disk_with_dictionaries_alone_is_cleared_without_a_free_byte(disk: Path, verb: tuple[str, ...]) -> None:
@@ -218,7 +218,7 @@ def test_a_dictionary_without_room_is_tried_again_after_others(disk: Path) -> No
         connection.execute("insert into dict values ('small', ?)", (pickle.dumps(1),))
     second = fill_dictionary(disk, "b")
     fill_up(disk)
-    status, result = cachectl(disk, "purge", "pytools", "--larger-than", "1000")
+    status, result = cachectl(disk, "purge", "pytools", "--larger-than", "1000B")
     assert (status, of_layer(result, "pytools")["failed"]) == (0, [])
     assert of_layer(result, "pytools")["removed"] == ROWS + 1
     assert (state(first), state(second)) == (("ok", 1), ("ok", 0))
@@ -226,7 +226,7 @@ def test_a_dictionary_without_room_is_tried_again_after_others(disk: Path) -> No
 
 @pytest.mark.real
 @pytest.mark.parametrize(
-    "verb", [("purge", "pytools", "--larger-than", "1000"), *thorough((("prune", "--max-size", "100K"),))]
+    "verb", [("purge", "pytools", "--larger-than", "1000B"), *thorough((("prune", "--max-size", "100K"),))]
 )
 @pytest.mark.parametrize("rows", [60, *thorough(250)])
 def test_few_rows_at_a_time_go_where_there_is_room_for_little(disk: Path, rows: int, verb: tuple[str, ...]) -> None:
@@ -255,7 +255,7 @@ def test_rows_of_which_some_stay_need_room_and_say_so(disk: Path) -> None:
         connection.execute("insert into dict values ('small', ?)", (pickle.dumps(1),))
     fill_up(disk)
     before = file.read_bytes()
-    status, result = cachectl(disk, "purge", "pytools", "--larger-than", "1000")
+    status, result = cachectl(disk, "purge", "pytools", "--larger-than", "1000B")
     assert status == 1
     (failed,) = of_layer(result, "pytools")["failed"]
     assert "disk is full; make room and try again" in failed["because"]
