@@ -9,8 +9,8 @@ import os
 from collections.abc import Container, Iterator
 from typing import Final
 
+from cachectl.layers.base import facts
 from cachectl.layers.base.environment import Environment
-from cachectl.layers.base.facts import Finding, Severity
 from cachectl.layers.base.layer import Layer
 from cachectl.layers.base.switches import first_place
 from cachectl.layers.disk.plain import read_installed
@@ -80,14 +80,14 @@ def only_library(environment: Environment, maker: str) -> str | None:
     return libraries[0] if len(libraries) == 1 else None
 
 
-def several_drivers(layer: Layer, maker: str) -> Iterator[Finding]:
+def several_drivers(layer: Layer, maker: str) -> Iterator[facts.Finding]:
     """Yield a finding if several drivers of one maker are registered."""
     libraries = driver_libraries(layer.environment, maker)
     if len(libraries) > 1:
         registered = f"{len(libraries)} drivers of {maker} are registered ({', '.join(libraries)})"
         message = f"{registered}: which of them built an entry is not known, nor whether one from elsewhere will hit"
         fix = "none needed; to know it, uninstall all but one"
-        yield Finding(layer.name, first_place(layer), None, Severity.HARMLESS, "drivers", message, fix)
+        yield facts.Finding(layer.name, first_place(layer), None, facts.Severity.HARMLESS, "drivers", message, fix)
 
 
 def found_by(loader: Loader, environment: Environment) -> Iterator[Driver]:
