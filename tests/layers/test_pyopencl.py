@@ -143,6 +143,18 @@ def test_the_state_depends_on_the_drivers(
     assert layer.state().condition is condition
 
 
+@pytest.mark.parametrize(
+    ("release", "condition"),
+    [("2024.1", Condition.ENABLED), ("2024.2.2", Condition.ENABLED), ("2024.2.4", Condition.BYPASSED)],
+)
+def test_older_releases_keep_the_programs_of_every_driver(
+    layer: PyOpenCLBinaries, monkeypatch: pytest.MonkeyPatch, release: str, condition: Condition
+) -> None:
+    monkeypatch.setattr(pyopencl_cache, "find_drivers", lambda _environment: [Driver("PoCL", "", "")])
+    there = PyOpenCLBinaries(replace(layer.environment, installed=lambda _name: release))
+    assert there.state().condition is condition
+
+
 def test_the_real_drivers_are_found(layer: PyOpenCLBinaries) -> None:
     assert "PoCL" in layer.state().why
 
