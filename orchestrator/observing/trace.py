@@ -30,6 +30,7 @@ from cachectl.layers.base.environment import process_variable, set_process_varia
 from cachectl.layers.base.errors import FAILURES, BadRequest
 from cachectl.layers.base.facts import Condition, Entry, Scope
 from cachectl.layers.base.parts import Compilation, Lookups
+from cachectl.layers.disk.foresight import closed_because
 from cachectl.observing.descendants import Descendants, looked_after
 from cachectl.observing.observer import TABLE
 from cachectl.observing.summary import Summary, summarize
@@ -74,7 +75,11 @@ run_what_this_stands_before()
 
 @dataclass(frozen=True, slots=True)
 class LayerTrace:
-    """What one layer did in a run; ``None`` is unknown. ``evidence`` is exact, inferred or none, ``why`` says how."""
+    """What one layer did in a run; ``None`` is unknown. ``evidence`` is exact, inferred or none, ``why`` says how.
+
+    ``state`` is ``disabled``, ``bypassed`` or ``closed`` (it cannot be written) if the layer took no part for that
+    reason, by the variables with which the command started; ``state_why`` is the reason.
+    """
 
     layer: str
     hits: int | None
@@ -83,6 +88,8 @@ class LayerTrace:
     bytes: int | None
     evidence: str
     why: str
+    state: str | None = None
+    state_why: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -311,8 +318,11 @@ class Tracer:
         completed = with_files(events, entries)
         timeline = self._timeline(command, wall, completed)
         layers = tuple(
-            self._by_files(layer, used.get(layer.name, ()), after.get(layer.name), completed)
-            or _bounded(self._layer(layer, events), unwatched, noted.unread)
+            _judged(
+                layer,
+                self._by_files(layer, used.get(layer.name, ()), after.get(layer.name), completed)
+                or _bounded(self._layer(layer, events), unwatched, noted.unread),
+            )
             for layer in self._stack
         )
         return Trace(
@@ -520,6 +530,23 @@ def _entries(stack: LayerSet) -> Iterator[Entry]:
 def _modules(lookups: Lookups) -> set[str]:
     """Return the modules that must be watched for a layer's numbers to be exact."""
     return {*lookups.modules, *(call.module for call in lookups.calls)}
+
+
+def _judged(layer: Layer, counted: LayerTrace) -> LayerTrace:
+    """Add why a layer took no part. What was counted counts more: a program may switch a layer itself."""
+    with suppress(*FAILURES):
+        state = layer.state()
+        if state.condition is Condition.DISABLED:
+            return counted if counted.hits else replace(counted, state="disabled", state_why=state.why)
+        if state.condition is Condition.BYPASSED:
+            used = counted.hits or counted.misses or counted.stores
+            return counted if used else replace(counted, state="bypassed", state_why=state.why)
+        if state.condition in (Condition.ENABLED, Condition.UNKNOWN) and layer.when_closed and not counted.stores:
+            for root in layer.roots():
+                because = closed_because(root.path, "new entry") if root.scope is Scope.USER else None
+                if because is not None:
+                    return replace(counted, state="closed", state_why=f"{root.path}: {because}")
+    return counted
 
 
 def _misfits(events: Iterable[Mapping[str, Any]]) -> dict[str, str]:

@@ -523,3 +523,36 @@ def test_dictionaries_are_called_as_the_program_calls_them(tmp_path: Path) -> No
             assert call("key", 1, _stacklevel=2) == (("key", 1), {"_stacklevel": 2})
             assert call(key="key") == ((), {"key": "key"})
     notes.stop()
+
+
+@real
+def test_a_layer_that_takes_no_part_is_named_with_the_reason(home: Home, tmp_path: Path) -> None:
+    """Off by a variable, and closed by a file in the place of its root; a layer that is used is not named."""
+    (tmp_path / "file").touch()
+    place = tmp_path / "file" / "pocl"
+    command = (sys.executable, "-c", "import loopy")
+    variables = {"LOOPY_NO_CACHE": "1", "POCL_CACHE_DIR": str(place)}
+    done = home.cachectl("trace", "--json", "trace.json", "--", *command, **variables)
+    named = ["loopy: disabled (LOOPY_NO_CACHE=1)", f"pocl: closed ({place}: Not a directory)"]
+    shown = done.stderr.splitlines()
+    assert set(named) <= set(shown)
+    document = json.loads((home.path / "trace.json").read_text())
+    layers = {layer["layer"]: (layer["state"], layer["state_why"]) for layer in document["layers"]}
+    assert layers["loopy"] == ("disabled", "LOOPY_NO_CACHE=1")
+    assert layers["pytools"] == (None, None)
+    stopped = [state for state, _ in layers.values() if state is not None]
+    assert f"{len(layers) - len(stopped)} layers: no use seen; --all-layers" in done.stderr.replace(
+        "more layers", "layers"
+    )
+    assert "and no lookup missed; loopy is disabled; pocl is closed" in done.stderr
+    trace(home, *TWO)
+    layers = {layer["layer"]: layer["state"] for layer in trace(home, *TWO)["layers"]}
+    assert {layers[name] for name in ("loopy", "pyopencl-invoker", "pyopencl", "pocl")} == {None}
+
+
+@real
+def test_a_bypassed_layer_is_named(home: Home, tmp_path: Path) -> None:
+    """With a folder, the loader of PyOpenCL's wheel finds the wheel's PoCL and no other driver."""
+    program = (sys.executable, str(home.programs / "kernels.py"), "1")
+    done = home.cachectl("trace", "--", *program, OCL_ICD_VENDORS=str(tmp_path))
+    assert "\npyopencl: bypassed (PyOpenCL leaves PoCL to the driver's own cache)\n" in done.stderr
