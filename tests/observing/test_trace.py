@@ -531,8 +531,8 @@ def test_a_layer_that_takes_no_part_is_named_with_the_reason(home: Home, tmp_pat
     (tmp_path / "file").touch()
     place = tmp_path / "file" / "pocl"
     command = (sys.executable, "-c", "import loopy")
-    variables = {"LOOPY_NO_CACHE": "1", "POCL_CACHE_DIR": str(place)}
-    done = home.cachectl("trace", "--json", "trace.json", "--", *command, **variables)
+    tracing = ("trace", "--json", "trace.json", "--", *command)
+    done = home.cachectl(*tracing, LOOPY_NO_CACHE="1", POCL_CACHE_DIR=str(place))
     named = ["loopy: disabled (LOOPY_NO_CACHE=1)", f"pocl: closed ({place}: Not a directory)"]
     shown = done.stderr.splitlines()
     assert set(named) <= set(shown)
