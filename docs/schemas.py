@@ -34,7 +34,6 @@ DOCUMENTS: Final = (
     "cachectl.observing.bench:Bench",
     "cachectl.moving.exporting:Export",
     "cachectl.moving.importing:Import",
-    "cachectl.sharing.oci.image:ImageExport",
     "cachectl.sharing.pushing:Push",
     "cachectl.sharing.pulling:Pull",
     "cachectl.sharing.store:StoreListing",

@@ -18,7 +18,7 @@ ALLOWED = {
     "layers": {"layers.base", "layers.disk", "layers.formats", "layers.host", "layers.inside", "layers.stores"},
     "": {
         *("layers", "inspecting", "clearing", "switching", "observing", "moving", "cluster", "homes", "pages"),
-        *("sharing", "sharing.oci"),
+        "sharing",
     },
     "pages": {""},
     "inspecting": {"", "layers", "pages"},
@@ -30,8 +30,7 @@ ALLOWED = {
     "moving": {"", "layers", "inspecting", "switching", "pages"},
     "cluster": {"", "layers", "inspecting", "clearing", "switching", "moving"},
     "homes": {"", "layers", "inspecting"},
-    "sharing": {"", "layers", "inspecting", "switching", "moving", "sharing.oci"},
-    "sharing.oci": {"", "layers", "moving", "sharing", "switching"},
+    "sharing": {"", "layers", "inspecting", "switching", "moving"},
 }
 
 

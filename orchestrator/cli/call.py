@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import Protocol
 
-    from cachectl.cluster.nodes import Nodes
     from cachectl.config import Config
     from cachectl.homes import Account, Homes
     from cachectl.layers.base.environment import Environment
@@ -145,7 +144,7 @@ class Call:
         stack = Stack(self.environment)
         options = vars(self.options)
         # A verb about all layers is incomplete without them.
-        if options["verb"] not in _SHOWING_PLUGINS and not options.get("layers") and not options.get("mpi"):
+        if options["verb"] not in _SHOWING_PLUGINS and not options.get("layers"):
             for plugin in stack.broken:
                 output.warn(f"plug-in {plugin.name}: {plugin.why}")
         return stack
@@ -320,18 +319,3 @@ class Call:
         from cachectl.homes import Homes, InHome
 
         return Homes(self.options.verb, (InHome(home.user, home.home, output.to_json(fact)),))
-
-    def over_nodes(self, act: Callable[[Nodes], T]) -> T:
-        """Call a function on all ranks of a job together; only the first rank shows a usage error."""
-        from cachectl.cluster.nodes import Nodes
-        from cachectl.cluster.stage import one_voice
-        from cachectl.layers.base.errors import BadRequest
-
-        with one_voice():
-            nodes = Nodes(self.stack, output.warn)
-        try:
-            return act(nodes)
-        except BadRequest:
-            if nodes.first:
-                raise
-            raise SystemExit(2) from None

@@ -22,7 +22,6 @@ _OURS: Final = frozenset(
 _SHOWN: Final = frozenset({"verbose", "all_layers"})
 #: Options that mean nothing here, with the reason.
 _REFUSED: Final = {
-    "mpi": "--mpi looks at the caches of one user; leave it out",
     "over_others": "each home is changed with the rights of its user; leave out --over-others",
     "html": "--html draws the caches of one user; leave it out",
     "quiet": "-q cannot say whose a key is; use --json",

@@ -120,7 +120,6 @@ SHARED: Final[dict[str, dict[str, Any]]] = {
     # Words before -- that are no option: a command without --, with its own options.
     "unexpected": {"nargs": argparse.REMAINDER, "help": argparse.SUPPRESS},
     "--sign": {"metavar": "KEY", "help": "sign it with a key of OpenSSH; the signature is FILE.sig"},
-    "--mpi": {"action": "store_true", "help": "started by mpiexec: all nodes at once, shared roots counted once"},
     "--python": {"action": "append", "default": [], "metavar": "PATH", "help": _PYTHON},
     "--wait": {"type": _seconds, "metavar": "SECONDS", "help": _WAIT},
     "--over-others": {"action": "store_true", "help": "as the superuser, change what belongs to another user too"},
