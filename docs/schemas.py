@@ -42,7 +42,6 @@ DOCUMENTS: Final = (
     "cachectl.layers.miopen.exporting:FilesExport",
     "cachectl.layers.miopen.merging:Merge",
     "cachectl.cluster.rank_roots:MergedRoots",
-    "cachectl.homes.gathering:Homes",
 )
 
 #: What modules import for type checkers only.

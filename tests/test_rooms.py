@@ -17,7 +17,7 @@ ALLOWED = {
     "layers.base": {"layers.base.facts", "layers.disk", "layers.formats", "layers.host", "layers.stores"},
     "layers": {"layers.base", "layers.disk", "layers.formats", "layers.host", "layers.inside", "layers.stores"},
     "": {
-        *("layers", "inspecting", "clearing", "switching", "observing", "moving", "cluster", "homes", "pages"),
+        *("layers", "inspecting", "clearing", "switching", "observing", "moving", "cluster", "pages"),
         "sharing",
     },
     "pages": {""},
@@ -29,7 +29,6 @@ ALLOWED = {
     "timelines": {"", "layers", "observing", "moving"},
     "moving": {"", "layers", "inspecting", "switching", "pages"},
     "cluster": {"", "layers", "inspecting", "clearing", "switching", "moving"},
-    "homes": {"", "layers", "inspecting"},
     "sharing": {"", "layers", "inspecting", "switching", "moving"},
 }
 

@@ -22,7 +22,7 @@ def add_options(parser: Parser) -> None:
     parser.add_selection()
     parser.add_dry_run("go")
     parser.add_shared("--all-layers")
-    parser.add_places(homes=True)
+    parser.add_places(users=True)
     parser.add_form(*CHANGING)
 
 

@@ -29,7 +29,7 @@ def add_options(parser: Parser) -> None:
     parser.add_argument("--bench", metavar="FILE", help="what bench --json wrote, for the page of --html")
     parser.add_argument("--trace", metavar="FILE", help="what trace --json wrote, for the page of --html")
     parser.add_force("a page of cachectl")
-    parser.add_places(homes=True, root=True)
+    parser.add_places(users=True, root=True)
     parser.add_form("--python")
     parser.epilog = "A LAYER that is named is shown as with -v."
 

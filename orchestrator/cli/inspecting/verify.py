@@ -21,7 +21,7 @@ def add_options(parser: Parser) -> None:
         "--quarantine", action="store_true", help="move damaged things to quarantine; cachectl restore restores them"
     )
     parser.add_argument("--deep", action="store_true", help="also check bitcode with an installed llvm-dis")
-    parser.add_places(homes=True, root=True)
+    parser.add_places(users=True, root=True)
     parser.add_form(*CHANGING)
 
 
