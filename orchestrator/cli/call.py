@@ -290,4 +290,3 @@ class Call:
             else:
                 output.show_json_lines(things)
         return 1 if done.failed else 0
-

@@ -386,7 +386,8 @@ def test_no_file_is_removed_through_a_planted_link(cheap: Home, tmp_path: Path) 
             for path in (shared / "cachectl", planted, planted / str(identity)):
                 os.chown(path, 65534, 65534, follow_symlinks=False)
         for verb in (("push", str(store), "miopen"), ("pull", str(store), "--trust"), ("store", "ls", str(store))):
-            cheap.cachectl(*verb, **{variable: str(shared)})
+            home: dict[str, Any] = {variable: str(shared)}
+            cheap.cachectl(*verb, **home)
         assert sorted(os.listdir(private)) == [f"key-{'0' * 16}", "thesis.tex"]
 
 
@@ -527,7 +528,7 @@ def test_an_answer_after_the_deadline_has_no_effect(
 
 def test_entries_that_are_not_placed_by_the_deadline_are_left_out(cheap: Home, other: Home, tmp_path: Path) -> None:
     class Passed(Deadline):
-        left = 0.0  # type: ignore[assignment]
+        left = 0.0
 
         def wait_for(self, work: Callable[[], Any]) -> Any:  # noqa: ANN401 - as the class
             return work()
