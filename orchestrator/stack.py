@@ -140,15 +140,12 @@ class Stack(LayerSet):
 
         return listed(self.named(layers), selection, notice or warn_of_failures)
 
-    def verify(self, *, layers: Sequence[str] = (), deep: bool = False, quarantine: bool = False) -> Verification:
-        """Check every entry for damage; ``quarantine`` moves damaged things aside.
-
-        ``deep`` also runs installed tools that can check more.
-        """
+    def verify(self, *, layers: Sequence[str] = (), quarantine: bool = False) -> Verification:
+        """Check every entry for damage; ``quarantine`` moves damaged things aside."""
         from cachectl.inspecting.verify import verify
 
         chosen = self.named(layers)
-        found = verify(chosen, deep=deep)
+        found = verify(chosen)
         if not quarantine:
             return found
         from cachectl.clearing import quarantine as clearing

@@ -77,6 +77,7 @@ class ProgramFolders(TreeStore):
     """A folder for each program, below a folder for each Python, which PyOpenCL locks with one lock file."""
 
     forms = ("pyopencl-binary/2",)
+    unchecked = "machine code, the records of LLVM bitcode, and binaries whose format only their driver knows"
 
     def possible_holder(self, lock: Path) -> str | None:
         """Return the words for who may hold a lock; ``None`` where nobody can."""
@@ -314,16 +315,8 @@ class ProgramFolders(TreeStore):
     # ------------------------------------------------------------------ verify
 
     def verify(self, root: Root) -> Iterator[facts.Finding]:
-        """Check that info is the pickle that PyOpenCL stores, and the structure of the binary."""
-        for found in self.examine(root, deep=False):
-            if isinstance(found, facts.Finding):
-                yield found
-
-    def examine(self, root: Root, *, deep: bool) -> Iterator[facts.Finding | facts.Unverified]:
-        """Verify. No tool checks machine code, or a binary whose format only the driver knows."""
-        del deep
+        """Check that info is the pickle that PyOpenCL stores, and that the binary is whole if its kind is known."""
         tree = self.tree(root)
-        programs, unknown = 0, 0
         for leaf in tree.scan():
             if isinstance(leaf, Problem):
                 yield self.to_finding(root, leaf)
@@ -338,12 +331,6 @@ class ProgramFolders(TreeStore):
             finding = self._finding(root, leaf, binary, info)
             if finding is not None:
                 yield finding
-            elif device_binaries.is_known(binary):
-                programs += 1
-            else:
-                unknown += 1
-        yield facts.Unverified(self.name, "machine code of", programs, "binary program")
-        yield facts.Unverified(self.name, "the whole binary of", unknown, "program", "its format is not known")
 
     def _finding(self, root: Root, leaf: Leaf, binary: bytes, info: bytes | None) -> facts.Finding | None:
         """Return what is wrong with a program; its severity says what PyOpenCL does with it."""
