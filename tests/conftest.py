@@ -189,7 +189,7 @@ class Driver:
     """Another OpenCL driver than the wheel's PoCL, and the variables that make PyOpenCL load it alone."""
 
     name: str
-    variables: Mapping[str, str]
+    variables: Mapping[str, Any]
 
 
 def _driver(name: str, library: Path, folder: Path, **variables: str) -> Driver:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from cachectl.layers.base import facts
+from cachectl.layers.base.environment import Environment, release_of
 from cachectl.layers.base.errors import Damaged, LayerError, Unreachable, not_a_key
 from cachectl.layers.base.facts import Problem, Root, Severity
 from cachectl.layers.base.lazy import module, regex
@@ -41,7 +42,9 @@ else:
 
 #: Platforms whose drivers cache source builds, so that PyOpenCL leaves its own cache alone
 #: (``pyopencl/characterize/__init__.py``, ``has_src_build_cache``).
-BYPASSED_ON: Final = frozenset({"PoCL", "NVIDIA"})
+_BYPASSED_ON: Final = frozenset({"PoCL", "NVIDIA"})
+#: The first release that does: 2024.2.2 still keeps the programs of every driver.
+_BYPASSES_SINCE: Final = (2024, 2, 3)
 _BASE: Final = regex(r"pyopencl-compiler-cache-v\d+-(?:uid\w+-)?py(?P<python>[\w.]+)")
 _FILES: Final = frozenset({"source.cl", "binary", "info"})
 _MEMBERS: Final = regex("source\\.cl|binary|info")
@@ -54,6 +57,20 @@ STALE_LOCK: Final = 120.0
 _LOCK: Final = "lock"
 #: The largest header that is read, in bytes.
 _HEADER: Final = 1 << 26
+
+
+def bypassed_on(environment: Environment) -> frozenset[str]:
+    """Return the makers of the drivers whose programs PyOpenCL does not keep, by its release here.
+
+    Where an environment's own Python has no PyOpenCL, another known one may.
+    """
+    versions = [environment.installed("pyopencl")]
+    if versions == [None]:
+        from cachectl.layers.host.pythons import pythons_of
+
+        versions = [python.installed("pyopencl") for python in pythons_of(environment) if python.present]
+    releases = filter(None, map(release_of, versions))
+    return frozenset() if any(release < _BYPASSES_SINCE for release in releases) else _BYPASSED_ON
 
 
 class ProgramFolders(TreeStore):
@@ -340,7 +357,8 @@ class ProgramFolders(TreeStore):
         if (damage := device_binaries.damage(binary)) is not None:
             return device_binaries.Damage(f"binary: {damage.message}", damage.runs)
         if not device_binaries.is_known(binary):
-            used = [driver for driver in opencl_drivers(self.environment) if driver not in BYPASSED_ON]
+            bypassed = bypassed_on(self.environment)
+            used = [driver for driver in opencl_drivers(self.environment) if driver not in bypassed]
             # Every driver here returns known formats, so none of them made this.
             if used and set(used) <= device_binaries.KNOWN_DRIVERS:
                 return device_binaries.Damage(f"binary: is no program of {' or '.join(used)}")

@@ -106,6 +106,6 @@ def failure(layer: Layer, place: Path, error: LayerError | OSError) -> Finding:
     code, message, fix = "unreadable", reason_of(error), f"make {place} readable"
     if isinstance(error, PluginFailed):
         code, fix = "plugin", f"fix or uninstall the plug-in {layer.name}"
-    elif closed := closed_by_another(place, layer.environment.home_folder):
+    elif place.is_absolute() and (closed := closed_by_another(place, layer.environment.home_folder)):
         message, fix = f"{message}; it belongs to {closed.owner}", closed.fix
     return Finding(layer.name, place, None, Severity.FAILS, code, message, fix)

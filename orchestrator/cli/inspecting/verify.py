@@ -19,7 +19,7 @@ def add_options(parser: Parser) -> None:
     parser.add_argument(
         "--quarantine", action="store_true", help="move damaged things to quarantine; cachectl restore restores them"
     )
-    parser.add_places(homes=True, root=True)
+    parser.add_places(users=True, root=True)
     parser.add_form(*CHANGING)
 
 

@@ -124,7 +124,7 @@ def test_the_folders_of_packages_are_those_that_an_interpreter_adds_to_its_path(
 ) -> None:
     python = Path(base)
     if options is not None:
-        made = [base, "-m", "venv", "--without-pip", *options, tmp_path / "venv"]
+        made = [base, "-m", "venv", "--without-pip", *options, str(tmp_path / "venv")]
         if not python.exists() or subprocess.run(made, check=False).returncode:
             pytest.skip(f"needs {base} with its module venv")
         python = tmp_path / "venv" / "bin" / "python"
