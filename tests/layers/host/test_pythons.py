@@ -17,6 +17,7 @@ import pytest
 
 from cachectl.layers.base.environment import Environment, user_state_folder
 from cachectl.layers.disk.trust import as_owner
+from cachectl.layers.host import pythons
 from cachectl.layers.host.pythons import RECORD, Record, candidates, look, pythons_of
 from cachectl.stack import Stack
 
@@ -116,6 +117,18 @@ def test_code_in_a_folder_of_packages_is_not_run(prefix: Prefix, tmp_path: Path)
     # It is run by whoever starts the interpreter otherwise.
     subprocess.run([prefix.python, "-I", "-c", ""], check=True)
     assert run.exists()
+
+
+def test_a_pipe_or_a_device_in_a_folder_of_packages_is_not_read(
+    prefix: Prefix, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Others may have put it there; a line of the device has no end."""
+    os.mkfifo(prefix.folder / SITE / "pipe.pth")
+    (prefix.folder / SITE / "device.pth").symlink_to("/dev/zero")
+    monkeypatch.setattr(pythons, "_SECONDS", 5.0)
+    python = look(prefix.python, {})
+    assert python is not None
+    assert python.installed("loopy") == "2024.1"
 
 
 @pytest.mark.parametrize("base", dict.fromkeys([os.path.realpath(sys.executable), "/usr/bin/python3"]))
