@@ -339,7 +339,7 @@ class _Question:
             _demand_variables(thing)
         if "root" in self.asked and (place := _outside(thing, self.asked["root"].path)) is not None:
             raise _Wrong(f"{place}, which is not in its root")
-        if "targets" in self.asked and isinstance(thing, (facts.Entry, facts.Orphan, facts.Target)):  # noqa: SIM102 - two questions
+        if "targets" in self.asked and isinstance(thing, (facts.Entry, facts.Orphan)):  # noqa: SIM102 - two questions
             if (thing.root, thing.key) not in self._targets:
                 raise _Wrong(f"{thing.key!r}, which it was not asked for")
 
@@ -354,7 +354,7 @@ def _outside(thing: object, root: Path) -> str | None:
     if isinstance(thing, (facts.Problem, facts.Finding)):
         place = thing.path if isinstance(thing, facts.Problem) else thing.root
         return None if root in (place, *place.parents) and ".." not in place.parts else str(place)
-    if isinstance(thing, (facts.Entry, facts.Orphan, facts.Housekeeping, facts.Target)):
+    if isinstance(thing, (facts.Entry, facts.Orphan, facts.Housekeeping)):
         key = Path(thing.key)
         inside = thing.root == root and not key.is_absolute() and ".." not in key.parts
         return None if inside else f"{thing.key!r} of {thing.root}"

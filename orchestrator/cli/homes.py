@@ -23,7 +23,6 @@ _SHOWN: Final = frozenset({"verbose", "all_layers"})
 #: Options that mean nothing here, with the reason.
 _REFUSED: Final = {
     "mpi": "--mpi looks at the caches of one user; leave it out",
-    "over_others": "each home is changed with the rights of its user; leave out --over-others",
     "html": "--html draws the caches of one user; leave it out",
     "quiet": "-q cannot say whose a key is; use --json",
 }
@@ -160,7 +159,7 @@ def _second(row: tuple[str, Entry]) -> Entry:
 def _entry(item: Mapping[str, Any]) -> Entry:
     from cachectl.layers.base.facts import Entry
 
-    fields = {name: value for name, value in item.items() if name != "because"}
+    fields = {name: value for name, value in item.items() if name not in ("because", "state")}
     return Entry(**{**fields, "layer": _layer(item)})
 
 
@@ -180,10 +179,6 @@ def _show_findings(nothing: str) -> Callable[[Homes, float], None]:
             if len(one.items) > _MOST_FINDINGS:
                 more = plural(len(one.items) - _MOST_FINDINGS, "finding")
                 output.show_lines([f"{one.user}: {more} more; --json lists them all"])
-            for moved in one.document.get("quarantine", ()):
-                if moved["moved"]:
-                    output.show_lines([f"{one.user}: {moved['layer']}: {moved['moved']} moved aside"])
-                _warn_of_notes(one, moved)
         heard = sum(one.error is None for one in homes.users)
         if heard and not any(one.items for one in homes.users):
             output.show_lines([f"{nothing} in {plural(heard, 'home')}"])
@@ -204,7 +199,11 @@ def _warn_of_notes(one: InHome, item: Mapping[str, Any]) -> None:
 
 def _show_purge(homes: Homes, now: float) -> None:
     listed = [
-        (one.user, _entry(entry)) for one in homes.users for item in one.items for entry in item.get("entries", ())
+        (one.user, _entry(entry))
+        for one in homes.users
+        for item in one.items
+        for entry in item.get("entries", ())
+        if entry["state"] != "orphan"
     ]
     if listed:
         _show_entries(listed, now)

@@ -18,7 +18,7 @@ from cachectl.clearing.purge import PurgeResult, plan, recover
 from cachectl.cluster.stage import failing_together, node_name, world
 from cachectl.inspecting.report import LayerReport, Report, RootReport, build_report
 from cachectl.layers.base.errors import FAILURES
-from cachectl.layers.base.facts import Condition, Entry, Note, Outcome, Root, State
+from cachectl.layers.base.facts import Condition, Note, Outcome, Root, State
 from cachectl.layers.base.registry import Broken
 from cachectl.layers.base.texts import plural
 from cachectl.layers.host.mounts import place_of
@@ -89,9 +89,9 @@ class Nodes:
             mine = self._mine(self._divided(layers))
             if not dry_run:
                 recover(layers, mine)
-            planned = plan(layers, selection, within=mine, listed=dry_run)
-            result = planned.foreseen() if dry_run else planned.apply()
-            parts = self._comm.gather([_placed(outcome, self._node) for outcome in result.outcomes])
+            planned = plan(layers, selection, within=mine)
+            result = planned.result if dry_run else planned.apply()
+            parts = self._comm.gather([_placed(outcome, self._node) for outcome in result.layers])
         if parts is None:
             return None
         outcomes: dict[str, Outcome] = {}
@@ -221,8 +221,4 @@ def _placed(outcome: Outcome, node: str) -> Outcome:
         tuple(Note(note.key, f"{note.because} (on {node})") for note in notes)
         for notes in (outcome.skipped, outcome.failed)
     )
-    things = tuple(
-        replace(thing, detail={**thing.detail, "node": node}) if isinstance(thing, Entry) else thing
-        for thing in outcome.things
-    )
-    return replace(outcome, skipped=skipped, failed=failed, things=things)
+    return replace(outcome, skipped=skipped, failed=failed)

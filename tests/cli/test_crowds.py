@@ -61,7 +61,7 @@ def test_a_hundred_thousand_entries_are_counted_listed_and_cleared(home: Home, t
     assert report["pytools"].entries == crowd
     assert report["pocl"].files == files
     assert sum(1 for _ in stack.entries(ALL)) == crowd
-    outcomes = {outcome.layer: outcome for outcome in stack.plan_clear().apply().outcomes}
+    outcomes = {outcome.layer: outcome for outcome in stack.plan_clear().apply().layers}
     assert outcomes["pytools"].removed == crowd
     assert [outcome for outcome in outcomes.values() if outcome.failed or outcome.skipped] == []
     assert os.listdir(folder) == []
@@ -182,13 +182,13 @@ def test_a_link_turned_elsewhere_after_the_plan_does_no_harm(home: Home, tmp_pat
         environment(home.path, tmp_path / "aside").with_variables({"XDG_CACHE_HOME": str(root)}), plugins=False
     )
     planned = stack.plan_clear(layers=["pocl", "pyopencl"])
-    assert planned.plans[0].targets
+    assert planned.plans[0].entries
     root.unlink()
     root.symlink_to(home.path / "two" / ".cache")
     before = snapshot(home.path / "two")
     result = planned.apply()
-    assert [outcome.removed for outcome in result.outcomes] == [0, 0]
-    assert all(outcome.skipped for outcome in result.outcomes)
+    assert [outcome.removed for outcome in result.layers] == [0, 0]
+    assert all(outcome.skipped for outcome in result.layers)
     assert snapshot(home.path / "two") == before
 
 

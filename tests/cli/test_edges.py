@@ -270,9 +270,7 @@ def test_a_root_that_fails_stops_no_other(tmp_path: Path, monkeypatch: pytest.Mo
     assert {(trouble.layer, trouble.failed) for trouble in noticed} == {("pocl", True), ("cuda", True)}
     with pytest.warns(RuntimeWarning, match="Input/output error"):
         list(stack.entries())
-    outcomes = {
-        outcome.layer: outcome for outcome in plan(stack.clearable(), Selection(larger_than=1)).apply().outcomes
-    }
+    outcomes = {outcome.layer: outcome for outcome in plan(stack.clearable(), Selection(larger_than=1)).apply().layers}
     assert outcomes["cuda"].failed
     assert not outcomes["loopy"].failed
     assert {finding.layer for finding in findings(stack)} >= {"cuda"}

@@ -27,10 +27,8 @@ from cachectl.layers.base.facts import (
     Ability,
     Artifact,
     Bulk,
-    ClearPlan,
     Entry,
     Finding,
-    Foresight,
     Orphan,
     Outcome,
     Patch,
@@ -38,7 +36,6 @@ from cachectl.layers.base.facts import (
     Scope,
     Severity,
     Switch,
-    Target,
 )
 from cachectl.layers.base.guard import guarded, public_members
 from cachectl.layers.base.layer import Declaration, Layer
@@ -53,7 +50,6 @@ PLACE = Path("/somewhere/notes")
 ROOT = Root(PLACE, Scope.USER, "default")
 ENTRY = Entry("notes", "k", PLACE, 1, 1)
 ARTIFACT = Artifact("notes", "k", "notes/1", b"x")
-TARGET = Target(PLACE, "k", 1, 1, ())
 SWITCH = Switch("notes", {"NOTES_OFF": "1"})
 HERE = Environment({"HOME": "/here"}, Path("/here"))
 ELSEWHERE = Environment({"HOME": "/elsewhere"}, Path("/elsewhere"))
@@ -210,7 +206,7 @@ def asked(guard: Any, name: str) -> Any:
     """Call a method with arguments that its answer may be about, and return the whole answer."""
     kind = next(kind for kind in (Declaration, *PARTS) if isinstance(guard, kind))
     known: dict[str, Any] = {"root": ROOT, "known": {"k"}, "environment": HERE, "on": True}
-    known |= {"targets": (TARGET,), "keys": ["k"], "artifacts": [ARTIFACT], "artifact": ARTIFACT, "selection": ALL}
+    known |= {"targets": (ENTRY,), "keys": ["k"], "artifacts": [ARTIFACT], "artifact": ARTIFACT, "selection": ALL}
     hints = get_type_hints(getattr(kind, name))
     given = {
         one: known[one] if one in known else next(right(hints[one]))
@@ -366,9 +362,7 @@ STRAY = replace(ENTRY, key="../outside")
     ("kind", "name", "wrong"),
     [
         (Store, "remove", Outcome("pocl")),
-        (Store, "remove", Outcome("notes", things=(replace(ENTRY, key="other"),))),
-        (Store, "foresee_removal", Foresight((replace(TARGET, key="other"),))),
-        (Store, "plan_everything", ClearPlan("notes", (replace(TARGET, key="../outside"),))),
+        (Store, "remove", Outcome("notes", entries=(replace(ENTRY, key="other"),))),
         (Store, "read", replace(ARTIFACT, key="other")),
         (Store, "read", replace(ARTIFACT, layer="pocl")),
         (Store, "find", [STRAY]),
@@ -378,8 +372,6 @@ STRAY = replace(ENTRY, key="../outside")
         (Store, "verify", [Finding("notes", PLACE, "k", Severity.FAILS, "c", "m", "f", STRAY)]),
         (Store, "verify", [Finding("notes", Path("/etc"), "k", Severity.FAILS, "c", "m", "f")]),
         (Store, "read_many", {"other": replace(ARTIFACT, key="other")}),
-        (Store, "held_in", {"other": (PLACE,)}),
-        (Store, "foresee_write", {"other": LayerError("notes", "full")}),
         (Store, "write_new", [True, True]),
         (Store, "write_new", []),
         (Tagging, "find_tagged", [(STRAY, "k")]),

@@ -109,7 +109,7 @@ def test_it_is_switched_carried_fixed_and_purged(plugged: Home) -> None:
     plugged.cachectl("get", "toyc", key, "-o", "entry")
     (plugged.path / ".cache" / "toyc" / key).write_bytes(b"garbage")
     assert plugged.cachectl("verify", "toyc", check=False).returncode == 1
-    plugged.cachectl("verify", "toyc", "--quarantine")
+    plugged.cachectl("purge", "toyc", "--damaged")
     plugged.cachectl("put", "toyc", key, "entry")
     assert plugged.run(*TOYC, "axpy").stdout == "axpy found\n"
     purged = {layer["layer"]: layer["removed"] for layer in plugged.json("purge", "--all")["layers"]}
@@ -319,7 +319,7 @@ def test_an_entry_outside_the_root_is_named_and_never_planned(tmp_path: Path, ro
     with pytest.raises(PluginFailed, match="which is not in its root"):
         list(layer.entries())
     plan = layer.plan_clear()
-    assert plan.targets == ()
+    assert plan.entries == ()
     assert [key in note.because for note in plan.failed] == [True]
 
 
