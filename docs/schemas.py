@@ -28,7 +28,6 @@ DOCUMENTS: Final = (
     "cachectl.inspecting.layers:Layers",
     "cachectl.config:Settings",
     "cachectl.clearing.purge:PurgeResult",
-    "cachectl.clearing.quarantine:Restoration",
     "cachectl.observing.trace:Trace",
     "cachectl.timelines.compare:Comparison",
     "cachectl.observing.bench:Bench",

@@ -30,7 +30,6 @@ def test_looking_returns_the_documents_of_the_command_line(warm: Home) -> None:
         ("verify", stack.verify(layers=["loopy", "pocl"])),
         ("doctor", stack.doctor(layers=["pocl"])),
         ("layers", stack.abilities()),
-        ("restore", stack.restore()),
     ):
         document = validated(to_json(facts))
         printed = warm.json(verb, *words.get(verb, ()))

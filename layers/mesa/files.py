@@ -214,14 +214,6 @@ class MesaFile(ABC):
         stay = {name: error.message for name in stamps if name in left}
         return Removed(stay, len(set(there) - left), max(0, size - now), error.message)
 
-    def foresee_removal(self, names: Collection[str]) -> int:
-        """Return by how many bytes the files would shrink without these entries. Changes nothing."""
-        with self._opened(write=False) as files:
-            if files is None:
-                return 0
-            kept = [blob for blob in self._listed(files) if blob.name not in names]
-            return max(0, self._bytes(files) - self._length_with(kept))
-
     def _bytes(self, files: _Open) -> int:
         found = (status_of(files.folder, name) for name in (self.data_name, self.index_name))
         return sum(status.st_size for status in found if status is not None)
@@ -233,7 +225,7 @@ class MesaFile(ABC):
                 raise Unreachable(self.layer, "cannot be made", self.path)
             self._begin(files)
             if (why := self.complaint(_head(files.data), _head(files.index))) is not None:
-                raise Damaged(self.layer, f"{why}; cachectl verify --quarantine {self.layer} moves it aside", self.path)
+                raise Damaged(self.layer, f"{why}; cachectl purge --damaged {self.layer} removes it", self.path)
             standing = next((blob for blob in self._listed(files) if blob.name == name), None)
             if standing is None:
                 self._append_whole(files, name, content)

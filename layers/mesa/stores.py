@@ -10,24 +10,21 @@ from __future__ import annotations
 import os
 import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from cachectl.layers.base import facts
-from cachectl.layers.base.errors import Damaged, LayerError, Refused, Unreachable
+from cachectl.layers.base.errors import Damaged, LayerError, Unreachable
 from cachectl.layers.base.facts import Entry, Found, Problem, Root, Severity
 from cachectl.layers.base.lazy import module, regex
 from cachectl.layers.base.store import Store, counting, each_part, remove_counted
-from cachectl.layers.disk.atomic import write_synced
-from cachectl.layers.disk.handles import opened_root
 from cachectl.layers.disk.plain import open_plain, read_plain
 from cachectl.layers.disk.presence import is_there, means_no_file, status_at
 from cachectl.layers.host.processes import process_names, using
-from cachectl.layers.stores.quarantine import Quarantine, demand
-from cachectl.layers.stores.tree import Leaf, Shape, Tree, scan_each
+from cachectl.layers.stores.tree import Leaf, Shape, Tree, always, scan_each
 from cachectl.layers.stores.tree_store import TreeStore
 
 if TYPE_CHECKING:
@@ -209,21 +206,6 @@ class ShaderCache(TreeStore):
                 return file, blob
         return None
 
-    def held_in(self, root: Root, keys: Sequence[str]) -> Mapping[str, tuple[Path, ...]]:
-        """Return both files of every store in a root: only reading shows which of them has an entry."""
-        if root.role == MULTI_FILE:
-            return super().held_in(root, keys)
-        both = tuple(path for file in self._files(root) for path in (file.path, file.path.with_name(file.index_name)))
-        return {key: both if _ENTRIES.accepts(key) else (root.path / key,) for key in keys}
-
-    def bring_from(self, base: Root, root: Root) -> facts.Brought:
-        """Link entries that are files, which Mesa replaces by a rename; copy those of a larger file one by one."""
-        from cachectl.layers.stores.bases import Rules, bring_tree
-
-        if root.role != MULTI_FILE:
-            return super().bring_from(base, root)
-        return bring_tree(self.name, base.path, root.path, _ENTRIES, Rules("always"))
-
     # ------------------------------------------------------------------ get and put
 
     def is_key(self, key: str) -> bool:
@@ -312,7 +294,9 @@ class ShaderCache(TreeStore):
         now = self.environment.clock()
         for target in targets:
             age = now - (target.modified or now)
-            busy = isinstance(target, facts.Orphan) and target.idle_only and users != () and age <= _REST_TIME
+            busy = isinstance(target, facts.Orphan) and target.idle_only and users != ()
+            # A whole file may stay open however long ago it changed.
+            busy = busy and (age <= _REST_TIME or not target.key.endswith(".tmp"))
             yield (
                 target,
                 f"changed {max(0, age):.0f} s ago, and Mesa is in use by {process_names(users)}" if busy else None,
@@ -341,39 +325,13 @@ class ShaderCache(TreeStore):
                 if known_by_kernels and not any(_kernels(_content(raw, unread)) for raw in rest) and not unread:
                     yield from (_described(raw, guests, unread, contents=False) for raw in rest)
 
-    def foresee_removal(self, root: Root, targets: tuple[facts.Target, ...]) -> facts.Foresight:
-        """Also count the headers and records that a file keeps for each entry."""
-        seen = super().foresee_removal(root, targets)
-        if root.role == MULTI_FILE:
-            return self._without_last(seen, self._last_kernels(root, targets))
-        names = {_name(target.key) for target in seen.going if _ENTRIES.accepts(target.key)}
-        orphans = sum(target.bytes for target in seen.going if not _ENTRIES.accepts(target.key))
-        freed = sum(file.foresee_removal(names) for file in self._files(root))
-        return replace(seen, bytes_freed=orphans + freed)
-
-    def _without_last(self, seen: facts.Foresight, last: Mapping[str, Sequence[str]]) -> facts.Foresight:
-        """Take out kernels that stay because something that must be removed before them stays."""
-        failing = {note.key for note in seen.failed}
-        kept = {key for key, others in last.items() if key not in failing and not failing.isdisjoint(others)}
-        return replace(
-            seen,
-            going=tuple(target for target in seen.going if target.key not in kept),
-            bytes_freed=seen.bytes_freed - sum(target.bytes for target in seen.going if target.key in kept),
-            skipped=(*seen.skipped, *(facts.Note(key, _KEPT) for key in sorted(kept))),
-        )
-
-    def lock_files(self, root: Root, keys: Iterable[str]) -> Iterable[Path]:
-        """Return the data files: Mesa locks the one that it writes to. Entries that are files have no lock."""
-        del keys
-        return () if root.role == MULTI_FILE else [file.path for file in self._files(root)]
-
-    def remove(self, root: Root, targets: tuple[facts.Target, ...]) -> facts.Outcome:
+    def remove(self, root: Root, targets: tuple[facts.Removable, ...]) -> facts.Outcome:
         """Unlink entries, or remove them under the lock of their file; then count the size again."""
         if root.role != MULTI_FILE:
             return self._remove_from_files(root, targets)
         return remove_counted(self.name, self._counting(root), lambda _: self._remove_kernels_last(root, targets))
 
-    def _remove_kernels_last(self, root: Root, targets: tuple[facts.Target, ...]) -> facts.Outcome:
+    def _remove_kernels_last(self, root: Root, targets: tuple[facts.Removable, ...]) -> facts.Outcome:
         last = self._last_kernels(root, targets)
         outcome = self._remove_files(root, tuple(target for target in targets if target.key not in last))
         gone = {key for key, others in last.items() if not any(_may_stand(root.path / other) for other in others)}
@@ -381,7 +339,7 @@ class ShaderCache(TreeStore):
         skipped = tuple(facts.Note(key, _KEPT) for key in last.keys() - gone)
         return outcome.plus(facts.Outcome(self.name, skipped=skipped))
 
-    def _last_kernels(self, root: Root, targets: tuple[facts.Target, ...]) -> dict[str, list[str]]:
+    def _last_kernels(self, root: Root, targets: tuple[facts.Removable, ...]) -> dict[str, list[str]]:
         """Map a kernel of each driver and device to the other targets of these, which must be removed before it.
 
         Without a kernel nothing shows whose they are, so after an interruption no purge would remove them. A target
@@ -398,21 +356,25 @@ class ShaderCache(TreeStore):
                 last[kernel] = [*(raw.entry.key for raw in group if raw.entry.key != kernel), *unread]
         return last
 
-    def _remove_files(self, root: Root, targets: tuple[facts.Target, ...]) -> facts.Outcome:
+    def _remove_files(self, root: Root, targets: tuple[facts.Removable, ...]) -> facts.Outcome:
         idle = using(OPENED, processes=self.environment.processes) == ()
         temporary = [target for target in targets if target.key.endswith(".tmp")]
         others = [target for target in targets if not target.key.endswith(".tmp")]
         planned = ((self._tree(root), others), (self._tree(root, _TEMPORARIES), temporary))
-        parts = [(str(root.path), own, partial(tree.remove, own, tidy=idle)) for tree, own in planned if own]
+        parts = [
+            (str(root.path), own, partial(tree.remove, own, tidy=always if idle else None))
+            for tree, own in planned
+            if own
+        ]
         return each_part(self.name, parts)
 
-    def _remove_from_files(self, root: Root, targets: tuple[facts.Target, ...]) -> facts.Outcome:
+    def _remove_from_files(self, root: Root, targets: tuple[facts.Removable, ...]) -> facts.Outcome:
         wanted = {_name(target.key): target for target in targets if _ENTRIES.accepts(target.key)}
         orphans = tuple(target for target in targets if not _ENTRIES.accepts(target.key))
         outcome = facts.Outcome(self.name)
-        if orphans:
-            remove = partial(self._tree(root, _shapes(root)[0]).remove, orphans)
-            outcome = each_part(self.name, [(str(root.path), orphans, remove)])
+        for target in orphans:
+            remove = partial(self._tree(root, _shape_of(root, target.key)).remove, (target,))
+            outcome = outcome.plus(each_part(self.name, [(target.key, (target,), remove)]))
         left = set(wanted)
         trouble: str | None = None
         # List all files before changing one, so that no failure to list hides what was removed.
@@ -431,7 +393,7 @@ class ShaderCache(TreeStore):
             facts.Outcome(self.name, failed=notes) if trouble else facts.Outcome(self.name, skipped=notes)
         )
 
-    def _remove_from(self, file: MesaFile, wanted: Mapping[str, facts.Target], left: set[str]) -> facts.Outcome:
+    def _remove_from(self, file: MesaFile, wanted: Mapping[str, facts.Removable], left: set[str]) -> facts.Outcome:
         """Remove the wanted entries of one file, and drop their names from ``left``."""
         stamps = {blob.name: wanted[blob.name].stamp for blob in file.blobs() if blob.name in wanted}
         if not stamps:
@@ -472,52 +434,6 @@ class ShaderCache(TreeStore):
                 raise Unreachable(self.name, leaf.message, leaf.path)
         return total
 
-    # ------------------------------------------------------------------ quarantine
-
-    def quarantine(self, root: Root, target: facts.Target, thing: facts.Quarantined) -> str | None:
-        """Rename an entry, or a whole file, into quarantine; copy an entry of a file there, then remove it."""
-        if root.role == MULTI_FILE:
-            with self._counting(root):
-                return self._tree(root).quarantine(target, thing)
-        if not _ENTRIES.accepts(target.key):
-            return self._tree(root, _shape_of(root, target.key)).quarantine(target, thing)
-        found = self._located(root, _name(target.key))
-        if found is None:
-            return "already gone"
-        file, blob = found
-        content = file.read(blob)
-        with opened_root(root.path) as handle:
-            if handle is None or content is None or blob.stamp != target.stamp:
-                return "changed since it was planned"
-            with Quarantine(self.name, root.path).shelf(handle, thing) as shelf:
-                write_synced(shelf.handle, _ASIDE, content)
-                stay: Mapping[str, str] = {blob.name: "was not taken out"}
-                try:
-                    removed = file.remove({blob.name: blob.stamp})
-                    stay = removed.stay
-                finally:
-                    if stay:
-                        os.unlink(_ASIDE, dir_fd=shelf.handle)
-                shelf.taken = not stay
-                if removed.failed is not None and stay:
-                    raise Unreachable(self.name, removed.failed, file.path)
-                return stay.get(blob.name)
-
-    def restore(self, root: Root, thing: facts.Quarantined, *, replace: bool) -> None:
-        """Put an entry, or a whole file, back unchanged."""
-        if root.role == MULTI_FILE or not _ENTRIES.accepts(thing.key):
-            shape = _ENTRIES if root.role == MULTI_FILE else _shape_of(root, thing.key)
-            with self._counting(root) if root.role == MULTI_FILE else nullcontext():
-                self._tree(root, shape).restore(thing, replace=replace)
-            return
-        with Quarantine(self.name, root.path).taken(thing) as folder:
-            demand(self.name, folder, _ASIDE)
-            data = read_plain(_ASIDE, dir_fd=folder)
-            header = mesa_entries.read_header(data)
-            if header is None:
-                raise Refused(self.name, "has no header that says which file it came from", thing.name)
-            self._file_for(root, header, _name(thing.key)).put(_name(thing.key), data, replace=replace)
-
     # ------------------------------------------------------------------ verify
 
     def verify(self, root: Root) -> Iterator[facts.Finding]:
@@ -543,7 +459,7 @@ class ShaderCache(TreeStore):
         yield from self._drifted(root)
 
     def _damaged(self, root: Root, thing: facts.Removable, message: str) -> facts.Finding:
-        fix = f"cachectl purge {self.name} --key {thing.key}"
+        fix = f"cachectl purge --damaged {self.name}"
         return facts.Finding(self.name, root.path, thing.key, Severity.RECOMPILES, "damaged", message, fix, thing)
 
     def _drifted(self, root: Root) -> Iterator[facts.Finding]:
@@ -602,7 +518,7 @@ class ShaderCache(TreeStore):
         for name in (file.index_name, file.data_name):
             key = "/".join((*file.folder, name))
             thing = leaves[key].orphan(root.path, why) if key in leaves else None
-            fix = f"cachectl verify --quarantine {self.name}"
+            fix = f"cachectl purge --damaged {self.name}"
             yield facts.Finding(self.name, root.path, key, Severity.RECOMPILES, "file", why, fix, thing)
 
 

@@ -30,7 +30,7 @@ from cachectl.layers.base.environment import process_variable, set_process_varia
 from cachectl.layers.base.errors import FAILURES, BadRequest
 from cachectl.layers.base.facts import Condition, Entry, Scope
 from cachectl.layers.base.parts import Compilation, Lookups
-from cachectl.layers.disk.foresight import closed_because
+from cachectl.layers.disk.presence import nearest
 from cachectl.observing.descendants import Descendants, looked_after
 from cachectl.observing.observer import TABLE
 from cachectl.observing.summary import Summary, summarize
@@ -543,9 +543,8 @@ def _judged(layer: Layer, counted: LayerTrace) -> LayerTrace:
             return counted if used else replace(counted, state="bypassed", state_why=state.why)
         if state.condition in (Condition.ENABLED, Condition.UNKNOWN) and layer.when_closed and not counted.stores:
             for root in layer.roots():
-                because = closed_because(root.path, "new entry") if root.scope is Scope.USER else None
-                if because is not None:
-                    return replace(counted, state="closed", state_why=f"{root.path}: {because}")
+                if root.scope is Scope.USER and not os.access(nearest(root.path), os.W_OK):
+                    return replace(counted, state="closed", state_why=f"{root.path}: this user cannot write there")
     return counted
 
 
