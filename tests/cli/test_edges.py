@@ -17,6 +17,7 @@ from cachectl.inspecting import entries as listing
 from cachectl.inspecting.verify import findings
 from cachectl.layers.base.errors import CachectlError
 from cachectl.layers.base.facts import Entry
+from cachectl.layers.base.selection import ALL
 from cachectl.switching.shells import format_changes
 
 if TYPE_CHECKING:
