@@ -213,6 +213,18 @@ def demand_spared(
         assert layer.clear(plan).removed == (not spares)
 
 
+@pytest.mark.real
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux shows the variables of a process")
+def test_the_demo_works_beside_a_program_whose_root_is_unknown(home: Home) -> None:
+    """What the purge leaves is named."""
+    library = home.path / "libpocl.so.2"
+    library.write_bytes(b"a driver")
+    with mapping({"HOME": str(home.path), "POCL_CACHE_DIR": "pocl"}, library) as number:
+        done = home.cachectl("demo", "--kernels", "1")
+    assert f"{number} (" in done.stderr
+    assert "pocl: skipped " in done.stderr
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux shows when a process was started")
 def test_age_and_name_of_a_process() -> None:
     with subprocess.Popen(["sleep", "60"]) as program:
