@@ -20,6 +20,7 @@ from support.mesa import (
     _got,
     listed,
     rusticl,
+    seeing_rusticl,
 )
 
 from cachectl.layers.base.conformance import LayerConformance, snapshot
@@ -58,7 +59,7 @@ def rusticl_filled(
 @pytest.fixture
 def cold(home: Home, rusticl_device: str) -> Home:
     assert rusticl_device
-    return home
+    return seeing_rusticl(home)
 
 
 @pytest.mark.real
