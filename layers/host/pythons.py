@@ -36,8 +36,9 @@ _SECONDS: Final = 10.0
 _BYTES: Final = 1 << 20
 _VERSION: Final = regex(r"\d+\.\d+\.\d+\.[a-z]+\.\d+")
 # Asked without ``site``, which runs what any package has written into a file ``.pth``: the folders that it would add,
-# those that such a file only names included. An isolated interpreter ignores the user's own packages, but programs that
-# it runs later do not. Source: ``Lib/site.py`` (``venv``, ``addpackage``), which Debian changes.
+# those that such a file only names included. Others may have made a pipe or a device of it. An isolated interpreter
+# ignores the user's own packages, but programs that it runs later do not. Source: ``Lib/site.py`` (``venv``,
+# ``addpackage``), which Debian changes.
 _QUESTION: Final = """
 import json, os, site, sys
 PACKAGES = ("site-packages", "dist-packages")
@@ -56,9 +57,11 @@ found = []
 for folder in filter(lambda folder: folder.endswith(PACKAGES), folders):
     found.append(folder)
     for name in sorted(os.listdir(folder)) if os.path.isdir(folder) else ():
-        if name.endswith(".pth") and not name.startswith("."):
-            with open(os.path.join(folder, name), errors="replace") as file:
-                texts = [line.strip() for line in file if not line.startswith(("#", "import ", "import\\t"))]
+        path = os.path.join(folder, name)
+        if name.endswith(".pth") and not name.startswith(".") and os.path.isfile(path):
+            with open(path, errors="replace") as file:
+                lines = file.read(1 << 16).split("\\n")
+            texts = [line.strip() for line in lines if not line.startswith(("#", "import ", "import\\t"))]
             found += [os.path.join(folder, text) for text in texts if text.endswith(PACKAGES)]
 print(json.dumps({"version": ".".join(map(str, sys.version_info)), "folders": list(dict.fromkeys(found))}))
 """

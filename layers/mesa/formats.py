@@ -78,7 +78,7 @@ class Fossilize:
         return _MAGIC
 
     def complaint(self, data: bytes, index: bytes) -> str | None:
-        """Return why Mesa would not use a pair, given its heads; ``None`` if it would. It writes an empty index anew."""
+        """Return why Mesa would not use a pair, given its heads; ``None`` if it would. It fills an empty index."""
         for what, head in (("index", index), ("data file", data)):
             if head and head not in _MAGICS:
                 return f"the {what} lacks Mesa's header, so Mesa stores and finds nothing there"

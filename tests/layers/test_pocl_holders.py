@@ -131,7 +131,7 @@ sys.stdin.read()
 @contextmanager
 def mapping(variables: Mapping[str, str], *files: Path, inside: tuple[str, ...] = ()) -> Iterator[int]:
     """Have a program run that maps files, as one with a driver does; yield its id."""
-    command = (*inside, sys.executable, "-c", MAPPING, *files)
+    command = (*inside, sys.executable, "-c", MAPPING, *map(str, files))
     with subprocess.Popen(command, env=variables, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as program:
         try:
             assert program.stdout is not None

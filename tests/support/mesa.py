@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import struct
 import zlib
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +18,8 @@ from cachectl.layers.mesa.cache import MesaShaderCache
 if TYPE_CHECKING:
     from homes import Home
 
+#: Variables with which the loader loads Rusticl alone, which then shows the processor as a device.
+RUSTICL: dict[str, Any] = {"RUSTICL_ENABLE": "llvmpipe", "OCL_ICD_VENDORS": "/etc/OpenCL/vendors/rusticl.icd"}
 OPENCL, GL = "0" * 39 + "1", "f" * 40
 STORES = {
     "multi-file": {},
@@ -137,13 +138,8 @@ def _got(layer: Layer, name: str) -> Artifact:
     return artifact
 
 
-def seeing_rusticl(home: Home) -> Home:
-    """Let the programs of a home load the system's drivers, and not the wheel's PoCL alone."""
-    return replace(home, variables={name: value for name, value in home.variables.items() if name != "OCL_ICD_VENDORS"})
-
-
 def rusticl(home: Home, count: int = 2, /, **changes: str) -> Any:  # noqa: ANN401 - JSON
     (home.path / ".cache").mkdir(exist_ok=True)
     # PoCL, which the same loader starts, is kept out of what is looked at.
     aside = {"POCL_CACHE_DIR": str(home.path / "pocl")}
-    return seeing_rusticl(home).python("rusticl.py", str(count), RUSTICL_ENABLE="llvmpipe", **{**aside, **changes})
+    return home.python("rusticl.py", str(count), **{**RUSTICL, **aside, **changes})

@@ -58,7 +58,9 @@ def guard(kind: type, **members: object) -> Any:  # noqa: ANN401 - of that class
     """Guard a layer of which an object of one class has these members, and return that object."""
     if kind is Layer:
         return guarded(type("Mine", (notes(),), members)(HERE))
-    part = object.__new__(type("Mine", (kind,), {**dict.fromkeys(getattr(kind, "__abstractmethods__", ())), **members}))
+    part: Any = object.__new__(
+        type("Mine", (kind,), {**dict.fromkeys(getattr(kind, "__abstractmethods__", ())), **members})
+    )
     layer = type("Mine", (notes(),), {} if kind is Store else {OWNERS[kind]: property(lambda _: part)})(HERE)
     if kind is Store:
         layer.store = part

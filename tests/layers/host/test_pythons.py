@@ -117,6 +117,22 @@ def test_code_in_a_folder_of_packages_is_not_run(prefix: Prefix, tmp_path: Path)
     assert run.exists()
 
 
+@pytest.mark.parametrize("where", ["{}.pth", "{}.egg-info", "{}.dist-info/METADATA", "{}.egg-info/PKG-INFO"])
+def test_a_pipe_or_a_device_in_a_folder_of_packages_is_not_read(
+    prefix: Prefix, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    """Others may have put it there; a line of the device has no end."""
+    pipe, device = (prefix.folder / SITE / where.format(name) for name in ("pipe", "device"))
+    for path in (pipe, device):
+        path.parent.mkdir(exist_ok=True)
+    os.mkfifo(pipe)
+    device.symlink_to("/dev/zero")
+    monkeypatch.setattr("cachectl.layers.host.pythons._SECONDS", 5.0)
+    python = look(prefix.python, {})
+    assert python is not None
+    assert python.installed("loopy") == "2024.1"
+
+
 @pytest.mark.parametrize("base", dict.fromkeys([os.path.realpath(sys.executable), "/usr/bin/python3"]))
 @pytest.mark.parametrize("options", [None, [], ["--system-site-packages"]])
 def test_the_folders_of_packages_are_those_that_an_interpreter_adds_to_its_path(
