@@ -32,7 +32,7 @@ from cachectl.layers.formats import (
     pickles,
 )
 from cachectl.layers.mesa import entries as mesa_entries
-from cachectl.layers.mesa import indexes as mesa_files
+from cachectl.layers.mesa.formats import Database, Fossilize
 from cachectl.layers.miopen import kernel_db
 from cachectl.layers.miopen import names as miopen_names
 from cachectl.layers.pyopencl import info as pyopencl_info
@@ -154,13 +154,13 @@ def _mesa_entry(data: bytes) -> None:
 
 
 def _mesa_index(data: bytes) -> None:
-    places = list(mesa_files.foz_places(data))
-    written = b"".join(map(mesa_files.foz_record, places))
-    assert len(written) <= len(data)
-    mesa_files.is_fossilize(data[:16])
-    mesa_files.db_number(data)
-    for place in mesa_files.db_places(data):
-        assert mesa_files.db_record(place) in data
+    for form in (Fossilize(), Database()):
+        head = data[: form.head]
+        form.complaint(head, head)
+        for place in form.places(data):
+            blob = form.blob(place, data[max(0, place.begin) :][: form.frame])
+            assert blob is None or blob.name.startswith(place.name)
+            assert blob is None or form.record(blob) in data
 
 
 PARSERS: Final[tuple[Callable[[bytes], None], ...]] = (
