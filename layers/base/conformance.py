@@ -26,7 +26,7 @@ from typing import ClassVar
 
 from cachectl.layers.base.environment import Environment
 from cachectl.layers.base.errors import ForeignForm, LayerError, Refused
-from cachectl.layers.base.facts import Ability, Artifact, Condition, Entry, Finding, Quarantined, Severity
+from cachectl.layers.base.facts import Ability, Artifact, Condition, Entry
 from cachectl.layers.base.guard import guarded
 from cachectl.layers.base.layer import Layer
 from cachectl.layers.base.selection import Selection
@@ -264,20 +264,6 @@ class LayerConformance(ABC):
         assert stranger.read_text() == "not the layer's own"
         assert layer.clear(layer.plan_clear()).removed == 0
 
-    def test_a_dry_run_foresees_a_clear(self, tmp_path: Path) -> None:
-        """A dry run lists each entry, with the numbers of the real run, and changes nothing."""
-        layer = self.seeded(tmp_path)
-        if layer.abilities()[Ability.CLEAR] is not None:
-            return
-        before = snapshot(tmp_path, times=True)
-        foreseen = layer.foresee(layer.plan_clear(listed=True))
-        assert snapshot(tmp_path, times=True) == before
-        done = layer.clear(layer.plan_clear())
-        assert (foreseen.removed, foreseen.bytes_freed) == (done.removed, done.bytes_freed)
-        assert (foreseen.skipped, foreseen.failed) == (done.skipped, done.failed)
-        named = [thing.key for thing in foreseen.things if isinstance(thing, Entry)]
-        assert len(named) == len(set(named)) == done.removed
-
     def test_what_went_meanwhile_is_skipped(self, tmp_path: Path) -> None:
         """The second application of a plan removes nothing and reports its targets as skipped."""
         layer = self.seeded(tmp_path)
@@ -291,40 +277,6 @@ class LayerConformance(ABC):
         assert again.skipped[0].because
 
     # ------------------------------------------------------------------ quarantine
-
-    def test_quarantine_and_back(self, tmp_path: Path) -> None:
-        """A quarantined entry misses, is listed under its key, and is restored unchanged; foreign files stay."""
-        layer = self.seeded(tmp_path)
-        entry = first_entry(layer)
-        finding = Finding(layer.name, entry.root, entry.key, Severity.FAILS, "trial", "is tried", "nothing", entry)
-        if self._refuses(layer, Ability.QUARANTINE, lambda: layer.plan_quarantine([finding])):
-            return
-        kept = {found.key: _artifact(layer, found) for found in layer.entries()}
-        plan = layer.plan_quarantine([finding])
-        if plan.skipped:
-            assert not plan.targets
-            return
-        outcome = layer.quarantine(plan, [finding])
-        assert (outcome.removed, outcome.failed, outcome.skipped) == (1, (), ())
-        assert entry.key not in {found.key for found in layer.entries()}
-        (thing,) = layer.quarantined()
-        assert isinstance(thing, Quarantined)
-        assert (thing.key, thing.layer, thing.message) == (entry.key, layer.name, "is tried")
-        layer.restore(thing)
-        assert {found.key: _artifact(layer, found) for found in layer.entries()} == kept
-        assert list(layer.quarantined()) == []
-
-    def test_what_is_in_quarantine_goes_with_everything(self, tmp_path: Path) -> None:
-        """Clearing the whole layer also clears its quarantine."""
-        layer = self.seeded(tmp_path)
-        entry = first_entry(layer)
-        finding = Finding(layer.name, entry.root, entry.key, Severity.FAILS, "trial", "is tried", "nothing", entry)
-        abilities = layer.abilities()
-        if abilities[Ability.QUARANTINE] is not None or abilities[Ability.CLEAR] is not None:
-            return
-        layer.quarantine(layer.plan_quarantine([finding]), [finding])
-        layer.clear(layer.plan_clear())
-        assert list(layer.quarantined()) == []
 
     # ------------------------------------------------------------------ damage and refusals
 

@@ -110,13 +110,15 @@ class Store(ABC):
     def remove(self, root: Root, targets: tuple[facts.Target, ...]) -> facts.Outcome:
         """Remove the targets of a plan in one root, and skip those that have changed since."""
 
-    @abstractmethod
     def quarantine(self, root: Root, target: facts.Target, thing: facts.Quarantined) -> str | None:
         """Move a target into quarantine; return ``None``, or the reason why it was left."""
+        del root, target, thing
+        return "this store has no quarantine"
 
-    @abstractmethod
     def restore(self, root: Root, thing: facts.Quarantined, *, replace: bool) -> None:
         """Move a thing from quarantine to its old place, and remove its quarantine folder."""
+        del thing, replace
+        raise LayerError(self.name, "this store has no quarantine", root.path)
 
     # ------------------------------------------------------------------ keys and files
 

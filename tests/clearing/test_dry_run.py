@@ -6,9 +6,7 @@ import json
 import os
 import re
 import shutil
-import sqlite3
 import sys
-from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -71,23 +69,6 @@ def text(home: Home, columns: int, *arguments: str) -> str:
 # ---------------------------------------------------------------------- purge and prune
 
 
-@pytest.mark.parametrize("selection", [(), *thorough((("--kernel", "lk[12]"),))])
-def test_purge_names_every_entry_and_frees_what_it_said(warm: Home, selection: tuple[str, ...]) -> None:
-    # The first command records which Pythons there are.
-    there = listed(warm, *selection)
-    before = snapshot(warm.path)
-    foreseen = warm.json("purge", "--all", "--dry-run", *selection)
-    assert snapshot(warm.path) == before
-    assert {layer: named for layer, named in keys(foreseen).items() if named} == there
-    assert set(there) == set(LAYERS) - ({"pyopencl"} if selection else set())
-    entries = [entry for layer in foreseen["layers"] for entry in layer["entries"]]
-    assert {name for entry in entries for name in entry["kernels"]} >= {"lk1", "lk2"}
-    assert entries[0].keys() == warm.json("ls", "--limit", "1")["entries"][0].keys()
-    done = warm.json("purge", "--all", *selection)
-    assert numbers(foreseen) == numbers(done)
-    assert "entries" not in done["layers"][0]
-
-
 def test_text_names_entries_as_ls_does(warm: Home) -> None:
     said = warm.cachectl("purge", "--all", "--dry-run").stdout
     entries, *orphans, summary = said.split("\n\n")
@@ -124,42 +105,6 @@ def test_a_dry_run_fits_a_terminal(warm: Home, columns: int) -> None:
     assert "would go" in shown
 
 
-def test_prune_names_every_entry(warm: Home) -> None:
-    foreseen = warm.json("prune", "--max-size", "300KiB", "--dry-run")
-    assert foreseen["total"]["removed"] > 0
-    for layer in foreseen["layers"]:
-        assert len(layer["entries"]) == layer["removed"]
-        assert all(entry["kernels"] for entry in layer["entries"])
-    assert numbers(foreseen) == numbers(warm.json("prune", "--max-size", "300KiB"))
-
-
-def test_unwritable_roots_are_what_would_fail(warm: Home, held_to_modes: tuple[str, ...]) -> None:
-    close(warm.path / ".cache")
-    command = (*held_to_modes, sys.executable, "-m", "cachectl", "purge", "--all", "--json")
-    foreseen, done = (warm.run(*command, *more, check=False) for more in (("--dry-run",), ()))
-    assert foreseen.returncode == done.returncode == 1
-    said, real = json.loads(foreseen.stdout), json.loads(done.stdout)
-    assert numbers(said) == numbers(real)
-    assert said["total"]["removed"] == said["total"]["bytes_freed"] == 0
-    assert said["total"]["failed"] > len(LAYERS)
-    assert not any(layer["entries"] for layer in said["layers"])
-
-
-@pytest.mark.parametrize("command", [("purge", "--all"), *thorough((("prune", "--max-files", "1"),))])
-def test_folders_inside_entries_may_be_closed(
-    warm: Home, held_to_modes: tuple[str, ...], command: tuple[str, ...]
-) -> None:
-    info = next((warm.path / ".cache" / "pyopencl").glob("*/*/info"))
-    info.chmod(0)
-    next((warm.path / ".cache" / "pocl" / "kcache").rglob("*.so")).parent.chmod(0o500)
-    line = (*held_to_modes, sys.executable, "-m", "cachectl", *command, "--json")
-    said, real = (json.loads(warm.run(*line, *more, check=False).stdout) for more in (("--dry-run",), ()))
-    assert numbers(said) == numbers(real)
-    assert said["total"]["failed"] == 1
-    # What cannot be read goes like the others.
-    assert not info.exists()
-
-
 def test_an_index_that_cannot_be_opened_is_what_would_fail(
     home: Home, held_to_modes: tuple[str, ...], compute_cache: Callable[[Path], None]
 ) -> None:
@@ -169,17 +114,6 @@ def test_an_index_that_cannot_be_opened_is_what_would_fail(
     said, real = (json.loads(home.run(*line, *more, check=False).stdout) for more in (("--dry-run",), ()))
     assert numbers(said) == numbers(real)
     assert said["layers"][0]["failed"] == real["layers"][0]["failed"] != []
-
-
-def test_a_locked_dictionary_is_what_would_fail(warm: Home) -> None:
-    file = next((warm.path / ".cache" / "pytools").glob("pdict-v5-loopy-*"))
-    with closing(sqlite3.connect(file, isolation_level=None)) as connection:
-        connection.execute("begin immediate")
-        foreseen = warm.json("purge", "loopy", "--dry-run", "--wait", "0.2", check=False, process=True)
-        done = warm.json("purge", "loopy", "--wait", "0.2", check=False, process=True)
-    assert numbers(foreseen) == numbers(done)
-    assert [note["key"] for note in foreseen["layers"][0]["failed"]] == [file.name]
-    assert "locked by another process" in foreseen["layers"][0]["failed"][0]["because"]
 
 
 def test_pyopencls_lock_is_what_would_fail(warm: Home) -> None:
@@ -211,23 +145,6 @@ def test_import_names_every_entry_with_its_kernels(packed: Path, home: Home, fil
     assert {(entry["key"], tuple(entry["kernels"])) for entry in entries} == expected
     assert "lk3" in home.cachectl("import", str(packed), "--trust", "--dry-run").stdout
     assert foreseen["total"] == home.json("import", str(packed), "--trust")["total"]
-
-
-def test_entries_that_were_not_placed_do_not_hit(packed: Path, home: Home, held_to_modes: tuple[str, ...]) -> None:
-    (home.path / ".cache").mkdir()
-    close(home.path / ".cache")
-    command = (*held_to_modes, sys.executable, "-m", "cachectl", "import", str(packed), "--trust")
-    for more in ((), ("--dry-run",)):
-        done = home.run(*command, *more, check=False)
-        assert done.returncode == 1
-        assert "will hit" not in done.stdout
-        table = [line.split() for line in done.stdout.splitlines() if line.startswith(LAYERS)]
-        assert {(line[0], line[1], line[-1]) for line in table} == {
-            ("loopy", "0", "40"),
-            ("pyopencl-invoker", "0", "11"),
-            ("pyopencl", "0", "3"),
-            ("pocl", "0", "11"),
-        }
 
 
 def test_a_file_where_the_folder_should_be_is_what_would_fail(packed: Path, home: Home) -> None:
