@@ -34,7 +34,6 @@ DOCUMENTS: Final = (
     "cachectl.observing.bench:Bench",
     "cachectl.moving.exporting:Export",
     "cachectl.moving.importing:Import",
-    "cachectl.sharing.oci.image:ImageExport",
     "cachectl.sharing.pushing:Push",
     "cachectl.sharing.pulling:Pull",
     "cachectl.sharing.store:StoreListing",
@@ -43,7 +42,6 @@ DOCUMENTS: Final = (
     "cachectl.layers.miopen.exporting:FilesExport",
     "cachectl.layers.miopen.merging:Merge",
     "cachectl.cluster.rank_roots:MergedRoots",
-    "cachectl.homes.gathering:Homes",
 )
 
 #: What modules import for type checkers only.

@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from cachectl.observing.proof import Proof, Watch
     from cachectl.observing.trace import Trace
     from cachectl.sharing.around import StoreUse
-    from cachectl.sharing.oci.image import ImageExport
     from cachectl.sharing.pulling import Pull
     from cachectl.sharing.pushing import Push
     from cachectl.sharing.store import SharedStore
@@ -141,15 +140,12 @@ class Stack(LayerSet):
 
         return listed(self.named(layers), selection, notice or warn_of_failures)
 
-    def verify(self, *, layers: Sequence[str] = (), deep: bool = False, quarantine: bool = False) -> Verification:
-        """Check every entry for damage; ``quarantine`` moves damaged things aside.
-
-        ``deep`` also runs installed tools that can check more.
-        """
+    def verify(self, *, layers: Sequence[str] = (), quarantine: bool = False) -> Verification:
+        """Check every entry for damage; ``quarantine`` moves damaged things aside."""
         from cachectl.inspecting.verify import verify
 
         chosen = self.named(layers)
-        found = verify(chosen, deep=deep)
+        found = verify(chosen)
         if not quarantine:
             return found
         from cachectl.clearing import quarantine as clearing
@@ -422,18 +418,6 @@ class Stack(LayerSet):
         from cachectl.moving.exporting import export
 
         return export(self, file, selection, layers=layers, sign=sign, force=force)
-
-    def export_image(
-        self, url: str, selection: Selection = ALL, *, layers: Iterable[str] = (), force: bool = False
-    ) -> ImageExport:
-        """Write the selected entries of the named layers, or of every clearable one, as the OCI image of a tag.
-
-        ``url`` is ``oci://HOST/NAME:TAG``. What an image of cachectl there lacks is added as one more layer; anything
-        else there is replaced only with ``force``.
-        """
-        from cachectl.sharing.oci.image import export_image
-
-        return export_image(self, url, selection, layers=layers, force=force)
 
     def import_bundle(self, file: str, trust: Trust, *, dry_run: bool = False, most: int = LARGEST_BUNDLE) -> Import:
         """Place the entries of a bundle of at most ``most`` bytes that can be hit here; existing entries stay.

@@ -17,8 +17,8 @@ ALLOWED = {
     "layers.base": {"layers.base.facts", "layers.disk", "layers.formats", "layers.host", "layers.stores"},
     "layers": {"layers.base", "layers.disk", "layers.formats", "layers.host", "layers.inside", "layers.stores"},
     "": {
-        *("layers", "inspecting", "clearing", "switching", "observing", "moving", "cluster", "homes", "pages"),
-        *("sharing", "sharing.oci"),
+        *("layers", "inspecting", "clearing", "switching", "observing", "moving", "cluster", "pages"),
+        "sharing",
     },
     "pages": {""},
     "inspecting": {"", "layers", "pages"},
@@ -29,9 +29,7 @@ ALLOWED = {
     "timelines": {"", "layers", "observing", "moving"},
     "moving": {"", "layers", "inspecting", "switching", "pages"},
     "cluster": {"", "layers", "inspecting", "clearing", "switching", "moving"},
-    "homes": {"", "layers", "inspecting"},
-    "sharing": {"", "layers", "inspecting", "switching", "moving", "sharing.oci"},
-    "sharing.oci": {"", "layers", "moving", "sharing", "switching"},
+    "sharing": {"", "layers", "inspecting", "switching", "moving"},
 }
 
 

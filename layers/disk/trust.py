@@ -31,7 +31,7 @@ _ACL: Final = "system.posix_acl_access"
 _IMPORTED_LATER: Final = (
     *("base64", "concurrent.futures.thread", "ctypes", "fcntl", "grp", "hashlib", "json"),
     *("lzma", "mmap", "platform", "pwd", "queue", "shutil", "signal", "subprocess", "tarfile", "tempfile", "threading"),
-    *("cachectl.layers.host.llvm_tools", "cachectl.layers.disk.temporaries", "cachectl.layers.disk.private_folders"),
+    *("cachectl.layers.disk.temporaries", "cachectl.layers.disk.private_folders"),
 )
 #: The effective user belongs to the process, not to one thread.
 _IDENTITY: Final = RLock()

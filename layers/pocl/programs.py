@@ -7,15 +7,14 @@ The files of one program are described in :mod:`cachectl.layers.formats.pocl_pro
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from cachectl.layers.base import facts
 from cachectl.layers.base.errors import Busy, Damaged, LayerError, Unreachable
 from cachectl.layers.base.facts import Problem, Removable, Root, Severity
-from cachectl.layers.base.lazy import module, regex
+from cachectl.layers.base.lazy import regex
 from cachectl.layers.base.selection import Selection
 from cachectl.layers.base.store import target_of
 from cachectl.layers.formats import pocl_programs
@@ -29,12 +28,6 @@ from cachectl.layers.stores.tree import Leaf, Links, Tree, bulk, planned
 from cachectl.layers.stores.tree_store import TreeStore
 from cachectl.layers.stores.walk import Group
 
-if TYPE_CHECKING:
-    from cachectl.layers.formats import bitcode
-    from cachectl.layers.host.llvm_tools import Disassembler
-else:
-    bitcode = module("cachectl.layers.formats.bitcode")
-
 #: Seconds without change after which no compile can be using an entry: longer than any one compile.
 ENTRY_REST: Final = 600.0
 #: The same for temporaries, which a slow compile may hold longer.
@@ -47,6 +40,7 @@ class Programs(TreeStore):
     """A folder for each program, with its bitcode and the native code of its kernels."""
 
     forms = ("pocl-entry/1",)
+    unchecked = "machine code, and the records of LLVM bitcode"
 
     # ------------------------------------------------------------------ listing
 
@@ -278,15 +272,8 @@ class Programs(TreeStore):
     # ------------------------------------------------------------------ verify
 
     def verify(self, root: Root) -> Iterator[facts.Finding]:
-        """Check the structure of bitcode and native files: PoCL checks nothing, and a damaged one fails its program."""
-        for found in self.examine(root, deep=False):
-            if isinstance(found, facts.Finding):
-                yield found
-
-    def examine(self, root: Root, *, deep: bool) -> Iterator[facts.Finding | facts.Unverified]:
-        """Verify; with ``deep``, ``llvm-dis`` also reads the bitcode. No tool checks machine code."""
+        """Check that bitcode and native files are whole: PoCL checks nothing, and fails with a damaged one."""
         tree = self.tree(root)
-        natives, programs = 0, []
         for leaf in tree.scan():
             if isinstance(leaf, Problem):
                 yield self.to_finding(root, leaf)
@@ -294,21 +281,10 @@ class Programs(TreeStore):
             if leaf.orphan_rule is not None:
                 continue
             unread: dict[str, LayerError] = {}
-            damage = dict(self._damage(tree, leaf, unread))
-            for path, message in damage.items():
+            for path, message in self._damage(tree, leaf, unread):
                 yield self._damaged(root, leaf, path, message)
             for path, error in unread.items():
                 yield self.unreadable(root, f"{leaf.key}/{path}", error)
-            whole = [member.path for member in leaf.members if member.path not in damage.keys() | unread.keys()]
-            natives += sum(map(pocl_programs.is_native, whole))
-            if BITCODE in whole:
-                programs.append(leaf)
-        yield facts.Unverified(self.name, "machine code of", natives, "native file")
-        if deep:
-            yield from self._examined_by_llvm(root, tree, programs)
-        else:
-            remedy = "--deep checks them with llvm-dis"
-            yield facts.Unverified(self.name, "bitcode records of", len(programs), "program", remedy)
 
     def _damage(self, tree: Tree, leaf: Leaf, unread: dict[str, LayerError]) -> Iterator[tuple[str, str]]:
         """Yield the path and damage of each damaged file of a program; add unreadable files to ``unread``."""
@@ -326,34 +302,6 @@ class Programs(TreeStore):
                 if data is not None:
                     contents[member.path] = data
         yield from pocl_programs.damage(contents)
-
-    def _examined_by_llvm(
-        self, root: Root, tree: Tree, programs: list[Leaf]
-    ) -> Iterator[facts.Finding | facts.Unverified]:
-        from cachectl.layers.host.llvm_tools import Disassemblers, in_parallel
-
-        tools = Disassemblers(self.environment)
-        unread: Counter[str] = Counter()
-
-        def with_tools() -> Iterator[tuple[Leaf, bytes, Disassembler]]:
-            for leaf in programs:
-                data = tree.read_file(leaf.key, BITCODE) or b""
-                release = bitcode.llvm_release(data)
-                tool = None if release is None else tools.of(release)
-                if tool is not None:
-                    yield leaf, data, tool
-                elif release is None:
-                    unread[f"not written by a release of LLVM, but by {bitcode.producer(data)}"] += 1
-                else:
-                    unread[f"no llvm-dis of LLVM {release} or newer was found; install the package llvm-{release}"] += 1
-
-        for (leaf, _, tool), readable in in_parallel(lambda item: item[2].reads(item[1]), with_tools()):
-            if readable is None:
-                unread[f"llvm-dis {tool.release} did not end in a minute"] += 1
-            elif not readable:
-                yield self._damaged(root, leaf, BITCODE, f"llvm-dis {tool.release} cannot read it")
-        for reason, count in unread.items():
-            yield facts.Unverified(self.name, "bitcode records of", count, "program", reason)
 
     def _damaged(self, root: Root, leaf: Leaf, path: str, message: str) -> facts.Finding:
         severity = Severity.FAILS

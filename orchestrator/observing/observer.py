@@ -79,6 +79,15 @@ class Notes:
         """Call something, and return ``None`` if it fails."""
         return _quietly(call, *arguments, **options)
 
+    def fit(self, library: str, watch: Callable[[Any, Notes], None], module: Any) -> None:
+        """Let a watcher replace functions of a library; if the library is another than expected, leave it as it was."""
+        before = len(self._replaced)
+        try:
+            watch(module, self)
+        except Exception as error:  # noqa: BLE001 - as in _quietly
+            self._restore(before)
+            self.add(event="failed", library=library, error=f"{type(error).__name__}: {error}")
+
     def put(self, owner: Any, name: str, value: Any) -> None:
         """Replace an attribute until :meth:`stop`."""
         self._replaced.append((owner, name, vars(owner)[name]))
@@ -90,7 +99,10 @@ class Notes:
         atexit.unregister(self.flush)
         self.folders = []
         sys.meta_path[:] = [finder for finder in sys.meta_path if getattr(finder, "notes", None) is not self]
-        while self._replaced:
+        self._restore(0)
+
+    def _restore(self, left: int) -> None:
+        while len(self._replaced) > left:
             setattr(*self._replaced.pop())
 
     def add(self, **event: object) -> None:
@@ -243,12 +255,9 @@ class Lookout:
         spec.loader.exec_module = execute_and_wrap
 
     def wrap(self, name: str, module: Any) -> None:
-        """Wrap a library each time it is executed; record it if the library is not as expected."""
+        """Wrap a library each time it is executed."""
         for hook in self.hooks[name]:
-            try:
-                hook(module, self.notes)
-            except Exception as error:  # noqa: BLE001, PERF203 - as in _quietly
-                self.notes.add(event="failed", library=name, error=type(error).__name__)
+            self.notes.fit(name, hook, module)
 
 
 def observe(folders: str, site: str) -> Notes:

@@ -14,6 +14,7 @@ import os
 import py_compile
 import threading
 import time
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -29,6 +30,7 @@ from cachectl.layers.base.environment import process_variable, set_process_varia
 from cachectl.layers.base.errors import FAILURES, BadRequest
 from cachectl.layers.base.facts import Condition, Entry, Scope
 from cachectl.layers.base.parts import Compilation, Lookups
+from cachectl.layers.disk.foresight import closed_because
 from cachectl.observing.descendants import Descendants, looked_after
 from cachectl.observing.observer import TABLE
 from cachectl.observing.summary import Summary, summarize
@@ -73,7 +75,11 @@ run_what_this_stands_before()
 
 @dataclass(frozen=True, slots=True)
 class LayerTrace:
-    """What one layer did in a run; ``None`` is unknown. ``evidence`` is exact, inferred or none, ``why`` says how."""
+    """What one layer did in a run; ``None`` is unknown. ``evidence`` is exact, inferred or none, ``why`` says how.
+
+    ``state`` is ``disabled``, ``bypassed`` or ``closed`` (it cannot be written) if the layer took no part for that
+    reason, by the variables with which the command started; ``state_why`` is the reason.
+    """
 
     layer: str
     hits: int | None
@@ -82,6 +88,8 @@ class LayerTrace:
     bytes: int | None
     evidence: str
     why: str
+    state: str | None = None
+    state_why: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,13 +153,15 @@ class Trace:
     unwatched: tuple[Unwatched, ...] = ()
     #: Programs that a process built several times, the slowest first.
     rebuilt: tuple[Rebuilt, ...] = ()
+    #: Libraries of the run that could not be watched, a line for each.
+    misfits: tuple[str, ...] = ()
     #: Output of C code of the run on its error stream in a build that did not end, without the drivers' own messages.
     passed_on: bytes = b""
     #: Where the time went; ``None`` if no process could be watched.
     timeline: Timeline | None = None
     summary: Summary | None = None
     as_json: ClassVar[AsJson] = AsJson(
-        "cachectl/trace/1", hidden=("passed_on", "timeline"), optional=("kernels", "misses")
+        "cachectl/trace/1", hidden=("misfits", "passed_on", "timeline"), optional=("kernels", "misses")
     )
 
 
@@ -185,7 +195,8 @@ def trace(
 ) -> Trace:
     """Run a command and return what each layer did; with ``kernels`` every build too, with ``explain`` every miss.
 
-    ``notice`` gets a line for each thing that went wrong with the temporary folder. Raises
+    ``notice`` gets a line for each thing that went wrong with the temporary folder, and for each library that could not
+    be watched. Raises
     :class:`~cachectl.switching.run.CannotStart`.
     """
     from cachectl.switching import run as child
@@ -198,6 +209,8 @@ def trace(
             status = child.run(command, tracer.variables(stack.environment), stack.environment, signals)
             wall = time.perf_counter() - started
         done = tracer.ended(command, status, wall)
+    for line in done.misfits:
+        notice(line)
     return done if kernels else replace(done, kernels=None, entries=None)
 
 
@@ -305,8 +318,11 @@ class Tracer:
         completed = with_files(events, entries)
         timeline = self._timeline(command, wall, completed)
         layers = tuple(
-            self._by_files(layer, used.get(layer.name, ()), after.get(layer.name), completed)
-            or _bounded(self._layer(layer, events), unwatched, noted.unread)
+            _judged(
+                layer,
+                self._by_files(layer, used.get(layer.name, ()), after.get(layer.name), completed)
+                or _bounded(self._layer(layer, events), unwatched, noted.unread),
+            )
             for layer in self._stack
         )
         return Trace(
@@ -319,6 +335,7 @@ class Tracer:
             entries,
             unwatched,
             _rebuilt(completed),
+            tuple(f"{line}, and was left alone" for line in _misfits(events).values()),
             # The process ended in the build, and so did not pass it on itself.
             b"".join(map(self._other_output, messages_after(self.events_folder, events))),
             timeline,
@@ -379,10 +396,12 @@ class Tracer:
 
     def _layer(self, layer: Layer, events: Sequence[Mapping[str, Any]]) -> LayerTrace:
         watched = any(event["event"] == "started" for event in events)
-        failed = {event.get("library") for event in events if event["event"] == "failed"}
+        misfits = _misfits(events)
         lookups = self._lookups.get(layer.name)
         modules = set() if lookups is None else _modules(lookups)
-        if lookups is not None and modules and watched and not modules & failed:
+        if unfit := [misfits[module] for module in sorted(modules & misfits.keys())]:
+            return LayerTrace(layer.name, None, None, None, None, NONE, unfit[0])
+        if lookups is not None and modules and watched:
             own = [event for event in events if event["event"] in _COUNTED and self._owns(layer.name, event)]
             return _counted(layer.name, own, f"{lookups.by} in each Python of the run that could be watched")
         if lookups is not None and lookups.listeners and _is_heard(layer.name, events):
@@ -513,6 +532,29 @@ def _modules(lookups: Lookups) -> set[str]:
     return {*lookups.modules, *(call.module for call in lookups.calls)}
 
 
+def _judged(layer: Layer, counted: LayerTrace) -> LayerTrace:
+    """Add why a layer took no part. What was counted counts more: a program may switch a layer itself."""
+    with suppress(*FAILURES):
+        state = layer.state()
+        if state.condition is Condition.DISABLED:
+            return counted if counted.hits else replace(counted, state="disabled", state_why=state.why)
+        if state.condition is Condition.BYPASSED:
+            used = counted.hits or counted.misses or counted.stores
+            return counted if used else replace(counted, state="bypassed", state_why=state.why)
+        if state.condition in (Condition.ENABLED, Condition.UNKNOWN) and layer.when_closed and not counted.stores:
+            for root in layer.roots():
+                because = closed_because(root.path, "new entry") if root.scope is Scope.USER else None
+                if because is not None:
+                    return replace(counted, state="closed", state_why=f"{root.path}: {because}")
+    return counted
+
+
+def _misfits(events: Iterable[Mapping[str, Any]]) -> dict[str, str]:
+    """Return the libraries that are not as their watchers expect them, each with what is wrong."""
+    failed = (event for event in events if event["event"] == "failed")
+    return {event["library"]: f"{event['library']} cannot be watched ({event.get('error')})" for event in failed}
+
+
 def _counted(name: str, events: Sequence[Mapping[str, Any]], why: str) -> LayerTrace:
     counts = Counter(str(event["event"]) for event in events)
     sizes = [event["bytes"] for event in events if isinstance(event.get("bytes"), int)]
@@ -640,6 +682,8 @@ def traced() -> Iterator[Traced]:
                 done = tracer.ended((), None, time.perf_counter() - started)
                 result.layers, result.kernels = done.layers, done.kernels or ()
                 result.timeline, result.summary = done.timeline, done.summary
+                for line in done.misfits:
+                    warnings.warn(f"trace: {line}", RuntimeWarning, stacklevel=4)
     finally:
         _ONE.release()
 

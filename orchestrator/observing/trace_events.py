@@ -73,6 +73,7 @@ _REQUIRED: Final[Mapping[str, Mapping[str, _Check]]] = {
 }
 _OPTIONAL: Final[Mapping[str, _Check]] = {
     "at": _seconds,
+    "error": _text,
     "dictionary": _or_unknown(_text),
     "key": _or_unknown(_text),
     "kind": _text,

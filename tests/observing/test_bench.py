@@ -19,7 +19,6 @@ import pytest
 
 from cachectl.layers.base.conformance import snapshot
 from cachectl.layers.base.environment import Environment
-from cachectl.layers.host.installing import command_to_install
 from cachectl.moving.output_files import PICTURE
 from cachectl.observing.machine import Machine, machine
 
@@ -257,7 +256,7 @@ def test_without_matplotlib_a_plot_is_refused_before_anything_is_run(home: Home,
     done = home.run(sys.executable, "-c", blocked, check=False)
     assert (done.returncode, done.stderr) == (
         1,
-        f"cachectl: --plot needs matplotlib; to add it: {command_to_install('matplotlib')}\n",
+        "cachectl: --plot needs matplotlib, the extra plot: pip install 'opencl-cachectl[plot]'\n",
     )
     assert not ran.exists()
 

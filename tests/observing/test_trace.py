@@ -13,12 +13,16 @@ import sys
 from collections import Counter
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
 from support.tracing import numbers, real, trace
 from tiers import thorough
 
+from cachectl.layers.inside import dictionaries
+from cachectl.observing import observer
+from cachectl.observing.trace_events import read_events
 from cachectl.switching.run import CannotStart
 
 if TYPE_CHECKING:
@@ -457,3 +461,98 @@ def test_children_that_use_no_cache_or_are_forked_change_nothing(home: Home) -> 
     read = json.loads(document.read_text())
     assert read["unwatched"] == []
     assert {layer["layer"]: layer["evidence"] for layer in read["layers"]}["loopy"] == "exact"
+
+
+def test_a_library_of_an_unknown_form_is_left_alone_and_named(home: Home, tmp_path: Path) -> None:
+    """The program runs as without a trace; a warning and the reason of the layer say that nothing was counted."""
+    package = tmp_path / "site" / "pytools"
+    package.mkdir(parents=True)
+    (package / "__init__.py").touch()
+    (package / "persistent_dict.py").write_text(
+        "class WriteOncePersistentDict:\n    def fetch(self, key):\n        return key\n"
+    )
+    program = "from pytools.persistent_dict import WriteOncePersistentDict as D; print(D().fetch('fetched'))"
+    paths = os.pathsep.join(filter(None, [str(package.parent), home.variables.get("PYTHONPATH")]))
+    command = (sys.executable, "-c", program)
+    done = home.cachectl("trace", "--json", "trace.json", "--", *command, PYTHONPATH=paths)
+    assert done.stdout == "fetched\n"
+    assert done.stderr.count("cachectl: pytools.persistent_dict cannot be watched (AttributeError: ") == 1
+    layers = {layer["layer"]: layer for layer in json.loads((home.path / "trace.json").read_text())["layers"]}
+    for name in ("loopy", "pyopencl-invoker", "pytools"):
+        assert (layers[name]["evidence"], layers[name]["hits"]) == ("none", None)
+        assert layers[name]["why"].startswith("pytools.persistent_dict cannot be watched")
+
+
+def test_what_a_watcher_replaced_before_it_failed_is_restored(tmp_path: Path) -> None:
+    notes = observer.Notes([str(tmp_path)], str(tmp_path), {})
+    library = SimpleNamespace(first=len)
+
+    def watch(module: SimpleNamespace, notes: observer.Notes) -> None:
+        notes.put(module, "first", None)
+        notes.put(module, "second", None)
+
+    notes.fit("library", watch, library)
+    assert library.first is len
+    (failed,) = [event for event in read_events(tmp_path).events if event["event"] == "failed"]
+    assert (failed["library"], failed["error"]) == ("library", "KeyError: 'second'")
+    notes.stop()
+
+
+def test_dictionaries_are_called_as_the_program_calls_them(tmp_path: Path) -> None:
+    """Releases of pytools add arguments of their own, by position and by name."""
+
+    class PersistentDict:
+        identifier = "mine"
+
+        def fetch(self, *arguments: object, **options: object) -> object:
+            return arguments, options
+
+        store = _fetch = fetch
+
+    class WriteOncePersistentDict(PersistentDict):
+        fetch = store = _fetch = PersistentDict.fetch
+
+    module = SimpleNamespace(
+        PersistentDict=PersistentDict, WriteOncePersistentDict=WriteOncePersistentDict, NoSuchEntryError=KeyError
+    )
+    notes = observer.Notes([str(tmp_path)], str(tmp_path), {})
+    dictionaries.watch(module, notes)
+    for kind in (PersistentDict, WriteOncePersistentDict):
+        for method in ("fetch", "store", "_fetch"):
+            call = getattr(kind(), method)
+            assert call("key", 1, _stacklevel=2) == (("key", 1), {"_stacklevel": 2})
+            assert call(key="key") == ((), {"key": "key"})
+    notes.stop()
+
+
+@real
+def test_a_layer_that_takes_no_part_is_named_with_the_reason(home: Home, tmp_path: Path) -> None:
+    """Off by a variable, and closed by a file in the place of its root; a layer that is used is not named."""
+    (tmp_path / "file").touch()
+    place = tmp_path / "file" / "pocl"
+    command = (sys.executable, "-c", "import loopy")
+    tracing = ("trace", "--json", "trace.json", "--", *command)
+    done = home.cachectl(*tracing, LOOPY_NO_CACHE="1", POCL_CACHE_DIR=str(place))
+    named = ["loopy: disabled (LOOPY_NO_CACHE=1)", f"pocl: closed ({place}: Not a directory)"]
+    shown = done.stderr.splitlines()
+    assert set(named) <= set(shown)
+    document = json.loads((home.path / "trace.json").read_text())
+    layers = {layer["layer"]: (layer["state"], layer["state_why"]) for layer in document["layers"]}
+    assert layers["loopy"] == ("disabled", "LOOPY_NO_CACHE=1")
+    assert layers["pytools"] == (None, None)
+    stopped = [state for state, _ in layers.values() if state is not None]
+    assert f"{len(layers) - len(stopped)} layers: no use seen; --all-layers" in done.stderr.replace(
+        "more layers", "layers"
+    )
+    assert "and no lookup missed; loopy is disabled; pocl is closed" in done.stderr
+    trace(home, *TWO)
+    layers = {layer["layer"]: layer["state"] for layer in trace(home, *TWO)["layers"]}
+    assert {layers[name] for name in ("loopy", "pyopencl-invoker", "pyopencl", "pocl")} == {None}
+
+
+@real
+def test_a_bypassed_layer_is_named(home: Home, tmp_path: Path) -> None:
+    """With a folder, the loader of PyOpenCL's wheel finds the wheel's PoCL and no other driver."""
+    program = (sys.executable, str(home.programs / "kernels.py"), "1")
+    done = home.cachectl("trace", "--", *program, OCL_ICD_VENDORS=str(tmp_path))
+    assert "\npyopencl: bypassed (PyOpenCL leaves PoCL to the driver's own cache)\n" in done.stderr

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import sys
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,9 @@ from support.tracing import numbers, real
 from tiers import thorough
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
+    from conftest import Driver
     from homes import Home
 
 
@@ -306,3 +310,28 @@ def test_a_worker_that_renames_itself_is_watched_all_the_same(home: Home) -> Non
     read = json.loads(document.read_text())
     assert read["unwatched"] == []
     assert numbers(read, "pocl") == (0, 1, 1)
+
+
+ON_EVERY_POCL = """
+import json, pyopencl as cl
+found = [platform for platform in cl.get_platforms() if platform.name == "Portable Computing Language"]
+for platform in found:
+    cl.Program(cl.Context(platform.get_devices()), "__kernel void one(__global int *a) { a[0] = 1; }").build()
+print(len({platform.version for platform in found}))
+"""
+
+
+@real
+def test_each_of_two_pocls_in_one_process_is_heard(home: Home, debian_pocl: Driver, tmp_path: Path) -> None:
+    """The wheel's loader adds the wheel's PoCL to those of a folder; a program of either is counted, cold and warm."""
+    vendors = tmp_path / "vendors"
+    vendors.mkdir()
+    shutil.copy(debian_pocl.variables["OCL_ICD_VENDORS"], vendors)
+    command = ("trace", "--json", "trace.json", "--", sys.executable, "-c", ON_EVERY_POCL)
+    for expected in ((0, 2, 2), (2, 0, 0)):
+        done = home.cachectl(*command, OCL_ICD_VENDORS=str(vendors))
+        assert done.stdout == "2\n"
+        document = json.loads((home.path / "trace.json").read_text())
+        assert numbers(document, "pocl") == expected
+        (pocl,) = [layer for layer in document["layers"] if layer["layer"] == "pocl"]
+        assert pocl["evidence"] == "exact"

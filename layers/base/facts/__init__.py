@@ -45,7 +45,6 @@ if TYPE_CHECKING:
         Quarantined,
         Switch,
         Target,
-        Unverified,
         note_of,
     )
 else:
@@ -84,7 +83,6 @@ __all__ = [
     "State",
     "Switch",
     "Target",
-    "Unverified",
     "Usage",
     "When",
     "note_of",

@@ -23,7 +23,7 @@ def add_options(parser: Parser) -> None:
     parser.add_argument("--max-files", type=positive, metavar="N", help="until they hold no more than N files")
     parser.add_dry_run("go")
     parser.add_shared("--all-layers")
-    parser.add_places(homes=True)
+    parser.add_places(users=True)
     parser.add_form("--python", *CHANGING)
 
 

@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Final
 from cachectl.cli import output
 from cachectl.cli.call import Call
 from cachectl.cli.parser import CHANGING, Parser
-from cachectl.layers.base.texts import plural
 
 if TYPE_CHECKING:
     from cachectl.inspecting.verify import Verification
-    from cachectl.layers.base.facts import Finding, Unverified
+    from cachectl.layers.base.facts import Finding
 
 
 def add_options(parser: Parser) -> None:
@@ -20,14 +19,13 @@ def add_options(parser: Parser) -> None:
     parser.add_argument(
         "--quarantine", action="store_true", help="move damaged things to quarantine; cachectl restore restores them"
     )
-    parser.add_argument("--deep", action="store_true", help="also check bitcode with an installed llvm-dis")
-    parser.add_places(homes=True, root=True)
+    parser.add_places(users=True, root=True)
     parser.add_form(*CHANGING)
 
 
 def run(call: Call) -> int:
     with call.working("verifying"):
-        done = call.stack.verify(layers=call.options.layers, deep=call.options.deep, quarantine=call.options.quarantine)
+        done = call.stack.verify(layers=call.options.layers, quarantine=call.options.quarantine)
     return call.show(done, _show, lambda done: (FINDING_COLUMNS, done.findings))
 
 
@@ -49,12 +47,8 @@ def _show(done: Verification) -> None:
     if moved := sum(outcome.removed for outcome in done.outcomes or ()):
         output.show_lines([f"{moved} moved aside; cachectl restore lists and restores them"])
     warn_of_outcomes(done.outcomes or ())
-    if done.unverified:
-        output.warn(f"not checked: {'; '.join(map(_unverified, done.unverified))}")
-
-
-def _unverified(one: Unverified) -> str:
-    return f"{one.what} {plural(one.count, one.thing)}" + (f" ({one.remedy})" if one.remedy else "")
+    for layer, content in (done.not_checked or {}).items():
+        output.warn(f"{layer}: not checked: {content}")
 
 
 def show_findings(

@@ -161,11 +161,14 @@ def _served_by(kernel: KernelTrace) -> str:
     return kernel.served_by or ("compiled" if kernel.compiled else output.DASH)
 
 
-def _forecast(warm: Forecast, wall: float) -> str:
+def _forecast(warm: Forecast, done: Trace) -> str:
+    off = [f"; {layer.layer} is {layer.state}" for layer in done.layers if layer.state in ("disabled", "closed")]
+    end = "".join(off)
     if not warm.saves and not warm.at_least:
-        return f"it took {wall:.2f} s, and no lookup missed"
+        return f"it took {done.wall_seconds:.2f} s, and no lookup missed{end}"
     about = "at least" if warm.at_least else "about"
-    return f"it took {wall:.2f} s; with every cache filled, {about} {warm.saves:.2f} s less: {warm.seconds:.2f} s"
+    less = f"{about} {warm.saves:.2f} s less: {warm.seconds:.2f} s"
+    return f"it took {done.wall_seconds:.2f} s; with every cache filled, {less}{end}"
 
 
 def _show_comparison(found: Comparison) -> None:
@@ -191,12 +194,15 @@ def _show(done: Trace, *, all_layers: bool) -> None:
     shown = [layer for layer in done.layers if all_layers or layer.hits or layer.misses or layer.stores]
     if shown:
         output.show_errors(_table(COLUMNS, shown))
-    output.show_errors(output.more_layers(len(done.layers) - len(shown), shown, "no use seen"))
+    stopped = [layer for layer in done.layers if layer.state is not None]
+    named = {layer.layer for layer in (*shown, *stopped)}
+    output.show_errors(f"{layer.layer}: {layer.state} ({layer.state_why})" for layer in stopped)
+    output.show_errors(output.more_layers(len(done.layers) - len(named), named, "no use seen"))
     for one in done.unwatched:
         output.show_errors([f"not counted, could not be watched: {one.command} (it used {', '.join(one.layers)})"])
     if done.summary is not None and done.summary.stages:
         output.show_errors(["", *_table(STAGE_COLUMNS, done.summary.stages)])
-        output.show_errors(["", _forecast(done.summary.warm, done.wall_seconds)])
+        output.show_errors(["", _forecast(done.summary.warm, done)])
         if done.summary.slowest:
             output.show_errors(["", *_table(SLOWEST_COLUMNS, done.summary.slowest)])
     if worth := [one for one in done.rebuilt if one.seconds >= _NOTABLE][:_MOST]:
