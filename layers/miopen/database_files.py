@@ -16,7 +16,7 @@ from cachectl.layers.base.errors import Damaged, Refused, Unreachable
 from cachectl.layers.base.facts import Note, Scope
 from cachectl.layers.base.texts import printable
 from cachectl.layers.miopen import kernel_db
-from cachectl.layers.miopen.places import kernel_key
+from cachectl.layers.miopen.kernel_db import kernel_key
 from cachectl.layers.miopen.system_kernels import MIOpenSystemKernels
 from cachectl.layers.miopen.system_tuning import MIOpenSystemTuning
 from cachectl.layers.miopen.tuning import PERF_DB_CREATE, PERF_TABLE, PROBLEM, MIOpenTuning

@@ -77,6 +77,21 @@ def encode(data: bytes, schema: Schema = SCHEMA) -> tuple[object, ...]:
     return (packed, digest(data), len(data)) if len(packed) < len(data) else (data, digest(data), 0)
 
 
+def kernel_key(name: str, args: str) -> str:
+    """Return the part of a kernel's key that follows the file: ``NAME::ARGS``.
+
+    A name may contain ``::`` (``ns::kernel.cl.o``), so its ``%`` and ``:`` are written ``%25`` and ``%3A``. Arguments
+    are never changed.
+    """
+    return "::".join((name.replace("%", "%25").replace(":", "%3A"), args))
+
+
+def split_kernel_key(text: str) -> tuple[str, str]:
+    """Return name and arguments from the result of :func:`kernel_key`."""
+    name, _, args = text.partition("::")
+    return name.replace("%3A", ":").replace("%25", "%"), args
+
+
 class Unpacked(NamedTuple):
     """A kernel that MIOpen can load, with code and message of each difference from how MIOpen stores it."""
 

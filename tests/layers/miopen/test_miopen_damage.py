@@ -35,7 +35,7 @@ from cachectl.layers.base.facts import Ability, Entry, Housekeeping, Problem, Ro
 from cachectl.layers.base.selection import Selection
 from cachectl.layers.miopen import kernel_db
 from cachectl.layers.miopen.kernels import MIOpenKernels
-from cachectl.layers.miopen.system_kernels import MIOpenSystemKernels, lookup
+from cachectl.layers.miopen.system_kernels import MIOpenSystemKernels
 
 
 def test_system_kernels_are_read_and_refuse_the_rest(tmp_path: Path) -> None:
@@ -58,44 +58,6 @@ def test_system_kernels_are_read_and_refuse_the_rest(tmp_path: Path) -> None:
         layer.relocate(tmp_path)
     assert snapshot(tmp_path, times=True) == before
     assert os.listdir(path.parent) == ["gfx90a.kdb"]
-
-
-def tiers(tmp_path: Path) -> tuple[MIOpenKernels, MIOpenSystemKernels]:
-    environment = environment_of(tmp_path, MIOPEN_SYSTEM_DB_PATH=str(tmp_path / "db"))
-    return MIOpenKernels(environment), MIOpenSystemKernels(environment)
-
-
-def test_the_lookup_asks_user_then_device_then_architecture(tmp_path: Path) -> None:
-    user, system = tiers(tmp_path)
-
-    def found() -> str | None:
-        answer = lookup(user, system, "gfx90a6e", NAME, ARGS)
-        return None if answer is None else answer.data.decode()
-
-    assert found() is None
-    arch = store(tmp_path / "db" / "gfx90a.kdb", {(NAME, ARGS): packed(b"architecture")})
-    assert found() == "architecture"
-    store(arch.with_name("gfx90a6e.kdb"), {(NAME, ARGS): packed(b"device")})
-    assert found() == "device"
-    store(user_file(tmp_path), {(NAME, ARGS): packed(b"user")})
-    assert found() == "user"
-    store(user_file(tmp_path, "gfx90a68"), {(NAME, ARGS): packed(b"another device")})
-    assert found() == "user"
-
-
-def test_the_architecture_is_asked_only_where_the_device_has_no_file(tmp_path: Path) -> None:
-    user, system = tiers(tmp_path)
-    store(tmp_path / "db" / "gfx90a.kdb", {(NAME, ARGS): packed(CODE)})
-    store(tmp_path / "db" / "gfx90a6e.kdb", {})
-    assert lookup(user, system, "gfx90a6e", NAME, ARGS) is None
-
-
-def test_a_damaged_user_row_hides_a_good_system_row(tmp_path: Path) -> None:
-    user, system = tiers(tmp_path)
-    store(tmp_path / "db" / "gfx90a.kdb", {(NAME, ARGS): packed(CODE)})
-    store(user_file(tmp_path), {(NAME, ARGS): (bz2.compress(CODE), "0" * 32, len(CODE))})
-    with pytest.raises(Damaged, match="md5"):
-        lookup(user, system, "gfx90a6e", NAME, ARGS)
 
 
 GOOD = packed(CODE)
@@ -146,7 +108,6 @@ def test_a_quote_is_a_problem_of_its_row(tmp_path: Path) -> None:
     store(user_file(tmp_path), {("it's.cl.o", ""): GOOD, (NAME, ARGS): GOOD})
     layer = MIOpenKernels(environment_of(tmp_path))
     assert len(list(layer.entries())) == 2
-    assert problems(layer) == ["quote"]
     assert findings(layer) == [("quote", Severity.FAILS)]
     key = key_of(f"{VERSION}/gfx90a6e.ukdb", "it's.cl.o", "")
     assert layer.clear(layer.plan_clear(Selection(key=key))).removed == 1
@@ -167,13 +128,19 @@ def test_unusable_files_are_problems(tmp_path: Path) -> None:
     layer = MIOpenKernels(environment_of(tmp_path))
     found = [thing for thing in layer.scan(layer.roots()[0]) if isinstance(thing, Problem)]
     assert {(problem.path.name, problem.code) for problem in found} == {
-        ("gfx900_56.ukdb", "sqlite"),
-        ("gfx906_60.ukdb", "sqlite"),
-        ("gfx90878.ukdb", "columns"),
+        ("gfx900_56.ukdb", "unreadable"),
+        ("gfx906_60.ukdb", "unreadable"),
         ("gfx90a6e.ukdb", "sqlite"),
         ("gfx1030_36.ukdb", "sqlite"),
     }
-    assert {finding.severity for finding in layer.verify(layer.roots()[0])} == {Severity.FAILS}
+    judged = {Path(finding.key or "").name: finding for finding in layer.verify(layer.roots()[0])}
+    assert {name: (finding.code, finding.thing is not None) for name, finding in judged.items()} == {
+        "gfx900_56.ukdb": ("foreign", False),
+        "gfx906_60.ukdb": ("foreign", False),
+        "gfx90878.ukdb": ("columns", False),
+        "gfx90a6e.ukdb": ("damaged", True),
+        "gfx1030_36.ukdb": ("damaged", True),
+    }
     with pytest.raises(Damaged):
         layer.get(KEY)
 
@@ -190,21 +157,32 @@ def test_system_files_are_judged_by_their_header(tmp_path: Path) -> None:
     pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 333916279\n"
     (tmp_path / "db" / "gfx906.kdb").write_text(pointer)
     spoil(tmp_path / "db" / "gfx900.kdb", "CREATE TABLE other(x)")
-    user, system = tiers(tmp_path)
-    assert sorted(problems(system)) == ["sqlite", "too-small", "wal"]
+    system = MIOpenSystemKernels(environment_of(tmp_path, MIOPEN_SYSTEM_DB_PATH=str(tmp_path / "db")))
     assert sorted(findings(system)) == [
-        ("damaged", Severity.FAILS),
+        ("foreign", Severity.HARMLESS),
         ("too-small", Severity.RECOMPILES),
         ("wal", Severity.FAILS),
     ]
     (wal,) = (finding for finding in system.verify(system.roots()[0]) if finding.code == "wal")
     assert "journal_mode=delete" in wal.fix
     assert [entry.key for entry in system.entries()] == [key_of("gfx90a.kdb")]
-    # MIOpen takes the pointer for a missing file, and throws on a table that is missing.
-    assert lookup(user, system, "gfx906_60", NAME, ARGS) is None
-    with pytest.raises(Damaged):
-        lookup(user, system, "gfx900_56", NAME, ARGS)
     assert sorted(os.listdir(tmp_path / "db")) == ["gfx900.kdb", "gfx906.kdb", "gfx90a.kdb"]
+
+
+def test_every_truncation_is_found_and_none_ends_in_an_error(tmp_path: Path) -> None:
+    path = store(user_file(tmp_path), {(f"k{n}.s.o", ""): (os.urandom(3000), "0" * 32, 0) for n in range(9)})
+    whole = path.read_bytes()
+    layer = MIOpenKernels(environment_of(tmp_path))
+    things = []
+    for size in range(1, len(whole), 1999):
+        path.write_bytes(whole[:size])
+        list(layer.scan(layer.roots()[0]))
+        (finding,) = layer.verify(layer.roots()[0])
+        assert (finding.code, finding.severity) == ("damaged", Severity.FAILS), size
+        things += [finding.thing] if finding.thing is not None else []
+        assert things
+    assert layer.clear(layer.plan_removal(things[-1:])).skipped == ()
+    assert os.listdir(path.parent) == []
 
 
 def test_a_locked_file_is_a_problem_and_no_exception(tmp_path: Path) -> None:
@@ -212,7 +190,7 @@ def test_a_locked_file_is_a_problem_and_no_exception(tmp_path: Path) -> None:
     layer = MIOpenKernels(replace(environment_of(tmp_path), lock_timeout=0.05))
     with closing(sqlite3.connect(path)) as connection:
         connection.execute("BEGIN EXCLUSIVE")
-        assert problems(layer) == ["unreadable"]
+        assert problems(layer) == ["busy"]
         assert findings(layer) == [("unreadable", Severity.HARMLESS)]
 
 

@@ -10,11 +10,9 @@ import hashlib
 import os
 import sqlite3
 import subprocess
-import sys
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import pytest
 
@@ -23,14 +21,9 @@ from cachectl.layers.base.errors import Damaged, LayerError, Refused
 from cachectl.layers.base.facts import Artifact, Problem, Severity
 from cachectl.layers.base.selection import Selection
 from cachectl.layers.miopen import kernel_db
+from cachectl.layers.miopen.kernel_db import kernel_key, split_kernel_key
 from cachectl.layers.miopen.kernels import MIOpenKernels
-from cachectl.layers.miopen.merging import merge
-from cachectl.layers.miopen.places import kernel_key, split_kernel_key
-from cachectl.layers.miopen.system_kernels import MIOpenSystemKernels, lookup
-from cachectl.moving.installable import export_files
-
-if TYPE_CHECKING:
-    from homes import Home
+from cachectl.layers.miopen.system_kernels import MIOpenSystemKernels
 
 VERSION: Final = "3.3.0.a85ca8a54"
 ARGS: Final = " -DNS=a::b -mcpu=gfx90a"
@@ -115,53 +108,6 @@ def key_of(name: str, file: str = f"{VERSION}/gfx90a6e.ukdb") -> str:
     return f"{file}::{name}::{ARGS}"
 
 
-# ---------------------------------------------------------------------- a program that writes all the time
-
-#: Writes as fast as it can for some seconds, then keeps the database open.
-WRITING: Final = """
-import sqlite3, sys, time
-connection = sqlite3.connect(sys.argv[1], isolation_level=None)
-connection.execute("pragma journal_mode = wal")
-connection.execute("pragma synchronous = off")
-# As MIOpen stores a kernel again.
-again = "replace into kern_db({0}) select {0} from kern_db where kernel_name = 'plain.cl.o'".format(sys.argv[3])
-connection.execute(again)
-print("writing", flush=True)
-end = time.monotonic() + float(sys.argv[2])
-while time.monotonic() < end:
-    connection.execute(again)
-sys.stdin.read()
-"""
-
-
-@contextmanager
-def writing(path: Path, seconds: float) -> Iterator[None]:
-    """Have a program write to a database for some seconds, and then keep it open."""
-    command = [sys.executable, "-c", WRITING, str(path), str(seconds), ", ".join(kernel_db.SCHEMA.columns)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as program:
-        try:
-            assert program.stdout is not None
-            assert program.stdout.readline() == b"writing\n"
-            yield
-        finally:
-            program.kill()
-
-
-@pytest.mark.parametrize("verb", ["ls", "purge"])
-def test_a_database_that_is_being_written_is_waited_for(home: Home, verb: str) -> None:
-    path = user_file(home.path)
-    # To copy the large one takes longer than a tick of the clock of files.
-    large = CODE * 2000
-    store(path, {"large.cl.o": (large, md5(large), 0), "plain.cl.o": (BLOB, MD5, SIZE)})
-    with writing(path, 600):
-        busy = home.cachectl(verb, "miopen", "--wait", "0.3", check=False)
-    assert busy.returncode == 1
-    assert "written to all the time for more than 0.3 s" in busy.stderr
-    with writing(path, 1.5):
-        done = home.cachectl(verb, "miopen", "--wait", "60")
-    assert (done.returncode, done.stderr) == (0, "")
-
-
 # ---------------------------------------------------------------------- rows
 
 
@@ -171,15 +117,14 @@ def test_a_row_that_miopen_loads_is_no_damage(tmp_path: Path, values: Values, co
     layer = MIOpenKernels(environment_of(tmp_path))
     findings = list(layer.verify(layer.roots()[0]))
     assert [(finding.code, finding.severity) for finding in findings] == [(code, Severity.HARMLESS) for code in codes]
-    # Nothing that is removed as damaged.
+    # Nothing that could be removed as damaged.
     assert [finding.thing for finding in findings] == [None] * len(codes)
     got = layer.get(key_of("odd.cl.o"))
     assert got is not None
-    kernel = got.data
-    # What is exported is as MIOpen itself stores it.
-    done = export_files(environment_of(tmp_path), "db")
-    assert (done.failures, [file.entries for file in done.files]) == ((), [1])
-    assert stored(tmp_path / "db" / "gfx90a6e.kdb") == {"odd.cl.o": kernel_db.encode(kernel)}
+    # What is put is as MIOpen itself stores it.
+    assert layer.clear(layer.plan_clear()).removed == 1
+    layer.put(got.key, got)
+    assert stored(user_file(tmp_path)) == {"odd.cl.o": kernel_db.encode(got.data)}
 
 
 @pytest.mark.parametrize("values", THROWN.values(), ids=THROWN)
@@ -231,27 +176,6 @@ def test_kernels_with_colons_in_their_names_come_and_go(tmp_path: Path) -> None:
     assert (outcome.removed, outcome.skipped, outcome.failed) == (len(NAMES), (), ())
     assert stored(path) == {}
     assert layer.put_new(whole) == [True] * len(whole)
-    # Installed and merged under the same names, and found there.
-    export_files(environment, "system", Selection(key=artifact.key))
-    assert set(stored(tmp_path / "system" / "gfx90a6e.kdb")) == {"ns::name.cl.o"}
-    other = environment_of(tmp_path / "other", MIOPEN_SYSTEM_DB_PATH=str(tmp_path / "system"))
-    found = lookup(MIOpenKernels(other), MIOpenSystemKernels(other), "gfx90a6e", "ns::name.cl.o", ARGS)
-    assert found is not None
-    assert found.data == CODE + b"ns::name.cl.o"
-    into = store(tmp_path / "merged" / "gfx90a6e.ukdb", {"ns::name.cl.o": kernel_db.encode(CODE)})
-    (done,) = merge(environment, [str(path)], str(into)).files
-    assert [note.key for note in done.conflicts] == [f"ns%3A%3Aname.cl.o::{ARGS}"]
-
-
-def test_a_kernel_with_colons_in_its_name_is_purged(home: Home) -> None:
-    odd: dict[str, Values] = {"ns::name.cl.o": (BLOB, "0" * 32, SIZE)}
-    path = store(user_file(home.path), odd)
-    (finding,) = home.json("verify", "miopen", check=False)["findings"]
-    assert finding["fix"] == f"cachectl purge miopen --key '{key_of('ns%3A%3Aname.cl.o')}'"
-    export = export_files(home.environment(), "db")
-    assert [note.key for note in export.failures] == [f"ns%3A%3Aname.cl.o::{ARGS}"]
-    assert home.json("purge", "--damaged", "miopen")["total"]["removed"] == 1
-    assert stored(path) == {}
 
 
 def test_a_version_folder_with_a_colon_is_not_miopens(tmp_path: Path) -> None:
