@@ -91,7 +91,6 @@ LIMITS = [
     ("[prune]\nmax-size = 5\n", 2, "cannot read '5' as a size; write a number and B, K, M, G or T, such as 500M"),
     ("[prune]\nstale = 3\n", 2, "neither true nor false"),
     ("[prune]\nolder-than = 3\n", 2, "such as 30d"),
-    ('[prune.pocl]\nmax-files = "few"\n', 2, "no whole number"),
     ("[prune.pocl]\nolder-then = 3\n", 2, "no limit"),
     ("# Windows\r\n[prune.pocl]\r\nolder-then = 3\r\n", 3, "no limit"),
     ("prune = 3\n", 1, "a table; write [prune]"),
@@ -99,8 +98,7 @@ LIMITS = [
 DEFAULTS = [
     ("wait = 100000\n", 1, "not between 0 and 86400"),
     ("[verify]\nwait = true\n", 2, "True is no SECONDS"),
-    ('[verify]\ndeep = "maybe"\n', 2, "neither true nor false"),
-    ("[verify]\nquarantine = true\n", 2, "no option of verify that can be set; there are deep, wait"),
+    ("[verify]\nquarantine = true\n", 2, "no option of verify that can be set; there are wait"),
     ('python = ["python3"]\n', 1, "not absolute"),
     ("python = 3\n", 1, "a list of paths"),
 ]
@@ -126,13 +124,13 @@ def test_prune_needs_right_limits(home: Home, case: tuple[str, int, str]) -> Non
     refused(home, "prune", case)
 
 
-@pytest.mark.parametrize("case", [*GENERAL, *DEFAULTS[:4]])
+@pytest.mark.parametrize("case", [*GENERAL, *DEFAULTS[:3]])
 def test_a_command_needs_its_own_table(home: Home, case: tuple[str, int, str]) -> None:
     refused(home, "verify", case)
 
 
 def test_a_wrong_table_stops_no_other_command(home: Home) -> None:
-    write(home, "[verify]\ndeep = 3\n")
+    write(home, "[verify]\nwait = true\n")
     home.cachectl("report")
     assert home.cachectl("verify", check=False).returncode == 2
 

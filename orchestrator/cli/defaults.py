@@ -21,7 +21,7 @@ LIMITED: Final = "prune"
 #: Options whose default can be set. Those that give consent, select entries or name a file are for one call only.
 SETTABLE: Final = frozenset(
     {
-        *(*GENERAL, "by", "deep", "explain", "kernels", "layer", "limit", "max-size", "neighbours", "prove", "rounds"),
+        *(*GENERAL, "by", "explain", "kernels", "layer", "limit", "max-size", "neighbours", "prove", "rounds"),
         *("scratch", "shell", "sign", "sort"),
     }
 )

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 COMMANDS = {
     "report": ("report", "--neighbours"),
     "ls": ("ls",),
-    "verify": ("verify", "--quarantine"),
+    "verify": ("verify",),
     "doctor": ("doctor",),
     "purge": ("purge", "--all", "--dry-run"),
     "prune": ("prune", "--stale"),

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, NamedTuple
 import pytest
 
 from cachectl.layers.base.environment import Environment, user_state_folder
-from cachectl.layers.disk.trust import as_owner
 from cachectl.layers.host.pythons import RECORD, Record, candidates, look, pythons_of
 from cachectl.stack import Stack
 
@@ -285,16 +284,6 @@ def test_a_program_behind_a_link_of_another_user_is_not_started(prefix: Prefix, 
     assert list(candidates({"PATH": str(folder)})) == [folder / "python3"]
     os.lchown(middle, 65534, 65534)
     assert not list(candidates({"PATH": str(folder)}))
-
-
-@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="needs the superuser, who gives files away")
-def test_no_program_is_started_with_the_rights_of_two_users(home: Home, prefix: Prefix) -> None:
-    """A process whose real user is root can become root again."""
-    environment = user(home, prefix.python.parent)
-    os.chown(home.path, 65534, 65534)
-    with as_owner(home.path):
-        assert [python.path for python in pythons_of(environment)] == [environment.executable]
-    assert prefix.python.parent in {python.path.parent for python in pythons_of(environment)}
 
 
 @pytest.mark.parametrize("variable", ["VIRTUAL_ENV", "CONDA_PREFIX"])
