@@ -28,12 +28,10 @@ DOCUMENTS: Final = (
     "cachectl.inspecting.layers:Layers",
     "cachectl.config:Settings",
     "cachectl.clearing.purge:PurgeResult",
-    "cachectl.observing.trace:Trace",
-    "cachectl.timelines.compare:Comparison",
-    "cachectl.observing.bench:Bench",
+    "cachectl.watching.trace:Trace",
+    "cachectl.watching.bench:Bench",
     "cachectl.moving.exporting:Export",
     "cachectl.moving.importing:Import",
-    "cachectl.sharing.oci.image:ImageExport",
     "cachectl.sharing.pushing:Push",
     "cachectl.sharing.pulling:Pull",
     "cachectl.sharing.store:StoreListing",
@@ -42,7 +40,6 @@ DOCUMENTS: Final = (
     "cachectl.layers.miopen.exporting:FilesExport",
     "cachectl.layers.miopen.merging:Merge",
     "cachectl.cluster.rank_roots:MergedRoots",
-    "cachectl.homes.gathering:Homes",
 )
 
 #: What modules import for type checkers only.

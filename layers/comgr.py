@@ -71,6 +71,13 @@ class ComgrIndex(Index):
     shapes = (Shape((regex(re.escape(TIMESTAMP)),), folders=False),)
 
 
+class ComgrLookups(Lookups):
+    """LLVM opens the file of an entry, or maps it, and renames a temporary to a new one."""
+
+    files = EntryFiles()
+    mapped = LIBRARIES
+
+
 class ComgrCache(Layer):
     """Outputs of single commands of AMD's compiler: bitcode and code objects, one file each."""
 
@@ -88,7 +95,7 @@ class ComgrCache(Layer):
     @property
     def lookups(self) -> Lookups:
         """LLVM opens the file of an entry, or maps it, and renames a temporary to a new one."""
-        return Lookups(files=EntryFiles())
+        return ComgrLookups()
 
     # ------------------------------------------------------------------ where and whether
 

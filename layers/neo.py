@@ -329,6 +329,7 @@ class NeoLookups(Lookups):
     """
 
     files = EntryFiles()
+    mapped = LIBRARIES
     by = "the driver's own counters"
     variables: Mapping[str, str] = {"NEO_CACHE_STATS": "1"}
 

@@ -6,14 +6,18 @@ Sources: ``pyopencl/invoker.py``, ``pyopencl/scan.py``.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Final
 
 from cachectl.layers.base import facts
+from cachectl.layers.base.environment import release_of
 from cachectl.layers.base.facts import State, When
 from cachectl.layers.base.switches import diagnosed, forgetting, relative_cache_home
 from cachectl.layers.pytools import Dictionaries, PytoolsDictionaries
 
 VARIABLE: Final = "PYOPENCL_NO_CACHE"
+#: The first release that stores no invokers while it is switched off.
+_STORES_NOTHING_SINCE: Final = (2024, 2)
 #: Methods that remember the kernels they have compiled, with module and class.
 _MEMOS: Final = (
     ("elementwise", "ElementwiseKernel", "get_kernel"),
@@ -71,5 +75,9 @@ class PyOpenCLInvoker(PytoolsDictionaries):
         yield from relative_cache_home(self)
 
     def switched(self, *, on: bool) -> facts.Switch:
-        """Return PyOpenCL's one switch."""
-        return no_cache_switch(self.name, on=on)
+        """Return PyOpenCL's one switch; until 2024.1 it stores invokers all the same, which patches prevent here."""
+        switch = no_cache_switch(self.name, on=on)
+        release = release_of(self.environment.installed("pyopencl"))
+        if on or release is None or release >= _STORES_NOTHING_SINCE:
+            return switch
+        return replace(switch, patches=super().switched(on=False).patches)

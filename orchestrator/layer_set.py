@@ -51,7 +51,7 @@ class LayerSet:
             else:
                 from cachectl.layers.base.guard import guarded
 
-                self._layers[layer.name] = guarded(layer, self.environment)
+                self._layers[layer.name] = guarded(layer)
 
     def __iter__(self) -> Iterator[Layer]:
         return iter(self._layers.values())

@@ -26,15 +26,14 @@ if TYPE_CHECKING:
     from cachectl.layers.base.layer import Layer
     from cachectl.moving.exporting import Export
     from cachectl.moving.importing import Import, Trust
-    from cachectl.observing.bench import Bench, Step
-    from cachectl.observing.proof import Proof, Watch
-    from cachectl.observing.trace import Trace
     from cachectl.sharing.around import StoreUse
-    from cachectl.sharing.oci.image import ImageExport
     from cachectl.sharing.pulling import Pull
     from cachectl.sharing.pushing import Push
     from cachectl.sharing.store import SharedStore
     from cachectl.switching.run import Ran
+    from cachectl.watching.bench import Bench, Step
+    from cachectl.watching.proof import Proof, Watch
+    from cachectl.watching.trace import Trace
 
     #: Gets one line for each thing that a caller should know and that is no error.
     Notice = Callable[[str], None]
@@ -286,7 +285,7 @@ class Stack(LayerSet):
                 )
 
         def watch(watched: Iterable[Layer], left_out: frozenset[str]) -> Watch:
-            from cachectl.observing.proof import Watch
+            from cachectl.watching.proof import Watch
 
             return Watch(self, watched, left_out=left_out)
 
@@ -355,15 +354,13 @@ class Stack(LayerSet):
         changes, others = variables_for(chosen, on=True, root=start.root)
         return changes, (*notes, *start.lines, *others)
 
-    # ------------------------------------------------------------------ observing
+    # ------------------------------------------------------------------ watching
 
-    def trace(
-        self, command: Sequence[str], *, kernels: bool = False, explain: bool = False, notice: Notice = warn_user
-    ) -> Trace:
-        """Run a command and return what each layer did; with ``kernels`` every build, with ``explain`` every miss."""
-        from cachectl.observing.trace import trace
+    def trace(self, command: Sequence[str], *, explain: bool = False, notice: Notice = warn_user) -> Trace:
+        """Run a command and return what each layer did; with ``explain`` also why each lookup missed."""
+        from cachectl.watching.trace import trace
 
-        return trace(self, command, kernels=kernels, explain=explain, notice=notice)
+        return trace(self, command, explain=explain, notice=notice)
 
     def bench(
         self,
@@ -374,7 +371,7 @@ class Stack(LayerSet):
         show: Callable[[Step], None] = lambda _step: None,
     ) -> Bench:
         """Run a command with all caches cold, all warm, all off, and each off in turn; return the times it took."""
-        from cachectl.observing.bench import bench
+        from cachectl.watching.bench import bench
 
         return bench(command, self, rounds, notice=notice, show=show)
 
@@ -397,18 +394,6 @@ class Stack(LayerSet):
         from cachectl.moving.exporting import export
 
         return export(self, file, selection, layers=layers, sign=sign, force=force)
-
-    def export_image(
-        self, url: str, selection: Selection = ALL, *, layers: Iterable[str] = (), force: bool = False
-    ) -> ImageExport:
-        """Write the selected entries of the named layers, or of every clearable one, as the OCI image of a tag.
-
-        ``url`` is ``oci://HOST/NAME:TAG``. What an image of cachectl there lacks is added as one more layer; anything
-        else there is replaced only with ``force``.
-        """
-        from cachectl.sharing.oci.image import export_image
-
-        return export_image(self, url, selection, layers=layers, force=force)
 
     def import_bundle(self, file: str, trust: Trust, *, dry_run: bool = False, most: int = LARGEST_BUNDLE) -> Import:
         """Place the entries of a bundle of at most ``most`` bytes that can be hit here; existing entries stay.

@@ -101,6 +101,7 @@ DEFAULTS = [
     ("[verify]\nquarantine = true\n", 2, "no option of verify that can be set; there are wait"),
     ('python = ["python3"]\n', 1, "not absolute"),
     ("python = 3\n", 1, "a list of paths"),
+    ('[report]\nneighbours = "maybe"\n', 2, "neither true nor false"),
 ]
 
 

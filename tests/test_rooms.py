@@ -17,21 +17,16 @@ ALLOWED = {
     "layers.base": {"layers.base.facts", "layers.disk", "layers.formats", "layers.host", "layers.stores"},
     "layers": {"layers.base", "layers.disk", "layers.formats", "layers.host", "layers.inside", "layers.stores"},
     "": {
-        *("layers", "inspecting", "clearing", "switching", "observing", "moving", "cluster", "homes", "pages"),
-        *("sharing", "sharing.oci"),
+        *("layers", "inspecting", "clearing", "switching", "watching", "moving", "cluster", "pages", "sharing"),
     },
     "pages": {""},
     "inspecting": {"", "layers", "pages"},
     "clearing": {"", "layers", "inspecting", "switching"},
     "switching": {"", "layers"},
-    "observing": {"", "layers", "inspecting", "switching", "moving", "pages", "entry_files"},
-    "entry_files": {"", "layers"},
-    "timelines": {"", "layers", "observing", "moving"},
+    "watching": {"", "layers", "inspecting", "switching", "moving", "pages"},
     "moving": {"", "layers", "inspecting", "switching", "pages"},
     "cluster": {"", "layers", "inspecting", "clearing", "switching", "moving"},
-    "homes": {"", "layers", "inspecting"},
-    "sharing": {"", "layers", "inspecting", "switching", "moving", "sharing.oci"},
-    "sharing.oci": {"", "layers", "moving", "sharing", "switching"},
+    "sharing": {"", "layers", "inspecting", "switching", "moving"},
 }
 
 

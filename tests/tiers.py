@@ -12,7 +12,7 @@ TIERS: Final = {
     "hazard": "kills, faults and random worlds in large numbers",
     "upstream": "the test suites of pytools and PyOpenCL",
     "cluster": "MPI jobs, and a Slurm of one node",
-    "environment": "another driver, MPI, installer or scheduler than the test extra brings, or a browser",
+    "environment": "older libraries, another driver, MPI, installer or scheduler than the extra brings, or a browser",
     "thorough": "more cases of an ability that the default run tries once",
 }
 #: Fixtures that need what the test extra does not bring.

@@ -10,7 +10,7 @@ Subclass :class:`LayerConformance` in a test module, define ``make`` and ``seed`
             subprocess.run([sys.executable, "fill_my_cache.py"], env=dict(environment.variables), check=True)
 
 Each test gets a fresh home. ``seed`` must make at least two entries, preferably with the library itself. The layer is
-guarded like that of a plug-in, so an answer of the wrong type fails the test. The suite does not import pytest; it uses
+guarded like that of a plug-in. The suite does not import pytest; it uses
 plain assertions and the fixture ``tmp_path``.
 """
 
@@ -59,7 +59,7 @@ class LayerConformance(ABC):
 
     def guarded(self, environment: Environment) -> Layer:
         """Make the layer as cachectl uses the layers of plug-ins: each answer is checked."""
-        return guarded(self.make(environment), environment)
+        return guarded(self.make(environment))
 
     def seeded(self, tmp_path: Path) -> Layer:
         """Return the layer over a fresh home with content."""

@@ -77,6 +77,8 @@ class Store(ABC):
     environment: Environment
     #: Artifact forms that :meth:`write` takes; :meth:`read` gives the first.
     forms: tuple[str, ...]
+    #: What :meth:`verify` does not look at.
+    unchecked: str = ""
     #: Whether removing entries needs free disk space. Layers whose stores need none are cleared first.
     clearing_needs_room: ClassVar[bool] = False
 
@@ -211,10 +213,6 @@ class Store(ABC):
         for found in self.scan(root):
             if isinstance(found, Problem):
                 yield self.to_finding(root, found)
-
-    def examine(self, root: Root) -> Iterator[facts.Finding | facts.Unverified]:
-        """Verify a root, and yield what was not checked."""
-        yield from self.verify(root)
 
     @final
     def to_finding(self, root: Root, problem: Problem) -> facts.Finding:

@@ -9,12 +9,14 @@ from typing import Any, Final
 from weakref import WeakKeyDictionary
 
 from cachectl.layers.base import facts
-from cachectl.layers.base.environment import Environment
+from cachectl.layers.base.environment import Environment, release_of
 from cachectl.layers.base.facts import Condition, Severity, State
 from cachectl.layers.base.layer import Layer
 
 _TRUE: Final = frozenset({"y", "yes", "t", "true", "on", "1"})
 _FALSE: Final = frozenset({"n", "no", "f", "false", "off", "0"})
+#: The first releases that read the value of their variables.
+_BOOLEAN_SINCE: Final = {"loopy": (2025, 1), "pyopencl": (2024, 2)}
 
 
 def strtobool(value: str) -> bool | None:
@@ -25,12 +27,23 @@ def strtobool(value: str) -> bool | None:
     return False if lowered in _FALSE else None
 
 
+def _asks_only_whether_set(environment: Environment, distribution: str) -> bool:
+    """Return whether the installed release is off whenever a variable is set, whatever its value."""
+    release = release_of(environment.installed(distribution))
+    return release is not None and release < _BOOLEAN_SINCE.get(distribution, ())
+
+
 def switched_off(environment: Environment, distribution: str, variables: tuple[str, ...]) -> State | None:
     """Return the state from variables read with ``pytools.strtobool`` at import; ``None`` if none switches off."""
     for variable in variables:
         value = environment.get(variable)
         if value is None:
             continue
+        if not strtobool(value) and _asks_only_whether_set(environment, distribution):
+            why = (
+                f"{variable}={value}: {distribution} {environment.installed(distribution)} asks only whether it is set"
+            )
+            return State(Condition.DISABLED, why)
         verdict = strtobool(value)
         if verdict is None:
             why = f"{variable}={value!r} is not a boolean: import {distribution} raises ValueError; use 1, or unset it"
@@ -64,7 +77,10 @@ def diagnosed(layer: Layer, distribution: str, variables: tuple[str, ...]) -> It
     for variable in variables:
         value = layer.environment.get(variable)
         verdict = False if value is None else strtobool(value)
-        if verdict is None:
+        if value is not None and not verdict and _asks_only_whether_set(layer.environment, distribution):
+            outcome = f"switches {layer.title} off all the same: this release asks only whether it is set"
+            yield misread(layer, variable, Severity.RECOMPILES, outcome)
+        elif verdict is None:
             outcome = f"is not a boolean: import {distribution} raises ValueError"
             yield misread(layer, variable, Severity.FAILS, outcome)
         elif verdict:

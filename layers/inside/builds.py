@@ -1,7 +1,7 @@
 """Counts lookups and stores of PyOpenCL's binary cache, and times builds and first launches, inside the program.
 
 A trace copies this file beside its observer: it imports the standard library alone, and runs on Python 3.8. ``notes``
-is the ``Notes`` of :mod:`cachectl.observing.observer`.
+is the ``Notes`` of :mod:`cachectl.layers.inside.observer`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,9 @@ def watch(module: Any, notes: Any) -> None:
         watch_binaries(module, notes)
     else:
         watch_builds(module, notes)
-        notes.quietly(watch_launches, module, notes)
+        # Only the timeline lacks what these two cannot watch.
+        notes.fit("pyopencl (launches)", watch_launches, module)
+        notes.fit("pyopencl (drivers)", _watch_driver, module)
 
 
 def watch_binaries(module: Any, notes: Any) -> None:
@@ -39,22 +41,23 @@ def watch_binaries(module: Any, notes: Any) -> None:
     retrieve, create = module.retrieve_from_cache, module._create_built_program_from_source_cached  # noqa: SLF001
 
     @functools.wraps(retrieve)
-    def retrieve_and_note(cache_dir: Any, cache_key: Any) -> Any:
+    def retrieve_and_note(*arguments: Any, **options: Any) -> Any:
         start = notes.now()
-        found = retrieve(cache_dir, cache_key)
+        found = retrieve(*arguments, **options)
         about = getattr(_here, "about", {})
         event = "miss" if found is None else "hit"
+        folder, key = notes.quietly(_place, *arguments, **options) or ("", "")
         if found is None:
-            getattr(_here, "missed", []).append(os.path.join(str(cache_dir), str(cache_key)))
-        notes.add(event=event, layer="pyopencl", key=cache_key, **notes.timing(start), **about)
+            getattr(_here, "missed", []).append(os.path.join(folder, key))
+        notes.add(event=event, layer="pyopencl", key=key, **notes.timing(start), **about)
         # A program for several devices is a hit if the binaries of all devices are.
         _here.binary = event if getattr(_here, "binary", None) is None else min(_here.binary, event, key=_WORSE.index)
         return found
 
     @functools.wraps(create)
-    def create_and_note(ctx: Any, src: Any, *arguments: Any, **options: Any) -> Any:
+    def create_and_note(*arguments: Any, **options: Any) -> Any:
         _here.missed = []
-        made = create(ctx, src, *arguments, **options)
+        made = create(*arguments, **options)
         # The driver is asked for binaries when it has compiled.
         start = max([end for _, end in getattr(_here, "compiles", ())], default=notes.now())
         for folder in _here.missed:
@@ -68,10 +71,14 @@ def watch_binaries(module: Any, notes: Any) -> None:
     notes.put(module, "_create_built_program_from_source_cached", create_and_note)
 
 
+def _place(cache_dir: Any, cache_key: Any) -> tuple[str, str]:
+    """Return the folder and the key that a lookup was called with."""
+    return str(cache_dir), str(cache_key)
+
+
 def watch_builds(module: Any, notes: Any) -> None:
     """Time every build, and listen to the driver that builds, if a layer knows how."""
     listeners = notes.listeners()
-    notes.quietly(_watch_driver, module, notes)
 
     def building(kind: str, build: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(build)
@@ -81,7 +88,7 @@ def watch_builds(module: Any, notes: Any) -> None:
             about = _here.about = notes.quietly(_about, kind, arguments, options) or {}
             unknown = next(iter(listeners.values()), None)
             driver = listeners.get(about["platform"]) if "platform" in about else unknown
-            ticket = driver.listen() if driver else None
+            ticket = notes.quietly(driver.listen) if driver else None
             start = notes.now()
             failed = True
             try:
@@ -90,7 +97,8 @@ def watch_builds(module: Any, notes: Any) -> None:
                 return built
             finally:
                 when = notes.timing(start)
-                compiled, heard = driver.heard(ticket, kind, failed=failed) if driver else (None, False)
+                said = notes.quietly(driver.heard, ticket, kind, failed=failed) if driver and ticket else None
+                compiled, heard = said or (None, False)
                 outcome = {"failed": failed, "binary": _here.binary, "heard": heard, "compiled": compiled}
                 outcome["driver"] = driver.layer if driver else None
                 outcome["compiles"] = _here.compiles
@@ -131,12 +139,13 @@ def watch_launches(module: Any, notes: Any) -> None:
     launch = driver.enqueue_nd_range_kernel
 
     @functools.wraps(launch)
-    def launch_and_time(queue: Any, kernel: Any, *arguments: Any, **options: Any) -> Any:
+    def launch_and_time(*arguments: Any, **options: Any) -> Any:
+        kernel = arguments[1] if arguments[1:] else options.get("kernel")
         if getattr(kernel, "_cachectl_launched", False):
-            return launch(queue, kernel, *arguments, **options)
+            return launch(*arguments, **options)
         start = notes.now()
         try:
-            return launch(queue, kernel, *arguments, **options)
+            return launch(*arguments, **options)
         finally:
             name = notes.quietly(_mark_launched, kernel)
             if name is not None:

@@ -1,12 +1,13 @@
 """Counts lookups and stores of pytools' persistent dictionaries, inside the program that makes them.
 
 A trace copies this file beside its observer: it imports the standard library alone, and runs on Python 3.8. ``notes``
-is the ``Notes`` of :mod:`cachectl.observing.observer`.
+is the ``Notes`` of :mod:`cachectl.layers.inside.observer`.
 """
 
 from __future__ import annotations
 
 import functools
+import os
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -18,36 +19,43 @@ def watch(module: Any, notes: Any) -> None:
     """Count lookups on disk, and stores, of every persistent dictionary."""
     once, plain = module.WriteOncePersistentDict, module.PersistentDict
     missing = module.NoSuchEntryError
-    notes.put(plain, "fetch", _looking(notes, plain.fetch, missing))
-    if hasattr(once, "_fetch_uncached"):
-        # Lookups that its memory answers do not count.
-        notes.put(once, "_fetch_uncached", _looking(notes, once._fetch_uncached, KeyError))  # noqa: SLF001
-        notes.put(once, "fetch", _remembering(notes, once.fetch, missing))
-    else:
-        notes.put(once, "fetch", _looking(notes, once.fetch, missing))
-    notes.put(plain, "store", _storing(notes, plain.store))
-    notes.put(once, "store", _storing(notes, once.store))
+    # Lookups that its memory answers do not count. The second name is that of pytools until 2024.1.3.
+    uncached = "_fetch_uncached" if hasattr(once, "_fetch_uncached") else "_fetch"
+    watched = {
+        (plain, "fetch"): _looking(notes, plain.fetch, missing),
+        (once, uncached): _looking(notes, getattr(once, uncached), KeyError),
+        (once, "fetch"): _remembering(notes, once.fetch, missing),
+        (plain, "store"): _storing(notes, plain.store),
+        (once, "store"): _storing(notes, once.store),
+    }
+    for (owner, name), watching in watched.items():
+        notes.put(owner, name, watching)
 
 
-def _note(notes: Any, dictionary: Any, event: str, key: object, start: int, **more: object) -> None:
+def _note(notes: Any, event: str, call: tuple[Any, ...], options: dict[str, Any], start: int, **more: object) -> None:
+    """Note what a call of a dictionary's method did."""
     notes.add(
         event=event,
         layer="pytools",
         **notes.timing(start),
-        dictionary=notes.quietly(lambda: dictionary.identifier),
-        kernels=notes.quietly(kernels_of, key),
+        dictionary=notes.quietly(lambda: call[0].identifier),
+        kernels=notes.quietly(lambda: kernels_of(_key(call, options))),
         **more,
     )
 
 
+def _key(call: tuple[Any, ...], options: dict[str, Any]) -> Any:
+    return call[1] if call[1:] else options["key"]
+
+
 def _looking(notes: Any, fetch: Callable[..., Any], absent: type[Exception]) -> Callable[..., Any]:
     @functools.wraps(fetch)
-    def fetch_and_note(self: Any, key: Any) -> Any:
+    def fetch_and_note(*call: Any, **options: Any) -> Any:
         start = notes.now()
         outer = getattr(_here, "outer", None)
         found = "hit"
         try:
-            return fetch(self, key)
+            return fetch(*call, **options)
         except absent:
             found = "miss"
             raise
@@ -59,20 +67,20 @@ def _looking(notes: Any, fetch: Callable[..., Any], absent: type[Exception]) -> 
                 # It is noted when the key has been compared too.
                 outer.append(found)
             elif found:
-                _note(notes, self, found, key, start)
+                _note(notes, found, call, options, start)
 
     return fetch_and_note
 
 
 def _storing(notes: Any, store: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(store)
-    def store_and_note(self: Any, key: Any, *arguments: Any, **options: Any) -> Any:
+    def store_and_note(*call: Any, **options: Any) -> Any:
         start = notes.now()
-        before = notes.quietly(_changes, self)
-        value = store(self, key, *arguments, **options)
+        before = notes.quietly(_changes, call, options)
+        value = store(*call, **options)
         # A dictionary that is written once does not store a value again.
-        if before is None or notes.quietly(_changes, self) != before:
-            _note(notes, self, "store", key, start, bytes=notes.quietly(_newest, self))
+        if before is None or notes.quietly(_changes, call, options) != before:
+            _note(notes, "store", call, options, start, bytes=notes.quietly(_newest, call, options))
         return value
 
     return store_and_note
@@ -80,15 +88,15 @@ def _storing(notes: Any, store: Callable[..., Any]) -> Callable[..., Any]:
 
 def _remembering(notes: Any, fetch: Callable[..., Any], missing: type[Exception]) -> Callable[..., Any]:
     @functools.wraps(fetch)
-    def fetch_with_key(self: Any, key: Any) -> Any:
+    def fetch_with_key(*call: Any, **options: Any) -> Any:
         start = notes.now()
         outer = getattr(_here, "outer", None)
         noted: list[str] = []
         _here.outer = noted
-        before = notes.quietly(_lookups, self)
+        before = notes.quietly(_lookups, call)
         found = "hit"
         try:
-            return fetch(self, key)
+            return fetch(*call, **options)
         except missing:
             found = "miss"
             raise
@@ -97,29 +105,44 @@ def _remembering(notes: Any, fetch: Callable[..., Any], missing: type[Exception]
             # A dictionary that was opened before the trace began does not call the watched method.
             if noted:
                 found = noted[0]
-            elif before is None or notes.quietly(_lookups, self) == before:
+            elif before is None or notes.quietly(_lookups, call) == before:
                 found = ""
             if found:
-                _note(notes, self, found, key, start)
+                _note(notes, found, call, options, start)
 
     return fetch_with_key
 
 
-def _changes(dictionary: Any) -> int:
-    """Count the changes that a dictionary's connection has made."""
-    return int(dictionary.conn.total_changes)
+def _changes(call: tuple[Any, ...], options: dict[str, Any]) -> Any:
+    """Return what differs after a store: the count of a connection's changes, or what identifies the value's file."""
+    dictionary = call[0]
+    if hasattr(dictionary, "conn"):
+        return int(dictionary.conn.total_changes)
+    try:
+        file = os.stat(os.path.join(_folder(dictionary, _key(call, options)), "contents"))
+    except FileNotFoundError:
+        return ()
+    return file.st_ino, file.st_mtime_ns
 
 
-def _newest(dictionary: Any) -> int:
-    """Return the bytes of the value that a dictionary's connection has stored last."""
+def _newest(call: tuple[Any, ...], options: dict[str, Any]) -> int:
+    """Return the bytes of the value that a dictionary has stored last."""
+    dictionary = call[0]
+    if not hasattr(dictionary, "conn"):
+        return sum(item.stat().st_size for item in os.scandir(_folder(dictionary, _key(call, options))))
     newest = "SELECT length(key_value) FROM dict WHERE rowid = last_insert_rowid()"
     with dictionary.mutex:
         return int(dictionary.conn.execute(newest).fetchone()[0])
 
 
-def _lookups(dictionary: Any) -> int:
+def _folder(dictionary: Any, key: Any) -> str:
+    """Return the folder of an entry; pytools until 2024.1.3 has one for each."""
+    return str(dictionary._item_dir(dictionary.key_builder(key)))  # noqa: SLF001
+
+
+def _lookups(call: tuple[Any, ...]) -> int:
     """Count how often a write-once dictionary had to ask the disk."""
-    return int(dictionary._fetch.cache_info().misses)  # noqa: SLF001
+    return int(call[0]._fetch.cache_info().misses)  # noqa: SLF001
 
 
 def kernels_of(key: Any, depth: int = 3) -> list[str]:

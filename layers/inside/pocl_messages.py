@@ -1,7 +1,7 @@
 """Reads PoCL's messages about its cache during a build, inside the program that builds.
 
 A trace copies this file beside its observer: it imports the standard library alone, and runs on Python 3.8. ``notes``
-is the ``Notes`` of :mod:`cachectl.observing.observer`.
+is the ``Notes`` of :mod:`cachectl.layers.inside.observer`.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Listener:
         self._start = 0
         self._file: int | None = None
         self._own: int | None = None
-        self._filter: Any = None
+        self._filters: list[Any] = []
         self._begin()
         if hasattr(os, "register_at_fork"):
             os.register_at_fork(after_in_child=functools.partial(notes.quietly, self._forked))
@@ -121,24 +121,26 @@ class Listener:
     def _turn_on(self) -> bool:
         import ctypes
 
-        if self._filter is None:
-            self._filter = _filter_of_pocl(self._notes.quietly)
+        self._filters = self._filters or _filters_of_pocl(self._notes.quietly)
         # Elsewhere the stream is no variable.
         library = ctypes.CDLL(None)
-        if self._filter is None or self._filter.value or not hasattr(library, "gnu_get_libc_version"):
+        is_said = any(one.value for one in self._filters)
+        if not self._filters or is_said or not hasattr(library, "gnu_get_libc_version"):
             return False
         self._open(library)
         if self._file is None:
             return False
         stream = ctypes.c_void_p.in_dll(library, "stderr")
         self._own, stream.value = stream.value, self._file
-        self._filter.value = _ABOUT_LLVM
+        for one in self._filters:
+            one.value = _ABOUT_LLVM
         return True
 
     def _turn_off(self) -> None:
         import ctypes
 
-        self._filter.value = 0
+        for one in self._filters:
+            one.value = 0
         library = ctypes.CDLL(None)
         library.fflush(ctypes.c_void_p(self._file))
         stream = ctypes.c_void_p.in_dll(library, "stderr")
@@ -210,15 +212,19 @@ class Listener:
         self._begin()
 
 
-def _filter_of_pocl(quietly: Callable[..., Any]) -> Any:
-    """Return PoCL's variable for the messages to print; ``None`` if no PoCL is loaded, or it lacks the variable."""
+def _filters_of_pocl(quietly: Callable[..., Any]) -> list[Any]:
+    """Return the variable for the messages to print of each PoCL that is loaded and has one.
+
+    A wheel may bring a PoCL beside that of the system: which one builds a program does not show.
+    """
     import ctypes
 
     with open("/proc/self/maps", "rb") as maps:
         paths = {line.split(maxsplit=5)[5].rstrip(b"\n") for line in maps if b"/libpocl" in line}
-    libraries = (quietly(ctypes.CDLL, os.fsdecode(path)) for path in paths)
-    found = (quietly(ctypes.c_uint64.in_dll, library, "pocl_debug_messages_filter") for library in libraries)
-    return next((variable for variable in found if variable is not None), None)
+    libraries = [quietly(ctypes.CDLL, os.fsdecode(path)) for path in sorted(paths)]
+    found = [quietly(ctypes.c_uint64.in_dll, library, "pocl_debug_messages_filter") for library in libraries]
+    # Libraries of devices show the variable of the PoCL that they belong to.
+    return list({ctypes.addressof(variable): variable for variable in found if variable is not None}.values())
 
 
 class Messages:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 import sys
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
@@ -21,6 +22,9 @@ LIBRARY: Final = "PyOpenCL"
 #: Appended to the source. PoCL 7.2 and newer erase globals that nothing uses (commit e9113a7b1) before they store the
 #: program. OpenCL C 1.0 and 1.1 know neither ``static`` nor ``extern``.
 _CONSTANT: Final = "\n\n__constant int {tag} __attribute__((__used__)) = 0;\n"
+#: What a tag uses of PyOpenCL's module, and of its programs.
+_OF_MODULE: Final = ("link_program", "Kernel", "Error", "program_info", "program_kind", "kernel_info")
+_OF_PROGRAM: Final = ("build", "compile", "from_int_ptr", "int_ptr", "get_info")
 
 
 class Build(Protocol):
@@ -49,6 +53,21 @@ def can_tag() -> bool:
     return hasattr(sys.modules.get("pyopencl"), "Program")
 
 
+def misfit() -> str | None:
+    """Return what the loaded PyOpenCL lacks that a tag needs; ``None`` if it has all of it."""
+    from inspect import unwrap
+
+    import pyopencl
+
+    for owner, names in ((pyopencl, _OF_MODULE), (pyopencl.Program, _OF_PROGRAM)):
+        for name in names:
+            if not hasattr(owner, name):
+                return f"{LIBRARY} has no {name if owner is pyopencl else f'Program.{name}'}"
+    made = getattr(unwrap(pyopencl.Program.__init__), "__code__", None)
+    lacking = [name for name in ("_prg", "_context", "_source") if name not in getattr(made, "co_names", ())]
+    return f"its programs have no {lacking[0]}" if lacking else None
+
+
 def patches(tagger: Tagger) -> tuple[Patch, ...]:
     """Return the replacements for every function by which PyOpenCL builds programs from source."""
     return (
@@ -64,17 +83,27 @@ def _tagged_build(tagger: Tagger, build: Callable[..., object]) -> Callable[...,
         return build
 
     @wraps(build)
-    def build_tagged(program: Any, options: Any = None, *rest: object, **named: object) -> object:
-        source = _source_of(program)
-        due = tagger.layers_of(_platform_of(program))
-        if source is None or not due or _left_to_pyopencl(tagger, program):
-            return build(program, options, *rest, **named)
+    def build_tagged(program: Any, *arguments: Any, **named: Any) -> object:
+        try:
+            source = _source_of(program)
+            due = tagger.layers_of(_platform_of(program))
+            if not due or _left_to_pyopencl(tagger, program):
+                source = None
+        except Exception as error:  # noqa: BLE001 - of a PyOpenCL that is not as expected; the program's build goes on
+            warnings.warn(f"a build of {LIBRARY} gets no salt: {error!r}", RuntimeWarning, stacklevel=2)
+            source = None
+        if source is None:
+            return build(program, *arguments, **named)
         made = program._prg  # noqa: SLF001 - what the driver counts references to
         # Not every driver stores programs that are only compiled.
         with tagger.build(due if build.__name__ == "build" else set()) as built:
+            if "options" in named:
+                named["options"] = _with_macro(named["options"], built.tag)
+            else:
+                arguments = (_with_macro(next(iter(arguments), None), built.tag), *arguments[1:])
             try:
                 with _source_replaced(program, source, built.tag):
-                    return build(program, _with_macro(options, built.tag), *rest, **named)
+                    return build(program, *arguments, **named)
             finally:
                 if program._prg is not made:  # noqa: SLF001 - as above
                     built.program = _held(program)
@@ -108,11 +137,14 @@ def _tagged_link(tagger: Tagger, link: Callable[..., object]) -> Callable[..., o
 def _left_to_pyopencl(tagger: Tagger, program: Any) -> bool:
     """Return whether PyOpenCL is to store the build under its own key: it adds a constant itself for the driver."""
     import pyopencl
-    from pyopencl.characterize import has_src_build_cache
+    from pyopencl import characterize
 
-    if not tagger.refreshes() or program._prg is not None or pyopencl._PYOPENCL_NO_CACHE:  # noqa: SLF001 - as above
+    is_off = getattr(pyopencl, "_PYOPENCL_NO_CACHE", False)
+    if not tagger.refreshes() or program._prg is not None or is_off:  # noqa: SLF001 - as above
         return False
-    return not has_src_build_cache(program._context.devices[0])  # noqa: SLF001
+    # Until 2024.2.2 PyOpenCL stored the programs of every driver.
+    has_src_build_cache = getattr(characterize, "has_src_build_cache", None)
+    return has_src_build_cache is None or not has_src_build_cache(program._context.devices[0])  # noqa: SLF001
 
 
 def _held(program: Any) -> Any:

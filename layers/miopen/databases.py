@@ -59,6 +59,7 @@ class MIOpenDatabases(Rows):
 class MIOpenLookups(Lookups):
     """Old versions have a file for each kernel. Databases hold many entries."""
 
+    mapped = places.LIBRARIES
     files = EntryFiles(
         regex(r".*\.(?:u?kdb|u?db|txt)"), "no event says which records are read, or whether a lookup found one"
     )

@@ -9,12 +9,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from cachectl.layers.base import facts
 from cachectl.layers.base.errors import Busy, Damaged, LayerError, Unreachable
 from cachectl.layers.base.facts import Problem, Removable, Root, Severity
-from cachectl.layers.base.lazy import module, regex
+from cachectl.layers.base.lazy import regex
 from cachectl.layers.base.selection import Selection
 from cachectl.layers.formats import pocl_programs
 from cachectl.layers.formats.pocl_programs import BITCODE, MEMBERS, NO_PROGRAM
@@ -25,11 +25,6 @@ from cachectl.layers.pocl.roots import users_of
 from cachectl.layers.stores.archive import pack, unpack
 from cachectl.layers.stores.tree import Leaf, Tree
 from cachectl.layers.stores.tree_store import TreeStore
-
-if TYPE_CHECKING:
-    from cachectl.layers.formats import bitcode
-else:
-    bitcode = module("cachectl.layers.formats.bitcode")
 
 #: Seconds without change after which no compile can be using an entry: longer than any one compile.
 ENTRY_REST: Final = 600.0
@@ -43,6 +38,7 @@ class Programs(TreeStore):
     """A folder for each program, with its bitcode and the native code of its kernels."""
 
     forms = ("pocl-entry/1",)
+    unchecked = "machine code, and the records of LLVM bitcode"
 
     # ------------------------------------------------------------------ listing
 
@@ -240,15 +236,8 @@ class Programs(TreeStore):
     # ------------------------------------------------------------------ verify
 
     def verify(self, root: Root) -> Iterator[facts.Finding]:
-        """Check the structure of bitcode and native files: PoCL checks nothing, and a damaged one fails its program."""
-        for found in self.examine(root):
-            if isinstance(found, facts.Finding):
-                yield found
-
-    def examine(self, root: Root) -> Iterator[facts.Finding | facts.Unverified]:
-        """Verify, except machine code and the records of bitcode, which no tool or only LLVM's check."""
+        """Check that bitcode and native files are whole: PoCL checks nothing, and fails with a damaged one."""
         tree = self.tree(root)
-        natives = programs = 0
         for leaf in tree.scan():
             if isinstance(leaf, Problem):
                 yield self.to_finding(root, leaf)
@@ -256,16 +245,10 @@ class Programs(TreeStore):
             if leaf.orphan_rule is not None:
                 continue
             unread: dict[str, LayerError] = {}
-            damage = dict(self._damage(tree, leaf, unread))
-            for path, message in damage.items():
+            for path, message in self._damage(tree, leaf, unread):
                 yield self._damaged(root, leaf, path, message)
             for path, error in unread.items():
                 yield self.unreadable(root, f"{leaf.key}/{path}", error)
-            whole = [member.path for member in leaf.members if member.path not in damage.keys() | unread.keys()]
-            natives += sum(map(pocl_programs.is_native, whole))
-            programs += BITCODE in whole
-        yield facts.Unverified(self.name, "machine code of", natives, "native file")
-        yield facts.Unverified(self.name, "bitcode records of", programs, "program")
 
     def _damage(self, tree: Tree, leaf: Leaf, unread: dict[str, LayerError]) -> Iterator[tuple[str, str]]:
         """Yield the path and damage of each damaged file of a program; add unreadable files to ``unread``."""

@@ -17,7 +17,7 @@ from cachectl.layers.base.parts import Lookups, Portability, Tagging
 from cachectl.layers.base.switches import diagnosed, relative_cache_home, switched_off
 from cachectl.layers.host.drivers import find_drivers
 from cachectl.layers.pyopencl.parts import BinaryLookups, BinaryPortability, BinaryTagging
-from cachectl.layers.pyopencl.programs import BYPASSED_ON, STALE_LOCK, ProgramFolders
+from cachectl.layers.pyopencl.programs import STALE_LOCK, ProgramFolders, bypassed_on
 from cachectl.layers.pyopencl_invoker import VARIABLE, memo_patches, no_cache_switch
 from cachectl.layers.pytools import relocate_user_cache, user_cache_roots
 
@@ -70,12 +70,13 @@ class PyOpenCLBinaries(Layer):
             return State(Condition.ABSENT, "pyopencl is not installed here and has left no binaries")
         found = find_drivers(self.environment)
         drivers = tuple(dict.fromkeys(driver.maker for driver in found))
-        bypassed = [driver for driver in drivers if driver in BYPASSED_ON]
+        others = bypassed_on(self.environment)
+        bypassed = [driver for driver in drivers if driver in others]
         if not drivers:
             return State(Condition.UNKNOWN, "no OpenCL driver is registered here")
         if len(bypassed) == len(drivers):
             return State(Condition.BYPASSED, f"PyOpenCL leaves {' and '.join(bypassed)} to the driver's own cache")
-        used = [driver for driver in drivers if driver not in BYPASSED_ON]
+        used = [driver for driver in drivers if driver not in others]
         why = f"on for {' and '.join(used)}" + (f", but not {' and '.join(bypassed)}" if bypassed else "")
         files = dict.fromkeys(driver.file for driver in found if driver.maker in used)
         return State(Condition.ENABLED, why, tuple(files))

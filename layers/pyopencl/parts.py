@@ -13,7 +13,7 @@ from cachectl.layers.base.facts import Entry, Removable, Root
 from cachectl.layers.base.parts import Facts, Lookups, Portability, Tagging
 from cachectl.layers.disk.plain import read_plain
 from cachectl.layers.host.drivers import driver_libraries, opencl_drivers
-from cachectl.layers.pyopencl.programs import BYPASSED_ON, ProgramFolders
+from cachectl.layers.pyopencl.programs import ProgramFolders, bypassed_on
 
 #: The fact that names the folder which PyOpenCL adds with ``-I`` to the options of every build
 #: (``pyopencl/__init__.py``, ``_DEFAULT_INCLUDE_OPTIONS``), and so to every key that is made from options.
@@ -43,7 +43,8 @@ class BinaryPortability(Portability):
         """
         packages = {name: environment.installed(name) for name in ("pyopencl", "pytools")}
         names = sorted(opencl_drivers(environment))
-        several = any(len(driver_libraries(environment, name)) > 1 for name in names if name not in BYPASSED_ON)
+        kept = [name for name in names if name not in bypassed_on(environment)]
+        several = any(len(driver_libraries(environment, name)) > 1 for name in kept)
         drivers = None if several else ", ".join(names) or None
         return {
             "python": environment.python,

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from cachectl.layers.base import facts
+from cachectl.layers.base.environment import Environment, release_of
 from cachectl.layers.base.errors import Damaged, LayerError, Unreachable
 from cachectl.layers.base.facts import Problem, Root, Severity
 from cachectl.layers.base.lazy import module, regex
@@ -39,7 +40,9 @@ else:
 
 #: Platforms whose drivers cache source builds, so that PyOpenCL leaves its own cache alone
 #: (``pyopencl/characterize/__init__.py``, ``has_src_build_cache``).
-BYPASSED_ON: Final = frozenset({"PoCL", "NVIDIA"})
+_BYPASSED_ON: Final = frozenset({"PoCL", "NVIDIA"})
+#: The first release that does: 2024.2.2 still keeps the programs of every driver.
+_BYPASSES_SINCE: Final = (2024, 2, 3)
 _BASE: Final = regex(r"pyopencl-compiler-cache-v\d+-(?:uid\w+-)?py(?P<python>[\w.]+)")
 _FILES: Final = frozenset({"source.cl", "binary", "info"})
 _MEMBERS: Final = regex("source\\.cl|binary|info")
@@ -54,10 +57,25 @@ _LOCK: Final = "lock"
 _HEADER: Final = 1 << 26
 
 
+def bypassed_on(environment: Environment) -> frozenset[str]:
+    """Return the makers of the drivers whose programs PyOpenCL does not keep, by its release here.
+
+    Where an environment's own Python has no PyOpenCL, another known one may.
+    """
+    versions = [environment.installed("pyopencl")]
+    if versions == [None]:
+        from cachectl.layers.host.pythons import pythons_of
+
+        versions = [python.installed("pyopencl") for python in pythons_of(environment) if python.present]
+    releases = filter(None, map(release_of, versions))
+    return frozenset() if any(release < _BYPASSES_SINCE for release in releases) else _BYPASSED_ON
+
+
 class ProgramFolders(TreeStore):
     """A folder for each program, below a folder for each Python, which PyOpenCL locks with one lock file."""
 
     forms = ("pyopencl-binary/2",)
+    unchecked = "machine code, the records of LLVM bitcode, and binaries whose format only their driver knows"
 
     def possible_holder(self, lock: Path) -> str | None:
         """Return the words for who may hold a lock; ``None`` where nobody can."""
@@ -235,15 +253,8 @@ class ProgramFolders(TreeStore):
     # ------------------------------------------------------------------ verify
 
     def verify(self, root: Root) -> Iterator[facts.Finding]:
-        """Check that info is the pickle that PyOpenCL stores, and the structure of the binary."""
-        for found in self.examine(root):
-            if isinstance(found, facts.Finding):
-                yield found
-
-    def examine(self, root: Root) -> Iterator[facts.Finding | facts.Unverified]:
-        """Verify, except machine code, and binaries whose format only the driver knows."""
+        """Check that info is the pickle that PyOpenCL stores, and that the binary is whole if its kind is known."""
         tree = self.tree(root)
-        programs, unknown = 0, 0
         for leaf in tree.scan():
             if isinstance(leaf, Problem):
                 yield self.to_finding(root, leaf)
@@ -258,12 +269,6 @@ class ProgramFolders(TreeStore):
             finding = self._finding(root, leaf, binary, info)
             if finding is not None:
                 yield finding
-            elif device_binaries.is_known(binary):
-                programs += 1
-            else:
-                unknown += 1
-        yield facts.Unverified(self.name, "machine code of", programs, "binary program")
-        yield facts.Unverified(self.name, "the whole binary of", unknown, "program", "its format is not known")
 
     def _finding(self, root: Root, leaf: Leaf, binary: bytes, info: bytes | None) -> facts.Finding | None:
         """Return what is wrong with a program; its severity says what PyOpenCL does with it."""
@@ -290,7 +295,8 @@ class ProgramFolders(TreeStore):
         if (damage := device_binaries.damage(binary)) is not None:
             return device_binaries.Damage(f"binary: {damage.message}", damage.runs)
         if not device_binaries.is_known(binary):
-            used = [driver for driver in opencl_drivers(self.environment) if driver not in BYPASSED_ON]
+            bypassed = bypassed_on(self.environment)
+            used = [driver for driver in opencl_drivers(self.environment) if driver not in bypassed]
             # Every driver here returns known formats, so none of them made this.
             if used and set(used) <= device_binaries.KNOWN_DRIVERS:
                 return device_binaries.Damage(f"binary: is no program of {' or '.join(used)}")

@@ -150,12 +150,12 @@ def _missing(owns_identifier: Callable[[str], bool], fetch: Callable[..., object
     """Return a ``fetch`` that misses in the dictionaries that ``owns_identifier`` accepts, and works in others."""
 
     @wraps(fetch)
-    def fetch_elsewhere(dictionary: Any, key: object) -> object:  # noqa: ANN401 - a class of pytools
+    def fetch_elsewhere(dictionary: Any, *arguments: object, **options: object) -> object:  # noqa: ANN401 - pytools'
         if not owns_identifier(dictionary.identifier):
-            return fetch(dictionary, key)
+            return fetch(dictionary, *arguments, **options)
         from pytools.persistent_dict import NoSuchEntryError
 
-        raise NoSuchEntryError(key)
+        raise NoSuchEntryError(*arguments[:1])
 
     return fetch_elsewhere
 
@@ -174,9 +174,9 @@ def _replacing(owns_identifier: Callable[[str], bool], store: Callable[..., obje
     """Return a ``store`` that replaces the existing value, also in dictionaries that are written once."""
 
     @wraps(store)
-    def store_over(dictionary: Any, key: object, value: object, **options: object) -> object:  # noqa: ANN401 - as above
+    def store_over(dictionary: Any, key: object, value: object, *more: object, **options: object) -> object:  # noqa: ANN401 - as above
         if not owns_identifier(dictionary.identifier):
-            return store(dictionary, key, value, **options)
+            return store(dictionary, key, value, *more, **options)
         from inspect import unwrap
 
         from pytools.persistent_dict import PersistentDict

@@ -17,9 +17,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import Protocol
 
-    from cachectl.cluster.nodes import Nodes
     from cachectl.config import Config
-    from cachectl.homes import Account, Homes
     from cachectl.layers.base.environment import Environment
     from cachectl.layers.base.layer import Layer
     from cachectl.layers.base.selection import Selection
@@ -77,9 +75,6 @@ class Call:
             message = f"{where}: {error.strerror}; the working folder has gone or is closed to you, cd to another"
             raise CachectlError(message) from error
         here = Environment.here() if self._given is None else self._given
-        # The superuser's process opens nothing in the home of another user.
-        if self._home is not None and not self.changes_user:
-            here = replace(here, variables=self._home.variables, home=self._home.home)
         if (below := getattr(self.options, "below", None)) is not None:
             from cachectl.switching.run import environment_below
 
@@ -94,31 +89,15 @@ class Call:
 
     @property
     def changes_user(self) -> bool:
-        """Return whether the verb is to be carried out by children that become other users.
-
-        Raises :class:`CachectlError` if only the superuser could.
-        """
+        """Return whether the verb is about other users. Raises :class:`CachectlError` if only root could do that."""
         from cachectl.layers.base.errors import CachectlError
 
         given = vars(self.options)
-        if not any(map(given.get, ("home", "user", "all_users"))):
+        if not given.get("user") and not given.get("all_users"):
             return False
-        superuser = hasattr(os, "geteuid") and os.geteuid() == 0
-        if not superuser and given["home"] is None:
-            raise CachectlError("only the superuser can become other users; do it as root, or name one --home DIR")
-        return superuser
-
-    @cached_property
-    def _home(self) -> Account | None:
-        """The home that ``--home`` names, and its owner."""
-        folder = getattr(self.options, "home", None)
-        if folder is None:
-            return None
-        from pathlib import Path
-
-        from cachectl.homes import account_of_home
-
-        return account_of_home(Path(folder))
+        if not hasattr(os, "geteuid") or os.geteuid():
+            raise CachectlError("only root may become other users: sudo cachectl …")
+        return True
 
     def _python_paths(self, here: Environment) -> tuple[Path, ...]:
         """Return the interpreters named by ``--python``. Raises :class:`BadRequest` for one that does not answer."""
@@ -145,7 +124,7 @@ class Call:
         stack = Stack(self.environment)
         options = vars(self.options)
         # A verb about all layers is incomplete without them.
-        if options["verb"] not in _SHOWING_PLUGINS and not options.get("layers") and not options.get("mpi"):
+        if options["verb"] not in _SHOWING_PLUGINS and not options.get("layers"):
             for plugin in stack.broken:
                 output.warn(f"plug-in {plugin.name}: {plugin.why}")
         return stack
@@ -297,7 +276,7 @@ class Call:
         ``show`` prints it for people; ``table`` returns columns and rows, for the forms with a row on a line.
         """
         if self.form == "json":
-            self.show_json(done)
+            output.show_json(done)
         elif self.form == "table":
             show(done)
         elif table is None:
@@ -309,27 +288,3 @@ class Call:
             else:
                 output.show_json_lines(things)
         return 1 if done.failed else 0
-
-    def show_json(self, fact: object) -> None:
-        """Print what a verb returned as JSON, with ``--home`` as the document of one user."""
-        output.show_json(fact if self._home is None else self._in_home(fact, self._home))
-
-    def _in_home(self, fact: object, home: Account) -> Homes:
-        from cachectl.homes import Homes, InHome
-
-        return Homes(self.options.verb, (InHome(home.user, home.home, output.to_json(fact)),))
-
-    def over_nodes(self, act: Callable[[Nodes], T]) -> T:
-        """Call a function on all ranks of a job together; only the first rank shows a usage error."""
-        from cachectl.cluster.nodes import Nodes
-        from cachectl.cluster.stage import one_voice
-        from cachectl.layers.base.errors import BadRequest
-
-        with one_voice():
-            nodes = Nodes(self.stack, output.warn)
-        try:
-            return act(nodes)
-        except BadRequest:
-            if nodes.first:
-                raise
-            raise SystemExit(2) from None

@@ -12,8 +12,6 @@ import time
 import warnings
 from typing import Any
 
-from cachectl.layers.host.installing import command_to_install
-
 
 def main(count: int) -> None:
     """Compile and run the kernels, each of its own name and arithmetic."""
@@ -43,7 +41,7 @@ def _pocl_device(cl: Any) -> Any:  # noqa: ANN401 - PyOpenCL is imported by the 
     for platform in cl.get_platforms():
         if platform.name == "Portable Computing Language":
             return platform.get_devices()[0]
-    sys.exit(f"no PoCL is registered here; to add it: {command_to_install('pyopencl[pocl]')}")
+    sys.exit("no PoCL is registered here, the extra demo: pip install 'opencl-cachectl[demo]'")
 
 
 if __name__ == "__main__":

@@ -149,12 +149,12 @@ def _configure(call: Call, parse: Callable[[], Namespace]) -> None:
 
 
 def _runner(call: Call, parse: Callable[[], Namespace]) -> Callable[[Call], int]:
-    """Return the function that carries out a call: that of its verb, or the one for homes of other users."""
+    """Return the function that carries out a call: that of its verb, or the one for other users."""
     if call.changes_user:
-        from cachectl.cli import homes
+        from cachectl.cli import users
 
         # Each child reads the settings of its user.
-        return homes.run
+        return users.run
     _configure(call, parse)
     return verb_module(call.options.verb).run
 

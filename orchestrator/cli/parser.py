@@ -119,7 +119,6 @@ SHARED: Final[dict[str, dict[str, Any]]] = {
     # Words before -- that are no option: a command without --, with its own options.
     "unexpected": {"nargs": argparse.REMAINDER, "help": argparse.SUPPRESS},
     "--sign": {"metavar": "KEY", "help": "sign it with a key of OpenSSH; the signature is FILE.sig"},
-    "--mpi": {"action": "store_true", "help": "started by mpiexec: all nodes at once, shared roots counted once"},
     "--python": {"action": "append", "default": [], "metavar": "PATH", "help": _PYTHON},
     "--wait": {"type": _seconds, "metavar": "SECONDS", "help": _WAIT},
     "--shared": {"action": "store_true", "help": "also change a cache that other users can write: you trust them"},
@@ -199,21 +198,17 @@ class Parser(argparse.ArgumentParser):
         group.add_argument("--stale", action="store_true", help=stale)
         group.add_argument("--key", metavar="KEY", help="the entry of this key, or of the only one that begins so")
 
-    def add_places(self, *, homes: bool = False, root: bool = False) -> None:
+    def add_places(self, *, users: bool = False, root: bool = False) -> None:
         """Add options that name other places than those of this environment, of which one can be given."""
         where = self.add_mutually_exclusive_group()
         if root:
             below = "the layers as run --isolated=DIR and env --root DIR keep them under DIR"
             where.add_argument("--root", type=_place, dest="below", metavar="DIR", help=below)
-        if homes:
-            owner = "the home DIR with default variables; as the superuser, with the rights of its owner"
-            where.add_argument("--home", type=_place, metavar="DIR", help=owner)
-            named = "as the superuser, the home of this user, with his rights; may be repeated"
+        if users:
+            named = "as root: the caches of this user, with that user's rights; may be repeated"
             where.add_argument("--user", action="append", default=[], metavar="NAME", help=named)
-            everyone = "the same for all users (UID_MIN to UID_MAX of login.defs) whose home exists; not root"
+            everyone = "as root: the same for all users (UID_MIN to UID_MAX of login.defs) whose home exists"
             where.add_argument("--all-users", action="store_true", help=everyone)
-            limit = "how long one home may take (default: 600)"
-            self.add_argument("--time-limit", type=_seconds, metavar="SECONDS", help=limit)
 
     def add_trust(self, file: str) -> None:
         """Add the options that say why a bundle is trusted."""

@@ -21,7 +21,7 @@ from cachectl.inspecting.space import WORST_FIRST, Space, cached_usage, may_exis
 from cachectl.inspecting.verify import failure, findings
 from cachectl.layers.base.as_json import AsJson
 from cachectl.layers.base.environment import user_name
-from cachectl.layers.base.errors import FAILURES
+from cachectl.layers.base.errors import FAILURES, LayerError, PluginFailed
 from cachectl.layers.base.facts import Ability, Condition, Finding, Hazard, Root, Scope, Severity, Usage
 from cachectl.layers.base.texts import plural
 from cachectl.layers.disk.presence import nearest
@@ -109,18 +109,25 @@ def _fix_plugin(name: str) -> str:
 
 
 def _everything(layer: Layer, usage_of: UsageOf) -> Iterator[tuple[Identity, Finding]]:
+    found: list[tuple[Identity, Finding]] = []
+    errors: list[LayerError | OSError] = []
     try:
-        for finding in layer.diagnose():
-            # Layers that share a variable report its problem once.
-            yield (finding.code, finding.message, finding.fix), finding
+        # Layers that share a variable report its problem once.
+        found.extend(((finding.code, finding.message, finding.fix), finding) for finding in layer.diagnose())
     except FAILURES as error:
-        yield _own(failure(layer, Path("*"), error))
-    yield from _of_roots(layer, usage_of)
-    yield from map(_own, findings((layer,)))
+        errors.append(error)
+    found += _of_roots(layer, usage_of)
+    found += map(_own, findings((layer,)))
+    # The finding of a root that cannot be read names it.
+    known = any(finding.code == "unreadable" for _, finding in found)
+    unknown = (error for error in errors if isinstance(error, PluginFailed) or not known)
+    yield from (*found, *(_own(failure(layer, Path("*"), error)) for error in unknown))
 
 
 def _own(finding: Finding) -> tuple[Identity, Finding]:
-    return (finding.layer, finding.root, finding.key, finding.code, finding.message), finding
+    # Several attempts to read one thing fail with messages of their own.
+    message = None if finding.code == "unreadable" else finding.message
+    return (finding.layer, finding.root, finding.key, finding.code, message), finding
 
 
 def _of_roots(layer: Layer, usage_of: UsageOf) -> Iterator[tuple[Identity, Finding]]:

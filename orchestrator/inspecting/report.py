@@ -24,17 +24,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class RootReport:
-    """One root and what it holds; ``link_to`` is where it leads if it is itself a link.
-
-    ``nodes`` are the nodes of an MPI job that see it; ``None`` outside of a job.
-    """
+    """One root and what it holds; ``link_to`` is where it leads if it is itself a link."""
 
     root: Root
     exists: bool
     usage: Usage
     link_to: Path | None = None
-    nodes: tuple[str, ...] | None = None
-    as_json: ClassVar[AsJson] = AsJson(flat=("root", "usage"), optional=("nodes",))
+    as_json: ClassVar[AsJson] = AsJson(flat=("root", "usage"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,21 +122,17 @@ class ReportTotal:
 class Report:
     """The whole stack at one moment (epoch seconds).
 
-    ``leftovers`` are copies that killed commands left outside the roots; ``None`` if that cannot be known. ``nodes``
-    are the nodes of an MPI job, ``neighbours`` the caches of no layer, and ``pythons`` the sums by Python; ``None`` if
-    not requested.
+    ``leftovers`` are copies that killed commands left outside the roots; ``None`` if that cannot be known.
+    ``neighbours`` are the caches of no layer, and ``pythons`` the sums by Python; ``None`` if not requested.
     """
 
     generated: float
     layers: tuple[LayerReport, ...]
     broken: tuple[Broken, ...] = ()
     leftovers: tuple[Orphan, ...] | None = ()
-    nodes: tuple[str, ...] | None = None
     neighbours: tuple[Neighbour, ...] | None = None
     pythons: tuple[PythonShare, ...] | None = None
-    as_json: ClassVar[AsJson] = AsJson(
-        "cachectl/report/1", also=("total",), optional=("nodes", "neighbours", "pythons")
-    )
+    as_json: ClassVar[AsJson] = AsJson("cachectl/report/1", also=("total",), optional=("neighbours", "pythons"))
 
     @property
     def total(self) -> ReportTotal:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from cachectl.layers.base.as_json import AsJson
 from cachectl.layers.base.errors import FAILURES, LayerError, PluginFailed, reason_of
-from cachectl.layers.base.facts import Finding, Root, Severity, Unverified
+from cachectl.layers.base.facts import Finding, Root, Severity
 from cachectl.layers.disk.trust import closed_by_another
 
 if TYPE_CHECKING:
@@ -19,13 +18,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """The damage, and what was not checked."""
+    """The damage, and what was not checked by layer."""
 
     findings: tuple[Finding, ...]
-    unverified: tuple[Unverified, ...] | None = None
-    as_json: ClassVar[AsJson] = AsJson(
-        "cachectl/findings/1", optional=("unverified",), names={"unverified": "not_checked"}
-    )
+    not_checked: Mapping[str, str] | None = None
+    as_json: ClassVar[AsJson] = AsJson("cachectl/findings/1", optional=("not_checked",))
 
     @property
     def failed(self) -> bool:
@@ -39,35 +36,26 @@ def findings(layers: Iterable[Layer]) -> list[Finding]:
 
 
 def verify(layers: Iterable[Layer]) -> Verification:
-    """Verify every root of the given layers.
+    """Verify every root of the given layers."""
+    found: list[Finding] = []
+    not_checked: dict[str, str] = {}
+    for layer in layers:
+        try:
+            roots = layer.roots()
+        except FAILURES as error:
+            # No place is known: the layer as a whole failed.
+            found.append(failure(layer, Path("*"), error))
+            continue
+        for root in roots:
+            found += _findings_of(layer, root)
+            if layer.store.unchecked and root.exists:
+                not_checked[layer.name] = layer.store.unchecked
+    return Verification(tuple(found), not_checked)
 
-    Things of one layer that were not checked for the same reason are counted together.
-    """
-    found = [one for layer in layers for one in _examine(layer)]
-    counts: Counter[Unverified] = Counter()
-    for one in found:
-        if isinstance(one, Unverified):
-            counts[replace(one, count=0)] += one.count
-    return Verification(
-        tuple(one for one in found if isinstance(one, Finding)),
-        tuple(replace(one, count=count) for one, count in counts.items() if count),
-    )
 
-
-def _examine(layer: Layer) -> Iterator[Finding | Unverified]:
+def _findings_of(layer: Layer, root: Root) -> Iterator[Finding]:
     try:
-        roots = layer.roots()
-    except FAILURES as error:
-        # No place is known: the layer as a whole failed.
-        yield failure(layer, Path("*"), error)
-        return
-    for root in roots:
-        yield from _examine_root(layer, root)
-
-
-def _examine_root(layer: Layer, root: Root) -> Iterator[Finding | Unverified]:
-    try:
-        yield from layer.store.examine(root)
+        yield from layer.store.verify(root)
     except FAILURES as error:
         yield failure(layer, root.path, error)
 
@@ -77,6 +65,6 @@ def failure(layer: Layer, place: Path, error: LayerError | OSError) -> Finding:
     code, message, fix = "unreadable", reason_of(error), f"make {place} readable"
     if isinstance(error, PluginFailed):
         code, fix = "plugin", f"fix or uninstall the plug-in {layer.name}"
-    elif closed := closed_by_another(place, layer.environment.home_folder):
+    elif place.is_absolute() and (closed := closed_by_another(place, layer.environment.home_folder)):
         message, fix = f"{message}; it belongs to {closed.owner}", closed.fix
     return Finding(layer.name, place, None, Severity.FAILS, code, message, fix)

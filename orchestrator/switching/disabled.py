@@ -19,7 +19,7 @@ from cachectl.layer_set import LayerSet, part_of
 from cachectl.layers.base.errors import BadRequest, CachectlError, LayerError
 from cachectl.layers.base.facts import Condition, Patch, Switch
 from cachectl.layers.host.processes import Loaded, first_variables, libraries_here
-from cachectl.layers.inside.tagged_builds import LIBRARY, can_tag, patches
+from cachectl.layers.inside.tagged_builds import LIBRARY, can_tag, misfit, patches
 from cachectl.switching.isolated import (
     can_switch,
     make_folders,
@@ -91,9 +91,6 @@ def disabled(*layers: str | Iterable[str], strict: bool = True, refresh: bool = 
     switches = [switch for _, switch in judged.values() if switch is not None]
     held.update(_switched_along(stack, switches))
     salted = [layer for layer in chosen if held[layer.name].status == "salted"]
-    for module in {patch.module for switch in switches for patch in switch.patches} - sys.modules.keys():
-        if find_spec(module.partition(".")[0]) is not None:
-            import_module(module)
     for switch in switches:
         _drop_copies(switch)
     settings = _settings(switches, patches(SALTING) if salted else ())
@@ -174,7 +171,7 @@ def _judge(layer: Layer, loaded: Loaded, *, refresh: bool) -> tuple[Held, Switch
     off = layer.disable()
     if refresh and not _is_off(layer, off):
         refresher = layer.refresher()
-        if refresher is not None:
+        if refresher is not None and _misfit(refresher) is None:
             return Held("refreshed", "entries are not read, and new ones replace them"), refresher
     hold = _judge_off(layer, off, loaded)
     if refresh and hold.status != "on":
@@ -190,9 +187,32 @@ def _judge_off(layer: Layer, off: Switch, loaded: Loaded) -> Held:
         return _judge_latched(layer, loaded, why)
     if _is_off(layer, off):
         return Held("off", f"already off: {layer.state().why}")
+    if (lack := _misfit(off)) is not None:
+        return Held("on", f"{lack}, by which it would be switched off")
     if off.patches:
         return Held("off", "switched off in this process; no variable switches it off in child processes")
     return Held("off", f"switched off {off.takes_effect.value}")
+
+
+def _misfit(switch: Switch) -> str | None:
+    """Return what a library lacks that a switch changes in this process; ``None`` if it has all of it.
+
+    Libraries whose methods are replaced are imported.
+    """
+    for patch in switch.patches:
+        if patch.module not in sys.modules and find_spec(patch.module.partition(".")[0]) is None:
+            continue
+        try:
+            module = import_module(patch.module)
+        except ImportError as error:
+            return str(error)
+        owner = module if patch.owner is None else getattr(module, patch.owner, None)
+        if not callable(getattr(owner, patch.method, None)):
+            return f"{patch.module} has no {'.'.join(filter(None, (patch.owner, patch.method)))}"
+    for flag in switch.flags:
+        if flag.module in sys.modules and not hasattr(sys.modules[flag.module], flag.attribute):
+            return f"{flag.module} has no {flag.attribute}"
+    return None
 
 
 def _is_off(layer: Layer, off: Switch) -> bool:
@@ -214,6 +234,8 @@ def _judge_latched(layer: Layer, loaded: Loaded, why: str) -> Held:
         return Held("on", f"{why}; the layer does not name the OpenCL platforms whose builds could be salted")
     if not can_tag() or loaded.has(part.drivers) is False:
         return Held("on", f"{why}; {LIBRARY}, whose builds could be salted, is not what started it")
+    if (lack := misfit()) is not None:
+        return Held("on", f"{why}; builds cannot be salted, because {lack}")
     return Held(
         "salted",
         f"its driver has started, so every program that {LIBRARY} builds for it from source gets a unique constant "

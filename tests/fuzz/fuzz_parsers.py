@@ -26,14 +26,13 @@ from cachectl.layers.formats import (
     compute_cache,
     device_binaries,
     elf,
-    elf_checks,
     neo_binaries,
     opencl_source,
     pdict,
     pickles,
 )
 from cachectl.layers.mesa import entries as mesa_entries
-from cachectl.layers.mesa import indexes as mesa_files
+from cachectl.layers.mesa.formats import Database, Fossilize
 from cachectl.layers.miopen import kernel_db
 from cachectl.layers.miopen import names as miopen_names
 from cachectl.layers.pyopencl import info as pyopencl_info
@@ -112,7 +111,7 @@ def _archive(data: bytes) -> None:
 
 
 def _objects(data: bytes) -> None:
-    elf_checks.complaint(data)
+    elf.complaint(data)
     device_binaries.damage(data)
     if (file := elf.read_elf(data)) is not None:
         list(file.dynamic_strings())
@@ -130,7 +129,7 @@ def _neo(data: bytes) -> None:
 
 def _bitcode(data: bytes) -> None:
     bitcode.complaint(data)
-    bitcode.llvm_release(data)
+    bitcode.names(data, "k")
     assert set(bitcode.kernels(data) or ()) <= set(bitcode.function_names(data))
 
 
@@ -155,13 +154,13 @@ def _mesa_entry(data: bytes) -> None:
 
 
 def _mesa_index(data: bytes) -> None:
-    places = list(mesa_files.foz_places(data))
-    written = b"".join(map(mesa_files.foz_record, places))
-    assert len(written) <= len(data)
-    mesa_files.is_fossilize(data[:16])
-    mesa_files.db_number(data)
-    for place in mesa_files.db_places(data):
-        assert mesa_files.db_record(place) in data
+    for form in (Fossilize(), Database()):
+        head = data[: form.head]
+        form.complaint(head, head)
+        for place in form.places(data):
+            blob = form.blob(place, data[max(0, place.begin) :][: form.frame])
+            assert blob is None or blob.name.startswith(place.name)
+            assert blob is None or form.record(blob) in data
 
 
 PARSERS: Final[tuple[Callable[[bytes], None], ...]] = (

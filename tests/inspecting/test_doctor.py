@@ -176,7 +176,7 @@ class Sick(Layer):
 def test_a_plugin_that_fails_stops_neither_itself_nor_the_others(tmp_path: Path, failing: str) -> None:
     environment = environment_of(tmp_path, LOOPY_NO_CACHE="1")
     sick = type("Sick", (Sick,), {"failing": failing})(environment)
-    found = diagnosis((guarded(sick, environment), *Stack(environment, plugins=False))).findings
+    found = diagnosis((guarded(sick), *Stack(environment, plugins=False))).findings
     failed = only([finding for finding in found if finding.layer == "sick"], "plugin")
     assert failing in failed.message
     reported = {finding.code for finding in found if finding.layer == "sick"} - {"plugin"}
@@ -195,9 +195,7 @@ def test_a_plugin_that_fails_stops_neither_itself_nor_the_others(tmp_path: Path,
 def test_the_hazard_of_a_plugin_is_reported(tmp_path: Path) -> None:
     environment = environment_of(tmp_path, PMI_SIZE="2")
     hazard = Hazard(Severity.RISKS, "it was not made for this")
-    sick = type("Sick", (Sick,), {"among_ranks": hazard, "on_network": "nonsense"})(environment)
-    layer = guarded(sick, environment)
-    assert layer.on_network == Layer.on_network
+    layer = guarded(type("Sick", (Sick,), {"among_ranks": hazard})(environment))
     found = only(diagnosis((layer,)).findings, "ranks")
     assert found.message == "the ranks of this job share it: it was not made for this".replace("ranks", "2 ranks")
     assert found.fix.startswith("nothing moves it: ")

@@ -127,6 +127,17 @@ def test_folders_of_a_slip_of_sudo_are_given_back(open_home: Path, mode: int, co
 
 
 @pytest.mark.skipif(not ROOT, reason="only the superuser gives files away")
+def test_a_root_below_a_closed_folder_is_named_once(open_home: Path) -> None:
+    make(open_home / ".cache")
+    os.chown(open_home, NOBODY, NOBODY)
+    (open_home / ".cache").chmod(0o700)
+    user = ("setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups")
+    found = [one for one in asked(open_home, user, "doctor", "pyopencl", "mesa", "neo") if one["code"] == "unreadable"]
+    assert {one["fix"] for one in found} == {f"sudo chown -R {user_name(NOBODY)} {open_home / '.cache'}"}
+    assert len({one["root"] for one in found}) == len(found) >= 3
+
+
+@pytest.mark.skipif(not ROOT, reason="only the superuser gives files away")
 def test_what_another_user_closes_outside_the_home_is_left_to_him(open_home: Path) -> None:
     root = open_home / "theirs" / "pocl"
     make(root / "AB", open_home / "mine")

@@ -347,7 +347,7 @@ def test_the_command_carries_and_names(home: Home) -> None:
 
 def test_a_trace_infers_from_entries_that_appear(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where file events cannot be had."""
-    monkeypatch.setattr("cachectl.entry_files.events.Inotify", no_file_events)
+    monkeypatch.setattr("cachectl.watching.events._Inotify", no_file_events)
     fill(home.path / ".cache" / "comgr")
     key = name_of("new")
     copy = f'cp "$HOME/.cache/comgr/{name_of("spirv")}" "$HOME/.cache/comgr/{key}"'

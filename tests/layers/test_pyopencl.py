@@ -143,6 +143,28 @@ def test_the_state_depends_on_the_drivers(
     assert layer.state().condition is condition
 
 
+@pytest.mark.parametrize(
+    ("release", "condition"),
+    [("2024.1", Condition.ENABLED), ("2024.2.2", Condition.ENABLED), ("2024.2.4", Condition.BYPASSED)],
+)
+def test_older_releases_keep_the_programs_of_every_driver(
+    layer: PyOpenCLBinaries, monkeypatch: pytest.MonkeyPatch, release: str, condition: Condition
+) -> None:
+    monkeypatch.setattr(pyopencl_cache, "find_drivers", lambda _environment: [Driver("PoCL", "", "")])
+    there = PyOpenCLBinaries(replace(layer.environment, installed=lambda _name: release))
+    assert there.state().condition is condition
+
+
+@pytest.mark.parametrize("value", ["0", "", "maybe"])
+def test_the_oldest_release_asks_only_whether_its_variable_is_set(layer: PyOpenCLBinaries, value: str) -> None:
+    variables = {**layer.environment.variables, "PYOPENCL_NO_CACHE": value}
+    there = PyOpenCLBinaries(replace(layer.environment, variables=variables, installed=lambda _name: "2024.1"))
+    assert there.state().condition is Condition.DISABLED
+    assert there.state().why.endswith("pyopencl 2024.1 asks only whether it is set")
+    (found,) = [finding for finding in there.diagnose() if finding.code == "variable"]
+    assert "switches PyOpenCL program binaries off all the same" in found.message
+
+
 def test_the_real_drivers_are_found(layer: PyOpenCLBinaries) -> None:
     assert "PoCL" in layer.state().why
 

@@ -87,7 +87,6 @@ def test_it_replaces_only_its_own_pages_and_goes_to_standard_output(home: Home) 
     ("words", "why"),
     [
         (("--bench", "x.json"), "--html FILE"),
-        (("--html", "page.html", "--mpi"), "leave out --mpi"),
         (("--html", "-", "--json"), "both write to standard output"),
         (("--html", "nowhere/page.html"), "the folder does not exist"),
         (("--html", "pocl"), "is a layer, not a FILE"),

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shutil
 import sys
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
+
+from cachectl.layers.inside import tagged_builds
 
 if TYPE_CHECKING:
     from conftest import Driver
@@ -314,3 +318,53 @@ def test_a_build_that_outlives_its_block_fails_with_its_own_error(home: Home, he
     assert "pocl keeps" in seen["left"]
     assert seen["raised"][0] == "RuntimeError"
     assert "nonsense" in seen["raised"][1]
+
+
+UNKNOWN_FORM = """
+import json, warnings
+import pyopencl as cl
+import loopy
+from binaries import device
+import cachectl
+from cachectl.switching.disabled import StillOn
+
+def build():
+    cl.Program(cl.Context([device()]), "__kernel void one(__global int *a) { a[0] = 1; }").build()
+
+build()
+del cl.link_program, loopy.CACHING_ENABLED
+try:
+    with cachectl.disabled("pocl", "loopy"):
+        pass
+except StillOn as error:
+    refused = error.layers
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    with cachectl.disabled("pocl", "loopy", strict=False) as held:
+        build()
+warned = [str(one.message) for one in caught]
+print(json.dumps({"refused": refused, "held": {name: hold.status for name, hold in held.items()}, "warned": warned}))
+"""
+
+
+def test_libraries_of_an_unknown_form_stay_on_and_are_named(home: Home) -> None:
+    """A layer whose library lacks what would be replaced or set is on: refused, or warned of, and builds go on."""
+    paths = os.pathsep.join(filter(None, [str(home.programs), home.variables.get("PYTHONPATH")]))
+    seen = json.loads(home.run(sys.executable, "-c", UNKNOWN_FORM, PYTHONPATH=paths).stdout)
+    assert seen["refused"]["pocl"].endswith("builds cannot be salted, because PyOpenCL has no link_program")
+    assert seen["refused"]["loopy"] == "loopy has no CACHING_ENABLED, by which it would be switched off"
+    assert seen["held"] == {"loopy": "on", "pocl": "on"}
+    assert sorted(line.split()[0] for line in seen["warned"]) == ["loopy", "pocl"]
+
+
+def test_a_build_that_cannot_be_tagged_is_left_alone() -> None:
+    def build(*arguments: object, **named: object) -> object:
+        return arguments, named
+
+    def layers_of(_platform: str) -> set[str]:
+        raise LookupError
+
+    patch, *_ = tagged_builds.patches(SimpleNamespace(layers_of=layers_of))
+    program = object()
+    with pytest.warns(RuntimeWarning, match="gets no salt"):
+        assert patch.replacement(build)(program, "-DA", devices=None) == ((program, "-DA"), {"devices": None})

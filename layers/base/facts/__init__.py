@@ -42,7 +42,6 @@ if TYPE_CHECKING:
         Patch,
         Plan,
         Switch,
-        Unverified,
         note_of,
     )
 else:
@@ -78,7 +77,6 @@ __all__ = [
     "Severity",
     "State",
     "Switch",
-    "Unverified",
     "Usage",
     "When",
     "note_of",

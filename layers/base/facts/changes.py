@@ -200,18 +200,3 @@ class Finding:
     fix: str
     thing: Removable | None = None
     as_json: ClassVar[AsJson] = AsJson(hidden=("thing",))
-
-
-@dataclass(frozen=True, slots=True)
-class Unverified:
-    """Content of a root that verify did not check: ``what`` of ``count`` things, each a ``thing``.
-
-    ``remedy`` says in a few words how to check it; it is empty if that is impossible.
-    """
-
-    layer: str
-    what: str
-    count: int
-    thing: str
-    remedy: str = ""
-    as_json: ClassVar[AsJson] = AsJson(blank_is_null=("remedy",))

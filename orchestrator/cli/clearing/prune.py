@@ -22,7 +22,7 @@ def add_options(parser: Parser) -> None:
     parser.add_argument("--max-size", metavar="SIZE", help="until the layers together hold no more than 500M, 2GiB")
     parser.add_dry_run("go")
     parser.add_shared("--verbose")
-    parser.add_places(homes=True)
+    parser.add_places(users=True)
     parser.add_form("--python", *CHANGING)
 
 

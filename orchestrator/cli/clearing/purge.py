@@ -23,8 +23,8 @@ def add_options(parser: Parser) -> None:
     parser.add_argument("--damaged", action="store_true", help=damaged)
     parser.add_dry_run("go")
     parser.add_shared("--verbose")
-    parser.add_places(homes=True)
-    parser.add_form("--mpi", *CHANGING)
+    parser.add_places(users=True)
+    parser.add_form(*CHANGING)
 
 
 def run(call: Call) -> int:
@@ -33,15 +33,9 @@ def run(call: Call) -> int:
         call.misuse("name the layers to purge, or use --all" if not given.all else "--all needs no LAYER")
     selected = call.selection()
     with output.working("purging"):
-        if given.mpi:
-            result = call.over_nodes(lambda nodes: nodes.purge(selected, given.layers, dry_run=given.dry_run))
-        else:
-            result = call.stack.purge(
-                selected, layers=given.layers, damaged=given.damaged, dry_run=given.dry_run, notice=output.warn
-            )
-    if result is None:
-        # Rank 0 shows it.
-        return 0
+        result = call.stack.purge(
+            selected, layers=given.layers, damaged=given.damaged, dry_run=given.dry_run, notice=output.warn
+        )
     missing = given.key is not None and result.found_nothing
     status = 1
     if not missing or call.form != "table":

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 def add_options(parser: Parser) -> None:
     parser.add_layers()
-    parser.add_places(homes=True)
+    parser.add_places(users=True)
     parser.add_form("--python")
 
 

@@ -19,7 +19,7 @@ def add_options(parser: Parser) -> None:
     parser.add_shared("--python", "--wait")
     parser.add_argument("--sort", choices=("size", "age", "used"), help="largest, oldest, or longest unused first")
     parser.add_argument("--limit", type=int, metavar="N", help="show no more than N entries")
-    parser.add_places(homes=True, root=True)
+    parser.add_places(users=True, root=True)
     parser.add_form().add_argument("-q", "--quiet", action="store_true", help="print nothing but keys")
     parser.epilog = "On a terminal the table shortens names and keys to fit; elsewhere they are whole."
 

@@ -13,7 +13,6 @@ from cachectl.layers.base.texts import plural
 if TYPE_CHECKING:
     from cachectl.inspecting.by_python import PythonShare
     from cachectl.inspecting.report import LayerReport, Report, RootReport
-    from cachectl.layers.base.facts import Root
     from cachectl.layers.host.neighbours import Neighbour
     from cachectl.moving.output_files import OutputFile
 
@@ -30,27 +29,19 @@ def add_options(parser: Parser) -> None:
     parser.add_argument("--bench", metavar="FILE", help="what bench --json wrote, for the page of --html")
     parser.add_argument("--trace", metavar="FILE", help="what trace --json wrote, for the page of --html")
     parser.add_force("a page of cachectl")
-    parser.add_places(homes=True, root=True)
-    parser.add_form("--python", "--mpi")
+    parser.add_places(users=True, root=True)
+    parser.add_form("--python")
     parser.epilog = "A LAYER that is named is shown as with -v."
 
 
 def run(call: Call) -> int:
     given = call.options
-    if given.mpi and (given.neighbours or given.by or given.html):
-        call.misuse("--neighbours, --by and --html are about one machine; leave out --mpi")
     if given.html is None and (given.bench or given.trace):
         call.misuse("--bench and --trace are for the page of --html FILE")
     page = None if given.html is None else _page_file(call)
     layers = given.layers
     with call.working("counting"):
-        if given.mpi:
-            report = call.over_nodes(lambda nodes: nodes.report(layers))
-        else:
-            report = call.stack.report(layers=layers, neighbours=given.neighbours, by_python=bool(given.by))
-    if report is None:
-        # Rank 0 shows it.
-        return 0
+        report = call.stack.report(layers=layers, neighbours=given.neighbours, by_python=bool(given.by))
     if page is not None:
         from cachectl.moving.whole_files import STREAM
 
@@ -189,9 +180,6 @@ def show_report(
     output.show_more_layers(len(report.layers) - len(shown), shown)
     if not report.complete:
         output.show_message("+: lower bound, -: unknown; the problems below say what could not be counted")
-    if report.nodes:
-        more = " …" if len(report.nodes) > output.MANY else ""
-        output.show_lines(["", f"{plural(len(report.nodes), 'node')}: {', '.join(report.nodes[: output.MANY])}{more}"])
     for line in _places(shown, home, verbose=verbose):
         output.show_message(line, indent="    ")
     for one in report.leftovers or ():
@@ -230,37 +218,25 @@ def _places(layers: Sequence[LayerReport], home: str, *, verbose: bool) -> Itera
         yield f"{layer.layer}: {layer.state.condition.value}, {layer.state.why}"
         for file in layer.state.drivers:
             yield f"  driver: {_short_home(file, home)}"
-        places: dict[Root, list[RootReport]] = {}
-        for root in layer.roots:
-            places.setdefault(root.root, []).append(root)
-        for number, alike in enumerate(places.values()):
-            if not number or any(map(_holds_anything, alike)):
-                yield _place(alike, home)
+        for number, root in enumerate(layer.roots):
+            if not number or _holds_anything(root):
+                yield _place(root, home)
         yield from (f"  {problem}" for problem in _problems(layer, home))
 
 
 def _problems(layer: LayerReport, home: str) -> Iterator[str]:
     yield from (f"problem: {failure}" for failure in layer.failures)
     for root in layer.roots:
-        where = f" (on {root.nodes[0]})" if root.nodes else ""
         for problem in root.usage.problems:
-            yield f"problem: {_short_home(str(problem.path), home)}: {problem.message}{where}"
+            yield f"problem: {_short_home(str(problem.path), home)}: {problem.message}"
 
 
-def _place(alike: Sequence[RootReport], home: str) -> str:
-    """Format a root once for all nodes that have one of their own there."""
-    first = alike[0]
-    orphans = sum(one.usage.orphan_files or 0 for one in alike)
-    nodes = tuple(dict.fromkeys(node for one in alike for node in one.nodes or ()))
-    notes = [first.root.source, *([] if any(one.exists for one in alike) else ["not there"])]
-    if len(nodes) > 1:
-        notes.append(f"{plural(len(nodes), 'node')}, {'shared' if len(alike) < len(nodes) else 'each its own'}")
-    else:
-        notes += nodes
-    notes += [] if first.link_to is None else [f"a link to {_short_home(str(first.link_to), home)}"]
-    orphan_bytes = output.size(sum(one.usage.orphan_bytes or 0 for one in alike))
-    notes += [f"{plural(orphans, 'orphan')}, {orphan_bytes}"] if orphans else []
-    return f"  {_short_home(str(first.root.path), home)}  ({'; '.join(notes)})"
+def _place(root: RootReport, home: str) -> str:
+    orphans = root.usage.orphan_files
+    notes = [root.root.source, *([] if root.exists else ["not there"])]
+    notes += [] if root.link_to is None else [f"a link to {_short_home(str(root.link_to), home)}"]
+    notes += [f"{plural(orphans, 'orphan')}, {output.size(root.usage.orphan_bytes or 0)}"] if orphans else []
+    return f"  {_short_home(str(root.root.path), home)}  ({'; '.join(notes)})"
 
 
 def _holds_anything(root: RootReport) -> bool:

@@ -8,16 +8,15 @@ from typing import TYPE_CHECKING, Final
 from cachectl.cli import output
 from cachectl.cli.call import Call
 from cachectl.cli.parser import Parser
-from cachectl.layers.base.texts import plural
 
 if TYPE_CHECKING:
     from cachectl.inspecting.verify import Verification
-    from cachectl.layers.base.facts import Finding, Unverified
+    from cachectl.layers.base.facts import Finding
 
 
 def add_options(parser: Parser) -> None:
     parser.add_layers()
-    parser.add_places(homes=True, root=True)
+    parser.add_places(users=True, root=True)
     parser.add_form("--wait")
 
 
@@ -40,12 +39,8 @@ FINDING_COLUMNS: Final[tuple[output.Column[Finding], ...]] = (
 
 def _show(done: Verification) -> None:
     show_findings(done.findings, "no damage found")
-    if done.unverified:
-        output.warn(f"not checked: {'; '.join(map(_unverified, done.unverified))}")
-
-
-def _unverified(one: Unverified) -> str:
-    return f"{one.what} {plural(one.count, one.thing)}" + (f" ({one.remedy})" if one.remedy else "")
+    for layer, content in (done.not_checked or {}).items():
+        output.warn(f"{layer}: not checked: {content}")
 
 
 def show_findings(findings: Sequence[Finding], nothing: str) -> None:

@@ -1,0 +1,325 @@
+"""Loaded into a traced interpreter: records the program's cache lookups, and where its start-up goes; changes nothing.
+
+This file is copied beside a ``sitecustomize.py`` and runs in any Python from 3.8 on, with or without cachectl, so it
+imports the standard library alone. A table beside it, written from the layers'
+:class:`cachectl.layers.base.parts.Lookups`, says what to watch. Each event is one line of JSON, appended to a file of
+this process, so that the events of a killed program are kept. An error in this file never reaches the program.
+
+Spans of work are written together, as they cost least: with the next event, after 64 of them, or with the first one
+after a tenth of a second, so a killed program loses no more.
+"""
+
+from __future__ import annotations
+
+import atexit
+import collections
+import contextlib
+import functools
+import importlib.util
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+#: The table, in the folder of this file.
+TABLE = "cachectl_watches.json"
+#: Variables in which launchers of MPI jobs pass on the rank.
+_RANKS = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID")
+#: Limits on the spans that wait to be written: their number, and nanoseconds since the last write.
+_MOST_WAITING = 64
+_LONGEST_WAIT = 100_000_000
+#: An encoder is not made for each event.
+_encode = json.JSONEncoder(default=str).encode
+#: Shorter work is not noted, in nanoseconds.
+_SHORTEST = 20_000
+#: The program may put a pipe or a link in the place of a file of ours.
+_NO_WAITING = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOFOLLOW", 0)
+
+
+class Notes:
+    """Records the events of one process, in a folder for each trace that it is part of.
+
+    The file is opened for each event, because a program may close files that it did not open, and reuse their numbers.
+    """
+
+    #: Monotonic nanoseconds, epoch seconds and nanoseconds; a program may replace the clocks of :mod:`time`.
+    now = staticmethod(time.monotonic_ns)
+    epoch = staticmethod(time.time)
+    epoch_ns = staticmethod(time.time_ns)
+
+    def __init__(self, folders: list[str], site: str, listeners: dict[str, tuple[str, str]]) -> None:
+        self.folders = folders
+        self._site = site
+        self._listeners = listeners
+        self._loaded: dict[str, Any] = {}
+        self._replaced: list[tuple[Any, str, Any]] = []
+        self._waiting: collections.deque[str] = collections.deque()
+        self._written = 0
+        self._pid = 0
+        #: Of each thread: the stages that are open, and the kernels that it has launched for the first time.
+        self.here = threading.local()
+        atexit.register(self.flush)
+
+    def load(self, file: str) -> Any:
+        """Execute a layer's file, once, and return the module."""
+        if file not in self._loaded:
+            spec = importlib.util.spec_from_file_location(file[:-3], os.path.join(self._site, file))
+            self._loaded[file] = module = importlib.util.module_from_spec(spec)  # type: ignore[arg-type]
+            spec.loader.exec_module(module)  # type: ignore[union-attr]
+        return self._loaded[file]
+
+    def listeners(self) -> dict[str, Any]:
+        """Return new listeners to drivers, by the name of the OpenCL platform that each driver offers."""
+        return {name: self.load(file).Listener(self, layer) for name, (layer, file) in self._listeners.items()}
+
+    def quietly(self, call: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+        """Call something, and return ``None`` if it fails."""
+        return _quietly(call, *arguments, **options)
+
+    def fit(self, library: str, watch: Callable[[Any, Notes], None], module: Any) -> None:
+        """Let a watcher replace functions of a library; if the library is another than expected, leave it as it was."""
+        before = len(self._replaced)
+        try:
+            watch(module, self)
+        except Exception as error:  # noqa: BLE001 - as in _quietly
+            self._restore(before)
+            self.add(event="failed", library=library, error=f"{type(error).__name__}: {error}")
+
+    def put(self, owner: Any, name: str, value: Any) -> None:
+        """Replace an attribute until :meth:`stop`."""
+        self._replaced.append((owner, name, vars(owner)[name]))
+        setattr(owner, name, value)
+
+    def stop(self) -> None:
+        """Restore the replaced attributes, and stop watching imports."""
+        self.flush()
+        atexit.unregister(self.flush)
+        self.folders = []
+        sys.meta_path[:] = [finder for finder in sys.meta_path if getattr(finder, "notes", None) is not self]
+        self._restore(0)
+
+    def _restore(self, left: int) -> None:
+        while len(self._replaced) > left:
+            setattr(*self._replaced.pop())
+
+    def add(self, **event: object) -> None:
+        """Append an event."""
+        self._wait(event)
+        self.flush()
+
+    def span(self, stage: str, start: int, **more: object) -> None:
+        """Append an event of a stretch of work that began at ``start`` (monotonic nanoseconds) and ends now."""
+        end = self.now()
+        if end - start < _SHORTEST:
+            return
+        self._wait({"event": "span", "stage": stage, **self.timing(start, end), **more})
+        if len(self._waiting) >= _MOST_WAITING or end - self._written > _LONGEST_WAIT:
+            self.flush()
+
+    def timing(self, start: int, end: int | None = None) -> dict[str, int]:
+        """Return the fields of an event that began at ``start`` (monotonic nanoseconds), and ends now by default."""
+        return {
+            "start": start,
+            "end": self.now() if end is None else end,
+            "thread": threading.get_native_id(),
+        }
+
+    def timed(
+        self,
+        function: Callable[..., Any],
+        stage: str,
+        about: Callable[..., dict[str, Any]] | None = None,
+        *,
+        outermost: bool = False,
+    ) -> Callable[..., Any]:
+        """Return a function whose calls are noted as spans, unless they are part of a span of the same stage.
+
+        With ``outermost`` they are noted only outside of every timed function.
+        ``about(value, *arguments, **options)`` returns more fields of the event.
+        """
+
+        @functools.wraps(function)
+        def call_and_time(*arguments: Any, **options: Any) -> Any:
+            stages = vars(self.here).setdefault("stages", set())
+            if stage in stages or (outermost and stages):
+                return function(*arguments, **options)
+            stages.add(stage)
+            value = None
+            start = self.now()
+            try:
+                value = function(*arguments, **options)
+                return value
+            finally:
+                stages.discard(stage)
+                more = _quietly(about, value, *arguments, **options) if about else None
+                self.span(stage, start, **{"name": function.__name__, **(more or {})})
+
+        return call_and_time
+
+    def begin(self) -> None:
+        """Record that this process is watched."""
+        self._introduce(os.getpid())
+        self.flush()
+
+    def flush(self) -> None:
+        """Write the events that wait."""
+        if self._pid != os.getpid():
+            # They are those of the process that forked.
+            return
+        self._written = self.now()
+        lines = []
+        with contextlib.suppress(IndexError):
+            while True:
+                lines.append(self._waiting.popleft())
+        for folder in self.folders if lines else ():
+            _quietly(_append, os.path.join(folder, f"{self._pid}.events"), "".join(lines))
+
+    def _wait(self, event: dict[str, object]) -> None:
+        pid = os.getpid()
+        if self._pid != pid:
+            self._introduce(pid)
+        line = _quietly(_encode, {"pid": pid, "at": self.epoch(), **event})
+        if line:
+            self._waiting.append(line + "\n")
+
+    def _introduce(self, pid: int) -> None:
+        self._pid = pid
+        self._waiting.clear()
+        self._wait(_started())
+
+
+def _started() -> dict[str, object]:
+    """Return the first event of a process."""
+    rank = next((os.environ[name] for name in _RANKS if os.environ.get(name, "").isdecimal()), None)
+    return {
+        "event": "started",
+        # sys.argv is not set yet when the observer is loaded.
+        "program": list(getattr(sys, "orig_argv", None) or sys.argv),
+        "host": os.uname().nodename if hasattr(os, "uname") else "",
+        "rank": None if rank is None else int(rank),
+        "monotonic": Notes.now(),
+        "epoch": Notes.epoch_ns(),
+    }
+
+
+class Lookout:
+    """A finder that finds no module itself: it wraps a library as soon as it has been executed, and times imports.
+
+    ``timed`` names packages. The import of each is noted, also inside another one, and that of their modules only
+    outside of them.
+    """
+
+    def __init__(
+        self, hooks: dict[str, list[Callable[[Any, Notes], None]]], timed: frozenset[str], notes: Notes
+    ) -> None:
+        self.hooks = hooks
+        self.timed = timed
+        self.notes = notes
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        """Find the library through the other finders, and wrap it after its loader has executed it."""
+        timed = name in self.timed or (name.partition(".")[0] in self.timed and not self._open())
+        if name not in self.hooks and not timed:
+            return None
+        begun = self.notes.now()
+        others = (finder for finder in sys.meta_path if finder is not self and hasattr(finder, "find_spec"))
+        spec = next(filter(None, (finder.find_spec(name, path, target) for finder in others)), None)
+        _quietly(self._wait_for, spec, begun if timed else None)
+        return spec
+
+    def _open(self) -> set[str]:
+        """Return the imports that this thread is in."""
+        open_here: set[str] = vars(self.notes.here).setdefault("imports", set())
+        return open_here
+
+    def _wait_for(self, spec: Any, begun: int | None) -> None:
+        execute = spec.loader.exec_module
+
+        @functools.wraps(execute)
+        def execute_and_wrap(module: Any) -> None:
+            if begun is None:
+                execute(module)
+            else:
+                self._open().add(spec.name)
+                try:
+                    execute(module)
+                finally:
+                    self._open().discard(spec.name)
+                    self.notes.span("import", begun, name=spec.name)
+            if spec.name in self.hooks:
+                self.wrap(spec.name, module)
+
+        spec.loader.exec_module = execute_and_wrap
+
+    def wrap(self, name: str, module: Any) -> None:
+        """Wrap a library each time it is executed."""
+        for hook in self.hooks[name]:
+            self.notes.fit(name, hook, module)
+
+
+def observe(folders: str, site: str) -> Notes:
+    """Wrap the libraries that are loaded now, and others when they are loaded; record events in each of the folders.
+
+    ``site`` is the folder of the table, and of the files that it names.
+    """
+    with open(os.path.join(site, TABLE), encoding="utf-8") as file:
+        table = json.load(file)
+    notes = Notes(folders.split(os.pathsep), site, table["listeners"])
+    notes.begin()
+    hooks: dict[str, list[Callable[[Any, Notes], None]]] = {}
+    for call in table["calls"]:
+        hooks.setdefault(call["module"], []).append(functools.partial(_watch_call, call))
+    for name, watcher in table["watchers"]:
+        hooks.setdefault(name, []).append(functools.partial(_watch_by, watcher))
+    lookout = Lookout(hooks, frozenset(table["imports"]), notes)
+    for name in hooks:
+        module = sys.modules.get(name)
+        # A lazy module is wrapped at its first use.
+        if module is not None and type(module).__name__ == "module":
+            lookout.wrap(name, module)
+    sys.meta_path.insert(0, lookout)
+    return notes
+
+
+def _watch_by(file: str, module: Any, notes: Notes) -> None:
+    notes.load(file).watch(module, notes)
+
+
+def _watch_call(call: dict[str, Any], module: Any, notes: Notes) -> None:
+    """Record each call of a function as a store, or as a lookup that returned or raised what means a miss."""
+    owner, _, name = call["function"].rpartition(".")
+    place = getattr(module, owner) if owner else module
+    absent = getattr(module, call["absent"]) if call["absent"] else ()
+    function = vars(place)[name]
+
+    @functools.wraps(function)
+    def call_and_note(*arguments: Any, **options: Any) -> Any:
+        start = notes.now()
+        try:
+            value = function(*arguments, **options)
+        except absent:
+            notes.add(event="miss", layer=call["layer"], **notes.timing(start))
+            raise
+        found = "hit" if value is not None or absent else "miss"
+        notes.add(event="store" if call["stores"] else found, layer=call["layer"], **notes.timing(start))
+        return value
+
+    notes.put(place, name, call_and_note)
+
+
+def _quietly(call: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+    try:
+        return call(*arguments, **options)
+    except Exception:  # noqa: BLE001 - a trace must never fail the program it looks at
+        return None
+
+
+def _append(path: str, line: str) -> None:
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | _NO_WAITING, 0o600)
+    try:
+        os.write(handle, line.encode(errors="surrogateescape"))
+    finally:
+        os.close(handle)
