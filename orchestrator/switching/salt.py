@@ -220,7 +220,7 @@ class Salting:
             self._built[salt].due.clear()
         return [
             f"{name} stored {count} of the salted builds without their names, so these entries may have stayed; "
-            f"cachectl ls {name} --sort age lists the candidates"
+            f"cachectl ls {name} lists the candidates"
             for name, count in sorted(lost.items())
             if any(self._has_recent(layer) for (known, _), layer in self._layers.items() if known == name)
         ]

@@ -179,7 +179,7 @@ def test_salted_builds_that_are_not_found_are_warned_of(home: Home) -> None:
     assert seen["left"][1] == 0
     ((line,), silent) = seen["warned"]
     assert line.startswith("pocl stored 2 of the salted builds without their names")
-    assert "cachectl ls pocl --sort age" in line
+    assert "cachectl ls pocl lists" in line
     assert silent == []
     assert seen["left"][0] > 0
 
