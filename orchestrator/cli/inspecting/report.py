@@ -194,7 +194,7 @@ def show_report(
         output.show_lines(["", f"{plural(len(report.nodes), 'node')}: {', '.join(report.nodes[: output.MANY])}{more}"])
     for line in _places(shown, home, verbose=verbose):
         output.show_message(line, indent="    ")
-    for one in report.leftovers or ():
+    for one in report.leftovers:
         where = _short_home(str(one.root / one.key), home)
         facts = f"{output.size(one.bytes)}, {output.age(one.modified, report.generated)} old"
         output.show_lines([""])

@@ -329,7 +329,7 @@ def test_an_error_of_the_layer_and_an_interruption_pass(kind: type, name: str) -
 
 
 #: A matter of the variables alone, and so of no time.
-SOON = {"roots", "state", "switched", "relocate", "required_roots", "refresher", "refusals", "elsewhere"}
+SOON = {"roots", "state", "switched", "relocate", "required_roots", "refusals", "elsewhere"}
 
 
 @pytest.mark.parametrize("name", sorted(SOON))
@@ -392,9 +392,9 @@ STRAY = replace(ENTRY, key="../outside")
         (Layer, "switched", replace(SWITCH, set={"A B;rm": "x"})),
         (Layer, "switched", replace(SWITCH, set={"A": "x\0y"})),
         (Layer, "relocate", replace(SWITCH, unset=frozenset({"P=Q"}))),
-        (Layer, "refresher", replace(SWITCH, clear_functions=(("a",),))),  # type: ignore[arg-type]
-        (Layer, "refresher", replace(SWITCH, reloads=("ab",))),  # type: ignore[arg-type]
-        (Layer, "refresher", replace(SWITCH, patches=(Patch("m", None, "f", None),))),  # type: ignore[arg-type]
+        (Layer, "switched", replace(SWITCH, clear_functions=(("a",),))),  # type: ignore[arg-type]
+        (Layer, "switched", replace(SWITCH, reloads=("ab",))),  # type: ignore[arg-type]
+        (Layer, "switched", replace(SWITCH, patches=(Patch("m", None, "f", None),))),  # type: ignore[arg-type]
     ],
 )
 def test_an_answer_that_no_annotation_forbids_is_wrong_too(kind: type, name: str, wrong: object) -> None:
